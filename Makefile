@@ -1,0 +1,111 @@
+# crust: every verb is one line that calls the real tool. `make help` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+# setup has an order, and tests share this machine's loop devices.
+.NOTPARALLEL:
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+# apt-get update is content with a failure to fetch, unless it is told not to be.
+APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o APT::Update::Error-Mode=any -o Dpkg::Use-Pty=0
+SOURCES := crust examples tests benchmarks
+CACHE := .cache
+
+# What the tests, the demo and the benchmarks need of the distribution; pinned by Debian 12 itself.
+PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs cpio lz4 zstd mount util-linux libblkid1
+
+# pytest keeps the directories of old runs; ours go with the run. Short, for the names of sockets below it.
+# A capability named in REQUIRED that this machine lacks fails the tests that need it; otherwise they skip.
+PYTEST = scratch=$$(mktemp -d /tmp/ct-XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
+	CRUST_REQUIRE=$(REQUIRED) $(WITHIN) $(PY) -m pytest --basetemp="$$scratch/t"
+
+# All that touches the host runs in a mount namespace of its own, so that a leak dies with it.
+PRIVATE := unshare --mount --propagation private
+
+.PHONY: help
+help: ## list the verbs
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# Said first, and not by the fifth tool that fails.
+.PHONY: root
+root:
+	@[ "$$(id -u)" = 0 ] || { echo "error: this verb mounts and attaches devices: run it as root" >&2; exit 1; }
+
+.PHONY: setup
+setup: packages $(VENV)/.done ## install all that the other verbs need (as root, Debian 12)
+
+.PHONY: packages
+packages:
+	@missing=$$(for p in $(PACKAGES); do dpkg-query -W -f='$${db:Status-Abbrev}' $$p 2>/dev/null | grep -q '^ii' || echo $$p; done); \
+	[ -n "$$missing" ] || exit 0; \
+	fail() { echo "error: $$*" >&2; exit 1; }; \
+	[ "$$(id -u)" = 0 ] || fail "packages are missing, and only root can install them:" $$missing; \
+	echo "installing:" $$missing; \
+	$(APT) update || fail "the package lists cannot be fetched: check the network and /etc/apt"; \
+	$(APT) install --no-install-recommends $$missing || fail "the packages cannot be installed, see above"
+
+# With no network pip says "no matching distribution", five retries later.
+$(VENV)/.done: pyproject.toml
+	@python3 -m venv $(VENV) && \
+	$(PIP) 'pip>=25.1' && $(PIP) --group dev --editable '.[kata-example]' && touch $@ || \
+	{ echo "error: $(VENV) cannot be filled, see above: check the network, and where pip looks for packages" >&2; exit 1; }
+
+.PHONY: guest
+guest: setup ## build the microVM's kernel and initramfs from the distribution's packages
+	$(PY) -m examples.kata.guest build
+
+.PHONY: demo
+demo: root guest ## the main job, told step by step on this machine (root)
+	$(PRIVATE) $(PY) -m examples.kata.demo
+
+test integration e2e: WITHIN = $(PRIVATE)
+test e2e: REQUIRED = mount,loop,vm
+integration: REQUIRED = mount,loop
+
+.PHONY: test
+test: root guest ## all tests, all their set-up included (root)
+	@$(PYTEST) tests
+
+.PHONY: unit
+unit: $(VENV)/.done ## the tests that need no root
+	@$(PYTEST) tests/unit
+
+.PHONY: integration
+integration: root setup ## the tests on real loop devices, mounts and sockets (root)
+	@$(PYTEST) tests/integration
+
+.PHONY: e2e
+e2e: root guest ## the tests that boot the microVM (root)
+	@$(PYTEST) tests/e2e
+
+.PHONY: lint
+lint: $(VENV)/.done ## ruff, mypy --strict, import-linter, codespell
+	$(VENV)/bin/ruff format --check $(SOURCES) specs
+	$(VENV)/bin/ruff check $(SOURCES) specs
+	$(VENV)/bin/mypy $(addprefix -p ,$(SOURCES))
+	$(VENV)/bin/mypy specs/generate.py
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/codespell $(SOURCES) docs specs deploy README.md CHANGELOG.md Makefile pyproject.toml
+
+.PHONY: fmt
+fmt: $(VENV)/.done ## format, and fix what can be fixed
+	$(VENV)/bin/ruff format $(SOURCES)
+	$(VENV)/bin/ruff check --fix $(SOURCES)
+
+.PHONY: proto
+proto: $(VENV)/.done ## generate crust/wire and the JSON schema from their sources
+	$(PY) specs/generate.py --into .
+
+.PHONY: check-generated
+check-generated: $(VENV)/.done ## prove that what is generated is current
+	$(PY) specs/generate.py --check
+
+.PHONY: bench
+bench: root guest ## measure, in one run and as ratios; writes docs/benchmarks.md and its plot
+	$(PRIVATE) $(PY) -m benchmarks
+
+.PHONY: clean
+clean: ## remove what the other verbs made in this directory
+	rm -rf $(VENV) $(CACHE) build dist *.egg-info
