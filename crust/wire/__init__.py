@@ -1,0 +1,1 @@
+"""Generated protobuf code: made by `make proto` from specs/proto, never edited."""

@@ -1,0 +1,81 @@
+"""Generates what is made from the contracts: crust/wire from the protos, the JSON schema from the record's model.
+
+`--into DIR` writes there, in the places that the checkout has. `--check` generates aside and compares with what is
+committed; exit code 1 names every file that differs.
+"""
+
+import argparse
+import filecmp
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROTO = ROOT / "specs" / "proto"
+SCHEMA = Path("specs/mountInfo.schema.json")
+
+
+def generate(into: Path) -> list[Path]:
+    """Write everything below `into`; returns the files, relative to it."""
+    sources = sorted(str(path.relative_to(PROTO)) for path in PROTO.rglob("*.proto"))
+    outputs = ("python_out", "grpc_python_out", "mypy_out", "mypy_grpc_out")
+    plugins = ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
+    programs = Path(sys.executable).parent
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "grpc_tools.protoc",
+            f"--proto_path={PROTO}",
+            *(f"--plugin={name}={programs / name}" for name in plugins),
+            *(f"--{output}={into}" for output in outputs),
+            *sources,
+        ],
+        check=True,
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+    )
+    from crust.handoff import mount_info
+
+    schema = into / SCHEMA
+    schema.parent.mkdir(parents=True, exist_ok=True)
+    schema.write_text(mount_info.json_schema())
+    made = sorted(path for path in (into / "crust" / "wire").rglob("*_pb2*.py*") if path.is_file())
+    made = [path for path in made if "__pycache__" not in path.parts]
+    return [path.relative_to(into) for path in (*made, schema)]
+
+
+def differing() -> list[Path]:
+    """Files whose committed content is not what would be generated, missing and surplus ones included."""
+    with tempfile.TemporaryDirectory() as directory:
+        into = Path(directory)
+        made = generate(into)
+        stale = [path for path in made if not _same(into / path, ROOT / path)]
+    committed = (ROOT / "crust" / "wire").rglob("*_pb2*.py*")
+    present = {path.relative_to(ROOT) for path in committed if "__pycache__" not in path.parts}
+    return stale + sorted(present - set(made))
+
+
+def _same(one: Path, other: Path) -> bool:
+    return other.exists() and filecmp.cmp(one, other, shallow=False)
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--into", type=Path)
+    what.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    if not arguments.check:
+        generate(arguments.into.resolve())
+        return 0
+    stale = differing()
+    for path in stale:
+        sys.stderr.write(f"{path} is not what its source generates; run `make proto`\n")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
