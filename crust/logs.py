@@ -1,0 +1,75 @@
+"""Logging: the standard library, one JSON and one console format, both to standard error.
+
+Messages are constant, what varies travels in `extra`, and the request id of the call that is being served is
+added by a filter. What may be logged of a message is decided in `crust.rpc.redaction`.
+"""
+
+import contextvars
+import json
+import logging
+import sys
+import time
+from typing import Any, Literal, TextIO
+
+Format = Literal["json", "console"]
+
+context: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar(
+    "context", default=None
+)
+"""Fields that every line within this context carries, e.g. the request id."""
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def extra_of(record: logging.LogRecord) -> dict[str, Any]:
+    """What a call gave in `extra`, and the context's fields."""
+    fields = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    return {**(context.get() or {}), **fields}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: time (UTC), level, logger, message, and the extra fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without a newline."""
+        line: dict[str, Any] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **extra_of(record),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class ConsoleFormatter(logging.Formatter):
+    """For a person at a terminal: time, level, message, key=value."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without a newline."""
+        fields = " ".join(f"{key}={_plain(value)}" for key, value in extra_of(record).items())
+        head = (
+            f"{self.formatTime(record, '%H:%M:%S')} {record.levelname[:4]:4} {record.getMessage()}"
+        )
+        line = f"{head}  {fields}" if fields else head
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _plain(value: object) -> str:
+    """On one line: a peer's text must not look like a line of ours."""
+    text = str(value)
+    return text if text.isprintable() else repr(text)
+
+
+def configure(*, level: str = "info", fmt: Format = "console", stream: TextIO = sys.stderr) -> None:
+    """Set the root logger up; called once per process, by its composition."""
+    handler = logging.StreamHandler(stream)
+    formatter: logging.Formatter = JsonFormatter() if fmt == "json" else ConsoleFormatter()
+    if fmt == "json":
+        formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())

@@ -1,0 +1,20 @@
+"""What crust counts, in Prometheus' words. Labels never hold ids, paths or anything of a user's.
+
+The names are a contract with operators' dashboards: docs/operations.md lists them.
+"""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+rpc_seconds = Histogram(
+    "crust_rpc_seconds",
+    "Time to answer an RPC.",
+    ("server", "rpc", "code"),
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120),
+)
+deferred_publishes = Counter(
+    "crust_volumes_published_with_deferred_ops_total",
+    "Volumes handed to a runtime handler instead of being mounted (KEP-2857).",
+    ("driver", "handler"),
+)
+deferred_volumes = Gauge("crust_deferred_volumes", "Entries in the handoff directory.", ("driver",))
+handlers = Gauge("crust_runtime_handlers", "Runtime handlers that hold a lease.")

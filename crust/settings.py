@@ -1,0 +1,176 @@
+"""Settings: one frozen model per program; defaults < TOML file < CRUST_* environment < flags.
+
+Unknown keys are refused. The merge is explicit and takes its sources as arguments, so a test never meets the
+environment it runs in. No settings object travels below a program's composition: constructors get the two or three
+values they need.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from crust import errors
+
+ENVIRONMENT_PREFIX = "CRUST_"
+
+CsiProfile = Literal["1.12", "1.13"]
+AbsolutePath = Annotated[str, Field(pattern=r"^/", max_length=4095)]
+SocketPath = Annotated[str, Field(pattern=r"^/", max_length=107)]
+MetricsAddress = Annotated[
+    str, Field(pattern=r"^$|^([0-9A-Za-z.-]+|\[[0-9a-f:.]+\]):[0-9]{1,5}$", max_length=261)
+]
+
+
+class BadSettings(errors.InvalidRequest):
+    """A setting is missing, unknown or not usable."""
+
+    def __init__(self, program: str, why: str) -> None:
+        super().__init__(
+            f"crust {program} cannot start", why=why, hint="see docs/operations.md, Settings"
+        )
+
+
+class ProgramSettings(BaseModel):
+    """What every daemon has."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """How much is told; one line per RPC at info."""
+
+    log_format: Literal["json", "console"] = "console"
+    """json for a log collector."""
+
+    metrics_address: MetricsAddress = ""
+    """Where Prometheus may read the metrics, host:port or [IPv6]:port; empty: nowhere. Nobody is asked who he is."""
+
+
+class ServedDriver(BaseModel):
+    """A driver whose CSI socket the proxy serves."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
+    """The driver's name, as GetPluginInfo tells it."""
+
+    socket: SocketPath
+    """What the CO calls, e.g. /var/lib/kubelet/plugins/<driver>/csi.sock."""
+
+    backend: SocketPath
+    """The shim's socket."""
+
+
+class ProxySettings(ProgramSettings):
+    """`crust proxy`."""
+
+    run_dir: AbsolutePath = "/run/crust"
+    """Holds the proxy's own sockets and locks; 0700."""
+
+    volumes_root: AbsolutePath = "/run/crust/volumes"
+    """The handoff directory. On a tmpfs: its entries are void after a reboot."""
+
+    target_roots: Annotated[tuple[AbsolutePath, ...], Field(min_length=1)] = ("/var/lib/kubelet",)
+    """Directories below which targets may be deferred: the kubelet's root."""
+
+    drivers: Annotated[tuple[ServedDriver, ...], Field(min_length=1)]
+    """One per CSI driver on the node."""
+
+    @pydantic.field_validator("drivers")
+    @classmethod
+    def _each_has_its_own(cls, drivers: tuple[ServedDriver, ...]) -> tuple[ServedDriver, ...]:
+        for kind in ("name", "socket", "backend"):
+            seen = [getattr(driver, kind) for driver in drivers]
+            if len(set(seen)) < len(seen):
+                raise ValueError(f"two drivers have the same {kind}")
+        return drivers
+
+    handler_grace_s: Annotated[float, Field(ge=0, le=60)] = 3.0
+    """After a start, how long a call waits for its handler to come back: handlers reconnect within a second."""
+
+
+class ShimSettings(ProgramSettings):
+    """`crust shim`."""
+
+    socket: SocketPath
+    """What the proxy calls."""
+
+    driver_socket: SocketPath
+    """The driver that is wrapped."""
+
+    runtime_socket: SocketPath = "/run/crust/runtime.sock"
+    """The proxy's Runtime API."""
+
+    csi_profile: CsiProfile = "1.12"
+    """Whether statistics carry the volume condition, which CSI 1.13 dropped."""
+
+
+class DriverSettings(ProgramSettings):
+    """`crust driver`."""
+
+    socket: SocketPath
+    """What the shim, or a CO, calls."""
+
+    state_dir: AbsolutePath = "/var/lib/crust/block"
+    """The pool: volumes and their records. Survives reboots."""
+
+    run_dir: AbsolutePath = "/run/crust/driver"
+    """What is void after a reboot."""
+
+    node_id: Annotated[str, Field(min_length=1, max_length=256)]
+    """This node's name for the CO."""
+
+    target_roots: Annotated[tuple[AbsolutePath, ...], Field(min_length=1)] = ("/var/lib/kubelet",)
+    """Directories below which volumes are staged and published."""
+
+    csi_profile: CsiProfile = "1.12"
+    """Which health capabilities are advertised."""
+
+    overcommit: Annotated[float, Field(ge=1, le=100)] = 1.0
+    """How much of the pool's room is promised to volumes: 1 means that every volume can be filled."""
+
+
+Settings = TypeVar("Settings", bound=ProgramSettings)
+
+
+def load(
+    model: type[Settings],
+    program: str,
+    *,
+    toml: str = "",
+    environ: Mapping[str, str],
+    flags: Mapping[str, Any],
+) -> Settings:
+    """Merge the sources and check the result; flags that are None were not given. Raises `BadSettings`.
+
+    `toml` is the file's text. Environment variables are CRUST_<SETTING> for simple values, comma-separated for lists;
+    nested settings come from the file or from flags.
+    """
+    try:
+        merged: dict[str, Any] = tomllib.loads(toml)
+    except tomllib.TOMLDecodeError as err:
+        raise BadSettings(program, f"the settings file is not TOML: {err}") from err
+    merged |= _from_environment(model, environ)
+    merged |= {name: value for name, value in flags.items() if value is not None}
+    try:
+        return model.model_validate(merged)
+    except pydantic.ValidationError as err:
+        raise BadSettings(program, _reasons(err)) from err
+
+
+def _from_environment(model: type[BaseModel], environ: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        text = environ.get(ENVIRONMENT_PREFIX + name.upper())
+        if text is None:
+            continue
+        is_list = "tuple" in str(field.annotation)
+        found[name] = tuple(part for part in text.split(",") if part) if is_list else text
+    return found
+
+
+def _reasons(err: pydantic.ValidationError) -> str:
+    lines = err.errors(include_url=False, include_context=False, include_input=False)
+    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in lines)

@@ -1,0 +1,273 @@
+"""The words of the trade as values: ids, paths, capabilities, usage, a deferred mount.
+
+No I/O and no wire types in here: `convert` modules turn protobuf into these at the edge, and every
+room below speaks in these. A value that exists is valid; whoever holds a `TargetPath` need not check
+it again, except for symbolic links, which only the moment of use can know (`crust.host.paths`).
+"""
+
+import enum
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import NewType, Self
+
+from crust import errors
+
+VolumeId = NewType("VolumeId", str)
+DriverName = NewType("DriverName", str)
+HandlerName = NewType("HandlerName", str)
+SandboxId = NewType("SandboxId", str)
+
+PATH_MAX_BYTES = 4096
+NAME_MAX_BYTES = 255
+ID_MAX_BYTES = 128
+"""CSI size limit of strings: 128 bytes unless a field says otherwise."""
+
+
+class BadPath(errors.InvalidRequest):
+    """A path of a request breaks a rule that can be seen without looking at the disk."""
+
+    def __init__(self, role: str, path: str, why: str) -> None:
+        shown = path if len(path) <= 200 else f"{path[:200]}… ({len(os.fsencode(path))} bytes)"
+        super().__init__(
+            f"{role} {shown!r} is not usable",
+            why=why,
+            hint="send an absolute, normalised path below the kubelet's root directory",
+        )
+        self.role = role
+        self.path = path
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TargetPath:
+    """A target path of CSI: absolute, normalised, short enough for the system (path_resolution(7)).
+
+    The text is kept as it was sent, because the handoff directory is keyed by the digest of exactly
+    that text (KEP-2857).
+    """
+
+    text: str
+
+    @classmethod
+    def parse(cls, text: str, *, role: str = "target_path") -> Self:
+        """Check `text`; raises `BadPath`."""
+        if not text:
+            raise BadPath(role, text, "it is empty")
+        if "\0" in text:
+            raise BadPath(role, text, "it holds a NUL byte")
+        if not text.startswith("/"):
+            raise BadPath(role, text, "it is relative")
+        parts = text.split("/")[1:]
+        if ".." in parts or "." in parts:
+            raise BadPath(role, text, "it has a '.' or '..' component")
+        if "" in parts:
+            raise BadPath(role, text, "it has an empty component or a trailing slash")
+        if len(os.fsencode(text)) >= PATH_MAX_BYTES:
+            raise BadPath(role, text, f"it is longer than {PATH_MAX_BYTES - 1} bytes")
+        if any(len(os.fsencode(part)) > NAME_MAX_BYTES for part in parts):
+            raise BadPath(role, text, f"a component is longer than {NAME_MAX_BYTES} bytes")
+        return cls(text)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the path's bytes, 64 lower-case hex digits: its name in the handoff directory."""
+        return hashlib.sha256(os.fsencode(self.text)).hexdigest()
+
+    def is_below(self, root: str) -> bool:
+        """Whether the path lies below `root`, component by component and not by prefix."""
+        return self.text != root and PurePosixPath(self.text).is_relative_to(root)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class VolumeKey:
+    """A volume's name across drivers: the key under which its operations are ordered."""
+
+    driver: DriverName
+    volume_id: VolumeId
+
+    def __str__(self) -> str:
+        return f"{self.driver}/{self.volume_id}"
+
+
+class GroupPolicy(enum.Enum):
+    """When a runtime changes the group of a volume's files (KEP-2857, fsGroupChangePolicy)."""
+
+    ALWAYS = "Always"
+    ON_ROOT_MISMATCH = "OnRootMismatch"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChange:
+    """The group that the files of a volume shall have. `gid` is 1 to 2**32 - 2."""
+
+    gid: int
+    policy: GroupPolicy = GroupPolicy.ALWAYS
+
+    @classmethod
+    def parse(cls, gid: str, policy: GroupPolicy = GroupPolicy.ALWAYS) -> Self:
+        """Read the decimal text of CSI's group fields; raises `InvalidRequest`.
+
+        0 is refused (runtimes ignore it in silence), and so is 2**32 - 1, which chown(2) reads as
+        "leave it".
+        """
+        if not (gid.isascii() and gid.isdecimal()) or not 1 <= int(gid) <= 2**32 - 2:
+            raise errors.InvalidRequest(
+                f"the volume's group {gid[:32]!r} is not usable",
+                why="it must be a decimal number from 1 to 4294967294",
+                hint="correct fsGroup in the pod's security context",
+            )
+        return cls(int(gid), policy)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceIdentity:
+    """Which block device this is, beyond its name.
+
+    `disk_sequence` is the kernel's diskseq: it changes whenever a disk is attached anew and stays over
+    a resize, so a loop number that was reused is told from the device that was meant.
+    """
+
+    major: int
+    minor: int
+    disk_sequence: int
+
+    def __str__(self) -> str:
+        return f"{self.major}:{self.minor}@{self.disk_sequence}"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSource:
+    """A block device on this node: its path and what it is."""
+
+    path: str
+    identity: DeviceIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredMount:
+    """What a driver returns instead of mounting: all that another kernel needs to mount the volume.
+
+    `capacity_bytes` is the device's size. `content_generation` changes when the volume's content was
+    replaced by something other than its users' writes (created, formatted, restored).
+    """
+
+    source: BlockSource
+    fs_type: str
+    mount_options: tuple[str, ...] = ()
+    group: GroupChange | None = None
+    readonly: bool = False
+    capacity_bytes: int = 0
+    content_generation: int = 0
+
+
+class UsageUnit(enum.Enum):
+    """Units of `VolumeUsage`, as in CSI."""
+
+    BYTES = 1
+    INODES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeUsage:
+    """One line of volume statistics. `available` is what an unprivileged writer can still have."""
+
+    unit: UsageUnit
+    total: int
+    used: int
+    available: int
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeCondition:
+    """Whether something is wrong with a volume, and what, in words for people."""
+
+    abnormal: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeStats:
+    """Usage, and the volume's condition where the teller knows it."""
+
+    usage: tuple[VolumeUsage, ...]
+    condition: VolumeCondition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityRange:
+    """A wanted size in bytes. 0 means "not given" on either side (CSI CapacityRange)."""
+
+    required_bytes: int = 0
+    limit_bytes: int = 0
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` or `OutOfRange` when no size can satisfy the range."""
+        if self.required_bytes < 0 or self.limit_bytes < 0:
+            raise errors.InvalidRequest(
+                "the capacity range is not usable", why="a negative number of bytes"
+            )
+        if self.limit_bytes and self.required_bytes > self.limit_bytes:
+            raise errors.OutOfRange(
+                "the capacity range is empty",
+                why=f"required_bytes {self.required_bytes} is above limit_bytes {self.limit_bytes}",
+                hint="raise the limit or ask for less",
+            )
+
+
+class HandlerFeature(enum.Enum):
+    """What a runtime handler can do beyond mounting; the numbers are those of crust.v1.HandlerFeature."""
+
+    GROUP = 1
+    GROUP_CHANGE_POLICY = 2
+    SUB_PATH = 3
+    ONLINE_EXPAND = 4
+    STATS = 5
+    READ_ONLY = 6
+    RAW_BLOCK = 7
+    HEALTH = 8
+
+
+class AccessMode(enum.Enum):
+    """CSI VolumeCapability.AccessMode.Mode, by its numbers."""
+
+    SINGLE_NODE_WRITER = 1
+    SINGLE_NODE_READER_ONLY = 2
+    MULTI_NODE_READER_ONLY = 3
+    MULTI_NODE_SINGLE_WRITER = 4
+    MULTI_NODE_MULTI_WRITER = 5
+    SINGLE_NODE_SINGLE_WRITER = 6
+    SINGLE_NODE_MULTI_WRITER = 7
+
+    @property
+    def reader_only(self) -> bool:
+        """Whether nobody writes under this mode."""
+        return self in (AccessMode.SINGLE_NODE_READER_ONLY, AccessMode.MULTI_NODE_READER_ONLY)
+
+
+@dataclass(frozen=True, slots=True)
+class MountAccess:
+    """Access through a filesystem. `mount_flags` may hold credentials: never log them.
+
+    `group_policy` has no meaning without `group`.
+    """
+
+    fs_type: str = ""
+    mount_flags: tuple[str, ...] = field(default=(), repr=False)
+    group: GroupChange | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockAccess:
+    """Access to the raw block device."""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeCapability:
+    """How a volume is to be used."""
+
+    access: MountAccess | BlockAccess
+    mode: AccessMode
