@@ -1,0 +1,161 @@
+"""The loop driver's own vocabulary: ioctls, structures and sysfs names (include/uapi/linux/loop.h).
+
+Raw: `OSError` passes to `crust.host.loop`, which is the only caller and knows what each errno means where.
+"""
+
+import fcntl
+import os
+import select
+import socket
+import stat
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from crust import volumes
+
+CONFIGURE = 0x4C0A
+CLEAR = 0x4C01
+SET_CAPACITY = 0x4C07
+_SET_STATUS64 = 0x4C04
+_GET_STATUS64 = 0x4C05
+_CTL_GET_FREE = 0x4C82
+
+READ_ONLY = 1
+AUTOCLEAR = 4
+DIRECT_IO = 16
+
+_MAJOR = 7
+_NAME_BYTES = 64
+
+# struct loop_info64: device, inode, rdevice, offset, size limit; number, encrypt type, key size, flags;
+# file name, crypt name, key; two words for a transfer that is gone.
+_INFO = struct.Struct("=5Q4I64s64s32s2Q")
+# struct loop_config: descriptor, block size, loop_info64, reserved.
+_CONFIG = struct.Struct(f"=2I{_INFO.size}s64s")
+
+_UEVENTS = 15  # NETLINK_KOBJECT_UEVENT
+_GONE_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What LOOP_GET_STATUS64 says. `device` and `inode` are st_dev and st_ino of the backing file."""
+
+    device: int
+    inode: int
+    flags: int
+
+
+def configuration(backing_fd: int, flags: int, sector_size: int, name: str) -> bytes:
+    """The argument of CONFIGURE. The name is for people and losetup(8) only; the kernel cuts it."""
+    shown = os.fsencode(name)[: _NAME_BYTES - 1]
+    info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, flags, shown, b"", b"", 0, 0)
+    return _CONFIG.pack(backing_fd, sector_size, info, b"")
+
+
+def free_number() -> int:
+    """The number of a device that was free a moment ago; the kernel makes one when all are taken."""
+    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return fcntl.ioctl(control, _CTL_GET_FREE)
+    finally:
+        os.close(control)
+
+
+def node(number: int) -> str:
+    """The path of a device's node, made if /dev lacks it: a container's /dev does not follow the kernel."""
+    path = f"/dev/loop{number}"
+    if not os.path.exists(path) and os.path.exists(f"/sys/block/loop{number}"):
+        try:
+            os.mknod(path, 0o660 | stat.S_IFBLK, os.makedev(_MAJOR, _minor(number)))
+        except FileExistsError:
+            return path
+    return path
+
+
+def status(fd: int) -> Status:
+    """What a device is attached to; ENXIO when to nothing."""
+    fields = _INFO.unpack(fcntl.ioctl(fd, _GET_STATUS64, bytes(_INFO.size)))
+    return Status(device=fields[0], inode=fields[1], flags=fields[8])
+
+
+def set_flags(fd: int, flags: int) -> None:
+    """Change the flags that may be changed on an attached device, of which AUTOCLEAR is one."""
+    fields = list(_INFO.unpack(fcntl.ioctl(fd, _GET_STATUS64, bytes(_INFO.size))))
+    fields[8] = flags
+    fcntl.ioctl(fd, _SET_STATUS64, _INFO.pack(*fields))
+
+
+def bound_numbers() -> list[int]:
+    """The numbers of attached devices, ascending, from sysfs: nothing is opened."""
+    names = (
+        name.removeprefix("loop") for name in os.listdir("/sys/block") if name.startswith("loop")
+    )
+    return sorted(number for number in map(int, names) if is_bound(number))
+
+
+def is_bound(number: int) -> bool:
+    """Whether a device is attached: the directory is there exactly as long."""
+    return os.path.exists(f"/sys/block/loop{number}/loop")
+
+
+def backing_file(number: int) -> str:
+    """The whole path of the backing file as it is now called, " (deleted)" at its end if it has no name."""
+    with open(f"/sys/block/loop{number}/loop/backing_file", "rb") as file:
+        return os.fsdecode(file.read().removesuffix(b"\n"))
+
+
+def identity(number: int) -> volumes.DeviceIdentity:
+    """Major, minor and disk sequence of a device."""
+    with open(f"/sys/block/loop{number}/diskseq", encoding="ascii") as file:
+        return volumes.DeviceIdentity(_MAJOR, _minor(number), int(file.read()))
+
+
+def _minor(number: int) -> int:
+    # Not always the number itself: with max_part set, every device reserves minors for partitions.
+    with open(f"/sys/block/loop{number}/dev", encoding="ascii") as file:
+        return int(file.read().partition(":")[2])
+
+
+class Changes:
+    """The kernel's uevents, listened to from the moment of construction, so that no change falls between."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(
+            socket.AF_NETLINK,
+            socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
+            _UEVENTS,
+        )
+        self._socket.bind((0, 1))
+
+    def wait_until(self, done: Callable[[], bool], *, timeout_s: float = _GONE_TIMEOUT_S) -> bool:
+        """Look again at every event until `done` or the deadline. An event only means "look again"."""
+        deadline = time.monotonic() + timeout_s
+        while not done():
+            rest_s = deadline - time.monotonic()
+            if rest_s <= 0 or not select.select([self._socket], [], [], rest_s)[0]:
+                return done()
+            self._drop_pending()
+        return True
+
+    def _drop_pending(self) -> None:
+        try:
+            while self._socket.recv(8192):
+                continue
+        except OSError:
+            return  # nothing more, or the queue overflowed: either way, look again
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._socket.close()

@@ -1,0 +1,112 @@
+"""Words of mount(8) sorted into what the kernel's mount calls want (fsconfig(2), fsmount(2)).
+
+Which words a volume may have at all is `crust.mount_options`; this file knows only how the kernel takes them.
+
+Three kinds: attributes of the mount (nosuid, noatime, …), parameters of the filesystem, which pass unchanged and
+which the kernel checks, and words for user space alone (nofail, x-…), which are dropped. Words that would make it
+another kind of mount (bind, remount, …) are refused. Values may be credentials: no error repeats them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crust import errors
+
+_NOATIME = 0x10
+_STRICTATIME = 0x20
+_ATIME = 0x70
+
+# word -> (bits to clear, bits to set) of MOUNT_ATTR_*
+_ATTRIBUTES: dict[str, tuple[int, int]] = {
+    "nosuid": (0, 0x02),
+    "suid": (0x02, 0),
+    "nodev": (0, 0x04),
+    "dev": (0x04, 0),
+    "noexec": (0, 0x08),
+    "exec": (0x08, 0),
+    "nodiratime": (0, 0x80),
+    "diratime": (0x80, 0),
+    "nosymfollow": (0, 0x200000),
+    "symfollow": (0x200000, 0),
+    "relatime": (_ATIME, 0),
+    "norelatime": (0, 0),
+    "noatime": (_ATIME, _NOATIME),
+    "atime": (_ATIME, 0),
+    "strictatime": (_ATIME, _STRICTATIME),
+    "nostrictatime": (_ATIME, 0),
+}
+_USER_SPACE = {"defaults", "auto", "noauto", "nofail", "_netdev", "async"}
+_OTHER_MOUNTS = {
+    *("bind", "rbind", "remount", "move", "loop"),
+    *("shared", "slave", "private", "unbindable"),
+    *("rshared", "rslave", "rprivate", "runbindable"),
+}
+
+
+class BadOption(errors.InvalidRequest):
+    """A mount option that is not understood or not allowed. `why` is the kernel's own sentence where it has one."""
+
+    def __init__(self, fs_type: str, why: str) -> None:
+        super().__init__(
+            f"the mount options for {fs_type} are not usable",
+            why=why,
+            hint="correct mountOptions of the StorageClass or the PersistentVolume",
+        )
+        self.fs_type = fs_type
+
+
+@dataclass(frozen=True, slots=True)
+class MountParameters:
+    """`attributes` is MOUNT_ATTR_* of fsmount(2); `parameters` are for the filesystem, None for a bare word."""
+
+    readonly: bool
+    attributes: int
+    parameters: tuple[tuple[str, str | None], ...]
+
+
+def parse(fs_type: str, words: Sequence[str], *, readonly: bool = False) -> MountParameters:
+    """Sort option words, each of which may be several with commas between; raises `BadOption`.
+
+    A later word wins over an earlier one. `readonly=True` wins over "rw".
+    """
+    attributes = 0
+    asked_readonly = False
+    parameters: list[tuple[str, str | None]] = []
+    for word in _split(words):
+        key, equals, value = word.partition("=")
+        if word in _ATTRIBUTES:
+            clear, add = _ATTRIBUTES[word]
+            attributes = attributes & ~clear | add
+        elif word in ("ro", "rw"):
+            asked_readonly = word == "ro"
+        elif key in _OTHER_MOUNTS:
+            raise BadOption(fs_type, f"{key!r} asks for another kind of mount")
+        elif word not in _USER_SPACE and not key.startswith(("x-", "X-")):
+            _check_key(fs_type, key)
+            parameters.append((key, value if equals else None))
+    return MountParameters(asked_readonly or readonly, attributes, tuple(parameters))
+
+
+def _split(words: Sequence[str]) -> list[str]:
+    """Commas separate, but not inside double quotes (SELinux contexts hold commas, mount(8))."""
+    parts: list[str] = []
+    for word in words:
+        quoted = False
+        current = ""
+        for character in word:
+            quoted ^= character == '"'
+            if character == "," and not quoted:
+                parts.append(current)
+                current = ""
+            elif character != '"':
+                current += character
+        parts.append(current)
+    return [part for part in parts if part]
+
+
+def _check_key(fs_type: str, key: str) -> None:
+    if key == "source":
+        # The kernel takes the device by this very parameter: an option could swap the device.
+        raise BadOption(fs_type, "'source' names the device, which is not an option")
+    if not key or "\0" in key:
+        raise BadOption(fs_type, "an option has no name")

@@ -1,0 +1,68 @@
+"""One table from errno to the error that says what the caller should do.
+
+EINVAL is on purpose not the caller's fault: most kernels' EINVAL answer a mistake of ours, and a CO never retries
+INVALID_ARGUMENT. Where it does mean a bad request (mount options), the call site knows more and says so itself.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from crust import errors
+
+_BRANCHES: dict[int, type[errors.CrustError]] = {
+    errno.ENOENT: errors.NotFound,
+    errno.ENXIO: errors.NotFound,
+    errno.ENODEV: errors.NotFound,
+    errno.ESRCH: errors.NotFound,
+    errno.EEXIST: errors.Conflict,
+    errno.ENOTDIR: errors.Conflict,
+    errno.EISDIR: errors.Conflict,
+    errno.EBUSY: errors.NotReady,
+    errno.ETXTBSY: errors.NotReady,
+    errno.ENOTEMPTY: errors.NotReady,
+    errno.EAGAIN: errors.OperationPending,
+    errno.ENOSPC: errors.Exhausted,
+    errno.EDQUOT: errors.Exhausted,
+    errno.ENOMEM: errors.Exhausted,
+    errno.EMFILE: errors.Exhausted,
+    errno.ENFILE: errors.Exhausted,
+    errno.EFBIG: errors.OutOfRange,
+    errno.EACCES: errors.Refused,
+    errno.EPERM: errors.Refused,
+    errno.EROFS: errors.Refused,
+    errno.ELOOP: errors.Refused,
+    errno.ENAMETOOLONG: errors.InvalidRequest,
+    errno.ENOSYS: errors.Unsupported,
+    errno.EOPNOTSUPP: errors.Unsupported,
+    errno.ENOTTY: errors.Unsupported,
+    errno.EUCLEAN: errors.Corrupt,
+    errno.EBADMSG: errors.Corrupt,
+}
+
+
+def reason(err: OSError) -> str:
+    """What the kernel said, in words and by name: "No space left on device (ENOSPC), /a/b"."""
+    if err.errno is None:
+        return str(err)
+    name = errno.errorcode.get(err.errno, str(err.errno))
+    where = f", {os.fspath(err.filename)}" if isinstance(err.filename, str) else ""
+    return f"{os.strerror(err.errno)} ({name}){where}"
+
+
+def translate(err: OSError, what: str, *, hint: str = "") -> errors.CrustError:
+    """The error that stands for `err`, with `err` as its cause. `what` is the act that failed."""
+    branch = _BRANCHES.get(err.errno or 0, errors.RuntimeFailed)
+    error = branch(what, why=reason(err), hint=hint)
+    error.__cause__ = err
+    return error
+
+
+@contextmanager
+def translating(what: str, *, hint: str = "") -> Iterator[None]:
+    """Raise the translation of any `OSError` of the block."""
+    try:
+        yield
+    except OSError as err:
+        raise translate(err, what, hint=hint) from err

@@ -1,0 +1,127 @@
+"""Syscalls that Python 3.11 has no name for, through the C library.
+
+They raise `OSError` like those of `os`. The numbers from 424 on are the same on every architecture that Linux
+gained them for but alpha (include/uapi/asm-generic/unistd.h). ctypes lets go of the interpreter's lock during the
+call, so a slow mount stops no other thread.
+"""
+
+import ctypes
+import os
+
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+
+_OPEN_TREE = 428
+_MOVE_MOUNT = 429
+_FSOPEN = 430
+_FSCONFIG = 431
+_FSMOUNT = 432
+_OPENAT2 = 437
+_MOUNT_SETATTR = 442
+
+OPEN_TREE_CLONE = 1
+OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+MOVE_MOUNT_F_EMPTY_PATH = 0x04
+MOVE_MOUNT_T_EMPTY_PATH = 0x40
+_FSOPEN_CLOEXEC = 1
+_FSMOUNT_CLOEXEC = 1
+
+FSCONFIG_SET_FLAG = 0
+FSCONFIG_SET_STRING = 1
+FSCONFIG_CMD_CREATE = 6
+
+MOUNT_ATTR_RDONLY = 0x01
+
+UMOUNT_NOFOLLOW = 0x08
+
+_RESOLVE_NO_SYMLINKS = 0x04
+_RESOLVE_BENEATH = 0x08
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+class _MountAttributes(ctypes.Structure):
+    """struct mount_attr of mount_setattr(2)."""
+
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+class _OpenHow(ctypes.Structure):
+    """struct open_how of openat2(2)."""
+
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+_PARENT = _OpenHow(
+    os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
+)
+
+
+def _raise_errno(path: str | None = None) -> None:
+    number = ctypes.get_errno()
+    raise OSError(number, os.strerror(number), path)
+
+
+def _call(number: int, *arguments: object) -> int:
+    # Every integer goes as a full register: variadic syscall() reads longs, and ctypes would pass an int's 32 bits.
+    widened = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    result = int(_libc.syscall(ctypes.c_long(number), *widened))
+    if result < 0:
+        _raise_errno()
+    return result
+
+
+def fsopen(fs_type: str) -> int:
+    """A descriptor of a filesystem context, fsopen(2)."""
+    return _call(_FSOPEN, os.fsencode(fs_type), _FSOPEN_CLOEXEC)
+
+
+def fsconfig(context: int, command: int, key: str | None = None, value: str | None = None) -> None:
+    """Set a parameter of a context, or act on it, fsconfig(2)."""
+    coded_key = None if key is None else os.fsencode(key)
+    coded_value = None if value is None else os.fsencode(value)
+    _call(_FSCONFIG, context, command, coded_key, coded_value, 0)
+
+
+def fsmount(context: int, attributes: int) -> int:
+    """A descriptor of a detached mount of the context's filesystem, fsmount(2)."""
+    return _call(_FSMOUNT, context, _FSMOUNT_CLOEXEC, attributes)
+
+
+def open_beneath(directory: int, path: str) -> int:
+    """openat2(2): an O_PATH descriptor of a directory below another one, by no symbolic link and by no "..".
+
+    `OSError` does not tell which component it was.
+    """
+    size = ctypes.sizeof(_PARENT)
+    return _call(_OPENAT2, directory, os.fsencode(path), ctypes.byref(_PARENT), size)
+
+
+def open_tree(path: str, flags: int) -> int:
+    """A descriptor of a (detached copy of a) mount, open_tree(2)."""
+    return _call(_OPEN_TREE, AT_FDCWD, os.fsencode(path), flags)
+
+
+def set_mount_attributes(mount: int, attributes: int) -> None:
+    """Set MOUNT_ATTR_* of one mount that is given by its descriptor, mount_setattr(2)."""
+    wanted = _MountAttributes(attr_set=attributes)
+    size = ctypes.sizeof(wanted)
+    _call(_MOUNT_SETATTR, mount, b"", AT_EMPTY_PATH, ctypes.byref(wanted), size)
+
+
+def move_mount(mount: int, target: int) -> None:
+    """Attach a detached mount onto what the descriptor `target` refers to, move_mount(2)."""
+    flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
+    _call(_MOVE_MOUNT, mount, b"", target, b"", flags)
+
+
+def umount(path: str) -> None:
+    """umount2(2) of the topmost mount at `path`, never through a symbolic link at its end."""
+    if _libc.umount2(os.fsencode(path), UMOUNT_NOFOLLOW) < 0:
+        _raise_errno(path)
