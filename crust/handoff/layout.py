@@ -1,0 +1,134 @@
+"""Every legal name in the handoff directory, in one place.
+
+    /run/crust/volumes/                     0700 root
+    ├── <sha256 of the target path>/        0700 root; made whole or not at all
+    │   ├── mountInfo.json                  the proxy's record
+    │   ├── claim.lock                      made with the entry, never replaced; locked while a sandbox has the volume
+    │   ├── claim.json                      the runtime's word on its claim; without the lock it is a dead claim
+    │   └── runtime-cli                     KEP-2857: the path of a runtime's command line interface
+    ├── .new-<digest>.<random>/             an entry being built
+    └── .gone-<digest>.<random>/            an entry being removed
+
+A name that begins with a dot is invisible to readers. A name that is neither is somebody else's: it is reported and
+never deleted. Guessing a file's meaning by elimination is what broke others' formats, so nobody here does.
+"""
+
+import enum
+import re
+import secrets
+from dataclasses import dataclass
+
+from crust import volumes
+
+DEFAULT_ROOT = "/run/crust/volumes"
+
+RECORD = "mountInfo.json"
+CLAIM = "claim.json"
+CLAIM_LOCK = "claim.lock"
+RUNTIME_CLI = "runtime-cli"
+
+DIRECTORY_MODE = 0o700
+FILE_MODE = 0o600
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_STAGING = ".new-"
+_GONE = ".gone-"
+_ENTRY_NAMES = frozenset({RECORD, CLAIM, CLAIM_LOCK, RUNTIME_CLI})
+
+
+class NameKind(enum.Enum):
+    """What a name may be."""
+
+    LEGAL = "legal"
+    HIDDEN = "hidden"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPaths:
+    """The paths of one entry. None of them needs to exist."""
+
+    digest: str
+    directory: str
+
+    @property
+    def record(self) -> str:
+        """The proxy's record."""
+        return f"{self.directory}/{RECORD}"
+
+    @property
+    def claim(self) -> str:
+        """The runtime's word on its claim."""
+        return f"{self.directory}/{CLAIM}"
+
+    @property
+    def claim_lock(self) -> str:
+        """The file that a claimant locks."""
+        return f"{self.directory}/{CLAIM_LOCK}"
+
+    @property
+    def runtime_cli(self) -> str:
+        """KEP-2857's file that names a command."""
+        return f"{self.directory}/{RUNTIME_CLI}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Names below one root. Pure: nothing is looked at."""
+
+    root: str = DEFAULT_ROOT
+
+    def entry(self, key: volumes.TargetPath | str) -> EntryPaths:
+        """The entry of a target path, or of a digest (64 lower-case hex digits)."""
+        digest = key.digest if isinstance(key, volumes.TargetPath) else key
+        if not _DIGEST.fullmatch(digest):
+            raise ValueError(f"not an entry's name: {digest!r}")
+        return EntryPaths(digest, f"{self.root}/{digest}")
+
+    def new_staging(self, digest: str) -> str:
+        """A fresh path in which to build an entry: on the same filesystem, and invisible."""
+        return f"{self.root}/{_STAGING}{digest}.{secrets.token_hex(8)}"
+
+    def new_gone(self, digest: str) -> str:
+        """A fresh path to which an entry is moved to be removed."""
+        return f"{self.root}/{_GONE}{digest}.{secrets.token_hex(8)}"
+
+    def record_path(self, key: volumes.TargetPath | str) -> str:
+        """Path of `mountInfo.json`."""
+        return self.entry(key).record
+
+    def claim_path(self, key: volumes.TargetPath | str) -> str:
+        """Path of `claim.json`."""
+        return self.entry(key).claim
+
+    def claim_lock_path(self, key: volumes.TargetPath | str) -> str:
+        """Path of `claim.lock`."""
+        return self.entry(key).claim_lock
+
+    def runtime_cli_path(self, key: volumes.TargetPath | str) -> str:
+        """Path of `runtime-cli`."""
+        return self.entry(key).runtime_cli
+
+
+def kind_in_root(name: str) -> NameKind:
+    """What a name directly below the root is."""
+    if is_hidden(name):
+        return NameKind.HIDDEN
+    return NameKind.LEGAL if _DIGEST.fullmatch(name) else NameKind.UNKNOWN
+
+
+def kind_in_entry(name: str) -> NameKind:
+    """What a name inside an entry is."""
+    if is_hidden(name):
+        return NameKind.HIDDEN
+    return NameKind.LEGAL if name in _ENTRY_NAMES else NameKind.UNKNOWN
+
+
+def is_hidden(name: str) -> bool:
+    """Whether readers must not see the name."""
+    return name.startswith(".")
+
+
+def is_abandonable(name: str) -> bool:
+    """Whether it is one of our own names for what is being built or removed."""
+    return name.startswith((_STAGING, _GONE))

@@ -1,0 +1,247 @@
+"""A record: one volume, handed to a runtime, as a value; and its bytes in mountInfo.json.
+
+A record that cannot be read is an error that keeps the file for a person to look at: it never counts as "no record",
+because a runtime that takes unknown for absent shares the host's directory instead of mounting the volume.
+Serialising is deterministic, one line, and passes the same checks as reading, so what is written can be read.
+"""
+
+import datetime
+import itertools
+import json
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import pydantic
+
+from crust import errors, mount_options, volumes
+from crust.handoff import layout, mount_info
+
+LIMIT_BYTES = 64 * 1024
+"""Largest record that is read or written."""
+
+
+class UnreadableRecord(errors.Corrupt):
+    """mountInfo.json is not a record."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"the record {path} cannot be read",
+            why=why,
+            hint="it is kept: look at who wrote it, then move the entry away and publish the volume again",
+        )
+        self.path = path
+
+
+class NewerSchema(errors.Corrupt):
+    """The record was written by a newer crust."""
+
+    def __init__(self, path: str, schema: int) -> None:
+        super().__init__(
+            f"the record {path} cannot be read",
+            why=f"its schema is {schema}, and this crust knows {mount_info.SCHEMA}",
+            hint="upgrade the process that reads it; proxy and runtimes of a node go forward together",
+        )
+        self.path = path
+        self.schema = schema
+
+
+class UnfitMount(errors.InvalidRequest):
+    """A deferred mount that no record can express."""
+
+    def __init__(self, target: volumes.TargetPath, why: str) -> None:
+        super().__init__(
+            f"the volume for {target} cannot be handed to a runtime",
+            why=why,
+            hint="the driver or the request must be corrected",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A volume handed to a runtime. Its `mount` is normalised: options fit for a guest, without "ro"."""
+
+    key: volumes.VolumeKey
+    target: volumes.TargetPath
+    handler: volumes.HandlerName
+    mount: volumes.DeferredMount
+    generation: int
+    published_at: datetime.datetime
+
+    @classmethod
+    def of(
+        cls,
+        mount: volumes.DeferredMount,
+        key: volumes.VolumeKey,
+        target: volumes.TargetPath,
+        handler: volumes.HandlerName,
+    ) -> Self:
+        """A first record (generation 1, published now), checked.
+
+        Words for the host alone (`_netdev`, `nofail`, …) are dropped from the options; "ro" among them makes
+        the volume read-only. Raises `UnfitMount`, `mount_options.CredentialInOptions`,
+        `mount_options.OptionNotAllowed`.
+        """
+        options = mount_options.for_guest(mount.mount_options)
+        normal = replace(
+            mount, mount_options=options.words, readonly=mount.readonly or options.readonly
+        )
+        now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+        record = cls(key, target, handler, normal, 1, now)
+        record.to_bytes()
+        return record
+
+    @property
+    def digest(self) -> str:
+        """The entry's name."""
+        return self.target.digest
+
+    @property
+    def device(self) -> str:
+        """The block device's path on the host."""
+        return self.mount.source.path
+
+    @property
+    def identity(self) -> volumes.DeviceIdentity:
+        """Which device it is."""
+        return self.mount.source.identity
+
+    @property
+    def readonly(self) -> bool:
+        """Whether the volume is mounted read-only."""
+        return self.mount.readonly
+
+    def to_deferred_mount(self) -> volumes.DeferredMount:
+        """What the driver returned, normalised."""
+        return self.mount
+
+    def same_content(self, other: Self) -> bool:
+        """Whether both say the same, their generation and time aside."""
+        return replace(other, generation=self.generation, published_at=self.published_at) == self
+
+    def same_request(self, other: Self) -> bool:
+        """Whether both hand over the same volume in the same way, whatever became of its device and size."""
+        mount = replace(
+            other.mount,
+            source=self.mount.source,
+            capacity_bytes=self.mount.capacity_bytes,
+            content_generation=self.mount.content_generation,
+        )
+        return self.same_content(replace(other, mount=mount))
+
+    def to_bytes(self) -> bytes:
+        """One line of JSON. Raises `UnfitMount` for what `parse` would not read back."""
+        try:
+            model = mount_info.MountInfo.model_validate(_model_of(self))
+        except pydantic.ValidationError as err:
+            raise UnfitMount(self.target, reasons(err)) from None
+        plain = model.model_dump(mode="json", by_alias=True, exclude_none=True)
+        data = f"{json.dumps(plain, separators=(',', ':'))}\n".encode("ascii")
+        if len(data) > LIMIT_BYTES:
+            raise UnfitMount(self.target, f"its record would have {len(data)} bytes")
+        return data
+
+
+def parse(data: bytes, *, path: str = layout.RECORD, digest: str | None = None) -> Record:
+    """Read the bytes of a record; `path` is for messages, `digest` the name of the entry it was found in.
+
+    Raises `UnreadableRecord` and `NewerSchema`.
+    """
+    try:
+        model = mount_info.MountInfo.model_validate_json(data)
+    except pydantic.ValidationError as err:
+        raise _unreadable(data, path, err) from None  # the cause could carry an option's value
+    try:
+        record = _record_of(model)
+    except errors.InvalidRequest as err:
+        raise UnreadableRecord(path, str(err)) from err
+    if digest is not None and record.digest != digest:
+        raise UnreadableRecord(path, f"it is of {record.target}, whose entry is {record.digest}")
+    return record
+
+
+def reasons(err: pydantic.ValidationError) -> str:
+    """What is wrong, field by field, without the values."""
+    found = err.errors(include_url=False, include_context=False, include_input=False)
+    lines = (f"{'.'.join(map(str, each['loc'])) or 'the record'}: {each['msg']}" for each in found)
+    return "; ".join(itertools.islice(lines, 5))
+
+
+def _unreadable(data: bytes, path: str, err: pydantic.ValidationError) -> errors.Corrupt:
+    try:
+        envelope = mount_info.Envelope.model_validate_json(data)
+    except pydantic.ValidationError:
+        return UnreadableRecord(path, reasons(err))
+    if envelope.is_newer:
+        return NewerSchema(path, envelope.crust.schema_version)
+    return UnreadableRecord(path, reasons(err))
+
+
+def _model_of(record: Record) -> dict[str, Any]:
+    mount = record.mount
+    identity = mount.source.identity
+    return {
+        "volume-type": "block",
+        "device": mount.source.path,
+        "fstype": mount.fs_type,
+        "metadata": _metadata_of(mount.group),
+        "options": ("ro", *mount.mount_options) if mount.readonly else mount.mount_options,
+        "crust": {
+            "schema": mount_info.SCHEMA,
+            "driver": record.key.driver,
+            "volume_id": record.key.volume_id,
+            "target_path": record.target.text,
+            "handler": record.handler,
+            "readonly": mount.readonly,
+            "identity": {
+                "major": identity.major,
+                "minor": identity.minor,
+                "disk_sequence": identity.disk_sequence,
+            },
+            "capacity_bytes": mount.capacity_bytes,
+            "generation": record.generation,
+            "content_generation": mount.content_generation,
+            "published_at": record.published_at,
+        },
+    }
+
+
+def _metadata_of(group: volumes.GroupChange | None) -> dict[str, str]:
+    if group is None:
+        return {}
+    return {"fsGroup": str(group.gid), "fsGroupChangePolicy": group.policy.value}
+
+
+def _record_of(model: mount_info.MountInfo) -> Record:
+    part = model.crust
+    return Record(
+        key=volumes.VolumeKey(volumes.DriverName(part.driver), volumes.VolumeId(part.volume_id)),
+        target=volumes.TargetPath.parse(part.target_path),
+        handler=volumes.HandlerName(part.handler),
+        mount=_mount_of(model),
+        generation=part.generation,
+        published_at=part.published_at,
+    )
+
+
+def _mount_of(model: mount_info.MountInfo) -> volumes.DeferredMount:
+    part = model.crust
+    device = volumes.TargetPath.parse(model.device, role="device")
+    identity = volumes.DeviceIdentity(
+        part.identity.major, part.identity.minor, part.identity.disk_sequence
+    )
+    return volumes.DeferredMount(
+        source=volumes.BlockSource(device.text, identity),
+        fs_type=model.fs_type,
+        mount_options=tuple(word for word in model.options if word != "ro"),
+        group=_group_of(model.metadata),
+        readonly=part.readonly,
+        capacity_bytes=part.capacity_bytes,
+        content_generation=part.content_generation,
+    )
+
+
+def _group_of(metadata: mount_info.Metadata) -> volumes.GroupChange | None:
+    if metadata.fs_group is None:
+        return None
+    policy = metadata.change_policy or volumes.GroupPolicy.ALWAYS.value
+    return volumes.GroupChange.parse(metadata.fs_group, volumes.GroupPolicy(policy))
