@@ -1,0 +1,77 @@
+"""The customs post for crust.v1: its messages and crust's values, for every room that speaks it.
+
+What comes in is a peer's word, and a runtime's word comes out of a guest in the end: sizes are checked here.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from crust import errors, volumes
+from crust.wire.v1 import types_pb2
+
+INT64_MAX = 2**63 - 1
+
+
+class UnbelievableUsage(errors.RuntimeFailed):
+    """A runtime told sizes that cannot be."""
+
+    def __init__(self, usage: types_pb2.VolumeUsage) -> None:
+        super().__init__(
+            "the runtime's volume statistics are not usable",
+            why=f"total {usage.total}, used {usage.used}, available {usage.available}, unit {usage.unit}",
+            hint="look at the handler's log; the guest may be broken or hostile",
+        )
+
+
+def usage(pb: types_pb2.VolumeUsage) -> volumes.VolumeUsage:
+    """Decode one line; raises `UnbelievableUsage`.
+
+    Used and available may each reach the total; they need not add up to it (reserved blocks).
+    """
+    numbers = (pb.total, pb.used, pb.available)
+    if pb.unit not in (1, 2) or min(numbers) < 0 or max(pb.used, pb.available) > pb.total:
+        raise UnbelievableUsage(pb)
+    return volumes.VolumeUsage(volumes.UsageUnit(pb.unit), *numbers)
+
+
+def usage_to_wire(value: volumes.VolumeUsage) -> types_pb2.VolumeUsage:
+    """Encode one line."""
+    return types_pb2.VolumeUsage(
+        unit=types_pb2.VolumeUsage.Unit.ValueType(value.unit.value),
+        total=value.total,
+        used=value.used,
+        available=value.available,
+    )
+
+
+def stats(
+    usages: Iterable[types_pb2.VolumeUsage], condition: types_pb2.VolumeCondition | None
+) -> volumes.VolumeStats:
+    """Decode a statistics answer; raises `UnbelievableUsage`."""
+    return volumes.VolumeStats(
+        tuple(usage(each) for each in usages),
+        volumes.VolumeCondition(condition.abnormal, condition.message) if condition else None,
+    )
+
+
+def usages_to_wire(value: volumes.VolumeStats) -> Sequence[types_pb2.VolumeUsage]:
+    """Encode the usage of a statistics answer."""
+    return [usage_to_wire(each) for each in value.usage]
+
+
+def condition_to_wire(value: volumes.VolumeCondition) -> types_pb2.VolumeCondition:
+    """Encode a condition."""
+    return types_pb2.VolumeCondition(abnormal=value.abnormal, message=value.message)
+
+
+def capacity_range(pb: types_pb2.CapacityRange) -> volumes.CapacityRange:
+    """Decode and check a range; raises `errors.InvalidRequest`, `errors.OutOfRange`."""
+    value = volumes.CapacityRange(pb.required_bytes, pb.limit_bytes)
+    value.check()
+    return value
+
+
+def capacity_range_to_wire(value: volumes.CapacityRange) -> types_pb2.CapacityRange:
+    """Encode a range."""
+    return types_pb2.CapacityRange(
+        required_bytes=value.required_bytes, limit_bytes=value.limit_bytes
+    )

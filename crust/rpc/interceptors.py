@@ -1,0 +1,187 @@
+"""The edge of every server: errors become statuses, each call gets an id and one log line.
+
+Without this, grpc.aio would send the text of any exception to the peer as UNKNOWN. An error of crust is
+answered with its own sentence and code; anything else is a bug, is logged with its traceback, and the
+peer learns the request id only. This is one of the three files where `except Exception` is right.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from crust import errors, logs, metrics
+from crust.rpc import redaction, status
+
+_log = logging.getLogger(__name__)
+
+_QUIET = frozenset({"Probe", "GetPluginInfo", "GetPluginCapabilities", "NodeGetCapabilities"})
+"""Called several times per operation by a kubelet: logged at DEBUG."""
+
+_UNKNOWN = "other"
+"""What a method that is passed on unknown is counted as."""
+
+_STATUS: dict[object, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its stubs only
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class NotServed(errors.Unsupported):
+    """The service has the call, and this server does not serve it."""
+
+    def __init__(self, rpc: str) -> None:
+        super().__init__(f"{rpc} is not served here", why="its capability is not advertised")
+        self.rpc = rpc
+
+
+class Edge(grpc.aio.ServerInterceptor):
+    """Maps errors, numbers requests, logs and counts them. `server` names the room in the log."""
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+
+    async def intercept_service(
+        self,
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]",
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "Handler | None":
+        """Wrap the method's handler; unknown methods stay unknown."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        # passed on without being known: its name comes from outside, and a metric would keep it for good
+        counted_as = _UNKNOWN if handler.stream_stream is not None else ""
+        call = _Call(self._server, handler_call_details.method, counted_as)
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(
+                call.unary(handler.unary_unary),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(
+                call.streaming(handler.unary_stream),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        if handler.stream_stream is not None:
+            return grpc.stream_stream_rpc_method_handler(
+                call.streaming(handler.stream_stream),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        raise errors.Unsupported(f"{call.name} takes a stream of requests and one answer")
+
+
+class _Call:
+    def __init__(self, server: str, method: str, counted_as: str) -> None:
+        self._server = server
+        self.name = method.rpartition("/")[2]
+        self._counted_as = counted_as or self.name
+
+    def unary(self, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[Any]]:
+        async def handle(request: Any, context: Context) -> Any:
+            started_s = self._begin()
+            try:
+                response = await behaviour(request, context)
+            except errors.CrustError as error:
+                await self._answer(context, request, started_s, error)
+            except Exception as error:
+                await self._answer_bug(context, request, started_s, error)
+            except asyncio.CancelledError:
+                await self._answer_cancelled(context, request, started_s)
+            self._record(request, started_s, grpc.StatusCode.OK, None)
+            return response
+
+        return handle
+
+    def streaming(
+        self, behaviour: Callable[..., Any]
+    ) -> Callable[[Any, Context], AsyncIterator[Any]]:
+        async def handle(request: Any, context: Context) -> AsyncIterator[Any]:
+            started_s = self._begin()
+            try:
+                async for response in behaviour(request, context):
+                    yield response
+            except errors.CrustError as error:
+                await self._answer(context, request, started_s, error)
+            except Exception as error:
+                await self._answer_bug(context, request, started_s, error)
+            except asyncio.CancelledError:
+                await self._answer_cancelled(context, request, started_s)
+            self._record(request, started_s, grpc.StatusCode.OK, None)
+
+        return handle
+
+    def _begin(self) -> float:
+        logs.context.set({"request_id": uuid.uuid4().hex[:12]})
+        return time.monotonic()
+
+    async def _answer(
+        self, context: Context, request: Any, started_s: float, error: errors.CrustError
+    ) -> NoReturn:
+        code = status.code_of(error)
+        self._record(request, started_s, code, str(error))
+        await context.abort(code, str(error))
+
+    async def _answer_bug(
+        self, context: Context, request: Any, started_s: float, error: Exception
+    ) -> NoReturn:
+        if isinstance(error, NotImplementedError):  # the generated base of a servicer
+            await self._answer(context, request, started_s, NotServed(self.name))
+        if isinstance(error, grpc.aio.AbortError):  # answered already, deeper down
+            self._record(request, started_s, _status_of(context), context.details())
+            raise error
+        _log.error("unexpected error", extra={"rpc": self.name}, exc_info=error)
+        self._record(request, started_s, grpc.StatusCode.INTERNAL, type(error).__name__)
+        request_id = (logs.context.get() or {}).get("request_id", "")
+        await context.abort(
+            grpc.StatusCode.INTERNAL,
+            f"{self.name} failed inside crust; the log has the reason under request id {request_id}",
+        )
+
+    async def _answer_cancelled(self, context: Context, request: Any, started_s: float) -> NoReturn:
+        """The caller went away, and nobody waits; or something below was cancelled, and then the caller must hear.
+
+        grpc.aio answers nothing at all when a handler ends in a CancelledError of its own: the caller would wait
+        until its deadline.
+        """
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            self._record(request, started_s, grpc.StatusCode.CANCELLED, None)
+            raise asyncio.CancelledError
+        lost = errors.PeerUnavailable(
+            f"{self.name} was cut off", why="what it waited for was stopped", hint="retry"
+        )
+        await self._answer(context, request, started_s, lost)
+
+    def _record(
+        self, request: Any, started_s: float, code: grpc.StatusCode, error: str | None
+    ) -> None:
+        elapsed_s = time.monotonic() - started_s
+        metrics.rpc_seconds.labels(self._server, self._counted_as, code.name).observe(elapsed_s)
+        level = logging.DEBUG if self.name in _QUIET else logging.INFO
+        if not _log.isEnabledFor(level):
+            return
+        extra: dict[str, Any] = {
+            "rpc": self.name,
+            "code": code.name,
+            "ms": round(elapsed_s * 1000, 1),
+        }
+        if error is not None:
+            extra["error"] = error
+        if _log.isEnabledFor(logging.DEBUG) and isinstance(request, Message):
+            extra["request"] = redaction.describe(request)
+        _log.log(level, "served", extra=extra)
+
+
+def _status_of(context: Context) -> grpc.StatusCode:
+    code: object = context.code()  # grpc.aio keeps the number here, whatever its type stub says
+    return code if isinstance(code, grpc.StatusCode) else _STATUS[code]

@@ -1,0 +1,75 @@
+"""Size limits and required fields of CSI requests (CSI "Size Limits" and "Required vs. Optional").
+
+A string has at most 128 bytes and a map at most 4 KiB, keys and values together, unless its field says otherwise.
+Errors name the field and its length, never its content.
+"""
+
+import re
+from collections.abc import Mapping
+
+from crust import errors, volumes
+
+MAP_MAX_BYTES = 4096
+_CONTROL = re.compile("[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]")
+
+
+class MissingField(errors.InvalidRequest):
+    """A REQUIRED field is not set."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(f"{field} is missing", why="CSI requires it", hint=f"set {field}")
+        self.field = field
+
+
+class FieldTooLong(errors.InvalidRequest):
+    """A field is longer than CSI allows."""
+
+    def __init__(self, field: str, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"{field} is too long",
+            why=f"it has {size_bytes} bytes, CSI allows {limit_bytes}",
+        )
+        self.field = field
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+
+class BadCharacters(errors.InvalidRequest):
+    """A field holds control characters."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(f"{field} is not usable", why="it holds a control character")
+        self.field = field
+
+
+def required(value: str, field: str, *, limit_bytes: int = volumes.ID_MAX_BYTES) -> str:
+    """`value`, present, short enough and free of control characters.
+
+    Raises `MissingField`, `FieldTooLong`, `BadCharacters`.
+    """
+    if not value:
+        raise MissingField(field)
+    return optional(value, field, limit_bytes=limit_bytes)
+
+
+def optional(value: str, field: str, *, limit_bytes: int = volumes.ID_MAX_BYTES) -> str:
+    """`value`, which may be empty. Raises `FieldTooLong`, `BadCharacters`."""
+    size_bytes = len(value.encode())
+    if size_bytes > limit_bytes:
+        raise FieldTooLong(field, size_bytes, limit_bytes)
+    if _CONTROL.search(value):
+        raise BadCharacters(field)
+    return value
+
+
+def mapping(values: Mapping[str, str], field: str) -> dict[str, str]:
+    """A plain copy of a string map. Raises `FieldTooLong`."""
+    size_bytes = sum(len(key.encode()) + len(value.encode()) for key, value in values.items())
+    if size_bytes > MAP_MAX_BYTES:
+        raise FieldTooLong(field, size_bytes, MAP_MAX_BYTES)
+    return dict(values)
+
+
+def volume_id(value: str) -> volumes.VolumeId:
+    """A volume id of a request. Raises `MissingField`, `FieldTooLong`, `BadCharacters`."""
+    return volumes.VolumeId(required(value, "volume_id"))

@@ -1,0 +1,117 @@
+"""Calls handed on as bytes: the peer behind sees what the caller sent, the caller what the peer answered.
+
+Nothing is parsed, so unknown fields, unknown methods and other services pass as they are; so do metadata, the
+caller's deadline, its cancellation, and status codes with their details. A method that the descriptors know as
+unary takes gRPC's quicker unary path; any other travels as a stream, which on the wire is the same thing.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from crust.wire.csi.v1 import csi_pb2
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+UnaryBehaviour = Callable[[bytes, Context], Awaitable[bytes]]
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+_HOP_BY_HOP = ("user-agent", "grpc-accept-encoding", "accept-encoding")
+
+
+def unary_methods() -> frozenset[str]:
+    """Full names (`/csi.v1.Node/NodeStageVolume`) of the CSI methods with one request and one answer."""
+    return frozenset(
+        f"/{service.full_name}/{method.name}"
+        for service in csi_pb2.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+        if not (method.client_streaming or method.server_streaming)
+    )
+
+
+class Passthrough(grpc.GenericRpcHandler):
+    """Hands every method on to `channel`, except those in `own`, which are served here as bytes."""
+
+    def __init__(
+        self, channel: grpc.aio.Channel, own: dict[str, UnaryBehaviour] | None = None
+    ) -> None:
+        self._channel = channel
+        self._unary = unary_methods()
+        self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            method: grpc.unary_unary_rpc_method_handler(behaviour)
+            for method, behaviour in (own or {}).items()
+        }
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """The handler of a method; made once per method name that this server's peers use."""
+        method = handler_call_details.method
+        handler = self._handlers.get(method)
+        if handler is not None:
+            return handler
+        if method not in self._unary:  # not kept: the names come from outside and are without bound
+            return grpc.stream_stream_rpc_method_handler(_streaming(self._channel, method))
+        handler = grpc.unary_unary_rpc_method_handler(forward(self._channel, method))
+        self._handlers[method] = handler
+        return handler
+
+
+def forward(channel: grpc.aio.Channel, method: str) -> UnaryBehaviour:
+    """A behaviour that hands a unary call on, unchanged."""
+    peer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
+
+    async def behave(request: bytes, context: Context) -> bytes:
+        call = peer(request, metadata=metadata_of(context), timeout=context.time_remaining())
+        try:
+            initial = await call.initial_metadata()
+            if len(initial):
+                await context.send_initial_metadata(_pairs(initial))
+            response: bytes = await call
+            context.set_trailing_metadata(_pairs(await call.trailing_metadata()))
+        except grpc.aio.AioRpcError as error:
+            await repeat(context, error)
+        finally:
+            # awaiting initial metadata does not cancel the call by itself when our caller goes away
+            call.cancel()
+        return response
+
+    return behave
+
+
+def metadata_of(context: grpc.aio.ServicerContext[Any, Any]) -> Metadata:
+    """The caller's metadata, less what belongs to its connection."""
+    return _pairs(context.invocation_metadata())
+
+
+async def repeat(
+    context: grpc.aio.ServicerContext[Any, Any], error: grpc.aio.AioRpcError
+) -> NoReturn:
+    """Answer with exactly the status that the peer answered with; does not return."""
+    trailing = _pairs(error.trailing_metadata())
+    await context.abort(error.code(), error.details() or "", trailing)
+
+
+def _streaming(
+    channel: grpc.aio.Channel, method: str
+) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
+    peer: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
+
+    async def behave(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        call = peer(requests, metadata=metadata_of(context), timeout=context.time_remaining())
+        try:
+            initial = await call.initial_metadata()
+            if len(initial):
+                await context.send_initial_metadata(_pairs(initial))
+            async for response in call:
+                yield response
+            context.set_trailing_metadata(_pairs(await call.trailing_metadata()))
+        except grpc.aio.AioRpcError as error:
+            await repeat(context, error)
+        finally:
+            call.cancel()
+
+    return behave
+
+
+def _pairs(metadata: Any) -> Metadata:
+    return tuple((key, value) for key, value in metadata or () if key not in _HOP_BY_HOP)

@@ -1,0 +1,28 @@
+"""Bytes from a caller into a message."""
+
+from typing import TypeVar
+
+from google.protobuf import message
+
+from crust import errors
+
+Request = TypeVar("Request", bound=message.Message)
+
+
+class NotAMessage(errors.InvalidRequest):
+    """The request's bytes are no message of the method."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(
+            f"the request cannot be read as {kind}",
+            why="its bytes are not a valid protobuf message",
+            hint="check the caller's CSI version and what lies between it and crust",
+        )
+
+
+def parse(kind: type[Request], data: bytes) -> Request:
+    """Read a message; unknown fields are kept. Raises `NotAMessage`."""
+    try:
+        return kind.FromString(data)
+    except message.DecodeError as err:
+        raise NotAMessage(kind.DESCRIPTOR.full_name) from err
