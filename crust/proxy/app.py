@@ -1,0 +1,178 @@
+"""The proxy put together: the one place that knows all its parts, top to bottom in the order of start.
+
+Order matters. The process lock comes first (one proxy per node), then the look at the handoff directory, then the
+doors of the runtime side and the storage side, and the CO's sockets last, so that a CO never meets a proxy that
+does not know yet what is deferred. A stop goes the other way and lets every running operation finish.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from crust import operations, volumes
+from crust.handoff import store as stores
+from crust.host import devices as host_devices
+from crust.host import durable, ownership
+from crust.proxy.backend import Backend
+from crust.proxy.deferred import DeferredVolumes
+from crust.proxy.devices import Devices
+from crust.proxy.events import Events
+from crust.proxy.front import Front
+from crust.proxy.handlers import Handlers
+from crust.proxy.inspect import Driver, Inspect
+from crust.proxy.peers import HandlerPeers
+from crust.proxy.publish import DeferredPublish
+from crust.proxy.registry import HandlerRegistry
+from crust.proxy.runtime_api import RuntimeApi
+from crust.proxy.stage import RuntimeStage
+from crust.proxy.targets import SealedTargets, Targets
+from crust.proxy.unpublish import DeferredUnpublish
+from crust.proxy.watching import keep_looking
+from crust.rpc import channel, server
+from crust.settings import ProxySettings
+from crust.wire.v1 import handlers_pb2_grpc, inspect_pb2_grpc, runtime_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """The proxy's own doors, one per side, so that each peer reaches only its own."""
+
+    runtime: str
+    handlers: str
+    inspect: str
+
+    @classmethod
+    def below(cls, run_dir: str) -> "Sockets":
+        """Their places in the run directory."""
+        return cls(f"{run_dir}/runtime.sock", f"{run_dir}/handlers.sock", f"{run_dir}/inspect.sock")
+
+
+async def run(settings: ProxySettings) -> None:
+    """Serve until cancelled. Raises what keeps the proxy from starting, with nothing half-served."""
+    async with running(settings):
+        await asyncio.get_running_loop().create_future()
+
+
+@asynccontextmanager
+async def running(
+    settings: ProxySettings, *, targets: Targets | None = None, devices: Devices = host_devices
+) -> AsyncIterator[DeferredVolumes]:
+    """The proxy, serving while the block runs. `targets` and `devices` are the kernel's unless they are given."""
+    targets = targets or SealedTargets(settings.target_roots)
+    store = stores.Store(settings.volumes_root)
+    async with AsyncExitStack() as stack:
+        lock = await asyncio.to_thread(_own, settings.run_dir)
+        stack.callback(lock.close)
+        deferred = await _look(store)
+        events = Events()
+        handlers = Handlers(grace_s=settings.handler_grace_s)
+        peers = HandlerPeers()
+        stack.push_async_callback(peers.close)
+        backends = _backends(settings, stack)
+        parts = _Parts(deferred, handlers, peers, events, backends, targets, devices)
+        await stack.enter_async_context(keep_looking(store, deferred, events))
+        await _serve_own(settings, parts, stack)
+        await _serve_fronts(settings, parts, stack)
+        _log.info("proxy serves", extra={"drivers": len(backends), "entries": len(deferred.all())})
+        yield deferred
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    deferred: DeferredVolumes
+    handlers: Handlers
+    peers: HandlerPeers
+    events: Events
+    backends: Sequence[Driver]
+    targets: Targets
+    devices: Devices
+
+
+def _own(run_dir: str) -> ownership.ProcessLock:
+    durable.make_directory(run_dir, 0o700)
+    return ownership.ProcessLock.acquire(f"{run_dir}/proxy.lock")
+
+
+async def _look(store: stores.Store) -> DeferredVolumes:
+    """Open the handoff directory, clear what a crash left half-built, and read what is deferred."""
+
+    def prepare() -> None:
+        store.open()
+        for path in store.sweep():
+            _log.warning("leftover kept", extra={"path": path})
+
+    await asyncio.to_thread(prepare)
+    deferred = DeferredVolumes(store)
+    for entry in await deferred.load():
+        if entry.error is not None:
+            _log.error("unreadable entry", extra={"entry": entry.digest, "error": str(entry.error)})
+    return deferred
+
+
+def _backends(settings: ProxySettings, stack: AsyncExitStack) -> Sequence[Driver]:
+    drivers = []
+    for served in settings.drivers:
+        backend = Backend(channel.connect(served.backend))
+        stack.push_async_callback(backend.channel.close)
+        drivers.append(Driver(served.name, served.socket, served.backend, backend))
+    return drivers
+
+
+async def _serve_own(settings: ProxySettings, parts: _Parts, stack: AsyncExitStack) -> None:
+    sockets = Sockets.below(settings.run_dir)
+    staging = operations.KeyedOperations()
+    stack.push_async_callback(staging.drain)
+    stage = RuntimeStage(parts.deferred, parts.handlers, staging, parts.targets, parts.devices)
+    runtime = RuntimeApi(parts.deferred, parts.handlers, parts.peers, stage, parts.devices)
+    registry = HandlerRegistry(parts.handlers, parts.peers, parts.events, settings.volumes_root)
+    inspect = Inspect(parts.backends, parts.handlers, parts.deferred, parts.events)
+    await stack.enter_async_context(
+        server.serving(
+            sockets.handlers,
+            lambda to: handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(registry, to),
+            name="handlers",
+        )
+    )
+    stack.callback(registry.stop)
+    await stack.enter_async_context(
+        server.serving(
+            sockets.inspect,
+            lambda to: inspect_pb2_grpc.add_InspectServicer_to_server(inspect, to),
+            name="inspect",
+        )
+    )
+    stack.callback(inspect.stop)
+    await stack.enter_async_context(
+        server.serving(
+            sockets.runtime,
+            lambda to: runtime_pb2_grpc.add_RuntimeServicer_to_server(runtime, to),
+            name="runtime",
+        )
+    )
+
+
+async def _serve_fronts(settings: ProxySettings, parts: _Parts, stack: AsyncExitStack) -> None:
+    publish = DeferredPublish(parts.deferred, parts.handlers, parts.events, parts.targets)
+    unpublish = DeferredUnpublish(parts.deferred, parts.events, parts.targets)
+    for driver in parts.backends:
+        name = volumes.DriverName(driver.name)
+        front = Front(name, driver.backend, parts.deferred, publish, unpublish, parts.targets)
+        stack.push_async_callback(front.drain)
+        await stack.enter_async_context(
+            server.serving(
+                driver.socket,
+                name=f"csi {driver.name}",
+                lock_path=_lock_path(settings.run_dir, driver.socket),
+                generic=[front.handler()],
+            )
+        )
+
+
+def _lock_path(run_dir: str, socket: str) -> str:
+    """CSI allows no other file beside a plugin's socket, so the socket's lock lies with ours."""
+    return f"{run_dir}/{hashlib.sha256(socket.encode()).hexdigest()[:16]}.lock"

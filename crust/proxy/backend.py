@@ -1,0 +1,68 @@
+"""The shim behind one CSI socket, called by the proxy itself.
+
+These calls belong to operations that outlive their caller, so they have deadlines of their own, and carry the
+metadata that opts in to deferral besides the caller's. A status of the shim or its driver is kept as it is
+(`grpc.aio.AioRpcError`), for the front to hand on unchanged.
+"""
+
+from dataclasses import dataclass
+
+import grpc.aio
+
+from crust.rpc import extensions, passthrough
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+TIMEOUT_S = 110.0
+"""Below a kubelet's two minutes per call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What of the CO's call goes along with ours."""
+
+    metadata: passthrough.Metadata
+
+    def opted_in(self) -> passthrough.Metadata:
+        """The caller's metadata with ours."""
+        kept = (pair for pair in self.metadata if pair[0] != extensions.KEY)
+        return (*kept, *extensions.METADATA)
+
+
+class Backend:
+    """The Node service of the shim."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self._stub = csi_pb2_grpc.NodeStub(channel)
+
+    async def publish(
+        self, request: csi_pb2.NodePublishVolumeRequest, caller: Caller
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        """NodePublishVolume."""
+        return await self._stub.NodePublishVolume(
+            request, metadata=caller.opted_in(), timeout=TIMEOUT_S
+        )
+
+    async def unpublish(
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, caller: Caller
+    ) -> csi_pb2.NodeUnpublishVolumeResponse:
+        """NodeUnpublishVolume."""
+        return await self._stub.NodeUnpublishVolume(
+            request, metadata=caller.opted_in(), timeout=TIMEOUT_S
+        )
+
+    async def stats(
+        self, request: csi_pb2.NodeGetVolumeStatsRequest, caller: Caller, timeout_s: float | None
+    ) -> csi_pb2.NodeGetVolumeStatsResponse:
+        """NodeGetVolumeStats, within the caller's deadline: it changes nothing."""
+        return await self._stub.NodeGetVolumeStats(
+            request, metadata=caller.opted_in(), timeout=timeout_s
+        )
+
+    async def expand(
+        self, request: csi_pb2.NodeExpandVolumeRequest, caller: Caller
+    ) -> csi_pb2.NodeExpandVolumeResponse:
+        """NodeExpandVolume."""
+        return await self._stub.NodeExpandVolume(
+            request, metadata=caller.opted_in(), timeout=TIMEOUT_S
+        )

@@ -1,0 +1,177 @@
+"""The volumes that are deferred on this node: the handoff directory, and a picture of it for quick questions.
+
+The proxy is the directory's only writer of records, so the picture is exact while the proxy runs; it is made anew by
+a scan at the start and whenever the watch says "look again". Whatever changes the directory reads it first.
+"""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from crust import errors, metrics, volumes
+from crust.handoff import store as stores
+from crust.handoff.record import Record
+from crust.proxy import leases
+
+Shared = volumes.VolumeKey | volumes.DeviceIdentity
+"""What two publishes may have in common, so that only one of them may write."""
+
+
+class NotDeferred(errors.NotFound):
+    """No deferred volume is published at the target path."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(
+            f"no deferred volume is published at {target}",
+            why="the handoff directory has no entry for it",
+            hint="publish it with deferral first",
+        )
+
+
+class OtherVolume(errors.InvalidRequest):
+    """The target path belongs to another volume than the request names."""
+
+    def __init__(self, target: str, asked: volumes.VolumeKey, there: volumes.VolumeKey) -> None:
+        super().__init__(
+            f"the request for volume {asked} names the target {target}",
+            why=f"volume {there} is published there",
+            hint="the caller mixes up two volumes; look at its records before retrying",
+        )
+
+
+class DeferredVolumes:
+    """What is deferred here. Constructed with an open store; `load` before anything else."""
+
+    def __init__(self, store: stores.Store) -> None:
+        self.store = store
+        self._known: dict[str, Record] = {}
+        self._sharing: dict[Shared, dict[str, Record]] = defaultdict(dict)
+        self._numbers: Counter[volumes.DriverName] = Counter()
+        self._reserved: list[leases.Lease] = []
+        self._unreadable: dict[str, errors.CrustError] = {}
+        self._changes = 0
+
+    async def load(self) -> tuple[stores.Entry, ...]:
+        """Look at the directory; returns what is there, unreadable entries included."""
+        while True:
+            changes = self._changes
+            entries = await asyncio.to_thread(self.store.scan)
+            if changes == self._changes:  # else a publish went by, and the scan may have missed it
+                break
+        readable = [entry.record for entry in entries if entry.record is not None]
+        for target in tuple(self._known):
+            self._drop(target)
+        for record in readable:
+            self._put(record)
+        self._unreadable = {
+            entry.digest: entry.error for entry in entries if entry.error is not None
+        }
+        self._tell()
+        return entries
+
+    def find(self, target: str) -> Record | None:
+        """The record for a target path, None if it is not deferred.
+
+        Raises the entry's own error (`errors.Corrupt`) when there is one that cannot be read: "unknown" is
+        not "absent", and an unknown volume is not mounted on the host.
+        """
+        record = self._known.get(target)
+        if record is None and self._unreadable:
+            error = self._unreadable.get(volumes.TargetPath(target).digest)
+            if error is not None:
+                raise error
+        return record
+
+    def expect(self, target: str) -> Record:
+        """The record for a target path; raises `NotDeferred`."""
+        record = self.find(target)
+        if record is None:
+            raise NotDeferred(target)
+        return record
+
+    def all(self) -> tuple[Record, ...]:
+        """Every readable record."""
+        return tuple(self._known.values())
+
+    def of_volume(self, key: volumes.VolumeKey) -> tuple[Record, ...]:
+        """The records of one volume."""
+        return tuple(self._sharing[key].values()) if key in self._sharing else ()
+
+    def check_key(self, record: Record, key: volumes.VolumeKey) -> None:
+        """Raise `OtherVolume` unless the record is the volume's."""
+        if record.key != key:
+            raise OtherVolume(record.target.text, key, record.key)
+
+    def admit(self, wanted: leases.Lease, *, deferred: bool = True) -> None:
+        """Raise `leases.DeviceLeased` if another target holds the device."""
+        sharing = [self._sharing[each] for each in _shared(wanted) if each in self._sharing]
+        held = (leases.of(record) for records in sharing for record in records.values())
+        leases.check(wanted, (*held, *self._reserved), deferred=deferred)
+
+    @contextmanager
+    def reserved(self, record: Record) -> Iterator[None]:
+        """Hold the record's lease while its entry is made: another volume may be a name of the same device.
+
+        Raises `leases.DeviceLeased` as `admit` does.
+        """
+        lease = leases.of(record)
+        self.admit(lease)
+        self._reserved.append(lease)
+        try:
+            yield
+        finally:
+            self._reserved.remove(lease)
+
+    def publish(self, record: Record) -> Record:
+        """Make the entry visible to the runtime; returns what is there afterwards. Blocks.
+
+        The same content again changes nothing. An entry that differs only in what the device is now (attached
+        anew, grown) is replaced; under a sandbox it may only have grown. Raises `PublishedDifferently` if the
+        target is published otherwise, `HeldBySandbox`.
+        """
+        entry = self.store.read(record.target)
+        if entry is None:
+            return self.store.create(record).require()
+        there = entry.require()
+        same_request = there.same_request(record)
+        if entry.live and same_request and there.identity == record.identity:
+            return there if there.same_content(record) else self.store.rewrite(record).require()
+        return self.store.publish(record, replace=same_request).require()
+
+    def remember(self, record: Record) -> None:
+        """Put a record that was published into the picture."""
+        self._drop(record.target.text)
+        self._put(record)
+        self._changes += 1
+        self._tell()
+
+    def forget(self, target: str) -> None:
+        """Take a record that was withdrawn out of the picture."""
+        self._drop(target)
+        self._changes += 1
+        self._tell()
+
+    def _put(self, record: Record) -> None:
+        self._known[record.target.text] = record
+        self._numbers[record.key.driver] += 1
+        for each in _shared(leases.of(record)):
+            self._sharing[each][record.target.text] = record
+
+    def _drop(self, target: str) -> None:
+        record = self._known.pop(target, None)
+        if record is None:
+            return
+        self._numbers[record.key.driver] -= 1
+        for each in _shared(leases.of(record)):
+            del self._sharing[each][target]
+            if not self._sharing[each]:
+                del self._sharing[each]
+
+    def _tell(self) -> None:
+        for driver, number in self._numbers.items():
+            metrics.deferred_volumes.labels(driver).set(number)
+
+
+def _shared(lease: leases.Lease) -> tuple[Shared, ...]:
+    return (lease.key,) if lease.identity is None else (lease.key, lease.identity)

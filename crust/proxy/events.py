@@ -1,0 +1,67 @@
+"""What happens, for those who watch: a fan-out that never makes the teller wait.
+
+A watcher has a bounded queue; when it is full, events are dropped for that watcher and counted, and it is told
+the count. Nothing depends on events: the handoff directory is the truth.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+QUEUE_LENGTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened. `kind` is a word of crust.v1.Event.kind; `time_s` is Unix time."""
+
+    kind: str
+    target_path: str = ""
+    handler: str = ""
+    message: str = ""
+    time_s: float = field(default_factory=time.time)
+
+
+class Events:
+    """Tells every watcher."""
+
+    def __init__(self) -> None:
+        self._watchers: dict[asyncio.Queue[Event], int] = {}
+
+    def tell(self, event: Event) -> None:
+        """Give `event` to every watcher that has room."""
+        for queue in self._watchers:
+            try:
+                queue.put_nowait(event)
+            except asyncio.QueueFull:
+                self._watchers[queue] += 1
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[Callable[[asyncio.Event], AsyncIterator[Event]]]:
+        """Begin to watch; what it gives is called with an event that ends the stream."""
+        queue: asyncio.Queue[Event] = asyncio.Queue(QUEUE_LENGTH)
+        self._watchers[queue] = 0
+        try:
+            yield lambda stopping: self._events(queue, stopping)
+        finally:
+            del self._watchers[queue]
+
+    async def _events(
+        self, queue: asyncio.Queue[Event], stopping: asyncio.Event
+    ) -> AsyncIterator[Event]:
+        stop = asyncio.ensure_future(stopping.wait())
+        try:
+            while True:
+                get = asyncio.ensure_future(queue.get())
+                await asyncio.wait((get, stop), return_when=asyncio.FIRST_COMPLETED)
+                if not get.done():
+                    get.cancel()
+                    return
+                yield get.result()
+                if queue.empty() and self._watchers[queue]:
+                    missed, self._watchers[queue] = self._watchers[queue], 0
+                    yield Event("missed", message=f"{missed} events were dropped: reader too slow")
+        finally:
+            stop.cancel()

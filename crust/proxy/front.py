@@ -1,0 +1,251 @@
+"""The CSI socket that the CO calls: five calls are looked at, the others pass as bytes.
+
+A call that is about a volume which is not deferred passes too, byte for byte, once it is clear that it cannot hurt a
+deferred one. What the proxy does itself runs under the volume's key and outlives the caller's deadline.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import grpc.aio
+from google.protobuf.message import Message
+
+from crust import errors, operations, volumes
+from crust.handoff.record import Record
+from crust.proxy import leases, policy
+from crust.proxy.backend import Backend, Caller
+from crust.proxy.deferred import DeferredVolumes, NotDeferred
+from crust.proxy.publish import DeferredPublish
+from crust.proxy.targets import Targets
+from crust.proxy.unpublish import DeferredUnpublish
+from crust.rpc import csi, limits, passthrough, requests
+from crust.wire.csi.v1 import csi_pb2
+
+_NODE = "/csi.v1.Node/"
+_LOOKED_AT = (
+    "NodePublishVolume",
+    "NodeUnpublishVolume",
+    "NodeUnstageVolume",
+    "NodeGetVolumeStats",
+    "NodeExpandVolume",
+)
+_READER_MODES = frozenset(mode.value for mode in volumes.AccessMode if mode.reader_only)
+Request = TypeVar("Request", bound=Message)
+Answer = Callable[[Request, bytes, passthrough.Context], Awaitable[bytes]]
+
+
+class PublishedDeferred(errors.NotReady):
+    """A call wants the driver to let go of a volume that is handed to a runtime."""
+
+    def __init__(self, key: volumes.VolumeKey, target: str) -> None:
+        super().__init__(
+            f"volume {key} cannot be unstaged",
+            why=f"it is handed to a runtime at {target}",
+            hint="unpublish it there first",
+        )
+
+
+class Front:
+    """One driver's CSI socket."""
+
+    def __init__(
+        self,
+        driver: volumes.DriverName,
+        backend: Backend,
+        deferred: DeferredVolumes,
+        publish: DeferredPublish,
+        unpublish: DeferredUnpublish,
+        targets: Targets,
+    ) -> None:
+        self._driver = driver
+        self._backend = backend
+        self._deferred = deferred
+        self._publish = publish
+        self._unpublish = unpublish
+        self._operations = operations.KeyedOperations()
+        self._targets = targets
+        self._forward = {
+            name: passthrough.forward(backend.channel, _NODE + name) for name in _LOOKED_AT
+        }
+
+    async def drain(self) -> None:
+        """Let running operations finish, and refuse new ones."""
+        await self._operations.drain()
+
+    def handler(self) -> passthrough.Passthrough:
+        """The generic handler to serve."""
+        own = {
+            _NODE + "NodePublishVolume": _parsed(
+                csi_pb2.NodePublishVolumeRequest, self._node_publish
+            ),
+            _NODE + "NodeUnpublishVolume": _parsed(
+                csi_pb2.NodeUnpublishVolumeRequest, self._node_unpublish
+            ),
+            _NODE + "NodeUnstageVolume": _parsed(
+                csi_pb2.NodeUnstageVolumeRequest, self._node_unstage
+            ),
+            _NODE + "NodeGetVolumeStats": _parsed(
+                csi_pb2.NodeGetVolumeStatsRequest, self._node_stats
+            ),
+            _NODE + "NodeExpandVolume": _parsed(csi_pb2.NodeExpandVolumeRequest, self._node_expand),
+        }
+        return passthrough.Passthrough(self._backend.channel, own)
+
+    async def _node_publish(
+        self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        decision = policy.decide(
+            flag=request.defer_fs_ops,
+            block=request.volume_capability.HasField("block"),
+            context=request.volume_context,
+        )
+        if not decision.defer:
+            with self._operations.beside(self._unchecked_key(request.volume_id)):
+                self._check_host_publish(request)
+                return await self._pass("NodePublishVolume", data, context)
+        key = self._key(request.volume_id)
+        caller = _caller(context)
+        response = await self._operations.run(
+            key,
+            "NodePublishVolume",
+            _identity(request),
+            lambda: self._publish.run(self._backend, key, request, decision, caller),
+        )
+        return response.SerializeToString()
+
+    def _check_host_publish(self, request: csi_pb2.NodePublishVolumeRequest) -> None:
+        """A host mount must not meet a deferred one, neither on the device nor on the target."""
+        target = volumes.TargetPath(
+            request.target_path
+        )  # unchecked: what is odd is the driver's to judge
+        if self._deferred.find(target.text) is not None:
+            raise policy.AlreadyDeferred(target.text)
+        readonly = request.readonly or request.volume_capability.access_mode.mode in _READER_MODES
+        key = self._unchecked_key(request.volume_id)
+        self._deferred.admit(leases.Lease(key, target, None, readonly), deferred=False)
+
+    async def _node_unpublish(
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        if not self._is_known(request):
+            # beside, because passed on it would overtake a publish whose caller gave up, and the entry that
+            # publish makes would stay for good
+            with self._operations.beside(self._unchecked_key(request.volume_id)):
+                if not await self._is_sealed(request):
+                    return await self._pass("NodeUnpublishVolume", data, context)
+        key = self._key(request.volume_id)
+        target = volumes.TargetPath.parse(request.target_path)
+        caller = _caller(context)
+        response = await self._operations.run(
+            key,
+            "NodeUnpublishVolume",
+            _identity(request),
+            lambda: self._unpublish.run(self._backend, key, target, request, caller),
+        )
+        return response.SerializeToString()
+
+    def _is_known(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> bool:
+        """Whether it is a deferred volume's, by the flag or by the record."""
+        try:
+            target = volumes.TargetPath.parse(request.target_path)
+        except volumes.BadPath:
+            # another spelling of a deferred target must not reach a driver, which would let the device go
+            key = self._unchecked_key(request.volume_id)
+            if request.defer_fs_ops or self._deferred.of_volume(key):
+                raise
+            return False
+        return request.defer_fs_ops or self._deferred.find(target.text) is not None
+
+    async def _is_sealed(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> bool:
+        """Whether our seal is on the target: the record is gone, with /run or in an unpublish that was cut off."""
+        try:
+            target = volumes.TargetPath.parse(request.target_path)
+        except volumes.BadPath:
+            return False
+        return await asyncio.to_thread(self._targets.is_sealed, target)
+
+    async def _node_unstage(
+        self, request: csi_pb2.NodeUnstageVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        key = self._unchecked_key(request.volume_id)
+        with self._operations.beside(key):
+            held = self._deferred.of_volume(key)
+            if held:
+                raise PublishedDeferred(key, held[0].target.text)
+            return await self._pass("NodeUnstageVolume", data, context)
+
+    async def _node_stats(
+        self, request: csi_pb2.NodeGetVolumeStatsRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        record = self._deferred.find(request.volume_path)
+        if record is None and not request.defer_fs_ops:
+            return await self._pass("NodeGetVolumeStats", data, context)
+        self._deferred.check_key(
+            self._deferred.expect(request.volume_path), self._key(request.volume_id)
+        )
+        request.defer_fs_ops = True
+        response = await self._backend.stats(request, _caller(context), context.time_remaining())
+        return response.SerializeToString()
+
+    async def _node_expand(
+        self, request: csi_pb2.NodeExpandVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        record = self._to_expand(request)
+        if record is None:
+            return await self._pass("NodeExpandVolume", data, context)
+        key = self._key(request.volume_id)
+        self._deferred.check_key(record, key)
+        csi.capacity_range(request.capacity_range)
+        request.defer_fs_ops = True
+        request.volume_path = record.target.text
+        caller = _caller(context)
+        response = await self._operations.run(
+            key,
+            "NodeExpandVolume",
+            _identity(request),
+            lambda: self._backend.expand(request, caller),
+        )
+        return response.SerializeToString()
+
+    def _to_expand(self, request: csi_pb2.NodeExpandVolumeRequest) -> Record | None:
+        """The record by the path; or by the volume, because a CO may name the staging path (CSI NodeExpandVolume)."""
+        key = self._unchecked_key(request.volume_id)
+        record = self._deferred.find(request.volume_path)
+        record = record or next(iter(self._deferred.of_volume(key)), None)
+        if record is None and request.defer_fs_ops:
+            raise NotDeferred(request.volume_path)
+        return record
+
+    def _unchecked_key(self, volume_id: str) -> volumes.VolumeKey:
+        """For calls that are handed on: the driver judges the id, in its own words."""
+        return volumes.VolumeKey(self._driver, volumes.VolumeId(volume_id))
+
+    def _key(self, volume_id: str) -> volumes.VolumeKey:
+        return volumes.VolumeKey(self._driver, limits.volume_id(volume_id))
+
+    async def _pass(self, name: str, data: bytes, context: passthrough.Context) -> bytes:
+        return await self._forward[name](data, context)
+
+
+def _parsed(kind: type[Request], answer: Answer[Request]) -> passthrough.UnaryBehaviour:
+    async def behave(data: bytes, context: passthrough.Context) -> bytes:
+        try:
+            return await answer(requests.parse(kind, data), data, context)
+        except grpc.aio.AioRpcError as error:
+            return await passthrough.repeat(context, error)
+
+    return behave
+
+
+def _caller(context: passthrough.Context) -> Caller:
+    return Caller(passthrough.metadata_of(context))
+
+
+def _identity(request: Message) -> bytes:
+    """What makes two requests the same: their fields, less the secrets (which may be renewed)."""
+    plain = type(request)()
+    plain.CopyFrom(request)
+    if "secrets" in plain.DESCRIPTOR.fields_by_name:
+        plain.ClearField("secrets")
+    return plain.SerializeToString(deterministic=True)

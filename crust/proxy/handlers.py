@@ -1,0 +1,140 @@
+"""The runtime handlers that live now: a handler is here while its Register stream is open.
+
+Nothing is kept on disk. After a restart of the proxy the handlers come back by themselves within a second, so
+for a short while after the start a look-up waits for the handler instead of failing.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from crust import errors, metrics, volumes
+
+Feature = volumes.HandlerFeature
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A registered runtime handler. `endpoint` is the path of its own socket."""
+
+    name: volumes.HandlerName
+    version: str
+    endpoint: str
+    filesystems: frozenset[str]
+    features: frozenset[Feature]
+    registered_at_s: float = field(default_factory=time.time, compare=False)
+
+
+class NoHandler(errors.NotReady):
+    """The handler that a publish needs is not registered."""
+
+    def __init__(self, name: str | None, present: list[str]) -> None:
+        wanted = f"runtime handler {name!r}" if name else "a runtime handler"
+        there = f"registered are: {', '.join(present)}" if present else "none is registered"
+        super().__init__(
+            f"the mount cannot be deferred: {wanted} is needed",
+            why=there,
+            hint="start the handler on this node, or correct crust.dev/runtime-handler",
+        )
+
+
+class AmbiguousHandler(errors.NotReady):
+    """Several handlers, and nobody said which."""
+
+    def __init__(self, present: list[str]) -> None:
+        super().__init__(
+            "the mount cannot be deferred: it is not said to which runtime handler",
+            why=f"registered are: {', '.join(present)}",
+            hint="name one in the volume context, crust.dev/runtime-handler",
+        )
+
+
+class HandlerGone(errors.PeerUnavailable):
+    """The handler that a volume was handed to is away."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"runtime handler {name!r} does not answer for its volumes",
+            why="it is not registered now",
+            hint="start it again; running sandboxes are not affected",
+        )
+
+
+class NameTaken(errors.Conflict):
+    """A live handler has the name."""
+
+    def __init__(self, name: str, endpoint: str) -> None:
+        super().__init__(
+            f"runtime handler {name!r} is registered already",
+            why=f"the live one serves on {endpoint}",
+            hint="stop it first, or register under another name",
+        )
+
+
+class Handlers:
+    """The registry. `grace_s`: how long after the start a look-up waits for handlers to come back."""
+
+    def __init__(self, *, grace_s: float) -> None:
+        self._live: dict[volumes.HandlerName, Handler] = {}
+        self._changed = asyncio.Condition()
+        self._grace_until_s = time.monotonic() + grace_s
+
+    @contextmanager
+    def lease(self, handler: Handler) -> Iterator[None]:
+        """Hold a registration while the block runs; raises `NameTaken`."""
+        holder = self._live.get(handler.name)
+        if holder is not None:
+            raise NameTaken(handler.name, holder.endpoint)
+        self._live[handler.name] = handler
+        metrics.handlers.set(len(self._live))
+        try:
+            yield
+        finally:
+            del self._live[handler.name]
+            metrics.handlers.set(len(self._live))
+
+    async def announce(self) -> None:
+        """Wake those who wait for a handler."""
+        async with self._changed:
+            self._changed.notify_all()
+
+    def all(self) -> tuple[Handler, ...]:
+        """The live handlers, by name."""
+        return tuple(self._live[name] for name in sorted(self._live))
+
+    async def choose(self, name: volumes.HandlerName | None) -> Handler:
+        """The handler for a new publish; raises `NoHandler`, `AmbiguousHandler`."""
+        found = self._pick(name) or await self._wait(name)
+        if found is not None:
+            return found
+        present = sorted(self._live)
+        if name is None and len(present) > 1:
+            raise AmbiguousHandler(list(present))
+        raise NoHandler(name, list(present))
+
+    async def owner(self, name: volumes.HandlerName) -> Handler:
+        """The handler that a volume was handed to; raises `HandlerGone`."""
+        found = self._pick(name) or await self._wait(name)
+        if found is None:
+            raise HandlerGone(name)
+        return found
+
+    def _pick(self, name: volumes.HandlerName | None) -> Handler | None:
+        if name is not None:
+            return self._live.get(name)
+        return next(iter(self._live.values())) if len(self._live) == 1 else None
+
+    async def _wait(self, name: volumes.HandlerName | None) -> Handler | None:
+        if self._live and name is None:
+            return None  # more than one: waiting cannot make it less ambiguous
+        left_s = self._grace_until_s - time.monotonic()
+        if left_s <= 0:
+            return None
+        try:
+            async with asyncio.timeout(left_s), self._changed:
+                await self._changed.wait_for(lambda: self._pick(name) is not None)
+        except TimeoutError:
+            return None
+        return self._pick(name)

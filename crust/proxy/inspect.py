@@ -1,0 +1,145 @@
+"""The operator's door: what is here, as it is now. Read-only."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from crust.handoff.store import Entry
+from crust.proxy.backend import Backend
+from crust.proxy.deferred import DeferredVolumes
+from crust.proxy.events import Event, Events
+from crust.proxy.handlers import Handler, Handlers
+from crust.wire.v1 import handlers_pb2, inspect_pb2, inspect_pb2_grpc, types_pb2
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """A driver's socket as it is served here."""
+
+    name: str
+    socket: str
+    backend_socket: str
+    backend: Backend
+
+
+class Inspect(inspect_pb2_grpc.InspectServicer):
+    """Inspect, from the registry, the handoff directory and the channels."""
+
+    def __init__(
+        self,
+        drivers: Sequence[Driver],
+        handlers: Handlers,
+        deferred: DeferredVolumes,
+        events: Events,
+    ) -> None:
+        self._drivers = tuple(drivers)
+        self._handlers = handlers
+        self._deferred = deferred
+        self._events = events
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """End every watch."""
+        self._stopping.set()
+
+    async def ListDrivers(
+        self, request: inspect_pb2.ListDriversRequest, context: Context
+    ) -> inspect_pb2.ListDriversResponse:
+        """The drivers that are served, and whether their backends answer."""
+        records = self._deferred.all()
+        ready = grpc.ChannelConnectivity.READY
+        return inspect_pb2.ListDriversResponse(
+            drivers=[
+                inspect_pb2.ListDriversResponse.Driver(
+                    name=each.name,
+                    socket=each.socket,
+                    backend=each.backend_socket,
+                    connected=each.backend.channel.get_state(try_to_connect=True) is ready,
+                    deferred_volumes=sum(record.key.driver == each.name for record in records),
+                )
+                for each in self._drivers
+            ]
+        )
+
+    async def ListHandlers(
+        self, request: inspect_pb2.ListHandlersRequest, context: Context
+    ) -> inspect_pb2.ListHandlersResponse:
+        """The handlers that hold a lease."""
+        return inspect_pb2.ListHandlersResponse(handlers=map(_handler, self._handlers.all()))
+
+    async def ListDeferredVolumes(
+        self, request: inspect_pb2.ListDeferredVolumesRequest, context: Context
+    ) -> inspect_pb2.ListDeferredVolumesResponse:
+        """Everything in the handoff directory, unreadable entries with the reason."""
+        entries = await self._deferred.load()
+        return inspect_pb2.ListDeferredVolumesResponse(volumes=map(_volume, entries))
+
+    async def Watch(
+        self, request: inspect_pb2.WatchRequest, context: Context
+    ) -> AsyncIterator[inspect_pb2.Event]:
+        """What happens from now on."""
+        await context.send_initial_metadata(())  # tells the client that the watch has begun
+        async with self._events.watch() as watched:
+            async for event in watched(self._stopping):
+                yield _event(event)
+
+
+def _handler(handler: Handler) -> inspect_pb2.ListHandlersResponse.Handler:
+    hello = handlers_pb2.Hello(
+        name=handler.name,
+        version=handler.version,
+        endpoint=handler.endpoint,
+        volume_types=[types_pb2.VolumeType.BLOCK],
+        filesystems=sorted(handler.filesystems),
+        features=sorted(
+            handlers_pb2.HandlerFeature.ValueType(each.value) for each in handler.features
+        ),
+    )
+    return inspect_pb2.ListHandlersResponse.Handler(
+        hello=hello, registered_at=_timestamp(handler.registered_at_s)
+    )
+
+
+def _volume(entry: Entry) -> inspect_pb2.DeferredVolume:
+    if entry.record is None:
+        return inspect_pb2.DeferredVolume(
+            entry=entry.digest, state="unreadable", message=str(entry.error or "no record")
+        )
+    record = entry.record
+    claim = entry.claim if entry.live else None
+    return inspect_pb2.DeferredVolume(
+        entry=entry.digest,
+        target_path=record.target.text,
+        driver=record.key.driver,
+        volume_id=record.key.volume_id,
+        handler=record.handler,
+        device=record.device,
+        fs_type=record.mount.fs_type,
+        readonly=record.readonly,
+        capacity_bytes=record.mount.capacity_bytes,
+        state=claim.state.value if claim else "published",
+        sandbox_id=claim.sandbox_id if claim else "",
+        # of a claim that is given up, too: why the last sandbox could not have it
+        message=str(entry.claim_error or (entry.claim.error if entry.claim else "")),
+    )
+
+
+def _event(event: Event) -> inspect_pb2.Event:
+    return inspect_pb2.Event(
+        time=_timestamp(event.time_s),
+        kind=event.kind,
+        target_path=event.target_path,
+        handler=event.handler,
+        message=event.message,
+    )
+
+
+def _timestamp(seconds: float) -> Timestamp:
+    return Timestamp(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))

@@ -1,0 +1,112 @@
+"""The runtime handlers' own sockets, called by the proxy.
+
+A channel is kept while its handler is registered. A handler that vanishes in the middle of a call is
+`PeerUnavailable`, and so is one that does not answer in time: the caller retries, the volume stays as it is.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import grpc.aio
+
+from crust import errors, volumes
+from crust.proxy.handlers import Handler
+from crust.rpc import channel, crust_v1, status
+from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
+
+Answer = TypeVar("Answer")
+
+STATS_TIMEOUT_S = 9.0
+EXPAND_TIMEOUT_S = 95.0
+"""A little below what the shim waits, so that our sentence arrives and not its deadline."""
+
+
+class HandlerSilent(errors.PeerUnavailable):
+    """The handler was asked and did not answer."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(
+            f"runtime handler {name!r} did not answer",
+            why=why,
+            hint="look at the handler's log on this node; running sandboxes are not affected",
+        )
+
+
+class HandlerPeers:
+    """Calls handlers by their registration."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def stats(
+        self, handler: Handler, target: volumes.TargetPath, timeout_s: float | None
+    ) -> volumes.VolumeStats:
+        """Statistics; raises the handler's error, `HandlerSilent` or `crust_v1.UnbelievableUsage`."""
+        request = handlers_pb2.GetVolumeStatsRequest(target_path=target.text)
+        call = self._stub(handler).GetVolumeStats(
+            request, timeout=_shorter(timeout_s, STATS_TIMEOUT_S)
+        )
+        answer = await _answer(handler, call)
+        condition = answer.volume_condition if answer.HasField("volume_condition") else None
+        return crust_v1.stats(answer.usage, condition)
+
+    async def expand(
+        self,
+        handler: Handler,
+        target: volumes.TargetPath,
+        capacity: volumes.CapacityRange,
+        timeout_s: float | None,
+    ) -> int:
+        """Grow the filesystem; returns the bytes that it fills now. Raises as `stats` does."""
+        request = handlers_pb2.ExpandVolumeRequest(
+            target_path=target.text, capacity_range=crust_v1.capacity_range_to_wire(capacity)
+        )
+        call = self._stub(handler).ExpandVolume(
+            request, timeout=_shorter(timeout_s, EXPAND_TIMEOUT_S)
+        )
+        return (await _answer(handler, call)).capacity_bytes
+
+    async def drop(self, handler: Handler) -> None:
+        """Close the channel of a handler that is gone."""
+        gone = self._channels.pop(handler.endpoint, None)
+        if gone is not None:
+            await gone.close()
+
+    async def close(self) -> None:
+        """Close every channel."""
+        channels, self._channels = list(self._channels.values()), {}
+        await asyncio.gather(*(each.close() for each in channels))
+
+    def _stub(self, handler: Handler) -> "handlers_pb2_grpc.RuntimeHandlerAsyncStub":
+        if handler.endpoint not in self._channels:
+            self._channels[handler.endpoint] = channel.connect(handler.endpoint)
+        return handlers_pb2_grpc.RuntimeHandlerStub(self._channels[handler.endpoint])
+
+
+async def _answer(handler: Handler, call: Awaitable[Answer]) -> Answer:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as err:
+        raise _error(handler, err) from err
+    except asyncio.CancelledError as err:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # not we were cancelled but the call, by `drop`: its handler's lease ended in the middle of it
+        raise HandlerSilent(handler.name, "it went away in the middle of the call") from err
+
+
+def _error(handler: Handler, err: grpc.aio.AioRpcError) -> errors.CrustError:
+    away = (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+    )
+    if err.code() in away:
+        return HandlerSilent(handler.name, err.details() or err.code().name)
+    return status.to_error(err)
+
+
+def _shorter(one_s: float | None, other_s: float) -> float:
+    return other_s if one_s is None else min(one_s, other_s)

@@ -1,0 +1,194 @@
+"""A deferred NodePublishVolume, from the request to an entry in the handoff directory.
+
+Everything that can refuse is asked before anything is touched: the target path, the handler, what the handler can do,
+who has the volume. Then the shim, whose answer says which device it is; then the same questions again with what
+is known now; then the sealed target; then the entry, which appears whole. What was made is undone, newest
+first, when a later step fails; what a kill leaves is found by the retry or by the unpublish that a CO owes.
+"""
+
+import asyncio
+import contextlib
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Self
+
+import grpc.aio
+
+from crust import errors, metrics, volumes
+from crust.handoff.record import Record
+from crust.proxy import fitness, leases
+from crust.proxy import targets as targets_module
+from crust.proxy.backend import Backend, Caller
+from crust.proxy.deferred import DeferredVolumes
+from crust.proxy.events import Event, Events
+from crust.proxy.handlers import Handler, Handlers
+from crust.proxy.policy import Decision, NothingToDefer
+from crust.rpc import csi
+from crust.wire.csi.v1 import csi_pb2
+
+_log = logging.getLogger(__name__)
+
+
+class DriverIgnoredDeferral(errors.RuntimeFailed):
+    """The backend answered a deferred publish without metadata."""
+
+    def __init__(self, key: volumes.VolumeKey) -> None:
+        super().__init__(
+            f"volume {key} was not deferred",
+            why="the backend answered without deferred_mount; it was told to unpublish",
+            hint="put a crust shim between the proxy and the driver",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A request, decoded and checked."""
+
+    key: volumes.VolumeKey
+    target: volumes.TargetPath
+    access: volumes.MountAccess
+    readonly: bool
+
+    @classmethod
+    def of(cls, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest) -> Self:
+        """Decode; raises `errors.InvalidRequest`."""
+        target = volumes.TargetPath.parse(request.target_path)
+        capability = csi.capability(request.volume_capability)
+        if not isinstance(capability.access, volumes.MountAccess):
+            raise NothingToDefer()
+        return cls(key, target, capability.access, request.readonly or capability.mode.reader_only)
+
+
+class DeferredPublish:
+    """Carries deferred publishes out."""
+
+    def __init__(
+        self,
+        deferred: DeferredVolumes,
+        handlers: Handlers,
+        events: Events,
+        targets: targets_module.Targets,
+    ) -> None:
+        self._deferred = deferred
+        self._handlers = handlers
+        self._events = events
+        self._targets = targets
+
+    async def run(
+        self,
+        backend: Backend,
+        key: volumes.VolumeKey,
+        request: csi_pb2.NodePublishVolumeRequest,
+        decision: Decision,
+        caller: Caller,
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        """Publish; raises what refuses, and `grpc.aio.AioRpcError` with the driver's own status."""
+        try:
+            wanted = _Wanted.of(key, request)
+            return await self._publish(backend, wanted, request, decision, caller)
+        except errors.CrustError as error:
+            self._events.tell(
+                Event("refused", request.target_path, decision.handler or "", str(error))
+            )
+            raise
+
+    async def _publish(
+        self,
+        backend: Backend,
+        wanted: _Wanted,
+        request: csi_pb2.NodePublishVolumeRequest,
+        decision: Decision,
+        caller: Caller,
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        known = self._deferred.find(wanted.target.text)
+        handler = await self._admit(wanted, known, decision)
+        async with AsyncExitStack() as undo:
+            response = await backend.publish(_flagged(request), caller)
+            if known is None:  # a retry of a publish that stands must not take it down
+                undo.push_async_callback(self._unpublish, backend, wanted, caller)
+            record = self._record(wanted, handler, response)
+            with self._deferred.reserved(record):
+                record = await asyncio.to_thread(self._place, record, is_new=known is None)
+                self._deferred.remember(record)
+            undo.pop_all()
+        self._tell(record, decision, is_new=known is None)
+        return csi_pb2.NodePublishVolumeResponse()
+
+    async def _admit(self, wanted: _Wanted, known: Record | None, decision: Decision) -> Handler:
+        """All that can be refused before the driver is asked."""
+        self._targets.check_allowed(wanted.target)
+        if known is not None:
+            self._deferred.check_key(known, wanted.key)
+        # what was decided stays decided: a second handler that came since makes a retry no less clear
+        name = decision.handler or (known.handler if known is not None else None)
+        handler = await self._handlers.choose(name)
+        access = wanted.access
+        fitness.check(handler, fs_type=access.fs_type, group=access.group, readonly=wanted.readonly)
+        self._deferred.admit(leases.Lease(wanted.key, wanted.target, None, wanted.readonly))
+        await asyncio.to_thread(self._targets.check_usable, wanted.target)
+        return handler
+
+    def _record(
+        self, wanted: _Wanted, handler: Handler, response: csi_pb2.NodePublishVolumeResponse
+    ) -> Record:
+        """The entry, checked with what the driver told."""
+        if not response.HasField("deferred_mount"):
+            raise DriverIgnoredDeferral(wanted.key)
+        told = csi.deferred_mount(response.deferred_mount)
+        mount = replace(told, readonly=told.readonly or wanted.readonly)
+        fitness.check_answer(wanted.access, mount)
+        fitness.check(handler, fs_type=mount.fs_type, group=mount.group, readonly=mount.readonly)
+        return Record.of(mount, wanted.key, wanted.target, handler.name)
+
+    def _place(self, record: Record, *, is_new: bool) -> Record:
+        """Seal the target and make the entry appear, or leave neither. Blocks."""
+        self._targets.check_unmounted(record.mount.source, readonly=record.readonly)
+        self._targets.seal(record.target)
+        try:
+            return self._deferred.publish(record)
+        except BaseException:  # a bug must not leave a seal behind either
+            if is_new:
+                self._unseal(record.target)
+            raise
+
+    async def _unpublish(self, backend: Backend, wanted: _Wanted, caller: Caller) -> None:
+        request = csi_pb2.NodeUnpublishVolumeRequest(
+            volume_id=wanted.key.volume_id, target_path=wanted.target.text, defer_fs_ops=True
+        )
+        # the reason of the publish's failure is the one to report; the CO's own unpublish does this again
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await backend.unpublish(request, caller)
+
+    def _unseal(self, target: volumes.TargetPath) -> None:
+        try:
+            self._targets.unseal(target)
+        except errors.CrustError as error:
+            _log.warning("seal left behind", extra={"target": target.text, "error": str(error)})
+
+    def _tell(self, record: Record, decision: Decision, *, is_new: bool) -> None:
+        if not is_new:
+            return
+        metrics.deferred_publishes.labels(record.key.driver, record.handler).inc()
+        _log.info(
+            "deferred",
+            extra={
+                "volume": str(record.key),
+                "target": record.target.text,
+                "handler": record.handler,
+                "device": record.device,
+                "decider": decision.decider,
+            },
+        )
+        self._events.tell(Event("published", record.target.text, record.handler))
+
+
+def _flagged(request: csi_pb2.NodePublishVolumeRequest) -> csi_pb2.NodePublishVolumeRequest:
+    """The request for the shim: the flag, and the group in the deferral's own field as well (KEP-2857)."""
+    flagged = csi_pb2.NodePublishVolumeRequest()
+    flagged.CopyFrom(request)
+    flagged.defer_fs_ops = True
+    mount = flagged.volume_capability.mount
+    if mount.volume_mount_group and not mount.volume_supplemental_group:
+        mount.volume_supplemental_group = mount.volume_mount_group
+    return flagged

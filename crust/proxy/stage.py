@@ -1,0 +1,131 @@
+"""Changes to the handoff directory that come through the Runtime API: KEP-style staging, and new sizes.
+
+A driver that implements the KEP names no driver and no volume; its volumes are kept under a name of our own, keyed by
+their target path, and the device is identified here. Sealing the target is left to that driver: it owns it.
+"""
+
+import asyncio
+from dataclasses import replace
+
+from crust import errors, operations, volumes
+from crust.handoff.record import Record
+from crust.proxy import fitness
+from crust.proxy.deferred import DeferredVolumes
+from crust.proxy.devices import Devices
+from crust.proxy.handlers import Handlers
+from crust.proxy.targets import Targets
+from crust.wire.v1 import runtime_pb2, types_pb2
+
+DRIVER = volumes.DriverName("runtime-api.crust.dev")
+
+
+class NotABlockVolume(errors.InvalidRequest):
+    """A volume type that is not served yet."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(
+            "the volume cannot be handed to a runtime",
+            why=f"its type is {number}, and only BLOCK (1) is served",
+            hint="send volume_type BLOCK and a block device's path",
+        )
+
+
+class RuntimeStage:
+    """Stages and unstages by target path, and records new sizes."""
+
+    def __init__(
+        self,
+        deferred: DeferredVolumes,
+        handlers: Handlers,
+        running: operations.KeyedOperations,
+        targets: Targets,
+        devices: Devices,
+    ) -> None:
+        self._deferred = deferred
+        self._handlers = handlers
+        self._operations = running
+        self._targets = targets
+        self._devices = devices
+
+    async def stage(self, request: runtime_pb2.RuntimeStageVolumeRequest) -> None:
+        """Publish an entry; raises what refuses."""
+        if request.volume_type.type != types_pb2.VolumeType.BLOCK:
+            raise NotABlockVolume(request.volume_type.type)
+        target = volumes.TargetPath.parse(request.volume_target_path, role="volume_target_path")
+        self._targets.check_allowed(target)
+        await self._operations.run(
+            _key(target),
+            "RuntimeStageVolume",
+            request.SerializeToString(deterministic=True),
+            lambda: self._stage(target, request),
+        )
+
+    async def unstage(self, target: volumes.TargetPath) -> None:
+        """Withdraw an entry; absent is fine. Raises `HeldBySandbox`."""
+        # absent or not is asked under the key: a stage whose caller gave up may still be making the entry
+        await self._operations.run(
+            _key(target), "RuntimeUnstageVolume", target, lambda: self._withdraw(target)
+        )
+
+    async def resized(self, record: Record, size_bytes: int) -> None:
+        """Keep a volume's new size in its record, for the sandbox that mounts it next."""
+        if record.mount.capacity_bytes == size_bytes:
+            return
+        mount = replace(record.mount, capacity_bytes=size_bytes)
+        changed = replace(record, mount=mount)
+        entry = await asyncio.to_thread(self._deferred.store.rewrite, changed)
+        self._deferred.remember(entry.require())
+
+    async def _stage(
+        self, target: volumes.TargetPath, request: runtime_pb2.RuntimeStageVolumeRequest
+    ) -> None:
+        known = self._deferred.find(target.text)
+        # what was decided stays decided: a second handler that came since makes a retry no less clear
+        handler = await self._handlers.choose(known.handler if known is not None else None)
+        mount = await asyncio.to_thread(self._mount_of, request)
+        record = Record.of(mount, _key(target), target, handler.name)
+        fitness.check(handler, fs_type=mount.fs_type, group=mount.group, readonly=record.readonly)
+        with self._deferred.reserved(record):
+            self._deferred.remember(await asyncio.to_thread(self._publish, record))
+
+    def _publish(self, record: Record) -> Record:
+        self._targets.check_unmounted(record.mount.source, readonly=record.readonly)
+        return self._deferred.publish(record)
+
+    async def _withdraw(self, target: volumes.TargetPath) -> None:
+        record = self._deferred.find(target.text)
+        if record is None:
+            return
+        self._deferred.check_key(record, _key(target))
+        withdrawal = await asyncio.to_thread(self._deferred.store.begin_withdraw, target)
+        try:
+            await asyncio.to_thread(withdrawal.complete)
+        finally:
+            await asyncio.to_thread(withdrawal.close)
+        self._deferred.forget(target.text)
+
+    def _mount_of(self, request: runtime_pb2.RuntimeStageVolumeRequest) -> volumes.DeferredMount:
+        device = volumes.TargetPath.parse(request.volume_backing_path, role="volume_backing_path")
+        return volumes.DeferredMount(
+            source=volumes.BlockSource(device.text, self._devices.identify(device.text)),
+            fs_type=request.fs_type,
+            mount_options=tuple(request.mount_flags),
+            group=_group_of(request),
+            capacity_bytes=self._devices.size_bytes(device.text),
+        )
+
+
+def _key(target: volumes.TargetPath) -> volumes.VolumeKey:
+    return volumes.VolumeKey(DRIVER, volumes.VolumeId(target.digest))
+
+
+def _group_of(request: runtime_pb2.RuntimeStageVolumeRequest) -> volumes.GroupChange | None:
+    group = request.volume_supplemental_group
+    number = request.volume_supplemental_group_change_policy.policy
+    if number and not group:
+        raise errors.InvalidRequest(
+            "volume_supplemental_group_change_policy is set without volume_supplemental_group"
+        )
+    if number == types_pb2.VolumeGroupChangePolicy.ON_ROOT_MISMATCH:
+        return volumes.GroupChange.parse(group, volumes.GroupPolicy.ON_ROOT_MISMATCH)
+    return volumes.GroupChange.parse(group) if group else None

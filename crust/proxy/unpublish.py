@@ -1,0 +1,70 @@
+"""NodeUnpublishVolume of a deferred volume: no detach under a live guest.
+
+The withdrawal takes the claim's lock first, so that no sandbox can begin with the volume meanwhile, and a sandbox
+that has it makes the unpublish fail with its name. Then the driver, then the seal and the directory, and the entry
+last: a kill at any line leaves an entry that the CO's retry withdraws.
+"""
+
+import asyncio
+import logging
+
+from crust import volumes
+from crust.handoff import store as stores
+from crust.handoff.record import Record
+from crust.proxy.backend import Backend, Caller
+from crust.proxy.deferred import DeferredVolumes
+from crust.proxy.events import Event, Events
+from crust.proxy.targets import Targets
+from crust.wire.csi.v1 import csi_pb2
+
+_log = logging.getLogger(__name__)
+
+
+class DeferredUnpublish:
+    """Carries deferred unpublishes out."""
+
+    def __init__(self, deferred: DeferredVolumes, events: Events, targets: Targets) -> None:
+        self._deferred = deferred
+        self._events = events
+        self._targets = targets
+
+    async def run(
+        self,
+        backend: Backend,
+        key: volumes.VolumeKey,
+        target: volumes.TargetPath,
+        request: csi_pb2.NodeUnpublishVolumeRequest,
+        caller: Caller,
+    ) -> csi_pb2.NodeUnpublishVolumeResponse:
+        """Unpublish; raises `HeldBySandbox`, and `grpc.aio.AioRpcError` with the driver's own status."""
+        record = self._deferred.find(target.text)
+        flagged = csi_pb2.NodeUnpublishVolumeRequest()
+        flagged.CopyFrom(request)
+        flagged.defer_fs_ops = True
+        if record is None:  # the entry went before, with /run or in an unpublish that was cut off
+            response = await backend.unpublish(flagged, caller)
+            await asyncio.to_thread(self._targets.unseal, target)
+            return response
+        self._deferred.check_key(record, key)
+        withdrawal = await asyncio.to_thread(self._begin, target)
+        try:
+            response = await backend.unpublish(flagged, caller)
+            await asyncio.to_thread(self._finish, target, withdrawal)
+        finally:
+            withdrawal.close()
+        self._withdrawn(record)
+        return response
+
+    def _begin(self, target: volumes.TargetPath) -> stores.Withdrawal:
+        """Keep sandboxes away, and refuse what could not be finished, before the driver lets go. Blocks."""
+        self._targets.check_free(target)
+        return self._deferred.store.begin_withdraw(target)
+
+    def _finish(self, target: volumes.TargetPath, withdrawal: stores.Withdrawal) -> None:
+        self._targets.unseal(target)
+        withdrawal.complete()
+
+    def _withdrawn(self, record: Record) -> None:
+        self._deferred.forget(record.target.text)
+        _log.info("withdrawn", extra={"volume": str(record.key), "target": record.target.text})
+        self._events.tell(Event("withdrawn", record.target.text, record.handler))
