@@ -1,0 +1,127 @@
+"""What the shim does when the caller's flag says "deferred", for a driver in this process or behind a socket.
+
+The inner driver is asked with the flag set and must answer with metadata. One that mounts instead is undone at once
+and reported, because a mount that nobody asked for is the one thing that a deferred publish must never leave.
+"""
+
+import contextlib
+from typing import Any, Protocol
+
+import grpc.aio
+
+from crust import errors, volumes
+from crust.csi_shim.runtime import Runtime
+from crust.rpc import csi, limits
+from crust.wire.csi.v1 import csi_pb2
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class InnerNode(Protocol):
+    """The Node service of the driver that is wrapped."""
+
+    async def publish(
+        self, request: csi_pb2.NodePublishVolumeRequest, context: Context
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        """NodePublishVolume."""
+
+    async def unpublish(
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context
+    ) -> csi_pb2.NodeUnpublishVolumeResponse:
+        """NodeUnpublishVolume."""
+
+    async def expand(
+        self, request: csi_pb2.NodeExpandVolumeRequest, context: Context
+    ) -> csi_pb2.NodeExpandVolumeResponse:
+        """NodeExpandVolume."""
+
+    async def capabilities(self, context: Context) -> csi_pb2.NodeGetCapabilitiesResponse:
+        """NodeGetCapabilities, asked as a caller that knows deferral."""
+
+
+class CannotDefer(errors.Unsupported):
+    """The inner driver does not know deferral."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the mount cannot be deferred",
+            why="the driver does not advertise DEFER_FS_OPS",
+            hint="use a driver that defers, or remove crust.dev/defer from the StorageClass",
+        )
+
+
+class MountedInstead(errors.RuntimeFailed):
+    """The inner driver advertises deferral and mounted all the same."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"volume {volume_id[:128]} was not deferred",
+            why="the driver answered a deferred publish without deferred_mount; it was told to unpublish",
+            hint="this is a bug in the driver; do not defer its volumes until it is fixed",
+        )
+
+
+class Deferral:
+    """Answers the flagged calls. Constructed with the driver and the way back to the runtime."""
+
+    def __init__(self, inner: InnerNode, runtime: Runtime, *, tell_condition: bool) -> None:
+        self._inner = inner
+        self._runtime = runtime
+        self._tell_condition = tell_condition
+        self._inner_defers = False
+
+    async def publish(
+        self, request: csi_pb2.NodePublishVolumeRequest, context: Context
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        """Return deferred-mount metadata; raises `CannotDefer`, `MountedInstead`, `csi.BadDeferredMount`."""
+        await self._check_inner(context)
+        response = await self._inner.publish(request, context)
+        try:
+            if not response.HasField("deferred_mount"):
+                raise MountedInstead(request.volume_id)
+            csi.deferred_mount(response.deferred_mount)
+        except errors.CrustError:
+            await self._undo(request, context)
+            raise
+        return response
+
+    async def stats(
+        self, request: csi_pb2.NodeGetVolumeStatsRequest
+    ) -> csi_pb2.NodeGetVolumeStatsResponse:
+        """Ask the kernel that has the volume mounted."""
+        limits.volume_id(request.volume_id)
+        target = volumes.TargetPath.parse(request.volume_path, role="volume_path")
+        response = csi.stats_to_wire(await self._runtime.stats(target.text))
+        if not self._tell_condition:
+            response.ClearField("volume_condition")
+        return response
+
+    async def expand(
+        self, request: csi_pb2.NodeExpandVolumeRequest, context: Context
+    ) -> csi_pb2.NodeExpandVolumeResponse:
+        """Grow the device by the driver, then the filesystem by the runtime. Idempotent."""
+        target = volumes.TargetPath.parse(request.volume_path, role="volume_path")
+        wanted = csi.capacity_range(request.capacity_range)
+        grown = await self._inner.expand(request, context)
+        wanted = volumes.CapacityRange(
+            max(wanted.required_bytes, grown.capacity_bytes), wanted.limit_bytes
+        )
+        capacity_bytes = await self._runtime.expand(target.text, wanted)
+        return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=capacity_bytes)
+
+    async def _check_inner(self, context: Context) -> None:
+        if self._inner_defers:
+            return
+        answer = await self._inner.capabilities(context)
+        numbers = {each.rpc.type for each in answer.capabilities}
+        if csi_pb2.NodeServiceCapability.RPC.DEFER_FS_OPS not in numbers:
+            raise CannotDefer()
+        self._inner_defers = True
+
+    async def _undo(self, request: csi_pb2.NodePublishVolumeRequest, context: Context) -> None:
+        undo = csi_pb2.NodeUnpublishVolumeRequest(
+            volume_id=request.volume_id, target_path=request.target_path
+        )
+        # the error of the publish is the one to report, whatever becomes of this
+        with contextlib.suppress(grpc.aio.AioRpcError, errors.CrustError):
+            await self._inner.unpublish(undo, context)

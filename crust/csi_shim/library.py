@@ -1,0 +1,99 @@
+"""The shim as a library: around a Node servicer in this process.
+
+A driver author writes `node = library.wrap(MyNode(), Runtime(channel))` and registers the result instead.
+"""
+
+from collections.abc import Awaitable
+from typing import Any, TypeVar, cast
+
+from crust import errors
+from crust.csi_shim.deferral import Context, Deferral
+from crust.csi_shim.runtime import Runtime
+from crust.rpc import status
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+Answer = TypeVar("Answer")
+
+
+class _Servicer:
+    """A servicer seen as `deferral.InnerNode`."""
+
+    def __init__(self, node: csi_pb2_grpc.NodeServicer) -> None:
+        self._node: Any = node
+
+    async def publish(
+        self, request: csi_pb2.NodePublishVolumeRequest, context: Context
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        return cast(
+            "csi_pb2.NodePublishVolumeResponse",
+            await self._node.NodePublishVolume(request, context),
+        )
+
+    async def unpublish(
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context
+    ) -> csi_pb2.NodeUnpublishVolumeResponse:
+        return cast(
+            "csi_pb2.NodeUnpublishVolumeResponse",
+            await self._node.NodeUnpublishVolume(request, context),
+        )
+
+    async def expand(
+        self, request: csi_pb2.NodeExpandVolumeRequest, context: Context
+    ) -> csi_pb2.NodeExpandVolumeResponse:
+        return cast(
+            "csi_pb2.NodeExpandVolumeResponse", await self._node.NodeExpandVolume(request, context)
+        )
+
+    async def capabilities(self, context: Context) -> csi_pb2.NodeGetCapabilitiesResponse:
+        return cast(
+            "csi_pb2.NodeGetCapabilitiesResponse",
+            await self._node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest(), context),
+        )
+
+
+class _Wrapped(csi_pb2_grpc.NodeServicer):
+    """The inner servicer, with the three flagged calls answered here."""
+
+    def __init__(self, inner: csi_pb2_grpc.NodeServicer, deferral: Deferral) -> None:
+        self._inner: Any = inner
+        self._deferral = deferral
+        for method in csi_pb2.DESCRIPTOR.services_by_name["Node"].methods:
+            if method.name not in vars(_Wrapped) and hasattr(inner, method.name):
+                setattr(self, method.name, getattr(inner, method.name))
+
+    async def NodePublishVolume(self, request: Any, context: Any) -> Any:
+        if request.defer_fs_ops:
+            return await _answered(context, self._deferral.publish(request, context))
+        return await self._inner.NodePublishVolume(request, context)
+
+    async def NodeGetVolumeStats(self, request: Any, context: Any) -> Any:
+        if request.defer_fs_ops:
+            return await _answered(context, self._deferral.stats(request))
+        return await self._inner.NodeGetVolumeStats(request, context)
+
+    async def NodeExpandVolume(self, request: Any, context: Any) -> Any:
+        if request.defer_fs_ops:
+            return await _answered(context, self._deferral.expand(request, context))
+        return await self._inner.NodeExpandVolume(request, context)
+
+
+async def _answered(context: Context, answer: Awaitable[Answer]) -> Answer:
+    """Turn our errors into statuses here: a driver's own server need not know them."""
+    try:
+        return await answer
+    except errors.CrustError as error:
+        return await context.abort(status.code_of(error), str(error))
+
+
+def wrap(
+    node: csi_pb2_grpc.NodeServicer, runtime: Runtime, *, tell_condition: bool = True
+) -> csi_pb2_grpc.NodeServicer:
+    """A servicer that defers when it is asked to, and is `node` in everything else.
+
+    `node` must advertise DEFER_FS_OPS to a caller that sends `crust-extensions: deferral`. With
+    `tell_condition` the statistics carry the volume condition of CSI 1.12.
+    """
+    # its constructor gives it every method that mypy misses
+    return _Wrapped(  # type: ignore[abstract]
+        node, Deferral(_Servicer(node), runtime, tell_condition=tell_condition)
+    )

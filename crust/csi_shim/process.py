@@ -1,0 +1,128 @@
+"""The shim as a process: around a driver's socket, which stays as it is.
+
+Calls that are not flagged as deferred are handed on as bytes. A status of the driver reaches the caller unchanged.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import grpc.aio
+from google.protobuf.message import Message
+
+from crust.csi_shim.deferral import Context, Deferral
+from crust.csi_shim.runtime import Runtime
+from crust.rpc import channel, extensions, passthrough, requests, server
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+_NODE = "/csi.v1.Node/"
+Flagged = TypeVar(
+    "Flagged",
+    csi_pb2.NodePublishVolumeRequest,
+    csi_pb2.NodeGetVolumeStatsRequest,
+    csi_pb2.NodeExpandVolumeRequest,
+)
+
+
+class _Socket:
+    """A driver's socket seen as `deferral.InnerNode`."""
+
+    def __init__(self, driver: grpc.aio.Channel) -> None:
+        self._stub = csi_pb2_grpc.NodeStub(driver)
+
+    async def publish(
+        self, request: csi_pb2.NodePublishVolumeRequest, context: Context
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        return await self._stub.NodePublishVolume(
+            request, metadata=_metadata(context), timeout=context.time_remaining()
+        )
+
+    async def unpublish(
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context
+    ) -> csi_pb2.NodeUnpublishVolumeResponse:
+        return await self._stub.NodeUnpublishVolume(
+            request, metadata=_metadata(context), timeout=context.time_remaining()
+        )
+
+    async def expand(
+        self, request: csi_pb2.NodeExpandVolumeRequest, context: Context
+    ) -> csi_pb2.NodeExpandVolumeResponse:
+        return await self._stub.NodeExpandVolume(
+            request, metadata=_metadata(context), timeout=context.time_remaining()
+        )
+
+    async def capabilities(self, context: Context) -> csi_pb2.NodeGetCapabilitiesResponse:
+        return await self._stub.NodeGetCapabilities(
+            csi_pb2.NodeGetCapabilitiesRequest(),
+            metadata=_metadata(context),
+            timeout=context.time_remaining(),
+        )
+
+
+def handlers(driver: grpc.aio.Channel, deferral: Deferral) -> passthrough.Passthrough:
+    """The shim's face: the three calls that may be flagged, and bytes for the rest."""
+
+    def flagged(
+        name: str, kind: type[Flagged], answer: Callable[[Flagged, Context], Awaitable[Message]]
+    ) -> tuple[str, passthrough.UnaryBehaviour]:
+        unchanged = passthrough.forward(driver, _NODE + name)
+
+        async def behave(data: bytes, context: passthrough.Context) -> bytes:
+            request = requests.parse(kind, data)
+            if not request.defer_fs_ops:
+                return await unchanged(data, context)
+            try:
+                return (await answer(request, context)).SerializeToString()
+            except grpc.aio.AioRpcError as error:
+                return await passthrough.repeat(context, error)
+
+        return _NODE + name, behave
+
+    async def stats(request: csi_pb2.NodeGetVolumeStatsRequest, _: Context) -> Message:
+        return await deferral.stats(request)
+
+    own = dict(
+        (
+            flagged("NodePublishVolume", csi_pb2.NodePublishVolumeRequest, deferral.publish),
+            flagged("NodeGetVolumeStats", csi_pb2.NodeGetVolumeStatsRequest, stats),
+            flagged("NodeExpandVolume", csi_pb2.NodeExpandVolumeRequest, deferral.expand),
+        )
+    )
+    return passthrough.Passthrough(driver, own)
+
+
+@asynccontextmanager
+async def serving(
+    *,
+    socket_path: str,
+    driver_socket: str,
+    runtime_socket: str,
+    tell_condition: bool,
+    lock_path: str = "",
+) -> AsyncIterator[None]:
+    """Serve the shim while the block runs. Raises what `server.serving` raises, before anything is served."""
+    async with channel.connect(driver_socket) as driver, channel.connect(runtime_socket) as back:
+        deferral = Deferral(_Socket(driver), Runtime(back), tell_condition=tell_condition)
+        generic = [handlers(driver, deferral)]
+        async with server.serving(socket_path, name="shim", lock_path=lock_path, generic=generic):
+            yield
+
+
+async def run(
+    *, socket_path: str, driver_socket: str, runtime_socket: str, tell_condition: bool
+) -> None:
+    """Serve the shim until cancelled; raises as `serving` does."""
+    async with serving(
+        socket_path=socket_path,
+        driver_socket=driver_socket,
+        runtime_socket=runtime_socket,
+        tell_condition=tell_condition,
+    ):
+        await asyncio.get_running_loop().create_future()
+
+
+def _metadata(context: Context) -> passthrough.Metadata:
+    own = dict(extensions.METADATA)
+    kept = tuple(pair for pair in passthrough.metadata_of(context) if pair[0] not in own)
+    return (*kept, *extensions.METADATA)

@@ -1,0 +1,42 @@
+"""The way back: the shim's client of the proxy's Runtime API (KEP-2857)."""
+
+import grpc.aio
+
+from crust import volumes
+from crust.rpc import crust_v1, status
+from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
+
+STATS_TIMEOUT_S = 10.0
+"""A kubelet asks once a minute and waits two minutes; a hung guest must not pile calls up."""
+
+EXPAND_TIMEOUT_S = 100.0
+"""Below the kubelet's two minutes, so that it hears our reason and not its own deadline."""
+
+
+class Runtime:
+    """Asks the proxy about a volume by its target path. Errors are the proxy's, or `PeerUnavailable`."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = runtime_pb2_grpc.RuntimeStub(channel)
+
+    async def stats(self, target_path: str) -> volumes.VolumeStats:
+        """Statistics from the kernel that has the volume mounted."""
+        request = runtime_pb2.RuntimeGetVolumeStatsRequest(volume_target_path=target_path)
+        try:
+            answer = await self._stub.RuntimeGetVolumeStats(request, timeout=STATS_TIMEOUT_S)
+        except grpc.aio.AioRpcError as err:
+            raise status.to_error(err) from err
+        condition = answer.volume_condition if answer.HasField("volume_condition") else None
+        return crust_v1.stats(answer.usage, condition)
+
+    async def expand(self, target_path: str, capacity: volumes.CapacityRange) -> int:
+        """Grow the filesystem to its device's size; returns that size in bytes."""
+        request = runtime_pb2.RuntimeExpandVolumeRequest(
+            volume_target_path=target_path,
+            capacity_range=crust_v1.capacity_range_to_wire(capacity),
+        )
+        try:
+            answer = await self._stub.RuntimeExpandVolume(request, timeout=EXPAND_TIMEOUT_S)
+        except grpc.aio.AioRpcError as err:
+            raise status.to_error(err) from err
+        return answer.capacity_bytes
