@@ -1,0 +1,247 @@
+"""Take a volume for a sandbox, so that nobody else can, for exactly as long as the sandbox lives.
+
+    claim_volume   lock the entry, read the record, open the device and check that it is the one that was meant,
+                   write claim.json; or fail and leave everything as it was
+    claim.fds      pass them to the hypervisor (`pass_fds`, or SCM_RIGHTS when it runs already: QMP `add-fd`)
+    hand_over      close our copies: from now on the claim lives with the hypervisor alone
+    report         tell how it goes: mounted, or what went wrong
+    release        after the sandbox's end, or when it let the device go
+
+The device descriptor is the fence: opened with O_EXCL it makes a stray mount or mkfs on the host fail, while the
+hypervisor's own plain open works. Read-only volumes may be shared by sandboxes, and a second O_EXCL open would fail,
+so they are opened without it: then only a mount that can write, now, is refused, and the proxy's lease does the rest.
+
+A sandbox claims a volume once, however many of its containers use it: the runtime counts them.
+
+A handler that was restarted adopts the claims of the virtual machines that it finds running. Functions block.
+"""
+
+import contextlib
+import datetime
+import os
+from collections.abc import Callable
+from typing import Self
+
+from crust import errors, volumes
+from crust.handoff import claims, layout, store
+from crust.handoff.record import Record
+from crust.host import devices, holders, mounts, oserrors
+
+
+class WrongHandler(errors.NotReady):
+    """The volume was handed to another runtime handler."""
+
+    def __init__(self, record: Record, handler: str) -> None:
+        super().__init__(
+            f"the volume at {record.target} cannot be used by {handler}",
+            why=f"it was handed to {record.handler}",
+            hint="start the pod with that runtime, or correct crust.dev/runtime-handler",
+        )
+        self.record = record
+        self.handler = handler
+
+
+class DeviceChanged(errors.NotReady):
+    """The record's device path leads to another device than the one that was published."""
+
+    def __init__(self, record: Record, found: volumes.DeviceIdentity) -> None:
+        super().__init__(
+            f"the volume at {record.target} cannot be used",
+            why=f"{record.device} is {found} now, and {record.identity} was published",
+            hint="the device was attached anew; unpublish the volume and publish it again",
+        )
+        self.record = record
+        self.found = found
+
+
+class ClaimLost(errors.NotReady):
+    """The volume's claim is not, or no longer, this sandbox's."""
+
+    def __init__(self, target: volumes.TargetPath, sandbox_id: str, why: str) -> None:
+        super().__init__(
+            f"sandbox {sandbox_id} has no claim on the volume at {target}",
+            why=why,
+            hint="treat the sandbox as ended, and claim the volume again for a new one",
+        )
+        self.target = target
+        self.sandbox_id = sandbox_id
+
+
+class Claim:
+    """A volume that one sandbox has. `record` is as it was when the volume was claimed or adopted."""
+
+    def __init__(
+        self,
+        paths: layout.EntryPaths,
+        record: Record,
+        sandbox_id: volumes.SandboxId,
+        *,
+        lock: claims.ClaimLock | None = None,
+        device_fd: int = -1,
+        claimed_at: datetime.datetime | None = None,
+    ) -> None:
+        self.record = record
+        self.sandbox_id = sandbox_id
+        self._paths = paths
+        self._lock = lock
+        self._device_fd = device_fd
+        self._claimed_at = claimed_at or datetime.datetime.now(datetime.UTC)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors that the hypervisor must hold: the lock's and the device's; empty after `hand_over`.
+
+        They are closed on exec, lest another child keeps the claim alive; `pass_fds` overrides that for one child.
+        """
+        lock_fd = self._lock.fd if self._lock is not None else -1
+        return tuple(fd for fd in (lock_fd, self._device_fd) if fd >= 0)
+
+    def report(self, state: claims.State, error: str = "") -> None:
+        """Write how it goes into claim.json. Raises `ClaimLost` if the claim is somebody else's by now."""
+        if self._lock is None:
+            _check_ours(self._paths, self.record, self.sandbox_id)
+        claims.write(self._paths, self._content(state, error))
+
+    def hand_over(self) -> None:
+        """Close our copies of the descriptors, because the hypervisor has its own: the claim ends when it ends."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        if self._device_fd >= 0:
+            os.close(self._device_fd)
+            self._device_fd = -1
+
+    def release(self) -> None:
+        """Let go: remove claim.json, give up fence and lock. For after the sandbox gave the device back or ended.
+
+        Idempotent. After `hand_over` or `adopt_volume` it raises `HeldBySandbox` while the hypervisor still runs.
+        """
+        if self._lock is None:
+            _remove_dead(self._paths, self.record.target)
+            return
+        try:
+            claims.remove(self._paths)
+        finally:  # a claim.json that could not be removed is dead without its lock, and does no harm
+            self.hand_over()
+
+    def _content(self, state: claims.State, error: str) -> claims.Claim:
+        return claims.Claim(
+            sandbox_id=self.sandbox_id,
+            handler=self.record.handler,
+            state=state,
+            error=error,
+            pid=os.getpid(),
+            claimed_at=self._claimed_at,
+            live=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def claim_volume(
+    root: str,
+    target: volumes.TargetPath,
+    sandbox_id: volumes.SandboxId,
+    handler: volumes.HandlerName,
+) -> Claim:
+    """Take the volume that is handed over at `target`, or raise and change nothing.
+
+    Raises `claims.NotPublished`, `claims.HeldBySandbox`, `WrongHandler`, `DeviceChanged`, `devices.DeviceInUse`, and
+    the record's own error when it cannot be read.
+    """
+    paths = layout.Layout(root).entry(target)
+    undo: list[Callable[[], None]] = []
+    try:
+        lock = claims.ClaimLock.acquire(paths, target)
+        undo.append(lock.release)
+        record = _record(root, target)
+        if record.handler != handler:
+            raise WrongHandler(record, handler)
+        device_fd = _open_device(record)
+        undo.append(lambda: os.close(device_fd))
+        claim = Claim(paths, record, sandbox_id, lock=lock, device_fd=device_fd)
+        claim.report(claims.State.CLAIMED)
+    except BaseException:
+        for step in reversed(undo):
+            step()
+        raise
+    return claim
+
+
+def adopt_volume(
+    root: str,
+    target: volumes.TargetPath,
+    sandbox_id: volumes.SandboxId,
+    handler: volumes.HandlerName,
+) -> Claim:
+    """The claim of a sandbox whose hypervisor outlived its handler, for the handler that found it running.
+
+    The caller must know that the hypervisor lives: only then is the held lock its lock, and claim.json its word.
+    Raises `ClaimLost`, `claims.NotPublished`, `WrongHandler`, and the record's own error.
+    """
+    paths = layout.Layout(root).entry(target)
+    record = _record(root, target)
+    if record.handler != handler:
+        raise WrongHandler(record, handler)
+    found = _check_ours(paths, record, sandbox_id)
+    return Claim(paths, record, sandbox_id, claimed_at=found.claimed_at)
+
+
+def _record(root: str, target: volumes.TargetPath) -> Record:
+    entry = store.Store(root).read(target)
+    if entry is None:
+        raise claims.NotPublished(target)
+    return entry.require()
+
+
+def _check_ours(
+    paths: layout.EntryPaths, record: Record, sandbox_id: volumes.SandboxId
+) -> claims.Claim:
+    found = claims.read(paths)
+    if found is None or not found.live:
+        raise ClaimLost(
+            record.target, sandbox_id, "nobody holds the lock, so its hypervisor has ended"
+        )
+    if found.sandbox_id != sandbox_id:
+        raise ClaimLost(
+            record.target, sandbox_id, f"sandbox {found.sandbox_id or '(not named yet)'} has it"
+        )
+    return found
+
+
+def _remove_dead(paths: layout.EntryPaths, target: volumes.TargetPath) -> None:
+    """Remove the claim of a hypervisor that has ended; raises `HeldBySandbox` if it has not."""
+    with contextlib.suppress(errors.NotFound):  # withdrawn since: nothing is left to remove
+        claims.ClaimLock.acquire(paths, target).release()  # taking the lock removes a dead claim
+        claims.touch(paths)
+
+
+def _open_device(record: Record) -> int:
+    """Open the record's device as a fence, and then look whether it is the right one: open, it stays what it is."""
+    fd = _open_shared(record) if record.readonly else devices.open_exclusive(record.device)
+    try:
+        _check_identity(record, fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _open_shared(record: Record) -> int:
+    identity = devices.identify(record.device)
+    if any(not each.readonly for each in mounts.of_device(identity.major, identity.minor)):
+        raise holders.device_in_use(record.device)
+    with oserrors.translating(f"cannot open {record.device}"):
+        return os.open(record.device, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _check_identity(record: Record, fd: int) -> None:
+    found = devices.identify(record.device)
+    number = os.fstat(fd).st_rdev
+    opened = volumes.DeviceIdentity(os.major(number), os.minor(number), found.disk_sequence)
+    if opened != found or found != record.identity:
+        raise DeviceChanged(record, opened)
