@@ -1,0 +1,216 @@
+"""The driver put together, and served: the one place that knows all its parts.
+
+Start: the pool's lock (one driver per pool, however many sockets), records and ledger, the backend, the socket last,
+so that nobody is answered before the state is known. Stop: the socket first, then every running operation ends.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from crust import operations, volumes
+from crust.blockdriver import snapshots, topology
+from crust.blockdriver.attaching import Attacher
+from crust.blockdriver.backends.files import Files
+from crust.blockdriver.backends.protocol import Backend
+from crust.blockdriver.changed_blocks import ChangedBlocks
+from crust.blockdriver.controller import Controller, ControllerRules
+from crust.blockdriver.deferring import Deferrer
+from crust.blockdriver.ephemeral import Ephemeral
+from crust.blockdriver.growing import Grower
+from crust.blockdriver.health import Examiner
+from crust.blockdriver.identity import Identity
+from crust.blockdriver.ledger import Ledger
+from crust.blockdriver.leftovers import Sweeper
+from crust.blockdriver.listing import Lister
+from crust.blockdriver.node import NODE_ID_MAX_BYTES, CsiProfile, Here, Node, Rules
+from crust.blockdriver.offering import Offerer
+from crust.blockdriver.provisioning import Provisioner
+from crust.blockdriver.publishing import Publisher
+from crust.blockdriver.registry import Registry
+from crust.blockdriver.snapshot_calls import GroupController, SnapshotCalls
+from crust.blockdriver.staging import Stager
+from crust.blockdriver.state import State
+from crust.blockdriver.unpublishing import Unpublisher
+from crust.blockdriver.usage import Meter
+from crust.host import boot, durable, filesystems, ownership
+from crust.rpc import limits, server
+from crust.wire.csi.v1 import csi_pb2_grpc
+
+DRIVER_NAME = "block.csi.crust.dev"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """A driver that is ready to be served, or called in process (the shim wraps `node` and `controller`)."""
+
+    name: volumes.DriverName
+    state: State
+    identity: Identity
+    controller: Controller
+    group_controller: GroupController
+    snapshot_metadata: ChangedBlocks
+    node: Node
+    sweeper: Sweeper
+    snapshots: snapshots.Snapshots
+    operations: operations.KeyedOperations
+
+    def open(self) -> None:
+        """Read what the disk and the kernel say. Once, before the first call. Blocks.
+
+        Raises `ledger.UnreadableEntry` and whatever keeps the directories from being made.
+        """
+        self.state.registry.open()
+        self.state.backend.open()
+        self.state.ledger.open(boot.boot_id())
+        self.snapshots.open()
+
+
+def build(  # noqa: PLR0913 - one per setting
+    *,
+    state_dir: str,
+    run_dir: str,
+    node_id: str,
+    csi_profile: CsiProfile = "1.12",
+    target_roots: tuple[str, ...] = ("/var/lib/kubelet",),
+    backend: Backend | None = None,
+    overcommit: float = 1.0,
+) -> Driver:
+    """Compose a driver; touches nothing. Volumes are sparse files below `state_dir` unless `backend` says else."""
+    limits.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
+    name = volumes.DriverName(DRIVER_NAME)
+    shared = State(
+        registry=Registry(os.path.join(state_dir, "records")),
+        ledger=Ledger(run_dir),
+        backend=backend or Files(os.path.join(state_dir, "images")),
+        fs_types=filesystems.SUPPORTED,
+        target_roots=target_roots,
+        overcommit=overcommit,
+        here=topology.value_of(node_id),
+    )
+    grower = Grower(shared)
+    kept = snapshots.compose(shared, state_dir=state_dir, run_dir=run_dir)
+    provisioner = Provisioner(shared, kept.origins)
+    examiner = Examiner(shared, provisioner.room)
+    attacher = Attacher(shared, node_id)
+    here = Here(name, node_id, csi_profile)
+    stager, unpublisher = Stager(shared, grower), Unpublisher(shared)
+    rules = Rules(
+        state=shared,
+        stager=stager,
+        publisher=Publisher(shared, grower),
+        deferrer=Deferrer(shared),
+        unpublisher=unpublisher,
+        ephemeral=Ephemeral(shared, provisioner, stager, unpublisher),
+        grower=grower,
+        meter=Meter(shared, examiner, tells_condition=here.tells_condition),
+        examiner=examiner,
+    )
+    running = operations.KeyedOperations()
+    calls = SnapshotCalls(name, kept.snapshotter, kept.grouper, running)
+    controller_rules = ControllerRules(
+        provisioner=provisioner,
+        attacher=attacher,
+        lister=Lister(shared, attacher, examiner),
+        examiner=examiner,
+        offerer=Offerer(shared, provisioner.room),
+        snapshots=calls,
+    )
+    return Driver(
+        name=name,
+        state=shared,
+        identity=Identity(name, shared.backend),
+        # What they do not define, the generated base answers with UNIMPLEMENTED; the stubs call that abstract.
+        controller=Controller(here, controller_rules, running),  # type: ignore[abstract]
+        group_controller=GroupController(calls),
+        snapshot_metadata=ChangedBlocks(calls, shared.backend),
+        node=Node(here, rules, running),
+        sweeper=Sweeper(name, shared, provisioner, running),
+        operations=running,
+        snapshots=kept,
+    )
+
+
+@asynccontextmanager
+async def running(
+    driver: Driver, *, socket: str, state_dir: str, run_dir: str
+) -> AsyncIterator[Driver]:
+    """The driver, serving on `socket` while the block runs; every running operation ends before it is left.
+
+    Raises `ownership.AlreadyOwned` when another process has the pool, and what `server.serving` raises.
+    """
+    async with AsyncExitStack() as stack:
+        lock = await asyncio.to_thread(_own, state_dir, run_dir)
+        stack.callback(lock.close)
+        await asyncio.to_thread(driver.open)
+        stack.push_async_callback(driver.operations.drain)
+        await stack.enter_async_context(_sweeping(driver.sweeper))
+        await stack.enter_async_context(
+            server.serving(
+                socket,
+                lambda s: csi_pb2_grpc.add_IdentityServicer_to_server(driver.identity, s),
+                lambda s: csi_pb2_grpc.add_ControllerServicer_to_server(driver.controller, s),
+                lambda s: csi_pb2_grpc.add_GroupControllerServicer_to_server(
+                    driver.group_controller, s
+                ),
+                lambda s: csi_pb2_grpc.add_SnapshotMetadataServicer_to_server(
+                    driver.snapshot_metadata, s
+                ),
+                lambda s: csi_pb2_grpc.add_NodeServicer_to_server(driver.node, s),
+                name="driver",
+                lock_path=os.path.join(run_dir, "socket.lock"),
+            )
+        )
+        _log.info("driver serves", extra={"driver": driver.name, "socket": socket})
+        yield driver
+
+
+async def run(  # noqa: PLR0913 - one per setting
+    *,
+    socket: str,
+    state_dir: str,
+    run_dir: str,
+    node_id: str,
+    csi_profile: CsiProfile = "1.12",
+    target_roots: tuple[str, ...] = ("/var/lib/kubelet",),
+    overcommit: float = 1.0,
+) -> None:
+    """Serve until cancelled. Raises what keeps the driver from starting, with nothing half-served."""
+    driver = build(
+        state_dir=state_dir,
+        run_dir=run_dir,
+        node_id=node_id,
+        csi_profile=csi_profile,
+        target_roots=target_roots,
+        overcommit=overcommit,
+    )
+    async with running(driver, socket=socket, state_dir=state_dir, run_dir=run_dir):
+        await asyncio.get_running_loop().create_future()
+
+
+@asynccontextmanager
+async def _sweeping(sweeper: Sweeper) -> AsyncIterator[None]:
+    task = asyncio.create_task(sweeper.forever(), name="sweeper")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def _own(state_dir: str, run_dir: str) -> ownership.ProcessLock:
+    for path in (state_dir, run_dir):
+        _make_directories(path)
+    return ownership.ProcessLock.acquire(os.path.join(state_dir, "driver.lock"))
+
+
+def _make_directories(path: str) -> None:
+    parent = os.path.dirname(path)
+    if not os.path.isdir(parent):
+        _make_directories(parent)
+    durable.make_directory(path, 0o700)

@@ -1,0 +1,289 @@
+"""Volumes as sparse files, attached by loop devices.
+
+A loop device belongs to a file by (device, inode), whoever attached it and whenever, so a restart finds what an
+earlier life attached. Looking through all loop devices takes time that grows with their number; the device of a
+volume is remembered, and believed only after its disk sequence was compared, which no second attachment can have.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from crust import errors, volumes
+from crust.blockdriver.backends.file_snapshots import FileSnapshots
+from crust.blockdriver.backends.protocol import (
+    Attachment,
+    Image,
+    ImageMissing,
+    Region,
+    StillAttached,
+)
+from crust.host import devices, durable, loop, owned, sparse
+
+_SUFFIX = ".img"
+_MINORS = 1 << 20
+"""Minor numbers of one major (MINORBITS)."""
+_LARGEST_FILE_BYTES = 16 * 1024**4 - 1024**2
+"""The largest file of ext4 with 4 KiB blocks; larger pools exist, larger single files on them do not."""
+
+
+class PoolNotUsable(errors.NotReady):
+    """The directory of the images, or the loop driver, cannot be used."""
+
+    def __init__(self, pool: str, why: str) -> None:
+        super().__init__(
+            "the block driver cannot serve volumes",
+            why=f"{pool}: {why}",
+            hint="mend it; no restart is needed",
+        )
+        self.pool = pool
+
+
+class PoolFull(errors.Exhausted):
+    """The pool has no room for a volume of this size."""
+
+    def __init__(self, pool: str, wanted_bytes: int, available_bytes: int) -> None:
+        super().__init__(
+            f"no room for {wanted_bytes} bytes",
+            why=f"{pool} has {available_bytes} bytes left",
+            hint="free some space, or ask for a smaller volume",
+        )
+        self.wanted_bytes = wanted_bytes
+        self.available_bytes = available_bytes
+
+
+class Files:
+    """Sparse files in one directory. `sector_size` of the loop devices, in bytes.
+
+    It is never left to the kernel: that takes the alignment which the file needs for direct I/O, and on xfs a file
+    needs another one once it shares blocks with a snapshot. A filesystem made with smaller sectors mounts no more.
+    """
+
+    def __init__(self, pool: str, *, sector_size: int = 512) -> None:
+        self._pool = pool
+        self._sector_size = sector_size
+        self._known: dict[volumes.VolumeId, loop.LoopDevice] = {}
+        self._snapshots = FileSnapshots(pool)
+
+    @property
+    def modes(self) -> frozenset[volumes.AccessMode]:
+        """One node only: the file is on this one."""
+        mode = volumes.AccessMode
+        return frozenset({
+            mode.SINGLE_NODE_WRITER, mode.SINGLE_NODE_READER_ONLY,
+            mode.SINGLE_NODE_SINGLE_WRITER, mode.SINGLE_NODE_MULTI_WRITER,
+        })  # fmt: skip
+
+    def open(self) -> None:
+        """Make the pool's directory, and remember which volumes are attached."""
+        durable.make_directory(self._pool, 0o700)
+        durable.sweep(self._pool)
+        prefix = os.path.realpath(self._pool) + "/"
+        for device in loop.list_all():
+            name = device.backing.removeprefix(prefix)
+            if device.backing.startswith(prefix) and name.endswith(_SUFFIX):
+                self._known[volumes.VolumeId(name.removesuffix(_SUFFIX))] = device
+
+    def check(self) -> None:
+        """Whether the pool takes writes and the kernel has loop devices."""
+        if not os.path.isdir(self._pool):
+            raise PoolNotUsable(self._pool, "there is no such directory")
+        if sparse.space(self._pool).readonly:
+            raise PoolNotUsable(self._pool, "its filesystem is read-only")
+        if not os.access("/dev/loop-control", os.R_OK | os.W_OK):
+            raise PoolNotUsable("/dev/loop-control", "it is absent or not accessible")
+
+    def exists(self, volume_id: volumes.VolumeId) -> bool:
+        """Whether there is an image of this name."""
+        return sparse.exists(self._path(volume_id))
+
+    def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+        """Make a sparse file; raises `PoolFull`."""
+        self._check_room(size_bytes)
+        sparse.create(self._path(volume_id), size_bytes)
+
+    def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+        """Grow the file, never shrink it; raises `PoolFull`, `ImageMissing`."""
+        present_bytes = self._size_bytes(volume_id)
+        if present_bytes >= size_bytes:
+            return
+        self._check_room(size_bytes - present_bytes)
+        sparse.grow(self._path(volume_id), size_bytes)
+
+    def delete(self, volume_id: volumes.VolumeId) -> None:
+        """Unlink the file, unless a loop device still has it: its writer would write on into nothing."""
+        attachment = self.attached(volume_id)
+        if attachment is not None:
+            raise StillAttached(volume_id, attachment.source.path)
+        sparse.remove(self._path(volume_id))
+
+    def maximum_bytes(self) -> int:
+        """The largest file, however much room there is: too little room is another error than too large a size."""
+        return _LARGEST_FILE_BYTES
+
+    def available_bytes(self) -> int:
+        """The free space of the pool's filesystem."""
+        return sparse.space(self._pool).available_bytes
+
+    def image_ids(self) -> frozenset[volumes.VolumeId]:
+        """The files of the pool."""
+        return frozenset(volumes.VolumeId(name) for name in sparse.names(self._pool, _SUFFIX))
+
+    def occupied(self) -> Mapping[volumes.VolumeId, int]:
+        """The blocks of each image that no clone or snapshot has too."""
+        found: dict[volumes.VolumeId, int] = {}
+        for volume_id in self.image_ids():
+            try:
+                found[volume_id] = owned.owned_bytes(self._path(volume_id))
+            except (errors.NotFound, errors.InvalidRequest):
+                continue  # removed since it was listed, or no name of ours
+        return found
+
+    def attach(self, volume_id: volumes.VolumeId) -> Attachment:
+        """One loop device per file, whoever asks; direct I/O where the pool's filesystem allows it."""
+        known = self._known.get(volume_id)
+        if known is not None and _is_current(known):
+            return _attachment(known)
+        self._size_bytes(volume_id)
+        device = loop.attach_once(self._path(volume_id), sector_size=self._sector_size)
+        # BLKROSET of an earlier attachment outlives it: a reused loop number may refuse writes.
+        devices.set_readonly(device.path, readonly=False)
+        self._known[volume_id] = device
+        return _attachment(device)
+
+    def attached_here(self) -> tuple[volumes.VolumeId, ...]:
+        """Those whose file has a loop device, since before the start or since."""
+        return tuple(self._known)
+
+    def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """The loop device of the file, from the kernel."""
+        device = self._device(volume_id)
+        return None if device is None else _attachment(device)
+
+    def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """Let the loop device take the file's size."""
+        device = self._device(volume_id)
+        if device is None:
+            return None
+        loop.refresh_size(device)
+        return _attachment(device)
+
+    def detach(self, volume_id: volumes.VolumeId) -> None:
+        """Detach the file's loop device; raises `loop.StillHeld`."""
+        device = self._device(volume_id)
+        if device is not None:
+            devices.set_readonly(device.path, readonly=False)
+            loop.detach(device)
+        self._known.pop(volume_id, None)
+
+    def attach_limit(self) -> int:
+        """Loop minors that the kernel can still number, less those that other programs have."""
+        path = Path("/sys/module/loop/parameters/max_part")
+        parts = int(path.read_text(encoding="ascii")) if path.exists() else 0
+        ours = {device.number for device in self._known.values()}
+        foreign = sum(1 for device in loop.list_all() if device.number not in ours)
+        return max((_MINORS >> parts.bit_length()) - foreign, 1)
+
+    def trouble(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
+        """A file that is gone or shorter than it was made."""
+        try:
+            present_bytes = self._size_bytes(volume_id)
+        except errors.Corrupt as err:
+            return str(err)
+        if present_bytes < size_bytes:
+            return f"the image has {present_bytes} bytes and should have {size_bytes}"
+        return ""
+
+    def copies_at_once(self) -> bool:
+        """On xfs and btrfs."""
+        return self._snapshots.by_reference
+
+    def take_snapshot(self, image: Image) -> None:
+        """A read-only file beside the image."""
+        device = self._device_path(image.volume_id)
+        with self._told_when_full(image.size_bytes):
+            self._snapshots.take(image, self._path(image.volume_id), device)
+
+    def delete_snapshot(self, image: Image) -> None:
+        """Unlink the file."""
+        self._snapshots.delete(image)
+
+    def restore(self, volume_id: volumes.VolumeId, image: Image, size_bytes: int) -> None:
+        """A copy of the snapshot's file, in place of a volume's that was not attached yet."""
+        with self._told_when_full(size_bytes):
+            self._snapshots.restore(image, self._path(volume_id), size_bytes)
+
+    def clone(self, volume_id: volumes.VolumeId, source: volumes.VolumeId, size_bytes: int) -> None:
+        """A copy of the volume's file."""
+        device = self._device_path(source)
+        with self._told_when_full(size_bytes):
+            self._snapshots.clone(
+                source, self._path(source), device, self._path(volume_id), size_bytes
+            )
+
+    def allocated(self, image: Image) -> tuple[Region, ...]:
+        """What is no hole in the snapshot's file."""
+        return self._snapshots.allocated(image)
+
+    def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
+        """What the two files do not share."""
+        return self._snapshots.changed(base, target)
+
+    def _device_path(self, volume_id: volumes.VolumeId) -> str | None:
+        device = self._device(volume_id)
+        return None if device is None else device.path
+
+    @contextmanager
+    def _told_when_full(self, wanted_bytes: int) -> Iterator[None]:
+        try:
+            yield
+        except errors.Exhausted as err:
+            available_bytes = sparse.space(self._pool).available_bytes
+            raise PoolFull(self._pool, wanted_bytes, available_bytes) from err
+
+    def _device(self, volume_id: volumes.VolumeId) -> loop.LoopDevice | None:
+        known = self._known.get(volume_id)
+        if known is not None and _is_current(known):
+            return known
+        path = self._path(volume_id)
+        found = loop.find(path)
+        if len(found) > 1:
+            raise loop.AttachedDifferently(path, found, "more than one device writes into one file")
+        if not found:
+            self._known.pop(volume_id, None)
+            return None
+        self._known[volume_id] = found[0]
+        return found[0]
+
+    def _size_bytes(self, volume_id: volumes.VolumeId) -> int:
+        try:
+            return sparse.size_bytes(self._path(volume_id))
+        except errors.NotFound as err:
+            raise ImageMissing(volume_id) from err
+
+    def _check_room(self, wanted_bytes: int) -> None:
+        available_bytes = sparse.space(self._pool).available_bytes
+        if wanted_bytes > available_bytes:
+            raise PoolFull(self._pool, wanted_bytes, available_bytes)
+
+    def _path(self, volume_id: volumes.VolumeId) -> str:
+        if not volume_id.replace("-", "").isalnum() or not volume_id.isascii():
+            raise errors.InvalidRequest(f"{volume_id!r} cannot be the name of an image")
+        return os.path.join(self._pool, volume_id + _SUFFIX)
+
+
+def _is_current(device: loop.LoopDevice) -> bool:
+    """A disk sequence is never given twice; a detached device answers with size 0 or not at all."""
+    try:
+        return (
+            devices.identify(device.path) == device.identity and devices.size_bytes(device.path) > 0
+        )
+    except errors.CrustError:
+        return False
+
+
+def _attachment(device: loop.LoopDevice) -> Attachment:
+    return Attachment(
+        volumes.BlockSource(device.path, device.identity), devices.size_bytes(device.path)
+    )

@@ -1,0 +1,204 @@
+"""What the driver needs of whatever holds the bytes.
+
+A volume is an id and a size. `attach` makes it usable on this node and answers a `Source`, which today is a block
+device; an engine whose images a hypervisor opens over the network answers another kind of source there, and needs no
+host device at all. So the driver asks a source for nothing but what the act at hand needs, and a host mount of a
+source that is no block device is refused where it is asked for.
+
+Every method is plain and may block: the driver makes one hop to a thread per operation. Every change is idempotent
+and durable when it returns, and is serialised per volume by the caller. State is read from the engine and the
+kernel, never from memory alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from crust import errors, volumes
+
+Source = volumes.BlockSource
+"""How a guest or this host reaches the bytes."""
+
+
+class ImageMissing(errors.Corrupt):
+    """A volume is on record and its bytes are gone."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"the image of {volume_id} is gone",
+            why="the driver has the volume on record and did not remove its image",
+            hint="restore the image; the record is kept",
+        )
+        self.volume_id = volume_id
+
+
+class StillAttached(errors.NotReady):
+    """A volume cannot be removed while this node uses it."""
+
+    def __init__(self, volume_id: str, where: str) -> None:
+        super().__init__(
+            f"{volume_id} is in use", why=f"it is attached as {where}", hint="unstage it first"
+        )
+        self.volume_id = volume_id
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A volume that is usable on this node."""
+
+    source: Source
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A snapshot for an engine: its id, the volume it is of (an engine may keep it in that one's image), its size."""
+
+    snapshot_id: str
+    volume_id: volumes.VolumeId
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A part of a volume or snapshot, in bytes."""
+
+    offset: int
+    length: int
+
+
+class NoChangeTracking(errors.NotReady):
+    """The engine cannot tell which blocks differ (CSI GetMetadataDelta: FAILED_PRECONDITION)."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            "changed blocks are not known",
+            why=why,
+            hint="compare the snapshots' content, or use the list of allocated blocks",
+        )
+
+
+class SnapshotMissing(errors.Corrupt):
+    """A snapshot is on record and its bytes are gone."""
+
+    def __init__(self, snapshot_id: str) -> None:
+        super().__init__(
+            f"the image of {snapshot_id} is gone",
+            why="the driver has the snapshot on record and did not remove its image",
+            hint="restore the image, or delete the snapshot",
+        )
+        self.snapshot_id = snapshot_id
+
+
+class Backend(Protocol):
+    """The bytes of volumes. Errors are crust's; sizes are bytes."""
+
+    @property
+    def modes(self) -> frozenset[volumes.AccessMode]:
+        """The access modes that can be honoured."""
+        ...
+
+    def open(self) -> None:
+        """Get ready; called once, before anything else."""
+        ...
+
+    def check(self) -> None:
+        """Raise `NotReady` if volumes cannot be made or attached now. Cheap: asked every few seconds."""
+        ...
+
+    def exists(self, volume_id: volumes.VolumeId) -> bool:
+        """Whether there are bytes under this id."""
+        ...
+
+    def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+        """Make an image that reads as zeros, or finish making one. Raises `Exhausted`."""
+        ...
+
+    def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+        """Make the image at least so large. Raises `ImageMissing`, `Exhausted`."""
+        ...
+
+    def delete(self, volume_id: volumes.VolumeId) -> None:
+        """Remove the image; absent is fine. Raises `StillAttached`."""
+        ...
+
+    def maximum_bytes(self) -> int:
+        """The largest volume that the engine can hold, whatever room there is (`Exhausted` is for room)."""
+        ...
+
+    def available_bytes(self) -> int:
+        """What can still be written to the pool; cheap. Raises `NotReady` when the pool is away."""
+        ...
+
+    def image_ids(self) -> frozenset[volumes.VolumeId]:
+        """Every image of a volume there is, recorded or not. Cheap."""
+        ...
+
+    def occupied(self) -> Mapping[volumes.VolumeId, int]:
+        """The bytes of the pool that each image has to itself: what it shares, its next write may have to take."""
+        ...
+
+    def attach(self, volume_id: volumes.VolumeId) -> Attachment:
+        """Make the volume usable here, once however often it is asked. Raises `ImageMissing`, `Exhausted`."""
+        ...
+
+    def attached_here(self) -> tuple[volumes.VolumeId, ...]:
+        """The volumes that may be attached on this node, whoever attached them."""
+        ...
+
+    def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """How the volume is usable here at this moment, if it is."""
+        ...
+
+    def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """Let an attached volume take its image's size; None when it is not attached."""
+        ...
+
+    def detach(self, volume_id: volumes.VolumeId) -> None:
+        """Undo `attach`, and see that it is undone; not attached is fine. Raises `NotReady` while in use."""
+        ...
+
+    def attach_limit(self) -> int:
+        """How many volumes this node can have attached at once; 0 when nothing limits it."""
+        ...
+
+    def trouble(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
+        """What is wrong with the image, which should have `size_bytes`; empty when nothing is."""
+        ...
+
+    def copies_at_once(self) -> bool:
+        """Whether snapshots and clones are of one moment, and take no time, while the volume is written to."""
+        ...
+
+    def take_snapshot(self, image: Image) -> None:
+        """Keep the volume's bytes as they are now, all that was written to this node's device included.
+
+        In place of an image of that id, whole or not. Raises `ImageMissing`, `Exhausted`.
+        """
+        ...
+
+    def delete_snapshot(self, image: Image) -> None:
+        """Forget a snapshot; absent is fine. What was made of it does not change."""
+        ...
+
+    def restore(self, volume_id: volumes.VolumeId, image: Image, size_bytes: int) -> None:
+        """Make the volume's image from a snapshot, with zeros behind it up to `size_bytes`.
+
+        In place of one of that id, whole or not. Raises `SnapshotMissing`, `Exhausted`.
+        """
+        ...
+
+    def clone(self, volume_id: volumes.VolumeId, source: volumes.VolumeId, size_bytes: int) -> None:
+        """Like `restore`, from a volume as it is now. Raises `ImageMissing`, `Exhausted`."""
+        ...
+
+    def allocated(self, image: Image) -> tuple[Region, ...]:
+        """The parts of a snapshot that may hold something else than zeros, ascending. Raises `SnapshotMissing`."""
+        ...
+
+    def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
+        """The parts in which two snapshots may differ, ascending; what is left out is equal.
+
+        Raises `NoChangeTracking`, `SnapshotMissing`.
+        """
+        ...

@@ -1,0 +1,94 @@
+"""NodePublishVolume with deferral: nothing is mounted; the answer says what a guest needs to mount the volume itself.
+
+The driver's part of the lease (one kernel at a time) is here: no host mount of the device, no other deferred publish,
+nobody who holds it. All-read-only sharing is the exception, and then the host's filesystem instance must be
+read-only too, because a writable one keeps a journal that a reading guest would find dirty.
+"""
+
+import asyncio
+import os
+
+from crust import errors, volumes
+from crust.blockdriver import publishing, state
+from crust.blockdriver.publish_rules import Publish
+from crust.blockdriver.publishing import Ready
+from crust.blockdriver.state import State
+from crust.host import devices
+
+
+class RawNeedsNoDeferral(errors.InvalidRequest):
+    """A raw block volume has no filesystem that somebody could mount."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"{volume_id} cannot be published with deferral",
+            why="it is a raw block volume: there is nothing to mount",
+            hint="publish it without deferral; the runtime finds the device at the target",
+        )
+        self.volume_id = volume_id
+
+
+class MountedOnHost(errors.NotReady):
+    """The host has the filesystem mounted that a guest is to mount."""
+
+    def __init__(self, volume_id: str, targets: tuple[str, ...]) -> None:
+        super().__init__(
+            f"{volume_id} cannot be published with deferral",
+            why=f"this host has it mounted at {', '.join(targets)}",
+            hint="unpublish it there first",
+        )
+        self.volume_id = volume_id
+        self.targets = targets
+
+
+class Deferrer:
+    """Publishes that a guest mounts; one call per volume at a time is the caller's business."""
+
+    def __init__(self, shared: State) -> None:
+        self._state = shared
+
+    async def publish(self, request: Publish) -> volumes.DeferredMount:
+        """Grant the volume to a guest, or find that this target has it already.
+
+        Raises what `publishing.check` raises, `RawNeedsNoDeferral`, `MountedOnHost`, `devices.DeviceInUse`.
+        """
+        return await asyncio.to_thread(self._publish, request)
+
+    def _publish(self, request: Publish) -> volumes.DeferredMount:
+        access = request.capability.access
+        if not isinstance(access, volumes.MountAccess):
+            raise RawNeedsNoDeferral(request.volume_id)
+        ready = publishing.check(self._state, request)
+        _check_host(ready)
+        if ready.present is None:
+            self._grant(ready)
+        return _describe(ready, access.group)
+
+    def _grant(self, ready: Ready) -> None:
+        if not ready.entry.readonly:
+            # The one who holds the device is a guest whose publish this driver forgot, or a stranger.
+            os.close(devices.open_exclusive(ready.device))
+        self._state.ledger.note_published(ready.entry.model_copy(update={"done": True}))
+
+
+def _check_host(ready: Ready) -> None:
+    mounted = state.host_mounts(ready.attachment.source)
+    in_the_way = tuple(
+        mount.target
+        for mount in mounted
+        if not (ready.entry.readonly and "ro" in mount.super_options)
+    )
+    if in_the_way:
+        raise MountedOnHost(ready.entry.volume_id, in_the_way)
+
+
+def _describe(ready: Ready, group: volumes.GroupChange | None) -> volumes.DeferredMount:
+    return volumes.DeferredMount(
+        source=ready.attachment.source,
+        fs_type=ready.entry.fs_type,
+        mount_options=ready.entry.options,
+        group=group,
+        readonly=ready.entry.readonly,
+        capacity_bytes=ready.attachment.size_bytes,
+        content_generation=ready.record.generation,
+    )

@@ -1,0 +1,136 @@
+"""Inline ephemeral volumes: a volume that a pod's own manifest asks for, and that lives as long as the pod.
+
+There is no CreateVolume, no stage and no DeleteVolume: NodePublishVolume makes, stages and publishes, and
+NodeUnpublishVolume takes all of it back. Each step is the same one that other volumes go through, with its record,
+its reservation and its crash behaviour; a step that was done is found done, so a retry goes on where the last call
+ended. The CO's id (`csi-` and a digest) names the volume on this node alone and never reaches a list.
+
+A reboot does not end a pod: its volume is found again with what was in it. A publish that fails takes back only what
+it made itself.
+"""
+
+import asyncio
+import os
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from crust import errors, volumes
+from crust.blockdriver import registry
+from crust.blockdriver.provisioning import Create, Provisioner
+from crust.blockdriver.publish_rules import Publish
+from crust.blockdriver.staging import Stage, Stager
+from crust.blockdriver.state import State
+from crust.blockdriver.unpublishing import Unpublisher
+
+KEY = "csi.storage.k8s.io/ephemeral"
+"""What a kubelet says of such a volume (podInfoOnMount)."""
+SIZE = "size"
+_NAME = "\0ephemeral\0"
+"""No CreateVolume can have such a name: control characters are refused."""
+_QUANTITY = re.compile(r"([1-9][0-9]{0,14})(Ki|Mi|Gi|Ti|k|M|G|T)?")
+_UNITS = {
+    "": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40,
+    "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
+}  # fmt: skip
+
+T = TypeVar("T")
+
+
+class BadSize(errors.InvalidRequest):
+    """The size in a pod's manifest is none."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(
+            f"the volume attribute {SIZE} cannot be {text[:64]!r}",
+            why="it must be a number of bytes, or one with a unit such as 512Mi",
+            hint="correct the pod's volumeAttributes",
+        )
+
+
+def is_wanted(request: Publish) -> bool:
+    """Whether a publish is of an ephemeral volume."""
+    return dict(request.volume_context).get(KEY) == "true"
+
+
+def id_of(volume_id: str) -> volumes.VolumeId:
+    """The driver's own id of the volume that the CO calls `volume_id`."""
+    return registry.volume_id_of(_NAME + volume_id)
+
+
+def is_name(name: str) -> bool:
+    """Whether a record's name is that of an ephemeral volume."""
+    return name.startswith(_NAME)
+
+
+def size_bytes(text: str) -> int:
+    """Read a size; raises `BadSize`."""
+    found = _QUANTITY.fullmatch(text)
+    if found is None:
+        raise BadSize(text)
+    return int(found[1]) * _UNITS[found[2] or ""]
+
+
+@dataclass(frozen=True, slots=True)
+class Ephemeral:
+    """Publishes and removes; one call per volume at a time is the caller's business."""
+
+    state: State
+    provisioner: Provisioner
+    stager: Stager
+    unpublisher: Unpublisher
+
+    def own(self, volume_id: volumes.VolumeId) -> volumes.VolumeId:
+        """The driver's own id if `volume_id` is that of an ephemeral volume, and else `volume_id`."""
+        own = id_of(volume_id)
+        return own if self.state.registry.index.has(own) else volume_id
+
+    def is_one(self, volume_id: volumes.VolumeId) -> bool:
+        """Whether `volume_id` is what a CO calls an ephemeral volume that there is."""
+        return self.state.registry.index.has(id_of(volume_id))
+
+    async def publish(self, request: Publish, then: Callable[[Publish], Awaitable[T]]) -> T:
+        """Make what `request` asks for, and publish it by `then`.
+
+        Raises `BadSize`, what the steps raise, and `provisioning.ExistsDifferently` for another size than before.
+        """
+        create = _create(request)
+        existed = self.is_one(request.volume_id)
+        own = replace(request, volume_id=id_of(request.volume_id), staging=_staging(request.target))
+        try:
+            await self.provisioner.create(create)
+            await self.stager.stage(Stage(own.volume_id, own.staging, own.capability))
+            return await then(own)
+        except errors.CrustError:
+            if not existed:
+                await self._remove(own.volume_id, own.target)
+            raise
+
+    async def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
+        """Unpublish and delete; raises what the steps raise, and is then called again."""
+        own = id_of(volume_id)
+        await self.unpublisher.unpublish(own, target)
+        await self._remove(own, target)
+
+    async def _remove(self, own: volumes.VolumeId, target: volumes.TargetPath) -> None:
+        if await asyncio.to_thread(self.state.live_publishes, own):
+            return
+        await self.stager.unstage(own, _staging(target))
+        await self.provisioner.delete(own)
+
+
+def _create(request: Publish) -> Create:
+    attributes = dict(request.volume_context)
+    size = attributes.pop(SIZE, "")
+    return Create(
+        _NAME + request.volume_id,
+        volumes.CapacityRange(size_bytes(size) if size else 0, 0),
+        (request.capability,),
+        tuple(sorted(attributes.items())),
+    )
+
+
+def _staging(target: volumes.TargetPath) -> volumes.TargetPath:
+    """Where it counts as staged: the CO made the target's parent, and nothing is ever written at a staging path."""
+    return volumes.TargetPath(os.path.dirname(target.text))

@@ -1,0 +1,142 @@
+"""Group snapshots: several volumes at one moment, in which the order of writes across them holds.
+
+A group is one thing: its members are taken together and removed together, and each can be restored alone. The
+group's record is written before its members', and removed after them.
+"""
+
+from collections.abc import Sequence
+
+from crust import errors, volumes
+from crust.blockdriver import snapshotting
+from crust.blockdriver.snapshot_record import (
+    GroupRecord,
+    Shelf,
+    SnapshotRecord,
+    group_id_of,
+    member_id_of,
+)
+from crust.blockdriver.snapshotting import Snapshotter
+from crust.blockdriver.state import State
+
+
+class GroupNotFound(errors.NotFound):
+    """No group snapshot of this id exists."""
+
+    def __init__(self, group_id: str) -> None:
+        super().__init__(f"there is no group snapshot {group_id!r}")
+        self.group_id = group_id
+
+
+class GroupOfOthers(errors.Conflict):
+    """The name is taken by a group of other volumes (CSI CreateVolumeGroupSnapshot: ALREADY_EXISTS)."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the group snapshot {name!r} exists already",
+            why="it is one of other volumes",
+            hint="choose another name, or delete it first",
+        )
+        self.name = name
+
+
+class WrongMembers(errors.InvalidRequest):
+    """The snapshots that a request names are not those of the group."""
+
+    def __init__(self, group_id: str) -> None:
+        super().__init__(
+            f"snapshot_ids are not those of {group_id}",
+            why="they must be all of the group's snapshots and no others",
+            hint="read the group with GetVolumeGroupSnapshot's answer of its creation",
+        )
+        self.group_id = group_id
+
+
+class Grouper:
+    """Takes, removes and finds group snapshots. Methods block; see `Snapshotter`."""
+
+    def __init__(self, shared: State, shelf: Shelf[GroupRecord], snapshotter: Snapshotter) -> None:
+        self._state = shared
+        self._shelf = shelf
+        self._snapshotter = snapshotter
+
+    def create(
+        self, name: str, volume_ids: Sequence[volumes.VolumeId]
+    ) -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
+        """Take the group, or find that it is taken. Raises `GroupOfOthers`, and what `Snapshotter.take` does."""
+        ids = sorted(volume_ids)
+        present = self._shelf.find(group_id_of(name))
+        if present is not None and present.phase == "deleting":
+            self._discard(present)
+            present = None
+        if present is not None and [volume_id for volume_id, _ in present.members] != ids:
+            raise GroupOfOthers(name)
+        if present is not None and present.phase == "ready":
+            return present, self._members(present)
+        return self._take(name, ids)
+
+    def _take(
+        self, name: str, ids: Sequence[volumes.VolumeId]
+    ) -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
+        records = [self._state.registry.load(each) for each in ids]
+        group = GroupRecord(
+            group_id=group_id_of(name),
+            name=name,
+            phase="creating",
+            created_ns=0,
+            members=tuple((each, member_id_of(name, each)) for each in ids),
+        )
+        plans = [
+            snapshotting.plan(record, member_id_of(name, record.volume_id), "", group_id=group.id)
+            for record in records
+        ]
+        self._shelf.save(group)
+        try:
+            taken = self._snapshotter.take(plans)
+        except errors.CrustError:
+            self._shelf.remove(group.id)
+            raise
+        ready = {"phase": "ready", "created_ns": taken[0].created_ns}
+        return self._shelf.save(group.model_copy(update=ready)), taken
+
+    def get(
+        self, group_id: str, snapshot_ids: Sequence[str]
+    ) -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
+        """A group that is ready. Raises `GroupNotFound`, `WrongMembers`."""
+        group = self._shelf.find(group_id)
+        if group is None or group.phase != "ready":
+            raise GroupNotFound(group_id)
+        _check_members(group, snapshot_ids)
+        return group, self._members(group)
+
+    def delete(self, group_id: str, snapshot_ids: Sequence[str]) -> None:
+        """Remove a group and its members; absent is fine. Raises `WrongMembers`."""
+        group = self._shelf.find(group_id)
+        if group is not None:
+            _check_members(group, snapshot_ids)
+            self._discard(group)
+
+    def recover(self) -> None:
+        """Finish or throw away what an earlier life left half done."""
+        for group in self._shelf.unfinished():
+            self._discard(group)
+
+    def member_ids(self, group_id: str) -> tuple[str, ...]:
+        """The ids of a group's snapshots; none when there is no such group."""
+        group = self._shelf.find(group_id)
+        return () if group is None else tuple(snapshot_id for _, snapshot_id in group.members)
+
+    def _discard(self, group: GroupRecord) -> None:
+        self._shelf.save(group.model_copy(update={"phase": "deleting"}))
+        for _, snapshot_id in group.members:
+            member = self._snapshotter.shelf.find(snapshot_id)
+            if member is not None:
+                self._snapshotter.discard(member)
+        self._shelf.remove(group.id)
+
+    def _members(self, group: GroupRecord) -> tuple[SnapshotRecord, ...]:
+        return tuple(self._snapshotter.find(snapshot_id) for _, snapshot_id in group.members)
+
+
+def _check_members(group: GroupRecord, snapshot_ids: Sequence[str]) -> None:
+    if sorted(snapshot_ids) != sorted(snapshot_id for _, snapshot_id in group.members):
+        raise WrongMembers(group.id)

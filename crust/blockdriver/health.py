@@ -1,0 +1,107 @@
+"""What is wrong with volumes and with the pool. It is told, never mended by deleting, and never hidden.
+
+A volume exists while there is a record or an image of it: a record without an image has lost its data, an image
+without a record has an owner that nobody can name. Looking costs one stat(2) per volume and never waits for one.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from crust import errors, volumes
+from crust.blockdriver import capacity, registry
+from crust.blockdriver.record import Record
+from crust.blockdriver.state import State
+
+
+class Kind(enum.Enum):
+    """VolumeHealthErrorType of CSI 1.13."""
+
+    DEGRADED = 1
+    INACCESSIBLE = 2
+    DATA_LOSS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong. `reason` is a word for programs, `message` a sentence for people."""
+
+    kind: Kind
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What is known of a volume; nothing wrong if there are no findings."""
+
+    volume_id: volumes.VolumeId
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def condition(self) -> volumes.VolumeCondition:
+        """The same, as CSI 1.12 says it."""
+        text = "; ".join(each.message for each in self.findings)
+        return volumes.VolumeCondition(bool(self.findings), text or "nothing is wrong")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFinding:
+    """What is wrong with the pool as a whole; `reachable` when volumes can still be used."""
+
+    reachable: bool
+    reason: str
+    message: str
+
+
+class Examiner:
+    """Looks at volumes and at the pool. Every method may block."""
+
+    def __init__(self, shared: State, room: capacity.Room) -> None:
+        self._state = shared
+        self._room = room
+
+    def examine(self, volume_id: volumes.VolumeId) -> Health:
+        """A volume's health; raises `registry.VolumeNotFound` if there is neither a record nor an image of it."""
+        try:
+            record = self._state.registry.find(volume_id)
+        except (errors.Corrupt, errors.Refused) as err:
+            return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordUnreadable", str(err)),))
+        if record is None:
+            return self._without_record(volume_id)
+        if record.phase != "ready":
+            raise registry.VolumeNotFound(volume_id)
+        return self.of(record)
+
+    def of(self, record: Record) -> Health:
+        """The health of a volume whose record was read just now."""
+        volume_id = volumes.VolumeId(record.volume_id)
+        if not self._state.backend.exists(volume_id):
+            text = f"the image of {volume_id} is gone; the driver did not remove it"
+            return Health(volume_id, (Finding(Kind.DATA_LOSS, "ImageMissing", text),))
+        trouble = self._state.backend.trouble(volume_id, record.capacity_bytes)
+        if trouble:
+            return Health(volume_id, (Finding(Kind.DATA_LOSS, "ImageDamaged", trouble),))
+        return Health(volume_id)
+
+    def _without_record(self, volume_id: volumes.VolumeId) -> Health:
+        if not registry.is_ours(volume_id) or not self._state.backend.exists(volume_id):
+            raise registry.VolumeNotFound(volume_id)
+        text = f"there is an image of {volume_id} and no record of whose it is; it is kept"
+        return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordMissing", text),))
+
+    def ids(self) -> tuple[volumes.VolumeId, ...]:
+        """Every volume there is a record or an image of, in order."""
+        images = {each for each in self._state.backend.image_ids() if registry.is_ours(each)}
+        return tuple(sorted(images.union(self._state.registry.ids())))
+
+    def pool(self) -> tuple[PoolFinding, ...]:
+        """What is wrong with the pool."""
+        try:
+            self._state.backend.check()
+            room_bytes = self._room.available_bytes()
+        except errors.CrustError as err:
+            return (PoolFinding(reachable=False, reason="PoolNotUsable", message=str(err)),)
+        if room_bytes == 0:
+            text = "all room of the pool is promised: no volume can be made or grown"
+            return (PoolFinding(reachable=True, reason="PoolFull", message=text),)
+        return ()

@@ -1,0 +1,104 @@
+"""What crashes and lost callers leave behind, taken away without ever touching a volume that somebody was given.
+
+    record "deleting"                     the delete is finished at once: it was asked for
+    record "creating", older than a day   deleted: CreateVolume never answered, and nobody asks for it any more
+    attached, and not staged              detached if nothing has it open: a stage that was never finished
+    image without a record                kept, and told as health: its owner lost a record, not the data
+    record without an image               kept, and told as health
+
+A sweep runs as an operation of each volume, so it never meets a call for the same one. What cannot be taken away
+now is tried again by the next sweep.
+"""
+
+import asyncio
+import logging
+
+from crust import errors, operations, volumes
+from crust.blockdriver import state
+from crust.blockdriver.provisioning import Provisioner
+from crust.blockdriver.state import State
+from crust.host import mounts
+
+GRACE_S = 24 * 3600.0
+"""Longer than any CO goes on retrying a CreateVolume that it wants."""
+PERIOD_S = 3600.0
+
+_log = logging.getLogger(__name__)
+
+
+class Sweeper:
+    """Sweeps at start and every hour."""
+
+    def __init__(
+        self,
+        driver: volumes.DriverName,
+        shared: State,
+        provisioner: Provisioner,
+        running: operations.KeyedOperations,
+    ) -> None:
+        self._driver = driver
+        self._state = shared
+        self._provisioner = provisioner
+        self._running = running
+
+    async def forever(self) -> None:
+        """Sweep until cancelled; a sweep that fails is told, and does not end it."""
+        while True:
+            await self.sweep(grace_s=GRACE_S)
+            await asyncio.sleep(PERIOD_S)
+
+    async def sweep(self, *, grace_s: float) -> tuple[volumes.VolumeId, ...]:
+        """Take away what is left behind; answers the volumes that are gone now."""
+        unfinished = self._state.registry.index.unfinished()
+        gone = [each for each in unfinished if await self._remove(each, grace_s)]
+        for volume_id in await asyncio.to_thread(self._unused):
+            await self._detach(volume_id)
+        return tuple(gone)
+
+    async def _remove(self, volume_id: volumes.VolumeId, grace_s: float) -> bool:
+        key = volumes.VolumeKey(self._driver, volume_id)
+        try:
+            return await self._running.run(
+                key, "removal of leftovers", None, lambda: self._finish(volume_id, grace_s)
+            )
+        except errors.CrustError as err:
+            _log.warning("left behind", extra={"volume_id": volume_id, "error": str(err)})
+            return False
+
+    async def _finish(self, volume_id: volumes.VolumeId, grace_s: float) -> bool:
+        if not await asyncio.to_thread(self._is_left_behind, volume_id, grace_s):
+            return False
+        await self._provisioner.delete(volume_id)
+        _log.info("removed what was left behind", extra={"volume_id": volume_id})
+        return True
+
+    def _is_left_behind(self, volume_id: volumes.VolumeId, grace_s: float) -> bool:
+        record = self._state.registry.find(volume_id)
+        if record is None or record.phase == "ready":
+            return False
+        return record.phase == "deleting" or self._state.registry.age_s(volume_id) >= grace_s
+
+    def _unused(self) -> tuple[volumes.VolumeId, ...]:
+        attached = self._state.backend.attached_here()
+        return tuple(each for each in attached if self._state.ledger.staged(each) is None)
+
+    async def _detach(self, volume_id: volumes.VolumeId) -> None:
+        key = volumes.VolumeKey(self._driver, volume_id)
+        try:
+            await self._running.run(
+                key,
+                "detaching of leftovers",
+                None,
+                lambda: asyncio.to_thread(self._detach_unused, volume_id),
+            )
+        except errors.CrustError as err:
+            _log.info("stays attached", extra={"volume_id": volume_id, "error": str(err)})
+
+    def _detach_unused(self, volume_id: volumes.VolumeId) -> None:
+        attachment = self._state.backend.attached(volume_id)
+        if attachment is None or self._state.ledger.staged(volume_id) is not None:
+            return
+        # Asked of the kernel, because a ledger can be lost: a raw device's node is bound and not open.
+        if not any(state.shows(each, attachment.source) for each in mounts.below("/")):
+            self._state.backend.detach(volume_id)
+            _log.info("detached what was left behind", extra={"volume_id": volume_id})

@@ -1,0 +1,149 @@
+"""What a new volume is made of, if not of zeros: a snapshot, or another volume as it is now.
+
+The new volume takes over what the driver knew of the bytes, so it is formatted only if its source never was, and
+nobody was ever given it. Its filesystem has the UUID of its source's, which is written down, because xfs and btrfs
+mount no second one of the same UUID unless they are told to.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from crust import errors, volumes
+from crust.blockdriver import snapshotting, standstill
+from crust.blockdriver.freezes import Freezer
+from crust.blockdriver.record import Content, Origin, Record
+from crust.blockdriver.snapshotting import Snapshotter
+from crust.blockdriver.state import State
+
+
+class SmallerThanSource(errors.OutOfRange):
+    """A volume that is to be smaller than what it is made of (CSI CreateVolume)."""
+
+    def __init__(self, wanted_bytes: int, source_bytes: int) -> None:
+        super().__init__(
+            f"a volume of {wanted_bytes} bytes is too small for its source",
+            why=f"that has {source_bytes}",
+            hint="ask for that size or more",
+        )
+        self.wanted_bytes = wanted_bytes
+        self.source_bytes = source_bytes
+
+
+class OtherFilesystem(errors.InvalidRequest):
+    """A volume that is to have another filesystem than what it is made of."""
+
+    def __init__(self, wanted: str, present: str) -> None:
+        super().__init__(
+            f"the volume cannot have {wanted}",
+            why=f"its source is formatted with {present}",
+            hint=f"ask for {present}, or for a volume without a source",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A volume_content_source."""
+
+    kind: Literal["snapshot", "volume"]
+    id: str
+
+
+class Sources(Protocol):
+    """Where the content of new volumes comes from."""
+
+    def find(self, wanted: Wanted) -> Origin:
+        """The source as it is now; raises `NotFound`."""
+        ...
+
+    def fill(self, record: Record, origin: Origin) -> Record:
+        """Make a new volume's image; answers its record with what is known of the bytes, not saved."""
+        ...
+
+
+class _NoSources:
+    """For a backend's rules alone, without snapshots."""
+
+    def find(self, wanted: Wanted) -> Origin:
+        raise errors.NotFound(f"there is no {wanted.kind} {wanted.id!r}")
+
+    def fill(self, record: Record, origin: Origin) -> Record:
+        raise errors.NotFound(f"there is no {origin.kind} {origin.id!r}")
+
+
+NONE: Sources = _NoSources()
+
+
+class Origins:
+    """Finds sources, and copies them. Methods block; the caller sees to it that nobody else operates on a source."""
+
+    def __init__(self, shared: State, snapshotter: Snapshotter, freezer: Freezer) -> None:
+        self._state = shared
+        self._snapshotter = snapshotter
+        self._freezer = freezer
+
+    def find(self, wanted: Wanted) -> Origin:
+        """The source as it is now. Raises `snapshotting.SnapshotNotFound`, `registry.VolumeNotFound`."""
+        if wanted.kind == "snapshot":
+            found = self._snapshotter.find(wanted.id)
+            return Origin(
+                kind="snapshot",
+                id=wanted.id,
+                size_bytes=found.size_bytes,
+                fs_type=_fs_type(found.content, found.fs_type),
+            )
+        record = self._state.registry.load(volumes.VolumeId(wanted.id))
+        fs_type = _fs_type(record.content, record.fs_type)
+        return Origin(
+            kind="volume", id=wanted.id, size_bytes=record.capacity_bytes, fs_type=fs_type
+        )
+
+    def fill(self, record: Record, origin: Origin) -> Record:
+        """Make the image of a new volume; answers its record with what is known of the bytes, not saved.
+
+        Raises what `find` raises, the errors of `standstill.check`, `freezes.FrozenTooLong`, `Exhausted`.
+        """
+        volume_id = volumes.VolumeId(record.volume_id)
+        if origin.kind == "snapshot":
+            taken = self._snapshotter.find(origin.id)
+            image = snapshotting.image_of(taken)
+            self._state.backend.restore(volume_id, image, record.capacity_bytes)
+            return _filled(record, taken.content, taken.fs_type, taken.filled_bytes)
+        source_id = volumes.VolumeId(origin.id)
+        source = self._state.registry.load(source_id)
+        moving = standstill.check(self._state, source_id)
+        with self._freezer.frozen([] if moving is None else [moving]):
+            self._state.backend.clone(volume_id, source_id, record.capacity_bytes)
+        return _filled(record, source.content, source.fs_type, source.filled_bytes)
+
+
+def least_bytes(wanted: volumes.CapacityRange, origin: Origin | None) -> volumes.CapacityRange:
+    """The range for a volume that holds its source; raises `SmallerThanSource`."""
+    if origin is None:
+        return wanted
+    asked = wanted.required_bytes or wanted.limit_bytes
+    if asked and asked < origin.size_bytes:
+        raise SmallerThanSource(asked, origin.size_bytes)
+    required = wanted.required_bytes or origin.size_bytes
+    return volumes.CapacityRange(required, wanted.limit_bytes)
+
+
+def check_filesystems(record: Record) -> None:
+    """Raise `OtherFilesystem` if the record plans another filesystem than its source has."""
+    present = record.origin.fs_type if record.origin else ""
+    for usage in record.usages:
+        if present and usage.kind == "mount" and usage.fs_type != present:
+            raise OtherFilesystem(usage.fs_type, present)
+
+
+def _fs_type(content: Content, fs_type: str) -> str:
+    return fs_type if content == "formatted" else ""
+
+
+def _filled(record: Record, content: Content, fs_type: str, filled_bytes: int) -> Record:
+    return record.but(
+        content=content,
+        fs_type=fs_type,
+        filled_bytes=filled_bytes,
+        generation=record.generation + 1,
+        shares_uuid=content in ("formatted", "raw"),
+    )

@@ -1,0 +1,300 @@
+"""CreateVolume, DeleteVolume, ControllerExpandVolume, ValidateVolumeCapabilities.
+
+Creating: the record in phase "creating" first, then the image, then the record in phase "ready". The id follows from
+the name, so whoever retries after a crash, at whatever line, continues; and a volume that was begun can be deleted.
+Deleting goes the other way and ends with the record. An image without a record is not ours to overwrite.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from crust import errors, volumes
+from crust.blockdriver import (
+    attaching,
+    capacity,
+    fitness,
+    growing,
+    origins,
+    parameters,
+    registry,
+    sizes,
+    topology,
+)
+from crust.blockdriver.backends.protocol import ImageMissing, StillAttached
+from crust.blockdriver.record import Origin, Record
+from crust.blockdriver.state import State
+
+
+class ExistsDifferently(errors.Conflict):
+    """A volume of this name exists and is not what is asked for."""
+
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(
+            f"the volume {name!r} exists already",
+            why=f"with {what} than asked for",
+            hint="choose another name, or delete the volume first",
+        )
+        self.name = name
+
+
+class StrayImage(errors.Corrupt):
+    """There are bytes where a new volume's image would be, and no record of whose they are."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"{volume_id} is not created",
+            why="an image of that id exists, and no record of a volume",
+            hint="find out whose it is, and move it away; nothing was changed",
+        )
+        self.volume_id = volume_id
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A CreateVolume, decoded; `parameters` as they were sent."""
+
+    name: str
+    wanted: volumes.CapacityRange
+    capabilities: tuple[volumes.VolumeCapability, ...]
+    parameters: tuple[tuple[str, str], ...] = ()
+    accessibility: topology.Requirement = topology.ANYWHERE
+    source: origins.Wanted | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A volume as a CO sees it."""
+
+    volume_id: volumes.VolumeId
+    capacity_bytes: int
+    context: dict[str, str] = field(default_factory=dict)
+    source: origins.Wanted | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """A volume's size after an expansion, and whether the node has something left to do."""
+
+    capacity_bytes: int
+    node_expansion_required: bool
+
+
+class Provisioner:
+    """Makes, grows and removes volumes; one call per volume at a time is the caller's business."""
+
+    def __init__(self, shared: State, sources: origins.Sources = origins.NONE) -> None:
+        self._state = shared
+        self._sources = sources
+        self.room = capacity.Room(shared.registry.index, shared.backend, shared.overcommit)
+
+    async def create(self, request: Create) -> Volume:
+        """Make the volume, or find that it is made.
+
+        Raises `fitness.CapabilityNotSupported`, `parameters.UnknownParameter`, `parameters.BadParameter`,
+        `sizes.SizeNotPossible`, `ExistsDifferently`, `StrayImage`, `topology.NotAccessible`, `capacity.NoRoom`.
+        """
+        return await asyncio.to_thread(self._create, request)
+
+    def _create(self, request: Create) -> Volume:
+        read = parameters.parse(dict(request.parameters), self._state.fs_types)
+        for capability in request.capabilities:
+            if why := self._obstacle(capability):
+                raise fitness.CapabilityNotSupported(why)
+        present = self._present(registry.volume_id_of(request.name))
+        wanted = self._plan(request, read, self._origin(request, present))
+        accessible = topology.is_met(request.accessibility, self._state.here)
+        if present is None and not accessible:
+            raise topology.NotAccessible(self._state.here)
+        if present is None:
+            present = self._begin(request, wanted)
+        if not accessible:
+            raise ExistsDifferently(request.name, "another accessibility")
+        _check_same(present, wanted, request.wanted)
+        if present.phase == "creating":
+            present = self._finish_create(present)
+        return describe(present)
+
+    def _present(self, volume_id: volumes.VolumeId) -> Record | None:
+        present = self._state.registry.find(volume_id)
+        if present is None or present.phase != "deleting":
+            return present
+        self._finish_delete(present)
+        return None
+
+    def _origin(self, request: Create, present: Record | None) -> Origin | None:
+        """What the volume is made of; of one that was begun it is on record, and may be gone since."""
+        if request.source is None:
+            return None
+        known = present.origin if present else None
+        if known is not None and (known.kind, known.id) == (request.source.kind, request.source.id):
+            return known
+        if present is not None:
+            raise ExistsDifferently(request.name, "another source")
+        return self._sources.find(request.source)
+
+    def _plan(self, request: Create, read: parameters.Parameters, origin: Origin | None) -> Record:
+        """The record of the volume that is asked for, with the least size it may have."""
+        fs_type = read.fs_type or (origin.fs_type if origin else "")
+        usages = fitness.usages_of(request.capabilities, fs_type)
+        fs_types = {usage.fs_type for usage in usages if usage.kind == "mount"}
+        return Record(
+            volume_id=registry.volume_id_of(request.name),
+            name=request.name,
+            phase="creating",
+            capacity_bytes=sizes.minimum_bytes(fs_types),
+            parameters=read.kept,
+            usages=usages,
+            origin=origin,
+        )
+
+    def _begin(self, request: Create, wanted: Record) -> Record:
+        volume_id = volumes.VolumeId(wanted.volume_id)
+        maximum = self._state.backend.maximum_bytes()
+        origins.check_filesystems(wanted)
+        asked = origins.least_bytes(request.wanted, wanted.origin)
+        size_bytes = sizes.choose(asked, minimum=wanted.capacity_bytes, maximum=maximum)
+        if self._state.backend.exists(volume_id):
+            raise StrayImage(volume_id)
+        with self.room.reserved(volume_id, size_bytes):
+            return self._state.registry.save(wanted.but(capacity_bytes=size_bytes))
+
+    def _finish_create(self, record: Record) -> Record:
+        try:
+            record = self._fill(record)
+        except (errors.Exhausted, errors.NotFound):
+            # The room is somebody else's now, or the source is gone: leave nothing behind.
+            self._finish_delete(record)
+            raise
+        return self._state.registry.save(record.but(phase="ready"))
+
+    def _fill(self, record: Record) -> Record:
+        if record.origin is not None:
+            return self._sources.fill(record, record.origin)
+        self._state.backend.create(volumes.VolumeId(record.volume_id), record.capacity_bytes)
+        return record
+
+    async def delete(self, volume_id: volumes.VolumeId) -> None:
+        """Remove the volume; absent is fine. Raises `StillAttached` or `attaching.AttachedElsewhere` in use."""
+        await asyncio.to_thread(self._delete, volume_id)
+
+    def _delete(self, volume_id: volumes.VolumeId) -> None:
+        record = self._state.registry.find(volume_id)
+        if record is None:
+            return
+        staged = self._state.ledger.staged(volume_id)
+        attachment = self._state.backend.attached(volume_id)
+        if attachment is not None:
+            where = ", ".join(staged.paths) if staged else "no staging path"
+            raise StillAttached(volume_id, f"{attachment.source.path}, staged at {where}")
+        attaching.check_not_published(record)
+        self._state.ledger.forget_staged(volume_id)  # its device is gone: the ledger is stale
+        self._finish_delete(self._state.registry.save(record.but(phase="deleting")))
+
+    def _finish_delete(self, record: Record) -> None:
+        volume_id = volumes.VolumeId(record.volume_id)
+        self._state.backend.delete(volume_id)
+        self._state.registry.remove(volume_id)
+
+    async def expand(
+        self,
+        volume_id: volumes.VolumeId,
+        wanted: volumes.CapacityRange,
+        capability: volumes.VolumeCapability | None,
+    ) -> Expanded:
+        """Grow the image, attached or not; large enough already is fine.
+
+        Raises `registry.VolumeNotFound`, `fitness.CapabilityExceeded`, `sizes.SizeNotPossible`,
+        `growing.AboveLimit`, `capacity.NoRoom`, `ImageMissing`.
+        """
+        return await asyncio.to_thread(self._expand, volume_id, wanted, capability)
+
+    def _expand(
+        self,
+        volume_id: volumes.VolumeId,
+        wanted: volumes.CapacityRange,
+        capability: volumes.VolumeCapability | None,
+    ) -> Expanded:
+        record = self._state.registry.load(volume_id)
+        if capability is not None and (why := self._obstacle(capability)):
+            raise fitness.CapabilityExceeded(volume_id, why)
+        if not self._state.backend.exists(volume_id):
+            raise ImageMissing(volume_id)
+        if record.capacity_bytes < wanted.required_bytes:
+            record = self._grow(record, wanted)
+        if wanted.limit_bytes and record.capacity_bytes > wanted.limit_bytes:
+            raise growing.AboveLimit(volume_id, record.capacity_bytes, wanted.limit_bytes)
+        # At once, also for filesystems: a raw volume needs no more, and a device may be larger than its filesystem.
+        self._state.backend.refresh(volume_id)
+        return Expanded(record.capacity_bytes, _has_filesystem(record, capability))
+
+    def _grow(self, record: Record, wanted: volumes.CapacityRange) -> Record:
+        maximum = self._state.backend.maximum_bytes()
+        size_bytes = sizes.choose(wanted, minimum=record.capacity_bytes, maximum=maximum)
+        volume_id = volumes.VolumeId(record.volume_id)
+        with self.room.reserved(volume_id, size_bytes):
+            self._state.backend.grow(volume_id, size_bytes)
+            return self._state.registry.save(record.but(capacity_bytes=size_bytes))
+
+    async def validate(
+        self,
+        volume_id: volumes.VolumeId,
+        capabilities: tuple[volumes.VolumeCapability, ...],
+        context: Mapping[str, str],
+        sent_parameters: Mapping[str, str],
+    ) -> str:
+        """Why the volume does not have all that is asked about; empty when it has. Raises `VolumeNotFound`."""
+        record = await asyncio.to_thread(self._state.registry.load, volume_id)
+        for capability in capabilities:
+            if why := self._obstacle(capability) or _mismatch(record, capability):
+                return why
+        recorded = parameters.Parameters("", record.parameters)
+        if context and dict(context) != recorded.volume_context:
+            return "the volume has another volume_context"
+        try:
+            sent = parameters.parse(sent_parameters, self._state.fs_types)
+        except errors.InvalidRequest as err:
+            return str(err)
+        if sent_parameters and sent.kept != record.parameters:
+            return "the volume was created with other parameters"
+        return ""
+
+    def _obstacle(self, capability: volumes.VolumeCapability) -> str:
+        return fitness.obstacle(
+            capability, modes=self._state.backend.modes, fs_types=self._state.fs_types
+        )
+
+
+def describe(record: Record) -> Volume:
+    """A volume as a CO sees it, from its record."""
+    context = parameters.Parameters("", record.parameters).volume_context
+    origin = record.origin
+    source = origins.Wanted(origin.kind, origin.id) if origin else None
+    return Volume(volumes.VolumeId(record.volume_id), record.capacity_bytes, context, source)
+
+
+def _check_same(present: Record, wanted: Record, size: volumes.CapacityRange) -> None:
+    if present.name != wanted.name:
+        raise ExistsDifferently(wanted.name, "the same id under another name")
+    if not sizes.satisfies(present.capacity_bytes, size):
+        raise ExistsDifferently(wanted.name, "another size")
+    if present.parameters != wanted.parameters:
+        raise ExistsDifferently(wanted.name, "other parameters")
+    if present.origin != wanted.origin:
+        raise ExistsDifferently(wanted.name, "another source")
+    if present.usages != wanted.usages:
+        raise ExistsDifferently(wanted.name, "other capabilities")
+
+
+def _mismatch(record: Record, capability: volumes.VolumeCapability) -> str:
+    access = capability.access
+    if isinstance(access, volumes.BlockAccess) or not access.fs_type:
+        return ""
+    present = fitness.wanted_fs_type(volumes.MountAccess(), record)
+    return "" if access.fs_type == present else f"the volume's filesystem is {present}"
+
+
+def _has_filesystem(record: Record, capability: volumes.VolumeCapability | None) -> bool:
+    if capability is not None:
+        return isinstance(capability.access, volumes.MountAccess)
+    return any(usage.kind == "mount" for usage in record.usages)

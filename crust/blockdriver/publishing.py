@@ -1,0 +1,189 @@
+"""NodePublishVolume on the host: the filesystem is mounted on the target, or the device's node bound to it.
+
+The device is mounted directly, not a bind of the staging path: the kernel shares one filesystem instance among all
+targets of a device. A read-only target is a read-only *mount* of a writable filesystem, so that another target may
+write; only under a reader-only mode, or beside a guest that reads, is the filesystem itself read-only. A read-only
+raw volume needs a read-only device, since a read-only bind of a node stops no write.
+
+Steps: entry in the ledger (not done), target made, mounted, group applied, entry done. A failure takes them back; a
+crash leaves an entry that the same request finishes and NodeUnpublishVolume removes.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from crust import errors, volumes
+from crust.blockdriver import attaching, fitness, publish_rules, state
+from crust.blockdriver.backends.protocol import Attachment
+from crust.blockdriver.growing import Grower
+from crust.blockdriver.ledger import Published
+from crust.blockdriver.publish_rules import Publish
+from crust.blockdriver.record import Record
+from crust.blockdriver.state import NotStaged, State, is_live
+from crust.host import devices, filesystems, groups, mounts, paths
+
+
+class TargetOccupied(errors.Conflict):
+    """Something that this driver did not put there is mounted at the target."""
+
+    def __init__(self, target: str, what: str) -> None:
+        super().__init__(
+            f"{target} is occupied", why=f"{what} is mounted there", hint="unmount it first"
+        )
+        self.target = target
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A publish that passed every rule, with what it needs."""
+
+    request: Publish
+    entry: Published
+    record: Record
+    attachment: Attachment
+    present: Published | None
+    others: tuple[Published, ...]
+
+    @property
+    def device(self) -> str:
+        """The device's path on this host."""
+        return self.attachment.source.path
+
+
+def check(shared: State, request: Publish) -> Ready:
+    """Hold a publish, deferred or not, against all rules; changes nothing but stale entries of the ledger.
+
+    Raises `registry.VolumeNotFound`, `fitness.CapabilityExceeded`, `NotStaged`,
+    `publish_rules.PublishedDifferently`, `publish_rules.PublishedElsewhere`.
+    """
+    record = shared.registry.load(request.volume_id)
+    why = fitness.obstacle(request.capability, modes=shared.backend.modes, fs_types=shared.fs_types)
+    if why:
+        raise fitness.CapabilityExceeded(request.volume_id, why)
+    attachment = shared.staged_attachment(request.volume_id)
+    staged = shared.ledger.staged(request.volume_id)
+    if staged is None or request.staging.text not in staged.paths:
+        raise NotStaged(request.volume_id, f"not at {request.staging}")
+    entry = publish_rules.entry_of(request, staged.fs_type)
+    if attaching.is_readonly(record):
+        entry = entry.model_copy(update={"readonly": True})
+    if entry.kind == "mount" and record.shares_uuid:
+        options = filesystems.beside_twin(entry.fs_type, entry.options)
+        entry = entry.model_copy(update={"options": options})
+    if entry.kind != staged.kind:
+        raise fitness.CapabilityExceeded(request.volume_id, f"it is staged as {staged.kind}")
+    present = _present(shared, request)
+    if present is not None:
+        publish_rules.check_same_target(present, entry)
+    live = shared.live_publishes(request.volume_id)
+    others = tuple(each for each in live if each.target != request.target.text)
+    publish_rules.check_other_targets(others, entry)
+    return Ready(request, entry, record, attachment, present, others)
+
+
+def _present(shared: State, request: Publish) -> Published | None:
+    """The target's entry if it still stands, whichever volume's; one whose mount is gone is not there."""
+    entry = shared.ledger.published(request.target)
+    if entry is None:
+        return None
+    attachment = shared.backend.attached(volumes.VolumeId(entry.volume_id))
+    return entry if is_live(entry, attachment.source if attachment else None) else None
+
+
+class Publisher:
+    """Publishes on the host; one call per volume at a time is the caller's business."""
+
+    def __init__(self, shared: State, grower: Grower) -> None:
+        self._state = shared
+        self._grower = grower
+
+    async def publish(self, request: Publish) -> None:
+        """Publish as asked, or find that it is published so already.
+
+        Raises what `check` raises, `TargetOccupied`, and the errors of `paths`, `mounts` and `groups`.
+        """
+        ready = await asyncio.to_thread(self._publish, request)
+        if ready is None:
+            return
+        # Growth is due and comes first where it can; xfs grows after its first mount.
+        fs_type = ready.entry.fs_type
+        await self._grower.fill(ready.record, fs_type, ready.attachment)
+        await asyncio.to_thread(self._publish, request, growth_considered=True)
+        record = await asyncio.to_thread(self._state.registry.load, request.volume_id)
+        try:
+            await self._grower.fill(
+                record, fs_type, ready.attachment, mountpoint=request.target.text
+            )
+        except errors.CrustError:
+            await asyncio.to_thread(self._take_back, ready)
+            raise
+
+    def _publish(self, request: Publish, *, growth_considered: bool = False) -> Ready | None:
+        """Do it all in one hop; or answer what has to grow before, having changed nothing."""
+        ready = check(self._state, request)
+        if ready.present is not None and ready.present.done:
+            return None
+        mounted = self._look(ready)
+        if not mounted and not growth_considered and self._growth_is_due(ready):
+            return ready
+        self._state.ledger.note_published(ready.entry)
+        try:
+            if not mounted:
+                self._mount(ready)
+            self._apply_group(ready)
+        except errors.CrustError:
+            self._take_back(ready)
+            raise
+        self._state.ledger.note_published(ready.entry.model_copy(update={"done": True}))
+        return None
+
+    def _look(self, ready: Ready) -> bool:
+        """Whether an earlier life mounted the volume at the target; raises `TargetOccupied` for anything else."""
+        mount = mounts.at(ready.entry.target)
+        if mount is None:
+            return False
+        if mounts.is_sealed(mount):
+            raise TargetOccupied(ready.entry.target, "the seal of a deferred publish")
+        right_kind = state.is_node if ready.entry.kind == "block" else state.is_of
+        if not right_kind(mount, ready.attachment.source):
+            raise TargetOccupied(ready.entry.target, f"{mount.fs_type} from {mount.source}")
+        if ready.entry.kind == "mount" and mount.readonly != ready.entry.readonly:
+            raise publish_rules.PublishedDifferently(ready.entry.target, ready.entry.volume_id)
+        return True
+
+    def _growth_is_due(self, ready: Ready) -> bool:
+        entry, record = ready.entry, ready.record
+        larger = ready.attachment.size_bytes > record.filled_bytes
+        return larger and entry.kind == "mount" and not entry.readonly and not ready.others
+
+    def _mount(self, ready: Ready) -> None:
+        entry, target, roots = ready.entry, ready.request.target, self._state.target_roots
+        if entry.kind == "block":
+            devices.set_readonly(ready.device, readonly=entry.readonly)
+            paths.make_file(target, roots)
+            mounts.bind(ready.device, target.text)
+            return
+        paths.make_directory(target, roots)
+        alone = entry.access_mode.reader_only or any(other.deferred for other in ready.others)
+        mounts.mount_device(
+            ready.device,
+            target.text,
+            entry.fs_type,
+            entry.options,
+            readonly=entry.readonly,
+            beside_writers=not alone,
+        )
+
+    def _apply_group(self, ready: Ready) -> None:
+        access = ready.request.capability.access
+        group = access.group if isinstance(access, volumes.MountAccess) else None
+        if group is not None and not ready.entry.readonly:
+            groups.apply(ready.entry.target, group)
+
+    def _take_back(self, ready: Ready) -> None:
+        mount = mounts.at(ready.entry.target)
+        if mount is not None and state.shows(mount, ready.attachment.source):
+            mounts.unmount(ready.entry.target)
+        self._state.ledger.forget_published(ready.request.target)
+        if mounts.at(ready.entry.target) is None:
+            paths.remove(ready.request.target, self._state.target_roots)

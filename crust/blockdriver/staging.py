@@ -1,0 +1,230 @@
+"""NodeStageVolume and NodeUnstageVolume: the device is attached, and its filesystem is fit to be mounted.
+
+Nothing is mounted at the staging path, which stays the CO's empty directory: whether the host mounts or a guest is
+known only at publish. The steps, each of which may be the last before a crash:
+
+1. attach the device (once, however often asked);
+2. if the volume is new: write "formatting" into the record, make the filesystem, write "formatted";
+3. else: check it if its superblock is not clean, grow it if its device is larger;
+4. write the stage into the ledger. Only then can it be published.
+
+The same volume may be staged at several paths (a PersistentVolume under a second name); it is detached with the last.
+"""
+
+import asyncio
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from crust import errors, volumes
+from crust.blockdriver import fitness, mkfs_options, preparation, registry, state
+from crust.blockdriver.backends.protocol import Attachment
+from crust.blockdriver.growing import Grower
+from crust.blockdriver.ledger import Staged
+from crust.blockdriver.record import Record
+from crust.blockdriver.state import State
+from crust.host import devices, filesystems, zeroout
+
+
+class StagingPathMissing(errors.NotReady):
+    """The staging path is the CO's to make (CSI NodeStageVolume)."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the staging path {path} is not a directory", hint="create it before the call"
+        )
+        self.path = path
+
+
+class StagedDifferently(errors.Conflict):
+    """The volume is staged with another capability."""
+
+    def __init__(self, volume_id: str, staged: Staged) -> None:
+        how = f"{staged.kind} {staged.fs_type}".strip()
+        super().__init__(
+            f"{volume_id} is staged already",
+            why=f"as {how}, at {', '.join(staged.paths)}",
+            hint="unstage it there first",
+        )
+        self.volume_id = volume_id
+
+
+class StillPublished(errors.NotReady):
+    """A volume is to be unstaged that is still published."""
+
+    def __init__(self, volume_id: str, targets: tuple[str, ...]) -> None:
+        super().__init__(
+            f"{volume_id} cannot be unstaged",
+            why=f"it is still published at {', '.join(targets)}",
+            hint="unpublish it there first",
+        )
+        self.volume_id = volume_id
+        self.targets = targets
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A NodeStageVolume."""
+
+    volume_id: volumes.VolumeId
+    path: volumes.TargetPath
+    capability: volumes.VolumeCapability
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    entry: Staged
+    record: Record
+    attachment: Attachment
+    action: preparation.Action | None
+    """None: there is nothing to do to the device."""
+
+
+class Stager:
+    """Stages and unstages; one call per volume at a time is the caller's business."""
+
+    def __init__(self, shared: State, grower: Grower) -> None:
+        self._state = shared
+        self._grower = grower
+
+    async def stage(self, request: Stage) -> None:
+        """Make the volume ready to be published.
+
+        Raises `registry.VolumeNotFound`, `fitness.CapabilityExceeded`, `StagingPathMissing`, `StagedDifferently`,
+        the errors of `preparation.judge`, and of the backend and the filesystem's tools.
+        """
+        begun = await asyncio.to_thread(self._begin, request)
+        if begun.action is not None:
+            await self._prepare(begun)
+        await asyncio.to_thread(self._state.ledger.note_staged, begun.entry)
+
+    def _begin(self, request: Stage) -> _Begun:
+        record = self._state.registry.load(request.volume_id)
+        self._check(request)
+        entry = self._entry(request, record)
+        staged = self._state.ledger.staged(request.volume_id)
+        if staged is not None and (staged.kind, staged.fs_type) != (entry.kind, entry.fs_type):
+            raise StagedDifferently(request.volume_id, staged)
+        present = self._state.backend.attached(request.volume_id) if staged else None
+        if staged is not None and present is not None:
+            paths = tuple(dict.fromkeys((*staged.paths, request.path.text)))
+            return _Begun(staged.model_copy(update={"paths": paths}), record, present, None)
+        attachment = self._state.backend.attach(request.volume_id)
+        if entry.kind == "block":
+            self._give_out_raw(record, attachment)
+            return _Begun(entry, record, attachment, None)
+        return _Begun(entry, record, attachment, _judge(record, entry.fs_type, attachment))
+
+    def _check(self, request: Stage) -> None:
+        why = fitness.obstacle(
+            request.capability, modes=self._state.backend.modes, fs_types=self._state.fs_types
+        )
+        if why:
+            raise fitness.CapabilityExceeded(request.volume_id, why)
+        if not os.path.isdir(request.path.text):
+            raise StagingPathMissing(request.path.text)
+
+    def _entry(self, request: Stage, record: Record) -> Staged:
+        access = request.capability.access
+        kind: Literal["mount", "block"] = "mount"
+        fs_type = ""
+        if isinstance(access, volumes.BlockAccess):
+            kind = "block"
+        else:
+            fs_type = fitness.wanted_fs_type(access, record)
+        return Staged(
+            volume_id=request.volume_id, kind=kind, fs_type=fs_type, paths=(request.path.text,)
+        )
+
+    def _give_out_raw(self, record: Record, attachment: Attachment) -> None:
+        """From here on the bytes are its user's, and are never formatted by this driver again."""
+        if record.content == "raw":
+            return
+        if record.content == "formatting":
+            zeroout.zero_device(attachment.source.path)
+        self._state.registry.save(record.but(content="raw", fs_type=""))
+
+    async def _prepare(self, begun: _Begun) -> None:
+        device, fs_type = begun.attachment.source.path, begun.entry.fs_type
+        if begun.action is preparation.Action.KEEP:
+            await filesystems.check(device, fs_type)
+            record = await self._tell_from_source(begun.record, device, fs_type)
+            await self._grower.fill(record, fs_type, begun.attachment)
+            return
+        await asyncio.to_thread(self._intend, begun)
+        words = mkfs_options.words(fs_type, begun.record.parameters)
+        await filesystems.make(device, fs_type, extra_options=words)
+        made = begun.record.but(
+            content="formatted",
+            fs_type=fs_type,
+            filled_bytes=begun.attachment.size_bytes,
+            generation=begun.record.generation + 1,
+        )
+        await asyncio.to_thread(self._state.registry.save, made)
+
+    async def _tell_from_source(self, record: Record, device: str, fs_type: str) -> Record:
+        """A copy gets a UUID of its own where that needs no mount. Cut short, it gets another the next time."""
+        if not record.shares_uuid or not await filesystems.renew_uuid(device, fs_type):
+            return record
+        return await asyncio.to_thread(self._state.registry.save, record.but(shares_uuid=False))
+
+    def _intend(self, begun: _Begun) -> None:
+        if begun.action is preparation.Action.CLEAR_AND_MAKE:
+            zeroout.zero_device(begun.attachment.source.path)
+        self._state.registry.save(
+            begun.record.but(content="formatting", fs_type=begun.entry.fs_type)
+        )
+
+    async def unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
+        """Detach the volume if `path` is the last one it is staged at; not staged, or unknown, is fine.
+
+        Raises `StillPublished`, and `NotReady` naming the holder while anything has the device.
+        """
+        await asyncio.to_thread(self._unstage, volume_id, path)
+
+    def _unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
+        if not registry.is_ours(volume_id):
+            return
+        staged = self._state.ledger.staged(volume_id)
+        others = () if staged is None else _others(staged, path.text)
+        if staged is not None and others:
+            self._state.ledger.note_staged(staged.model_copy(update={"paths": others}))
+            return
+        published = self._state.live_publishes(volume_id)
+        if published:
+            raise StillPublished(volume_id, tuple(entry.target for entry in published))
+        attachment = self._state.backend.attached(volume_id)
+        if attachment is not None:
+            mounted = state.host_mounts(attachment.source)
+            if mounted:
+                raise StillPublished(volume_id, tuple(mount.target for mount in mounted))
+            self._state.backend.detach(volume_id)
+        for stale in self._state.ledger.published_of(volume_id):
+            self._state.ledger.forget_published(volumes.TargetPath(stale.target))
+        self._state.ledger.forget_staged(volume_id)
+
+
+def _judge(record: Record, fs_type: str, attachment: Attachment) -> preparation.Action | None:
+    """What the device needs; nothing while this host has it mounted, because then an earlier life prepared it.
+
+    Anyone else who has it may be a guest, or a tool that a killed driver left running: `DeviceInUse`.
+    """
+    device = attachment.source.path
+    if (record.content, record.fs_type) == ("formatted", fs_type) and filesystems.carries(
+        device, fs_type
+    ):
+        action = preparation.Action.KEEP
+    else:
+        found = filesystems.probe(device)
+        action = preparation.judge(
+            record, fs_type, found, is_blank=lambda: devices.is_blank(device)
+        )
+    if action is preparation.Action.KEEP and state.host_mounts(attachment.source):
+        return None
+    os.close(devices.open_exclusive(device))
+    return action
+
+
+def _others(staged: Staged, path: str) -> tuple[str, ...]:
+    """The other staging paths that the CO has not removed meanwhile."""
+    return tuple(each for each in staged.paths if each != path and os.path.isdir(each))

@@ -1,0 +1,90 @@
+"""Where volumes can be used: on this node alone, which is a topology of one segment, `crust.dev/node`.
+
+A requirement is met or not; there is no second place to try. Segment values are short and plain (CSI
+TopologyRequirement), node ids are neither, so a long or odd one stands under its digest.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from crust import errors
+
+KEY = "crust.dev/node"
+_PREFIX_MAX_BYTES = 253
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_PREFIX = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+
+Segments = tuple[tuple[str, str], ...]
+"""One topology, sorted."""
+
+
+class BadTopology(errors.InvalidRequest):
+    """A topology that breaks the specification's rules."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("accessibility_requirements are not usable", why=why)
+
+
+class NotAccessible(errors.Exhausted):
+    """The volume would be needed where this pool is not (CSI CreateVolume: RESOURCE_EXHAUSTED)."""
+
+    def __init__(self, here: str) -> None:
+        super().__init__(
+            "no volume can be made where it is required",
+            why=f"volumes of this pool can be used at {KEY}={here} alone",
+            hint="let the scheduler choose that node, or another driver's pool",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """CreateVolume's accessibility_requirements; both empty when nothing is required."""
+
+    requisite: tuple[Segments, ...] = ()
+    preferred: tuple[Segments, ...] = ()
+
+
+ANYWHERE = Requirement()
+"""No requirement at all."""
+
+
+def value_of(node_id: str) -> str:
+    """The segment's value for a node: its id, or a digest where the id cannot be a value."""
+    if _LABEL.fullmatch(node_id):
+        return node_id
+    return f"node-{hashlib.sha256(node_id.encode()).hexdigest()[:40]}"
+
+
+def segments(values: Mapping[str, str]) -> Segments:
+    """Read one topology; raises `BadTopology`."""
+    if not values:
+        raise BadTopology("a topology has no segments")
+    if len({key.lower() for key in values}) != len(values):
+        raise BadTopology("two keys differ in case alone")
+    for key, value in values.items():
+        prefix, slash, name = key.rpartition("/")
+        bad_prefix = len(prefix) > _PREFIX_MAX_BYTES or not _PREFIX.fullmatch(prefix.lower())
+        if not _LABEL.fullmatch(name) or (slash and bad_prefix):
+            raise BadTopology(f"{key[:64]!r} is no key of the form prefix/name")
+        if not _LABEL.fullmatch(value):
+            raise BadTopology(f"the value of {key} is not of 1 to 63 plain characters")
+    return tuple(sorted((key.lower(), value) for key, value in values.items()))
+
+
+def requirement(requisite: tuple[Segments, ...], preferred: tuple[Segments, ...]) -> Requirement:
+    """Check the two lists against each other; raises `BadTopology`."""
+    if requisite and not set(preferred) <= set(requisite):
+        raise BadTopology("a preferred topology is not among the requisite ones")
+    return Requirement(requisite, preferred)
+
+
+def is_here(place: Segments, here: str) -> bool:
+    """Whether `place` is this node. Segments of others' keys cannot be vouched for."""
+    return place == ((KEY, here),)
+
+
+def is_met(wanted: Requirement, here: str) -> bool:
+    """Whether a volume of this node is what is required; preferences alone require nothing."""
+    return not wanted.requisite or any(is_here(each, here) for each in wanted.requisite)

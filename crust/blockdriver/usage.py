@@ -1,0 +1,142 @@
+"""NodeGetVolumeStats: how full a volume is where it is mounted, and whether something is wrong with it.
+
+statvfs(2) of a hung filesystem never returns, and a kubelet asks every minute: each path is asked by one thread at
+most, and every caller gets an answer in time. A raw volume has a size and nothing else to tell. A deferred volume is
+mounted in a guest, which this process cannot ask: that is the shim's work.
+"""
+
+from dataclasses import dataclass
+
+from crust import errors, volumes
+from crust.blockdriver import health, state
+from crust.blockdriver.backends.protocol import Attachment
+from crust.blockdriver.growing import NotHere
+from crust.blockdriver.record import Record
+from crust.blockdriver.state import State
+from crust.host import bounded, devices, filesystems, mounts
+
+
+class AskTheRuntime(errors.NotReady):
+    """The volume is mounted in a guest."""
+
+    def __init__(self, volume_id: str, path: str) -> None:
+        super().__init__(
+            f"the statistics of {volume_id} at {path} are not known here",
+            why="it was published with deferral: a guest's kernel has it mounted",
+            hint="ask through the shim, which asks the runtime",
+        )
+        self.volume_id = volume_id
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A NodeGetVolumeStats."""
+
+    volume_id: volumes.VolumeId
+    path: volumes.TargetPath
+    deferred: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    record: Record
+    attachment: Attachment
+    mount: mounts.Mount
+    is_raw: bool
+    readonly_wanted: bool
+
+
+class Meter:
+    """Answers statistics. `tells_condition` under CSI 1.12, whose statistics carry the condition."""
+
+    def __init__(
+        self,
+        shared: State,
+        examiner: health.Examiner,
+        *,
+        tells_condition: bool,
+        timeout_s: float = 5.0,
+    ) -> None:
+        self._state = shared
+        self._examiner = examiner
+        self._looks: bounded.BoundedCalls[health.Health] = bounded.BoundedCalls()
+        self._tells_condition = tells_condition
+        self._timeout_s = timeout_s
+        self._calls: bounded.BoundedCalls[volumes.VolumeStats] = bounded.BoundedCalls()
+
+    async def measure(self, look: Look) -> volumes.VolumeStats:
+        """Raises `registry.VolumeNotFound`, `NotHere`, `AskTheRuntime`, `bounded.NoAnswer`."""
+        key = f"{look.path} {look.volume_id} {look.deferred}"
+        return await self._calls.call(key, lambda: self._measure(look), timeout_s=self._timeout_s)
+
+    async def examine(
+        self, volume_id: volumes.VolumeId, path: volumes.TargetPath | None
+    ) -> health.Health:
+        """What is wrong with the volume, at `path` if it is given.
+
+        Raises `registry.VolumeNotFound`, `NotHere`, `bounded.NoAnswer`.
+        """
+        key = f"{path} {volume_id}"
+        return await self._looks.call(
+            key, lambda: self._examine(volume_id, path), timeout_s=self._timeout_s
+        )
+
+    def _examine(
+        self, volume_id: volumes.VolumeId, path: volumes.TargetPath | None
+    ) -> health.Health:
+        found = self._examiner.examine(volume_id)
+        entry = self._state.ledger.published(path) if path else None
+        if path is None or found.findings or (entry is not None and entry.deferred):
+            return found
+        trouble = self._trouble(self._find(Look(volume_id, path, deferred=False)))
+        if not trouble:
+            return found
+        finding = health.Finding(health.Kind.INACCESSIBLE, "DeviceFailed", trouble)
+        return health.Health(volume_id, (finding,))
+
+    def _measure(self, look: Look) -> volumes.VolumeStats:
+        place = self._find(look)
+        if place.is_raw:
+            total = volumes.VolumeUsage(
+                volumes.UsageUnit.BYTES, devices_size(place.attachment), 0, 0
+            )
+            return volumes.VolumeStats((total,), self._condition(place))
+        usage = filesystems.usage(place.mount.target).usage
+        return volumes.VolumeStats(usage, self._condition(place))
+
+    def _find(self, look: Look) -> _Place:
+        record = self._state.registry.load(look.volume_id)
+        entry = self._state.ledger.published(look.path)
+        if look.deferred or (entry is not None and entry.deferred):
+            raise AskTheRuntime(look.volume_id, look.path.text)
+        attachment = self._state.backend.attached(look.volume_id)
+        mount = mounts.at(look.path.text)
+        if attachment is None or mount is None or not state.shows(mount, attachment.source):
+            raise NotHere(look.volume_id, look.path.text)
+        is_raw = state.is_node(mount, attachment.source)
+        readonly = entry is not None and entry.readonly
+        return _Place(record, attachment, mount, is_raw, readonly)
+
+    def _condition(self, place: _Place) -> volumes.VolumeCondition | None:
+        if not self._tells_condition:
+            return None
+        trouble = self._trouble(place)
+        return volumes.VolumeCondition(
+            abnormal=bool(trouble), message=trouble or "nothing is wrong"
+        )
+
+    def _trouble(self, place: _Place) -> str:
+        if not place.is_raw and "ro" in place.mount.super_options and not place.readonly_wanted:
+            return "the kernel made the filesystem read-only, after an error on the device"
+        if devices_size(place.attachment) == 0:
+            return "the device is gone"
+        volume_id = volumes.VolumeId(place.record.volume_id)
+        return self._state.backend.trouble(volume_id, place.record.capacity_bytes)
+
+
+def devices_size(attachment: Attachment) -> int:
+    """The device's size at this moment in bytes, 0 if it is gone."""
+    try:
+        return devices.size_bytes(attachment.source.path)
+    except errors.NotFound:
+        return 0
