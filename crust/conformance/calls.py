@@ -1,0 +1,143 @@
+"""Calls of a CO, each answer held against what holds for all answers."""
+
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from crust.conformance import answers
+
+Request = TypeVar("Request", bound=Message)
+Answer = TypeVar("Answer", bound=Message)
+Code = grpc.StatusCode
+
+# The codes after which a CO comes again, since the call may still succeed (csi-and-kubelet: "non-final").
+PENDING = (Code.ABORTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED)
+_RETRY_EVERY_S = 0.05
+
+
+class Calls:
+    """Sends requests. `timeout_s` is each call's deadline, and how long a retried call is retried."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    def ask(
+        self, method: "grpc.UnaryUnaryMultiCallable[Request, Answer]", request: Request
+    ) -> Answer:
+        """A call that must be answered OK, within the size limits. Raises AssertionError."""
+        try:
+            answer = method(request, timeout=self._timeout_s)
+        except grpc.RpcError as error:
+            assert isinstance(error, grpc.Call)
+            raise AssertionError(
+                f"{type(request).__name__} was answered {error.code()}: {error.details()}"
+            ) from error
+        answers.check_limits(answer)
+        return answer
+
+    def refused(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[Request, Answer]",
+        request: Request,
+        *codes: grpc.StatusCode,
+    ) -> str:
+        """A call that must be refused with one of `codes`; returns the message. Raises AssertionError."""
+        code, message = self.outcome(method, request)
+        name, wanted = type(request).__name__, " or ".join(each.name for each in codes)
+        assert code in codes, f"{name} was answered {code.name}, must be {wanted}: {message}"
+        return message
+
+    def outcome(
+        self, method: "grpc.UnaryUnaryMultiCallable[Request, Answer]", request: Request
+    ) -> tuple[grpc.StatusCode, str]:
+        """A call that may be answered or refused; what it was."""
+        try:
+            answers.check_limits(method(request, timeout=self._timeout_s))
+        except grpc.RpcError as error:
+            answers.check_refusal(error)
+            assert isinstance(error, grpc.Call)
+            return error.code(), error.details() or ""
+        return Code.OK, ""
+
+    def together(
+        self,
+        calls: Sequence[tuple["grpc.UnaryUnaryMultiCallable[Request, Answer]", Request]],
+    ) -> list[Answer | grpc.StatusCode]:
+        """All at once, each answered or refused; in the order of `calls`."""
+        futures = [method.future(request, timeout=self._timeout_s) for method, request in calls]
+        return [_settled(each) for each in futures]
+
+    def abandoned(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[Request, Answer]",
+        request: Request,
+        after_s: float,
+    ) -> None:
+        """A call whose caller gives up after `after_s`, whatever becomes of it."""
+        _settled(method.future(request, timeout=after_s))
+
+    def finally_(
+        self, method: "grpc.UnaryUnaryMultiCallable[Request, Answer]", request: Request
+    ) -> Answer:
+        """A call that is sent again while it is answered as pending, as a CO does. Raises AssertionError."""
+        until = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                answer = method(request, timeout=self._timeout_s, wait_for_ready=True)
+            except grpc.RpcError as error:
+                assert isinstance(error, grpc.Call)
+                text = f"{type(request).__name__} was answered {error.code()}: {error.details()}"
+                if error.code() not in PENDING or time.monotonic() > until:
+                    raise AssertionError(text) from error
+            else:
+                answers.check_limits(answer)
+                return answer
+            time.sleep(_RETRY_EVERY_S)
+
+    def stream(
+        self, method: "grpc.UnaryStreamMultiCallable[Request, Answer]", request: Request
+    ) -> list[Answer]:
+        """All messages of a stream that must end OK."""
+        try:
+            found = list(method(request, timeout=self._timeout_s))
+        except grpc.RpcError as error:
+            assert isinstance(error, grpc.Call)
+            raise AssertionError(
+                f"{type(request).__name__} ended {error.code()}: {error.details()}"
+            ) from error
+        for each in found:
+            answers.check_limits(each)
+        return found
+
+    def stream_refused(
+        self,
+        method: "grpc.UnaryStreamMultiCallable[Request, Answer]",
+        request: Request,
+        *codes: grpc.StatusCode,
+    ) -> None:
+        """A stream that must end with one of `codes`. Raises AssertionError."""
+        try:
+            for _ in method(request, timeout=self._timeout_s):
+                pass
+        except grpc.RpcError as error:
+            answers.check_refusal(error)
+            assert isinstance(error, grpc.Call)
+            wanted = " or ".join(each.name for each in codes)
+            assert error.code() in codes, f"{error.code()}, must be {wanted}: {error.details()}"
+            return
+        raise AssertionError(f"{type(request).__name__} was served, must be refused")
+
+
+def _settled(future: "grpc._CallFuture[Answer]") -> Answer | grpc.StatusCode:
+    try:
+        answer: Answer = future.result()
+        return answer
+    except grpc.RpcError as error:
+        answers.check_refusal(error)
+        assert isinstance(error, grpc.Call)
+        return error.code()
+    except grpc.FutureCancelledError:
+        return Code.CANCELLED

@@ -1,0 +1,170 @@
+"""ControllerPublishVolume, ControllerExpandVolume, ControllerModifyVolume (C-161 to C-184)."""
+
+from crust.conformance.case import (
+    BLOCK,
+    CREATE,
+    EXPAND,
+    MODIFY,
+    NODE,
+    PUBLISH,
+    READONLY,
+    case,
+)
+from crust.conformance.co import Co, Code, block
+from crust.wire.csi.v1 import csi_pb2
+
+_UNKNOWN = "conformance-no-such-volume"
+
+
+@case(161, CREATE, PUBLISH, NODE)
+def test_attach_needs_a_volume_a_node_and_a_capability(co: Co) -> None:
+    """ControllerPublishVolume: INVALID_ARGUMENT without one of them; NOT_FOUND for no such volume or node."""
+    volume = co.volume()
+    call = co.controller.ControllerPublishVolume
+    for field in ("volume_id", "node_id", "volume_capability"):
+        request = co.attach_request(volume)
+        request.ClearField(field)
+        co.refused(call, request, Code.INVALID_ARGUMENT)
+    for field in ("volume_id", "node_id"):
+        request = co.attach_request(volume)
+        setattr(request, field, _UNKNOWN)
+        co.refused(call, request, Code.NOT_FOUND)
+
+
+@case(162, CREATE, PUBLISH, NODE)
+def test_attach_and_detach_are_idempotent(co: Co) -> None:
+    """ControllerPublishVolume, ControllerUnpublishVolume: OK again, with the same publish_context."""
+    volume = co.volume()
+    co.attach(volume)
+    call = co.controller.ControllerPublishVolume
+    first, again = co.ask(call, co.attach_request(volume)), co.ask(call, co.attach_request(volume))
+    assert first == again
+    co.detach(volume.volume_id)
+    co.detach(volume.volume_id)
+    co.detach(_UNKNOWN)
+    request = csi_pb2.ControllerUnpublishVolumeRequest()
+    co.refused(co.controller.ControllerUnpublishVolume, request, Code.INVALID_ARGUMENT)
+
+
+@case(163, CREATE, PUBLISH, READONLY, NODE)
+def test_attached_differently_is_a_conflict(co: Co) -> None:
+    """ControllerPublishVolume: a volume that is on the node with another readonly is ALREADY_EXISTS."""
+    volume = co.volume()
+    co.attach(volume)
+    request = co.attach_request(volume, readonly=True)
+    co.refused(co.controller.ControllerPublishVolume, request, Code.ALREADY_EXISTS)
+
+
+@case(164, CREATE, PUBLISH, NODE)
+def test_detach_without_a_node_is_from_all(co: Co) -> None:
+    """ControllerUnpublishVolume: without node_id the volume is unpublished from every node."""
+    volume = co.volume()
+    co.attach(volume)
+    request = csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume.volume_id)
+    co.ask(co.controller.ControllerUnpublishVolume, request)
+    capability = block() if co.options.parameters.block else co.mount
+    # Attached no more, so that it may be attached in another way.
+    co.attach(volume, capability)
+    co.detach(volume.volume_id)
+    co.delete(volume.volume_id)
+
+
+@case(165, CREATE, PUBLISH, NODE, "parameters.other_node_id")
+def test_a_volume_of_one_writer_is_on_one_node(co: Co) -> None:
+    """ControllerPublishVolume: FAILED_PRECONDITION while it is on another node, which the message names."""
+    volume = co.volume()
+    co.attach(volume)
+    request = co.attach_request(volume)
+    request.node_id = co.options.parameters.other_node_id
+    call = co.controller.ControllerPublishVolume
+    message = co.refused(call, request, Code.FAILED_PRECONDITION)
+    assert co.node_id() in message
+
+
+@case(171, CREATE, EXPAND)
+def test_expand_needs_a_volume_and_a_size(co: Co) -> None:
+    """ControllerExpandVolume: INVALID_ARGUMENT without id or capacity_range; NOT_FOUND for no such volume."""
+    volume = co.volume()
+    size = csi_pb2.CapacityRange(required_bytes=2 * co.options.parameters.size_bytes)
+    request = csi_pb2.ControllerExpandVolumeRequest
+    call = co.controller.ControllerExpandVolume
+    co.refused(call, request(capacity_range=size), Code.INVALID_ARGUMENT)
+    co.refused(call, request(volume_id=volume.volume_id), Code.INVALID_ARGUMENT)
+    unknown = request(volume_id=_UNKNOWN, capacity_range=size)
+    co.refused(call, unknown, Code.NOT_FOUND)
+
+
+@case(172, CREATE, EXPAND)
+def test_a_volume_grows_and_never_shrinks(co: Co) -> None:
+    """ControllerExpandVolume: at least what is required, OK again, and OK for less than there is."""
+    volume = co.volume()
+    size = 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
+    assert _expand(co, volume, size).capacity_bytes >= size
+    assert _expand(co, volume, size).capacity_bytes >= size
+    assert _expand(co, volume, 1).capacity_bytes >= size
+
+
+@case(173, CREATE, EXPAND)
+def test_a_volume_does_not_grow_beyond_what_can_be(co: Co) -> None:
+    """ControllerExpandVolume: an exabyte, or above limit_bytes, is OUT_OF_RANGE (or no room for it)."""
+    volume = co.volume()
+    request = csi_pb2.ControllerExpandVolumeRequest(
+        volume_id=volume.volume_id,
+        capacity_range=csi_pb2.CapacityRange(required_bytes=1 << 60),
+        volume_capability=co.mount,
+    )
+    call = co.controller.ControllerExpandVolume
+    co.refused(call, request, Code.OUT_OF_RANGE, Code.RESOURCE_EXHAUSTED)
+    request.capacity_range.CopyFrom(csi_pb2.CapacityRange(required_bytes=1, limit_bytes=2))
+    co.refused(call, request, Code.OUT_OF_RANGE)
+
+
+@case(174, CREATE, EXPAND, BLOCK)
+def test_a_raw_volume_needs_no_expansion_on_the_node(co: Co) -> None:
+    """ControllerExpandVolume: node_expansion_required is false for a raw block volume."""
+    volume = co.volume(block())
+    size = 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
+    assert not _expand(co, volume, size, block()).node_expansion_required
+
+
+@case(181, CREATE, MODIFY)
+def test_modify_needs_a_volume(co: Co) -> None:
+    """ControllerModifyVolume: INVALID_ARGUMENT without an id, NOT_FOUND for no such volume."""
+    request = csi_pb2.ControllerModifyVolumeRequest
+    parameters = co.options.parameters.mutable_parameters or {"crust-conformance": "1"}
+    call = co.controller.ControllerModifyVolume
+    co.refused(call, request(mutable_parameters=parameters), Code.INVALID_ARGUMENT)
+    if co.options.parameters.mutable_parameters:
+        unknown = request(volume_id=_UNKNOWN, mutable_parameters=parameters)
+        co.refused(call, unknown, Code.NOT_FOUND)
+
+
+@case(182, CREATE, MODIFY, "parameters.mutable_parameters")
+def test_modify_is_idempotent_and_knows_its_keys(co: Co) -> None:
+    """ControllerModifyVolume: OK again; a key that is not known is INVALID_ARGUMENT, alone and among known
+    ones.
+    """
+    volume = co.volume()
+    request = csi_pb2.ControllerModifyVolumeRequest(
+        volume_id=volume.volume_id, mutable_parameters=co.options.parameters.mutable_parameters
+    )
+    call = co.controller.ControllerModifyVolume
+    co.ask(call, request)
+    co.ask(call, request)
+    request.mutable_parameters["crust-conformance-unknown"] = "1"
+    co.refused(call, request, Code.INVALID_ARGUMENT)
+
+
+def _expand(
+    co: Co,
+    volume: csi_pb2.Volume,
+    size_bytes: int,
+    capability: csi_pb2.VolumeCapability | None = None,
+) -> csi_pb2.ControllerExpandVolumeResponse:
+    request = csi_pb2.ControllerExpandVolumeRequest(
+        volume_id=volume.volume_id,
+        capacity_range=csi_pb2.CapacityRange(required_bytes=size_bytes),
+        volume_capability=capability or co.mount,
+        secrets=co.options.parameters.secrets,
+    )
+    return co.ask(co.controller.ControllerExpandVolume, request)

@@ -1,0 +1,108 @@
+"""Two callers, callers that give up, and many at once (C-401 to C-405)."""
+
+from collections.abc import Sequence
+
+import grpc
+
+from crust.conformance.case import CREATE, NODE, case
+from crust.conformance.co import Co, Code
+from crust.wire.csi.v1 import csi_pb2
+
+_CALLERS = 6
+
+
+@case(401, CREATE)
+def test_two_creates_make_one_volume(co: Co) -> None:
+    """Concurrency: equal CreateVolume calls at once are the same volume, or ABORTED and then the same when
+    sent again.
+    """
+    request = co.create_request()
+    answers = co.together([(co.controller.CreateVolume, request)] * _CALLERS)
+    volume = co.made(co.finally_(co.controller.CreateVolume, request).volume)
+    for answer in answers:
+        if isinstance(answer, grpc.StatusCode):
+            assert answer is Code.ABORTED, f"{answer} for a call that runs already"
+        else:
+            assert answer.volume == volume
+
+
+@case(402, CREATE)
+def test_many_volumes_at_once(co: Co) -> None:
+    """Concurrency: calls for different volumes do not stand in each other's way."""
+    requests = [co.create_request() for _ in range(_CALLERS)]
+    answers = co.together([(co.controller.CreateVolume, each) for each in requests])
+    made = [
+        co.made(each.volume).volume_id for each in answers if not isinstance(each, grpc.StatusCode)
+    ]
+    assert len(made) == _CALLERS, answers
+    assert len(set(made)) == _CALLERS
+
+
+@case(403, CREATE, NODE)
+def test_two_publishes_mount_once(co: Co) -> None:
+    """Concurrency: equal NodePublishVolume calls at once mount once; equal NodeUnpublishVolume calls take
+    it away.
+    """
+    volume = co.volume()
+    co.stage(volume)
+    target = co.target()
+    co.will_unpublish(volume.volume_id, target)
+    request = co.publish_request(volume, target)
+    _all_joined(co.together([(co.node.NodePublishVolume, request)] * _CALLERS))
+    co.finally_(co.node.NodePublishVolume, request)
+    assert co.sight.mounts_at(target) == 1
+    away = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume.volume_id, target_path=str(target))
+    _all_joined(co.together([(co.node.NodeUnpublishVolume, away)] * _CALLERS))
+    co.finally_(co.node.NodeUnpublishVolume, away)
+    assert not co.sight.mounts_at(target)
+
+
+@case(404, CREATE)
+def test_create_and_delete_at_once_end_in_one_of_the_two(co: Co) -> None:
+    """Concurrency: a DeleteVolume beside a CreateVolume of the same volume leaves it whole or gone, and
+    the CO can go on.
+    """
+    request = co.create_request()
+    volume = co.create(request)
+    delete = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
+    deleting = co.controller.DeleteVolume.future(delete, timeout=co.options.timeout_s)
+    co.together([(co.controller.CreateVolume, request)] * 2)
+    assert deleting.exception() is None or _code(deleting) is Code.ABORTED
+    again = co.made(co.finally_(co.controller.CreateVolume, request).volume)
+    validate = csi_pb2.ValidateVolumeCapabilitiesRequest(
+        volume_id=again.volume_id, volume_capabilities=[co.mount]
+    )
+    assert co.ask(co.controller.ValidateVolumeCapabilities, validate).HasField("confirmed")
+
+
+@case(405, CREATE, NODE)
+def test_a_caller_that_gave_up_comes_again(co: Co) -> None:
+    """Timeouts: a call whose caller gave up ends by itself; sent again it is OK, and nothing is done twice."""
+    request = co.create_request()
+    for after_s in (0.001, 0.005, 0.02):
+        co.abandoned(co.controller.CreateVolume, request, after_s)
+    volume = co.made(co.finally_(co.controller.CreateVolume, request).volume)
+    co.attach(volume)
+    staging = co.stage_request(volume)
+    co.undo(lambda: co.unstage(volume))
+    for after_s in (0.001, 0.005, 0.02):
+        if "node.STAGE_UNSTAGE_VOLUME" in co.has:
+            co.abandoned(co.node.NodeStageVolume, staging, after_s)
+    co.stage(volume)
+    target = co.target()
+    co.will_unpublish(volume.volume_id, target)
+    publish = co.publish_request(volume, target)
+    for after_s in (0.001, 0.005, 0.02):
+        co.abandoned(co.node.NodePublishVolume, publish, after_s)
+    co.finally_(co.node.NodePublishVolume, publish)
+    assert co.sight.mounts_at(target) == 1
+
+
+def _all_joined(answers: Sequence[object]) -> None:
+    for answer in answers:
+        if isinstance(answer, grpc.StatusCode):
+            assert answer is Code.ABORTED, f"{answer} for a call that runs already"
+
+
+def _code(future: grpc.Call) -> grpc.StatusCode:
+    return future.code()

@@ -1,0 +1,228 @@
+"""CreateVolume, DeleteVolume, ValidateVolumeCapabilities (C-101 to C-124)."""
+
+from crust.conformance.case import CREATE, NODE, case
+from crust.conformance.co import Co, Code, Mode
+from crust.conformance.options import MIB
+from crust.wire.csi.v1 import csi_pb2
+
+_ODD_NAMES = (
+    "a/b",
+    "a_b",
+    "..",
+    "../../etc",
+    "ä ö ü",
+    "名前",
+    "🦀",
+    "A",
+    "a",
+    "%2e",
+    "a\tb",
+    "-rf",
+    "*",
+)
+_UNKNOWN = "conformance-no-such-volume"
+
+
+@case(101, CREATE)
+def test_create_needs_a_name_and_capabilities(co: Co) -> None:
+    """CreateVolume: a missing name, capability, access type or access mode is INVALID_ARGUMENT."""
+    nameless = co.create_request()
+    nameless.name = ""
+    incapable = co.create_request()
+    del incapable.volume_capabilities[:]
+    typeless = co.create_request(csi_pb2.VolumeCapability(access_mode=co.mount.access_mode))
+    modeless = co.create_request(csi_pb2.VolumeCapability(mount=co.mount.mount))
+    modeless.volume_capabilities[0].access_mode.mode = Mode.UNKNOWN
+    for request in (nameless, incapable, typeless, modeless):
+        co.refused(co.controller.CreateVolume, request, Code.INVALID_ARGUMENT)
+
+
+@case(102, CREATE)
+def test_a_volume_has_an_id_and_the_size_that_was_asked_for(co: Co) -> None:
+    """CreateVolume: an id, and a capacity of 0 (unknown) or within required_bytes and limit_bytes."""
+    request = co.create_request()
+    request.capacity_range.limit_bytes = 2 * request.capacity_range.required_bytes
+    volume = co.create(request)
+    assert volume.volume_id
+    if volume.capacity_bytes:
+        wanted = request.capacity_range
+        assert wanted.required_bytes <= volume.capacity_bytes <= wanted.limit_bytes
+
+
+@case(103, CREATE)
+def test_create_again_is_the_same_volume(co: Co) -> None:
+    """CreateVolume: idempotent by name."""
+    request = co.create_request()
+    assert co.create(request) == co.create(request)
+
+
+@case(104, CREATE)
+def test_create_again_differently_is_refused(co: Co) -> None:
+    """CreateVolume: a name that exists with another capacity is ALREADY_EXISTS."""
+    request = co.create_request()
+    volume = co.create(request)
+    size = volume.capacity_bytes or request.capacity_range.required_bytes
+    request.capacity_range.required_bytes = 2 * size
+    co.refused(co.controller.CreateVolume, request, Code.ALREADY_EXISTS)
+
+
+@case(105, CREATE, "parameters.unknown_parameters_refused")
+def test_an_unknown_parameter_is_refused(co: Co) -> None:
+    """CreateVolume: a parameter that the driver does not know is INVALID_ARGUMENT."""
+    request = co.create_request()
+    request.parameters["crust-conformance-unknown"] = "1"
+    co.refused(co.controller.CreateVolume, request, Code.INVALID_ARGUMENT)
+
+
+@case(106, CREATE)
+def test_the_keys_of_sidecars_are_tolerated(co: Co) -> None:
+    """CreateVolume: external-provisioner's csi.storage.k8s.io/ keys and unknown secrets do no harm."""
+    request = co.create_request()
+    request.parameters["csi.storage.k8s.io/pvc/name"] = "data"
+    request.parameters["csi.storage.k8s.io/pvc/namespace"] = "default"
+    request.parameters["csi.storage.k8s.io/pv/name"] = "pvc-1"
+    request.secrets["another-driver's"] = "secret"
+    co.create(request)
+
+
+@case(107, CREATE)
+def test_a_name_may_have_128_bytes(co: Co) -> None:
+    """Size Limits: names of 128 bytes are accepted, also in characters of several bytes; longer ones are
+    not.
+    """
+    long, short = co.name().ljust(128, "x"), co.name()
+    wide = short + "x" * (len(short) % 2) + "ü" * ((128 - len(short)) // 2)
+    volumes = [co.create(co.create_request(name=each)) for each in (long, wide)]
+    assert len({each.volume_id for each in volumes}) == 2
+    co.refused(
+        co.controller.CreateVolume, co.create_request(name=long + "x"), Code.INVALID_ARGUMENT
+    )
+
+
+@case(108, CREATE)
+def test_a_name_may_be_any_unicode(co: Co) -> None:
+    """Size Limits: any name without control characters is accepted, and different names are different
+    volumes.
+    """
+    suffix = co.name("")
+    requests = [co.create_request(name=f"{each}{suffix}") for each in _ODD_NAMES]
+    volumes = [co.create(each) for each in requests]
+    assert len({each.volume_id for each in volumes}) == len(_ODD_NAMES)
+    for request, volume in zip(requests, volumes, strict=True):
+        assert co.create(request).volume_id == volume.volume_id
+
+
+@case(109, CREATE)
+def test_a_name_has_no_control_characters(co: Co) -> None:
+    """Size Limits: U+0000-0008, 000B, 000C, 000E-001F and 007F-009F in a name are INVALID_ARGUMENT."""
+    for odd in ("\0", "\x08", "\x0b", "\x0c", "\x0e", "\x1f", "\x7f", "\x85", "\x9f"):
+        request = co.create_request(name=f"{co.name()}{odd}")
+        co.refused(co.controller.CreateVolume, request, Code.INVALID_ARGUMENT)
+
+
+@case(110, CREATE)
+def test_a_map_has_at_most_4_kib(co: Co) -> None:
+    """Size Limits: parameters of more than 4 KiB are INVALID_ARGUMENT."""
+    request = co.create_request()
+    for number in range(40):
+        request.parameters[f"csi.storage.k8s.io/pvc/{number}"] = "x" * 120
+    co.refused(co.controller.CreateVolume, request, Code.INVALID_ARGUMENT)
+
+
+@case(111, CREATE)
+def test_a_size_that_cannot_be_is_refused(co: Co) -> None:
+    """CreateVolume: a limit below what is required, a negative size, or an exabyte, is refused and makes
+    nothing.
+    """
+    contrary = co.create_request()
+    contrary.capacity_range.limit_bytes = contrary.capacity_range.required_bytes - 1
+    negative = co.create_request()
+    negative.capacity_range.required_bytes = -1
+    for request in (contrary, negative):
+        codes = (Code.OUT_OF_RANGE, Code.INVALID_ARGUMENT)
+        co.refused(co.controller.CreateVolume, request, *codes)
+    exabyte = co.create_request(size_bytes=1 << 60)
+    co.refused(co.controller.CreateVolume, exabyte, Code.OUT_OF_RANGE, Code.RESOURCE_EXHAUSTED)
+    exabyte.capacity_range.required_bytes = co.options.parameters.size_bytes
+    co.create(exabyte)
+
+
+@case(112, CREATE)
+def test_delete_is_idempotent(co: Co) -> None:
+    """DeleteVolume: OK for a volume that is deleted or never was; INVALID_ARGUMENT without an id."""
+    volume = co.volume()
+    co.delete(volume.volume_id)
+    co.delete(volume.volume_id)
+    co.delete(_UNKNOWN)
+    request = csi_pb2.DeleteVolumeRequest()
+    co.refused(co.controller.DeleteVolume, request, Code.INVALID_ARGUMENT)
+
+
+@case(113, CREATE)
+def test_a_deleted_volume_is_gone_and_its_name_is_free(co: Co) -> None:
+    """DeleteVolume: afterwards the id is NOT_FOUND, and the name may be used for another volume."""
+    request = co.create_request()
+    volume = co.create(request)
+    co.delete(volume.volume_id)
+    validate = csi_pb2.ValidateVolumeCapabilitiesRequest(
+        volume_id=volume.volume_id, volume_capabilities=[co.mount]
+    )
+    co.refused(co.controller.ValidateVolumeCapabilities, validate, Code.NOT_FOUND)
+    request.capacity_range.required_bytes += 16 * MIB
+    co.create(request)
+
+
+@case(114, CREATE, NODE)
+def test_a_volume_in_use_is_not_deleted(co: Co) -> None:
+    """DeleteVolume: FAILED_PRECONDITION while the volume is published, and its data stays."""
+    volume = co.volume()
+    target = co.use(volume)
+    co.sight.write(target / "file", b"kept")
+    request = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
+    co.refused(co.controller.DeleteVolume, request, Code.FAILED_PRECONDITION)
+    assert co.sight.read(target / "file", 99) == b"kept"
+
+
+@case(121, CREATE)
+def test_validate_needs_a_volume_and_capabilities(co: Co) -> None:
+    """ValidateVolumeCapabilities: INVALID_ARGUMENT without id or capabilities; NOT_FOUND for no such volume."""
+    volume = co.volume()
+    request = csi_pb2.ValidateVolumeCapabilitiesRequest
+    call = co.controller.ValidateVolumeCapabilities
+    co.refused(call, request(volume_capabilities=[co.mount]), Code.INVALID_ARGUMENT)
+    co.refused(call, request(volume_id=volume.volume_id), Code.INVALID_ARGUMENT)
+    unknown = request(volume_id=_UNKNOWN, volume_capabilities=[co.mount])
+    co.refused(call, unknown, Code.NOT_FOUND)
+
+
+@case(122, CREATE)
+def test_validate_confirms_what_was_created(co: Co) -> None:
+    """ValidateVolumeCapabilities: what the volume was created with is confirmed, and told back."""
+    volume = co.volume()
+    request = csi_pb2.ValidateVolumeCapabilitiesRequest(
+        volume_id=volume.volume_id,
+        volume_capabilities=[co.mount],
+        volume_context=volume.volume_context,
+        parameters=co.options.parameters.parameters,
+    )
+    answer = co.ask(co.controller.ValidateVolumeCapabilities, request)
+    assert answer.HasField("confirmed"), answer.message
+    assert list(answer.confirmed.volume_capabilities) == [co.mount]
+    assert answer.confirmed.volume_context == volume.volume_context
+    assert dict(answer.confirmed.parameters) == co.options.parameters.parameters
+
+
+@case(123, CREATE)
+def test_validate_confirms_all_or_nothing(co: Co) -> None:
+    """ValidateVolumeCapabilities: with a context that is not the volume's, OK, nothing confirmed, and a
+    message.
+    """
+    volume = co.volume()
+    request = csi_pb2.ValidateVolumeCapabilitiesRequest(
+        volume_id=volume.volume_id,
+        volume_capabilities=[co.mount],
+        volume_context={"crust-conformance": "not the volume's"},
+    )
+    answer = co.ask(co.controller.ValidateVolumeCapabilities, request)
+    assert not answer.HasField("confirmed")
+    assert answer.message

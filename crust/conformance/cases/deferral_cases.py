@@ -1,0 +1,73 @@
+"""Deferral, for plugins that advertise it (C-501 to C-503)."""
+
+from crust.conformance.case import CREATE, DEFER, case
+from crust.conformance.co import Co, Code
+from crust.rpc import extensions
+from crust.wire.csi.v1 import csi_pb2
+
+_GIVEN = "parameters.deferral"
+
+
+@case(501, CREATE, DEFER, _GIVEN)
+def test_a_deferred_publish_mounts_nothing(co: Co) -> None:
+    """Deferral D-8, D-9, D-11: no mount at the target, and an answer with the device, its identity and its
+    size.
+    """
+    volume = co.volume()
+    co.stage(volume)
+    target = co.target()
+    co.will_unpublish(volume.volume_id, target)
+    request = co.publish_request(volume, target)
+    request.defer_fs_ops = True
+    answer = co.node.NodePublishVolume(
+        request, timeout=co.options.timeout_s, metadata=extensions.METADATA
+    )
+    assert not co.sight.mounts_at(target)
+    assert answer.HasField("deferred_mount")
+    told = answer.deferred_mount
+    assert told.block_device.path.startswith("/")
+    assert told.block_device.identity.disk_sequence
+    assert told.fs_type == co.mount.mount.fs_type
+    assert told.capacity_bytes >= (volume.capacity_bytes or 1)
+
+
+@case(502, CREATE, DEFER, _GIVEN)
+def test_a_publish_without_the_flag_is_a_mount(co: Co) -> None:
+    """Deferral D-9, D-17: without the flag there is no deferred_mount; at a deferred target it is
+    ALREADY_EXISTS.
+    """
+    volume = co.volume()
+    co.stage(volume)
+    target = co.target()
+    co.will_unpublish(volume.volume_id, target)
+    request = co.publish_request(volume, target)
+    request.defer_fs_ops = True
+    co.node.NodePublishVolume(request, timeout=co.options.timeout_s, metadata=extensions.METADATA)
+    request.defer_fs_ops = False
+    co.refused(co.node.NodePublishVolume, request, Code.ALREADY_EXISTS)
+    assert not co.sight.mounts_at(target)
+    co.unpublish(volume.volume_id, target)
+    answer = co.ask(co.node.NodePublishVolume, request)
+    assert not answer.HasField("deferred_mount")
+    assert co.sight.mounts_at(target) == 1
+
+
+@case(503, CREATE, DEFER, _GIVEN)
+def test_a_deferred_publish_is_undone_without_the_flag(co: Co) -> None:
+    """Deferral D-14, D-18: NodeUnpublishVolume without the flag is OK, again as well, and the volume can
+    be deleted.
+    """
+    volume = co.volume()
+    co.stage(volume)
+    target = co.target()
+    request = co.publish_request(volume, target)
+    request.defer_fs_ops = True
+    co.node.NodePublishVolume(request, timeout=co.options.timeout_s, metadata=extensions.METADATA)
+    unpublish = csi_pb2.NodeUnpublishVolumeRequest(
+        volume_id=volume.volume_id, target_path=str(target)
+    )
+    for _ in range(2):
+        co.ask(co.node.NodeUnpublishVolume, unpublish)
+    co.unstage(volume)
+    co.detach(volume.volume_id)
+    co.delete(volume.volume_id)

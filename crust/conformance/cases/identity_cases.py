@@ -1,0 +1,129 @@
+"""Identity, capabilities, and what a node says of itself (C-001 to C-009)."""
+
+import re
+from collections import Counter
+
+from google.protobuf.message import Message
+
+from crust.conformance.case import NODE, TOPOLOGY, case
+from crust.conformance.co import Co, Code
+from crust.conformance.unadvertised import RPCS
+from crust.wire.csi.v1 import csi_pb2
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_TOPOLOGY_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}\w)?")
+_TOPOLOGY_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_DEFERRAL = {20526, 20527, 20528}
+_ONLY_1_12 = {"controller": {11}, "node": {4}}
+_ONLY_1_13 = {"controller": {16, 17}, "node": {7, 8}}
+
+
+@case(1)
+def test_the_plugin_has_a_name(co: Co) -> None:
+    """GetPluginInfo: a name of at most 63 characters, letters, digits, `-`, `.`, `_`, alphanumeric at both
+    ends.
+    """
+    info = co.ask(co.identity.GetPluginInfo, csi_pb2.GetPluginInfoRequest())
+    assert _NAME.fullmatch(info.name), info.name
+    assert info.vendor_version, "vendor_version is empty"
+
+
+@case(2)
+def test_the_probe_is_ready_and_stays_so(co: Co) -> None:
+    """Probe: OK and ready, or with no value, which means ready; every time."""
+    for _ in range(3):
+        answer = co.ask(co.identity.Probe, csi_pb2.ProbeRequest())
+        assert not answer.HasField("ready") or answer.ready.value
+
+
+@case(3)
+def test_what_is_advertised_is_advertised_once(co: Co) -> None:
+    """Capabilities: no duplicates, none of type UNKNOWN, the same at every call."""
+    for first, again in zip(_capabilities(co), _capabilities(co), strict=True):
+        texts = [each.SerializeToString(deterministic=True) for each in first]
+        assert Counter(texts).most_common(1)[0][1] == 1 if texts else True, first
+        assert sorted(texts) == sorted(each.SerializeToString(deterministic=True) for each in again)
+        assert all(texts), f"a capability without a type: {first}"
+
+
+@case(4)
+def test_the_plugin_says_that_it_has_a_controller_if_and_only_if_it_has(co: Co) -> None:
+    """GetPluginCapabilities: CONTROLLER_SERVICE if and only if the Controller service is served."""
+    assert ("plugin.CONTROLLER_SERVICE" in co.has) == ("controller" in co.has)
+
+
+@case(5)
+def test_what_is_not_advertised_is_unimplemented(co: Co) -> None:
+    """Error Scheme: an RPC whose capability is not advertised is UNIMPLEMENTED, not an empty success."""
+    for rpc in RPCS:
+        if rpc.needs in co.has:
+            continue
+        if rpc.streams:
+            co.stream_refused(rpc.method(co), rpc.request, Code.UNIMPLEMENTED)
+        else:
+            co.refused(rpc.method(co), rpc.request, Code.UNIMPLEMENTED)
+
+
+@case(6)
+def test_a_profile_has_its_own_capabilities_only(co: Co) -> None:
+    """Under CSI 1.13 nothing of the volume condition is advertised, under 1.12 nothing of volume health."""
+    foreign = _ONLY_1_12 if co.options.profile == "1.13" else _ONLY_1_13
+    controller, node = _types(co)
+    assert not controller & foreign["controller"]
+    assert not node & foreign["node"]
+
+
+@case(7, NODE)
+def test_deferral_is_for_those_who_ask(co: Co) -> None:
+    """Deferral D-3: a caller that did not opt in is told of no capability that CSI does not have."""
+    assert not _types(co)[1] & _DEFERRAL
+    info = co.ask(co.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())
+    assert not list(info.supported_file_systems)
+
+
+@case(8, NODE)
+def test_the_node_has_an_id(co: Co) -> None:
+    """NodeGetInfo: an id of 1 to 256 bytes, the same at every call, and an attach limit that is not
+    negative.
+    """
+    info = co.ask(co.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())
+    assert info.node_id
+    assert info.max_volumes_per_node >= 0
+    assert co.node_id() == info.node_id
+
+
+@case(9, NODE, TOPOLOGY)
+def test_the_node_has_a_topology(co: Co) -> None:
+    """NodeGetInfo: accessible_topology where constraints are advertised; keys unique without regard to case."""
+    info = co.ask(co.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())
+    segments = dict(info.accessible_topology.segments)
+    assert segments
+    assert len({key.lower() for key in segments}) == len(segments)
+    for key, value in segments.items():
+        assert _TOPOLOGY_KEY.fullmatch(key), key
+        assert _TOPOLOGY_VALUE.fullmatch(value), value
+
+
+def _capabilities(co: Co) -> list[list[Message]]:
+    plugin = co.ask(co.identity.GetPluginCapabilities, csi_pb2.GetPluginCapabilitiesRequest())
+    found: list[list[Message]] = [list(plugin.capabilities)]
+    if "controller" in co.has:
+        request = csi_pb2.ControllerGetCapabilitiesRequest()
+        found.append(list(co.ask(co.controller.ControllerGetCapabilities, request).capabilities))
+    if "node" in co.has:
+        asked = csi_pb2.NodeGetCapabilitiesRequest()
+        found.append(list(co.ask(co.node.NodeGetCapabilities, asked).capabilities))
+    return found
+
+
+def _types(co: Co) -> tuple[set[int], set[int]]:
+    controller: set[int] = set()
+    node: set[int] = set()
+    if "controller" in co.has:
+        request = csi_pb2.ControllerGetCapabilitiesRequest()
+        answer = co.ask(co.controller.ControllerGetCapabilities, request)
+        controller = {each.rpc.type for each in answer.capabilities}
+    if "node" in co.has:
+        asked = csi_pb2.NodeGetCapabilitiesRequest()
+        node = {each.rpc.type for each in co.ask(co.node.NodeGetCapabilities, asked).capabilities}
+    return controller, node

@@ -1,0 +1,157 @@
+"""ListVolumes, ControllerGetVolume, GetCapacity, volume health (C-131 to C-146)."""
+
+from crust.conformance.case import CAPACITY, CREATE, GET, LIST, LIST_NODES, NODE, PUBLISH, case
+from crust.conformance.co import Co, Code
+from crust.wire.csi.v1 import csi_pb2
+
+_UNKNOWN = "conformance-no-such-volume"
+_HEALTH_GET = "controller.GET_VOLUME_HEALTH"
+_HEALTH_LIST = "controller.LIST_VOLUME_HEALTH"
+_COUNT = 7
+
+
+@case(131, CREATE, LIST)
+def test_every_volume_is_listed_as_it_was_created(co: Co) -> None:
+    """ListVolumes: every volume, with the id, size and context that CreateVolume told."""
+    volumes = [co.volume() for _ in range(3)]
+    listed = {each.volume.volume_id: each.volume for each in _all(co, 0)}
+    for volume in volumes:
+        found = listed[volume.volume_id]
+        assert found.capacity_bytes == volume.capacity_bytes
+        assert found.volume_context == volume.volume_context
+    co.delete(volumes[0].volume_id)
+    assert volumes[0].volume_id not in {each.volume.volume_id for each in _all(co, 0)}
+
+
+@case(132, LIST)
+def test_a_list_is_not_asked_for_in_odd_ways(co: Co) -> None:
+    """ListVolumes: a negative max_entries is INVALID_ARGUMENT, a starting_token of nobody's is ABORTED."""
+    negative = csi_pb2.ListVolumesRequest(max_entries=-1)
+    co.refused(co.controller.ListVolumes, negative, Code.INVALID_ARGUMENT)
+    odd = csi_pb2.ListVolumesRequest(starting_token="conformance: no such token")
+    co.refused(co.controller.ListVolumes, odd, Code.ABORTED)
+
+
+@case(133, CREATE, LIST)
+def test_a_list_comes_in_pages(co: Co) -> None:
+    """ListVolumes: at most max_entries a page, every volume on one page only."""
+    made = {co.volume().volume_id for _ in range(_COUNT)}
+    listed = [each.volume.volume_id for each in _all(co, 2)]
+    assert len(listed) == len(set(listed)), "a volume is listed twice"
+    assert made <= set(listed)
+
+
+@case(134, CREATE, LIST)
+def test_pages_survive_change(co: Co) -> None:
+    """ListVolumes: what is there from the first page to the last is listed once, whatever comes and goes."""
+    volumes = [co.volume().volume_id for _ in range(_COUNT)]
+    seen: list[str] = []
+    gone: set[str] = set()
+    token = ""
+    while True:
+        entries, token = _page(co, 2, token)
+        seen += [each.volume.volume_id for each in entries]
+        if not token:
+            break
+        ours = [each for each in seen if each in volumes and each not in gone]
+        if ours and len(gone) < 3:
+            gone.add(ours[-1])  # the very one on which a token may stand
+            co.delete(ours[-1])
+            co.volume()
+    assert len(seen) == len(set(seen)), "a volume is listed twice"
+    assert set(volumes) - gone <= set(seen), "a volume that stayed was not listed"
+
+
+@case(135, CREATE, LIST, LIST_NODES, PUBLISH, NODE)
+def test_the_list_tells_where_volumes_are_published(co: Co) -> None:
+    """ListVolumes: published_node_ids is what is attached now, no more and no less."""
+    volume = co.volume()
+    assert _nodes(co, volume.volume_id) == []
+    co.attach(volume)
+    assert _nodes(co, volume.volume_id) == [co.node_id()]
+    co.detach(volume.volume_id)
+    assert _nodes(co, volume.volume_id) == []
+
+
+@case(136, CREATE, GET)
+def test_a_volume_can_be_looked_up(co: Co) -> None:
+    """ControllerGetVolume: as created; NOT_FOUND for no such volume, INVALID_ARGUMENT without an id."""
+    volume = co.volume()
+    request = csi_pb2.ControllerGetVolumeRequest
+    call = co.controller.ControllerGetVolume
+    answer = co.ask(call, request(volume_id=volume.volume_id))
+    assert answer.volume.volume_id == volume.volume_id
+    assert answer.volume.capacity_bytes == volume.capacity_bytes
+    co.refused(call, request(volume_id=_UNKNOWN), Code.NOT_FOUND)
+    co.refused(call, request(), Code.INVALID_ARGUMENT)
+
+
+@case(141, CAPACITY)
+def test_capacity_is_told(co: Co) -> None:
+    """GetCapacity: not negative; the largest volume is no smaller than the smallest."""
+    answer = co.ask(
+        co.controller.GetCapacity,
+        csi_pb2.GetCapacityRequest(parameters=co.options.parameters.parameters),
+    )
+    assert answer.available_capacity >= 0
+    if answer.HasField("maximum_volume_size") and answer.HasField("minimum_volume_size"):
+        assert answer.minimum_volume_size.value <= answer.maximum_volume_size.value
+
+
+@case(142, CREATE, CAPACITY)
+def test_a_volume_above_the_maximum_is_refused(co: Co) -> None:
+    """GetCapacity: a volume larger than maximum_volume_size, or than all that is available, is not made."""
+    answer = co.ask(
+        co.controller.GetCapacity,
+        csi_pb2.GetCapacityRequest(parameters=co.options.parameters.parameters),
+    )
+    told = answer.maximum_volume_size.value or answer.available_capacity
+    above = co.create_request(size_bytes=2 * told + (1 << 30))
+    co.refused(co.controller.CreateVolume, above, Code.OUT_OF_RANGE, Code.RESOURCE_EXHAUSTED)
+
+
+@case(145, CREATE, _HEALTH_GET)
+def test_the_health_of_a_volume_is_told(co: Co) -> None:
+    """ControllerGetVolumeHealth: nothing wrong with a new volume; NOT_FOUND, INVALID_ARGUMENT as elsewhere."""
+    volume = co.volume()
+    request = csi_pb2.ControllerGetVolumeHealthRequest
+    call = co.controller.ControllerGetVolumeHealth
+    health = co.ask(call, request(volume_id=volume.volume_id)).volume_health
+    assert health.volume_id == volume.volume_id
+    assert not list(health.health_statuses)
+    co.refused(call, request(volume_id=_UNKNOWN), Code.NOT_FOUND)
+    co.refused(call, request(), Code.INVALID_ARGUMENT)
+
+
+@case(146, CREATE, _HEALTH_LIST)
+def test_the_health_of_volumes_is_listed(co: Co) -> None:
+    """ControllerListVolumeHealth: a new volume is not listed as ill; tokens and sizes as in ListVolumes."""
+    volume = co.volume()
+    request = csi_pb2.ControllerListVolumeHealthRequest
+    call = co.controller.ControllerListVolumeHealth
+    ill = [each.volume_id for each in co.ask(call, request()).entries if each.health_statuses]
+    assert volume.volume_id not in ill
+    co.refused(call, request(max_entries=-1), Code.INVALID_ARGUMENT)
+    co.refused(call, request(starting_token="conformance: no such token"), Code.ABORTED)
+
+
+def _page(
+    co: Co, max_entries: int, token: str
+) -> tuple[list[csi_pb2.ListVolumesResponse.Entry], str]:
+    request = csi_pb2.ListVolumesRequest(max_entries=max_entries, starting_token=token)
+    answer = co.ask(co.controller.ListVolumes, request)
+    assert not max_entries or len(answer.entries) <= max_entries
+    return list(answer.entries), answer.next_token
+
+
+def _all(co: Co, max_entries: int) -> list[csi_pb2.ListVolumesResponse.Entry]:
+    entries, token = _page(co, max_entries, "")
+    while token:
+        more, token = _page(co, max_entries, token)
+        entries += more
+    return entries
+
+
+def _nodes(co: Co, volume_id: str) -> list[str]:
+    found = [each for each in _all(co, 0) if each.volume.volume_id == volume_id]
+    return list(found[0].status.published_node_ids)

@@ -1,0 +1,114 @@
+"""Changed and allocated blocks, against a comparison of bytes (C-361 to C-365)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from crust.conformance import copies
+from crust.conformance.case import BLOCK, CREATE, METADATA, NODE, SNAPSHOT, case
+from crust.conformance.co import Co, Code, block
+from crust.wire.csi.v1 import csi_pb2
+
+_UNKNOWN = "conformance-no-such-snapshot"
+_STEP = 4096
+_FEW = 2
+Allocated = csi_pb2.GetMetadataAllocatedResponse
+Delta = csi_pb2.GetMetadataDeltaResponse
+
+
+@case(361, CREATE, SNAPSHOT, METADATA, NODE, BLOCK)
+def test_what_is_allocated_holds_every_byte(co: Co) -> None:
+    """GetMetadataAllocated: ascending, apart, at most max_results a message; whatever is not zero lies in
+    it.
+    """
+    volume = co.volume(block())
+    target = co.use(volume, block())
+    _write(co, target, parts=(0, 3, 9), seed=1)
+    made = copies.snapshot(co, volume.volume_id)
+    request = csi_pb2.GetMetadataAllocatedRequest(snapshot_id=made.snapshot_id, max_results=_FEW)
+    size = co.sight.size_bytes(target)
+    ranges = _ranges(co.stream(co.metadata.GetMetadataAllocated, request), size, _FEW)
+    content = co.sight.read(target, size)
+    zero = bytes(_STEP)
+    for offset in range(0, len(content), _STEP):
+        if content[offset : offset + _STEP] != zero[: len(content) - offset]:
+            assert _covered(ranges, offset), f"the data at {offset} is not told"
+
+
+@case(362, CREATE, SNAPSHOT, METADATA, NODE, BLOCK)
+def test_what_has_changed_is_told(co: Co) -> None:
+    """GetMetadataDelta: every byte that differs between the snapshots lies in it."""
+    volume = co.volume(block())
+    target = co.use(volume, block())
+    size = co.sight.size_bytes(target)
+    _write(co, target, parts=(0, 3, 9), seed=1)
+    before, one = co.sight.read(target, size), copies.snapshot(co, volume.volume_id)
+    _write(co, target, parts=(3, 12), seed=2)
+    after, other = co.sight.read(target, size), copies.snapshot(co, volume.volume_id)
+    request = csi_pb2.GetMetadataDeltaRequest(
+        base_snapshot_id=one.snapshot_id, target_snapshot_id=other.snapshot_id, max_results=_FEW
+    )
+    ranges = _ranges(co.stream(co.metadata.GetMetadataDelta, request), size, _FEW)
+    for offset in range(0, size, _STEP):
+        if before[offset : offset + _STEP] != after[offset : offset + _STEP]:
+            assert _covered(ranges, offset), f"the change at {offset} is not told"
+    assert sum(length for _, length in ranges) < size, "everything is told as changed"
+
+
+@case(363, CREATE, SNAPSHOT, METADATA, NODE, BLOCK)
+def test_a_stream_goes_on_where_it_is_told_to(co: Co) -> None:
+    """GetMetadataAllocated: with starting_offset nothing is told that ends before it; beyond the volume
+    OUT_OF_RANGE.
+    """
+    volume = co.volume(block())
+    target = co.use(volume, block())
+    _write(co, target, parts=(0, 3, 9), seed=1)
+    made = copies.snapshot(co, volume.volume_id)
+    size = co.sight.size_bytes(target)
+    request = csi_pb2.GetMetadataAllocatedRequest(
+        snapshot_id=made.snapshot_id, starting_offset=size // 4
+    )
+    call = co.metadata.GetMetadataAllocated
+    ranges = _ranges(co.stream(call, request), size)
+    assert all(offset + length > size // 4 for offset, length in ranges)
+    assert _covered(ranges, size // 16 * 9)
+    request.starting_offset = 4 * size
+    co.stream_refused(call, request, Code.OUT_OF_RANGE)
+
+
+@case(364, METADATA)
+def test_metadata_needs_snapshots(co: Co) -> None:
+    """GetMetadataAllocated, GetMetadataDelta: INVALID_ARGUMENT without ids; NOT_FOUND for no such snapshot."""
+    allocated, delta = csi_pb2.GetMetadataAllocatedRequest, csi_pb2.GetMetadataDeltaRequest
+    call, other = co.metadata.GetMetadataAllocated, co.metadata.GetMetadataDelta
+    co.stream_refused(call, allocated(), Code.INVALID_ARGUMENT)
+    co.stream_refused(call, allocated(snapshot_id=_UNKNOWN), Code.NOT_FOUND)
+    co.stream_refused(other, delta(base_snapshot_id=_UNKNOWN), Code.INVALID_ARGUMENT)
+    both = delta(base_snapshot_id=_UNKNOWN, target_snapshot_id=_UNKNOWN)
+    co.stream_refused(other, both, Code.NOT_FOUND)
+
+
+def _write(co: Co, target: Path, *, parts: tuple[int, ...], seed: int) -> None:
+    size = co.sight.size_bytes(target)
+    for part in parts:
+        co.sight.write(target, copies.noise(100 * seed + part), offset=size // 16 * part)
+
+
+def _ranges(
+    stream: Sequence[Allocated] | Sequence[Delta], size_bytes: int, few: int = 0
+) -> list[tuple[int, int]]:
+    assert len({each.block_metadata_type for each in stream}) <= 1, "block types are mixed"
+    ranges: list[tuple[int, int]] = []
+    for message in stream:
+        assert message.volume_capacity_bytes == size_bytes
+        assert not few or len(message.block_metadata) <= few, "more than max_results in a message"
+        ranges += [(each.byte_offset, each.size_bytes) for each in message.block_metadata]
+    end = 0
+    for offset, length in ranges:
+        assert offset >= end, "not ascending, or overlapping"
+        assert length > 0
+        end = offset + length
+    return ranges
+
+
+def _covered(ranges: list[tuple[int, int]], offset: int) -> bool:
+    return any(start <= offset < start + length for start, length in ranges)

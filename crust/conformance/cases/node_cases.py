@@ -1,0 +1,312 @@
+"""Staging, publishing and taking back, in every order (C-201 to C-231)."""
+
+from pathlib import Path
+
+import pytest
+
+from crust.conformance.case import BLOCK, CREATE, MOUNT_GROUP, MULTI_WRITER, NODE, STAGE, case
+from crust.conformance.co import Co, Code, Mode, block, mount
+from crust.wire.csi.v1 import csi_pb2
+
+_UNKNOWN = "conformance-no-such-volume"
+_DATA = b"what a database has written"
+
+
+@case(201, CREATE, STAGE)
+def test_stage_needs_a_volume_a_path_and_a_capability(co: Co) -> None:
+    """NodeStageVolume: INVALID_ARGUMENT without one of them; NOT_FOUND for no such volume."""
+    volume = co.volume()
+    co.attach(volume)
+    for field in ("volume_id", "staging_target_path", "volume_capability"):
+        request = co.stage_request(volume)
+        request.ClearField(field)
+        co.refused(co.node.NodeStageVolume, request, Code.INVALID_ARGUMENT)
+    request = co.stage_request(volume)
+    request.volume_id = _UNKNOWN
+    co.refused(co.node.NodeStageVolume, request, Code.NOT_FOUND)
+
+
+@case(202, CREATE, STAGE)
+def test_stage_and_unstage_are_idempotent(co: Co) -> None:
+    """NodeStageVolume, NodeUnstageVolume: OK again; unstage is OK for what was never staged."""
+    volume = co.volume()
+    co.stage(volume)
+    co.ask(co.node.NodeStageVolume, co.stage_request(volume))
+    request = csi_pb2.NodeUnstageVolumeRequest(
+        volume_id=volume.volume_id, staging_target_path=str(co.staging(volume))
+    )
+    for _ in range(3):
+        co.ask(co.node.NodeUnstageVolume, request)
+    request.volume_id = _UNKNOWN
+    co.ask(co.node.NodeUnstageVolume, request)
+
+
+@case(203, STAGE)
+def test_unstage_needs_a_volume_and_a_path(co: Co) -> None:
+    """NodeUnstageVolume: INVALID_ARGUMENT without one of them."""
+    request = csi_pb2.NodeUnstageVolumeRequest
+    call = co.node.NodeUnstageVolume
+    co.refused(call, request(volume_id=_UNKNOWN), Code.INVALID_ARGUMENT)
+    co.refused(call, request(staging_target_path="/a"), Code.INVALID_ARGUMENT)
+
+
+@case(204, CREATE, STAGE, BLOCK)
+def test_a_volume_is_staged_in_one_way(co: Co) -> None:
+    """NodeStageVolume: another capability at the same path is ALREADY_EXISTS, and the volume stays staged."""
+    volume = co.volume()
+    co.stage(volume)
+    request = co.stage_request(volume, block())
+    co.refused(co.node.NodeStageVolume, request, Code.ALREADY_EXISTS)
+    co.publish(volume)
+
+
+@case(205, CREATE, STAGE)
+def test_a_second_staging_path_never_costs_data(co: Co) -> None:
+    """NodeStageVolume: the same volume at another path (its PV was renamed) is not formatted again."""
+    volume = co.volume()
+    target = co.use(volume)
+    co.sight.write(target / "file", _DATA)
+    other = co.staging(volume, "other")
+    co.undo(lambda: co.unstage(volume, path=other))
+    co.outcome(co.node.NodeStageVolume, co.stage_request(volume, path=other))
+    assert co.sight.read(target / "file", 99) == _DATA
+    co.unpublish(volume.volume_id, target)
+    co.unstage(volume, path=other)
+    co.unstage(volume)
+    assert co.sight.read(co.use(volume) / "file", 99) == _DATA
+
+
+@case(211, CREATE, NODE)
+def test_publish_needs_a_volume_a_path_and_a_capability(co: Co) -> None:
+    """NodePublishVolume: INVALID_ARGUMENT without one of them; NOT_FOUND for no such volume."""
+    volume = co.volume()
+    co.stage(volume)
+    target = co.target()
+    for field in ("volume_id", "target_path", "volume_capability"):
+        request = co.publish_request(volume, target)
+        request.ClearField(field)
+        co.refused(co.node.NodePublishVolume, request, Code.INVALID_ARGUMENT)
+    request = co.publish_request(volume, target)
+    request.volume_id = _UNKNOWN
+    co.refused(co.node.NodePublishVolume, request, Code.NOT_FOUND)
+    assert not co.sight.mounts_at(target)
+
+
+@case(212, CREATE, STAGE)
+def test_publish_needs_staging_first(co: Co) -> None:
+    """NodePublishVolume: FAILED_PRECONDITION without staging_target_path, or when nothing is staged there."""
+    volume = co.volume()
+    co.attach(volume)
+    target = co.target()
+    co.will_unpublish(volume.volume_id, target)
+    request = co.publish_request(volume, target)
+    co.refused(co.node.NodePublishVolume, request, Code.FAILED_PRECONDITION)
+    co.stage(volume)
+    request.ClearField("staging_target_path")
+    co.refused(co.node.NodePublishVolume, request, Code.FAILED_PRECONDITION)
+    assert not co.sight.mounts_at(target)
+
+
+@case(213, CREATE, NODE)
+def test_a_filesystem_keeps_what_is_written(co: Co) -> None:
+    """NodePublishVolume: mounted at the target; what is written is there after the volume was taken back
+    and given again.
+    """
+    for fs_type in co.options.parameters.fs_types:
+        capability = mount(fs_type)
+        volume = co.volume(capability)
+        target = co.use(volume, capability)
+        assert co.sight.mounts_at(target) == 1
+        co.sight.write(target / "file", _DATA)
+        co.release(volume, target)
+        assert co.sight.read(co.use(volume, capability) / "file", 99) == _DATA
+
+
+@case(214, CREATE, NODE, BLOCK)
+def test_a_device_keeps_what_is_written(co: Co) -> None:
+    """NodePublishVolume: a block device of the volume's size at the target; what is written stays."""
+    volume = co.volume(block())
+    target = co.use(volume, block())
+    assert co.sight.is_block(target)
+    size = volume.capacity_bytes or co.options.parameters.size_bytes
+    assert co.sight.size_bytes(target) >= size
+    offset = size - 4096
+    co.sight.write(target, _DATA, offset=offset)
+    co.release(volume, target)
+    assert co.sight.read(co.use(volume, block()), len(_DATA), offset=offset) == _DATA
+
+
+@case(215, CREATE, NODE)
+def test_publish_is_idempotent(co: Co) -> None:
+    """NodePublishVolume: the same again is OK and mounts nothing on top."""
+    for capability in co.kinds:
+        volume = co.volume(capability)
+        target = co.use(volume, capability)
+        request = co.publish_request(volume, target, capability)
+        co.ask(co.node.NodePublishVolume, request)
+        assert co.sight.mounts_at(target) == 1
+
+
+@case(216, CREATE, NODE)
+def test_published_differently_is_a_conflict(co: Co) -> None:
+    """NodePublishVolume: another readonly at the same target is ALREADY_EXISTS, and what is there stays."""
+    volume = co.volume()
+    target = co.use(volume)
+    request = co.publish_request(volume, target, readonly=True)
+    co.refused(co.node.NodePublishVolume, request, Code.ALREADY_EXISTS)
+    co.sight.write(target / "file", _DATA)
+
+
+@case(217, CREATE, NODE)
+def test_what_a_kubelet_adds_is_no_difference(co: Co) -> None:
+    """NodePublishVolume: csi.storage.k8s.io/ keys (tokens, pods) that change with a republish do no harm."""
+    volume = co.volume()
+    target = co.use(volume)
+    for pod in ("one", "two"):
+        request = co.publish_request(volume, target)
+        request.volume_context["csi.storage.k8s.io/serviceAccount.tokens"] = f'{{"token":"{pod}"}}'
+        request.volume_context["csi.storage.k8s.io/pod.name"] = pod
+        co.ask(co.node.NodePublishVolume, request)
+
+
+@case(218, CREATE, NODE)
+def test_one_writer_has_one_target(co: Co) -> None:
+    """NodePublishVolume, second-call table: SINGLE_NODE_WRITER at a second target is FAILED_PRECONDITION."""
+    _second_target(co, Mode.SINGLE_NODE_WRITER)
+
+
+@case(219, CREATE, MULTI_WRITER)
+def test_a_single_writer_has_one_target(co: Co) -> None:
+    """NodePublishVolume, second-call table: SINGLE_NODE_SINGLE_WRITER at a second target is
+    FAILED_PRECONDITION.
+    """
+    _second_target(co, Mode.SINGLE_NODE_SINGLE_WRITER)
+
+
+@case(220, CREATE, MULTI_WRITER)
+def test_several_writers_have_several_targets(co: Co) -> None:
+    """NodePublishVolume, second-call table: SINGLE_NODE_MULTI_WRITER at a second target is OK, and shows
+    the same.
+    """
+    capability = mount(co.mount.mount.fs_type, Mode.SINGLE_NODE_MULTI_WRITER)
+    volume = co.volume(capability)
+    one = co.use(volume, capability)
+    other = co.publish(volume, capability)
+    co.sight.write(one / "file", _DATA)
+    assert co.sight.read(other / "file", 99) == _DATA
+    co.unpublish(volume.volume_id, one)
+    assert co.sight.read(other / "file", 99) == _DATA
+
+
+@case(221, CREATE, NODE)
+def test_unpublish_leaves_nothing_and_is_idempotent(co: Co) -> None:
+    """NodeUnpublishVolume: unmounted, and the target is gone; OK again, and for no such volume."""
+    for capability in co.kinds:
+        volume = co.volume(capability)
+        target = co.use(volume, capability)
+        request = csi_pb2.NodeUnpublishVolumeRequest(
+            volume_id=volume.volume_id, target_path=str(target)
+        )
+        co.ask(co.node.NodeUnpublishVolume, request)
+        assert not co.sight.mounts_at(target)
+        assert not target.exists()
+        assert target.parent.exists()
+        co.ask(co.node.NodeUnpublishVolume, request)
+    request = csi_pb2.NodeUnpublishVolumeRequest(volume_id=_UNKNOWN, target_path=str(co.target()))
+    co.ask(co.node.NodeUnpublishVolume, request)
+
+
+@case(222, NODE)
+def test_unpublish_needs_a_volume_and_a_path(co: Co) -> None:
+    """NodeUnpublishVolume: INVALID_ARGUMENT without one of them."""
+    request = csi_pb2.NodeUnpublishVolumeRequest
+    call = co.node.NodeUnpublishVolume
+    co.refused(call, request(volume_id=_UNKNOWN), Code.INVALID_ARGUMENT)
+    co.refused(call, request(target_path="/a"), Code.INVALID_ARGUMENT)
+
+
+@case(223, CREATE, NODE)
+def test_read_only_is_enforced(co: Co) -> None:
+    """NodePublishVolume: with readonly nothing can be written, to a filesystem or to a device."""
+    for capability in co.kinds:
+        volume = co.volume(capability)
+        file = "file" if capability.HasField("mount") else "."
+        target = co.use(volume, capability)
+        co.sight.write(target / file, _DATA)
+        co.unpublish(volume.volume_id, target)
+        target = co.publish(volume, capability, readonly=True)
+        with pytest.raises(OSError):  # noqa: PT011 - EROFS, EPERM or EACCES, by who enforces it
+            co.sight.write(target / file, b"overwritten")
+        assert co.sight.read(target / file, len(_DATA)) == _DATA
+
+
+@case(224, CREATE, NODE)
+def test_paths_may_be_long(co: Co) -> None:
+    """Size Limits: target and staging paths of at least 128 bytes are accepted."""
+    volume = co.volume()
+    staging = co.staging(volume, "long-" * 30)
+    co.stage(volume, path=staging)
+    target = co.target("pod-" * 32)
+    co.will_unpublish(volume.volume_id, target)
+    co.ask(co.node.NodePublishVolume, co.publish_request(volume, target, path=staging))
+    assert co.sight.mounts_at(target) == 1
+
+
+@case(225, CREATE, STAGE)
+def test_unstage_while_published_costs_nothing(co: Co) -> None:
+    """NodeUnstageVolume: before NodeUnpublishVolume it may be refused; what is published stays readable."""
+    volume = co.volume()
+    target = co.use(volume)
+    co.sight.write(target / "file", _DATA)
+    request = csi_pb2.NodeUnstageVolumeRequest(
+        volume_id=volume.volume_id, staging_target_path=str(co.staging(volume))
+    )
+    co.outcome(co.node.NodeUnstageVolume, request)
+    assert co.sight.read(target / "file", 99) == _DATA
+
+
+@case(226, CREATE, NODE, MOUNT_GROUP)
+def test_the_group_owns_the_volume(co: Co) -> None:
+    """VOLUME_MOUNT_GROUP: the root of the mounted filesystem has the group that was delegated."""
+    capability = mount(co.mount.mount.fs_type, group="4321")
+    volume = co.volume(capability)
+    target = co.use(volume, capability)
+    assert co.sight.group_of(target) == 4321
+
+
+@case(227, NODE, "parameters.ephemeral_context")
+def test_an_ephemeral_volume_lives_as_long_as_its_pod(co: Co) -> None:
+    """Inline ephemeral volumes: published without more; unpublish deletes, and the next one is empty."""
+    target = co.target()
+    volume_id = "csi-" + co.name("").encode().hex().ljust(64, "0")[:64]
+    for _ in range(2):
+        co.will_unpublish(volume_id, target)
+        co.ask(co.node.NodePublishVolume, _ephemeral(co, volume_id, target))
+        with pytest.raises(FileNotFoundError):
+            co.sight.read(target / "file", 1)
+        co.sight.write(target / "file", _DATA)
+        co.unpublish(volume_id, target)
+        assert not target.exists()
+
+
+def _ephemeral(co: Co, volume_id: str, target: Path) -> csi_pb2.NodePublishVolumeRequest:
+    return csi_pb2.NodePublishVolumeRequest(
+        volume_id=volume_id,
+        target_path=str(target),
+        volume_capability=co.mount,
+        volume_context={
+            **co.options.parameters.ephemeral_context,
+            "csi.storage.k8s.io/ephemeral": "true",
+        },
+    )
+
+
+def _second_target(co: Co, mode: Mode.Mode.ValueType) -> None:
+    capability = mount(co.mount.mount.fs_type, mode)
+    volume = co.volume(capability)
+    co.use(volume, capability)
+    second = co.target()
+    co.will_unpublish(volume.volume_id, second)
+    request = co.publish_request(volume, second, capability)
+    co.refused(co.node.NodePublishVolume, request, Code.FAILED_PRECONDITION)
+    assert not co.sight.mounts_at(second)

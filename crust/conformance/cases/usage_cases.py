@@ -1,0 +1,179 @@
+"""NodeGetVolumeStats, NodeExpandVolume, health on the node (C-241 to C-262)."""
+
+from crust.conformance.case import BLOCK, CREATE, EXPAND, NODE_EXPAND, STATS, case
+from crust.conformance.co import Co, Code, block
+from crust.conformance.options import MIB
+from crust.wire.csi.v1 import csi_pb2
+
+_UNKNOWN = "conformance-no-such-volume"
+_Unit = csi_pb2.VolumeUsage
+
+
+@case(241, CREATE, STATS)
+def test_stats_need_a_volume_and_its_path(co: Co) -> None:
+    """NodeGetVolumeStats: INVALID_ARGUMENT without one of them; NOT_FOUND for no such volume, or not at
+    this path.
+    """
+    volume = co.volume()
+    target = co.use(volume)
+    request = csi_pb2.NodeGetVolumeStatsRequest
+    call = co.node.NodeGetVolumeStats
+    co.refused(call, request(volume_path=str(target)), Code.INVALID_ARGUMENT)
+    co.refused(call, request(volume_id=volume.volume_id), Code.INVALID_ARGUMENT)
+    unknown = request(volume_id=_UNKNOWN, volume_path=str(target))
+    co.refused(call, unknown, Code.NOT_FOUND)
+    elsewhere = request(volume_id=volume.volume_id, volume_path=str(co.target()))
+    co.refused(call, elsewhere, Code.NOT_FOUND)
+
+
+@case(242, CREATE, STATS)
+def test_stats_of_a_filesystem_follow_its_use(co: Co) -> None:
+    """NodeGetVolumeStats: bytes and inodes of the filesystem; used grows with what is written."""
+    volume = co.volume()
+    target = co.use(volume)
+    before = _stats(co, volume, str(target))
+    assert before[_Unit.INODES].total >= 0
+    usage = before[_Unit.BYTES]
+    assert 0 < usage.total <= 2 * co.options.parameters.size_bytes + (volume.capacity_bytes or 0)
+    assert usage.used + usage.available <= usage.total
+    co.sight.write(target / "file", b"x" * (8 * MIB))
+    after = _stats(co, volume, str(target))[_Unit.BYTES]
+    assert after.used >= usage.used + 8 * MIB
+    assert after.available < usage.available
+
+
+@case(243, CREATE, STATS, BLOCK)
+def test_stats_of_a_device_are_its_size(co: Co) -> None:
+    """NodeGetVolumeStats: the total of a raw volume is the device's size; nothing else is known."""
+    volume = co.volume(block())
+    target = co.use(volume, block())
+    stats = _stats(co, volume, str(target))
+    assert stats[_Unit.BYTES].total == co.sight.size_bytes(target)
+    assert _Unit.INODES not in stats
+
+
+@case(244, CREATE, STATS, "node.VOLUME_CONDITION", "profile.1.12")
+def test_the_condition_of_a_volume_is_told(co: Co) -> None:
+    """NodeGetVolumeStats of CSI 1.12: a condition with a message; a new volume is not abnormal."""
+    volume = co.volume()
+    target = co.use(volume)
+    request = csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume.volume_id, volume_path=str(target))
+    condition = co.ask(co.node.NodeGetVolumeStats, request).volume_condition
+    assert condition.message
+    assert not condition.abnormal, condition.message
+
+
+@case(251, CREATE, NODE_EXPAND)
+def test_node_expand_needs_a_volume_and_its_path(co: Co) -> None:
+    """NodeExpandVolume: INVALID_ARGUMENT without one of them; NOT_FOUND for no such volume."""
+    volume = co.volume()
+    target = co.use(volume)
+    request = csi_pb2.NodeExpandVolumeRequest
+    call = co.node.NodeExpandVolume
+    co.refused(call, request(volume_path=str(target)), Code.INVALID_ARGUMENT)
+    co.refused(call, request(volume_id=volume.volume_id), Code.INVALID_ARGUMENT)
+    unknown = request(volume_id=_UNKNOWN, volume_path=str(target))
+    co.refused(call, unknown, Code.NOT_FOUND)
+
+
+@case(252, CREATE, EXPAND, NODE_EXPAND, "plugin.ONLINE")
+def test_a_filesystem_grows_while_it_is_used(co: Co) -> None:
+    """NodeExpandVolume: a published filesystem is larger afterwards and keeps its files; OK again."""
+    volume = co.volume()
+    target = co.use(volume)
+    co.sight.write(target / "file", b"kept")
+    before = co.sight.size_bytes(target)
+    size = 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
+    for _ in range(2):
+        assert _expand(co, volume, str(target), size, co.mount) >= size
+    assert co.sight.size_bytes(target) >= 1.6 * before
+    assert co.sight.read(target / "file", 99) == b"kept"
+
+
+@case(253, CREATE, EXPAND, NODE_EXPAND, "plugin.ONLINE", BLOCK)
+def test_a_device_grows_while_it_is_used(co: Co) -> None:
+    """NodeExpandVolume: a published device has the new size afterwards."""
+    volume = co.volume(block())
+    target = co.use(volume, block())
+    size = 2 * co.sight.size_bytes(target)
+    _expand(co, volume, str(target), size, block())
+    assert co.sight.size_bytes(target) >= size
+
+
+@case(254, CREATE, EXPAND, NODE_EXPAND)
+def test_a_filesystem_that_grew_offline_is_grown_when_published(co: Co) -> None:
+    """ControllerExpandVolume of an unused volume: after stage, publish and NodeExpandVolume the filesystem
+    has the size.
+    """
+    volume = co.volume()
+    target = co.use(volume)
+    before = co.sight.size_bytes(target)
+    co.release(volume, target)
+    size = 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
+    _expand_controller(co, volume, size, co.mount)
+    target = co.use(volume)
+    _expand_node(co, volume, str(target), size, co.mount)
+    assert co.sight.size_bytes(target) >= 1.6 * before
+
+
+@case(261, CREATE, "node.GET_VOLUME_HEALTH")
+def test_the_health_of_a_published_volume_is_told(co: Co) -> None:
+    """NodeGetVolumeHealth: nothing wrong with a new volume; NOT_FOUND for no such volume."""
+    volume = co.volume()
+    target = co.use(volume)
+    request = csi_pb2.NodeGetVolumeHealthRequest
+    call = co.node.NodeGetVolumeHealth
+    asked = request(volume_id=volume.volume_id, volume_publish_path=str(target))
+    health = co.ask(call, asked).volume_health
+    assert health.volume_id == volume.volume_id
+    assert not list(health.health_statuses)
+    unknown = request(volume_id=_UNKNOWN, volume_publish_path=str(target))
+    co.refused(call, unknown, Code.NOT_FOUND)
+    co.refused(call, request(volume_publish_path=str(target)), Code.INVALID_ARGUMENT)
+
+
+@case(262, "node.GET_STORAGE_HEALTH")
+def test_the_health_of_the_nodes_storage_is_told(co: Co) -> None:
+    """NodeGetStorageHealth: answered; every entry says what is wrong."""
+    request = csi_pb2.NodeGetStorageHealthRequest()
+    for each in co.ask(co.node.NodeGetStorageHealth, request).backend_health:
+        assert each.status, "an entry of status 0 says nothing"
+
+
+def _stats(co: Co, volume: csi_pb2.Volume, path: str) -> dict[int, csi_pb2.VolumeUsage]:
+    request = csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume.volume_id, volume_path=path)
+    return {each.unit: each for each in co.ask(co.node.NodeGetVolumeStats, request).usage}
+
+
+def _expand(
+    co: Co, volume: csi_pb2.Volume, path: str, size: int, capability: csi_pb2.VolumeCapability
+) -> int:
+    told = _expand_controller(co, volume, size, capability)
+    if not told.node_expansion_required:
+        return told.capacity_bytes
+    return _expand_node(co, volume, path, size, capability)
+
+
+def _expand_controller(
+    co: Co, volume: csi_pb2.Volume, size: int, capability: csi_pb2.VolumeCapability
+) -> csi_pb2.ControllerExpandVolumeResponse:
+    request = csi_pb2.ControllerExpandVolumeRequest(
+        volume_id=volume.volume_id,
+        capacity_range=csi_pb2.CapacityRange(required_bytes=size),
+        volume_capability=capability,
+        secrets=co.options.parameters.secrets,
+    )
+    return co.finally_(co.controller.ControllerExpandVolume, request)
+
+
+def _expand_node(
+    co: Co, volume: csi_pb2.Volume, path: str, size: int, capability: csi_pb2.VolumeCapability
+) -> int:
+    request = csi_pb2.NodeExpandVolumeRequest(
+        volume_id=volume.volume_id,
+        volume_path=path,
+        staging_target_path=str(co.staging(volume)),
+        capacity_range=csi_pb2.CapacityRange(required_bytes=size),
+        volume_capability=capability,
+    )
+    return co.finally_(co.node.NodeExpandVolume, request).capacity_bytes

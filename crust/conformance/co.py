@@ -1,0 +1,302 @@
+"""The CO of a case: it makes volumes, attaches, stages and publishes them, and takes all of it away again.
+
+Everything that is made is written down before it is asked for, newest last; `clean` undoes it in the opposite order,
+so that what a case left half-way is unpublished before it is unstaged before it is deleted.
+"""
+
+import contextlib
+import itertools
+import os
+import secrets as tokens
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+
+from crust.conformance.calls import Calls, Code
+from crust.conformance.options import Options
+from crust.conformance.sight import Sight
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+Mode = csi_pb2.VolumeCapability.AccessMode
+_numbers = itertools.count(1)
+
+
+def mount(
+    fs_type: str = "",
+    mode: Mode.Mode.ValueType = Mode.SINGLE_NODE_WRITER,
+    group: str = "",
+) -> csi_pb2.VolumeCapability:
+    """A filesystem, used by one writer on one node unless `mode` says else."""
+    return csi_pb2.VolumeCapability(
+        mount=csi_pb2.VolumeCapability.MountVolume(fs_type=fs_type, volume_mount_group=group),
+        access_mode=Mode(mode=mode),
+    )
+
+
+def block(mode: Mode.Mode.ValueType = Mode.SINGLE_NODE_WRITER) -> csi_pb2.VolumeCapability:
+    """A raw device."""
+    return csi_pb2.VolumeCapability(
+        block=csi_pb2.VolumeCapability.BlockVolume(), access_mode=Mode(mode=mode)
+    )
+
+
+class Co(Calls):
+    """One case's CO. `clean` it."""
+
+    def __init__(
+        self, channel: grpc.Channel, has: frozenset[str], options: Options, sight: Sight
+    ) -> None:
+        super().__init__(options.timeout_s)
+        self.has = has
+        self.options = options
+        self.sight = sight
+        self.identity = csi_pb2_grpc.IdentityStub(channel)
+        self.controller = csi_pb2_grpc.ControllerStub(channel)
+        self.groups = csi_pb2_grpc.GroupControllerStub(channel)
+        self.metadata = csi_pb2_grpc.SnapshotMetadataStub(channel)
+        self.node = csi_pb2_grpc.NodeStub(channel)
+        self.root = options.target_root / f"crust-conformance-{tokens.token_hex(4)}"
+        self._undo: list[Callable[[], None]] = []
+        self._attached: dict[str, dict[str, str]] = {}
+
+    # A name is new in every run: an earlier run's volumes must not answer for this one's.
+    def name(self, stem: str = "volume") -> str:
+        """A name that no volume has."""
+        return f"{stem}-{tokens.token_hex(4)}-{next(_numbers)}"
+
+    @property
+    def mount(self) -> csi_pb2.VolumeCapability:
+        """The filesystem that is used where the kind does not matter."""
+        return mount(self.options.parameters.fs_types[0])
+
+    @property
+    def kinds(self) -> list[csi_pb2.VolumeCapability]:
+        """Every access type that the driver takes."""
+        return [self.mount, block()] if self.options.parameters.block else [self.mount]
+
+    def create_request(
+        self,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        name: str = "",
+        size_bytes: int = 0,
+        source: csi_pb2.VolumeContentSource | None = None,
+    ) -> csi_pb2.CreateVolumeRequest:
+        """A CreateVolume that a driver must accept."""
+        given = self.options.parameters
+        return csi_pb2.CreateVolumeRequest(
+            name=name or self.name(),
+            volume_capabilities=[capability or self.mount],
+            capacity_range=csi_pb2.CapacityRange(required_bytes=size_bytes or given.size_bytes),
+            parameters=given.parameters,
+            secrets=given.secrets,
+            volume_content_source=source,
+        )
+
+    def create(self, request: csi_pb2.CreateVolumeRequest) -> csi_pb2.Volume:
+        """CreateVolume that must be OK; deleted in the end."""
+        return self.made(self.ask(self.controller.CreateVolume, request).volume)
+
+    def made(self, volume: csi_pb2.Volume) -> csi_pb2.Volume:
+        """Note a volume, to delete it in the end."""
+        self._undo.append(lambda: self.delete(volume.volume_id))
+        return volume
+
+    def volume(
+        self,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        size_bytes: int = 0,
+        source: csi_pb2.VolumeContentSource | None = None,
+    ) -> csi_pb2.Volume:
+        """A new volume."""
+        return self.create(self.create_request(capability, size_bytes=size_bytes, source=source))
+
+    def delete(self, volume_id: str) -> None:
+        """DeleteVolume that must be OK."""
+        request = csi_pb2.DeleteVolumeRequest(
+            volume_id=volume_id, secrets=self.options.parameters.secrets
+        )
+        self.ask(self.controller.DeleteVolume, request)
+
+    def attach_request(
+        self,
+        volume: csi_pb2.Volume,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        readonly: bool = False,
+    ) -> csi_pb2.ControllerPublishVolumeRequest:
+        """A ControllerPublishVolume to this node."""
+        return csi_pb2.ControllerPublishVolumeRequest(
+            volume_id=volume.volume_id,
+            node_id=self.node_id(),
+            volume_capability=capability or self.mount,
+            readonly=readonly,
+            secrets=self.options.parameters.secrets,
+            volume_context=volume.volume_context,
+        )
+
+    def attach(
+        self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability | None = None
+    ) -> None:
+        """ControllerPublishVolume where the driver attaches; undone in the end."""
+        if "controller.PUBLISH_UNPUBLISH_VOLUME" not in self.has:
+            return
+        self._undo.append(lambda: self.detach(volume.volume_id))
+        answer = self.finally_(
+            self.controller.ControllerPublishVolume, self.attach_request(volume, capability)
+        )
+        self._attached[volume.volume_id] = dict(answer.publish_context)
+
+    def detach(self, volume_id: str) -> None:
+        """ControllerUnpublishVolume where the driver attaches."""
+        if "controller.PUBLISH_UNPUBLISH_VOLUME" in self.has:
+            request = csi_pb2.ControllerUnpublishVolumeRequest(
+                volume_id=volume_id, node_id=self.node_id()
+            )
+            self.finally_(self.controller.ControllerUnpublishVolume, request)
+
+    def node_id(self) -> str:
+        """This node."""
+        return self.ask(self.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest()).node_id
+
+    def staging(self, volume: csi_pb2.Volume, name: str = "globalmount") -> Path:
+        """A staging path; the CO makes it."""
+        path = self.root / "plugins" / f"{volume.volume_id[-40:].replace('/', '_')}" / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def target(self, pod: str = "") -> Path:
+        """A target path: the CO makes the parent, the driver makes the target."""
+        parent = self.root / "pods" / (pod or self.name("pod"))
+        parent.mkdir(parents=True, exist_ok=True)
+        return parent / "mount"
+
+    def stage_request(
+        self,
+        volume: csi_pb2.Volume,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        path: Path | None = None,
+    ) -> csi_pb2.NodeStageVolumeRequest:
+        """A NodeStageVolume that a driver must accept."""
+        return csi_pb2.NodeStageVolumeRequest(
+            volume_id=volume.volume_id,
+            staging_target_path=str(path or self.staging(volume)),
+            volume_capability=capability or self.mount,
+            publish_context=self._attached.get(volume.volume_id, {}),
+            volume_context=volume.volume_context,
+            secrets=self.options.parameters.secrets,
+        )
+
+    def stage(
+        self,
+        volume: csi_pb2.Volume,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        path: Path | None = None,
+    ) -> None:
+        """Attach and stage, where the driver does that; undone in the end."""
+        self.attach(volume, capability)
+        if "node.STAGE_UNSTAGE_VOLUME" not in self.has:
+            return
+        self._undo.append(lambda: self.unstage(volume, path=path))
+        self.finally_(self.node.NodeStageVolume, self.stage_request(volume, capability, path=path))
+
+    def unstage(self, volume: csi_pb2.Volume, *, path: Path | None = None) -> None:
+        """NodeUnstageVolume where the driver stages."""
+        if "node.STAGE_UNSTAGE_VOLUME" in self.has:
+            request = csi_pb2.NodeUnstageVolumeRequest(
+                volume_id=volume.volume_id, staging_target_path=str(path or self.staging(volume))
+            )
+            self.finally_(self.node.NodeUnstageVolume, request)
+
+    def publish_request(
+        self,
+        volume: csi_pb2.Volume,
+        target: Path,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        readonly: bool = False,
+        path: Path | None = None,
+    ) -> csi_pb2.NodePublishVolumeRequest:
+        """A NodePublishVolume that a driver must accept once the volume is staged."""
+        stages = "node.STAGE_UNSTAGE_VOLUME" in self.has
+        return csi_pb2.NodePublishVolumeRequest(
+            volume_id=volume.volume_id,
+            publish_context=self._attached.get(volume.volume_id, {}),
+            staging_target_path=str(path or self.staging(volume)) if stages else "",
+            target_path=str(target),
+            volume_capability=capability or self.mount,
+            readonly=readonly,
+            secrets=self.options.parameters.secrets,
+            volume_context=volume.volume_context,
+        )
+
+    def publish(
+        self,
+        volume: csi_pb2.Volume,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        target: Path | None = None,
+        readonly: bool = False,
+    ) -> Path:
+        """NodePublishVolume for a pod; returns the target. Undone in the end."""
+        target = target or self.target()
+        self.will_unpublish(volume.volume_id, target)
+        request = self.publish_request(volume, target, capability, readonly=readonly)
+        self.finally_(self.node.NodePublishVolume, request)
+        return target
+
+    def will_unpublish(self, volume_id: str, target: Path) -> None:
+        """Unpublish in the end, whatever is there."""
+        self._undo.append(lambda: self.unpublish(volume_id, target))
+
+    def unpublish(self, volume_id: str, target: Path) -> None:
+        """NodeUnpublishVolume that must be OK."""
+        request = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume_id, target_path=str(target))
+        self.finally_(self.node.NodeUnpublishVolume, request)
+
+    def use(
+        self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability | None = None
+    ) -> Path:
+        """Attach, stage and publish; returns the target."""
+        self.stage(volume, capability)
+        return self.publish(volume, capability)
+
+    def release(self, volume: csi_pb2.Volume, target: Path) -> None:
+        """Unpublish, unstage and detach."""
+        self.unpublish(volume.volume_id, target)
+        self.unstage(volume)
+        self.detach(volume.volume_id)
+
+    def undo(self, step: Callable[[], None]) -> None:
+        """Do `step` in the end."""
+        self._undo.append(step)
+
+    def clean(self) -> list[str]:
+        """Take everything away, newest first; returns what could not be, in words."""
+        left: list[str] = []
+        while self._undo:
+            try:
+                self._undo.pop()()
+            except (AssertionError, OSError, grpc.RpcError) as error:
+                left.append(str(error).splitlines()[0])
+        for each in self.sight.mounts_below(self.root):
+            left.append(f"{each} was still mounted")
+            self.sight.unmount(each)
+        _remove_directories(self.root)
+        if self.root.exists():
+            left.append(f"{self.root} is not empty")
+        return left
+
+
+def _remove_directories(root: Path) -> None:
+    """Directories only: a file below the targets is the driver's, or worse, a volume's."""
+    for directory, _, _ in os.walk(root, topdown=False):
+        with contextlib.suppress(OSError):
+            Path(directory).rmdir()
+
+
+__all__ = ["Co", "Code", "Mode", "block", "mount"]

@@ -1,0 +1,97 @@
+"""What the operator tells the suite: where the driver is, and what its volumes need."""
+
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+
+from crust import errors
+
+MIB = 1 << 20
+Profile = Literal["1.12", "1.13"]
+
+
+class BadParametersFile(errors.InvalidRequest):
+    """The parameters file cannot be used."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(
+            f"the parameters file {path} cannot be used",
+            why=why,
+            hint="docs/conformance.md lists what it may hold",
+        )
+
+
+class Parameters(pydantic.BaseModel):
+    """The `--parameters` file (TOML). Every field may be left out."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    parameters: dict[str, str] = pydantic.Field(default_factory=dict)
+    """The StorageClass's parameters, sent with every CreateVolume."""
+    snapshot_parameters: dict[str, str] = pydantic.Field(default_factory=dict)
+    """The VolumeSnapshotClass's parameters."""
+    group_parameters: dict[str, str] = pydantic.Field(default_factory=dict)
+    """The VolumeGroupSnapshotClass's parameters."""
+    mutable_parameters: dict[str, str] = pydantic.Field(default_factory=dict)
+    """What ControllerModifyVolume may set; without it those cases are skipped."""
+    ephemeral_context: dict[str, str] = pydantic.Field(default_factory=dict)
+    """The attributes of an inline ephemeral volume; without them those cases are skipped."""
+    secrets: dict[str, str] = pydantic.Field(default_factory=dict)
+    """What the driver needs to authenticate."""
+    size_bytes: int = pydantic.Field(default=64 * MIB, gt=0)
+    """The size of a volume."""
+    fs_types: tuple[str, ...] = ("ext4",)
+    """Filesystems that the driver makes; the first is used where the kind does not matter."""
+    block: bool = True
+    """Whether the driver takes raw block volumes."""
+    unknown_parameters_refused: bool = True
+    """CSI leaves it open; a driver that forwards them to a backend cannot."""
+    deferral: bool = True
+    """Whether to try deferral where it is advertised; a proxy in front answers that itself."""
+    other_node_id: str = ""
+    """A second node that the driver knows; without it the cases of two nodes are skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """A run's options. `only` selects cases by number, e.g. C-101; empty means all."""
+
+    socket: str
+    target_root: Path
+    profile: Profile = "1.13"
+    parameters: Parameters = field(default_factory=Parameters)
+    junit: Path | None = None
+    log: Path | None = None
+    restart_command: str = ""
+    only: tuple[str, ...] = ()
+    timeout_s: float = 60.0
+
+
+def socket_of(endpoint: str) -> str:
+    """The path of a CSI endpoint, `unix:///a/csi.sock` or the bare path. Raises `errors.InvalidRequest`."""
+    path = endpoint.removeprefix("unix://")
+    if not path.startswith("/"):
+        raise errors.InvalidRequest(
+            f"the endpoint {endpoint!r} cannot be used",
+            why="it is no absolute path of a socket",
+            hint="give unix:///path/of/csi.sock",
+        )
+    return path
+
+
+def parameters_of(path: Path | None) -> Parameters:
+    """Read the parameters file; the defaults without one. Raises `BadParametersFile`."""
+    if path is None:
+        return Parameters()
+    try:
+        return Parameters.model_validate(tomllib.loads(path.read_text()))
+    except (OSError, tomllib.TOMLDecodeError) as err:
+        raise BadParametersFile(path, str(err)) from err
+    except pydantic.ValidationError as err:
+        fields = "; ".join(
+            f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in err.errors()
+        )
+        raise BadParametersFile(path, fields) from err

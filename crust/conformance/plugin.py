@@ -1,0 +1,106 @@
+"""The suite's side of pytest: a CO for every case, skips by ability, and the list of what was skipped."""
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from crust.conformance import abilities, case
+from crust.conformance.calls import Calls
+from crust.conformance.co import Co
+from crust.conformance.options import Options
+from crust.conformance.sight import Sight
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+
+class Plugin:
+    """One run."""
+
+    def __init__(self, options: Options, sight: Sight) -> None:
+        self._options = options
+        self._sight = sight
+        self._channel: grpc.Channel | None = None
+        self._has: frozenset[str] = frozenset()
+        self.failed: set[str] = set()
+        self.passed: set[str] = set()
+        self.skipped: dict[str, str] = {}
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Declare the mark."""
+        config.addinivalue_line("markers", f"{case.MARK}(number, needs): a numbered case")
+
+    def pytest_sessionstart(self) -> None:
+        """Ask the driver what it can do; a driver that does not answer ends the run."""
+        target = channel.target_of(self._options.socket)
+        options = [*channel.OPTIONS, ("grpc.default_authority", "localhost")]
+        self._channel = grpc.insecure_channel(target, options=options)
+        try:
+            probe = csi_pb2.ProbeRequest()
+            Calls(self._options.timeout_s).finally_(
+                csi_pb2_grpc.IdentityStub(self._channel).Probe, probe
+            )
+            self._has = abilities.of(self._channel, self._options)
+        except (AssertionError, grpc.RpcError) as error:
+            pytest.exit(f"the driver does not answer: {error}", 3)
+
+    def pytest_sessionfinish(self) -> None:
+        """Let go of the driver."""
+        if self._channel is not None:
+            self._channel.close()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Cases in the order of their numbers, and only those that are asked for."""
+        items.sort(key=number)
+        if self._options.only:
+            others = [each for each in items if number(each) not in self._options.only]
+            items[:] = [each for each in items if number(each) in self._options.only]
+            config.hook.pytest_deselected(items=others)
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Skip what the driver does not advertise."""
+        item.user_properties.append((case.MARK, number(item)))
+        missing = sorted(set(needs(item)) - self._has)
+        if missing:
+            why = ", ".join(missing)
+            self.skipped[number(item)] = why
+            pytest.skip(f"needs {why}")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember what became of each case."""
+        name = str(dict(report.user_properties).get(case.MARK, report.nodeid))
+        if report.failed:
+            self.failed.add(name)
+        elif report.when == "call" and report.passed:
+            self.passed.add(name)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """What was skipped, and why."""
+        if self.skipped:
+            terminalreporter.section("skipped: not advertised, or not given")
+        for each, why in sorted(self.skipped.items()):
+            terminalreporter.line(f"{each} needs {why}")
+
+    @pytest.fixture
+    def co(self) -> Iterator[Co]:
+        """A CO that takes away what the case has made; what it cannot is an error of the case."""
+        assert self._channel is not None
+        co = Co(self._channel, self._has, self._options, self._sight)
+        yield co
+        left = co.clean()
+        assert not left, "left behind: " + "; ".join(left)
+
+
+def number(item: pytest.Item) -> str:
+    """The case's number."""
+    mark = item.get_closest_marker(case.MARK)
+    return str(mark.args[0]) if mark else ""
+
+
+def needs(item: pytest.Item) -> tuple[str, ...]:
+    """What the case needs."""
+    mark = item.get_closest_marker(case.MARK)
+    return tuple(mark.args[1]) if mark else ()

@@ -1,0 +1,112 @@
+"""What the kernel shows of a published volume: mounts, devices, and the bytes that can be read back.
+
+Everything that a case learns about a volume other than by a call comes through here, so that the suite itself can
+be tried against a driver without a kernel.
+"""
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import Protocol
+
+
+class Sight(Protocol):
+    """How a CO looks at a path. Raises OSError as the kernel does."""
+
+    def mounts_at(self, path: Path) -> int:
+        """How many mounts lie at `path`."""
+
+    def mounts_below(self, path: Path) -> list[Path]:
+        """Every mount at or below `path`, deepest first."""
+
+    def unmount(self, path: Path) -> None:
+        """Take away a mount that the driver left."""
+
+    def is_block(self, path: Path) -> bool:
+        """Whether `path` is a block device."""
+
+    def size_bytes(self, path: Path) -> int:
+        """The size of the device at `path`, or of the filesystem that is mounted there."""
+
+    def group_of(self, path: Path) -> int:
+        """The group of a directory."""
+
+    def write(self, path: Path, data: bytes, *, offset: int = 0) -> None:
+        """Write to the device, or to the file; through to the storage."""
+
+    def read(self, path: Path, size_bytes: int, *, offset: int = 0) -> bytes:
+        """Read from the device, or from the file."""
+
+
+class Kernel:
+    """The real one."""
+
+    def mounts_at(self, path: Path) -> int:
+        """See `Sight`."""
+        return sum(each == path for each in _mounts())
+
+    def mounts_below(self, path: Path) -> list[Path]:
+        """See `Sight`."""
+        found = [each for each in _mounts() if each.is_relative_to(path)]
+        return sorted(found, key=lambda each: -len(each.parts))
+
+    def unmount(self, path: Path) -> None:
+        """See `Sight`. umount(8), since a suite must not depend on what it may be testing."""
+        subprocess.run(["umount", str(path)], check=False, capture_output=True)
+
+    def is_block(self, path: Path) -> bool:
+        """See `Sight`."""
+        return stat.S_ISBLK(path.stat().st_mode)
+
+    def size_bytes(self, path: Path) -> int:
+        """See `Sight`."""
+        if path.is_dir():
+            usage = os.statvfs(path)
+            return usage.f_blocks * usage.f_frsize
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.lseek(fd, 0, os.SEEK_END)
+        finally:
+            os.close(fd)
+
+    def group_of(self, path: Path) -> int:
+        """See `Sight`."""
+        return path.stat().st_gid
+
+    def write(self, path: Path, data: bytes, *, offset: int = 0) -> None:
+        """See `Sight`."""
+        flags = os.O_WRONLY | os.O_CLOEXEC | (0 if path.is_block_device() else os.O_CREAT)
+        fd = os.open(path, flags, 0o600)
+        try:
+            done = 0
+            while done < len(data):
+                done += os.pwrite(fd, data[done:], offset + done)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def read(self, path: Path, size_bytes: int, *, offset: int = 0) -> bytes:
+        """See `Sight`."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            parts: list[bytes] = []
+            while size_bytes > 0 and (part := os.pread(fd, size_bytes, offset)):
+                parts.append(part)
+                offset += len(part)
+                size_bytes -= len(part)
+            return b"".join(parts)
+        finally:
+            os.close(fd)
+
+
+def _mounts() -> list[Path]:
+    text = Path("/proc/self/mountinfo").read_bytes()
+    fields = [line.split(b" ")[4] for line in text.splitlines()]
+    return [Path(os.fsdecode(_unescaped(each))) for each in fields]
+
+
+def _unescaped(field: bytes) -> bytes:
+    for code in (b"040", b"011", b"012", b"134"):  # proc(5): space, tab, newline, backslash
+        field = field.replace(b"\\" + code, bytes([int(code, 8)]))
+    return field
