@@ -1,0 +1,5 @@
+"""`python -m crust` is `crust`."""
+
+from crust.cli.main import main
+
+main()

@@ -1,0 +1,101 @@
+"""How every daemon of crust starts and stops: settings, logs, SIGTERM and SIGINT, and an exit code that tells."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from crust import errors, logs
+from crust import settings as settings_module
+from crust.host import oserrors
+
+_log = logging.getLogger(__name__)
+
+Settings = TypeVar("Settings", bound=settings_module.ProgramSettings)
+
+
+def drivers(texts: Sequence[str]) -> tuple[dict[str, str], ...] | None:
+    """`NAME,SOCKET,BACKEND` flags as settings; None if there are none."""
+    found = []
+    for text in texts:
+        parts = text.split(",")
+        if len(parts) != 3:
+            raise click.BadParameter(f"{text!r} is not NAME,SOCKET,BACKEND")
+        found.append(dict(zip(("name", "socket", "backend"), parts, strict=True)))
+    return tuple(found) or None
+
+
+def serve(
+    model: type[Settings],
+    program: str,
+    run: Callable[[Settings], Awaitable[None]],
+    flags: dict[str, Any],
+) -> None:
+    """Load the settings, then run until a signal; exits 2 for bad settings and 1 for a failed start."""
+    config = flags.pop("config", None)
+    flags = {name: value for name, value in flags.items() if value not in (None, ())}
+    try:
+        toml = _text(program, config) if config else ""
+        loaded = settings_module.load(model, program, toml=toml, environ=os.environ, flags=flags)
+    except errors.InvalidRequest as error:
+        click.echo(str(error), err=True)
+        sys.exit(2)
+    logs.configure(level=loaded.log_level, fmt=loaded.log_format)
+    _log.info("settings", extra={"program": program, **loaded.model_dump(mode="json")})
+    os.umask(0o077)
+    try:
+        with _metrics(loaded.metrics_address):
+            asyncio.run(_until_signal(run(loaded)), debug=False)
+    except errors.CrustError as error:
+        _log.error("cannot serve", extra={"program": program, "error": str(error)})
+        sys.exit(1)
+
+
+@contextmanager
+def _metrics(address: str) -> Iterator[None]:
+    """Show the metrics over HTTP while the block runs; nothing with an empty address. Never on the event loop."""
+    if not address:
+        yield
+        return
+    import prometheus_client  # here, because `crust status` should not pay for it
+
+    host, _, port = address.rpartition(":")
+    with oserrors.translating(f"cannot serve metrics on {address}"):
+        try:
+            server, _ = prometheus_client.start_http_server(int(port), addr=host.strip("[]"))
+        except OverflowError as err:
+            raise errors.InvalidRequest(
+                f"cannot serve metrics on {address}", why="a port is at most 65535"
+            ) from err
+    _log.info("metrics", extra={"address": f"{host}:{server.server_port}"})
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _text(program: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise settings_module.BadSettings(program, f"{path} cannot be read: {err}") from err
+
+
+async def _until_signal(work: Awaitable[None]) -> None:
+    """Run until done, or until SIGTERM or SIGINT cancels it; cancellation lets running operations finish."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        _log.info("stopped")

@@ -1,0 +1,170 @@
+"""`crust`: the commands, each a few lines over one room.
+
+Rooms are imported when their command runs: `crust status` should not pay for the driver.
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+import crust
+from crust.cli import daemons
+
+_CONFIG = click.option(
+    "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML settings."
+)
+_LOG_LEVEL = click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
+_LOG_FORMAT = click.option("--log-format", type=click.Choice(["json", "console"]))
+_METRICS = click.option(
+    "--metrics-address", metavar="HOST:PORT", help="Where Prometheus may read. Default: nowhere."
+)
+_PROFILE = click.option("--csi-profile", type=click.Choice(["1.12", "1.13"]))
+_ROOT = click.option("--target-root", "target_roots", multiple=True, help="The kubelet's root.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(crust.__version__, prog_name="crust")
+def main() -> None:
+    """Hand CSI volumes to microVM runtimes, with nothing patched."""
+
+
+@main.command()
+@_CONFIG
+@_LOG_LEVEL
+@_LOG_FORMAT
+@_METRICS
+@_ROOT
+@click.option("--run-dir", help="The proxy's own sockets. Default: /run/crust.")
+@click.option("--volumes-root", help="The handoff directory. Default: /run/crust/volumes.")
+@click.option(
+    "--handler-grace-s", type=float, help="How long a call waits for a handler after a start."
+)
+@click.option(
+    "--driver",
+    "drivers",
+    multiple=True,
+    metavar="NAME,SOCKET,BACKEND",
+    help="A driver: its name, the socket the CO calls, the shim's socket.",
+)
+def proxy(**flags: Any) -> None:
+    """Serve the CO's CSI sockets of this node."""
+    from crust.proxy import app
+    from crust.settings import ProxySettings
+
+    flags["drivers"] = daemons.drivers(flags["drivers"])
+    daemons.serve(ProxySettings, "proxy", app.run, flags)
+
+
+@main.command()
+@_CONFIG
+@_LOG_LEVEL
+@_LOG_FORMAT
+@_METRICS
+@_PROFILE
+@click.option("--socket", help="What the proxy calls.")
+@click.option("--driver-socket", help="The driver that is wrapped.")
+@click.option("--runtime-socket", help="The proxy's Runtime API. Default: /run/crust/runtime.sock.")
+def shim(**flags: Any) -> None:
+    """Wrap one CSI driver."""
+    from crust.csi_shim import process
+    from crust.settings import ShimSettings
+
+    async def run(settings: ShimSettings) -> None:
+        await process.run(
+            socket_path=settings.socket,
+            driver_socket=settings.driver_socket,
+            runtime_socket=settings.runtime_socket,
+            tell_condition=settings.csi_profile == "1.12",
+        )
+
+    daemons.serve(ShimSettings, "shim", run, flags)
+
+
+@main.command()
+@_CONFIG
+@_LOG_LEVEL
+@_LOG_FORMAT
+@_METRICS
+@_PROFILE
+@_ROOT
+@click.option("--socket", help="What the shim or the CO calls.")
+@click.option("--state-dir", help="The pool. Default: /var/lib/crust/block.")
+@click.option("--run-dir", help="Void after a reboot. Default: /run/crust/driver.")
+@click.option("--node-id", help="This node's name. Default: the host's name.")
+@click.option("--overcommit", type=float, help="Room promised, of the room there is. Default: 1.")
+def driver(**flags: Any) -> None:
+    """Serve block.csi.crust.dev, the block-volume CSI driver."""
+    from crust.blockdriver import app
+    from crust.settings import DriverSettings
+
+    async def run(settings: DriverSettings) -> None:
+        await app.run(
+            socket=settings.socket,
+            state_dir=settings.state_dir,
+            run_dir=settings.run_dir,
+            node_id=settings.node_id,
+            csi_profile=settings.csi_profile,
+            target_roots=settings.target_roots,
+            overcommit=settings.overcommit,
+        )
+
+    if flags["node_id"] is None and "CRUST_NODE_ID" not in os.environ:
+        flags["node_id"] = os.uname().nodename
+    daemons.serve(DriverSettings, "driver", run, flags)
+
+
+@main.command()
+@click.option("--run-dir", default="/run/crust", show_default=True)
+def status(run_dir: str) -> None:
+    """Drivers, handlers and deferred volumes of this node."""
+    from crust.cli import tables
+
+    sys.exit(asyncio.run(tables.status(f"{run_dir}/inspect.sock")))
+
+
+@main.command()
+@click.option("--run-dir", default="/run/crust", show_default=True)
+def volumes(run_dir: str) -> None:
+    """Deferred volumes of this node."""
+    from crust.cli import tables
+
+    sys.exit(asyncio.run(tables.volumes(f"{run_dir}/inspect.sock")))
+
+
+@main.command()
+@click.option("--run-dir", default="/run/crust", show_default=True)
+def handlers(run_dir: str) -> None:
+    """Registered runtime handlers of this node."""
+    from crust.cli import tables
+
+    sys.exit(asyncio.run(tables.handlers(f"{run_dir}/inspect.sock")))
+
+
+@main.command()
+@click.option("--endpoint", required=True, help="The driver's socket, unix:///…/csi.sock.")
+@click.option("--profile", type=click.Choice(["1.12", "1.13"]), default="1.13", show_default=True)
+@click.option(
+    "--target-root",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    default="/var/lib/kubelet",
+    help="Below it volumes are staged and published. Default: /var/lib/kubelet.",
+)
+@click.option("--junit", type=click.Path(dir_okay=False, resolve_path=True, path_type=Path))
+@click.option("--parameters", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--log",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The driver's log, to look for planted secrets.",
+)
+@click.option("--restart-command", default="", help="Kills the driver and starts it again.")
+@click.option("--only", multiple=True, metavar="C-101", help="Run these cases only.")
+@click.option("--timeout-s", type=float, default=60.0, show_default=True, help="Of each call.")
+def conformance(**flags: Any) -> None:
+    """Hold any CSI driver against the rules of the specification."""
+    from crust.cli import conforming
+
+    sys.exit(conforming.run(**flags))
