@@ -1,0 +1,1 @@
+"""Examples: complete programs built on crust's public rooms alone."""

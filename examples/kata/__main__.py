@@ -1,0 +1,164 @@
+"""`python -m examples.kata`: serve, run, ps, stop."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from crust import errors, logs, volumes
+from examples.kata.runtime import messages
+from examples.kata.runtime.client import Client
+
+RUN_DIR = "/run/crust-kata"
+CACHE = Path(".cache/guest")
+
+Answer = TypeVar("Answer")
+
+_RUN_DIR = click.option("--run-dir", default=RUN_DIR, show_default=True)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """A Kata-style runtime: commands in microVMs, with deferred volumes."""
+
+
+@main.command()
+@_RUN_DIR
+@click.option("--handlers-socket", default="/run/crust/handlers.sock", show_default=True)
+@click.option("--volumes-root", default="", help="Default: `volumes` beside the handlers socket.")
+@click.option("--name", default="kata", show_default=True, help="The runtime handler's name.")
+@click.option("--cache", type=click.Path(path_type=Path), default=CACHE, show_default=True)
+@click.option("--log-format", type=click.Choice(["json", "console"]), default="console")
+def serve(
+    run_dir: str,
+    handlers_socket: str,
+    volumes_root: str,
+    name: str,
+    cache: Path,
+    log_format: logs.Format,
+) -> None:
+    """Keep sandboxes, and be crust's runtime handler on this node."""
+    from examples.kata.runtime import daemon
+
+    logs.configure(fmt=log_format)
+    os.umask(0o077)
+    options = daemon.Options(
+        run_dir=Path(run_dir),
+        handlers_socket=handlers_socket,
+        name=volumes.HandlerName(name),
+        volumes_root=volumes_root or str(Path(handlers_socket).parent / "volumes"),
+        cache=cache,
+    )
+    try:
+        asyncio.run(_until_signal(options))
+    except errors.CrustError as error:
+        logging.getLogger(__name__).error("cannot serve", extra={"error": str(error)})
+        sys.exit(1)
+
+
+async def _until_signal(options: object) -> None:
+    from examples.kata.runtime import daemon
+
+    assert isinstance(options, daemon.Options)
+    task = asyncio.ensure_future(daemon.run(options))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+@main.command()
+@_RUN_DIR
+@click.option("--sandbox", help="Use or make this sandbox, and keep it. Default: one of its own.")
+@click.option(
+    "--mount",
+    "mounts",
+    multiple=True,
+    metavar="source=PATH,destination=PATH[,readonly]",
+    help="A deferred volume's target path, and where the command sees it.",
+)
+@click.option("--env", "environment", multiple=True, metavar="NAME=VALUE")
+@click.argument("argv", nargs=-1, required=True)
+def run(
+    run_dir: str,
+    sandbox: str | None,
+    mounts: tuple[str, ...],
+    environment: tuple[str, ...],
+    argv: tuple[str, ...],
+) -> None:
+    """Run a command in a microVM; exits with its code."""
+    request = messages.Run(
+        sandbox=sandbox or f"run-{uuid.uuid4().hex[:8]}",
+        argv=argv,
+        mounts=tuple(map(_mount, mounts)),
+        env=dict(_pair(each) for each in environment),
+        keep=sandbox is not None,
+    )
+    client = Client(f"{run_dir}/control.sock")
+    ended = _ask(client.run(request, _print))
+    sys.exit(ended.code)
+
+
+@main.command()
+@_RUN_DIR
+def ps(run_dir: str) -> None:
+    """List sandboxes and their volumes."""
+    client = Client(f"{run_dir}/control.sock")
+    for each in _ask(client.list()):
+        click.echo(f"{each['sandbox']}  pid {each['pid']}  {each['accelerator']}")
+        for target in each["volumes"]:
+            click.echo(f"    {target}")
+    for stray in _ask(client.strays()):
+        click.echo(f"{stray}  not taken over; can only be stopped")
+
+
+@main.command()
+@_RUN_DIR
+@click.argument("sandbox")
+def stop(run_dir: str, sandbox: str) -> None:
+    """Stop a sandbox: unmount, power off."""
+    _ask(Client(f"{run_dir}/control.sock").stop(sandbox))
+
+
+def _ask(question: Coroutine[Any, Any, Answer]) -> Answer:
+    try:
+        return asyncio.run(question)
+    except errors.CrustError as error:
+        click.echo(str(error), err=True)
+        sys.exit(1)
+
+
+def _print(stream: str, data: bytes) -> None:
+    out = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
+    out.write(data)
+    out.flush()
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _mount(text: str) -> messages.Mount:
+    words = text.split(",")
+    fields = dict(_pair(word) for word in words if word not in ("readonly", "ro"))
+    if set(fields) != {"source", "destination"}:
+        raise click.BadParameter(f"{text!r} is not source=PATH,destination=PATH[,readonly]")
+    readonly = len(words) > len(fields)
+    return messages.Mount(
+        source=fields["source"], destination=fields["destination"], readonly=readonly
+    )
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m examples.kata")

@@ -1,0 +1,205 @@
+"""The CO of the demo: what a kubelet and the sidecars say to a driver, over the driver's socket."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import grpc.aio
+
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
+
+TIMEOUT_S = 120.0
+START_TIMEOUT_S = 30.0
+# A kubelet and the sidecars come again after UNAVAILABLE, which is what a process that is just starting answers.
+_RETRIES = {
+    "methodConfig": [
+        {
+            "name": [{}],
+            "retryPolicy": {
+                "maxAttempts": 5,
+                "initialBackoff": "0.3s",
+                "maxBackoff": "2s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
+
+
+def capability(
+    fs_type: str = "ext4", group: str = "", policy: str = ""
+) -> csi_pb2.VolumeCapability:
+    """How the volume is used: mounted, by one writer on one node; `group` and `policy` as in a pod's fsGroup."""
+    return csi_pb2.VolumeCapability(
+        mount=csi_pb2.VolumeCapability.MountVolume(
+            fs_type=fs_type,
+            volume_supplemental_group=group,
+            volume_supplemental_group_change_policy=policy,
+        ),
+        access_mode=csi_pb2.VolumeCapability.AccessMode(
+            mode=csi_pb2.VolumeCapability.AccessMode.SINGLE_NODE_WRITER
+        ),
+    )
+
+
+MOUNT = capability()
+
+
+class Kubelet:
+    """Calls the proxy's CSI socket. `close` it."""
+
+    def __init__(self, root: Path, csi_socket: str, inspect_socket: str) -> None:
+        self._root = root
+        options = [*channel.OPTIONS, ("grpc.service_config", json.dumps(_RETRIES))]
+        self._csi = grpc.aio.insecure_channel(channel.target_of(csi_socket), options=options)
+        self._inspect = channel.connect(inspect_socket)
+        self._identity = csi_pb2_grpc.IdentityStub(self._csi)
+        self._controller = csi_pb2_grpc.ControllerStub(self._csi)
+        self._node = csi_pb2_grpc.NodeStub(self._csi)
+
+    def staging(self, volume: csi_pb2.Volume) -> Path:
+        """Where a volume is staged; the kubelet makes the directory."""
+        return self._root / "plugins" / "staging" / volume.volume_id / "globalmount"
+
+    def target(self, pod: str) -> Path:
+        """Where a pod's volume is published; the parent is the kubelet's to make."""
+        return self._root / "pods" / pod / "volumes" / "kubernetes.io~csi" / "data" / "mount"
+
+    async def wait_ready(self, handler: str) -> None:
+        """Return when the driver answers through the chain and the handler is registered."""
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await self._identity.Probe(csi_pb2.ProbeRequest(), wait_for_ready=True)
+            watch = inspect_pb2_grpc.InspectStub(self._inspect)
+            events = watch.Watch(inspect_pb2.WatchRequest(), wait_for_ready=True)
+            await events.initial_metadata()
+            try:
+                while not await self._registered(handler):
+                    await events.read()
+            finally:
+                events.cancel()
+
+    async def _registered(self, handler: str) -> bool:
+        stub = inspect_pb2_grpc.InspectStub(self._inspect)
+        answer = await stub.ListHandlers(inspect_pb2.ListHandlersRequest(), timeout=TIMEOUT_S)
+        return any(each.hello.name == handler for each in answer.handlers)
+
+    async def create(
+        self, name: str, size_bytes: int, capability: csi_pb2.VolumeCapability = MOUNT
+    ) -> csi_pb2.Volume:
+        """CreateVolume."""
+        answer = await self._controller.CreateVolume(
+            csi_pb2.CreateVolumeRequest(
+                name=name,
+                capacity_range=csi_pb2.CapacityRange(required_bytes=size_bytes),
+                volume_capabilities=[capability],
+            ),
+            timeout=TIMEOUT_S,
+        )
+        return answer.volume
+
+    async def stage(
+        self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability = MOUNT
+    ) -> None:
+        """NodeStageVolume."""
+        self.staging(volume).mkdir(parents=True, exist_ok=True)
+        await self._node.NodeStageVolume(
+            csi_pb2.NodeStageVolumeRequest(
+                volume_id=volume.volume_id,
+                volume_context=volume.volume_context,
+                staging_target_path=str(self.staging(volume)),
+                volume_capability=capability,
+            ),
+            timeout=TIMEOUT_S,
+        )
+
+    async def publish(
+        self,
+        volume: csi_pb2.Volume,
+        target: Path,
+        *,
+        defer: bool,
+        capability: csi_pb2.VolumeCapability = MOUNT,
+        readonly: bool = False,
+    ) -> None:
+        """NodePublishVolume."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        await self._node.NodePublishVolume(
+            csi_pb2.NodePublishVolumeRequest(
+                volume_id=volume.volume_id,
+                volume_context=volume.volume_context,
+                staging_target_path=str(self.staging(volume)),
+                target_path=str(target),
+                volume_capability=capability,
+                readonly=readonly,
+                defer_fs_ops=defer,
+            ),
+            timeout=TIMEOUT_S,
+        )
+
+    async def stats(self, volume: csi_pb2.Volume, target: Path) -> dict[int, csi_pb2.VolumeUsage]:
+        """NodeGetVolumeStats, by unit. A proxy that is just starting is waited for, as a kubelet's retry would."""
+        answer = await self._node.NodeGetVolumeStats(
+            csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume.volume_id, volume_path=str(target)),
+            timeout=TIMEOUT_S,
+            wait_for_ready=True,
+        )
+        return {usage.unit: usage for usage in answer.usage}
+
+    async def expand(self, volume: csi_pb2.Volume, target: Path, size_bytes: int) -> int:
+        """ControllerExpandVolume, then NodeExpandVolume; returns the size in bytes."""
+        capacity = csi_pb2.CapacityRange(required_bytes=size_bytes)
+        await self._controller.ControllerExpandVolume(
+            csi_pb2.ControllerExpandVolumeRequest(
+                volume_id=volume.volume_id, capacity_range=capacity, volume_capability=MOUNT
+            ),
+            timeout=TIMEOUT_S,
+        )
+        answer = await self._node.NodeExpandVolume(
+            csi_pb2.NodeExpandVolumeRequest(
+                volume_id=volume.volume_id,
+                volume_path=str(target),
+                staging_target_path=str(self.staging(volume)),
+                capacity_range=capacity,
+                volume_capability=MOUNT,
+            ),
+            timeout=TIMEOUT_S,
+        )
+        return answer.capacity_bytes
+
+    async def unpublish(self, volume: csi_pb2.Volume, target: Path) -> None:
+        """NodeUnpublishVolume."""
+        await self._node.NodeUnpublishVolume(
+            csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume.volume_id, target_path=str(target)),
+            timeout=TIMEOUT_S,
+        )
+
+    async def unstage(self, volume: csi_pb2.Volume) -> None:
+        """NodeUnstageVolume."""
+        await self._node.NodeUnstageVolume(
+            csi_pb2.NodeUnstageVolumeRequest(
+                volume_id=volume.volume_id, staging_target_path=str(self.staging(volume))
+            ),
+            timeout=TIMEOUT_S,
+        )
+
+    async def delete(self, volume: csi_pb2.Volume) -> None:
+        """DeleteVolume."""
+        await self._controller.DeleteVolume(
+            csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id), timeout=TIMEOUT_S
+        )
+
+    async def refusal_of_unpublish(self, volume: csi_pb2.Volume, target: Path) -> tuple[str, str]:
+        """Unpublish where it must be refused: the code's name and the message; ("OK", "") if it was not."""
+        try:
+            await self.unpublish(volume, target)
+        except grpc.aio.AioRpcError as error:
+            return error.code().name, error.details() or ""
+        return "OK", ""
+
+    async def close(self) -> None:
+        """Close the channels."""
+        await self._csi.close()
+        await self._inspect.close()

@@ -1,0 +1,112 @@
+"""Block devices by serial number, and waiting for them: hot-plug and growth arrive as kernel uevents.
+
+The socket is opened before the first look, so nothing that happens in between is missed; an event only means
+"look again".
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+
+from . import protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+_NETLINK_KOBJECT_UEVENT = 15
+_SYS_BLOCK = "/sys/block"
+_SECTOR = 512
+
+
+def find(serial: str) -> str | None:
+    """Kernel name (`vda`) of the disk with this serial number, or None."""
+    for name in os.listdir(_SYS_BLOCK):
+        if _read(f"{_SYS_BLOCK}/{name}/serial") == serial:
+            return name
+    return None
+
+
+def wait_for(serial: str, timeout_s: float) -> str:
+    """Kernel name of the disk, as soon as it is there. Faults: timeout."""
+    found = wait_until(lambda: find(serial), timeout_s)
+    if found is None:
+        raise protocol.Fault(
+            "timeout",
+            f"no disk with serial {serial} appeared within {timeout_s:g} s",
+            "attach the device to the VM first",
+        )
+    return found
+
+
+def wait_for_size(name: str, at_least_bytes: int, timeout_s: float) -> int:
+    """Size of a disk once it has `at_least_bytes`. Faults: timeout."""
+    reached = wait_until(lambda: size_bytes(name) >= at_least_bytes or None, timeout_s)
+    if reached is None:
+        raise protocol.Fault(
+            "timeout",
+            f"{name} has {size_bytes(name)} bytes after {timeout_s:g} s, wanted {at_least_bytes}",
+            "resize the device on the host first",
+        )
+    return size_bytes(name)
+
+
+def size_bytes(name: str) -> int:
+    """Capacity of a disk; 0 if it is gone."""
+    return int(_read(f"{_SYS_BLOCK}/{name}/size") or "0") * _SECTOR
+
+
+def is_read_only(name: str) -> bool:
+    """Whether the disk itself refuses writes."""
+    return _read(f"{_SYS_BLOCK}/{name}/ro") == "1"
+
+
+def number(name: str) -> str:
+    """`major:minor` as mountinfo spells it; empty if the disk is gone."""
+    return _read(f"{_SYS_BLOCK}/{name}/dev")
+
+
+def is_held(name: str) -> bool:
+    """Whether anything in any namespace has the disk mounted: an exclusive open is the kernel's own answer."""
+    try:
+        fd = os.open(f"/dev/{name}", os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
+    except OSError:
+        return os.path.exists(f"{_SYS_BLOCK}/{name}")
+    os.close(fd)
+    return False
+
+
+def wait_until(look: Callable[[], T | None], timeout_s: float) -> T | None:
+    """What `look` finds, called again after each uevent; None if it found nothing in time."""
+    deadline = time.monotonic() + timeout_s
+    kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
+    with socket.socket(socket.AF_NETLINK, kind, _NETLINK_KOBJECT_UEVENT) as events:
+        events.bind((0, 1))
+        while (seen := look()) is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not select.select([events], [], [], left_s)[0]:
+                return look()
+            _drain(events)
+        return seen
+
+
+def _drain(events: socket.socket) -> None:
+    try:
+        events.recv(65536)
+    except OSError:
+        # ENOBUFS: events were lost. Looking again is all that an event asks for anyway.
+        return
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as source:
+            return source.read().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,221 @@
+"""The agent: reads requests from the port, serves each in a thread of its own, and outlives every one.
+
+A slow request (fsGroup on a large tree, a freeze under load) delays no other. Whatever a request does, the
+answer is a typed error and the next line is read: this file is the edge where unknown exceptions stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import threading
+import traceback
+
+from . import containers, devices, linux, mounting, protocol, volumes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+    Operation = Callable[[protocol.Args], dict[str, Any]]
+
+PORT_NAME = "crust.agent"
+PROTOCOL_VERSION = 1
+_PORTS = "/sys/class/virtio-ports"
+_MAX_REQUESTS = 64
+
+
+def run(line: socket.socket) -> NoReturn:
+    """Serve until the process dies; called by PID 1 in a fresh child."""
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # Blocked in every thread: waited for in `_wait_for_host`.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGIO])
+        Agent(_open_port(), line).serve()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+class Agent:
+    """The operations, and the port that they are asked for on."""
+
+    def __init__(self, port: int, line: socket.socket) -> None:
+        self._port = port
+        self._write_lock = threading.Lock()
+        self._slots = threading.BoundedSemaphore(_MAX_REQUESTS)
+        self._volumes = volumes.Volumes()
+        self._containers = containers.Containers(line, self._send)
+        self._operations: dict[str, Operation] = {
+            "hello": self._hello,
+            "ping": self._ping,
+            "mount": self._volumes.mount,
+            "unmount": self._unmount,
+            "usage": self._volumes.usage,
+            "grow": self._volumes.grow,
+            "freeze": self._volumes.freeze,
+            "thaw": self._volumes.thaw,
+            "health": self._health,
+            "container.start": self._containers.start,
+            "container.stdin": self._containers.stdin,
+            "container.attach": self._containers.attach,
+            "container.kill": self._containers.kill,
+            "container.release": self._containers.release,
+            "container.list": self._list,
+            "shutdown": self._shutdown,
+        }
+
+    def serve(self) -> None:
+        """Read requests for ever."""
+        lines = protocol.Lines()
+        while True:
+            data = os.read(self._port, 65536)
+            if not data:
+                lines.reset()
+                self._containers.detach_all()
+                self._wait_for_host()
+            for line in lines.feed(data):
+                self._take(line)
+
+    def _take(self, line: bytes | None) -> None:
+        try:
+            request, operation, args = _parse(line)
+        except protocol.Fault as fault:
+            self._send(_failure(None, fault))
+            return
+        if operation == "container.credit":
+            # Sent with every few lines of output and never answered; a container that is gone needs none.
+            with contextlib.suppress(protocol.Fault):
+                self._containers.credit(protocol.Args(args))
+        elif operation == "hello":
+            # Its place among the other lines matters.
+            self._answer(request, operation, args)
+        elif self._slots.acquire(blocking=False):
+            threading.Thread(target=self._in_thread, args=(request, operation, args)).start()
+        else:
+            self._send(
+                _failure(request, protocol.Fault("exhausted", f"{_MAX_REQUESTS} requests wait"))
+            )
+
+    def _in_thread(self, request: str, operation: str, args: object) -> None:
+        try:
+            self._answer(request, operation, args)
+        finally:
+            self._slots.release()
+
+    def _answer(self, request: str, operation: str, args: object) -> None:
+        try:
+            result = self._call(operation, args)
+        except protocol.Fault as fault:
+            self._send(_failure(request, fault))
+        except OSError as err:
+            self._send(_failure(request, protocol.fault_of(err, operation)))
+        except Exception as err:
+            traceback.print_exc()
+            what = f"{operation}: {type(err).__name__}: {err}"
+            self._send(_failure(request, protocol.Fault("internal", what[:500])))
+        else:
+            self._send({"id": request, "ok": result})
+            if operation == "shutdown":
+                linux.power_off()
+
+    def _call(self, operation: str, args: object) -> dict[str, Any]:
+        if operation not in self._operations:
+            raise protocol.Fault("unsupported", f"there is no operation {operation!r}")
+        return self._operations[operation](protocol.Args(args))
+
+    def _send(self, message: dict[str, Any]) -> None:
+        data = memoryview(protocol.encode(message))
+        with self._write_lock:
+            while data:
+                data = data[os.write(self._port, data) :]
+
+    def _hello(self, args: protocol.Args) -> dict[str, Any]:
+        """A host begins: what was promised to the one before is void."""
+        args.end()
+        self._containers.detach_all()
+        return {
+            "protocol": PROTOCOL_VERSION,
+            "kernel": os.uname().release,
+            "agent": str(os.getpid()),
+            "filesystems": mounting.known_filesystems(),
+            "volumes": self._volumes.names(),
+        }
+
+    def _ping(self, args: protocol.Args) -> dict[str, Any]:
+        """Touches no filesystem, so that one that hangs does not make the agent look dead."""
+        args.end()
+        return {}
+
+    def _unmount(self, args: protocol.Args) -> dict[str, Any]:
+        self._containers.check_unused(args.name("volume"))
+        return self._volumes.unmount(args)
+
+    def _health(self, args: protocol.Args) -> dict[str, Any]:
+        args.end()
+        return self._volumes.health()
+
+    def _list(self, args: protocol.Args) -> dict[str, Any]:
+        args.end()
+        return self._containers.listing()
+
+    def _shutdown(self, args: protocol.Args) -> dict[str, Any]:
+        """Stop all containers, unmount all volumes; the machine powers off once the answer is out."""
+        args.end()
+        self._containers.stop_all()
+        stuck = self._volumes.unmount_all()
+        os.sync()
+        return {"stuck": stuck}
+
+    def _wait_for_host(self) -> None:
+        """The port reads as ended while no host is connected; the driver sends SIGIO when one comes.
+
+        The time limit is for the signal that came before this wait began.
+        """
+        signal.sigtimedwait([signal.SIGIO], 0.5)
+
+
+def _open_port() -> int:
+    """Open the host's port, which appears some time after its driver was loaded; SIGIO tells of the host."""
+    name = devices.wait_until(_find_port, 60)
+    if name is None:
+        raise protocol.Fault("not_found", f"there is no port {PORT_NAME}")
+    port = os.open(f"/dev/{name}", os.O_RDWR | os.O_CLOEXEC)
+    fcntl.fcntl(port, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(port, fcntl.F_SETFL, fcntl.fcntl(port, fcntl.F_GETFL) | os.O_ASYNC)
+    return port
+
+
+def _find_port() -> str | None:
+    for name in os.listdir(_PORTS):
+        with open(f"{_PORTS}/{name}/name", encoding="utf-8") as source:
+            if source.read().strip() == PORT_NAME:
+                return name
+    return None
+
+
+def _parse(line: bytes | None) -> tuple[str, str, object]:
+    if line is None:
+        raise protocol.Fault("bad_request", f"a line is longer than {protocol.MAX_LINE} bytes")
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as err:
+        raise protocol.Fault("bad_request", "a line is not JSON") from err
+    if not isinstance(message, dict):
+        raise protocol.Fault("bad_request", "a line is not an object")
+    request, operation = message.get("id"), message.get("op")
+    if not isinstance(request, str) or len(request) > 64 or not isinstance(operation, str):
+        raise protocol.Fault("bad_request", "a request has no id or no op")
+    return request, operation, message.get("args", {})
+
+
+def _failure(request: str | None, fault: protocol.Fault) -> dict[str, Any]:
+    error = {"code": fault.code, "message": fault.message, "hint": fault.hint}
+    return {"id": request, "error": error}

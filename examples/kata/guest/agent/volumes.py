@@ -1,0 +1,265 @@
+"""Mounted volumes: one mount per volume, at a path that is a function of its name.
+
+    /run/volumes/<name>            the mount
+    /run/state/<name>.json         what was asked for
+
+The kernel is the truth about what is mounted; the state file only remembers the request, so that an agent that
+is started again (see init.py) goes on as before. A name is the serial number of the disk, or the tag of a
+shared directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+
+from . import devices, filesystems, holders, linux, mounting, ownership, protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypedDict
+
+    class Wanted(TypedDict):
+        """A mount as it was asked for."""
+
+        fstype: str
+        options: list[str]
+        read_only: bool
+
+
+ROOT = "/run/volumes"
+_STATE = "/run/state"
+_SHARED = ("9p", "virtiofs")
+
+
+class Volumes:
+    """All volumes of this VM. Operations on one volume take turns; those on different volumes do not wait."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+        self._watchdogs: dict[str, threading.Timer] = {}
+        for name in self.names():
+            # Frozen by an agent that is no more: nobody is left who would thaw it in time.
+            with contextlib.suppress(OSError):
+                filesystems.thaw(self.path(name))
+
+    @staticmethod
+    def path(name: str) -> str:
+        """Where a volume is mounted."""
+        return f"{ROOT}/{name}"
+
+    def names(self) -> list[str]:
+        """Names of the mounted volumes."""
+        return sorted(n for n in os.listdir(ROOT) if os.path.ismount(self.path(n)))
+
+    def mount(self, args: protocol.Args) -> dict[str, Any]:
+        """Mount a volume and apply its fsGroup; the same request again succeeds. Faults: conflict, timeout, …"""
+        name = args.name("volume")
+        wanted: Wanted = {
+            "fstype": args.text("fstype", limit=32),
+            "options": args.texts("options"),
+            "read_only": args.flag("read_only", default=False),
+        }
+        timeout_s = args.integer("timeout_s", 0, 3600, 30)
+        group = _group(args)
+        args.end()
+        with self._lock(name):
+            self._mount(name, wanted, timeout_s)
+            changed = self._apply(name, group, read_only=wanted["read_only"])
+            return {"usage": filesystems.usage(self.path(name)), "owned_entries": changed}
+
+    def unmount(self, args: protocol.Args) -> dict[str, Any]:
+        """Unmount a volume; absent is success. Faults: busy, naming who holds it."""
+        name = args.name("volume")
+        args.end()
+        with self._lock(name):
+            was_mounted = os.path.ismount(self.path(name))
+            if was_mounted:
+                self._let_go(name)
+            self._check_released(name)
+            self._forget(name)
+            return {"was_mounted": was_mounted}
+
+    def usage(self, args: protocol.Args) -> dict[str, Any]:
+        """Bytes and inodes of a volume. Does not wait for an operation under way."""
+        name = args.name("volume")
+        args.end()
+        return {"usage": filesystems.usage(self._mounted(name))}
+
+    def grow(self, args: protocol.Args) -> dict[str, Any]:
+        """Wait until the disk has `disk_bytes`, then grow the filesystem to it. Faults: timeout, read_only."""
+        name = args.name("volume")
+        disk_bytes = args.integer("disk_bytes", 1, 2**63 - 1)
+        timeout_s = args.integer("timeout_s", 0, 3600, 30)
+        args.end()
+        with self._lock(name):
+            path = self._mounted(name)
+            wanted = self._wanted(name)
+            if wanted["read_only"]:
+                raise protocol.Fault(
+                    "read_only", f"volume {name} is mounted read-only and cannot grow"
+                )
+            disk = self._disk(name)
+            actual_bytes = devices.wait_for_size(disk, disk_bytes, timeout_s)
+            filesystems.grow(path, wanted["fstype"], actual_bytes)
+            return {"usage": filesystems.usage(path), "disk_bytes": actual_bytes}
+
+    def freeze(self, args: protocol.Args) -> dict[str, Any]:
+        """Freeze a volume, for `thaw_after_s` at most: whoever froze it may die, and its writers must not wait."""
+        name = args.name("volume")
+        thaw_after_s = args.integer("thaw_after_s", 1, 600)
+        args.end()
+        with self._lock(name):
+            filesystems.freeze(self._mounted(name))
+            self._stop_watchdog(name)
+            timer = threading.Timer(thaw_after_s, self._thaw_late, [name])
+            timer.daemon = True
+            timer.start()
+            self._watchdogs[name] = timer
+            return {}
+
+    def thaw(self, args: protocol.Args) -> dict[str, Any]:
+        """Thaw a volume; `was_frozen` false means that the watchdog was faster, so a copy taken is worthless."""
+        name = args.name("volume")
+        args.end()
+        with self._lock(name):
+            self._stop_watchdog(name)
+            return {"was_frozen": filesystems.thaw(self._mounted(name))}
+
+    def health(self) -> dict[str, Any]:
+        """Per volume: abnormal or not, and why."""
+        report = {}
+        for name in self.names():
+            wanted = self._wanted(name)
+            shared = wanted["fstype"] in _SHARED
+            # A mount whose disk is gone has no serial to be found by any more.
+            disk = None if shared else devices.find(name) or "(removed)"
+            message = filesystems.condition(
+                self.path(name), disk, wanted_read_only=wanted["read_only"]
+            )
+            report[name] = {"abnormal": bool(message), "message": message}
+        return {"volumes": report}
+
+    def unmount_all(self) -> list[str]:
+        """Unmount everything; returns the names that could not be."""
+        stuck = []
+        for name in self.names():
+            try:
+                self.unmount(protocol.Args({"volume": name}))
+            except (OSError, protocol.Fault):
+                stuck.append(name)
+        return stuck
+
+    def _mount(self, name: str, wanted: Wanted, timeout_s: float) -> None:
+        path = self.path(name)
+        if os.path.ismount(path):
+            if self._wanted(name) != wanted:
+                raise protocol.Fault(
+                    "conflict",
+                    f"volume {name} is mounted already, with other options",
+                    "unmount it first, or ask for the same options",
+                )
+            return
+        shared = wanted["fstype"] in _SHARED
+        source = name if shared else _disk_for(name, wanted, timeout_s)
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        with open(f"{_STATE}/{name}.json", "w", encoding="utf-8") as state:
+            json.dump(wanted, state)
+        try:
+            mounting.mount(
+                source, path, wanted["fstype"], wanted["options"], read_only=wanted["read_only"]
+            )
+        except BaseException:
+            self._forget(name)
+            raise
+
+    def _apply(self, name: str, group: tuple[int, str] | None, *, read_only: bool) -> int:
+        if group is None:
+            return 0
+        gid, policy = group
+        if read_only:
+            # Ownership lives on the volume; a read-only mount shows what its owner wrote.
+            return 0
+        return ownership.apply(self.path(name), gid, policy, read_only=read_only)
+
+    def _let_go(self, name: str) -> None:
+        path = self.path(name)
+        if holders.elsewhere(path):
+            raise holders.busy(name, path)
+        self._stop_watchdog(name)
+        filesystems.thaw(path)
+        try:
+            linux.unmount(path)
+        except OSError as err:
+            raise holders.busy(name, path) from err
+
+    def _check_released(self, name: str) -> None:
+        """Ask the disk itself whether anything still holds it.
+
+        Success of umount says only that this namespace let go, and pulling a disk from under a filesystem that
+        another namespace has mounted loses writes.
+        """
+        disk = devices.find(name)
+        if disk is not None and devices.is_held(disk):
+            raise holders.busy(name, number=devices.number(disk))
+
+    def _forget(self, name: str) -> None:
+        for remove, path in ((os.unlink, f"{_STATE}/{name}.json"), (os.rmdir, self.path(name))):
+            with contextlib.suppress(FileNotFoundError):
+                remove(path)
+
+    def _thaw_late(self, name: str) -> None:
+        with self._lock(name), contextlib.suppress(OSError):
+            filesystems.thaw(self.path(name))
+
+    def _stop_watchdog(self, name: str) -> None:
+        timer = self._watchdogs.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _mounted(self, name: str) -> str:
+        path = self.path(name)
+        if not os.path.ismount(path):
+            raise protocol.Fault("not_found", f"volume {name} is not mounted", "mount it first")
+        return path
+
+    def _disk(self, name: str) -> str:
+        disk = devices.find(name)
+        if disk is None:
+            raise protocol.Fault("not_found", f"the disk of volume {name} is gone")
+        return disk
+
+    def _wanted(self, name: str) -> Wanted:
+        with open(f"{_STATE}/{name}.json", encoding="utf-8") as state:
+            wanted: Wanted = json.load(state)
+        return wanted
+
+    def _lock(self, name: str) -> threading.Lock:
+        with self._guard:
+            return self._locks.setdefault(name, threading.Lock())
+
+
+def _disk_for(name: str, wanted: Wanted, timeout_s: float) -> str:
+    disk = devices.wait_for(name, timeout_s)
+    if devices.is_read_only(disk) and not wanted["read_only"] and "ro" not in wanted["options"]:
+        raise protocol.Fault(
+            "read_only", f"the disk of volume {name} is read-only", "mount it read-only"
+        )
+    return f"/dev/{disk}"
+
+
+def _group(args: protocol.Args) -> tuple[int, str] | None:
+    group = args.optional("fs_group")
+    if group is None:
+        return None
+    gid = group.integer("gid", 0, 2**32 - 2)
+    policy = group.text("policy", limit=32)
+    group.end()
+    if policy not in ownership.POLICIES:
+        raise protocol.Fault(
+            "bad_request", f"fs_group policy {policy} is none of {ownership.POLICIES}"
+        )
+    return gid, policy

@@ -1,0 +1,52 @@
+"""The ways in which building a guest image fails."""
+
+from pathlib import Path
+
+from crust import errors
+
+
+class PackagesUnavailable(errors.PeerUnavailable):
+    """apt cannot name or fetch a package that the guest is made of."""
+
+    def __init__(self, packages: tuple[str, ...], reason: str) -> None:
+        super().__init__(
+            f"cannot fetch the guest's packages ({', '.join(packages)})",
+            why=reason,
+            hint="run `apt-get update` and check the sources of this machine",
+        )
+        self.packages = packages
+
+
+class ToolFailed(errors.RuntimeFailed):
+    """A program that the builder runs did not succeed."""
+
+    def __init__(self, argv: tuple[str, ...], reason: str) -> None:
+        super().__init__(
+            f"{argv[0]} failed while building the guest image",
+            why=reason,
+            hint="install the packages of `make setup` and build again",
+        )
+        self.argv = argv
+
+
+class UnknownKernelFormat(errors.Unsupported):
+    """The kernel image is not one that this builder can open."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"{path.name} is not a kernel image this builder knows",
+            why=reason,
+            hint="use a Debian 12 kernel package",
+        )
+        self.path = path
+
+
+class ModuleMissing(errors.NotFound):
+    """A kernel module that the guest cannot do without is in no package."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(
+            f"kernel module {module} is not in the kernel package",
+            hint="choose another kernel flavour",
+        )
+        self.module = module

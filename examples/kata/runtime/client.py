@@ -1,0 +1,111 @@
+"""The client of the runtime's daemon, for the command line and the demo."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from crust import errors
+from examples.kata.runtime import messages
+
+
+class DaemonAway(errors.PeerUnavailable):
+    """Nobody serves the runtime's socket."""
+
+    def __init__(self, socket: str, why: str) -> None:
+        super().__init__(
+            f"the runtime does not answer on {socket}",
+            why=why,
+            hint="start it: python -m examples.kata serve",
+        )
+
+
+class RuntimeRefused(errors.RuntimeFailed):
+    """The runtime answered with an error; the message is its own."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        super().__init__(str(answer["what"]), why=str(answer["why"]), hint=str(answer["hint"]))
+        self.kind = str(answer["kind"])
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a command ended. `code` is 128 + the signal's number if one killed it."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+
+Sink = Callable[[str, bytes], None]
+
+
+class Client:
+    """Talks to the daemon on `socket`; one connection per request."""
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+
+    async def run(self, request: messages.Run, sink: Sink | None = None) -> Finished:
+        """Run a command to its end, its output collected and handed to `sink` as it comes.
+
+        Raises `DaemonAway`, `RuntimeRefused`.
+        """
+        collected = {"stdout": bytearray(), "stderr": bytearray()}
+        async with self._asked(request) as answers:
+            async for answer in answers:
+                if answer["event"] == "exit":
+                    return Finished(
+                        answer["code"], bytes(collected["stdout"]), bytes(collected["stderr"])
+                    )
+                data = base64.b64decode(answer["data"])
+                collected[answer["stream"]] += data
+                if sink is not None:
+                    sink(answer["stream"], data)
+        raise DaemonAway(self._socket, "it closed the connection before the command ended")
+
+    async def stop(self, sandbox: str) -> None:
+        """Stop a sandbox."""
+        await self._done(messages.Stop(sandbox=sandbox))
+
+    async def list(self) -> list[dict[str, Any]]:
+        """The sandboxes that can be used."""
+        sandboxes: list[dict[str, Any]] = (await self._done(messages.List()))["sandboxes"]
+        return sandboxes
+
+    async def strays(self) -> tuple[str, ...]:
+        """The sandboxes whose VM runs, was not taken over, and can only be stopped."""
+        return tuple((await self._done(messages.List()))["strays"])
+
+    async def _done(self, request: messages.Stop | messages.List) -> dict[str, Any]:
+        async with self._asked(request) as answers:
+            async for answer in answers:
+                return answer
+        raise DaemonAway(self._socket, "it closed the connection without an answer")
+
+    @asynccontextmanager
+    async def _asked(
+        self, request: messages.Run | messages.Stop | messages.List
+    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        try:
+            reader, writer = await asyncio.open_unix_connection(
+                self._socket, limit=messages.LIMIT_BYTES
+            )
+        except OSError as err:
+            raise DaemonAway(self._socket, err.strerror or str(err)) from err
+        try:
+            writer.write(request.model_dump_json().encode() + b"\n")
+            await writer.drain()
+            yield self._answers(reader)
+        finally:
+            writer.close()
+
+    async def _answers(self, reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
+        async for line in reader:
+            answer: dict[str, Any] = json.loads(line)
+            if answer["event"] == "error":
+                raise RuntimeRefused(answer)
+            yield answer

@@ -1,0 +1,177 @@
+"""The daemon's door for clients: one request per connection, answers as they come.
+
+A client that goes away while its command runs takes the command along (its container is killed), as closing a
+terminal would; and so does this daemon when it stops, for a sandbox that was made for one command alone. The socket
+is root's: whoever may write to it may run commands in any sandbox.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from crust import errors, volumes
+from examples.kata.runtime import messages, ports
+from examples.kata.runtime.sandboxes import Sandboxes
+from examples.kata.vm import values
+
+_log = logging.getLogger(__name__)
+
+_DIES_S = 30.0
+"""How long a command that was killed may take to end; the client has gone, and its sandbox must not stay for it."""
+
+
+class Failed(errors.RuntimeFailed):
+    """This machine did not let the daemon do what was asked for."""
+
+    def __init__(self, err: OSError) -> None:
+        super().__init__("the request failed", why=str(err), hint="look at the runtime's log")
+
+
+class Control:
+    """Answers clients."""
+
+    def __init__(self, sandboxes: Sandboxes) -> None:
+        self._sandboxes = sandboxes
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection."""
+        try:
+            line = await _line(reader)
+            if line:
+                await self._serve(messages.parse(line), reader, writer)
+        except errors.CrustError as error:
+            await _refuse(writer, error)
+        except ConnectionError:
+            _log.info("client left")
+        except OSError as err:
+            await _refuse(writer, Failed(err))
+        finally:
+            writer.close()
+
+    async def _serve(
+        self,
+        request: messages.Run | messages.Stop | messages.List,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        if isinstance(request, messages.Run):
+            await self._run(request, reader, writer)
+        elif isinstance(request, messages.Stop):
+            await self._sandboxes.stop(volumes.SandboxId(request.sandbox))
+            await _send(writer, {"event": "done"})
+        else:
+            listed = {"sandboxes": self._list(), "strays": list(self._sandboxes.strays())}
+            await _send(writer, {"event": "done", **listed})
+
+    async def _run(
+        self, request: messages.Run, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        sandbox_id = volumes.SandboxId(request.sandbox)
+        try:
+            sandbox = await self._sandboxes.get(sandbox_id)
+        except (
+            asyncio.CancelledError
+        ):  # the start goes on, and nobody else would end what it starts
+            if not request.keep:
+                await self._sandboxes.stop(sandbox_id)
+            raise
+        try:
+            container = await sandbox.start(request)
+            await _follow(container, reader, writer)
+        finally:
+            if not request.keep:
+                await self._sandboxes.stop(sandbox_id)
+
+    def _list(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "sandbox": sandbox.sandbox_id,
+                "pid": sandbox.vm.pid,
+                "accelerator": sandbox.vm.identity.acceleration,
+                "volumes": [held.target.text for held in sandbox.held],
+            }
+            for sandbox in self._sandboxes.all()
+        ]
+
+
+@asynccontextmanager
+async def serving(socket_path: Path, control: Control) -> AsyncIterator[None]:
+    """Serve `control` on a socket of ours until the block is left. The caller owns the directory's lock."""
+    with contextlib.suppress(FileNotFoundError):
+        await asyncio.to_thread(os.unlink, socket_path)
+    clients: set[asyncio.Task[None]] = set()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = asyncio.create_task(control.answer(reader, writer), name="client")
+        clients.add(client)
+        client.add_done_callback(clients.discard)
+
+    server = await asyncio.start_unix_server(
+        connected, str(socket_path), limit=messages.LIMIT_BYTES
+    )
+    await asyncio.to_thread(os.chmod, socket_path, 0o600)
+    try:
+        yield
+    finally:
+        server.close()
+        with contextlib.suppress(FileNotFoundError):
+            await asyncio.to_thread(os.unlink, socket_path)
+        # Now, while the VMs are still ours: what is stopped for a client that is sent away can still be stopped.
+        for client in clients:
+            client.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+
+
+async def _follow(
+    container: ports.Container, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Pass output on until the container ends, or kill it when its client has gone."""
+    gone = asyncio.create_task(reader.read(1), name="client")
+    following = asyncio.create_task(_pass_on(container, writer), name="output")
+    try:
+        await asyncio.wait((gone, following), return_when=asyncio.FIRST_COMPLETED)
+        if following.done():
+            await _send(writer, {"event": "exit", "code": _code(following.result())})
+            return
+        await container.kill()
+        await asyncio.wait((following,), timeout=_DIES_S)
+    finally:
+        gone.cancel()
+        following.cancel()
+        await asyncio.gather(gone, following, return_exceptions=True)
+        with contextlib.suppress(errors.CrustError):
+            await container.release()
+
+
+async def _pass_on(container: ports.Container, writer: asyncio.StreamWriter) -> values.Exit:
+    async for piece in container.output_pieces():
+        with contextlib.suppress(ConnectionError):  # who killed the command for it is `_follow`
+            await _send(writer, messages.output(piece.stream, piece.data))
+    return await container.wait()
+
+
+def _code(ending: values.Exit) -> int:
+    return ending.code if ending.code is not None else 128 + (ending.signal or 0)
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readline()
+    except ValueError as err:
+        raise messages.BadMessage(f"it has more than {messages.LIMIT_BYTES} bytes") from err
+
+
+async def _refuse(writer: asyncio.StreamWriter, error: errors.CrustError) -> None:
+    _log.warning("refused", extra={"error": str(error)})
+    with contextlib.suppress(ConnectionError):
+        await _send(writer, messages.failure(error))
+
+
+async def _send(writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:
+    writer.write(messages.encode(answer))
+    await writer.drain()

@@ -1,0 +1,89 @@
+"""The daemon put together: image and accelerator, then the VMs that run already, then the doors.
+
+The handler registers last and keeps its registration whatever the proxy does; a stop leaves the VMs running.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import crust
+from crust import volumes
+from crust.host import durable, ownership
+from crust.runtime_handler import registration, service
+from crust.runtime_handler.registration import Feature
+from examples.kata.guest import image
+from examples.kata.runtime import control, handler, handoff
+from examples.kata.runtime.machines import Qemu
+from examples.kata.runtime.sandboxes import Sandboxes
+from examples.kata.vm import accel
+
+_log = logging.getLogger(__name__)
+
+FEATURES = frozenset(
+    {
+        Feature.GROUP,
+        Feature.GROUP_CHANGE_POLICY,
+        Feature.SUB_PATH,
+        Feature.ONLINE_EXPAND,
+        Feature.STATS,
+        Feature.READ_ONLY,
+        Feature.HEALTH,
+    }
+)
+FILESYSTEMS = frozenset({"btrfs", "ext4", "xfs"})
+"""What the guest can grow and tell of, of what its kernel can mount."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the daemon is started."""
+
+    run_dir: Path
+    handlers_socket: str
+    name: volumes.HandlerName
+    volumes_root: str
+    cache: Path
+
+
+async def run(options: Options) -> None:
+    """Serve until cancelled."""
+    async with running(options):
+        await asyncio.get_running_loop().create_future()
+
+
+@asynccontextmanager
+async def running(options: Options) -> AsyncIterator[Sandboxes]:
+    """The daemon, serving while the block runs."""
+    async with AsyncExitStack() as stack:
+        lock = await asyncio.to_thread(_own, options.run_dir)
+        stack.callback(lock.close)
+        guest_image = await asyncio.to_thread(image.build, options.cache)
+        accelerator = await accel.probe(guest_image, options.cache)
+        _log.info("accelerator", extra={"kind": accelerator.kind, "why": accelerator.reason})
+        machines = Qemu(guest_image, accelerator.kind)
+        volumes_here = handoff.Directory(options.volumes_root, options.name)
+        sandboxes = Sandboxes(options.run_dir / "sandboxes", machines, volumes_here)
+        stack.push_async_callback(sandboxes.close)
+        await sandboxes.adopt_all()
+        endpoint = str(options.run_dir / "handler.sock")
+        await stack.enter_async_context(service.serving(endpoint, handler.Volumes(sandboxes)))
+        door = options.run_dir / "control.sock"
+        await stack.enter_async_context(control.serving(door, control.Control(sandboxes)))
+        hello = registration.Hello(
+            name=options.name,
+            version=crust.__version__,
+            endpoint=endpoint,
+            filesystems=FILESYSTEMS & frozenset(guest_image.filesystems),
+            features=FEATURES,
+        )
+        await stack.enter_async_context(registration.registered(options.handlers_socket, hello))
+        yield sandboxes
+
+
+def _own(run_dir: Path) -> ownership.ProcessLock:
+    durable.make_directory(run_dir, 0o700)
+    return ownership.ProcessLock.acquire(run_dir / "runtime.lock")

@@ -1,0 +1,104 @@
+"""What the proxy asks about volumes, answered by the guests that have them.
+
+Implements `crust.runtime_handler.service.Handler`. Numbers are the guests' word, bounded by the disk's size.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from crust import errors, volumes
+from crust.handoff import claims
+from crust.host import devices
+from crust.runtime_handler.service import HeldVolume
+from examples.kata.runtime.sandbox import Sandbox
+from examples.kata.runtime.sandboxes import Sandboxes
+from examples.kata.runtime.volume import Sandboxed
+from examples.kata.vm import values
+
+
+class NoSandboxHasIt(errors.NotReady):
+    """No sandbox of this runtime has the volume."""
+
+    def __init__(self, target: volumes.TargetPath) -> None:
+        super().__init__(
+            f"no sandbox has the volume at {target}",
+            why="it is not mounted in any VM of this runtime",
+            hint="start a container that uses it",
+        )
+
+
+class InTrouble(errors.NotReady):
+    """A sandbox has the volume, and not as it should."""
+
+    def __init__(self, target: volumes.TargetPath, sandbox: str, reason: errors.CrustError) -> None:
+        super().__init__(
+            f"the volume at {target} is not usable in sandbox {sandbox}",
+            why=str(reason),
+            hint="start a container that uses it, which tries again, or stop the sandbox",
+        )
+
+
+class Volumes:
+    """Answers for the volumes of all sandboxes."""
+
+    def __init__(self, sandboxes: Sandboxes) -> None:
+        self._sandboxes = sandboxes
+
+    async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
+        """Usage as the guest counts it, never more than the disk has; and the volume's condition."""
+        sandbox, volume = self._find(target)
+        usage, conditions = await asyncio.gather(
+            sandbox.vm.usage(volume.serial), sandbox.vm.guest.health()
+        )
+        return volumes.VolumeStats(_usage(usage), _condition(conditions.get(volume.serial)))
+
+    async def expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
+        """Show the guest the device's size and grow the filesystem to it; returns the device's bytes."""
+        sandbox, volume = self._find(target)
+        size_bytes = await asyncio.to_thread(devices.size_bytes, volume.record.device)
+        await sandbox.vm.grow(volume.serial, size_bytes)
+        return size_bytes
+
+    async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
+        """What the guest says of the filesystem; or why it has none."""
+        try:
+            sandbox, volume = self._find(target)
+        except InTrouble as trouble:
+            return volumes.VolumeCondition(abnormal=True, message=str(trouble))
+        conditions = await sandbox.vm.guest.health()
+        return _condition(conditions.get(volume.serial))
+
+    async def list_volumes(self) -> Sequence[HeldVolume]:
+        """All volumes of all sandboxes."""
+        listed: list[HeldVolume] = []
+        for sandbox in self._sandboxes.all():
+            of = sandbox.sandbox_id
+            listed += (HeldVolume(each.target, of, claims.State.MOUNTED) for each in sandbox.held)
+            listed += (HeldVolume(each, of, claims.State.ERROR) for each in sandbox.troubles)
+        return listed
+
+    def _find(self, target: volumes.TargetPath) -> tuple[Sandbox, Sandboxed]:
+        for sandbox in self._sandboxes.all():
+            volume = sandbox.volume_at(target)
+            if volume is not None:
+                return sandbox, volume
+            if target in sandbox.troubles:
+                raise InTrouble(target, sandbox.sandbox_id, sandbox.troubles[target])
+        raise NoSandboxHasIt(target)
+
+
+def _usage(usage: values.Usage) -> tuple[volumes.VolumeUsage, ...]:
+    return (
+        volumes.VolumeUsage(
+            volumes.UsageUnit.BYTES, usage.total_bytes, usage.used_bytes, usage.available_bytes
+        ),
+        volumes.VolumeUsage(
+            volumes.UsageUnit.INODES, usage.total_inodes, usage.used_inodes, usage.available_inodes
+        ),
+    )
+
+
+def _condition(condition: values.Condition | None) -> volumes.VolumeCondition:
+    if condition is None:
+        return volumes.VolumeCondition(abnormal=True, message="the guest has it not mounted")
+    return volumes.VolumeCondition(abnormal=condition.abnormal, message=condition.message)

@@ -1,0 +1,41 @@
+"""The handoff directory under this handler's name: crust's SDK, with the two arguments that never change.
+
+The name is this runtime's own and never the record's: a volume that was handed to another handler is refused, because
+that handler is the one whom the proxy would ask about it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crust import runtime_handler, volumes
+from crust.handoff import store
+from crust.handoff.record import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """`ports.Handoff` at `root`, for the handler registered as `handler`."""
+
+    root: str
+    handler: volumes.HandlerName
+
+    def resolve(self, source: str) -> runtime_handler.Resolved | runtime_handler.NotDeferred:
+        """See `runtime_handler.resolve_source`."""
+        return runtime_handler.resolve_source(self.root, source)
+
+    def claim(
+        self, target: volumes.TargetPath, sandbox: volumes.SandboxId
+    ) -> runtime_handler.Claim:
+        """See `runtime_handler.claim_volume`."""
+        return runtime_handler.claim_volume(self.root, target, sandbox, self.handler)
+
+    def adopt(
+        self, target: volumes.TargetPath, sandbox: volumes.SandboxId
+    ) -> runtime_handler.Claim:
+        """See `runtime_handler.adopt_volume`."""
+        return runtime_handler.adopt_volume(self.root, target, sandbox, self.handler)
+
+    def records(self) -> Sequence[Record]:
+        """Every readable record, whoever's."""
+        entries = store.Store(self.root).scan()
+        return tuple(entry.record for entry in entries if entry.record is not None)

@@ -1,0 +1,31 @@
+"""VMs of this daemon's image and accelerator, from `examples.kata.vm.machine`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from examples.kata.guest.image import GuestImage
+from examples.kata.vm import faults, machine, spec
+
+
+@dataclass(frozen=True, slots=True)
+class Qemu:
+    """`ports.Machines`. Adopting needs neither: a VM keeps what it was started with."""
+
+    image: GuestImage
+    acceleration: spec.Acceleration
+
+    async def start(self, name: str, directory: Path) -> machine.Machine:
+        """Raises what `machine.start` raises, its directory's trouble as StartFailed."""
+        wanted = spec.MachineSpec(name, self.image, acceleration=self.acceleration)
+        try:
+            return await machine.start(wanted, directory)
+        except OSError as err:
+            raise faults.StartFailed(directory, str(err), "") from err
+
+    async def adopt(self, directory: Path) -> machine.Machine:
+        """See `machine.adopt`."""
+        return await machine.adopt(directory)
+
+    async def destroy(self, directory: Path) -> bool:
+        """See `machine.destroy`."""
+        return await machine.destroy(directory)

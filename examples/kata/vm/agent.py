@@ -1,0 +1,247 @@
+"""The line to the agent: requests, answers and events over the VM's agent socket.
+
+Rules: a line has at most MAX_LINE bytes; a guest that breaks the protocol is not listened to any more
+(GuestMisbehaves); container output arrives on credit, so the guest cannot make this process hold more than it
+granted. A new connection first sends a newline (which ends whatever half line an earlier host left) and a
+`hello` with a fresh id, and drops all that arrives before its answer. What a request was doing when its
+deadline passed goes on in the guest; every operation may be repeated.
+"""
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import itertools
+import json
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import pydantic
+
+from crust import errors
+from examples.kata.vm import faults, values
+
+_log = logging.getLogger(__name__)
+
+MAX_LINE = 256 * 1024
+PROTOCOL_VERSION = 1
+_GREETING_S = 1.0
+
+R = TypeVar("R", bound=values.Reply)
+
+
+class Listener(Protocol):
+    """Takes the events of one container."""
+
+    def output(self, piece: values.Output) -> None:
+        """It wrote something. Raises GuestMisbehaves if that is more than was granted."""
+
+    def ended(self, ending: values.Exit) -> None:
+        """It ended; no output follows."""
+
+    def lost(self, err: errors.CrustError) -> None:
+        """Nothing more will be heard of it."""
+
+
+class Lines:
+    """Cuts the guest's stream into lines; one that is too long comes out as None."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+        self._skipping = False
+
+    def feed(self, data: bytes) -> list[bytes | None]:
+        """The lines that `data` completes, without newlines and without empty ones."""
+        self._pending += data
+        *whole, rest = self._pending.split(b"\n")
+        complete: list[bytes | None] = []
+        for line in whole:
+            too_long = self._skipping or len(line) > MAX_LINE
+            self._skipping = False
+            if too_long or line:
+                complete.append(None if too_long else bytes(line))
+        if len(rest) > MAX_LINE:
+            rest.clear()
+            self._skipping = True
+        self._pending = rest
+        return complete
+
+
+class AgentClient:
+    """One connection. `close` ends it; the guest goes on."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._lines = Lines()
+        self._session = secrets.token_hex(4)
+        self._numbers = itertools.count()
+        self._pending: dict[str, asyncio.Future[dict[str, object]]] = {}
+        self._listeners: dict[str, Listener] = {}
+        self._greeted = False
+        self._failure: errors.CrustError | None = None
+        self._task = asyncio.create_task(self._listen(), name="agent-listen")
+
+    @classmethod
+    async def connect(cls, path: Path, timeout_s: float) -> tuple["AgentClient", values.Hello]:
+        """Connect and wait for the agent, booting or not, to answer. Raises AgentLost, AgentSilent, Unsupported."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(path))
+        except OSError as err:
+            raise faults.AgentLost(err.strerror or str(err)) from err
+        client = cls(reader, writer)
+        try:
+            hello = await client._greet(timeout_s)
+            if hello.protocol != PROTOCOL_VERSION:
+                reason = f"it speaks version {hello.protocol} of the protocol"
+                raise faults.GuestUnsupported("the guest's agent is another version", why=reason)
+        except BaseException:
+            await client.close()
+            raise
+        return client, hello
+
+    async def _greet(self, timeout_s: float) -> values.Hello:
+        """Say hello until it is answered: an agent that dies (its PID 1 starts another) takes one along."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            try:
+                self._writer.write(b"\n")
+                return await self.call("hello", {}, values.Hello, min(left_s, _GREETING_S))
+            except faults.AgentSilent as err:
+                if left_s <= _GREETING_S:
+                    raise faults.AgentSilent("hello", timeout_s) from err
+
+    async def call(
+        self, operation: str, args: Mapping[str, object], answer: type[R], timeout_s: float
+    ) -> R:
+        """Ask, and parse the answer. Raises AgentLost, AgentSilent, GuestMisbehaves, and what the guest answers."""
+        request = f"{self._session}-{next(self._numbers)}"
+        future: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
+        self._pending[request] = future
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._write({"id": request, "op": operation, "args": args})
+                result = await future
+            return answer.model_validate(result)
+        except TimeoutError as err:
+            raise faults.AgentSilent(operation, timeout_s) from err
+        except pydantic.ValidationError as err:
+            misdeed = faults.GuestMisbehaves(f"its answer to {operation} is malformed")
+            self._fail(misdeed)
+            raise misdeed from err
+        finally:
+            del self._pending[request]
+
+    def tell(self, operation: str, args: Mapping[str, object]) -> None:
+        """Say something that is never answered."""
+        if self._failure is None:
+            self._writer.write(_encode({"id": "", "op": operation, "args": args}))
+
+    def listen(self, container: str, listener: Listener) -> None:
+        """Deliver a container's events to `listener`, until it ended or the connection did."""
+        if self._failure is not None:
+            raise self._failure
+        self._listeners[container] = listener
+
+    def ignore(self, container: str) -> None:
+        """Drop a container's events from now on."""
+        self._listeners.pop(container, None)
+
+    async def close(self) -> None:
+        """End the connection; idempotent."""
+        self._fail(faults.AgentLost("this process closed the connection"))
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+    async def _write(self, message: Mapping[str, object]) -> None:
+        if self._failure is not None:
+            raise self._failure
+        line = _encode(message)
+        if len(line) > MAX_LINE:
+            raise faults.GuestBadRequest("the request does not fit a line of the agent protocol")
+        self._writer.write(line)
+        try:
+            await self._writer.drain()
+        except OSError as err:
+            raise faults.AgentLost(err.strerror or str(err)) from err
+
+    async def _listen(self) -> None:
+        try:
+            while data := await self._reader.read(65536):
+                for line in self._lines.feed(data):
+                    self._take(line)
+            self._fail(faults.AgentLost("the VM closed the connection"))
+        except OSError as err:
+            self._fail(faults.AgentLost(err.strerror or str(err)))
+        except errors.CrustError as err:
+            self._fail(err)
+
+    def _take(self, raw: bytes | None) -> None:
+        try:
+            line = values.Line.model_validate_json(raw or b"")
+        except pydantic.ValidationError as err:
+            # Before the greeting it may be the rest of what an earlier host was sent.
+            if self._greeted:
+                raise faults.GuestMisbehaves("it sent a line that is no message") from err
+            return
+        if line.id is not None:
+            self._answered(line.id, line)
+        elif line.container is not None and self._greeted:
+            self._happened(line.container, line)
+
+    def _answered(self, request: str, line: values.Line) -> None:
+        future = self._pending.get(request)
+        if future is None or future.done():
+            return
+        self._greeted = True
+        if line.error is not None:
+            why = line.error
+            future.set_exception(faults.of_guest(why.code, why.message, why.hint))
+        else:
+            future.set_result(line.ok or {})
+
+    def _happened(self, container: str, line: values.Line) -> None:
+        listener = self._listeners.get(container)
+        if listener is None:
+            return
+        if line.event == "exit":
+            self.ignore(container)
+            listener.ended(values.Exit(line.code, line.signal))
+        elif line.event == "output" and line.stream is not None:
+            listener.output(values.Output(line.stream, _decode(line.data or "")))
+
+    def _fail(self, err: errors.CrustError) -> None:
+        if self._failure is not None:
+            return
+        self._failure = err
+        _log.debug("agent connection ended", extra={"reason": str(err)})
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(err)
+        for listener in self._listeners.values():
+            listener.lost(err)
+        self._listeners.clear()
+        # Reads end, and the guest's port sees its host go; close() does the rest.
+        sock = self._writer.get_extra_info("socket")
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+
+def _encode(message: Mapping[str, object]) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def _decode(data: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except binascii.Error as err:
+        raise faults.GuestMisbehaves("its output is not base64") from err

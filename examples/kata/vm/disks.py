@@ -1,0 +1,222 @@
+"""Hot-plugged disks of a VM, by serial number.
+
+QEMU itself remembers what is plugged: a disk's device is named `disk<slot>.<serial>` and its block node
+`node.<serial>`, so a process that adopts the VM asks QEMU and needs no notes. Every step looks first, so an
+operation that was killed half-way is finished by asking for it again.
+
+Writes that fail are reported to the guest (rerror/werror=report): a paused VM would hide the error from the
+one who can handle it. QEMU's image lock refuses a disk that another VM has.
+"""
+
+import asyncio
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from examples.kata.vm import faults, qmp
+
+_SERIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,19}\Z")
+_DEVICE = re.compile(r"disk(?P<slot>\d+)\.(?P<serial>.+)\Z")
+_LOCKED = ("Failed to get", "lock")
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A disk as QEMU has it."""
+
+    serial: str
+    source: Path
+    size_bytes: int
+    read_only: bool
+    direct_io: bool
+
+
+class Disks:
+    """The disks of one VM. One plug or unplug at a time."""
+
+    def __init__(self, control: qmp.Qmp, slots: int) -> None:
+        self._control = control
+        self._slots = slots
+        self._lock = asyncio.Lock()
+
+    async def attach(self, serial: str, source: Path, *, read_only: bool) -> Disk:
+        """Plug a block device or a regular file; the same again succeeds.
+
+        Raises BadSerial, NotADisk, SerialTaken, DiskInUse, NoSlot, QemuRefused, ControlLost.
+        """
+        if not _SERIAL.match(serial):
+            raise faults.BadSerial(serial)
+        driver = await asyncio.to_thread(_driver, source)
+        async with self._lock:
+            plugged = await self._plugged()
+            disk = await self._node(serial)
+            if disk is not None:
+                _check_same(disk, source, read_only=read_only)
+            if serial in plugged and disk is not None:
+                return disk
+            slot = self._free_slot(plugged)
+            if disk is None:
+                disk = await self._open(serial, source, driver, read_only=read_only)
+            await self._plug(slot, serial, source)
+            return disk
+
+    async def detach(self, serial: str, timeout_s: float) -> None:
+        """Unplug a disk and close its source; absent is success. The guest must have unmounted it.
+
+        Raises UnplugTimedOut, QemuRefused, ControlLost.
+        """
+        async with self._lock:
+            slot = (await self._plugged()).get(serial)
+            if slot is not None and not await self._control.unplug(
+                f"disk{slot}.{serial}", timeout_s
+            ):
+                raise faults.UnplugTimedOut(serial, timeout_s)
+            if await self._node(serial) is not None:
+                await self._control.execute("blockdev-del", {"node-name": _node_name(serial)})
+
+    async def resize(self, serial: str, at_least_bytes: int) -> int:
+        """Tell the guest the size that the device or file behind a disk has by now; returns it.
+
+        The size is read, not taken from the caller: block_resize truncates a file to what it is told.
+        Raises NotAttached, NotGrown, DiskReadOnly, NotADisk, QemuRefused.
+        """
+        disk = await self.disk(serial)
+        if disk.read_only:
+            raise faults.DiskReadOnly(serial)
+        length = await asyncio.to_thread(_length, disk.source)
+        if length < at_least_bytes:
+            raise faults.NotGrown(disk.source, length, at_least_bytes)
+        arguments = {"node-name": _node_name(serial), "size": length}
+        await self._control.execute("block_resize", arguments)
+        return length
+
+    async def disk(self, serial: str) -> Disk:
+        """One plugged disk. Raises NotAttached."""
+        found = await self._node(serial)
+        if found is None or serial not in await self._plugged():
+            raise faults.NotAttached(serial)
+        return found
+
+    async def serials(self) -> tuple[str, ...]:
+        """All plugged disks."""
+        return tuple(sorted(await self._plugged()))
+
+    async def _plugged(self) -> dict[str, int]:
+        command = "qom-list"
+        answer = await self._control.execute(command, {"path": "/machine/peripheral"})
+        names = (str(row.get("name")) for row in qmp.rows(answer, command))
+        found = (match for match in map(_DEVICE.match, names) if match)
+        return {match["serial"]: int(match["slot"]) for match in found}
+
+    async def _node(self, serial: str) -> Disk | None:
+        command = "query-named-block-nodes"
+        nodes = qmp.rows(await self._control.execute(command, {"flat": True}), command)
+        for node in nodes:
+            if node.get("node-name") == _node_name(serial):
+                return _disk(serial, node, command)
+        return None
+
+    def _free_slot(self, plugged: dict[str, int]) -> int:
+        free = sorted(set(range(self._slots)) - set(plugged.values()))
+        if not free:
+            raise faults.NoSlot(self._slots)
+        return free[0]
+
+    async def _open(self, serial: str, source: Path, driver: str, *, read_only: bool) -> Disk:
+        """Open the source, past the host's page cache where its filesystem can."""
+        try:
+            await self._add_node(serial, source, driver, read_only=read_only, direct=True)
+        except faults.QemuRefused as err:
+            _check_unlocked(source, err)
+            await self._add_node(serial, source, driver, read_only=read_only, direct=False)
+        disk = await self._node(serial)
+        if disk is None:
+            raise faults.QemuRefused("blockdev-add", "the node is not there")
+        return disk
+
+    async def _add_node(
+        self, serial: str, source: Path, driver: str, *, read_only: bool, direct: bool
+    ) -> None:
+        arguments = {
+            "driver": driver,
+            "node-name": _node_name(serial),
+            "filename": str(source),
+            "read-only": read_only,
+            "discard": "unmap",
+            "cache": {"direct": direct},
+            # Linux AIO works with O_DIRECT alone.
+            "aio": "native" if direct else "threads",
+        }
+        await self._control.execute("blockdev-add", arguments)
+
+    async def _plug(self, slot: int, serial: str, source: Path) -> None:
+        arguments = {
+            "driver": "virtio-blk-pci",
+            "id": f"disk{slot}.{serial}",
+            "bus": f"slot{slot}",
+            "drive": _node_name(serial),
+            "serial": serial,
+            "rerror": "report",
+            "werror": "report",
+        }
+        try:
+            await self._control.execute("device_add", arguments)
+        except faults.QemuRefused as err:
+            await self._control.execute("blockdev-del", {"node-name": _node_name(serial)})
+            # QEMU takes the lock for writing only once a device wants to write.
+            _check_unlocked(source, err)
+            raise
+
+
+def _node_name(serial: str) -> str:
+    return f"node.{serial}"
+
+
+def _disk(serial: str, node: dict[str, object], command: str) -> Disk:
+    image = qmp.mapping(node.get("image"), command)
+    cache = qmp.mapping(node.get("cache"), command)
+    size = image.get("virtual-size")
+    if not isinstance(size, int):
+        raise faults.QemuRefused(command, "a node has no size")
+    return Disk(
+        serial=serial,
+        source=Path(str(node.get("file"))),
+        size_bytes=size,
+        read_only=node.get("ro") is True,
+        direct_io=cache.get("direct") is True,
+    )
+
+
+def _check_same(disk: Disk, source: Path, *, read_only: bool) -> None:
+    if disk.source != source or disk.read_only != read_only:
+        access = "read-only" if disk.read_only else "read-write"
+        raise faults.SerialTaken(disk.serial, f"{disk.source}, {access}")
+
+
+def _check_unlocked(source: Path, err: faults.QemuRefused) -> None:
+    if all(word in err.reason for word in _LOCKED):
+        raise faults.DiskInUse(source, err.reason) from err
+
+
+def _length(source: Path) -> int:
+    try:
+        with source.open("rb") as file:
+            return file.seek(0, os.SEEK_END)
+    except OSError as err:
+        raise faults.NotADisk(source, err.strerror or str(err)) from err
+
+
+def _driver(source: Path) -> str:
+    if not source.is_absolute():
+        raise faults.NotADisk(source, "the path is not absolute")
+    try:
+        mode = os.stat(source).st_mode
+    except OSError as err:
+        raise faults.NotADisk(source, err.strerror or str(err)) from err
+    if stat.S_ISBLK(mode):
+        return "host_device"
+    if stat.S_ISREG(mode):
+        return "file"
+    raise faults.NotADisk(source, "it is neither a block device nor a regular file")

@@ -1,0 +1,163 @@
+"""What may be asked of the inside of a VM, with types; one method per operation of the agent.
+
+Deadlines are in seconds and belong to the answer: an operation whose deadline passed goes on in the guest and
+may be asked again. Errors of the guest are those of `faults.of_guest`; all methods also raise AgentLost,
+AgentSilent and GuestMisbehaves.
+"""
+
+import asyncio
+import contextlib
+
+from crust import errors
+from examples.kata.vm import agent, containers, faults, values
+
+ANSWER_S = 30.0
+# The guest is given less time than the caller waits, so that its own, better worded timeout arrives.
+_MARGIN_S = 5.0
+
+
+class Guest:
+    """The inside of one VM."""
+
+    def __init__(self, client: agent.AgentClient, hello: values.Hello) -> None:
+        self._client = client
+        self.hello = hello
+
+    async def ping(self, timeout_s: float = ANSWER_S) -> None:
+        """Raises unless the agent answers."""
+        await self._client.call("ping", {}, values.Nothing, timeout_s)
+
+    async def mount(self, volume: values.VolumeMount, timeout_s: float = 120.0) -> values.Mounted:
+        """Wait for the disk, mount it, apply fsGroup. Repeating it succeeds; other options are GuestConflict."""
+        group = volume.fs_group
+        args: dict[str, object] = {
+            "volume": volume.volume,
+            "fstype": volume.fstype,
+            "options": list(volume.options),
+            "read_only": volume.read_only,
+            "fs_group": {"gid": group.gid, "policy": group.policy} if group else None,
+            "timeout_s": int(min(30.0, max(1.0, timeout_s - _MARGIN_S))),
+        }
+        return await self._client.call("mount", args, values.Mounted, timeout_s)
+
+    async def unmount(self, volume: str, timeout_s: float = 120.0) -> bool:
+        """Unmount; returns whether it was mounted. Raises GuestBusy, naming who uses it."""
+        args = {"volume": volume}
+        return (await self._client.call("unmount", args, values.Unmounted, timeout_s)).was_mounted
+
+    async def usage(self, volume: str, timeout_s: float = ANSWER_S) -> values.Usage:
+        """Bytes and inodes as the guest says. Machine.usage is the one that is clamped to the disk."""
+        args = {"volume": volume}
+        return (await self._client.call("usage", args, values.Measured, timeout_s)).usage
+
+    async def grow(self, volume: str, disk_bytes: int, timeout_s: float = 120.0) -> values.Grown:
+        """Wait until the guest sees `disk_bytes`, and grow the filesystem while it is in use; idempotent."""
+        wait_s = int(min(30.0, max(1.0, timeout_s - _MARGIN_S)))
+        args = {"volume": volume, "disk_bytes": disk_bytes, "timeout_s": wait_s}
+        return await self._client.call("grow", args, values.Grown, timeout_s)
+
+    async def freeze(self, volume: str, thaw_after_s: int, timeout_s: float = ANSWER_S) -> None:
+        """Flush and hold all writers for `thaw_after_s` (1 to 600) at most; idempotent."""
+        args = {"volume": volume, "thaw_after_s": thaw_after_s}
+        await self._client.call("freeze", args, values.Nothing, timeout_s)
+
+    async def thaw(self, volume: str, timeout_s: float = ANSWER_S) -> bool:
+        """Thaw; False means that the time was up before, so what was copied meanwhile is worthless."""
+        args = {"volume": volume}
+        return (await self._client.call("thaw", args, values.Thawed, timeout_s)).was_frozen
+
+    async def health(self, timeout_s: float = ANSWER_S) -> dict[str, values.Condition]:
+        """The state of each mounted volume."""
+        return (await self._client.call("health", {}, values.Health, timeout_s)).volumes
+
+    async def start(
+        self, spec: values.ContainerSpec, *, stdin: bool = False, timeout_s: float = ANSWER_S
+    ) -> containers.Container:
+        """Start a container. Raises GuestConflict for a name in use, GuestNotFound, GuestRefused (a subPath)."""
+        container = containers.Container(self._client, spec.name)
+        self._client.listen(spec.name, container)
+        args = {**_container(spec), "stdin": stdin, "credit": containers.WINDOW}
+        try:
+            await self._client.call("container.start", args, values.Started, timeout_s)
+        except BaseException:
+            self._client.ignore(spec.name)
+            raise
+        return container
+
+    async def run(
+        self,
+        spec: values.ContainerSpec,
+        *,
+        stdin: bytes = b"",
+        limit_bytes: int = 1024 * 1024,
+        timeout_s: float = 300.0,
+    ) -> values.Completed:
+        """Run a container to its end and forget it. Raises OutputTooLarge, ContainerTooSlow; then it is killed."""
+        container = await self.start(spec, stdin=bool(stdin))
+        try:
+            async with asyncio.timeout(timeout_s):
+                if stdin:
+                    await container.write(stdin, eof=True)
+                completed = await container.collect(limit_bytes)
+        except BaseException as err:
+            await self._abandon(container)
+            if isinstance(err, TimeoutError):
+                raise faults.ContainerTooSlow(spec.name, timeout_s) from err
+            raise
+        await container.release()
+        return completed
+
+    async def _abandon(self, container: containers.Container) -> None:
+        """Kill and forget a container whose caller failed; a guest that does not answer keeps its own account."""
+        with contextlib.suppress(errors.CrustError, TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                await container.kill()
+                await container.wait()
+                await container.release()
+
+    async def attach(self, name: str, timeout_s: float = ANSWER_S) -> containers.Container:
+        """Take over a container that an earlier process started; its exit is told again if it has ended."""
+        container = containers.Container(self._client, name)
+        self._client.listen(name, container)
+        args = {"container": name, "credit": containers.WINDOW}
+        try:
+            await self._client.call("container.attach", args, values.Nothing, timeout_s)
+        except BaseException:
+            self._client.ignore(name)
+            raise
+        return container
+
+    async def containers(self, timeout_s: float = ANSWER_S) -> list[values.ContainerRow]:
+        """All containers that nobody has released."""
+        listing = await self._client.call("container.list", {}, values.ContainerList, timeout_s)
+        return listing.containers
+
+    async def shutdown(self, timeout_s: float = 60.0) -> list[str]:
+        """Kill all containers, unmount all volumes, power off; returns the volumes that could not be unmounted."""
+        return (await self._client.call("shutdown", {}, values.Stopped, timeout_s)).stuck
+
+    async def close(self) -> None:
+        """End the connection; the guest goes on."""
+        await self._client.close()
+
+
+def _container(spec: values.ContainerSpec) -> dict[str, object]:
+    return {
+        "container": spec.name,
+        "command": list(spec.command),
+        "environment": [f"{key}={value}" for key, value in (spec.environment or {}).items()],
+        "directory": spec.directory,
+        "uid": spec.uid,
+        "gid": spec.gid,
+        "groups": list(spec.groups),
+        "mounts": [
+            {
+                "volume": bind.volume,
+                "sub_path": bind.sub_path,
+                "destination": bind.destination,
+                "read_only": bind.read_only,
+                "raw": bind.raw,
+            }
+            for bind in spec.binds
+        ],
+    }

@@ -1,0 +1,69 @@
+"""Descriptors that QEMU holds for as long as it runs, given to it while it runs: a claim's lock, a device's fence.
+
+A descriptor that QEMU merely received (add-fd) is closed when its control connection ends, which is just when the
+one who claimed has died. So each is also opened, through its fd set, as a block node that no device uses: that keeps
+a duplicate of the same open file description, and with it the lock and the O_EXCL, until the node is deleted or
+QEMU ends. The node's name says whose it is, so one who adopts the VM finds it.
+
+    hold.<name>.<n>      a block node over /dev/fdset/<id>, without image locking
+"""
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Sequence
+
+from examples.kata.vm import qmp
+
+_PREFIX = "hold."
+
+
+class Holding:
+    """What one VM's QEMU holds."""
+
+    def __init__(self, control: qmp.Qmp) -> None:
+        self._control = control
+
+    async def hold(self, name: str, fds: Sequence[int]) -> None:
+        """Give duplicates of `fds` to QEMU, under `name`; all or none. Raises QemuRefused, ControlLost."""
+        try:
+            for number, fd in enumerate(fds):
+                await self._hold(f"{_PREFIX}{name}.{number}", fd)
+        except BaseException:
+            await self.let_go(name)
+            raise
+
+    async def let_go(self, name: str) -> None:
+        """Have QEMU close what it holds under `name`; absent is success. Raises QemuRefused, ControlLost."""
+        prefix = f"{_PREFIX}{name}."
+        for node in await self._nodes():
+            if node.startswith(prefix):
+                await self._control.execute("blockdev-del", {"node-name": node})
+        command = "query-fdsets"
+        for row in qmp.rows(await self._control.execute(command), command):
+            fds = qmp.rows(row.get("fds"), command)
+            if any(str(fd.get("opaque", "")).startswith(prefix) for fd in fds):
+                await self._control.execute("remove-fd", {"fdset-id": row.get("fdset-id")})
+
+    async def held(self) -> dict[str, int]:
+        """How many descriptors QEMU holds, by name, whoever gave them. Raises QemuRefused, ControlLost."""
+        nodes = (node for node in await self._nodes() if node.startswith(_PREFIX))
+        return Counter(node.removeprefix(_PREFIX).rpartition(".")[0] for node in nodes)
+
+    async def _hold(self, node: str, fd: int) -> None:
+        fdset = await self._control.give(fd, node)
+        is_device = stat.S_ISBLK(os.fstat(fd).st_mode)
+        arguments = {
+            "driver": "host_device" if is_device else "file",
+            "node-name": node,
+            "filename": f"/dev/fdset/{fdset}",
+            # QEMU picks the descriptor of the set by its access mode: a fence is read-only, a lock file is not.
+            "read-only": is_device,
+            "locking": "off",
+        }
+        await self._control.execute("blockdev-add", arguments)
+
+    async def _nodes(self) -> list[str]:
+        command = "query-named-block-nodes"
+        rows = qmp.rows(await self._control.execute(command, {"flat": True}), command)
+        return [str(row.get("node-name")) for row in rows]

@@ -1,0 +1,286 @@
+"""One microVM: start it, or adopt it from a process that died; plug volumes; stop it.
+
+    <directory>/machine.json           what runs here, written before QEMU is started
+    <directory>/owner.lock             flock of the one process that controls the VM
+    <directory>/{control,agent}.sock   QEMU's QMP and the guest's agent
+    <directory>/qemu.pid               written by QEMU
+    <directory>/console.{in,out}, qemu.err   pipes (console.py)
+
+QEMU is in a session of its own and survives this process. Descriptors passed to `start` are inherited by it
+and close with it, so a lock held through one lives exactly as long as the VM. Both sockets are bound and
+listened on before QEMU starts: connecting waits for nothing and polls nothing. A start that fails, for
+whatever reason, leaves no QEMU behind. Closing a Machine lets go of the VM; only `stop` and `kill` end it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from crust import errors
+from examples.kata.vm import (
+    agent,
+    console,
+    disks,
+    faults,
+    guest,
+    holding,
+    home,
+    process,
+    qmp,
+    shares,
+    values,
+)
+from examples.kata.vm import spec as spec_module
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BOOT_S = 60.0
+UNPLUG_S = 20.0
+_POWER_OFF_S = 20.0
+
+
+class Machine:
+    """A running VM under this process's control. Made by `start` and `adopt`."""
+
+    def __init__(self, directory: Path, identity: home.Identity, lock: int) -> None:
+        self.directory = directory
+        self.identity = identity
+        self._lock = lock
+        self._stack = contextlib.AsyncExitStack()
+        self._stack.callback(os.close, lock)
+        self.console = console.Console(directory)
+        self._stack.callback(self.console.close)
+        self._file_servers: list[process.Process] = []
+        self._process: process.Process
+        self._control: qmp.Qmp
+        self.disks: disks.Disks
+        self.holding: holding.Holding
+        self.guest: guest.Guest
+
+    @property
+    def name(self) -> str:
+        """The VM's name."""
+        return self.identity.name
+
+    @property
+    def pid(self) -> int:
+        """QEMU's process id."""
+        return self._process.pid
+
+    def runs(self) -> bool:
+        """Whether QEMU has not ended."""
+        return self._process.runs()
+
+    async def attach(self, serial: str, source: Path, *, read_only: bool = False) -> disks.Disk:
+        """Plug a block device or a regular file as the disk `serial` (1 to 20 letters, digits, _, -); idempotent.
+
+        Raises BadSerial, NotADisk, SerialTaken, DiskInUse, NoSlot, QemuRefused, ControlLost.
+        """
+        return await self.disks.attach(serial, source, read_only=read_only)
+
+    async def detach(self, serial: str, *, timeout_s: float = UNPLUG_S) -> None:
+        """Unmount in the guest, then unplug; absent is success. Raises GuestBusy, UnplugTimedOut and others.
+
+        QEMU would pull a mounted disk without a word, and its last writes with it: hence the guest first.
+        """
+        await self.guest.unmount(serial)
+        await self.disks.detach(serial, timeout_s)
+
+    async def pull(self, serial: str, *, timeout_s: float = UNPLUG_S) -> None:
+        """Unplug without asking the guest, for one that does not answer: what it had not written is lost."""
+        await self.disks.detach(serial, timeout_s)
+
+    async def grow(self, serial: str, size_bytes: int) -> values.Usage:
+        """Let the guest see a disk's new size and grow the filesystem on it, while it is in use; idempotent.
+
+        The device behind the disk must have grown before. Raises NotAttached, NotGrown, DiskReadOnly and others.
+        """
+        actual_bytes = await self.disks.resize(serial, size_bytes)
+        grown = await self.guest.grow(serial, actual_bytes)
+        return grown.usage.clamped(actual_bytes)
+
+    async def usage(self, serial: str) -> values.Usage:
+        """Bytes and inodes of a mounted disk, none larger than the disk itself. Raises NotAttached and others."""
+        disk = await self.disks.disk(serial)
+        return (await self.guest.usage(serial)).clamped(disk.size_bytes)
+
+    async def wait(self) -> None:
+        """Wait until QEMU has ended, for whatever reason."""
+        await self._process.wait()
+
+    async def stop(self) -> list[str]:
+        """Shut the guest down and end QEMU, by force if need be; returns volumes that could not be unmounted.
+
+        A guest that does not answer is killed: its filesystems replay their journals at the next mount.
+        """
+        stuck: list[str] = []
+        try:
+            stuck = await self.guest.shutdown()
+            async with asyncio.timeout(_POWER_OFF_S):
+                await self._process.wait()
+        except (errors.CrustError, TimeoutError) as err:
+            _log.warning("VM did not shut down", extra={"vm": self.name, "reason": str(err)})
+        await self.kill()
+        return stuck
+
+    async def kill(self) -> None:
+        """End QEMU at once, and let go of it. Idempotent; a VM that was let go of is not touched."""
+        for running in (self._process, *self._file_servers):
+            running.kill()
+            await running.wait()
+        await self.close()
+
+    async def close(self) -> None:
+        """Let go of the VM, which runs on; idempotent."""
+        await self._stack.aclose()
+
+    async def _connect(self, started: Sequence[process.Process], timeout_s: float) -> None:
+        """Take charge of the processes, QEMU last, and connect to both sockets."""
+        *self._file_servers, self._process = started
+        for running in started:
+            self._stack.callback(running.close)
+        self._control = await qmp.Qmp.connect(self.directory / "control.sock")
+        self._stack.push_async_callback(self._control.close)
+        self.disks = disks.Disks(self._control, self.identity.volume_slots)
+        self.holding = holding.Holding(self._control)
+        client, hello = await self._agent(timeout_s)
+        self._stack.push_async_callback(client.close)
+        self.guest = guest.Guest(client, hello)
+
+    async def _agent(self, timeout_s: float) -> tuple[agent.AgentClient, values.Hello]:
+        """Connect to the agent, unless QEMU ends or stops first."""
+        path = self.directory / "agent.sock"
+        connecting = asyncio.create_task(agent.AgentClient.connect(path, timeout_s))
+        stopped = asyncio.create_task(self._control.broken())
+        try:
+            await asyncio.wait((connecting, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                raise faults.VmGone(self.directory, f"QEMU stopped: {await stopped}")
+            return connecting.result()
+        finally:
+            connecting.cancel()
+            stopped.cancel()
+            await asyncio.gather(connecting, stopped, return_exceptions=True)
+
+
+async def start(
+    spec: spec_module.MachineSpec,
+    directory: Path,
+    *,
+    pass_fds: Sequence[int] = (),
+    boot_timeout_s: float = BOOT_S,
+) -> Machine:
+    """Start a VM in `directory` (made with mode 0700) and wait until its agent answers.
+
+    QEMU inherits `pass_fds`. Raises BadDirectory, AlreadyOwned, AlreadyRuns, ShareFailed, StartFailed.
+    """
+    identity = home.Identity(spec.name, str(uuid.uuid4()), spec.acceleration, spec.volume_slots)
+    lock = await _to_the_end(asyncio.to_thread(home.prepare, directory, identity), os.close)
+    machine = Machine(directory, identity, lock)
+    started: list[process.Process] = []
+    try:
+        spawning = asyncio.to_thread(_spawn, spec, directory, identity.uuid, pass_fds, started)
+        await _to_the_end(spawning, lambda _: None)
+        await machine._connect(started, boot_timeout_s)
+    except BaseException as err:
+        words = machine.console.tail()
+        await asyncio.shield(_undo(machine, started))
+        if isinstance(err, errors.CrustError | OSError):
+            raise faults.StartFailed(directory, str(err), words) from err
+        raise
+    return machine
+
+
+def _spawn(
+    spec: spec_module.MachineSpec,
+    directory: Path,
+    identity: str,
+    pass_fds: Sequence[int],
+    started: list[process.Process],
+) -> None:
+    """Start the file servers and QEMU, QEMU last; each is in `started` as soon as it runs."""
+    for share in spec.shares:
+        if share.kind == "virtiofs":
+            started.append(shares.serve(share, directory))
+    listeners = home.listen(directory)
+    try:
+        control, channel = (listeners[n].fileno() for n in ("control.sock", "agent.sock"))
+        argv = spec_module.command_line(
+            spec, directory, identity, control_fd=control, agent_fd=channel
+        )
+        pid = process.spawn(argv, (control, channel, *pass_fds), directory / "qemu.err")
+        started.append(process.Process(pid))
+    finally:
+        # QEMU's copies are the only ones from here on: when it ends, connecting is refused.
+        for listener in listeners.values():
+            listener.close()
+
+
+async def _to_the_end(work: Coroutine[object, object, T], undo: Callable[[T], object]) -> T:
+    """Wait for work in a thread, which cancelling does not stop: if cancelled, wait on, and undo its result."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        if task.exception() is None:
+            undo(task.result())
+        raise
+
+
+def _forget(found: process.Process | None) -> None:
+    if found is not None:
+        found.close()
+
+
+async def _undo(machine: Machine, started: list[process.Process]) -> None:
+    for running in started:
+        running.kill()
+        await running.wait()
+    await machine.close()
+    for running in started:
+        running.close()
+
+
+async def adopt(directory: Path, *, timeout_s: float = BOOT_S) -> Machine:
+    """Take over a running VM whose parent is gone. Raises AlreadyOwned, VmGone, ControlLost, AgentSilent."""
+    reopening = asyncio.to_thread(home.reopen, directory)
+    identity, lock = await _to_the_end(reopening, lambda found: os.close(found[1]))
+    machine = Machine(directory, identity, lock)
+    try:
+        finding = asyncio.to_thread(process.find, directory / "qemu.pid", identity.uuid)
+        running = await _to_the_end(finding, _forget)
+        if running is None:
+            raise faults.VmGone(directory, "no such process runs", machine.console.tail())
+        await machine._connect([running], timeout_s)
+    except BaseException:
+        await machine.close()
+        raise
+    return machine
+
+
+async def destroy(directory: Path) -> bool:
+    """Kill whatever VM runs in `directory`, answering or not; returns whether one did.
+
+    Raises AlreadyOwned while another process controls it, VmGone if `directory` never held one.
+    """
+    reopening = asyncio.to_thread(home.reopen, directory)
+    identity, lock = await _to_the_end(reopening, lambda found: os.close(found[1]))
+    try:
+        finding = asyncio.to_thread(process.find, directory / "qemu.pid", identity.uuid)
+        running = await _to_the_end(finding, _forget)
+        if running is None:
+            return False
+        running.kill()
+        await running.wait()
+        running.close()
+        return True
+    finally:
+        os.close(lock)

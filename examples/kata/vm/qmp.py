@@ -1,0 +1,114 @@
+"""QEMU's control socket, through QEMU's own client library, with crust's errors.
+
+The library raises its own classes, and EOFError out of `disconnect` after QEMU died; both stop here.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import qemu.qmp
+
+from examples.kata.vm import faults
+
+ANSWER_S = 20.0
+
+# It logs a traceback for each VM that ends, which is no fault of anybody.
+logging.getLogger("qemu.qmp").setLevel(logging.CRITICAL)
+
+
+class Qmp:
+    """One connection; QEMU serves one at a time."""
+
+    def __init__(self, client: qemu.qmp.QMPClient) -> None:
+        self._client = client
+        self._giving = asyncio.Lock()
+
+    @classmethod
+    async def connect(cls, path: Path, timeout_s: float = ANSWER_S) -> "Qmp":
+        """Connect and negotiate. Raises ControlLost."""
+        client = qemu.qmp.QMPClient()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await client.connect(str(path))
+        except (TimeoutError, qemu.qmp.QMPError, OSError) as err:
+            with contextlib.suppress(Exception):
+                await client.disconnect()
+            raise faults.ControlLost("the greeting", str(err) or "no answer in time") from err
+        return cls(client)
+
+    async def execute(
+        self,
+        command: str,
+        arguments: Mapping[str, object] | None = None,
+        timeout_s: float = ANSWER_S,
+    ) -> object:
+        """Run a command. Raises QemuRefused, ControlLost."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._client.execute(command, arguments)
+        except qemu.qmp.ExecuteError as err:
+            raise faults.QemuRefused(command, str(err)) from err
+        except (TimeoutError, qemu.qmp.QMPError, EOFError, OSError) as err:
+            raise faults.ControlLost(command, str(err) or "no answer in time") from err
+
+    async def give(self, fd: int, opaque: str) -> int:
+        """Pass a descriptor into a new fd set; returns the set's id. Raises as `execute`."""
+        async with self._giving:  # the descriptor and the command that takes it must not be parted
+            self._client.send_fd_scm(fd)
+            answer = mapping(await self.execute("add-fd", {"opaque": opaque}), "add-fd")
+        fdset = answer.get("fdset-id")
+        if not isinstance(fdset, int):
+            raise faults.QemuRefused("add-fd", "its answer has no fdset-id")
+        return fdset
+
+    async def unplug(self, device: str, timeout_s: float) -> bool:
+        """device_del, and wait for the guest to release it; False if it has not in time. Raises as `execute`."""
+        with self._client.listener(("DEVICE_DELETED",)) as events:
+            try:
+                await self.execute("device_del", {"id": device})
+            except faults.QemuRefused as err:
+                # An earlier request is still with the guest, or was granted a moment ago.
+                if "not found" in err.reason:
+                    return True
+                if "already in the process of unplug" not in err.reason:
+                    raise
+            try:
+                async with asyncio.timeout(timeout_s):
+                    async for event in events:
+                        if mapping(event["data"], "device_del").get("device") == device:
+                            return True
+            except TimeoutError:
+                return False
+        return False
+
+    async def broken(self) -> str:
+        """Wait until QEMU stops the machine because its accelerator failed; returns the run state."""
+        with self._client.listener(("STOP",)) as events:
+            async for _ in events:
+                state = mapping(await self.execute("query-status"), "query-status")
+                if state.get("status") in ("internal-error", "guest-panicked"):
+                    return str(state["status"])
+        return "ended"
+
+    async def close(self) -> None:
+        """End the connection; idempotent, also after QEMU died."""
+        # Whatever ended the connection is raised again here, with whatever class it had.
+        with contextlib.suppress(Exception):
+            await self._client.disconnect()
+
+
+def mapping(answer: object, command: str) -> dict[str, object]:
+    """An answer that must be an object. Raises QemuRefused."""
+    if not isinstance(answer, dict):
+        raise faults.QemuRefused(command, "its answer is not an object")
+    return answer
+
+
+def rows(answer: object, command: str) -> list[dict[str, object]]:
+    """An answer that must be a list of objects. Raises QemuRefused."""
+    if not isinstance(answer, list) or not all(isinstance(row, dict) for row in answer):
+        raise faults.QemuRefused(command, "its answer is not a list of objects")
+    return answer
