@@ -1,0 +1,37 @@
+"""What holds for every test: needed capabilities are probed, and a test with root leaves nothing behind."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import blockbuster
+import pytest
+
+from tests.support import capabilities, leaks
+
+
+@pytest.fixture
+def strict_event_loop() -> Iterator[None]:
+    """Any blocking call that code of crust makes on an event loop's thread raises.
+
+    For tests that enter crust through its coroutines only: a test that itself calls a plain function of
+    `crust.host` from a coroutine would be taken for the culprit.
+    """
+    with blockbuster.blockbuster_ctx("crust"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _capable_and_clean(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Tests marked `root` or `vm` run where they can, alone with their mounts, and are searched for leaks."""
+    markers = [
+        marker for marker in capabilities.OF_MARKER if request.node.get_closest_marker(marker)
+    ]
+    if not markers:
+        yield
+        return
+    for marker in markers:
+        capabilities.need(*capabilities.OF_MARKER[marker])
+    with leaks.checked(Path(tmp_path_factory.getbasetemp())):
+        yield

@@ -1,0 +1,64 @@
+"""Daemons of a whole node are killed with -9 while a sandbox has a volume: a normal event.
+
+Each test has a node of its own, because the processes that it ends with are not those that it began with.
+"""
+
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from crust.host import loop, mounts
+from crust.wire.csi.v1 import csi_pb2
+from examples.kata.demo.node import HANDLER
+from tests.support.whole_node import MIB, WholeNode, refusal, whole_node
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
+
+BYTES = csi_pb2.VolumeUsage.BYTES
+
+
+@pytest_asyncio.fixture
+async def node(guest_image: object, acceleration: object) -> AsyncIterator[WholeNode]:
+    async with whole_node() as node:
+        yield node
+        await node.tidy()
+
+
+async def test_the_runtime_is_killed_and_adopts_its_sandboxes(node: WholeNode) -> None:
+    volume = await node.volume()
+    target = await node.publish(volume)
+    boot = await node.output(
+        "one", target, "cat /proc/sys/kernel/random/boot_id; echo kept > /data/f"
+    )
+    await node.node.kill("runtime")
+    code, message = await refusal(node.kubelet.unpublish(volume, target))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION, "the VM holds the claim, whoever else dies"
+    assert "one" in message
+    code, _ = await refusal(node.kubelet.stats(volume, target))
+    assert code is grpc.StatusCode.UNAVAILABLE
+    await node.node.start("runtime")
+    await node.kubelet.wait_ready(HANDLER)
+    assert (await node.kubelet.stats(volume, target))[BYTES].used > 0
+    again = await node.output("one", target, "cat /proc/sys/kernel/random/boot_id; cat /data/f")
+    assert again.splitlines() == [boot, "kept"]
+
+
+@pytest.mark.parametrize("victim", ["driver", "shim", "proxy"])
+async def test_any_daemon_is_killed_and_everything_goes_on(node: WholeNode, victim: str) -> None:
+    volume = await node.volume()
+    target = await node.publish(volume)
+    await node.output("one", target, "echo kept > /data/f")
+    await node.node.kill(victim)
+    await node.node.start(victim)
+    await node.kubelet.wait_ready(HANDLER)
+    assert (await node.kubelet.stats(volume, target))[BYTES].used > 0
+    assert await node.kubelet.expand(volume, target, 128 * MIB) == 128 * MIB
+    assert await node.output("one", target, "cat /data/f") == "kept"
+    await node.runtime.stop("one")
+    await node.kubelet.unpublish(volume, target)
+    node.published.remove((volume, target))
+    await node.kubelet.unstage(volume)
+    assert not [each for each in loop.list_all() if volume.volume_id in each.backing]
+    assert mounts.at(str(target)) is None

@@ -1,0 +1,243 @@
+"""The main job on a whole node: every process real, the volume mounted in a microVM's kernel.
+
+One node for the file; each test has volumes and sandboxes of its own.
+"""
+
+import asyncio
+import hashlib
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from crust.host import loop
+from crust.wire.csi.v1 import csi_pb2
+from examples.kata.demo.kubelet import capability
+from examples.kata.runtime.client import RuntimeRefused
+from tests.support.whole_node import MIB, WholeNode, refusal, whole_node
+
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(240),
+]
+
+BYTES = csi_pb2.VolumeUsage.BYTES
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(guest_image: object, acceleration: object) -> AsyncIterator[WholeNode]:
+    async with whole_node() as node:
+        yield node
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def node(shared: WholeNode) -> AsyncIterator[WholeNode]:
+    yield shared
+    await shared.tidy()
+
+
+async def test_containers_of_a_sandbox_share_the_vm_and_the_volumes_single_mount(
+    node: WholeNode,
+) -> None:
+    target = await node.publish(await node.volume())
+    await node.output("one", target, "echo first > /data/said")
+    pid = await node.qemu_pid("one")
+    said = await asyncio.gather(
+        *(node.output("one", target, "cat /data/said; stat -c %d /data") for _ in range(3))
+    )
+    assert len(set(said)) == 1
+    assert said[0].startswith("first")
+    assert [each["sandbox"] for each in await node.runtime.list()] == ["one"]
+    assert await node.qemu_pid("one") == pid
+
+
+async def test_what_a_guest_wrote_is_there_for_the_next_guest_and_for_the_host(
+    node: WholeNode,
+) -> None:
+    volume = await node.volume()
+    target = await node.publish(volume)
+    summed = await node.output(
+        "one", target, "dd if=/dev/urandom of=/data/f bs=1M count=8 2>/dev/null; md5sum < /data/f"
+    )
+    await node.runtime.stop("one")
+    assert await node.output("two", target, "md5sum < /data/f") == summed
+    await node.runtime.stop("two")
+    await node.kubelet.unpublish(volume, target)
+    on_host = await node.publish(volume, defer=False)
+    assert hashlib.md5((on_host / "f").read_bytes()).hexdigest() == summed.split()[0]
+
+
+async def test_xfs_is_deferred_and_expanded_online(node: WholeNode) -> None:
+    wanted = capability("xfs")
+    volume = await node.volume(size_bytes=320 * MIB, capability=wanted)
+    target = await node.publish(volume, capability=wanted)
+    assert "xfs" in await node.output("one", target, "grep ' /data ' /proc/mounts")
+    before = await node.kubelet.stats(volume, target)
+    assert await node.kubelet.expand(volume, target, 640 * MIB) == 640 * MIB
+    after = await node.kubelet.stats(volume, target)
+    assert after[BYTES].total - before[BYTES].total > 300 * MIB
+
+
+async def test_a_volume_that_grew_while_no_sandbox_had_it_is_grown_by_the_one_that_mounts_it(
+    node: WholeNode,
+) -> None:
+    volume = await node.volume(size_bytes=64 * MIB)
+    target = await node.publish(volume)
+    await node.output("one", target, "true")
+    before = await node.kubelet.stats(volume, target)
+    await node.runtime.stop("one")
+    assert await node.kubelet.expand(volume, target, 192 * MIB) == 192 * MIB
+    await node.output("two", target, "true")
+    after = await node.kubelet.stats(volume, target)
+    assert after[BYTES].total - before[BYTES].total > 100 * MIB
+
+
+@pytest.mark.parametrize("policy", ["Always", "OnRootMismatch"])
+async def test_the_group_is_applied_in_the_guest(node: WholeNode, policy: str) -> None:
+    """OnRootMismatch leaves the files of a volume whose root is right already; Always does not."""
+    plain = await node.volume()
+    wanted = capability("ext4", "4059", policy)
+    first = await node.publish(plain)
+    await node.output("one", first, "mkdir /data/d; echo x > /data/d/f; ln -s /bin /data/trap")
+    await node.runtime.stop("one")
+    await node.kubelet.unpublish(plain, first)
+
+    target = await node.publish(plain, capability=wanted)
+    owners = await node.output("two", target, "stat -c '%g %a' /data/d /data/d/f; stat -c %g /bin/")
+    directory, file, trapped = owners.splitlines()
+    assert directory.split() == ["4059", "2775"]
+    assert file.split() == ["4059", "664"]
+    assert trapped == "0", "a symbolic link of the volume led out of it"
+    await node.output("two", target, "chgrp 0 /data/d/f")
+    await node.runtime.stop("two")
+
+    group = await node.output("three", target, "stat -c %g /data/d/f")
+    assert group == ("4059" if policy == "Always" else "0")
+
+
+async def test_a_sub_path_is_resolved_in_the_guest_and_not_out_of_the_volume(
+    node: WholeNode,
+) -> None:
+    target = await node.publish(await node.volume())
+    await node.output(
+        "one", target, "mkdir -p /data/a/b; echo deep > /data/a/b/f; ln -s /etc /data/out"
+    )
+    assert await node.output("one", target / "a" / "b", "cat /data/f") == "deep"
+    with pytest.raises(RuntimeRefused):
+        await node.run("one", target / "out", "ls /data")
+
+
+async def test_a_read_only_publish_cannot_be_written_in_the_guest(node: WholeNode) -> None:
+    volume = await node.volume()
+    first = await node.publish(volume)
+    await node.output("one", first, "echo kept > /data/f")
+    await node.runtime.stop("one")
+    await node.kubelet.unpublish(volume, first)
+    target = await node.publish(volume, readonly=True)
+    ended = await node.run("two", target, "cat /data/f; echo x > /data/g")
+    assert ended.code != 0
+    assert ended.stdout == b"kept\n"
+    assert b"Read-only" in ended.stderr
+
+
+async def test_a_second_pod_is_refused_while_the_volume_is_deferred(node: WholeNode) -> None:
+    volume = await node.volume()
+    target = await node.publish(volume)
+    for defer in (True, False):
+        other = node.kubelet.target(f"other-{defer}")
+        code, message = await refusal(node.kubelet.publish(volume, other, defer=defer))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert str(target) in message
+        assert not other.exists()
+
+
+async def test_the_host_cannot_mount_or_format_a_device_that_a_guest_has(node: WholeNode) -> None:
+    volume = await node.volume()
+    target = await node.publish(volume)
+    await node.output("one", target, "true")
+    device = _device_of(node, volume)
+    for command in (["mount", device, "/mnt"], ["mkfs.ext4", "-F", device]):
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=False)
+        assert done.returncode != 0, command
+    assert await node.output("one", target, "echo alive > /data/f; cat /data/f") == "alive"
+
+
+async def test_a_container_whose_entry_is_gone_is_refused_and_writes_nowhere(
+    node: WholeNode,
+) -> None:
+    """/run lost the entry, the seal is still there: a runtime that shared the directory would lose data."""
+    volume = await node.volume()
+    target = await node.publish(volume)
+    entry = next(path for path in node.node.places.volumes.iterdir() if path.name[0] != ".")
+    for path in entry.iterdir():
+        path.unlink()
+    entry.rmdir()
+    with pytest.raises(RuntimeRefused, match="awaits a deferred volume"):
+        await node.run("one", target, "echo lost > /data/f")
+    with pytest.raises(OSError, match="No space left"):
+        (target / "f").touch()
+
+
+async def test_a_mount_source_that_is_not_deferred_is_refused(
+    node: WholeNode, tmp_path: Path
+) -> None:
+    with pytest.raises(RuntimeRefused, match="no deferred volume"):
+        await node.run("one", tmp_path, "true")
+
+
+async def test_statistics_before_a_sandbox_and_after_it_say_that_none_has_the_volume(
+    node: WholeNode,
+) -> None:
+    volume = await node.volume()
+    target = await node.publish(volume)
+    code, message = await refusal(node.kubelet.stats(volume, target))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "no sandbox" in message
+
+
+async def test_a_vm_that_is_killed_frees_its_volume_and_loses_nothing_that_was_synced(
+    node: WholeNode,
+) -> None:
+    volume = await node.volume()
+    target = await node.publish(volume)
+    await node.output("one", target, "echo synced > /data/f; sync")
+    pid = await node.qemu_pid("one")
+    watched = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    await _readable(watched)
+    assert await node.output("two", target, "cat /data/f") == "synced"
+    await node.runtime.stop("two")
+    await node.kubelet.unpublish(volume, target)
+    node.published.remove((volume, target))
+
+
+def _loops(node: WholeNode, volume: csi_pb2.Volume) -> list[str]:
+    pool = str(node.node.places.base / "pool")
+    return [
+        each.path
+        for each in loop.list_all()
+        if each.backing.startswith(pool) and volume.volume_id in each.backing
+    ]
+
+
+def _device_of(node: WholeNode, volume: csi_pb2.Volume) -> str:
+    (device,) = _loops(node, volume)
+    return device
+
+
+async def _readable(fd: int) -> None:
+    """Wait until a pidfd says that its process has ended."""
+    event = asyncio.Event()
+    running = asyncio.get_running_loop()
+    running.add_reader(fd, event.set)
+    try:
+        await event.wait()
+    finally:
+        running.remove_reader(fd)
+        os.close(fd)

@@ -1,0 +1,25 @@
+"""`make demo` is a promise of the README: it is run as it is."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.vm
+@pytest.mark.timeout(240)
+async def test_the_demo_succeeds_and_tells_every_step(guest_image: object) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "examples.kata.demo",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        cwd=Path(__file__).parents[2],
+    )
+    out, _ = await process.communicate()
+    told = out.decode()
+    assert process.returncode == 0, told
+    assert "FAILED  " not in told
+    assert "nothing is left behind" in told

@@ -1,0 +1,363 @@
+"""A VM outlives its parent, is found again, and is never left behind; a guest that breaks is noticed."""
+
+import asyncio
+import contextlib
+import dataclasses
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.kata.guest import image
+from examples.kata.vm import faults, machine, spec, values
+from tests.e2e.conftest import MIB, make_disk, shell
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(180)]
+
+_DATA = values.Bind("vol", "/data")
+
+_PARENT = """
+import asyncio, os, sys
+from pathlib import Path
+from examples.kata.guest import image
+from examples.kata.vm import machine, spec, values
+
+async def main():
+    directory, built, acceleration, disk, lock = sys.argv[1:]
+    wanted = spec.MachineSpec("orphan", image.load(Path(built)), acceleration, volume_slots=2)
+    vm = await machine.start(wanted, Path(directory), pass_fds=[int(lock)])
+    await vm.attach("vol", Path(disk))
+    await vm.guest.mount(values.VolumeMount("vol", "ext4"))
+    script = "echo before; while [ ! -e /data/go ]; do :; done; echo after; exit 3"
+    bind = values.Bind("vol", "/data")
+    container = await vm.guest.start(values.ContainerSpec("kept", ("sh", "-c", script), (bind,)))
+    assert (await container.read()).data == b"before\\n"
+    await vm.guest.freeze("vol", 600)
+    print(vm.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def wanted(guest_image: image.GuestImage, acceleration: spec.Acceleration) -> spec.MachineSpec:
+    """A small VM."""
+    return spec.MachineSpec("lifecycle", guest_image, acceleration, volume_slots=2)
+
+
+def _qemu_of(directory: Path) -> list[int]:
+    """QEMU processes that name the directory on their command line."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            command = Path(f"/proc/{name}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"qemu-system" in command.split(b"\0")[0] and os.fsencode(directory) in command:
+            found.append(int(name))
+    return found
+
+
+def _is_free(lock: Path) -> bool:
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+async def _orphan(directory: Path, wanted: spec.MachineSpec, disk: Path, lock: Path) -> int:
+    """Start a VM in a process of its own, kill that with SIGKILL, and return QEMU's pid."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        parent = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _PARENT, str(directory), str(wanted.image.directory)),
+            *(wanted.acceleration, str(disk), str(file.fileno())),
+            stdout=subprocess.PIPE,
+            pass_fds=[file.fileno()],
+        )
+    assert parent.stdout is not None
+    pid = int(await parent.stdout.readline())
+    parent.kill()
+    await parent.wait()
+    return pid
+
+
+async def test_a_vm_whose_parent_was_killed_runs_on_and_is_adopted(
+    vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
+) -> None:
+    disk = await asyncio.to_thread(make_disk, tmp_path / "disk", "ext4")
+    lock = tmp_path / "lock"
+    pid = await _orphan(vm_directory, wanted, disk, lock)
+    assert not _is_free(lock)
+
+    vm = await machine.adopt(vm_directory)
+    assert (vm.pid, vm.name) == (pid, "orphan")
+    assert vm.guest.hello.volumes == ["vol"]
+    assert await vm.disks.serials() == ("vol",)
+    assert await vm.guest.thaw("vol") is True
+    assert [row.container for row in await vm.guest.containers()] == ["kept"]
+    kept = await vm.guest.attach("kept")
+    await shell(vm, "touch /data/go", _DATA)
+    done = await kept.collect(MIB)
+    assert done == values.Completed(values.Exit(3, None), b"after\n", b"")
+    await vm.attach("vol", disk)
+    os.truncate(disk, 128 * MIB)
+    assert (await vm.grow("vol", 128 * MIB)).total_bytes > 100 * MIB
+    assert await vm.stop() == []
+    assert _qemu_of(vm_directory) == []
+    assert _is_free(lock)
+    await asyncio.to_thread(subprocess.run, ["fsck.ext4", "-fn", str(disk)], check=True)
+
+
+async def test_a_vm_is_controlled_by_one_process_and_its_directory_holds_one_vm(
+    vm_directory: Path, wanted: spec.MachineSpec
+) -> None:
+    vm = await machine.start(wanted, vm_directory)
+    for intruder in (machine.adopt, machine.destroy):
+        with pytest.raises(faults.AlreadyOwned):
+            await intruder(vm_directory)
+    with pytest.raises(faults.AlreadyOwned):
+        await machine.start(wanted, vm_directory)
+    await vm.close()
+    await vm.close()
+    with pytest.raises(faults.AlreadyRuns):
+        await machine.start(wanted, vm_directory)
+    again = await machine.adopt(vm_directory)
+    await again.guest.ping()
+    await again.stop()
+    with pytest.raises(faults.VmGone):
+        await machine.adopt(vm_directory)
+    assert await machine.destroy(vm_directory) is False
+    # What a dead VM left is in nobody's way.
+    third = await machine.start(wanted, vm_directory)
+    await third.kill()
+
+
+async def test_a_vm_that_does_not_answer_is_destroyed(
+    vm_directory: Path, wanted: spec.MachineSpec
+) -> None:
+    vm = await machine.start(wanted, vm_directory)
+    await vm.disks._control.execute("stop")
+    with pytest.raises(faults.AgentSilent):
+        await vm.guest.ping(timeout_s=0.2)
+    await vm.close()
+    assert await machine.destroy(vm_directory) is True
+    assert _qemu_of(vm_directory) == []
+
+
+async def test_a_guest_that_panics_fails_the_start_with_its_last_words(
+    vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
+) -> None:
+    broken = tmp_path / "image"
+    broken.mkdir()
+    (broken / "initramfs").write_bytes(b"")
+    (broken / "vmlinux").symlink_to(wanted.image.vmlinux)
+    other = dataclasses.replace(wanted, image=dataclasses.replace(wanted.image, directory=broken))
+    with pytest.raises(faults.StartFailed, match="Kernel panic"):
+        await machine.start(other, vm_directory)
+    assert _qemu_of(vm_directory) == []
+
+
+async def test_a_qemu_that_refuses_its_arguments_fails_the_start_with_its_message(
+    vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
+) -> None:
+    lost = dataclasses.replace(wanted.image, directory=tmp_path)
+    with pytest.raises(faults.StartFailed, match="vmlinux"):
+        await machine.start(dataclasses.replace(wanted, image=lost), vm_directory)
+    assert _qemu_of(vm_directory) == []
+
+
+async def test_a_start_that_is_cancelled_leaves_no_qemu(
+    vm_directory: Path, wanted: spec.MachineSpec
+) -> None:
+    starting = asyncio.create_task(machine.start(wanted, vm_directory))
+    while not await asyncio.to_thread(_qemu_of, vm_directory):
+        assert not starting.done()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert _qemu_of(vm_directory) == []
+
+
+async def test_a_start_that_is_cancelled_at_any_step_leaves_no_qemu_and_no_lock(
+    vm_directory: Path, wanted: spec.MachineSpec
+) -> None:
+    """The threads that prepare and spawn run on when their caller is cancelled."""
+    for steps in range(40):
+        starting = asyncio.create_task(machine.start(wanted, vm_directory))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert _qemu_of(vm_directory) == []
+    vm = await machine.start(wanted, vm_directory)
+    await vm.kill()
+    await vm.kill()
+    assert not vm.runs()
+
+
+async def test_a_boot_that_takes_too_long_fails_and_leaves_no_qemu(
+    vm_directory: Path, wanted: spec.MachineSpec
+) -> None:
+    with pytest.raises(faults.StartFailed, match="did not answer hello"):
+        await machine.start(wanted, vm_directory, boot_timeout_s=0.3)
+    assert _qemu_of(vm_directory) == []
+
+
+async def test_a_guest_that_crashes_is_noticed_and_its_volume_recovers_in_the_next(
+    vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
+) -> None:
+    disk = await asyncio.to_thread(make_disk, tmp_path / "disk", "ext4")
+    vm = await machine.start(wanted, vm_directory)
+    await vm.attach("vol", disk)
+    await vm.guest.mount(values.VolumeMount("vol", "ext4"))
+    await shell(vm, "echo safe > /data/file; sync", _DATA)
+    waiting = await vm.guest.start(values.ContainerSpec("waiting", ("sleep", "1000")))
+    crash = values.ContainerSpec("crash", ("sh", "-c", "echo c > /proc/sysrq-trigger"))
+    with pytest.raises(faults.AgentLost):
+        await vm.guest.run(crash)
+    with pytest.raises(faults.AgentLost):
+        await waiting.wait()
+    await vm.wait()
+    assert not vm.runs()
+    assert "sysrq" in vm.console.text()
+    await vm.kill()
+
+    vm = await machine.start(wanted, vm_directory)
+    await vm.attach("vol", disk)
+    await vm.guest.mount(values.VolumeMount("vol", "ext4"))
+    assert await shell(vm, "cat /data/file", _DATA) == "safe\n"
+    await vm.stop()
+
+
+async def test_a_filesystem_that_turned_read_only_is_reported_as_abnormal(
+    vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
+) -> None:
+    vm = await machine.start(wanted, vm_directory)
+    for fstype in ("ext4", "xfs"):
+        disk = await asyncio.to_thread(make_disk, tmp_path / fstype, fstype)
+        await vm.attach(fstype, disk)
+        await vm.guest.mount(values.VolumeMount(fstype, fstype))
+    remount = values.ContainerSpec("remount", ("sh", "-c", "echo u > /proc/sysrq-trigger"))
+    assert (await vm.guest.run(remount)).exit.code == 0
+    while not all(row.abnormal for row in (await vm.guest.health()).values()):
+        pass  # the kernel does it in its own time; the timeout of the test is the limit
+    health = await vm.guest.health()
+    assert {row.message for row in health.values()} == {
+        "the filesystem turned read-only after an error"
+    }
+    await vm.stop()
+
+
+async def test_an_agent_that_dies_is_started_again_and_the_volumes_stay(
+    vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
+) -> None:
+    """The kernel's out-of-memory killer takes the largest process, which is the agent."""
+    disk = await asyncio.to_thread(make_disk, tmp_path / "disk", "ext4")
+    vm = await machine.start(wanted, vm_directory)
+    first = vm.guest.hello.agent
+    await vm.attach("vol", disk)
+    await vm.guest.mount(values.VolumeMount("vol", "ext4"))
+    script = "echo f > /proc/sysrq-trigger; exec sleep 1000"
+    # The one who would answer may be dead already.
+    with contextlib.suppress(faults.AgentLost, faults.AgentSilent):
+        await vm.guest.start(values.ContainerSpec("killer", ("sh", "-c", script), (_DATA,)))
+    await vm.close()
+    vm = await machine.adopt(vm_directory)
+    while vm.guest.hello.agent == first:
+        # The killing is asynchronous: this greeting was still answered by the one about to die.
+        await vm.close()
+        vm = await machine.adopt(vm_directory)
+    assert vm.guest.hello.volumes == ["vol"]
+    assert (await vm.guest.health())["vol"] == values.Condition(abnormal=False, message="")
+    with pytest.raises(faults.GuestBusy, match="sleep 1000"):
+        await vm.guest.unmount("vol")
+    assert _qemu_of(vm_directory) == [vm.pid]
+    await vm.stop()
+
+
+async def test_the_agent_survives_every_bad_request(
+    vm_directory: Path, wanted: spec.MachineSpec
+) -> None:
+    vm = await machine.start(wanted, vm_directory)
+    await vm.close()
+    raw = socket.socket(socket.AF_UNIX)
+    raw.connect(str(vm_directory / "agent.sock"))
+    garbage = [
+        b"\x00\xff\xfe not json",
+        b"[" * 100_000,
+        b"x" * 1_000_000,
+        b"null",
+        b'{"id":1,"op":"health"}',
+        b'{"id":"a","op":["health"],"args":{}}',
+        b'{"id":"a","op":"health","args":[]}',
+        b'{"id":"a","op":"mount","args":{"volume":"../../etc"}}',
+        b'{"id":"a","op":"mount","args":{"volume":"v","fstype":"ext4","surprise":1}}',
+        b'{"id":"a","op":"grow","args":{"volume":"v","disk_bytes":-1}}',
+        b'{"id":"a","op":"container.start","args":{"container":"c","command":["a\\u0000b"]}}',
+        b'{"id":"a","op":"container.stdin","args":{"container":"c","data":"%%%"}}',
+        b'{"id":"half',
+    ]
+    await asyncio.to_thread(raw.sendall, b"\n".join(garbage))
+    raw.close()
+    vm = await machine.adopt(vm_directory)
+    await vm.guest.ping()
+    assert await vm.guest.containers() == []
+    await vm.stop()
+
+
+async def test_a_directory_that_others_may_use_is_refused(
+    wanted: spec.MachineSpec, tmp_path: Path
+) -> None:
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o755)
+    long = tmp_path / ("x" * 100)
+    link = tmp_path / "link"
+    link.symlink_to("/tmp")
+    for directory in (open_to_all, long, link, Path("relative")):
+        with pytest.raises(faults.BadDirectory):
+            await machine.start(wanted, directory)
+    with pytest.raises(faults.VmGone):
+        await machine.adopt(tmp_path / "never")
+
+
+async def test_a_directory_shared_by_virtio_fs_is_seen_in_the_guest(
+    vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("from the host\n")
+    share = spec.Share("shared", tmp_path, "virtiofs")
+    vm = await machine.start(dataclasses.replace(wanted, shares=(share,)), vm_directory)
+    await vm.guest.mount(values.VolumeMount("shared", "virtiofs"))
+    bind = values.Bind("shared", "/data")
+    assert await shell(vm, "cat /data/file; echo back > /data/answer", bind) == "from the host\n"
+    assert (tmp_path / "answer").read_text() == "back\n"
+    await vm.stop()
+
+
+async def test_the_standard_kernel_mounts_a_directory_shared_by_9p(
+    vm_directory: Path,
+    acceleration: spec.Acceleration,
+    guest_image: image.GuestImage,
+    tmp_path: Path,
+) -> None:
+    standard = await asyncio.to_thread(image.build, guest_image.directory.parent, "standard")
+    (tmp_path / "file").write_text("from the host\n")
+    share = spec.Share("shared", tmp_path, "9p")
+    wanted = spec.MachineSpec("9p", standard, acceleration, memory_mib=512, shares=(share,))
+    vm = await machine.start(wanted, vm_directory)
+    await vm.guest.mount(values.VolumeMount("shared", "9p", ("cache=loose", "msize=262144")))
+    bind = values.Bind("shared", "/data")
+    assert await shell(vm, "cat /data/file", bind) == "from the host\n"
+    disk = await asyncio.to_thread(make_disk, tmp_path / "disk", "ext4")
+    await vm.attach("vol", disk)
+    await vm.guest.mount(values.VolumeMount("vol", "ext4"))
+    await vm.stop()

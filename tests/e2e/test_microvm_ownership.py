@@ -1,0 +1,103 @@
+"""fsGroup inside the guest: the kubelet's modes, both policies, and a tree that is laid out as a trap."""
+
+import pytest
+
+from examples.kata.vm import faults, machine, values
+from tests.e2e.conftest import MountDisk, shell
+
+pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="module")]
+
+_GROUP = 4242
+_TREE = """
+mkdir -p /data/sub/deep; echo a > /data/sub/deep/file; chmod 600 /data/sub/deep/file
+echo s > /data/program; chmod 4711 /data/program
+ln -s /data/program /data/link; ln -s /etc /data/etc; ln -s ../../../../run /data/up; ln -s loop /data/loop
+"""
+_LIST = "cd /data; stat -c '%g %a %n' . sub sub/deep sub/deep/file program link etc up loop"
+
+
+async def _prepared(vm: machine.Machine, plug: MountDisk) -> str:
+    volume = await plug("ext4")
+    await vm.guest.mount(values.VolumeMount(volume, "ext4"))
+    await shell(vm, _TREE, values.Bind(volume, "/data"))
+    await vm.guest.unmount(volume)
+    return volume
+
+
+async def _owned(
+    vm: machine.Machine, volume: str, group: values.FsGroup
+) -> tuple[int, dict[str, tuple[int, str]]]:
+    mounted = await vm.guest.mount(values.VolumeMount(volume, "ext4", fs_group=group))
+    listing = await shell(vm, _LIST, values.Bind(volume, "/data"))
+    await vm.guest.unmount(volume)
+    rows = (line.split(" ", 2) for line in listing.splitlines())
+    return mounted.owned_entries, {name: (int(gid), mode) for gid, mode, name in rows}
+
+
+async def test_always_gives_the_whole_tree_to_the_group_with_the_kubelets_modes(
+    vm: machine.Machine, plug: MountDisk
+) -> None:
+    volume = await _prepared(vm, plug)
+    visited, owned = await _owned(vm, volume, values.FsGroup(_GROUP, "Always"))
+    assert owned == {
+        ".": (_GROUP, "2775"),
+        "sub": (_GROUP, "2775"),
+        "sub/deep": (_GROUP, "2775"),
+        "sub/deep/file": (_GROUP, "660"),
+        "program": (_GROUP, "4771"),
+        "link": (_GROUP, "777"),
+        "etc": (_GROUP, "777"),
+        "up": (_GROUP, "777"),
+        "loop": (_GROUP, "777"),
+    }
+    assert visited == len(owned) + 1  # lost+found
+
+
+async def test_nothing_outside_of_the_volume_is_touched(
+    vm: machine.Machine, plug: MountDisk
+) -> None:
+    """The links of the tree point at /etc and /run of the guest, as its agent sees them."""
+    volume = await _prepared(vm, plug)
+    look = "stat -c '%g %a %n' /etc /etc/passwd /run /usr/bin/python3.11"
+    before = await shell(vm, look)
+    await _owned(vm, volume, values.FsGroup(_GROUP, "Always"))
+    assert await shell(vm, look) == before
+
+
+async def test_on_root_mismatch_looks_at_the_root_alone(
+    vm: machine.Machine, plug: MountDisk
+) -> None:
+    volume = await _prepared(vm, plug)
+    group = values.FsGroup(_GROUP, "OnRootMismatch")
+    first, owned = await _owned(vm, volume, group)
+    assert first > 0
+    assert owned["sub/deep/file"] == (_GROUP, "660")
+    assert (await _owned(vm, volume, group))[0] == 0
+    # Another group, or a root that lost its set-gid bit, is a mismatch.
+    await vm.guest.mount(values.VolumeMount(volume, "ext4"))
+    await shell(vm, "chmod 0775 /data; chgrp 0 /data/program", values.Bind(volume, "/data"))
+    await vm.guest.unmount(volume)
+    again, owned = await _owned(vm, volume, group)
+    assert again == first
+    assert owned["program"] == (_GROUP, "771")  # the test's own chgrp cleared the set-user-id bit
+
+
+async def test_a_member_of_the_group_may_write_and_a_stranger_may_not(
+    vm: machine.Machine, plug: MountDisk
+) -> None:
+    volume = await plug("ext4")
+    await vm.guest.mount(values.VolumeMount(volume, "ext4", fs_group=values.FsGroup(_GROUP)))
+    bind = values.Bind(volume, "/data")
+    script = "touch /data/mine && stat -c %g /data/mine"
+    assert await shell(vm, script, bind, uid=1000, groups=(_GROUP,)) == f"{_GROUP}\n"
+    assert await shell(vm, "touch /data/other || echo no", bind, uid=1001) == "no\n"
+
+
+async def test_an_unknown_policy_is_refused_before_anything_is_mounted(
+    vm: machine.Machine, plug: MountDisk
+) -> None:
+    volume = await plug("ext4")
+    group = values.FsGroup(_GROUP, "Sometimes")  # type: ignore[arg-type]  # what is tested
+    with pytest.raises(faults.GuestBadRequest, match="Sometimes"):
+        await vm.guest.mount(values.VolumeMount(volume, "ext4", fs_group=group))
+    assert await vm.guest.unmount(volume) is False

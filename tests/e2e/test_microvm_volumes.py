@@ -1,0 +1,309 @@
+"""A volume in the guest: mounted, measured, grown, frozen, and what each refuses. All against a real VM."""
+
+import asyncio
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from crust.host import loop
+from examples.kata.vm import faults, machine, values
+from tests.e2e.conftest import MIB, SMALLEST, MountDisk, attempt, make_disk, shell
+
+pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="module")]
+
+FILESYSTEMS = ("ext4", "xfs", "btrfs")
+_CHECK = {
+    "ext4": ("fsck.ext4", "-f", "-n"),
+    "xfs": ("xfs_repair", "-n", "-f"),
+    "btrfs": ("btrfs", "check", "--readonly"),
+}
+
+
+@pytest.mark.parametrize("fstype", FILESYSTEMS)
+async def test_what_a_container_wrote_is_on_the_disk_after_detach(
+    vm: machine.Machine, tmp_path: Path, fstype: str
+) -> None:
+    source = make_disk(tmp_path / "disk", fstype)
+    content = os.urandom(3 * MIB)
+    await vm.attach("kept", source)
+    await vm.guest.mount(values.VolumeMount("kept", fstype))
+    wanted = values.ContainerSpec(
+        "writer", ("sh", "-c", "cat > /data/file"), (values.Bind("kept", "/data"),)
+    )
+    assert (await vm.guest.run(wanted, stdin=content)).exit.code == 0
+    await vm.detach("kept")
+
+    await asyncio.to_thread(
+        subprocess.run, [*_CHECK[fstype], str(source)], check=True, capture_output=True
+    )
+    await vm.attach("again", source)
+    await vm.guest.mount(values.VolumeMount("again", fstype))
+    seen = await shell(vm, "sha256sum < /data/file", values.Bind("again", "/data"))
+    await vm.detach("again")
+    assert seen.split()[0] == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("fstype", FILESYSTEMS)
+async def test_usage_is_what_the_guest_sees(
+    vm: machine.Machine, mounted: MountDisk, fstype: str
+) -> None:
+    volume = await mounted(fstype)
+    bind = values.Bind(volume, "/data")
+    await shell(vm, "dd if=/dev/zero of=/data/x bs=1M count=8; sync", bind)
+    usage = await vm.usage(volume)
+    block, total, available = map(
+        int, (await shell(vm, "stat -f -c '%S %b %a' /data", bind)).split()
+    )
+    assert usage.total_bytes == total * block
+    assert abs(usage.available_bytes - available * block) < MIB
+    assert usage.used_bytes >= 8 * MIB
+    assert usage.available_bytes + usage.used_bytes <= usage.total_bytes <= SMALLEST[fstype]
+
+
+@pytest.mark.parametrize("fstype", FILESYSTEMS)
+async def test_a_volume_grows_while_a_container_writes_to_it(
+    vm: machine.Machine, mounted: MountDisk, tmp_path: Path, fstype: str
+) -> None:
+    volume = await mounted(fstype)
+    before = await vm.usage(volume)
+    wanted = values.ContainerSpec(
+        "busy",
+        (
+            "sh",
+            "-ec",
+            "i=0; while [ ! -e /data/stop ]; do i=$((i+1)); echo $i > /data/n; sync; done; cat /data/n",
+        ),
+        (values.Bind(volume, "/data"),),
+    )
+    writer = await vm.guest.start(wanted)
+    size_bytes = SMALLEST[fstype] * 2
+    os.truncate(tmp_path / volume, size_bytes)
+    grown = await vm.grow(volume, size_bytes)
+    assert grown.total_bytes > before.total_bytes * 1.8
+    assert await vm.grow(volume, size_bytes) == grown or fstype != "ext4"
+    await shell(vm, "touch /data/stop", values.Bind(volume, "/data"))
+    done = await writer.collect(MIB)
+    await writer.release()
+    assert done.exit == values.Exit(0, None)
+    assert int(done.stdout) > 0
+
+
+async def test_a_loop_device_is_a_disk_like_any_other_and_grows(
+    vm: machine.Machine, tmp_path: Path
+) -> None:
+    source = make_disk(tmp_path / "disk", "ext4")
+    device = await asyncio.to_thread(loop.attach, str(source))
+    try:
+        disk = await vm.attach("looped", Path(device.path))
+        assert disk.size_bytes == SMALLEST["ext4"]
+        await vm.guest.mount(values.VolumeMount("looped", "ext4"))
+        os.truncate(source, 256 * MIB)
+        with pytest.raises(faults.NotGrown):
+            await vm.grow("looped", 256 * MIB)
+        await asyncio.to_thread(loop.refresh_size, device)
+        assert (await vm.grow("looped", 256 * MIB)).total_bytes > 200 * MIB
+        assert (await vm.usage("looped")).total_bytes > 200 * MIB
+        await vm.detach("looped")
+    finally:
+        await asyncio.to_thread(loop.detach, device)
+
+
+async def test_a_disk_that_did_not_grow_is_waited_for_and_reported(
+    vm: machine.Machine, mounted: MountDisk
+) -> None:
+    volume = await mounted()
+    with pytest.raises(faults.NotGrown, match="grow the device first"):
+        await vm.grow(volume, 10**12)
+    with pytest.raises(faults.GuestWaitedInVain, match="resize the device on the host first"):
+        await vm.guest.grow(volume, 10**12, timeout_s=6)
+
+
+async def test_a_read_only_volume_refuses_writes_and_growth(
+    vm: machine.Machine, plug: MountDisk
+) -> None:
+    volume = await plug("ext4", read_only=True)
+    with pytest.raises(faults.GuestReadOnly, match="mount it read-only"):
+        await vm.guest.mount(values.VolumeMount(volume, "ext4"))
+    await vm.guest.mount(values.VolumeMount(volume, "ext4", read_only=True))
+    done = await attempt(vm, "touch /data/x", values.Bind(volume, "/data"))
+    assert done.exit.code == 1
+    assert b"Read-only file system" in done.stderr
+    with pytest.raises(faults.GuestReadOnly):
+        await vm.guest.grow(volume, MIB)
+    with pytest.raises(faults.DiskReadOnly):
+        await vm.grow(volume, MIB)
+
+
+async def test_a_frozen_volume_holds_its_writers_until_thaw(
+    vm: machine.Machine, mounted: MountDisk
+) -> None:
+    volume = await mounted()
+    bind = values.Bind(volume, "/data")
+    await vm.guest.freeze(volume, 60)
+    await vm.guest.freeze(volume, 60)
+    script = "echo begins; echo x > /data/x; echo wrote"
+    writer = await vm.guest.start(values.ContainerSpec("held", ("sh", "-c", script), (bind,)))
+    first = await writer.read()
+    assert first is not None
+    assert first.data == b"begins\n"
+    assert (await vm.usage(volume)).total_bytes > 0
+    assert await vm.guest.thaw(volume) is True
+    assert (await writer.collect(MIB)).stdout == b"wrote\n"
+    await writer.release()
+    assert await vm.guest.thaw(volume) is False
+
+
+async def test_a_volume_that_nobody_thaws_is_thawed_in_time(
+    vm: machine.Machine, mounted: MountDisk
+) -> None:
+    """Whoever froze it may have died; the copy it took is known to be worthless."""
+    volume = await mounted()
+    await vm.guest.freeze(volume, 1)
+    await shell(vm, "echo x > /data/x", values.Bind(volume, "/data"))
+    assert await vm.guest.thaw(volume) is False
+
+
+async def test_mounting_again_succeeds_and_with_other_options_is_a_conflict(
+    vm: machine.Machine, mounted: MountDisk
+) -> None:
+    volume = await mounted()
+    await vm.guest.mount(values.VolumeMount(volume, "ext4"))
+    with pytest.raises(faults.GuestConflict):
+        await vm.guest.mount(values.VolumeMount(volume, "ext4", ("noatime",)))
+    with pytest.raises(faults.GuestConflict):
+        await vm.guest.mount(values.VolumeMount(volume, "ext4", read_only=True))
+
+
+async def test_mount_options_reach_the_kernel(vm: machine.Machine, plug: MountDisk) -> None:
+    volume = await plug("ext4")
+    options = ("noatime", "nosuid", "discard", "commit=17", "_netdev", "x-test")
+    await vm.guest.mount(values.VolumeMount(volume, "ext4", options))
+    table = await shell(vm, "cat /proc/mounts", values.Bind(volume, "/data"))
+    row = next(line for line in table.splitlines() if " /data " in line)
+    assert {"noatime", "discard", "commit=17"} <= set(row.split()[3].split(","))
+
+
+@pytest.mark.parametrize(
+    ("fstype", "options", "error", "words"),
+    [
+        ("ext4", ("bogus",), faults.GuestBadRequest, "bogus"),
+        ("ext4", ("remount",), faults.GuestBadRequest, "remount"),
+        ("xfs", (), faults.GuestBadRequest, "EINVAL"),
+        ("zfs", (), faults.GuestUnsupported, "btrfs, ext4, virtiofs, xfs"),
+    ],
+)
+async def test_a_mount_that_fails_says_why_and_leaves_nothing(
+    vm: machine.Machine,
+    plug: MountDisk,
+    fstype: str,
+    options: tuple[str, ...],
+    error: type[Exception],
+    words: str,
+) -> None:
+    volume = await plug("ext4")
+    with pytest.raises(error, match=words):
+        await vm.guest.mount(values.VolumeMount(volume, fstype, options))
+    with pytest.raises(faults.GuestNotFound):
+        await vm.guest.usage(volume)
+    await vm.guest.mount(values.VolumeMount(volume, "ext4"))
+
+
+async def test_mounting_a_blank_disk_tells_the_kernels_reason(
+    vm: machine.Machine, plug: MountDisk
+) -> None:
+    volume = await plug("")
+    with pytest.raises(faults.GuestBadRequest, match=r"the kernel says: .*ext4") as caught:
+        await vm.guest.mount(values.VolumeMount(volume, "ext4"))
+    assert "EINVAL" in caught.value.what
+
+
+async def test_a_disk_that_never_comes_is_a_timeout(vm: machine.Machine) -> None:
+    with pytest.raises(faults.GuestWaitedInVain, match="no disk with serial ghost"):
+        await vm.guest.mount(values.VolumeMount("ghost", "ext4"), timeout_s=6)
+
+
+async def test_a_mount_waits_for_a_disk_that_comes_late(
+    vm: machine.Machine, tmp_path: Path
+) -> None:
+    waiting = asyncio.create_task(vm.guest.mount(values.VolumeMount("late", "ext4")))
+    await vm.guest.ping()
+    await vm.attach("late", make_disk(tmp_path / "disk", "ext4"))
+    assert (await waiting).usage.total_bytes > 0
+    await vm.detach("late")
+
+
+async def test_a_volume_in_use_is_not_unmounted_and_not_unplugged(
+    vm: machine.Machine, mounted: MountDisk
+) -> None:
+    volume = await mounted()
+    wanted = values.ContainerSpec("user", ("sleep", "1000"), (values.Bind(volume, "/data"),))
+    user = await vm.guest.start(wanted)
+    for let_go in (vm.guest.unmount, vm.detach):
+        with pytest.raises(faults.GuestBusy, match="in use by container user"):
+            await let_go(volume)
+    assert volume in await vm.disks.serials()
+    await user.kill()
+    assert await user.wait() == values.Exit(None, 9)
+    assert await vm.guest.unmount(volume) is True
+    assert await vm.guest.unmount(volume) is False
+
+
+async def test_a_disk_pulled_under_its_filesystem_is_reported_as_abnormal(
+    vm: machine.Machine, mounted: MountDisk
+) -> None:
+    volume, sound = await mounted(), await mounted()
+    assert not (await vm.guest.health())[volume].abnormal
+    await vm.pull(volume)
+    health = await vm.guest.health()
+    assert health[volume].abnormal
+    assert "gone" in health[volume].message
+    assert not health[sound].abnormal
+    assert await vm.guest.unmount(volume) is True
+
+
+async def test_a_disk_of_another_vm_is_refused(
+    vm: machine.Machine, plug: MountDisk, tmp_path: Path
+) -> None:
+    volume = await plug("ext4")
+    with pytest.raises(faults.DiskInUse):
+        await vm.attach("thief", tmp_path / volume)
+    assert await vm.disks.serials() == (volume,)
+
+
+async def test_attach_is_idempotent_and_refuses_another_disk_by_the_same_name(
+    vm: machine.Machine, plug: MountDisk, tmp_path: Path
+) -> None:
+    volume = await plug("ext4")
+    disk = await vm.attach(volume, tmp_path / volume)
+    assert disk.size_bytes == SMALLEST["ext4"]
+    other = make_disk(tmp_path / "other", "")
+    with pytest.raises(faults.SerialTaken):
+        await vm.attach(volume, other)
+    with pytest.raises(faults.SerialTaken):
+        await vm.attach(volume, tmp_path / volume, read_only=True)
+    await vm.detach("never-there")
+
+
+@pytest.mark.parametrize("serial", ["", "-x", "a" * 21, "a/b", "a b", "a,b"])
+async def test_a_serial_number_that_virtio_cannot_carry_is_refused(
+    vm: machine.Machine, serial: str, tmp_path: Path
+) -> None:
+    with pytest.raises(faults.BadSerial):
+        await vm.attach(serial, tmp_path / "x")
+
+
+async def test_what_is_no_disk_is_refused(vm: machine.Machine, tmp_path: Path) -> None:
+    for source in (tmp_path, tmp_path / "absent", Path("relative"), Path("/dev/null")):
+        with pytest.raises(faults.NotADisk):
+            await vm.attach("nodisk", source)
+    assert await vm.disks.serials() == ()
+
+
+async def test_slots_run_out_with_a_typed_error(vm: machine.Machine, plug: MountDisk) -> None:
+    for _ in range(vm.identity.volume_slots):
+        await plug("", MIB)
+    with pytest.raises(faults.NoSlot):
+        await plug("", MIB)

@@ -1,0 +1,83 @@
+"""What only real processes prove of the runtime's daemon: stopped in the middle, and met by a guest that hangs.
+
+Each test has a node of its own, because the processes that it ends with are not those that it began with.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from examples.kata.demo.node import HANDLER
+from examples.kata.runtime import messages
+from examples.kata.runtime.client import DaemonAway, RuntimeRefused
+from tests.support.whole_node import WholeNode, refusal, whole_node
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(120)]
+
+
+@pytest_asyncio.fixture
+async def node(guest_image: object, acceleration: object) -> AsyncIterator[WholeNode]:
+    async with whole_node() as node:
+        yield node
+        await node.tidy()
+
+
+def sandboxes(node: WholeNode) -> list[str]:
+    return sorted(path.name for path in (node.node.places.kata_run / "sandboxes").iterdir())
+
+
+async def run_until_it_speaks(node: WholeNode, target: Path) -> asyncio.Task[object]:
+    """A command in a sandbox of its own, which has begun and does not end by itself."""
+    spoke = asyncio.Event()
+    mount = messages.Mount(source=str(target), destination="/data")
+    request = messages.Run(
+        sandbox="once", argv=("/bin/sh", "-c", "echo begun; sleep 999"), mounts=(mount,)
+    )
+    running: asyncio.Task[object] = asyncio.create_task(
+        node.runtime.run(request, lambda *_: spoke.set())
+    )
+    async with asyncio.timeout(60):
+        await spoke.wait()
+    return running
+
+
+async def test_a_daemon_that_is_stopped_ends_the_sandbox_of_a_running_command_and_frees_its_volume(
+    node: WholeNode,
+) -> None:
+    volume = await node.volume()
+    target = await node.publish(volume)
+    running = await run_until_it_speaks(node, target)
+    await node.node.stop("runtime")
+    with pytest.raises(DaemonAway):
+        await running
+    assert sandboxes(node) == []
+    await node.kubelet.unpublish(volume, target)
+    node.published.remove((volume, target))
+    await node.node.start("runtime")
+    await node.kubelet.wait_ready(HANDLER)
+
+
+async def test_a_guest_that_hangs_hinders_no_daemon_and_its_sandbox_can_be_stopped(
+    node: WholeNode,
+) -> None:
+    volume = await node.volume()
+    target = await node.publish(volume)
+    await node.output("stuck", target, "echo kept > /data/f; sync")
+    qemu = await node.qemu_pid("stuck")
+    await node.node.kill("runtime")
+    os.kill(qemu, signal.SIGSTOP)
+    await node.node.start("runtime")
+    await node.kubelet.wait_ready(HANDLER)
+    assert await node.runtime.strays() == ("stuck",)
+    with pytest.raises(RuntimeRefused, match="stuck"):
+        await node.run("stuck", target, "true")
+    code, _ = await refusal(node.kubelet.unpublish(volume, target))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION, "the VM still has the claim"
+    await node.runtime.stop("stuck")
+    assert await node.output("next", target, "cat /data/f") == "kept"

@@ -1,0 +1,20 @@
+"""A block driver per test."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crust.host import loop, mounts
+from tests.support.block_driver import Bench
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """A driver on a directory of its own; what a failed test left attached or mounted is taken away."""
+    yield Bench(tmp_path)
+    for mount in sorted(mounts.below(str(tmp_path)), key=lambda each: -len(each.target)):
+        mounts.unmount(mount.target)
+    for device in loop.list_all():
+        if device.backing.startswith(f"{tmp_path}/"):
+            loop.detach(device)

@@ -1,0 +1,97 @@
+"""Inline ephemeral volumes: made by their publish, removed by their unpublish, and by nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver import ephemeral, provisioning
+from crust.host import loop, mounts
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.block_driver import MIB, Bench, block, caller, is_there
+
+pytestmark = pytest.mark.root
+
+VOLUME = f"csi-{'0a' * 32}"
+
+
+def left_behind(bench: Bench) -> list[str]:
+    images = [each.name for each in (bench.root / "state" / "images").iterdir()]
+    devices = [each.path for each in loop.list_all() if str(bench.root) in each.backing]
+    return [*images, *devices, *bench.driver.state.registry.ids()]
+
+
+async def listed(bench: Bench) -> list[str]:
+    answer = await bench.driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
+    return [each.volume.volume_id for each in answer.entries]
+
+
+async def test_it_is_as_large_as_the_pod_says_and_gone_with_the_unpublish(bench: Bench) -> None:
+    target = bench.target("a")
+    await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
+    await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
+    Path(target, "file").write_text("words")
+    stats = await bench.stats(VOLUME, target)
+    assert 48 * MIB < stats.usage[0].total <= 64 * MIB
+    assert await listed(bench) == []
+    await bench.unpublish(VOLUME, target)
+    assert not is_there(target)
+    assert left_behind(bench) == []
+    await bench.unpublish(VOLUME, target)
+
+
+async def test_a_pod_that_outlives_a_reboot_finds_what_it_wrote(bench: Bench) -> None:
+    target = bench.target("a")
+    await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
+    Path(target, "file").write_text("words")
+    mounts.unmount(target)
+    bench.restart()
+    await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
+    assert Path(target, "file").read_text() == "words"
+    with pytest.raises(provisioning.ExistsDifferently):
+        await bench.inline(VOLUME, target, attributes={"size": "1Gi"})
+    assert Path(target, "file").read_text() == "words"
+    bench.restart()
+    await bench.unpublish(VOLUME, target)
+    assert left_behind(bench) == []
+
+
+@pytest.mark.parametrize(
+    "attributes", [{"size": "-1"}, {"size": "1.5Gi"}, {"size": "0"}, {"odd": "x"}, {"size": "64Pi"}]
+)
+async def test_attributes_that_mean_nothing_leave_nothing(
+    bench: Bench, attributes: dict[str, str]
+) -> None:
+    with pytest.raises(errors.InvalidRequest):
+        await bench.inline(VOLUME, bench.target("a"), attributes=attributes)
+    assert left_behind(bench) == []
+
+
+async def test_a_publish_that_fails_takes_back_what_it_made(bench: Bench) -> None:
+    outside = "/proc/self/outside"
+    with pytest.raises(errors.CrustError):
+        await bench.inline(VOLUME, outside, attributes={"size": "64Mi"})
+    assert left_behind(bench) == []
+    with pytest.raises(errors.Exhausted):
+        await bench.inline(VOLUME, bench.target("a"), attributes={"size": "9Ti"})
+    assert left_behind(bench) == []
+
+
+async def test_it_can_be_raw_and_a_guest_can_mount_it(bench: Bench) -> None:
+    target = bench.target("a")
+    await bench.inline(VOLUME, target, block(), attributes={"size": "16Mi"})
+    assert Path(target).is_block_device()
+    await bench.unpublish(VOLUME, target)
+    answer = await bench.inline(VOLUME, target, attributes={"size": "64Mi"}, deferred=True)
+    assert answer.deferred_mount.capacity_bytes == 64 * MIB
+    assert not is_there(target)
+    await bench.unpublish(VOLUME, target)
+    assert left_behind(bench) == []
+
+
+def test_sizes_are_read_as_kubernetes_writes_them() -> None:
+    assert ephemeral.size_bytes("1") == 1
+    assert ephemeral.size_bytes("64Mi") == 64 * MIB
+    assert ephemeral.size_bytes("5G") == 5 * 10**9
+    assert ephemeral.id_of("a") != ephemeral.id_of("b")
+    assert ephemeral.id_of("a") != volumes.VolumeId("a")

@@ -1,0 +1,112 @@
+"""Growth: of images, devices and filesystems, in use and not."""
+
+import pytest
+
+from crust.blockdriver import (
+    growing,
+)
+from crust.host import capabilities, devices
+from tests.support.block_driver import MIB, Bench, block, mount
+
+pytestmark = pytest.mark.root
+
+
+@pytest.mark.parametrize(
+    ("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 160 * MIB)]
+)
+async def test_a_volume_that_grew_while_unused_is_full_size_when_published(
+    bench: Bench, fs_type: str, size: int
+) -> None:
+    volume = await bench.create(capability=mount(fs_type), size=size)
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id, mount(fs_type))
+    await bench.unstage(volume.volume_id)
+    grown = await bench.grow(volume.volume_id, 2 * size)
+    assert grown.capacity_bytes == 2 * size
+    assert grown.node_expansion_required
+    await bench.stage(volume.volume_id, mount(fs_type))
+    await bench.publish(volume.volume_id, target, mount(fs_type))
+    stats = await bench.stats(volume.volume_id, target)
+    assert stats.usage[0].total > 1.5 * size
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+@pytest.mark.parametrize("fs_type", ["xfs", "btrfs"])
+async def test_what_can_grow_while_it_is_mounted_does(bench: Bench, fs_type: str) -> None:
+    volume = await bench.create(capability=mount(fs_type), size=320 * MIB)
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id, mount(fs_type))
+    await bench.publish(volume.volume_id, target, mount(fs_type))
+    with pytest.raises(growing.DeviceTooSmall):
+        await bench.expand(volume.volume_id, target, 640 * MIB)
+    await bench.grow(volume.volume_id, 640 * MIB)
+    assert await bench.expand(volume.volume_id, target, 640 * MIB) == 640 * MIB
+    stats = await bench.stats(volume.volume_id, target)
+    assert stats.usage[0].total > 500 * MIB
+    with pytest.raises(growing.AboveLimit):
+        await bench.expand(volume.volume_id, target, limit=320 * MIB)
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_raw_volume_grows_with_its_image(bench: Bench) -> None:
+    volume = await bench.create(capability=block())
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id, block())
+    await bench.publish(volume.volume_id, target, block())
+    grown = await bench.grow(volume.volume_id, 128 * MIB)
+    assert not grown.node_expansion_required
+    assert devices.size_bytes(target) == 128 * MIB
+    assert await bench.expand(volume.volume_id, target) == 128 * MIB
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_deferred_volume_grows_on_the_host_by_its_device_alone(bench: Bench) -> None:
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, target, deferred=True)
+    await bench.grow(volume.volume_id, 128 * MIB)
+    assert await bench.expand(volume.volume_id, target, deferred=True) == 128 * MIB
+    assert await bench.expand(volume.volume_id, bench.staging(volume.volume_id)) == 128 * MIB
+    again = await bench.publish(volume.volume_id, target, deferred=True)
+    assert again.deferred_mount.capacity_bytes == 128 * MIB
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_an_ext4_grows_while_it_is_mounted_where_the_kernel_lets_us(bench: Bench) -> None:
+    """Without CAP_SYS_RESOURCE the kernel refuses: that is said, and the next stage makes up for it."""
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, target)
+    await bench.grow(volume.volume_id, 128 * MIB)
+    if capabilities.has_cap_sys_resource():
+        await bench.expand(volume.volume_id, target, 128 * MIB)
+    else:
+        with pytest.raises(growing.OnlineGrowthRefused, match="CAP_SYS_RESOURCE"):
+            await bench.expand(volume.volume_id, target, 128 * MIB)
+        await bench.unpublish(volume.volume_id, target)
+        await bench.unstage(volume.volume_id)
+        await bench.stage(volume.volume_id)
+        await bench.publish(volume.volume_id, target)
+    stats = await bench.stats(volume.volume_id, target)
+    assert stats.usage[0].total > 100 * MIB
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_staged_volume_that_nobody_mounts_grows_at_its_staging_path(bench: Bench) -> None:
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    await bench.grow(volume.volume_id, 128 * MIB)
+    await bench.expand(volume.volume_id, bench.staging(volume.volume_id), 128 * MIB)
+    await bench.publish(volume.volume_id, target)
+    stats = await bench.stats(volume.volume_id, target)
+    assert stats.usage[0].total > 100 * MIB
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)

@@ -1,0 +1,90 @@
+"""What crashes leave behind goes, after its time; what is anybody's stays."""
+
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from crust.blockdriver import leftovers, registry
+from crust.host import loop
+from tests.support.block_driver import Bench, block, mount
+
+pytestmark = pytest.mark.root
+
+
+def devices(bench: Bench) -> list[str]:
+    return [each.path for each in loop.list_all() if each.backing.startswith(f"{bench.root}/")]
+
+
+async def sweep(bench: Bench, *, grace_s: float = 0.0) -> tuple[volumes.VolumeId, ...]:
+    return await bench.driver.sweeper.sweep(grace_s=grace_s)
+
+
+async def test_a_volume_whose_create_never_answered_goes_when_its_time_is_over(
+    bench: Bench,
+) -> None:
+    volume_id = volumes.VolumeId((await bench.create()).volume_id)
+    kept = volumes.VolumeId((await bench.create("pvc-2")).volume_id)
+    known = bench.driver.state.registry
+    known.save(known.load(volume_id).but(phase="creating"))
+    bench.restart()
+    assert await sweep(bench, grace_s=leftovers.GRACE_S) == ()
+    assert await sweep(bench) == (volume_id,)
+    assert bench.driver.state.registry.ids() == (kept,)
+    assert [each.name for each in (bench.root / "state" / "images").iterdir()] == [f"{kept}.img"]
+    assert (await bench.create()).volume_id == volume_id
+
+
+async def test_a_delete_that_was_cut_short_is_finished_at_once(bench: Bench) -> None:
+    volume_id = volumes.VolumeId((await bench.create()).volume_id)
+    known = bench.driver.state.registry
+    known.save(known.load(volume_id).but(phase="deleting"))
+    bench.restart()
+    assert await sweep(bench, grace_s=leftovers.GRACE_S) == (volume_id,)
+    assert bench.driver.state.registry.ids() == ()
+
+
+async def test_a_device_that_was_attached_and_never_staged_is_detached(bench: Bench) -> None:
+    volume_id = volumes.VolumeId((await bench.create()).volume_id)
+    bench.driver.state.backend.attach(volume_id)
+    bench.restart()
+    assert len(devices(bench)) == 1
+    await sweep(bench)
+    assert devices(bench) == []
+
+
+async def test_what_is_staged_or_still_used_keeps_its_device(bench: Bench) -> None:
+    staged = (await bench.create("a")).volume_id
+    await bench.stage(staged)
+    used, target = (await bench.create("b", block())).volume_id, bench.target("b")
+    await bench.stage(used, block())
+    await bench.publish(used, target, block())
+    mounted, other = (await bench.create("c")).volume_id, bench.target("c")
+    await bench.stage(mounted)
+    await bench.publish(mounted, other)
+    ledger = bench.driver.state.ledger
+    for each in (used, mounted):
+        ledger.forget_staged(volumes.VolumeId(each))
+    bench.restart()
+    await sweep(bench)
+    assert len(devices(bench)) == 3
+    assert Path(target).is_block_device()
+    for volume_id, path in ((used, target), (mounted, other)):
+        await bench.unpublish(volume_id, path)
+    await sweep(bench)
+    assert len(devices(bench)) == 1
+    await bench.unstage(staged)
+
+
+async def test_an_image_without_a_record_and_a_record_without_an_image_are_kept(
+    bench: Bench,
+) -> None:
+    lost = (await bench.create("lost", mount())).volume_id
+    images = bench.root / "state" / "images"
+    (images / f"{lost}.img").unlink()
+    stray = images / f"{registry.volume_id_of('stray')}.img"
+    stray.write_bytes(b"whose?")
+    bench.restart()
+    assert await sweep(bench) == ()
+    assert stray.read_bytes() == b"whose?"
+    assert bench.driver.state.registry.ids() == (lost,)

@@ -1,0 +1,279 @@
+"""A volume's life on real loop devices and mounts."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from crust.blockdriver import (
+    growing,
+    preparation,
+    publish_rules,
+    staging,
+    usage,
+)
+from crust.blockdriver.backends import protocol
+from crust.host import devices, loop, mounts, superblocks
+from tests.support.block_driver import MIB, Bench, block, is_there, mount, write_raw
+
+pytestmark = pytest.mark.root
+
+
+def leave_errors(image: Path) -> None:
+    """Set EXT2_ERROR_FS in the superblock, as a kernel does that met an error."""
+    argv = ["debugfs", "-w", "-R", "set_super_value state 2", str(image)]
+    subprocess.run(argv, check=True, capture_output=True)
+    assert not superblocks.read_ext4(str(image)).clean
+
+
+@pytest.mark.parametrize(("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB)])
+async def test_a_filesystem_volume_lives_from_create_to_delete(
+    bench: Bench, fs_type: str, size: int
+) -> None:
+    volume = await bench.create(capability=mount(fs_type), size=size)
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id, mount(fs_type))
+    assert mounts.below(str(bench.root)) == ()
+    await bench.publish(volume.volume_id, target, mount(fs_type))
+    (Path(target) / "kept").write_text("data")
+    await bench.unpublish(volume.volume_id, target)
+    assert not is_there(target)
+    await bench.unstage(volume.volume_id)
+    await bench.stage(volume.volume_id, mount(fs_type))
+    await bench.publish(volume.volume_id, target, mount(fs_type))
+    assert (Path(target) / "kept").read_text() == "data"
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+    await bench.delete(volume.volume_id)
+    assert os.listdir(bench.root / "state" / "images") == []
+    assert os.listdir(bench.root / "state" / "records") == []
+
+
+async def test_every_step_may_be_repeated(bench: Bench) -> None:
+    first, second = await bench.create(), await bench.create()
+    assert first == second
+    target = bench.target("pod-a")
+    for _ in range(2):
+        await bench.stage(first.volume_id)
+    for _ in range(2):
+        await bench.publish(first.volume_id, target)
+    assert len(mounts.below(str(bench.root))) == 1
+    for _ in range(2):
+        await bench.unpublish(first.volume_id, target)
+    for _ in range(2):
+        await bench.unstage(first.volume_id)
+    for _ in range(2):
+        await bench.delete(first.volume_id)
+
+
+async def test_every_step_may_be_repeated_by_a_driver_that_was_restarted(bench: Bench) -> None:
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    bench.restart()
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, target)
+    bench.restart()
+    await bench.publish(volume.volume_id, target)
+    assert len(mounts.below(str(bench.root))) == 1
+    bench.restart()
+    with pytest.raises(staging.StillPublished, match="pod-a"):
+        await bench.unstage(volume.volume_id)
+    await bench.unpublish(volume.volume_id, target)
+    bench.restart()
+    await bench.unstage(volume.volume_id)
+    await bench.delete(volume.volume_id)
+
+
+async def test_two_targets_share_a_filesystem_and_the_read_only_one_cannot_write(
+    bench: Bench,
+) -> None:
+    volume = await bench.create()
+    writer, reader = bench.target("pod-a"), bench.target("pod-b")
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, reader, readonly=True)
+    await bench.publish(volume.volume_id, writer)
+    (Path(writer) / "file").write_text("seen")
+    assert (Path(reader) / "file").read_text() == "seen"
+    with pytest.raises(OSError, match="Read-only"):
+        (Path(reader) / "other").write_text("refused")
+    for target in (writer, reader):
+        await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_raw_volume_is_the_device_itself(bench: Bench) -> None:
+    volume = await bench.create(capability=block())
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id, block())
+    await bench.publish(volume.volume_id, target, block())
+    assert devices.size_bytes(target) == 64 * MIB
+    write_raw(target)
+    stats = await bench.stats(volume.volume_id, target)
+    assert stats.usage == (volumes.VolumeUsage(volumes.UsageUnit.BYTES, 64 * MIB, 0, 0),)
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+    with pytest.raises(preparation.NoFilesystem):
+        await bench.stage(volume.volume_id, mount())
+    await bench.unstage(volume.volume_id)
+    await bench.delete(volume.volume_id)
+
+
+async def test_a_read_only_raw_volume_takes_no_write(bench: Bench) -> None:
+    volume = await bench.create(capability=block())
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id, block())
+    await bench.publish(volume.volume_id, target, block(), readonly=True)
+    with pytest.raises(PermissionError):
+        write_raw(target)
+    with pytest.raises(publish_rules.PublishedElsewhere):
+        await bench.publish(volume.volume_id, bench.target("pod-b"), block())
+    await bench.unpublish(volume.volume_id, target)
+    await bench.publish(volume.volume_id, target, block())
+    write_raw(target)
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_staged_volume_cannot_be_deleted(bench: Bench) -> None:
+    volume = await bench.create()
+    await bench.stage(volume.volume_id)
+    with pytest.raises(protocol.StillAttached, match="staged at"):
+        await bench.delete(volume.volume_id)
+    await bench.unstage(volume.volume_id)
+    await bench.delete(volume.volume_id)
+
+
+async def test_a_volume_staged_twice_is_detached_with_the_last_path(bench: Bench) -> None:
+    volume = await bench.create()
+    first, second = (bench.staging(volume.volume_id, name) for name in ("one", "two"))
+    await bench.stage(volume.volume_id, path=first)
+    await bench.stage(volume.volume_id, path=second)
+    image = str(bench.root / "state" / "images" / f"{volume.volume_id}.img")
+    assert len(loop.find(image)) == 1
+    await bench.unstage(volume.volume_id, path=first)
+    await bench.publish(volume.volume_id, bench.target("pod-a"), path=second)
+    await bench.unpublish(volume.volume_id, bench.target("pod-a"))
+    await bench.unstage(volume.volume_id, path=second)
+    assert loop.find(image) == ()
+
+
+async def test_statistics_are_those_of_the_mounted_filesystem(bench: Bench) -> None:
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    with pytest.raises(growing.NotHere):
+        await bench.stats(volume.volume_id, target)
+    await bench.publish(volume.volume_id, target)
+    (Path(target) / "file").write_bytes(os.urandom(8 * MIB))
+    os.sync()
+    stats = await bench.stats(volume.volume_id, target)
+    bytes_, inodes = stats.usage
+    assert (bytes_.unit, inodes.unit) == (volumes.UsageUnit.BYTES, volumes.UsageUnit.INODES)
+    assert bytes_.used >= 8 * MIB
+    assert 0 < bytes_.total < 64 * MIB
+    assert stats.condition is not None
+    assert not stats.condition.abnormal
+    await bench.unpublish(volume.volume_id, target)
+    await bench.publish(volume.volume_id, target, deferred=True)
+    with pytest.raises(usage.AskTheRuntime):
+        await bench.stats(volume.volume_id, target)
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_truncated_image_is_an_abnormal_condition(bench: Bench) -> None:
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, target)
+    image = bench.root / "state" / "images" / f"{volume.volume_id}.img"
+    os.rename(image, image.with_suffix(".moved"))
+    stats = await bench.stats(volume.volume_id, target)
+    assert stats.condition is not None
+    assert stats.condition.abnormal
+    assert "gone" in stats.condition.message
+    os.rename(image.with_suffix(".moved"), image)
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_group_is_given_to_every_file_and_no_link_is_followed(bench: Bench) -> None:
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    outside = bench.root / "outside"
+    outside.write_text("not yours")
+    owned = outside.stat().st_gid
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, target)
+    (Path(target) / "deep" / "er").mkdir(parents=True)
+    (Path(target) / "deep" / "er" / "file").write_text("x")
+    (Path(target) / "link").symlink_to(outside)
+    await bench.unpublish(volume.volume_id, target)
+    await bench.publish(volume.volume_id, target, mount(group=volumes.GroupChange(2345)))
+    for path in (Path(target), Path(target) / "deep" / "er", Path(target) / "deep" / "er" / "file"):
+        assert path.stat().st_gid == 2345
+    assert os.stat(target).st_mode & 0o2770 == 0o2770
+    assert (Path(target) / "link").lstat().st_gid == 2345
+    assert outside.stat().st_gid == owned
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_unpublish_works_without_record_ledger_or_driver_memory(bench: Bench) -> None:
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, target)
+    for path in bench.root.glob("run/*/*/*"):
+        path.unlink()
+    bench.restart()
+    await bench.unpublish("some-unknown-volume", bench.target("pod-b"))
+    await bench.unpublish(volume.volume_id, target)
+    assert mounts.at(target) is None
+    assert not is_there(target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_filesystem_that_was_not_unmounted_cleanly_is_checked_before_it_is_used(
+    bench: Bench,
+) -> None:
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    await bench.unstage(volume.volume_id)
+    image = bench.root / "state" / "images" / f"{volume.volume_id}.img"
+    leave_errors(image)
+    await bench.stage(volume.volume_id)
+    assert superblocks.read_ext4(str(image)).clean
+    await bench.publish(volume.volume_id, target)
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+@pytest.mark.parametrize(
+    ("fs_type", "size", "sent"),
+    [
+        ("ext4", 64 * MIB, {"crust.dev/ext4-bytes-per-inode": "65536"}),
+        ("ext4", 64 * MIB, {"crust.dev/ext4-inode-size": "512"}),
+        ("ext4", 64 * MIB, {"crust.dev/ext4-reserved-percent": "5"}),
+        ("xfs", 320 * MIB, {"crust.dev/xfs-reflink": "0", "crust.dev/xfs-inode-size": "1024"}),
+        ("xfs", 320 * MIB, {"crust.dev/xfs-inode-percent": "10"}),
+        ("btrfs", 160 * MIB, {"crust.dev/btrfs-metadata": "single"}),
+        ("btrfs", 160 * MIB, {"crust.dev/btrfs-checksum": "xxhash"}),
+    ],
+)
+async def test_a_filesystem_is_made_as_the_storage_class_says(
+    bench: Bench, fs_type: str, size: int, sent: dict[str, str]
+) -> None:
+    capability, target = mount(fs_type), bench.target("pod-a")
+    volume_id = (await bench.create(capability=capability, size=size, parameters=sent)).volume_id
+    await bench.stage(volume_id, capability)
+    await bench.publish(volume_id, target, capability)
+    inodes = os.statvfs(target).f_files
+    if "crust.dev/ext4-bytes-per-inode" in sent:
+        assert inodes == size // 65536
+    await bench.unpublish(volume_id, target)
+    await bench.unstage(volume_id)

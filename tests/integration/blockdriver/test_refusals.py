@@ -1,0 +1,135 @@
+"""What is refused, and that nothing was changed when it was."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from crust import errors
+from crust.blockdriver import (
+    preparation,
+    publish_rules,
+    publishing,
+    staging,
+)
+from crust.host import mounts, paths
+from tests.support.block_driver import MIB, Bench, is_there, mount
+
+pytestmark = pytest.mark.root
+
+
+async def test_an_unpublish_for_the_wrong_volume_is_refused(bench: Bench) -> None:
+    volume, other = await bench.create("one"), await bench.create("two")
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, target)
+    with pytest.raises(errors.Conflict, match=volume.volume_id):
+        await bench.unpublish(other.volume_id, target)
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_busy_volume_is_not_unpublished_and_its_user_is_named(bench: Bench) -> None:
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, target)
+    with (Path(target) / "open").open("w"), pytest.raises(mounts.MountBusy, match=str(os.getpid())):
+        await bench.unpublish(volume.volume_id, target)
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_mount_option_that_the_kernel_refuses_leaves_nothing(bench: Bench) -> None:
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    with pytest.raises(errors.InvalidRequest, match="bogus"):
+        await bench.publish(volume.volume_id, target, mount("ext4", "bogus"))
+    assert not is_there(target)
+    await bench.publish(volume.volume_id, target)
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_foreign_content_is_never_formatted(bench: Bench) -> None:
+    volume = await bench.create()
+    image = bench.root / "state" / "images" / f"{volume.volume_id}.img"
+    with image.open("r+b") as file:
+        file.seek(32 * MIB)
+        file.write(b"somebody's backup superblock")
+    before = image.read_bytes()
+    with pytest.raises(preparation.ContentInDoubt):
+        await bench.stage(volume.volume_id)
+    assert image.read_bytes() == before
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_formatted_volume_that_reads_blank_is_not_formatted_again(bench: Bench) -> None:
+    volume = await bench.create()
+    await bench.stage(volume.volume_id)
+    await bench.unstage(volume.volume_id)
+    image = bench.root / "state" / "images" / f"{volume.volume_id}.img"
+    os.truncate(image, 0)
+    os.truncate(image, 64 * MIB)
+    with pytest.raises(preparation.ContentInDoubt, match="ext4 was made"):
+        await bench.stage(volume.volume_id)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_another_filesystem_than_the_present_one_is_refused(bench: Bench) -> None:
+    volume = await bench.create(size=320 * MIB)
+    await bench.stage(volume.volume_id)
+    with pytest.raises(staging.StagedDifferently):
+        await bench.stage(volume.volume_id, mount("xfs"))
+    await bench.unstage(volume.volume_id)
+    with pytest.raises(preparation.FormattedDifferently):
+        await bench.stage(volume.volume_id, mount("xfs"))
+    await bench.unstage(volume.volume_id)
+
+
+async def test_targets_outside_the_roots_and_behind_links_are_refused(bench: Bench) -> None:
+    volume = await bench.create()
+    await bench.stage(volume.volume_id)
+    (bench.root / "elsewhere").mkdir()
+    (bench.root / "pods" / "link").symlink_to(bench.root / "elsewhere")
+    with pytest.raises(paths.SymlinkInPath):
+        await bench.publish(volume.volume_id, f"{bench.root}/pods/link/mount")
+    with pytest.raises(paths.PathOutsideRoots):
+        await bench.publish(volume.volume_id, "/etc/crust-test-target")
+    assert mounts.below(str(bench.root)) == ()
+    with pytest.raises(staging.StagingPathMissing):
+        await bench.stage(volume.volume_id, path=f"{bench.root}/staging/absent")
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_target_with_files_or_a_foreign_mount_is_refused_and_kept(bench: Bench) -> None:
+    volume = await bench.create()
+    await bench.stage(volume.volume_id)
+    target = Path(bench.target("pod-a"))
+    target.mkdir()
+    (target / "precious").write_text("kept")
+    with pytest.raises(paths.WrongType):
+        await bench.publish(volume.volume_id, str(target))
+    assert (target / "precious").read_text() == "kept"
+    (target / "precious").unlink()
+    mounts.mount_sealed(str(target))
+    with pytest.raises(publishing.TargetOccupied, match="seal"):
+        await bench.publish(volume.volume_id, str(target))
+    mounts.unmount(str(target))
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_target_of_another_volume_is_refused_while_that_is_there(bench: Bench) -> None:
+    first, second = await bench.create("one"), await bench.create("two")
+    target = bench.target("pod-a")
+    for volume in (first, second):
+        await bench.stage(volume.volume_id)
+    await bench.publish(first.volume_id, target)
+    with pytest.raises(publish_rules.PublishedDifferently, match=first.volume_id):
+        await bench.publish(second.volume_id, target)
+    mounts.unmount(target)  # behind the driver's back: its ledger is stale, and the kernel wins
+    await bench.publish(second.volume_id, target)
+    await bench.unpublish(second.volume_id, target)
+    for volume in (first, second):
+        await bench.unstage(volume.volume_id)

@@ -1,0 +1,196 @@
+"""Who may have a volume at the same time: targets, kernels, callers."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from crust import errors, operations, volumes
+from crust.blockdriver import (
+    deferring,
+    publish_rules,
+    staging,
+)
+from crust.host import devices, loop, mounts
+from tests.support.block_driver import MIB, Bench, Mode, is_there, mount
+
+pytestmark = pytest.mark.root
+
+
+async def test_a_deferred_publish_mounts_nothing_and_describes_the_device(bench: Bench) -> None:
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    group = volumes.GroupChange(2000, volumes.GroupPolicy.ON_ROOT_MISMATCH)
+    capability = mount("ext4", "noatime,_netdev", group=group)
+    await bench.stage(volume.volume_id)
+    answer = await bench.publish(volume.volume_id, target, capability, deferred=True)
+    granted = answer.deferred_mount
+    assert mounts.below(str(bench.root)) == ()
+    assert not is_there(target)
+    [device] = loop.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
+    assert granted.block_device.path == device.path
+    assert granted.block_device.identity.disk_sequence == device.identity.disk_sequence
+    assert (granted.fs_type, granted.capacity_bytes) == ("ext4", 64 * MIB)
+    assert list(granted.mount_options) == ["noatime"]
+    assert granted.supplemental_group == "2000"
+    assert granted.supplemental_group_change_policy == "OnRootMismatch"
+    bench.restart()
+    again = await bench.publish(volume.volume_id, target, capability, deferred=True)
+    assert again == answer
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_volume_is_mounted_by_one_kernel_at_a_time(bench: Bench) -> None:
+    volume = await bench.create()
+    guest, host = bench.target("pod-guest"), bench.target("pod-host")
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, guest, deferred=True)
+    with pytest.raises(publish_rules.PublishedElsewhere, match="pod-guest"):
+        await bench.publish(volume.volume_id, host)
+    with pytest.raises(publish_rules.PublishedElsewhere, match="pod-guest"):
+        await bench.publish(volume.volume_id, host, deferred=True)
+    with pytest.raises(staging.StillPublished, match="pod-guest"):
+        await bench.unstage(volume.volume_id)
+    await bench.unpublish(volume.volume_id, guest)
+    await bench.publish(volume.volume_id, host)
+    with pytest.raises(publish_rules.PublishedElsewhere, match="pod-host"):
+        await bench.publish(volume.volume_id, guest, deferred=True)
+    await bench.unpublish(volume.volume_id, host)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_mount_that_the_driver_does_not_know_stops_a_deferred_publish(
+    bench: Bench,
+) -> None:
+    volume = await bench.create()
+    stray = bench.root / "stray"
+    stray.mkdir()
+    await bench.stage(volume.volume_id)
+    [device] = loop.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
+    mounts.mount_device(device.path, str(stray), "ext4")
+    with pytest.raises(deferring.MountedOnHost, match="stray"):
+        await bench.publish(volume.volume_id, bench.target("pod-a"), deferred=True)
+    with pytest.raises(staging.StillPublished, match="stray"):
+        await bench.unstage(volume.volume_id)
+    mounts.unmount(str(stray))
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_holder_of_the_device_stops_publishing_and_unstaging(bench: Bench) -> None:
+    volume = await bench.create()
+    await bench.stage(volume.volume_id)
+    [device] = loop.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
+    fence = devices.open_exclusive(device.path)
+    try:
+        with pytest.raises(devices.DeviceInUse):
+            await bench.publish(volume.volume_id, bench.target("pod-a"), deferred=True)
+        with pytest.raises(devices.DeviceInUse):
+            await bench.publish(volume.volume_id, bench.target("pod-a"))
+        assert not is_there(bench.target("pod-a"))
+        with pytest.raises(loop.StillHeld):
+            await bench.unstage(volume.volume_id)
+    finally:
+        os.close(fence)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_readers_may_share_a_volume_with_a_guest_that_reads(bench: Bench) -> None:
+    volume = await bench.create()
+    guest, other, host = (bench.target(name) for name in ("guest", "other", "host"))
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, guest, readonly=True, deferred=True)
+    await bench.publish(volume.volume_id, other, readonly=True, deferred=True)
+    await bench.publish(volume.volume_id, host, readonly=True)
+    mounted = mounts.at(host)
+    assert mounted is not None
+    assert "ro" in mounted.super_options
+    for target in (guest, other, host):
+        await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_one_writer_means_one_target(bench: Bench) -> None:
+    volume = await bench.create()
+    one = mount(mode=Mode.SINGLE_NODE_SINGLE_WRITER)
+    await bench.stage(volume.volume_id, one)
+    await bench.publish(volume.volume_id, bench.target("pod-a"), one)
+    with pytest.raises(publish_rules.PublishedElsewhere, match="one target"):
+        await bench.publish(volume.volume_id, bench.target("pod-b"), one)
+    with pytest.raises(publish_rules.PublishedDifferently):
+        await bench.publish(volume.volume_id, bench.target("pod-a"), one, readonly=True)
+    await bench.unpublish(volume.volume_id, bench.target("pod-a"))
+    await bench.unstage(volume.volume_id)
+
+
+async def test_many_volumes_at_once_do_not_disturb_each_other(bench: Bench) -> None:
+    async def life(number: int) -> None:
+        volume = await bench.create(f"pvc-{number}")
+        target = bench.target(f"pod-{number}")
+        for _ in range(3):
+            await bench.stage(volume.volume_id)
+            await bench.publish(volume.volume_id, target, deferred=number % 2 == 1)
+            await bench.unpublish(volume.volume_id, target)
+            await bench.unstage(volume.volume_id)
+        await bench.delete(volume.volume_id)
+
+    await asyncio.gather(*(life(number) for number in range(24)))
+    assert os.listdir(bench.root / "state" / "images") == []
+    assert [each for each in loop.list_all() if str(bench.root) in each.backing] == []
+
+
+async def test_identical_calls_join_and_a_different_one_is_told_to_wait(bench: Bench) -> None:
+    volume = await bench.create()
+    path = bench.staging(volume.volume_id)
+    calls = [asyncio.create_task(bench.stage(volume.volume_id, path=path)) for _ in range(8)]
+    await asyncio.sleep(0)  # they begin
+    with pytest.raises(operations.Busy, match="NodeStageVolume"):
+        await bench.unstage(volume.volume_id)
+    await asyncio.gather(*calls)
+    image = str(bench.root / "state" / "images" / f"{volume.volume_id}.img")
+    assert len(loop.find(image)) == 1
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_caller_that_gives_up_does_not_stop_the_work(bench: Bench) -> None:
+    volume = await bench.create()
+    call = asyncio.create_task(bench.stage(volume.volume_id))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await bench.driver.operations.drain()
+    bench.restart()
+    await bench.publish(volume.volume_id, bench.target("pod-a"))
+    await bench.unpublish(volume.volume_id, bench.target("pod-a"))
+    await bench.unstage(volume.volume_id)
+
+
+async def test_two_targets_of_a_btrfs_are_one_filesystem_that_a_guest_does_not_get_too(
+    bench: Bench,
+) -> None:
+    """Its mounts show a device number of their own, which no device has."""
+    capability = mount("btrfs")
+    volume_id = (await bench.create(capability=capability, size=160 * MIB)).volume_id
+    await bench.stage(volume_id, capability)
+    first, second = bench.target("pod-a"), bench.target("pod-b")
+    await bench.publish(volume_id, first, capability)
+    await bench.publish(volume_id, first, capability)
+    await bench.publish(volume_id, second, capability, readonly=True)
+    Path(first, "file").write_text("words")
+    assert Path(second, "file").read_text() == "words"
+    with pytest.raises(OSError, match="Read-only"):
+        Path(second, "other").write_text("words")
+    with pytest.raises(errors.NotReady):
+        await bench.publish(volume_id, bench.target("pod-c"), capability, deferred=True)
+    with pytest.raises(errors.NotReady):
+        await bench.unstage(volume_id)
+    for target in (first, second):
+        await bench.unpublish(volume_id, target)
+    await bench.unstage(volume_id)
+    await bench.stage(volume_id, capability)
+    await bench.publish(volume_id, first, capability)
+    assert Path(first, "file").read_text() == "words"
+    await bench.unpublish(volume_id, first)
+    await bench.unstage(volume_id)

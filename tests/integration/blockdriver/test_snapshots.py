@@ -1,0 +1,598 @@
+"""Snapshots, restores, clones and groups, with the bytes looked at, on every kind of pool."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crust import errors, operations
+from crust.blockdriver import (
+    changed_blocks,
+    freezes,
+    grouping,
+    listing,
+    origins,
+    provisioning,
+    registry,
+    snapshot_calls,
+    snapshotting,
+    standstill,
+)
+from crust.blockdriver.backends import protocol
+from crust.host import boot, filesystems, mounts
+from crust.rpc import csi, limits
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.block_driver import MIB, Bench, block, caller, mount
+from tests.support.pools import bench_on
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
+
+KIB = 1024
+
+
+@pytest.fixture(params=["ext4", "xfs", "btrfs"])
+def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    with bench_on(request.param, tmp_path) as bench:
+        yield bench
+
+
+@pytest.fixture(params=["xfs", "btrfs"])
+def cloning(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    with bench_on(request.param, tmp_path) as bench:
+        yield bench
+
+
+@pytest.fixture
+def copying(tmp_path: Path) -> Iterator[Bench]:
+    with bench_on("ext4", tmp_path) as bench:
+        yield bench
+
+
+async def snapshot(bench: Bench, volume_id: str, name: str = "snap") -> csi_pb2.Snapshot:
+    request = csi_pb2.CreateSnapshotRequest(source_volume_id=volume_id, name=name)
+    return (await bench.driver.controller.CreateSnapshot(request, caller())).snapshot
+
+
+async def drop(bench: Bench, snapshot_id: str) -> None:
+    request = csi_pb2.DeleteSnapshotRequest(snapshot_id=snapshot_id)
+    await bench.driver.controller.DeleteSnapshot(request, caller())
+
+
+async def made_of(
+    bench: Bench,
+    name: str,
+    *,
+    snapshot_id: str = "",
+    volume_id: str = "",
+    size: int = 0,
+    fs_type: str = "ext4",
+    raw: bool = False,
+) -> csi_pb2.Volume:
+    request = csi_pb2.CreateVolumeRequest(
+        name=name,
+        volume_capabilities=[csi.capability_to_wire(block() if raw else mount(fs_type))],
+        capacity_range=csi_pb2.CapacityRange(required_bytes=size),
+    )
+    if snapshot_id:
+        request.volume_content_source.snapshot.snapshot_id = snapshot_id
+    else:
+        request.volume_content_source.volume.volume_id = volume_id
+    return (await bench.driver.controller.CreateVolume(request, caller())).volume
+
+
+async def up(bench: Bench, volume_id: str, fs_type: str = "ext4", *, raw: bool = False) -> str:
+    capability = block() if raw else mount(fs_type)
+    target = bench.target(volume_id)
+    await bench.stage(volume_id, capability)
+    await bench.publish(volume_id, target, capability)
+    return target
+
+
+async def down(bench: Bench, volume_id: str) -> None:
+    await bench.unpublish(volume_id, bench.target(volume_id))
+    await bench.unstage(volume_id)
+
+
+def write(directory: str, name: str, data: bytes) -> None:
+    """Without a sync: a snapshot must not need one."""
+    with open(os.path.join(directory, name), "wb") as file:
+        file.write(data)
+
+
+def digest(directory: str, name: str) -> str:
+    with open(os.path.join(directory, name), "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def is_frozen(target: str) -> bool:
+    try:
+        filesystems.freeze(target)
+    except errors.NotReady:
+        return True
+    filesystems.thaw(target)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
+)
+async def test_a_restored_volume_has_the_files_of_the_moment_and_mounts_beside_its_source(
+    pool: Bench, fs_type: str, size: int
+) -> None:
+    source = await pool.create("source", mount(fs_type), size=size)
+    target = await up(pool, source.volume_id, fs_type)
+    data = os.urandom(8 * MIB)
+    write(target, "kept", data)
+    taken = await snapshot(pool, source.volume_id)
+    assert not is_frozen(target)
+    write(target, "kept", b"changed")
+    write(target, "later", b"later")
+
+    restored = await made_of(pool, "restored", snapshot_id=taken.snapshot_id, fs_type=fs_type)
+    assert restored.content_source.snapshot.snapshot_id == taken.snapshot_id
+    assert restored.capacity_bytes == taken.size_bytes == size
+    other = await up(pool, restored.volume_id, fs_type)
+    assert digest(other, "kept") == hashlib.sha256(data).hexdigest()
+    assert not os.path.exists(os.path.join(other, "later"))
+    write(other, "kept", b"mine")
+    with open(os.path.join(target, "kept"), "rb") as file:
+        assert file.read() == b"changed"
+    await down(pool, restored.volume_id)
+    await down(pool, source.volume_id)
+    await pool.delete(source.volume_id)
+
+    again = await made_of(pool, "again", snapshot_id=taken.snapshot_id, fs_type=fs_type)
+    third = await up(pool, again.volume_id, fs_type)
+    assert digest(third, "kept") == hashlib.sha256(data).hexdigest()
+    await down(pool, again.volume_id)
+    await drop(pool, taken.snapshot_id)
+    await drop(pool, taken.snapshot_id)
+
+
+@pytest.mark.parametrize(
+    ("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
+)
+async def test_a_clone_of_a_mounted_volume_can_be_larger_and_is_its_own(
+    pool: Bench, fs_type: str, size: int
+) -> None:
+    source = await pool.create("source", mount(fs_type), size=size)
+    target = await up(pool, source.volume_id, fs_type)
+    data = os.urandom(4 * MIB)
+    write(target, "kept", data)
+    clone = await made_of(pool, "clone", volume_id=source.volume_id, size=2 * size, fs_type=fs_type)
+    assert clone.content_source.volume.volume_id == source.volume_id
+    other = await up(pool, clone.volume_id, fs_type)
+    assert digest(other, "kept") == hashlib.sha256(data).hexdigest()
+    stats = await pool.stats(clone.volume_id, other)
+    assert stats.usage[0].total > 1.5 * size
+    second = await made_of(pool, "second", volume_id=clone.volume_id, fs_type=fs_type)
+    third = await up(pool, second.volume_id, fs_type)
+    assert digest(third, "kept") == hashlib.sha256(data).hexdigest()
+    for volume_id in (second.volume_id, clone.volume_id, source.volume_id):
+        await down(pool, volume_id)
+        await pool.delete(volume_id)
+
+
+async def test_a_btrfs_and_its_copy_have_two_uuids(cloning: Bench) -> None:
+    source = await cloning.create("source", mount("btrfs"), size=256 * MIB)
+    await up(cloning, source.volume_id, "btrfs")
+    clone = await made_of(cloning, "clone", volume_id=source.volume_id, fs_type="btrfs")
+    await up(cloning, clone.volume_id, "btrfs")
+    found = []
+    for volume in (source, clone):
+        await down(cloning, volume.volume_id)
+        image = cloning.root / "state" / "images" / f"{volume.volume_id}.img"
+        signature = filesystems.probe(str(image))
+        assert isinstance(signature, filesystems.Filesystem)
+        found.append(signature.uuid)
+    assert found[0] != found[1]
+    await up(cloning, clone.volume_id, "btrfs")
+    await down(cloning, clone.volume_id)
+    signature = filesystems.probe(str(image))
+    assert isinstance(signature, filesystems.Filesystem)
+    assert signature.uuid == found[1]
+
+
+async def test_a_raw_volume_is_copied_with_what_its_device_has_not_written_yet(
+    cloning: Bench,
+) -> None:
+    source = await cloning.create("source", block())
+    target = await up(cloning, source.volume_id, raw=True)
+    fd = os.open(target, os.O_WRONLY)
+    os.pwrite(fd, b"only in the page cache", 5 * MIB)
+    taken = await snapshot(cloning, source.volume_id)
+    os.close(fd)
+    restored = await made_of(cloning, "restored", snapshot_id=taken.snapshot_id, raw=True)
+    other = await up(cloning, restored.volume_id, raw=True)
+    with open(other, "rb") as file:
+        file.seek(5 * MIB)
+        assert file.read(22) == b"only in the page cache"
+    await down(cloning, restored.volume_id)
+    await down(cloning, source.volume_id)
+
+
+async def test_a_raw_volume_that_is_written_to_is_not_copied_where_that_takes_time(
+    copying: Bench,
+) -> None:
+    source = await copying.create("source", block())
+    await up(copying, source.volume_id, raw=True)
+    with pytest.raises(standstill.RawWrites):
+        await snapshot(copying, source.volume_id)
+    with pytest.raises(standstill.RawWrites):
+        await made_of(copying, "clone", volume_id=source.volume_id, raw=True)
+    await down(copying, source.volume_id)
+    await snapshot(copying, source.volume_id)
+
+
+async def test_a_volume_that_a_guest_writes_is_refused_rather_than_torn(cloning: Bench) -> None:
+    source = await cloning.create("source")
+    await cloning.stage(source.volume_id)
+    await cloning.publish(source.volume_id, cloning.target("pod"), deferred=True)
+    with pytest.raises(standstill.GuestWrites):
+        await snapshot(cloning, source.volume_id)
+    await cloning.unpublish(source.volume_id, cloning.target("pod"))
+    await snapshot(cloning, source.volume_id)
+
+
+async def test_a_copy_on_ext4_keeps_the_holes(copying: Bench) -> None:
+    source = await copying.create("source", size=1024 * MIB)
+    await up(copying, source.volume_id)
+    taken = await snapshot(copying, source.volume_id)
+    images = copying.root / "state" / "images"
+    copy = images / f"{taken.snapshot_id}.snap"
+    assert copy.stat().st_size == 1024 * MIB
+    assert copy.stat().st_blocks * 512 < 128 * MIB
+    assert copy.stat().st_mode & 0o777 == 0o400
+
+
+async def test_the_same_request_gets_the_same_snapshot_and_errors_are_those_of_csi(
+    cloning: Bench,
+) -> None:
+    one, two = await cloning.create("one"), await cloning.create("two")
+    taken = await snapshot(cloning, one.volume_id)
+    again = await snapshot(cloning, one.volume_id)
+    assert again == taken
+    assert taken.ready_to_use
+    assert taken.creation_time.seconds > 0
+    with pytest.raises(snapshotting.SnapshotOfAnother):
+        await snapshot(cloning, two.volume_id)
+    with pytest.raises(registry.VolumeNotFound):
+        await snapshot(cloning, registry.volume_id_of("none"), "other")
+    with pytest.raises(snapshotting.SnapshotNotFound):
+        await made_of(cloning, "a", snapshot_id="snap-none")
+    with pytest.raises(registry.VolumeNotFound):
+        await made_of(cloning, "a", volume_id="vol-none")
+    with pytest.raises(origins.SmallerThanSource):
+        await made_of(cloning, "a", snapshot_id=taken.snapshot_id, size=MIB)
+    with pytest.raises(registry.VolumeNotFound):
+        await made_of(cloning, "a", volume_id=registry.volume_id_of("a"))
+    made = await made_of(cloning, "a", snapshot_id=taken.snapshot_id)
+    assert await made_of(cloning, "a", snapshot_id=taken.snapshot_id) == made
+    with pytest.raises(provisioning.ExistsDifferently):
+        await made_of(cloning, "a", volume_id=one.volume_id)
+    with pytest.raises(provisioning.ExistsDifferently):
+        await cloning.create("a")
+    await drop(cloning, taken.snapshot_id)
+    assert await made_of(cloning, "a", snapshot_id=taken.snapshot_id) == made
+    with pytest.raises(snapshot_calls.UnknownSnapshotParameter):
+        await cloning.driver.controller.CreateSnapshot(
+            csi_pb2.CreateSnapshotRequest(
+                source_volume_id=one.volume_id, name="p", parameters={"x": "y"}
+            ),
+            caller(),
+        )
+
+
+async def test_a_source_with_another_filesystem_is_refused(cloning: Bench) -> None:
+    source = await cloning.create("source", size=320 * MIB)
+    await up(cloning, source.volume_id)
+    taken = await snapshot(cloning, source.volume_id)
+    with pytest.raises(origins.OtherFilesystem):
+        await made_of(cloning, "a", snapshot_id=taken.snapshot_id, fs_type="xfs")
+    made = await made_of(cloning, "b", snapshot_id=taken.snapshot_id, fs_type="")
+    await up(cloning, made.volume_id, "")
+    await down(cloning, made.volume_id)
+    await down(cloning, source.volume_id)
+
+
+async def test_snapshots_are_listed_in_pages_that_survive_change(cloning: Bench) -> None:
+    one, two = await cloning.create("one"), await cloning.create("two")
+    taken = [await snapshot(cloning, one.volume_id, f"s{n}") for n in range(5)]
+    taken.append(await snapshot(cloning, two.volume_id, "other"))
+    ids = sorted(each.snapshot_id for each in taken)
+
+    async def listed(**fields: object) -> csi_pb2.ListSnapshotsResponse:
+        request = csi_pb2.ListSnapshotsRequest(**fields)  # type: ignore[arg-type]
+        return await cloning.driver.controller.ListSnapshots(request, caller())
+
+    first = await listed(max_entries=2)
+    assert [each.snapshot.snapshot_id for each in first.entries] == ids[:2]
+    await drop(cloning, ids[1])
+    second = await listed(max_entries=4, starting_token=first.next_token)
+    assert [each.snapshot.snapshot_id for each in second.entries] == ids[2:]
+    assert second.next_token == ""
+    filtered = await listed(source_volume_id=two.volume_id)
+    assert [each.snapshot.source_volume_id for each in filtered.entries] == [two.volume_id]
+    assert len((await listed(snapshot_id=ids[0])).entries) == 1
+    assert len((await listed(snapshot_id="snap-none")).entries) == 0
+    with pytest.raises(listing.BadToken):
+        await listed(starting_token="nonsense")
+    with pytest.raises(listing.NegativeCount):
+        await listed(max_entries=-1)
+    got = await cloning.driver.controller.GetSnapshot(
+        csi_pb2.GetSnapshotRequest(snapshot_id=ids[0]), caller()
+    )
+    assert got.snapshot.snapshot_id == ids[0]
+    with pytest.raises(snapshotting.SnapshotNotFound):
+        await cloning.driver.controller.GetSnapshot(
+            csi_pb2.GetSnapshotRequest(snapshot_id=ids[1]), caller()
+        )
+    cloning.restart()
+    assert len((await listed()).entries) == 5
+
+
+async def test_a_volume_is_not_touched_while_it_is_copied(cloning: Bench) -> None:
+    source = await cloning.create("source")
+    running = cloning.driver.operations
+    key = cloning.driver.controller._key(registry.volume_id_of("source"))
+    with running.beside(key), pytest.raises(operations.Busy):
+        await snapshot(cloning, source.volume_id)
+    await snapshot(cloning, source.volume_id)
+
+
+async def test_a_freeze_that_a_dead_driver_left_is_undone_by_the_next(copying: Bench) -> None:
+    source = await copying.create("source")
+    target = await up(copying, source.volume_id)
+    attachment = copying.driver.state.backend.attached(registry.volume_id_of("source"))
+    assert attachment is not None
+    entry = copying.root / "run" / "freezes" / source.volume_id
+    entry.write_text(f"{boot.boot_id()} {attachment.source.identity}\n")
+    entry.chmod(0o600)
+    filesystems.freeze(target)
+    copying.restart()
+    assert not is_frozen(target)
+    assert not entry.exists()
+    await down(copying, source.volume_id)
+
+
+async def test_what_takes_too_long_is_thawed_and_given_up(
+    copying: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await copying.create("source")
+    target = await up(copying, source.volume_id)
+    backend = copying.driver.state.backend
+    take = backend.take_snapshot
+
+    def slowly(image: protocol.Image) -> None:
+        take(image)
+        # A writer waits until the filesystem is thawed, which only the timer does now.
+        write(target, "after", b"x")
+
+    monkeypatch.setattr(copying.driver.snapshots.freezer, "_limit_s", 0.2)
+    monkeypatch.setattr(backend, "take_snapshot", slowly)
+    with pytest.raises(freezes.FrozenTooLong):
+        await snapshot(copying, source.volume_id)
+    assert not is_frozen(target)
+    assert copying.driver.snapshots.snapshotter.shelf.ready() == []
+    assert not list((copying.root / "state" / "images").glob("*.snap"))
+    await down(copying, source.volume_id)
+
+
+async def group(bench: Bench, *volume_ids: str, name: str = "g") -> csi_pb2.VolumeGroupSnapshot:
+    request = csi_pb2.CreateVolumeGroupSnapshotRequest(name=name, source_volume_ids=volume_ids)
+    answer = await bench.driver.group_controller.CreateVolumeGroupSnapshot(request, caller())
+    return answer.group_snapshot
+
+
+async def test_a_group_is_frozen_as_a_whole_before_its_first_member_is_taken(
+    pool: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [await pool.create(name) for name in ("one", "two")]
+    targets = [await up(pool, each.volume_id) for each in made]
+    data = [os.urandom(MIB) for _ in made]
+    for target, content in zip(targets, data, strict=True):
+        write(target, "file", content)
+    backend = pool.driver.state.backend
+    take, seen = backend.take_snapshot, []
+
+    def looking(image: protocol.Image) -> None:
+        seen.append([is_frozen(target) for target in targets])
+        take(image)
+
+    monkeypatch.setattr(backend, "take_snapshot", looking)
+    taken = await group(pool, *(each.volume_id for each in made))
+    assert seen == [[True, True], [True, True]]
+    assert not any(is_frozen(target) for target in targets)
+    assert {each.group_snapshot_id for each in taken.snapshots} == {taken.group_snapshot_id}
+    assert await group(pool, *(each.volume_id for each in reversed(made))) == taken
+    by_source = {each.source_volume_id: each.snapshot_id for each in taken.snapshots}
+    for source, content in zip(made, data, strict=True):
+        member = by_source[source.volume_id]
+        restored = await made_of(pool, f"r-{member}", snapshot_id=member)
+        target = await up(pool, restored.volume_id)
+        assert digest(target, "file") == hashlib.sha256(content).hexdigest()
+        await down(pool, restored.volume_id)
+    for volume in made:
+        await down(pool, volume.volume_id)
+
+
+async def test_a_group_is_deleted_as_one_and_says_what_csi_says(cloning: Bench) -> None:
+    made = [await cloning.create(name) for name in ("one", "two", "three")]
+    ids = [each.volume_id for each in made]
+    taken = await group(cloning, *ids[:2])
+    members = [each.snapshot_id for each in taken.snapshots]
+    servicer = cloning.driver.group_controller
+    with pytest.raises(grouping.GroupOfOthers):
+        await group(cloning, *ids)
+    with pytest.raises(registry.VolumeNotFound):
+        await group(cloning, ids[0], registry.volume_id_of("none"), name="h")
+    with pytest.raises(limits.MissingField):
+        await group(cloning, name="h")
+    with pytest.raises(snapshot_calls.SameVolumeTwice):
+        await group(cloning, ids[0], ids[0], name="h")
+    with pytest.raises(snapshotting.MemberOfGroup):
+        await drop(cloning, members[0])
+
+    async def get(*named: str) -> csi_pb2.VolumeGroupSnapshot:
+        request = csi_pb2.GetVolumeGroupSnapshotRequest(
+            group_snapshot_id=taken.group_snapshot_id, snapshot_ids=named
+        )
+        return (await servicer.GetVolumeGroupSnapshot(request, caller())).group_snapshot
+
+    async def delete(*named: str) -> None:
+        request = csi_pb2.DeleteVolumeGroupSnapshotRequest(
+            group_snapshot_id=taken.group_snapshot_id, snapshot_ids=named
+        )
+        await servicer.DeleteVolumeGroupSnapshot(request, caller())
+
+    cloning.restart()
+    servicer = cloning.driver.group_controller
+    assert await get(*members) == taken
+    for call in (get, delete):
+        with pytest.raises(grouping.WrongMembers):
+            await call(members[0])
+    await delete(*members)
+    await delete(*members)
+    with pytest.raises(grouping.GroupNotFound):
+        await get(*members)
+    assert cloning.driver.snapshots.snapshotter.shelf.ready() == []
+    assert not list((cloning.root / "state" / "images").glob("*.snap"))
+
+
+async def test_a_group_with_a_raw_device_in_use_has_no_one_moment(cloning: Bench) -> None:
+    one, two = await cloning.create("one", block()), await cloning.create("two")
+    await up(cloning, one.volume_id, raw=True)
+    with pytest.raises(standstill.RawWrites):
+        await group(cloning, one.volume_id, two.volume_id)
+    await down(cloning, one.volume_id)
+    await group(cloning, one.volume_id, two.volume_id)
+
+
+async def blocks(
+    bench: Bench, target: str, base: str = "", *, start: int = 0, count: int = 0
+) -> list[list[tuple[int, int]]]:
+    servicer = bench.driver.snapshot_metadata
+    if base:
+        delta = csi_pb2.GetMetadataDeltaRequest(
+            base_snapshot_id=base,
+            target_snapshot_id=target,
+            starting_offset=start,
+            max_results=count,
+        )
+        return [
+            [(each.byte_offset, each.size_bytes) for each in message.block_metadata]
+            async for message in servicer.GetMetadataDelta(delta, caller())
+        ]
+    request = csi_pb2.GetMetadataAllocatedRequest(
+        snapshot_id=target, starting_offset=start, max_results=count
+    )
+    return [
+        [(each.byte_offset, each.size_bytes) for each in message.block_metadata]
+        async for message in servicer.GetMetadataAllocated(request, caller())
+    ]
+
+
+def read_image(bench: Bench, snapshot_id: str) -> bytes:
+    return (bench.root / "state" / "images" / f"{snapshot_id}.snap").read_bytes()
+
+
+def differing_blocks(old: bytes, new: bytes) -> set[int]:
+    step = 4 * KIB
+    return {n for n in range(0, len(new), step) if old[n : n + step] != new[n : n + step]}
+
+
+def covered(pieces: list[list[tuple[int, int]]]) -> set[int]:
+    step = 4 * KIB
+    return {
+        n
+        for piece in pieces
+        for offset, size in piece
+        for n in range(offset - offset % step, offset + size, step)
+    }
+
+
+async def test_changed_blocks_are_exactly_those_that_a_byte_comparison_finds(
+    cloning: Bench,
+) -> None:
+    source = await cloning.create("source", block())
+    target = await up(cloning, source.volume_id, raw=True)
+
+    def scribble(offset: int, size: int) -> None:
+        fd = os.open(target, os.O_WRONLY)
+        os.pwrite(fd, os.urandom(size), offset)
+        os.fsync(fd)
+        os.close(fd)
+
+    for offset in (0, 3 * MIB, 9 * MIB, 40 * MIB):
+        scribble(offset, 256 * KIB)
+    base = await snapshot(cloning, source.volume_id, "base")
+    for offset in (3 * MIB + 8 * KIB, 9 * MIB, 20 * MIB, 63 * MIB):
+        scribble(offset, 4 * KIB)
+    new = await snapshot(cloning, source.volume_id, "new")
+    await down(cloning, source.volume_id)
+
+    nothing = bytes(64 * MIB)
+    old_bytes, new_bytes = (read_image(cloning, each.snapshot_id) for each in (base, new))
+    changed = await blocks(cloning, new.snapshot_id, base.snapshot_id)
+    assert covered(changed) == differing_blocks(old_bytes, new_bytes)
+    assert len(covered(changed)) == 4
+    allocated = await blocks(cloning, new.snapshot_id)
+    assert covered(allocated) >= differing_blocks(nothing, new_bytes)
+    assert len(covered(allocated)) < 1024
+    assert await blocks(cloning, new.snapshot_id, new.snapshot_id) == []
+
+    single = await blocks(cloning, new.snapshot_id, base.snapshot_id, count=1)
+    assert [len(piece) for piece in single] == [1] * len(single)
+    flat = [each for piece in single for each in piece]
+    assert flat == sorted(flat)
+    assert flat == [each for piece in changed for each in piece]
+    rest = await blocks(cloning, new.snapshot_id, base.snapshot_id, start=10 * MIB)
+    assert covered(rest) == {n for n in covered(changed) if n >= 10 * MIB}
+    assert await blocks(cloning, new.snapshot_id, start=64 * MIB) == []
+    for start in (-1, 64 * MIB + 1):
+        with pytest.raises(changed_blocks.OffsetBehindEnd):
+            await blocks(cloning, new.snapshot_id, start=start)
+    with pytest.raises(changed_blocks.NegativeResults):
+        await blocks(cloning, new.snapshot_id, count=-1)
+    with pytest.raises(snapshotting.SnapshotNotFound):
+        await blocks(cloning, "snap-none")
+
+
+async def test_changed_blocks_are_of_one_volume(cloning: Bench) -> None:
+    one, two = await cloning.create("one"), await cloning.create("two")
+    first = await snapshot(cloning, one.volume_id, "a")
+    second = await snapshot(cloning, two.volume_id, "b")
+    with pytest.raises(changed_blocks.OfTwoVolumes):
+        await blocks(cloning, first.snapshot_id, second.snapshot_id)
+
+
+async def test_on_ext4_allocated_blocks_are_known_and_changed_ones_are_not(
+    copying: Bench,
+) -> None:
+    source = await copying.create("source")
+    target = await up(copying, source.volume_id)
+    write(target, "file", os.urandom(MIB))
+    base = await snapshot(copying, source.volume_id, "base")
+    new = await snapshot(copying, source.volume_id, "new")
+    await down(copying, source.volume_id)
+    image = read_image(copying, new.snapshot_id)
+    allocated = covered(await blocks(copying, new.snapshot_id))
+    assert allocated >= differing_blocks(bytes(len(image)), image)
+    with pytest.raises(protocol.NoChangeTracking):
+        await blocks(copying, new.snapshot_id, base.snapshot_id)
+
+
+async def test_a_snapshot_that_a_crash_interrupted_leaves_nothing(copying: Bench) -> None:
+    source = await copying.create("source")
+    taken = await snapshot(copying, source.volume_id)
+    shelf = copying.driver.snapshots.snapshotter.shelf
+    record = shelf.find(taken.snapshot_id)
+    assert record is not None
+    shelf.save(record.model_copy(update={"phase": "creating"}))
+    copying.restart()
+    assert copying.driver.snapshots.snapshotter.shelf.find(taken.snapshot_id) is None
+    assert not list((copying.root / "state" / "images").glob("*.snap"))
+    assert (await snapshot(copying, source.volume_id)).snapshot_id == taken.snapshot_id
+    assert mounts.below(str(copying.root / "pods")) == ()

@@ -1,0 +1,195 @@
+"""Proxy, shim and block driver in one process on the real kernel, and a sandbox without a virtual machine."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from crust import volumes
+from crust.blockdriver import app as driver_app
+from crust.handoff import store
+from crust.host import devices, loop, mounts
+from crust.proxy import app as proxy_app
+from crust.proxy import targets
+from crust.rpc import channel
+from crust.runtime_handler import claim_volume
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support import node as nodes
+from tests.support.fake_handler import FakeHandler, running
+from tests.support.node import Co, Places
+
+MIB = 1 << 20
+MODE = csi_pb2.VolumeCapability.AccessMode
+
+
+@dataclass
+class Chain:
+    """A node's daemons, and a CO that calls them."""
+
+    places: Places
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    connected: grpc.aio.Channel = field(init=False)
+
+    async def start(self) -> None:
+        """Everything, bottom up, as after a restart of all daemons."""
+        root = self.places.root
+        built = driver_app.build(
+            state_dir=f"{root}/state",
+            run_dir=f"{root}/driver-run",
+            node_id="node-1",
+            target_roots=(self.places.kubelet,),
+        )
+        enter = self.stack.enter_async_context
+        await enter(
+            driver_app.running(
+                built,
+                socket=self.places.driver,
+                state_dir=f"{root}/state",
+                run_dir=f"{root}/driver-run",
+            )
+        )
+        await enter(
+            proxy_app.running(
+                self.places.settings(grace_s=10),
+                targets=targets.SealedTargets([self.places.kubelet]),
+                devices=devices,
+            )
+        )
+        await enter(nodes.shim(self.places))
+        handlers = self.places.sockets.handlers
+        await enter(running(FakeHandler(), proxy_socket=handlers, endpoint=self.places.handler))
+        self.connected = await enter(channel.connect(self.places.csi))
+
+    async def restart(self) -> None:
+        """All daemons stop and start."""
+        await self.stack.aclose()
+        await self.start()
+
+    @property
+    def co(self) -> Co:
+        """Publish, unpublish."""
+        return Co(self.connected)
+
+    async def volume(self, *, mode: int = MODE.SINGLE_NODE_MULTI_WRITER) -> str:
+        """A new ext4 volume, staged at its first staging path; its id."""
+        capability = self.capability(mode)
+        request = csi_pb2.CreateVolumeRequest(
+            name="pvc",
+            volume_capabilities=[capability],
+            capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
+        )
+        controller = csi_pb2_grpc.ControllerStub(self.connected)
+        volume_id: str = (await controller.CreateVolume(request, timeout=30)).volume.volume_id
+        await self.stage(volume_id, mode=mode)
+        return volume_id
+
+    def capability(self, mode: int) -> csi_pb2.VolumeCapability:
+        """An ext4 capability."""
+        mount = csi_pb2.VolumeCapability.MountVolume(fs_type="ext4")
+        return csi_pb2.VolumeCapability(
+            mount=mount, access_mode=MODE(mode=MODE.Mode.ValueType(mode))
+        )
+
+    def staging(self, name: str = "global") -> str:
+        """A staging path that exists."""
+        path = f"{self.places.kubelet}/{name}"
+        os.makedirs(path, exist_ok=True)
+        return path
+
+    async def stage(
+        self, volume_id: str, name: str = "global", *, mode: int = MODE.SINGLE_NODE_MULTI_WRITER
+    ) -> None:
+        """NodeStageVolume."""
+        request = csi_pb2.NodeStageVolumeRequest(
+            volume_id=volume_id,
+            staging_target_path=self.staging(name),
+            volume_capability=self.capability(mode),
+        )
+        await self.co.node.NodeStageVolume(request, timeout=30)
+
+    async def unstage(self, volume_id: str, name: str = "global") -> None:
+        """NodeUnstageVolume."""
+        request = csi_pb2.NodeUnstageVolumeRequest(
+            volume_id=volume_id, staging_target_path=self.staging(name)
+        )
+        await self.co.node.NodeUnstageVolume(request, timeout=30)
+
+    async def publish(
+        self,
+        volume_id: str,
+        target: str,
+        *,
+        defer: bool = True,
+        readonly: bool = False,
+        mode: int = MODE.SINGLE_NODE_MULTI_WRITER,
+    ) -> None:
+        """NodePublishVolume."""
+        await self.co.publish(
+            volume_id,
+            target,
+            defer=defer,
+            readonly=readonly,
+            mode=mode,
+            staging_target_path=self.staging(),
+        )
+
+    def entry(self, target: str) -> store.Entry | None:
+        """The handoff's entry."""
+        return store.Store(self.places.volumes).read(volumes.TargetPath(target))
+
+    @contextmanager
+    def sandbox(self, target: str, name: str = "box-1") -> Iterator[str]:
+        """A sandbox that has the volume: lock and fence, as a VM holds them; gives the device."""
+        claim = claim_volume(
+            self.places.volumes,
+            volumes.TargetPath(target),
+            volumes.SandboxId(name),
+            volumes.HandlerName("kata"),
+        )
+        with claim:
+            yield claim.record.device
+
+    async def check_gone(self, volume_id: str) -> None:
+        """The volume can be unstaged and deleted, and nothing of it is left on the node."""
+        await self.unstage(volume_id)
+        request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
+        await csi_pb2_grpc.ControllerStub(self.connected).DeleteVolume(request, timeout=30)
+        assert [each for each in loop.list_all() if volume_id in each.backing] == []
+        assert mounts.below(self.places.kubelet) == ()
+        pods = Path(self.places.kubelet) / "pods"
+        assert list(pods.glob("*/mount")) == []
+        assert os.listdir(self.places.volumes) == []
+
+
+@asynccontextmanager
+async def _chain(root: str) -> AsyncIterator[Chain]:
+    chain = Chain(Places.make(root))
+    await chain.start()
+    try:
+        yield chain
+    finally:
+        await chain.stack.aclose()
+        await asyncio.to_thread(_tidy, root)
+
+
+def _tidy(root: str) -> None:
+    """What a failed test left."""
+    for mount in sorted(mounts.below(root), key=lambda each: -len(each.target)):
+        mounts.unmount(mount.target)
+    for device in loop.list_all():
+        if device.backing.startswith(f"{root}/"):
+            loop.detach(device)
+
+
+@pytest.fixture
+async def chain() -> AsyncIterator[Chain]:
+    """A node that serves."""
+    with tempfile.TemporaryDirectory(prefix="crust-") as root:
+        async with _chain(root) as running_chain:
+            yield running_chain

@@ -1,0 +1,246 @@
+"""What a CO, an operator and bad luck may do to a volume: never two kernels, never the node's disk, never stuck.
+
+Each test ends with the volume deleted and nothing left, without a hand on the node that is not the test's subject.
+"""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+from crust import volumes
+from crust.handoff import layout
+from crust.host import loop, mounts
+from tests.integration.chain.conftest import MODE, Chain
+from tests.support.refusals import refused
+
+pytestmark = pytest.mark.root
+Code = grpc.StatusCode
+
+
+async def test_deferral_is_switched_between_pods_and_the_data_stays(chain: Chain) -> None:
+    volume = await chain.volume()
+    guest, host = chain.places.target("guest"), chain.places.target("host")
+    for round_ in ("first", "second"):
+        await chain.publish(volume, guest)
+        await refused(chain.publish(volume, host, defer=False), Code.FAILED_PRECONDITION, guest)
+        with chain.sandbox(guest) as device:
+            mounted = await asyncio.to_thread(
+                subprocess.run,
+                ["mount", device, chain.staging("try")],
+                capture_output=True,
+                check=False,
+            )
+            assert mounted.returncode != 0, "the fence of the sandbox"
+        await chain.co.unpublish(volume, guest)
+        await chain.publish(volume, host, defer=False)
+        await refused(chain.publish(volume, guest), Code.FAILED_PRECONDITION, host)
+        Path(host, round_).write_text("kept")
+        await chain.co.unpublish(volume, host)
+    await chain.publish(volume, host, defer=False)
+    assert {"first", "second"} <= set(os.listdir(host))
+    await chain.co.unpublish(volume, host)
+    await chain.check_gone(volume)
+
+
+async def test_every_daemon_restarts_with_a_live_sandbox(chain: Chain) -> None:
+    volume = await chain.volume()
+    target, other = chain.places.target("one"), chain.places.target("two")
+    await chain.publish(volume, target)
+    with chain.sandbox(target):
+        await chain.restart()
+        await refused(chain.co.unpublish(volume, target), Code.FAILED_PRECONDITION, "box-1")
+        await refused(chain.publish(volume, other), Code.FAILED_PRECONDITION, target)
+        await refused(chain.publish(volume, other, defer=False), Code.FAILED_PRECONDITION, target)
+        await refused(chain.unstage(volume), Code.FAILED_PRECONDITION, target)
+        await chain.publish(volume, target)
+    await chain.co.unpublish(volume, target)
+    await chain.check_gone(volume)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+async def test_the_handoff_directory_is_lost_under_a_live_sandbox(
+    chain: Chain, *, sealed: bool
+) -> None:
+    """Nobody remembers the claim but the kernel: the fence on the device holds, and nothing is detached."""
+    volume = await chain.volume()
+    target = chain.places.target("one")
+    await chain.publish(volume, target)
+    with chain.sandbox(target):
+        await chain.stack.aclose()
+        shutil.rmtree(chain.places.volumes)
+        if not sealed:
+            mounts.unmount(target)
+        await chain.start()
+        await chain.co.unpublish(volume, target)
+        assert not os.path.lexists(target), "CSI NodeUnpublishVolume: the target is removed"
+        await refused(chain.unstage(volume), Code.FAILED_PRECONDITION)
+        await refused(chain.publish(volume, target), Code.FAILED_PRECONDITION)
+        await refused(chain.publish(volume, target, defer=False), Code.FAILED_PRECONDITION)
+    await chain.co.unpublish(volume, target)
+    await chain.check_gone(volume)
+
+
+async def test_all_that_runs_is_lost_with_the_devices_as_in_a_reboot(chain: Chain) -> None:
+    volume = await chain.volume()
+    target = chain.places.target("one")
+    await chain.publish(volume, target)
+    await chain.stack.aclose()
+    mounts.unmount(target)
+    for device in loop.list_all():
+        if volume in device.backing:
+            loop.detach(device)
+    for lost in (chain.places.volumes, f"{chain.places.root}/driver-run"):
+        shutil.rmtree(lost)
+    await chain.start()
+    # A kubelet cleans up pods that are gone, and stages and publishes for those that come back.
+    await chain.co.unpublish(volume, target)
+    await chain.unstage(volume)
+    await chain.stage(volume)
+    await chain.publish(volume, target)
+    with chain.sandbox(target):
+        await refused(chain.co.unpublish(volume, target), Code.FAILED_PRECONDITION, "box-1")
+    await chain.co.unpublish(volume, target)
+    await chain.check_gone(volume)
+
+
+async def test_unpublish_with_another_volumes_id_changes_nothing(chain: Chain) -> None:
+    volume = await chain.volume()
+    target = chain.places.target("one")
+    await chain.publish(volume, target)
+    for flag in (False, True):
+        await refused(
+            chain.co.unpublish("vol-other", target, flag=flag), Code.INVALID_ARGUMENT, volume
+        )
+    assert chain.entry(target) is not None
+    assert mounts.at(target) is not None
+    await chain.co.unpublish(volume, target)
+    await chain.check_gone(volume)
+
+
+async def test_a_second_staging_path_comes_and_goes_under_a_deferred_publish(chain: Chain) -> None:
+    volume = await chain.volume()
+    target = chain.places.target("one")
+    await chain.publish(volume, target)
+    await chain.stage(volume, "second")
+    await refused(chain.unstage(volume, "second"), Code.FAILED_PRECONDITION, target)
+    with chain.sandbox(target) as device:
+        assert os.path.exists(device)
+    await chain.co.unpublish(volume, target)
+    await chain.unstage(volume, "second")
+    await chain.publish(volume, target)
+    await chain.co.unpublish(volume, target)
+    await chain.check_gone(volume)
+
+
+async def test_readers_share_and_a_writer_waits_for_the_last_of_them(chain: Chain) -> None:
+    mode = MODE.SINGLE_NODE_MULTI_WRITER
+    volume = await chain.volume(mode=mode)
+    one, two, three = (chain.places.target(name) for name in ("one", "two", "three"))
+    await chain.publish(volume, one, readonly=True)
+    await chain.publish(volume, two, readonly=True)
+    with chain.sandbox(one, "a"), chain.sandbox(two, "b"):
+        await chain.publish(volume, three, readonly=True, defer=False)
+        assert os.statvfs(three).f_flag & os.ST_RDONLY
+        await chain.co.unpublish(volume, three)
+        await refused(chain.publish(volume, three), Code.FAILED_PRECONDITION)
+        await refused(chain.publish(volume, three, defer=False), Code.FAILED_PRECONDITION)
+        await refused(chain.co.unpublish(volume, two), Code.FAILED_PRECONDITION, "b")
+    await chain.co.unpublish(volume, one)
+    await refused(chain.publish(volume, three), Code.FAILED_PRECONDITION, two)
+    await chain.co.unpublish(volume, two)
+    await chain.publish(volume, three)
+    await chain.co.unpublish(volume, three)
+    await chain.check_gone(volume)
+
+
+async def test_a_full_run_directory_leaves_nothing_half_done_and_stops_no_unpublish(
+    chain: Chain,
+) -> None:
+    await chain.stack.aclose()
+    await asyncio.to_thread(
+        subprocess.run,
+        ["mount", "-t", "tmpfs", "-o", "size=128k,mode=0700", "tmpfs", chain.places.run],
+        check=True,
+    )
+    await chain.start()
+    volume = await chain.volume()
+    one = chain.places.target("one")
+    ballast = Path(chain.places.run, "ballast")
+    await _fill(ballast)
+    await refused(chain.publish(volume, one), Code.RESOURCE_EXHAUSTED)
+    assert not os.path.lexists(one)
+    ballast.unlink()
+    await chain.publish(volume, one)
+    await _fill(ballast)
+    await chain.publish(volume, one)
+    await chain.co.unpublish(volume, one)
+    ballast.unlink()
+    await chain.check_gone(volume)
+    await chain.stack.aclose()
+    mounts.unmount(chain.places.run)
+
+
+async def _fill(path: Path) -> None:
+    def fill() -> None:
+        with path.open("wb", buffering=0) as file:
+            for size in (4096, 1):
+                try:
+                    while file.write(b"x" * size):
+                        pass
+                except OSError:
+                    continue
+
+    await asyncio.to_thread(fill)
+
+
+async def test_an_unreadable_record_blocks_its_volume_and_what_it_says_to_do_frees_it(
+    chain: Chain,
+) -> None:
+    volume = await chain.volume()
+    target, other = chain.places.target("one"), chain.places.target("two")
+    await chain.publish(volume, target)
+    path = Path(layout.Layout(chain.places.volumes).record_path(volumes.TargetPath(target)))
+    path.write_text("{")
+    await chain.restart()
+    await refused(chain.co.unpublish(volume, target), Code.DATA_LOSS, str(path))
+    await refused(chain.publish(volume, other), Code.FAILED_PRECONDITION, target)
+    await refused(chain.publish(volume, other, defer=False), Code.FAILED_PRECONDITION, target)
+    await refused(chain.unstage(volume), Code.FAILED_PRECONDITION, target)
+    path.unlink()
+    await chain.restart()
+    await chain.co.unpublish(volume, target)
+    shutil.rmtree(path.parent, ignore_errors=True)
+    await chain.check_gone(volume)
+
+
+async def test_a_hypervisor_that_is_killed_frees_the_volume_at_once(chain: Chain) -> None:
+    volume = await chain.volume()
+    target = chain.places.target("one")
+    await chain.publish(volume, target)
+    entry = chain.entry(target)
+    assert entry is not None
+    with chain.sandbox(target):
+        pass
+    script = (
+        "import sys; from crust.runtime_handler import claim_volume as c; from crust import volumes as v; "
+        "h = c(sys.argv[1], v.TargetPath(sys.argv[2]), v.SandboxId('vm'), v.HandlerName('kata')); "
+        "print('has it', flush=True); sys.stdin.read()"
+    )
+    vm = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script, chain.places.volumes, target),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert vm.stdout is not None
+    assert await vm.stdout.readline() == b"has it\n"
+    await refused(chain.co.unpublish(volume, target), Code.FAILED_PRECONDITION, "vm")
+    vm.kill()
+    await vm.wait()
+    await chain.co.unpublish(volume, target)
+    await chain.check_gone(volume)

@@ -1,0 +1,68 @@
+"""Files and directories of another user, which only root can make: refused, kept, and told."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crust import errors
+from crust.handoff import claims, layout
+from crust.handoff.claims import ClaimLock, UntrustedLock
+from crust.handoff.store import ForeignOwner, Store
+from crust.runtime_handler import resolve_source
+from tests.support.records import TARGET, a_record
+
+pytestmark = pytest.mark.root
+
+STRANGER = 65534
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(f"{tmp_path}/volumes")
+    made.open()
+    made.publish(a_record())
+    return made
+
+
+@pytest.fixture
+def paths(store: Store) -> layout.EntryPaths:
+    return store.layout.entry(TARGET)
+
+
+@pytest.mark.parametrize("path_of", [lambda paths: paths.record, lambda paths: paths.directory])
+def test_what_a_stranger_owns_is_an_error_for_every_reader(
+    store: Store, paths: layout.EntryPaths, path_of: Callable[[layout.EntryPaths], str]
+) -> None:
+    os.chown(path_of(paths), STRANGER, STRANGER)
+    (entry,) = store.scan()
+    assert isinstance(entry.error, errors.Refused)
+    assert str(STRANGER) in str(entry.error)
+    for attempt in (
+        lambda: store.publish(a_record()),
+        lambda: resolve_source(store.root, TARGET.text),
+    ):
+        with pytest.raises(errors.Refused):
+            attempt()
+    assert os.path.exists(paths.record)
+
+
+def test_a_strangers_lock_is_not_locked_and_a_strangers_claim_not_believed(
+    store: Store, paths: layout.EntryPaths
+) -> None:
+    Path(paths.claim).write_text("{}")
+    os.chown(paths.claim, STRANGER, STRANGER)
+    with pytest.raises(errors.Refused):
+        claims.read(paths)
+    os.chown(paths.claim_lock, STRANGER, STRANGER)
+    with pytest.raises(UntrustedLock):
+        ClaimLock.acquire(paths, TARGET)
+    with pytest.raises(UntrustedLock):
+        store.begin_withdraw(TARGET)
+
+
+def test_a_strangers_root_is_not_opened(store: Store) -> None:
+    os.chown(store.root, STRANGER, STRANGER)
+    with pytest.raises((ForeignOwner, errors.Refused), match=str(STRANGER)):
+        store.open()

@@ -1,0 +1,229 @@
+"""crust.handoff.watch on a real inotify: nothing is missed, whatever becomes of the events.
+
+The floor is set to an hour, so that only events, the overflow and the root's return can cause a hint; a test that
+gets none runs into its deadline.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crust.handoff import claims, watch
+from crust.handoff.store import Store
+from crust.handoff.watch import Change, Watch
+from tests.support.records import TARGET, a_record
+
+HOUR_S = 3600.0
+DEADLINE_S = 20.0
+QUEUE_EVENTS = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(f"{tmp_path}/run/volumes")
+    made.open()
+    return made
+
+
+@pytest.fixture
+async def looking(store: Store) -> AsyncIterator[Watch]:
+    async with Watch(store.root, floor_s=HOUR_S) as made:
+        yield made
+
+
+async def _next(changes: AsyncIterator[Change]) -> Change:
+    async with asyncio.timeout(DEADLINE_S):
+        return await anext(changes)
+
+
+def _withdraw(store: Store) -> None:
+    with store.begin_withdraw(TARGET) as withdrawal:
+        withdrawal.complete()
+
+
+async def test_the_first_look_shows_what_is_there_even_if_that_is_nothing(store: Store) -> None:
+    async with Watch(store.root, floor_s=HOUR_S) as empty:
+        assert await _next(watch.changes(empty)) == Change((), (), (), ())
+    entry = store.publish(a_record())
+    async with Watch(store.root, floor_s=HOUR_S) as full:
+        assert await _next(watch.changes(full)) == Change((entry,), (entry,), (), ())
+
+
+async def test_an_entrys_whole_life_is_seen(store: Store, looking: Watch) -> None:
+    changes = watch.changes(looking)
+    await _next(changes)
+    published = store.publish(a_record())
+    assert (await _next(changes)).appeared == (published,)
+    rewritten = store.rewrite(a_record(capacity_bytes=1))
+    assert (await _next(changes)).changed == (rewritten,)
+    paths = store.layout.entry(TARGET)
+    with claims.ClaimLock.acquire(paths, TARGET):
+        state = claims.State.MOUNTED
+        claims.write(
+            paths, claims.Claim("s", "kata", state, "", 1, a_record().published_at, live=True)
+        )
+        (claimed,) = (await _next(changes)).changed
+        assert claimed.live
+        claims.remove(paths)
+        (released,) = (await _next(changes)).changed
+        assert released.claim is not None
+        assert released.claim.sandbox_id == ""
+    _withdraw(store)
+    assert (await _next(changes)).gone == (released,)
+
+
+class CountingWatch(Watch):
+    """Counts the hints before they coalesce."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root, floor_s=HOUR_S)
+        self.hints = 0
+
+    def look_again(self) -> None:
+        """Count, and hint."""
+        self.hints += 1
+        super().look_again()
+
+
+async def test_what_is_invisible_causes_no_look(store: Store) -> None:
+    async with CountingWatch(store.root) as looking:
+        await anext(aiter(looking))
+        for _ in range(3):
+            os.mkdir(f"{store.root}/.new-x")
+            os.utime(f"{store.root}/.new-x")
+            os.rename(f"{store.root}/.new-x", f"{store.root}/.gone-x")
+            os.rmdir(f"{store.root}/.gone-x")
+        store.publish(
+            a_record()
+        )  # events keep their order: when its hint is there, all others were handled
+        async with asyncio.timeout(DEADLINE_S):
+            await anext(aiter(looking))
+        assert looking.hints == 1
+
+
+async def test_many_events_while_nobody_looks_are_one_hint_that_shows_all(
+    store: Store, looking: Watch
+) -> None:
+    changes = watch.changes(looking)
+    await _next(changes)
+    for number in range(50):
+        store.publish(a_record(f"/pods/{number}"))
+    seen = 0
+    while seen < 50:
+        seen += len((await _next(changes)).appeared)
+    assert seen == 50
+
+
+async def test_nothing_is_missed_when_the_kernels_queue_overflows(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Watch(store.root, floor_s=HOUR_S) as looking:
+        changes = watch.changes(looking)
+        await _next(changes)
+        for name in (".a", ".b"):
+            os.mkdir(f"{store.root}/{name}")
+        with _stalled_reader(looking):
+            # Two invisible names in turn: equal neighbours would be merged, and visible ones would cause a hint.
+            for number in range(2 * QUEUE_EVENTS):
+                os.utime(f"{store.root}/{'.a' if number % 2 else '.b'}")
+            entry = store.publish(a_record())
+        assert (await _next(changes)).appeared == (entry,)
+    assert any("overflow" in record.message for record in caplog.records)
+
+
+def _stalled_reader(looking: Watch) -> Any:
+    """Keep watchdog's thread from reading the kernel's queue, as a long pause of the process would."""
+    observer: Any = looking._observer
+    return observer._inotify_fd._lock
+
+
+async def test_a_root_that_is_deleted_and_made_again_is_watched_again(
+    store: Store, looking: Watch
+) -> None:
+    changes = watch.changes(looking)
+    entry = store.publish(a_record())
+    assert (await _next(changes)).entries == (entry,)
+    for _ in range(3):
+        shutil.rmtree(store.root)
+        assert (await _next(changes)).gone == (entry,)
+        store.open()
+        looking.look_again()  # stands for the floor: nobody can watch what is not there
+        await _until_watched(looking)
+        entry = store.publish(a_record())
+        assert (await _next(changes)).appeared == (entry,)
+
+
+async def test_a_root_that_got_the_deleted_ones_inode_is_not_taken_for_it(
+    store: Store, looking: Watch
+) -> None:
+    await anext(aiter(looking))
+    for _ in range(3):
+        os.rmdir(store.root)
+        store.open()
+        await _until_watched(looking)
+        store.publish(a_record())
+        async with asyncio.timeout(DEADLINE_S):
+            await anext(aiter(looking))
+        _withdraw(store)
+        await _until_watched(looking)
+
+
+async def _until_watched(looking: Watch) -> None:
+    # The hint makes the watch follow the new root before the next scan; this is that scan's first half.
+    async with asyncio.timeout(DEADLINE_S):
+        await anext(aiter(looking))
+
+
+async def test_a_root_that_comes_later_is_found_at_the_floor(tmp_path: Path) -> None:
+    store = Store(f"{tmp_path}/later/volumes")
+    async with Watch(store.root, floor_s=0.01) as early:
+        changes = watch.changes(early)
+        await _next(changes)
+        store.open()
+        entry = store.publish(a_record())
+        assert (await _next(changes)).appeared == (entry,)
+
+
+async def test_a_sandboxs_death_which_nobody_announces_is_seen_at_the_floor(store: Store) -> None:
+    store.publish(a_record())
+    lock = claims.ClaimLock.acquire(store.layout.entry(TARGET), TARGET)
+    async with Watch(store.root, floor_s=0.01) as looking:
+        changes = watch.changes(looking)
+        assert (await _next(changes)).entries[0].live
+        lock.close()
+        assert not (await _next(changes)).entries[0].live
+
+
+async def test_an_unreadable_entry_is_shown_once_and_not_as_a_change_each_time(
+    store: Store,
+) -> None:
+    store.publish(a_record())
+    os.truncate(store.layout.record_path(TARGET), 2)
+    async with Watch(store.root, floor_s=0.01) as looking:
+        changes = watch.changes(looking)
+        assert (await _next(changes)).appeared[0].error is not None
+        store.publish(a_record("/pods/other"))
+        after = await _next(changes)
+        assert len(after.appeared) == 1
+        assert after.changed == ()
+
+
+async def test_leaving_the_watch_leaves_no_thread_and_no_handler(store: Store) -> None:
+    threads, handlers = set(threading.enumerate()), list(logging.getLogger("watchdog").handlers)
+    async with Watch(store.root) as looking:
+        await anext(aiter(looking))
+    left = {
+        each.name
+        for each in set(threading.enumerate()) - threads
+        if not each.name.startswith("asyncio_")
+    }
+    assert left == set()
+    assert logging.getLogger("watchdog").handlers == handlers
+    looking.look_again()

@@ -1,0 +1,265 @@
+"""Filesystems made, probed, checked and grown by the real programs and the real kernel."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from crust import errors
+from crust.host import capabilities, commands, devices, filesystems, loop, mounts, superblocks
+from crust.volumes import UsageUnit
+from tests.integration.host.conftest import MIB, Attach, partition_table, read, run, write
+
+pytestmark = pytest.mark.root
+
+SIZES = {"ext4": 64 * MIB, "xfs": 300 * MIB, "btrfs": 128 * MIB}
+
+
+@pytest.mark.parametrize("fs_type", filesystems.SUPPORTED)
+@pytest.mark.parametrize("zeroed", [False, True])
+async def test_made_filesystem_is_probed_checked_and_mounted(
+    attach: Attach, mountpoint: str, fs_type: str, *, zeroed: bool
+) -> None:
+    device = attach(SIZES[fs_type])
+    assert filesystems.probe(device.path) == filesystems.Blank()
+    await filesystems.make(device.path, fs_type, zeroed=zeroed)
+    found = filesystems.probe(device.path)
+    assert isinstance(found, filesystems.Filesystem)
+    assert (found.type, len(found.uuid)) == (fs_type, 36)
+    assert not await filesystems.check(device.path, fs_type)
+    assert not filesystems.needs_growth(device.path, fs_type)
+    assert not devices.is_blank(device.path)
+    mounts.mount_device(device.path, mountpoint, fs_type)
+    (Path(mountpoint) / "file").write_bytes(b"x")
+
+
+async def test_small_ext4_has_large_blocks(attach: Attach) -> None:
+    device = attach(filesystems.minimum_bytes("ext4"))
+    await filesystems.make(device.path, "ext4")
+    assert superblocks.read_ext4(device.path).block_size_bytes == 4096
+
+
+@pytest.mark.parametrize("fs_type", filesystems.SUPPORTED)
+@pytest.mark.parametrize("there", ["ext4", "xfs", "btrfs"])
+async def test_what_is_there_is_never_formatted_over(
+    attach: Attach, fs_type: str, there: str
+) -> None:
+    """mkfs.ext4 without a terminal asks nobody: it formats over another filesystem and exits with 0."""
+    device = attach(300 * MIB)
+    run(f"mkfs.{there}", "-q", device.path)
+    before = filesystems.probe(device.path)
+    with pytest.raises(filesystems.NotBlank, match=there):
+        await filesystems.make(device.path, fs_type)
+    assert filesystems.probe(device.path) == before
+
+
+async def test_partition_table_is_something(attach: Attach) -> None:
+    device = attach()
+    write(device.path, 0, partition_table(sectors=1000))
+    assert filesystems.probe(device.path) == filesystems.Other("partition table dos")
+    with pytest.raises(filesystems.NotBlank, match="partition table dos"):
+        await filesystems.make(device.path, "ext4")
+
+
+def test_encrypted_volume_is_something_that_is_no_filesystem(attach: Attach) -> None:
+    device = attach()
+    write(device.path, 0, b"LUKS\xba\xbe\x00\x01" + bytes(600))
+    assert filesystems.probe(device.path) == filesystems.Other("crypto crypto_LUKS")
+
+
+async def test_clone_of_a_mounted_xfs_is_refused_with_the_remedy(
+    attach: Attach, mountpoint: str, tmp_path: Path
+) -> None:
+    device, clone = attach(300 * MIB), attach(300 * MIB, "clone.img")
+    await filesystems.make(device.path, "xfs")
+    run("cp", "--sparse=always", device.path, clone.path)
+    mounts.mount_device(device.path, mountpoint, "xfs")
+    second = str(tmp_path)
+    with pytest.raises(mounts.MountFailed, match="nouuid"):
+        mounts.mount_device(clone.path, second, "xfs")
+    mounts.mount_device(clone.path, second, "xfs", ["nouuid"])
+    mounts.unmount(second)
+
+
+def test_swap_is_something_that_is_no_filesystem(attach: Attach) -> None:
+    device = attach()
+    run("mkswap", device.path)
+    assert filesystems.probe(device.path) == filesystems.Other("other swap")
+
+
+async def test_two_signatures_are_a_doubt_and_a_doubt_is_an_error(attach: Attach) -> None:
+    device, other = attach(300 * MIB), attach(300 * MIB, "other.img")
+    run("mkfs.xfs", "-q", device.path)
+    run("mkfs.ext4", "-q", other.path)
+    write(device.path, 1024, read(other.path, 1024, 1024))
+    with pytest.raises(filesystems.AmbivalentSignature):
+        filesystems.probe(device.path)
+    with pytest.raises(filesystems.AmbivalentSignature):
+        await filesystems.make(device.path, "ext4")
+
+
+def test_device_that_was_detached_is_not_blank_but_an_error(attach: Attach) -> None:
+    device = attach()
+    loop.detach(device)
+    with pytest.raises(errors.RuntimeFailed, match="no size"):
+        filesystems.probe(device.path)
+    with pytest.raises(errors.NotReady, match="no size"):
+        devices.is_blank(device.path)
+
+
+async def test_device_that_is_too_small_is_refused_with_both_sizes(attach: Attach) -> None:
+    device = attach(299 * MIB)
+    with pytest.raises(filesystems.TooSmall) as caught:
+        await filesystems.make(device.path, "xfs")
+    assert (caught.value.size_bytes, caught.value.minimum_bytes) == (299 * MIB, 300 * MIB)
+    assert devices.is_blank(device.path)
+
+
+async def test_fenced_device_is_not_formatted(attach: Attach) -> None:
+    device = attach()
+    fence = devices.open_exclusive(device.path)
+    try:
+        with pytest.raises(devices.DeviceInUse):
+            await filesystems.make(device.path, "ext4")
+    finally:
+        os.close(fence)
+    assert devices.is_blank(device.path)
+
+
+async def test_unknown_filesystem_is_an_invalid_request(attach: Attach) -> None:
+    device = attach()
+    with pytest.raises(filesystems.UnknownFilesystem, match="ext4, xfs"):
+        await filesystems.make(device.path, "ntfs")
+    assert not filesystems.is_supported("ntfs")
+
+
+async def test_options_that_mkfs_refuses_are_told_in_its_words(attach: Attach) -> None:
+    device = attach()
+    with pytest.raises(commands.CommandFailed) as caught:
+        await filesystems.make(device.path, "ext4", extra_options=("-O", "nosuchfeature"))
+    assert "nosuchfeature" in str(caught.value)
+
+
+async def test_ext4_that_was_not_unmounted_is_checked_and_clean_afterwards(attach: Attach) -> None:
+    device = attach()
+    await filesystems.make(device.path, "ext4")
+    run("debugfs", "-w", "-R", "ssv state 0", device.path)  # "not unmounted cleanly"
+    assert not superblocks.read_ext4(device.path).clean
+    await filesystems.check(device.path, "ext4")
+    assert superblocks.read_ext4(device.path).clean
+
+
+async def test_damaged_ext4_is_corrupt_and_not_touched_further(attach: Attach) -> None:
+    device = attach()
+    await filesystems.make(device.path, "ext4")
+    run("debugfs", "-w", "-R", "clri <2>", device.path)
+    run("debugfs", "-w", "-R", "ssv state 2", device.path)  # "errors detected"
+    with pytest.raises(filesystems.NeedsRepair) as caught:
+        await filesystems.check(device.path, "ext4")
+    assert "Root inode is not a directory" in caught.value.why
+
+
+async def test_check_of_a_fenced_device_says_that_it_is_in_use(attach: Attach) -> None:
+    device = attach()
+    await filesystems.make(device.path, "ext4")
+    run("debugfs", "-w", "-R", "ssv state 0", device.path)
+    fence = devices.open_exclusive(device.path)
+    try:
+        with pytest.raises(devices.DeviceInUse):
+            await filesystems.check(device.path, "ext4")
+    finally:
+        os.close(fence)
+
+
+async def test_check_of_something_else_is_corrupt(attach: Attach) -> None:
+    device = attach()
+    for fs_type in filesystems.SUPPORTED:
+        with pytest.raises(errors.Corrupt):
+            await filesystems.check(device.path, fs_type)
+
+
+async def test_ext4_grows_unmounted_also_after_it_was_mounted(
+    attach: Attach, mountpoint: str
+) -> None:
+    """resize2fs wants a full check of a filesystem that was mounted since its last one."""
+    device = attach(64 * MIB)
+    await filesystems.make(device.path, "ext4")
+    mounts.mount_device(device.path, mountpoint, "ext4")
+    (Path(mountpoint) / "file").write_bytes(b"kept")
+    mounts.unmount(mountpoint)
+    os.truncate(device.backing, 128 * MIB)
+    loop.refresh_size(device)
+    assert filesystems.needs_growth(device.path, "ext4")
+    await filesystems.grow_unmounted(device.path, "ext4")
+    assert not filesystems.needs_growth(device.path, "ext4")
+    mounts.mount_device(device.path, mountpoint, "ext4")
+    assert (Path(mountpoint) / "file").read_bytes() == b"kept"
+
+
+async def test_xfs_grows_mounted_only(attach: Attach, mountpoint: str) -> None:
+    device = attach(300 * MIB)
+    await filesystems.make(device.path, "xfs")
+    os.truncate(device.backing, 600 * MIB)
+    loop.refresh_size(device)
+    assert filesystems.needs_growth(device.path, "xfs")
+    with pytest.raises(filesystems.GrowsOnlyMounted):
+        await filesystems.grow_unmounted(device.path, "xfs")
+    mounts.mount_device(device.path, mountpoint, "xfs")
+    before = filesystems.usage(mountpoint).usage[0].total
+    await filesystems.grow_mounted(mountpoint, "xfs")
+    await filesystems.grow_mounted(mountpoint, "xfs")
+    assert filesystems.usage(mountpoint).usage[0].total > before + 250 * MIB
+    mounts.unmount(mountpoint)
+    assert not filesystems.needs_growth(device.path, "xfs")
+
+
+async def test_mounted_ext4_grows_where_the_capability_is_and_says_so_where_it_is_not(
+    attach: Attach, mountpoint: str
+) -> None:
+    device = attach(64 * MIB)
+    await filesystems.make(device.path, "ext4")
+    mounts.mount_device(device.path, mountpoint, "ext4")
+    await filesystems.grow_mounted(mountpoint, "ext4")  # it fills its device: needs no capability
+    os.truncate(device.backing, 128 * MIB)
+    loop.refresh_size(device)
+    if capabilities.has_cap_sys_resource():
+        await filesystems.grow_mounted(mountpoint, "ext4")
+        assert filesystems.usage(mountpoint).usage[0].total > 100 * MIB
+        return
+    with pytest.raises(filesystems.MissingCapability, match="CAP_SYS_RESOURCE"):
+        await filesystems.grow_mounted(mountpoint, "ext4")
+
+
+async def test_growing_what_is_not_mounted_is_refused(mountpoint: str) -> None:
+    with pytest.raises(errors.NotReady, match="no ext4 is mounted"):
+        await filesystems.grow_mounted(mountpoint, "ext4")
+
+
+async def test_usage_adds_up(attach: Attach, mountpoint: str) -> None:
+    device = attach()
+    await filesystems.make(device.path, "ext4")
+    mounts.mount_device(device.path, mountpoint, "ext4")
+    before = {line.unit: line for line in filesystems.usage(mountpoint).usage}
+    (Path(mountpoint) / "file").write_bytes(b"x" * MIB)
+    os.sync()
+    after = {line.unit: line for line in filesystems.usage(mountpoint).usage}
+    assert after[UsageUnit.BYTES].used - before[UsageUnit.BYTES].used == MIB
+    assert after[UsageUnit.INODES].used - before[UsageUnit.INODES].used == 1
+    for line in after.values():
+        assert 0 < line.available <= line.total - line.used
+
+
+async def test_frozen_filesystem_is_told_and_thawing_twice_is_fine(
+    attach: Attach, mountpoint: str
+) -> None:
+    device = attach()
+    await filesystems.make(device.path, "ext4")
+    mounts.mount_device(device.path, mountpoint, "ext4")
+    filesystems.freeze(mountpoint)
+    try:
+        with pytest.raises(errors.NotReady, match="frozen already"):
+            filesystems.freeze(mountpoint)
+    finally:
+        filesystems.thaw(mountpoint)
+    filesystems.thaw(mountpoint)
+    (Path(mountpoint) / "file").touch()

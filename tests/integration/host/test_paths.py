@@ -1,0 +1,56 @@
+"""Targets that carry mounts."""
+
+from pathlib import Path
+
+import pytest
+
+from crust.host import loop, mounts, paths
+from crust.volumes import TargetPath
+from tests.integration.host.conftest import Attach
+
+pytestmark = pytest.mark.root
+
+
+def test_mountpoint_is_kept_as_a_target_and_not_removed(mountpoint: str, tmp_path: Path) -> None:
+    target, roots = TargetPath.parse(mountpoint), [str(tmp_path)]
+    mounts.mount_sealed(mountpoint)
+    paths.make_directory(target, roots)
+    with pytest.raises(paths.StillMounted):
+        paths.remove(target, roots)
+    mounts.unmount(mountpoint)
+    paths.remove(target, roots)
+    assert not Path(mountpoint).exists()
+    Path(mountpoint).mkdir()
+
+
+def test_bind_within_one_filesystem_is_a_mountpoint_too(mountpoint: str, tmp_path: Path) -> None:
+    """Device numbers do not tell: a volume bound from the same filesystem would have been deleted into."""
+    (tmp_path / "source").mkdir()
+    mounts.bind(str(tmp_path / "source"), mountpoint)
+    with pytest.raises(paths.StillMounted):
+        paths.remove(TargetPath.parse(mountpoint), [str(tmp_path)])
+
+
+def test_mountpoint_is_seen_below_a_root_that_is_a_link(mountpoint: str, tmp_path: Path) -> None:
+    root = tmp_path / "link"
+    root.symlink_to(tmp_path)
+    mounts.mount_sealed(mountpoint)
+    with pytest.raises(paths.StillMounted):
+        paths.remove(TargetPath.parse(f"{root}/target"), [str(root)])
+
+
+def test_file_with_a_device_bound_to_it_is_kept_and_one_that_is_a_device_is_not(
+    attach: Attach, tmp_path: Path
+) -> None:
+    device: loop.LoopDevice = attach()
+    target, roots = TargetPath.parse(str(tmp_path / "block")), [str(tmp_path)]
+    paths.make_file(target, roots)
+    mounts.bind(device.path, target.text)
+    try:
+        paths.make_file(target, roots)
+        with pytest.raises(paths.StillMounted):
+            paths.remove(target, roots)
+    finally:
+        mounts.unmount(target.text)
+    paths.remove(target, roots)
+    assert not (tmp_path / "block").exists()

@@ -1,0 +1,28 @@
+"""Clearing a device: all of it, and only when nobody has it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from crust.host import devices, loop, zeroout
+
+pytestmark = pytest.mark.root
+
+
+def test_a_cleared_device_reads_as_zeros_and_frees_its_space(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(os.urandom(8 << 20))
+    device = loop.attach(str(image))
+    try:
+        fence = devices.open_exclusive(device.path)
+        with pytest.raises(devices.DeviceInUse):
+            zeroout.zero_device(device.path)
+        os.close(fence)
+        assert not devices.is_blank(device.path)
+        zeroout.zero_device(device.path)
+        assert Path(device.path).read_bytes().count(0) == 8 << 20
+    finally:
+        loop.detach(device)
+    assert image.read_bytes().count(0) == 8 << 20
+    assert image.stat().st_blocks * 512 < 1 << 20

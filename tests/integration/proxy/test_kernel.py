@@ -1,0 +1,160 @@
+"""The proxy on a real kernel: sealed targets, real devices, real claims."""
+
+import asyncio
+import errno
+import os
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+import pytest
+
+from crust import volumes
+from crust.host import devices as host_devices
+from crust.host import loop, mounts
+from crust.proxy import targets
+from crust.runtime_handler import claim_volume
+from crust.wire.csi.v1 import csi_pb2
+from tests.support import node as nodes
+from tests.support.fake_driver import MIB
+from tests.support.node import Node, Places
+from tests.support.refusals import refused
+
+pytestmark = pytest.mark.root
+Code = grpc.StatusCode
+
+
+@pytest.fixture
+def places() -> Iterator[Places]:
+    with tempfile.TemporaryDirectory(prefix="crust-") as root:
+        yield Places.make(root)
+
+
+@pytest.fixture
+def device(places: Places) -> Iterator[loop.LoopDevice]:
+    """A loop device with an ext4 on it."""
+    image = f"{places.root}/volume.img"
+    with open(image, "wb") as file:
+        file.truncate(64 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True, timeout=60)
+    attached = loop.attach(image)
+    yield attached
+    loop.detach(attached)
+
+
+@pytest.fixture
+async def node(places: Places, device: loop.LoopDevice) -> AsyncIterator[Node]:
+    """A node whose driver hands the loop device over, on the kernel's own mounts and devices."""
+
+    def real(answer: csi_pb2.DeferredMount) -> None:
+        answer.block_device.path = device.path
+        identity = host_devices.identify(device.path)
+        answer.block_device.identity.major = identity.major
+        answer.block_device.identity.minor = identity.minor
+        answer.block_device.identity.disk_sequence = identity.disk_sequence
+
+    sealed = targets.SealedTargets([places.kubelet])
+    async with nodes.running(places, targets=sealed, devices=host_devices) as running:
+        running.driver.alter = real
+        async with running.handler():
+            yield running
+
+
+@pytest.mark.spec("D-15")
+async def test_a_sealed_target_takes_nothing_and_goes_with_the_unpublish(node: Node) -> None:
+    target = node.places.target("one")
+    await node.co.publish("vol-1", target)
+    node.check_published("vol-1", target)
+    with pytest.raises(OSError, match="No space") as caught:
+        os.mkdir(f"{target}/data")
+    assert caught.value.errno == errno.ENOSPC
+    os.chown(target, 0, 4711)  # as a kubelet does
+    await node.co.publish("vol-1", target)
+    assert len([each for each in mounts.read_all() if each.target == target]) == 1
+    await node.co.unpublish("vol-1", target)
+    node.check_untouched(target)
+    assert mounts.below(node.places.kubelet) == ()
+
+
+async def test_a_target_with_a_mount_on_it_is_refused_and_keeps_it(node: Node) -> None:
+    target = node.places.target("one")
+    os.mkdir(target)
+    await asyncio.to_thread(subprocess.run, ["mount", "-t", "tmpfs", "mine", target], check=True)
+    try:
+        await refused(
+            node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, "mine (tmpfs)", "unpublish"
+        )
+        assert node.driver.calls == []
+        assert node.entry(target) is None
+    finally:
+        mounts.unmount(target)
+
+
+@pytest.mark.spec("D-21")
+async def test_a_device_that_the_host_has_mounted_is_refused_naming_where(
+    node: Node, device: loop.LoopDevice
+) -> None:
+    target, where = node.places.target("one"), f"{node.places.root}/elsewhere"
+    os.mkdir(where)
+    mounts.mount_device(device.path, where, "ext4")
+    try:
+        await refused(
+            node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, device.path, where
+        )
+        node.check_untouched(target)
+    finally:
+        mounts.unmount(where)
+    await node.co.publish("vol-1", target)
+    await node.co.unpublish("vol-1", target)
+
+
+@pytest.mark.spec("D-19")
+async def test_a_claim_of_the_sdk_fences_the_device_and_the_unpublish(
+    node: Node, device: loop.LoopDevice
+) -> None:
+    target = node.places.target("one")
+    await node.co.publish("vol-1", target)
+    claim = claim_volume(
+        node.places.volumes,
+        volumes.TargetPath(target),
+        volumes.SandboxId("box-7"),
+        volumes.HandlerName("kata"),
+    )
+    with claim:
+        await refused(node.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "box-7")
+        await refused(node.co.expand("vol-1", target, 65 * MIB), Code.FAILED_PRECONDITION, "bytes")
+        node.driver.size_bytes.clear()  # it only said that the device grew
+        assert (await node.co.expand("vol-1", target, 64 * MIB)).capacity_bytes == 64 * MIB
+    await node.co.unpublish("vol-1", target)
+    node.check_untouched(target)
+
+
+async def test_a_target_that_somebody_stands_in_is_reported_and_then_goes(node: Node) -> None:
+    target = node.places.target("one")
+    await node.co.publish("vol-1", target)
+    stands = await asyncio.create_subprocess_exec("sleep", "60", cwd=target)
+    try:
+        await refused(node.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, str(stands.pid))
+    finally:
+        stands.kill()
+        await stands.wait()
+    assert node.entry(target) is not None
+    await node.co.unpublish("vol-1", target)
+    node.check_untouched(target)
+
+
+async def test_a_retry_after_run_was_lost_finds_the_seal(node: Node) -> None:
+    """After a crash that took the entry: the seal is on the target, and the publish is simply done again."""
+    target = node.places.target("one")
+    await node.co.publish("vol-1", target)
+    entry = node.entry(target)
+    assert entry is not None
+    for name in os.listdir(entry.directory):
+        os.unlink(f"{entry.directory}/{name}")
+    os.rmdir(entry.directory)
+    await node.co.publish("vol-1", target)
+    node.check_published("vol-1", target)
+    assert len([each for each in mounts.read_all() if each.target == target]) == 1
+    await node.co.unpublish("vol-1", target)
+    node.check_untouched(target)

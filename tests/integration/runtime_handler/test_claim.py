@@ -1,0 +1,280 @@
+"""crust.runtime_handler.claim on real block devices: exactly one has the volume, exactly while it lives."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.handoff import claims
+from crust.handoff.claims import HeldBySandbox, NotPublished, State
+from crust.handoff.record import UnreadableRecord
+from crust.handoff.store import Store
+from crust.host import devices, mounts
+from crust.runtime_handler import (
+    Claim,
+    ClaimLost,
+    DeviceChanged,
+    WrongHandler,
+    adopt_volume,
+    claim_volume,
+)
+from tests.integration.runtime_handler.conftest import MakeDevice, record_of
+from tests.support import crashes
+from tests.support.records import HANDLER, TARGET
+
+pytestmark = pytest.mark.root
+
+ONE = volumes.SandboxId("sandbox-1")
+TWO = volumes.SandboxId("sandbox-2")
+OTHER = volumes.TargetPath.parse("/var/lib/kubelet/pods/other/mount")
+
+
+def _claim(
+    store: Store, sandbox: volumes.SandboxId = ONE, target: volumes.TargetPath = TARGET
+) -> Claim:
+    return claim_volume(store.root, target, sandbox, HANDLER)
+
+
+def _is_free(store: Store, path: str) -> bool:
+    """Whether nobody has the entry's lock or the device."""
+    if claims.is_held(store.layout.entry(TARGET)):
+        return False
+    os.close(devices.open_exclusive(path))
+    return True
+
+
+@contextmanager
+def _hypervisor(claim: Claim) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that inherits what a hypervisor inherits, and dies with the block."""
+    program = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, pass_fds=claim.fds) as process:
+        claim.hand_over()
+        yield process
+        process.kill()
+
+
+def test_a_claim_names_its_sandbox_and_fences_the_device(
+    store: Store, device: MakeDevice, tmp_path: Path
+) -> None:
+    volume = device("a")
+    subprocess.run(["mkfs.ext4", "-q", volume.path], check=True, timeout=30)
+    store.publish(record_of(volume, TARGET))
+    with _claim(store) as claim:
+        claim.report(State.MOUNTED)
+        held = store.claim_state(TARGET)
+        assert held is not None
+        assert (held.sandbox_id, held.state, held.live) == (ONE, State.MOUNTED, True)
+        (tmp_path / "mnt").mkdir()
+        with pytest.raises(errors.NotReady):
+            mounts.mount_device(volume.path, f"{tmp_path}/mnt", "ext4", ())
+        formatting = subprocess.run(
+            ["mkfs.ext4", "-q", "-F", volume.path], capture_output=True, check=False, timeout=30
+        )
+        assert formatting.returncode != 0
+    assert store.claim_state(TARGET) is None
+    assert _is_free(store, volume.path)
+
+
+def test_a_second_sandbox_is_refused_by_the_name_of_the_first(
+    store: Store, device: MakeDevice
+) -> None:
+    store.publish(record_of(device("a"), TARGET))
+    with _claim(store), pytest.raises(HeldBySandbox, match="sandbox-1 of kata"):
+        _claim(store, TWO)
+
+
+def test_a_claim_lives_in_the_hypervisor_and_dies_with_it(store: Store, device: MakeDevice) -> None:
+    volume = device("a")
+    store.publish(record_of(volume, TARGET))
+    claim = _claim(store)
+    with _hypervisor(claim) as hypervisor:
+        assert claim.fds == ()
+        assert not claims.is_held(store.layout.entry(OTHER))
+        with pytest.raises(HeldBySandbox):
+            claim.release()
+        with pytest.raises(devices.DeviceInUse):
+            devices.open_exclusive(volume.path)
+        claim.report(State.MOUNTED)
+        hypervisor.kill()
+        hypervisor.wait()
+        assert _is_free(store, volume.path)
+        dead = store.claim_state(TARGET)
+        assert dead is not None
+        assert (dead.sandbox_id, dead.live) == (ONE, False)
+    claim.release()
+    claim.release()
+    assert store.claim_state(TARGET) is None
+
+
+def test_a_device_that_the_host_has_mounted_is_not_claimed(
+    store: Store, device: MakeDevice, tmp_path: Path
+) -> None:
+    volume = device("a")
+    subprocess.run(["mkfs.ext4", "-q", volume.path], check=True, timeout=30)
+    store.publish(record_of(volume, TARGET))
+    store.publish(record_of(volume, OTHER, readonly=True))
+    (tmp_path / "mnt").mkdir()
+    mounts.mount_device(volume.path, f"{tmp_path}/mnt", "ext4", ())
+    try:
+        for target in (TARGET, OTHER):
+            with pytest.raises(devices.DeviceInUse, match="mnt"):
+                _claim(store, ONE, target)
+            assert store.claim_state(target) is None
+    finally:
+        mounts.unmount(f"{tmp_path}/mnt")
+    _claim(store).release()
+
+
+def test_a_device_that_was_attached_anew_is_not_taken_for_the_one_that_was_meant(
+    store: Store, device: MakeDevice
+) -> None:
+    store.publish(record_of(device("a"), TARGET))
+    again = device("a")
+    with pytest.raises(DeviceChanged, match=str(again.identity)):
+        _claim(store)
+    assert _is_free(store, again.path)
+    assert store.claim_state(TARGET) is None
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/etc/hostname", "/dev/crust-is-not-there"])
+def test_a_path_that_leads_to_no_block_device_is_refused(
+    store: Store, device: MakeDevice, path: str
+) -> None:
+    volume = device("a")
+    record = record_of(volume, TARGET)
+    text = record.to_bytes().replace(volume.path.encode(), path.encode())
+    store.publish(record)
+    Path(store.layout.record_path(TARGET)).write_bytes(text)
+    with pytest.raises((errors.InvalidRequest, errors.NotFound)):
+        _claim(store)
+    assert _is_free(store, volume.path)
+
+
+def test_what_is_not_there_or_not_ours_or_unreadable_is_not_claimed(
+    store: Store, device: MakeDevice
+) -> None:
+    volume = device("a")
+    with pytest.raises(NotPublished):
+        _claim(store)
+    store.publish(record_of(volume, TARGET))
+    with pytest.raises(WrongHandler, match="kata"):
+        claim_volume(store.root, TARGET, ONE, volumes.HandlerName("other"))
+    assert _is_free(store, volume.path)
+    Path(store.layout.record_path(TARGET)).write_text("{}")
+    with pytest.raises(UnreadableRecord):
+        _claim(store)
+    assert _is_free(store, volume.path)
+
+
+def test_sandboxes_share_a_volume_that_all_of_them_only_read(
+    store: Store, device: MakeDevice
+) -> None:
+    volume = device("a")
+    for target in (TARGET, OTHER):
+        store.publish(record_of(volume, target, readonly=True))
+    with _claim(store, ONE) as one, _claim(store, TWO, OTHER) as two:
+        one.report(State.MOUNTED)
+        two.report(State.MOUNTED)
+        assert [entry.live for entry in store.scan()] == [True, True]
+
+
+def test_a_restarted_handler_adopts_the_claims_of_its_own_sandboxes(
+    store: Store, device: MakeDevice
+) -> None:
+    store.publish(record_of(device("a"), TARGET))
+    with _hypervisor(_claim(store)) as hypervisor:
+        adopted = adopt_volume(store.root, TARGET, ONE, HANDLER)
+        adopted.report(State.ERROR, "the guest lost the filesystem")
+        found = store.claim_state(TARGET)
+        assert found is not None
+        assert (found.state, found.error) == (State.ERROR, "the guest lost the filesystem")
+        with pytest.raises(ClaimLost, match="sandbox-1 has it"):
+            adopt_volume(store.root, TARGET, TWO, HANDLER)
+        with pytest.raises(WrongHandler):
+            adopt_volume(store.root, TARGET, ONE, volumes.HandlerName("other"))
+        with pytest.raises(HeldBySandbox):
+            adopted.release()
+        hypervisor.kill()
+    with pytest.raises(ClaimLost, match="ended"):
+        adopt_volume(store.root, TARGET, ONE, HANDLER)
+    adopted.release()
+    assert store.claim_state(TARGET) is None
+
+
+def test_a_claim_that_went_to_another_sandbox_is_not_written_over(
+    store: Store, device: MakeDevice
+) -> None:
+    store.publish(record_of(device("a"), TARGET))
+    old = _claim(store)
+    old.hand_over()  # to nobody: the hypervisor is dead
+    with _claim(store, TWO):
+        with pytest.raises(ClaimLost, match="sandbox-2"):
+            old.report(State.MOUNTED)
+        with pytest.raises(HeldBySandbox, match="sandbox-2"):
+            old.release()
+    found = store.claim_state(TARGET)
+    assert found is None
+
+
+def test_releasing_after_the_entry_was_withdrawn_is_fine(store: Store, device: MakeDevice) -> None:
+    store.publish(record_of(device("a"), TARGET))
+    claim = _claim(store)
+    claim.hand_over()
+    with store.begin_withdraw(TARGET) as withdrawal:
+        withdrawal.complete()
+    claim.release()
+    assert store.scan() == ()
+
+
+def test_a_handler_killed_anywhere_in_a_claim_leaves_the_volume_free(
+    store: Store, device: MakeDevice
+) -> None:
+    volume = device("a")
+    store.publish(record_of(volume, TARGET))
+    points = 0
+    for _ in crashes.crash_points(lambda _n: None, lambda _n: _claim(store).hand_over()):
+        points += 1
+        assert _is_free(store, volume.path)
+        found = store.claim_state(TARGET)
+        assert found is None or not found.live
+    assert points > 3
+    _claim(store, TWO).release()
+
+
+def test_a_claim_without_space_to_write_it_is_no_claim(store: Store, device: MakeDevice) -> None:
+    volume = device("a")
+    store.publish(record_of(volume, TARGET))
+    made: list[Claim] = []
+
+    def release(_number: int) -> None:
+        while made:  # of a point that does not matter to a claim, such as reading who had it before
+            made.pop().release()
+
+    points = 0
+    for _, error in crashes.failure_points(release, lambda _n: made.append(_claim(store))):
+        points += 1
+        assert isinstance(error, errors.Exhausted)
+        assert _is_free(store, volume.path)
+    assert points > 3
+    release(0)
+
+
+def test_a_release_that_fails_anywhere_still_frees_the_volume(
+    store: Store, device: MakeDevice
+) -> None:
+    volume = device("a")
+    store.publish(record_of(volume, TARGET))
+    made: list[Claim] = []
+    for _, error in crashes.failure_points(
+        lambda _n: made.append(_claim(store)), lambda _n: made[-1].release()
+    ):
+        assert isinstance(error, errors.Exhausted)
+        assert _is_free(store, volume.path)
+        found = store.claim_state(TARGET)
+        assert found is None or not found.live
+    assert len(made) > 1

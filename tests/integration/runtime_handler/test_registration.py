@@ -1,0 +1,161 @@
+"""crust.runtime_handler.registration against the proxy's own registry, over real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+
+import grpc.aio
+import pytest
+
+from crust import errors, volumes
+from crust.proxy.events import Events
+from crust.proxy.handlers import Feature as ProxysFeature
+from crust.proxy.handlers import Handler, Handlers
+from crust.proxy.peers import HandlerPeers
+from crust.proxy.registry import HandlerRegistry
+from crust.rpc import server
+from crust.runtime_handler import registration
+from crust.runtime_handler.registration import Feature, Hello, Registration
+from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
+
+DEADLINE_S = 20.0
+
+
+def _hello(run_dir: str, **changes: str) -> Hello:
+    hello = Hello(
+        name=volumes.HandlerName("kata"),
+        version="1",
+        endpoint=f"{run_dir}/handler.sock",
+        filesystems=frozenset({"ext4", "xfs"}),
+        features=frozenset({Feature.STATS, Feature.ONLINE_EXPAND}),
+    )
+    return replace(hello, **changes)  # type: ignore[arg-type]
+
+
+class WatchedHandlers(Handlers):
+    """Says when a lease has ended."""
+
+    def __init__(self) -> None:
+        super().__init__(grace_s=0)
+        self.lease_ended = asyncio.Event()
+
+    @contextmanager
+    def lease(self, handler: Handler) -> Iterator[None]:
+        """Hold it, and say when it is over."""
+        try:
+            with super().lease(handler):
+                yield
+        finally:
+            self.lease_ended.set()
+
+
+class WatchedRegistration(Registration):
+    """Says when the proxy has refused it."""
+
+    def __init__(self, proxy_socket: str, hello: Hello) -> None:
+        super().__init__(proxy_socket, hello)
+        self.refused = asyncio.Event()
+
+    def _refused(self, error: errors.CrustError) -> None:
+        super()._refused(error)
+        self.refused.set()
+
+
+@asynccontextmanager
+async def _proxy(run_dir: str) -> AsyncIterator[WatchedHandlers]:
+    handlers = WatchedHandlers()
+    registry = HandlerRegistry(handlers, HandlerPeers(), Events(), "/run/crust/volumes")
+
+    def register(into: grpc.aio.Server) -> None:
+        handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(registry, into)
+
+    async with server.serving(f"{run_dir}/proxy.sock", register, name="test"):
+        try:
+            yield handlers
+        finally:
+            registry.stop()
+
+
+async def _wait(event: asyncio.Event) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        await event.wait()
+
+
+@asynccontextmanager
+async def _registered(run_dir: str, hello: Hello) -> AsyncIterator[Registration]:
+    async with registration.registered(f"{run_dir}/proxy.sock", hello) as made:
+        yield made
+
+
+async def test_a_handler_registers_and_says_what_it_can(run_dir: str) -> None:
+    async with _proxy(run_dir) as handlers, _registered(run_dir, _hello(run_dir)) as made:
+        await _wait(made.registered)
+        assert not made.lost.is_set()
+        assert made.welcome is not None
+        assert made.welcome.volumes_directory == "/run/crust/volumes"
+        (found,) = handlers.all()
+        assert found.name == "kata"
+        assert found.filesystems == {"ext4", "xfs"}
+        assert {feature.name for feature in found.features} == {"STATS", "ONLINE_EXPAND"}
+
+
+async def test_a_handler_comes_back_when_the_proxy_comes_back(run_dir: str) -> None:
+    async with _registered(run_dir, _hello(run_dir)) as made:
+        for _ in range(3):
+            async with _proxy(run_dir) as handlers:
+                await _wait(made.registered)
+                assert len(handlers.all()) == 1
+            await _wait(made.lost)
+            assert made.error is not None
+
+
+async def test_a_name_that_is_taken_is_got_when_it_is_free(run_dir: str) -> None:
+    async with _proxy(run_dir) as handlers, AsyncExitStack() as stack:
+        first = await stack.enter_async_context(_registered(run_dir, _hello(run_dir)))
+        await _wait(first.registered)
+        heir = _hello(run_dir, endpoint=f"{run_dir}/heir.sock")
+        second = WatchedRegistration(f"{run_dir}/proxy.sock", heir)
+        task = asyncio.create_task(second.run())
+        await _wait(second.refused)
+        assert isinstance(second.error, errors.Conflict)
+        assert not second.registered.is_set()
+        await stack.aclose()
+        await _wait(second.registered)
+        assert [each.endpoint for each in handlers.all()] == [heir.endpoint]
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_a_hello_that_can_never_be_accepted_ends_the_registration(run_dir: str) -> None:
+    async with _proxy(run_dir):
+        made = Registration(f"{run_dir}/proxy.sock", _hello(run_dir, name="Not A Name"))
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(errors.InvalidRequest, match="Not A Name"):
+                await made.run()
+        assert made.lost.is_set()
+
+
+async def test_leaving_ends_the_lease(run_dir: str) -> None:
+    async with _proxy(run_dir) as handlers:
+        async with _registered(run_dir, _hello(run_dir)) as made:
+            await _wait(made.registered)
+        await _wait(handlers.lease_ended)
+        assert handlers.all() == ()
+        assert not made.registered.is_set()
+
+
+async def test_a_proxys_socket_that_cannot_be_one_is_said_at_once(run_dir: str) -> None:
+    made = Registration("relative.sock", _hello(run_dir))
+    with pytest.raises(errors.InvalidRequest):
+        await made.run()
+
+
+def test_the_features_are_those_of_the_contract() -> None:
+    numbers = {
+        name.removeprefix("HANDLER_FEATURE_"): number
+        for name, number in handlers_pb2.HandlerFeature.items()
+        if number
+    }
+    assert {each.name: each.value for each in Feature} == numbers
+    assert {each.name: each.value for each in ProxysFeature} == numbers

@@ -1,0 +1,77 @@
+"""crust.runtime_handler.resolve where only the kernel knows: sealed targets, binds of them, links to them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from crust.handoff.record import Record
+from crust.handoff.store import Store
+from crust.host import mounts
+from crust.runtime_handler import NotDeferred, Resolved, SealedWithoutEntry, resolve_source
+from tests.support.records import a_record
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[Path]:
+    """A kubelet's root with a sealed target in it, `mount`, and an empty `bind`; unmounted afterwards."""
+    root = tmp_path / "data" / "kubelet"
+    for name in ("mount", "bind", "other"):
+        (root / name).mkdir(parents=True)
+    mounts.mount_sealed(f"{root}/mount")
+    yield root
+    for name in ("bind", "mount", "other"):
+        mounts.unmount(f"{root}/{name}")
+
+
+def _published(store: Store, target: str) -> Record:
+    return store.publish(a_record(volumes.TargetPath.parse(target))).require()
+
+
+def test_a_link_to_the_kubelets_root_leads_to_the_volume_published_through_it(
+    store: Store, kubelet: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "kubelet").symlink_to(kubelet)
+    record = _published(store, f"{tmp_path}/kubelet/mount")
+    assert resolve_source(store.root, f"{kubelet}/mount") == Resolved(record, "")
+    assert resolve_source(store.root, f"{kubelet}/mount/a/b") == Resolved(record, "a/b")
+
+
+def test_a_bind_of_a_target_is_the_targets_volume(store: Store, kubelet: Path) -> None:
+    _published(store, f"{kubelet}/elsewhere")
+    record = _published(store, f"{kubelet}/mount")
+    mounts.bind(f"{kubelet}/mount", f"{kubelet}/bind")
+    assert resolve_source(store.root, f"{kubelet}/bind") == Resolved(record, "")
+    assert resolve_source(store.root, f"{kubelet}/bind/sub") == Resolved(record, "sub")
+
+
+def test_of_two_sealed_targets_each_bind_finds_its_own(store: Store, kubelet: Path) -> None:
+    _published(store, f"{kubelet}/mount")
+    mounts.mount_sealed(f"{kubelet}/other")
+    other = _published(store, f"{kubelet}/other")
+    mounts.bind(f"{kubelet}/other", f"{kubelet}/bind")
+    assert resolve_source(store.root, f"{kubelet}/bind") == Resolved(other, "")
+
+
+@pytest.mark.parametrize("below", ["", "/sub"])
+def test_a_sealed_target_without_an_entry_is_refused_and_never_shared(
+    store: Store, kubelet: Path, below: str
+) -> None:
+    _published(store, f"{kubelet}/other")
+    with pytest.raises(SealedWithoutEntry, match="awaits a deferred volume"):
+        resolve_source(store.root, f"{kubelet}/mount{below}")
+
+
+def test_a_sealed_target_whose_record_is_gone_is_refused(store: Store, kubelet: Path) -> None:
+    record = _published(store, f"{kubelet}/mount")
+    Path(store.layout.record_path(record.target)).unlink()
+    with pytest.raises(SealedWithoutEntry):
+        resolve_source(store.root, f"{kubelet}/mount")
+
+
+def test_a_directory_beside_a_sealed_one_is_an_ordinary_mount(store: Store, kubelet: Path) -> None:
+    _published(store, f"{kubelet}/mount")
+    assert resolve_source(store.root, f"{kubelet}/bind") == NotDeferred(f"{kubelet}/bind")

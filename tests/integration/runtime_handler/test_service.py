@@ -1,0 +1,155 @@
+"""crust.runtime_handler.service, asked by the proxy's own client over a real socket."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import pytest
+
+from crust import errors, volumes
+from crust.handoff.claims import State
+from crust.proxy.handlers import Handler
+from crust.proxy.peers import HandlerPeers, HandlerSilent
+from crust.rpc import channel
+from crust.runtime_handler import service
+from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
+from tests.support.records import TARGET
+
+GIB = 1 << 30
+USAGE = volumes.VolumeUsage(volumes.UsageUnit.BYTES, GIB, 10, GIB - 20)
+RANGE = volumes.CapacityRange(GIB)
+
+
+class NoSandbox(errors.NotReady):
+    """The runtime's own error."""
+
+    def __init__(self) -> None:
+        super().__init__("no sandbox has the volume", hint="start the pod")
+
+
+@dataclass
+class FakeRuntime:
+    """A runtime with one volume, which grows when it is allowed to."""
+
+    sizes: dict[str, int] = field(default_factory=lambda: {TARGET.text: GIB})
+    expansions: int = 0
+    may_grow: asyncio.Event = field(default_factory=asyncio.Event)
+    growing: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
+        """One line and a condition."""
+        self._check(target)
+        return volumes.VolumeStats((USAGE,), volumes.VolumeCondition(True, "remounted read-only"))  # noqa: FBT003
+
+    async def expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
+        """Count, wait, grow."""
+        self._check(target)
+        self.expansions += 1
+        self.growing.set()
+        await self.may_grow.wait()
+        self.sizes[target.text] = capacity.required_bytes
+        return capacity.required_bytes
+
+    async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
+        """Always well."""
+        self._check(target)
+        return volumes.VolumeCondition(abnormal=False, message="")
+
+    async def list_volumes(self) -> Sequence[service.HeldVolume]:
+        """The one volume."""
+        return [service.HeldVolume(TARGET, volumes.SandboxId("s"), State.MOUNTED)]
+
+    def _check(self, target: volumes.TargetPath) -> None:
+        if target.text not in self.sizes:
+            raise NoSandbox()
+
+
+@pytest.fixture
+async def runtime() -> FakeRuntime:
+    return FakeRuntime()
+
+
+@pytest.fixture
+async def handler(run_dir: str, runtime: FakeRuntime) -> AsyncIterator[Handler]:
+    """The served runtime, as the proxy's registry knows it."""
+    path = f"{run_dir}/handler.sock"
+    async with service.serving(path, runtime):
+        yield Handler(volumes.HandlerName("kata"), "1", path, frozenset({"ext4"}), frozenset())
+        runtime.may_grow.set()
+
+
+@pytest.fixture
+async def peers() -> AsyncIterator[HandlerPeers]:
+    made = HandlerPeers()
+    yield made
+    await made.close()
+
+
+async def test_statistics_arrive_as_they_were_told(handler: Handler, peers: HandlerPeers) -> None:
+    stats = await peers.stats(handler, TARGET, None)
+    assert stats.usage == (USAGE,)
+    assert stats.condition == volumes.VolumeCondition(abnormal=True, message="remounted read-only")
+
+
+async def test_the_runtimes_errors_keep_their_branch_and_sentence(
+    handler: Handler, peers: HandlerPeers
+) -> None:
+    with pytest.raises(errors.NotReady, match="no sandbox has the volume; start the pod"):
+        await peers.stats(handler, volumes.TargetPath("/nobody/knows"), None)
+    with pytest.raises(errors.InvalidRequest, match="relative"):
+        await peers.stats(handler, volumes.TargetPath("not/absolute"), None)
+
+
+async def test_an_empty_range_is_refused_before_the_runtime_sees_it(
+    handler: Handler, peers: HandlerPeers, runtime: FakeRuntime
+) -> None:
+    with pytest.raises(errors.OutOfRange):
+        await peers.expand(handler, TARGET, volumes.CapacityRange(2, 1), None)
+    assert runtime.expansions == 0
+
+
+async def test_an_expansion_survives_its_callers_deadline_and_a_retry_joins_it(
+    handler: Handler, peers: HandlerPeers, runtime: FakeRuntime
+) -> None:
+    with pytest.raises(HandlerSilent):
+        await peers.expand(handler, TARGET, RANGE, 0.05)
+    await runtime.growing.wait()
+    with pytest.raises(errors.OperationPending):
+        await peers.expand(handler, TARGET, volumes.CapacityRange(2 * GIB), None)
+    with pytest.raises(HandlerSilent):
+        await peers.expand(handler, TARGET, RANGE, 0.05)
+    assert runtime.expansions == 1
+    runtime.may_grow.set()
+    assert await peers.expand(handler, TARGET, RANGE, None) == GIB
+
+
+async def test_stopping_waits_for_a_running_expansion(
+    run_dir: str, runtime: FakeRuntime, peers: HandlerPeers
+) -> None:
+    path = f"{run_dir}/other.sock"
+    served = Handler(volumes.HandlerName("kata"), "1", path, frozenset({"ext4"}), frozenset())
+    async with service.serving(path, runtime):
+        with pytest.raises(HandlerSilent):
+            await peers.expand(served, TARGET, volumes.CapacityRange(3 * GIB), 0.05)
+        asyncio.get_running_loop().call_soon(runtime.may_grow.set)
+    assert runtime.sizes[TARGET.text] == 3 * GIB
+
+
+async def test_health_and_the_list_of_volumes_are_served(handler: Handler) -> None:
+    async with aclosing(_Closing(handler.endpoint)) as to_handler:
+        stub: handlers_pb2_grpc.RuntimeHandlerAsyncStub
+        stub = handlers_pb2_grpc.RuntimeHandlerStub(to_handler.channel)
+        request = handlers_pb2.GetVolumeHealthRequest(target_path=TARGET.text)
+        assert not (await stub.GetVolumeHealth(request)).volume_condition.abnormal
+        (entry,) = (await stub.ListVolumes(handlers_pb2.ListVolumesRequest())).entries
+    assert (entry.target_path, entry.sandbox_id, entry.state) == (TARGET.text, "s", "mounted")
+
+
+class _Closing:
+    def __init__(self, path: str) -> None:
+        self.channel = channel.connect(path)
+
+    async def aclose(self) -> None:
+        """Close the channel."""
+        await self.channel.close()

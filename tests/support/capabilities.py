@@ -1,0 +1,96 @@
+"""What this machine lets tests do, found by trying the real thing once and undoing it.
+
+A test that needs more than there is skips, and says what was missing. With `CRUST_REQUIRE=mount,loop,vm` a missing
+capability is a failure instead, so that a CI which lost one cannot stay green by skipping.
+"""
+
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from crust import errors
+from crust.host import loop, mounts
+
+OF_MARKER = {"root": ("mount", "loop"), "vm": ("mount", "loop", "vm")}
+"""The capabilities that each marker of pyproject.toml stands for."""
+
+
+def need(*names: str) -> None:
+    """Skip the running test, or fail it where the capability is required, unless all `names` are there."""
+    for name in names:
+        if not (reason := missing(name)):
+            continue
+        if name in os.environ.get("CRUST_REQUIRE", "").split(","):
+            pytest.fail(f"{name} is required and missing: {reason}", pytrace=False)
+        pytest.skip(f"needs {name}: {reason}")
+
+
+@functools.cache
+def missing(name: str) -> str:
+    """Why a capability is not there; empty when it is."""
+    return _PROBES[name]()
+
+
+def in_private_mount_namespace() -> bool:
+    """Whether mounts of this process stay its own: an ancestor has another namespace, and none is shared with it."""
+    own = os.readlink("/proc/self/ns/mnt")
+    if all(namespace == own for namespace in _namespaces_of_ancestors()):
+        return False
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+        return not any("shared:" in line.partition(" - ")[0] for line in file)
+
+
+def _namespaces_of_ancestors() -> Iterator[str]:
+    """Of those that may be looked at: init's own is often not among them in a container."""
+    pid = os.getppid()
+    while pid > 0:
+        with suppress(PermissionError):
+            yield os.readlink(f"/proc/{pid}/ns/mnt")
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        pid = int(stat.rpartition(")")[2].split()[1])
+
+
+def _mount() -> str:
+    if os.geteuid():
+        return "not root"
+    if not in_private_mount_namespace():
+        return "not in a private mount namespace (`make integration` makes one)"
+    with tempfile.TemporaryDirectory(prefix="crust-probe-") as directory:
+        try:
+            mounts.mount_sealed(directory)
+            mounts.unmount(directory)
+        except errors.CrustError as err:
+            return str(err)
+    return ""
+
+
+def _loop() -> str:
+    if os.geteuid():
+        return "not root"
+    with tempfile.NamedTemporaryFile(prefix="crust-probe-") as file:
+        file.truncate(1024 * 1024)
+        try:
+            loop.detach(loop.attach(file.name))
+        except errors.CrustError as err:
+            return str(err)
+    return ""
+
+
+def _vm() -> str:
+    qemu = shutil.which("qemu-system-x86_64")
+    if qemu is None:
+        return "qemu-system-x86_64 is not installed"
+    # A machine without anything, told to quit at once: it proves the program and its libraries, in software.
+    argv = [qemu, "-machine", "none,accel=tcg", "-display", "none", "-monitor", "stdio"]
+    done = subprocess.run(argv, input=b"quit\n", capture_output=True, timeout=30, check=False)
+    return "" if done.returncode == 0 else done.stderr.decode("utf-8", "replace")[-200:]
+
+
+_PROBES: dict[str, Callable[[], str]] = {"mount": _mount, "loop": _loop, "vm": _vm}

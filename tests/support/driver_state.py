@@ -1,0 +1,49 @@
+"""A block driver's state on a directory of its own and a backend in memory: rules without a server."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from crust import volumes
+from crust.blockdriver import topology
+from crust.blockdriver.ledger import Ledger
+from crust.blockdriver.provisioning import Create
+from crust.blockdriver.registry import Registry
+from crust.blockdriver.state import State
+from tests.support.block_driver import mount
+from tests.support.memory_backend import MemoryBackend
+
+NODE = "node-1"
+
+
+def opened(root: Path, *, backend: MemoryBackend | None = None, overcommit: float = 1.0) -> State:
+    """A state as after a start; called again on the same directory, as after a restart."""
+    made = State(
+        registry=Registry(f"{root}/records"),
+        ledger=Ledger(f"{root}/run"),
+        backend=backend or MemoryBackend(),
+        fs_types=("ext4", "xfs"),
+        target_roots=("/",),
+        overcommit=overcommit,
+        here=topology.value_of(NODE),
+    )
+    made.registry.open()
+    made.ledger.open("00000000-0000-0000-0000-000000000000")
+    return made
+
+
+def create(
+    name: str = "pvc-1",
+    *,
+    required: int = 0,
+    capability: volumes.VolumeCapability | None = None,
+    sent: Mapping[str, str] | None = None,
+    place: topology.Requirement = topology.ANYWHERE,
+) -> Create:
+    """A CreateVolume."""
+    return Create(
+        name,
+        volumes.CapacityRange(required, 0),
+        (capability or mount(),),
+        tuple(sorted((sent or {}).items())),
+        place,
+    )

@@ -1,0 +1,91 @@
+"""A runtime handler over real sockets: registered by the SDK, claiming as the SDK does, its guest only numbers."""
+
+import asyncio
+import datetime
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+from crust import errors, volumes
+from crust.handoff import claims, layout
+from crust.runtime_handler import registration, service
+from tests.support.fake_driver import Gate
+
+ALL_FEATURES = frozenset(registration.Feature)
+FILESYSTEMS = frozenset({"ext4", "xfs"})
+USAGE = (
+    volumes.VolumeUsage(volumes.UsageUnit.BYTES, 1000, 400, 500),
+    volumes.VolumeUsage(volumes.UsageUnit.INODES, 100, 10, 90),
+)
+
+
+@dataclass
+class FakeHandler:
+    """`service.Handler`, with answers that a test sets."""
+
+    stats: volumes.VolumeStats = field(default_factory=lambda: volumes.VolumeStats(USAGE))
+    error: errors.CrustError | None = None
+    filled_bytes: int | None = None
+    gate: Gate | None = None
+    expansions: list[tuple[str, volumes.CapacityRange]] = field(default_factory=list)
+
+    async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
+        await self._pass()
+        return self.stats
+
+    async def expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
+        await self._pass()
+        self.expansions.append((target.text, capacity))
+        return self.filled_bytes if self.filled_bytes is not None else capacity.required_bytes
+
+    async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
+        return volumes.VolumeCondition(abnormal=False, message="")
+
+    async def list_volumes(self) -> Sequence[service.HeldVolume]:
+        return ()
+
+    async def _pass(self) -> None:
+        if self.gate is not None:
+            self.gate.entered.set()
+            await self.gate.opened.wait()
+        if self.error is not None:
+            raise self.error
+
+
+@asynccontextmanager
+async def running(
+    handler: FakeHandler,
+    *,
+    proxy_socket: str,
+    endpoint: str,
+    name: str = "kata",
+    filesystems: frozenset[str] = FILESYSTEMS,
+    features: frozenset[registration.Feature] = ALL_FEATURES,
+) -> AsyncIterator[registration.Registration]:
+    """The handler, served and registered, while the block runs."""
+    hello = registration.Hello(volumes.HandlerName(name), "1.0", endpoint, filesystems, features)
+    async with (
+        service.serving(endpoint, handler),
+        registration.registered(proxy_socket, hello) as lease,
+    ):
+        async with asyncio.timeout(10):
+            await lease.registered.wait()
+        yield lease
+
+
+@contextmanager
+def sandbox(
+    volumes_root: str, target: str, *, name: str = "sandbox-1", handler: str = "kata"
+) -> Iterator[None]:
+    """A sandbox that has the volume: the lock held, and its name written, while the block runs."""
+    parsed = volumes.TargetPath.parse(target)
+    paths = layout.Layout(volumes_root).entry(parsed)
+    with claims.ClaimLock.acquire(paths, parsed):
+        claim = claims.Claim(
+            sandbox_id=name, handler=handler, state=claims.State.MOUNTED, error="", pid=os.getpid(),
+            claimed_at=datetime.datetime.now(datetime.UTC), live=True,
+        )  # fmt: skip
+        claims.write(paths, claim)
+        yield
+        claims.remove(paths)

@@ -1,0 +1,77 @@
+"""Targets and devices without a kernel: a seal is a file, so that it outlives a killed proxy as a mount does.
+
+The walk to the target is the real one (`crust.host.paths`); only mounting is played.
+"""
+
+import os
+from dataclasses import dataclass, field
+
+from crust import errors, volumes
+from crust.host import mountinfo, paths
+from crust.proxy import targets
+
+SEAL = ".sealed"
+
+
+class FakeTargets:
+    """`targets.Targets` below one root. `foreign` are targets on which something else is mounted."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.foreign: set[str] = set()
+        self.mounted_devices: dict[str, bool] = {}
+        """Devices that the host has mounted, and whether read-only."""
+
+    def check_allowed(self, target: volumes.TargetPath) -> None:
+        targets.SealedTargets([self.root]).check_allowed(target)
+
+    def check_usable(self, target: volumes.TargetPath) -> None:
+        os.close(paths.open_parent(target, [self.root]))
+        self.check_free(target)
+
+    def check_free(self, target: volumes.TargetPath) -> None:
+        if target.text in self.foreign:
+            raise targets.TargetMounted(target.text, _mount(target.text))
+
+    def check_unmounted(self, source: volumes.BlockSource, *, readonly: bool) -> None:
+        mounted_readonly = self.mounted_devices.get(source.path)
+        if mounted_readonly is not None and not (readonly and mounted_readonly):
+            raise targets.MountedOnHost(source.path, ["/mnt"])
+
+    def seal(self, target: volumes.TargetPath) -> None:
+        self.check_free(target)
+        if not self.is_sealed(target):
+            paths.make_directory(target, [self.root])
+            os.close(os.open(f"{target}/{SEAL}", os.O_WRONLY | os.O_CREAT, 0o600))
+
+    def is_sealed(self, target: volumes.TargetPath) -> bool:
+        return os.path.exists(f"{target}/{SEAL}")
+
+    def unseal(self, target: volumes.TargetPath) -> None:
+        self.check_free(target)
+        if self.is_sealed(target):
+            os.unlink(f"{target}/{SEAL}")
+        paths.remove(target, [self.root])
+
+
+@dataclass
+class FakeDevices:
+    """`devices.Devices`: sizes by path."""
+
+    sizes_bytes: dict[str, int] = field(default_factory=dict)
+    default_bytes: int = 64 * 1024 * 1024
+
+    def identify(self, path: str, /) -> volumes.DeviceIdentity:
+        if not path.startswith("/dev/"):
+            raise errors.NotFound(f"there is no {path}")
+        return volumes.DeviceIdentity(7, len(path), 1000 + sum(path.encode()))
+
+    def size_bytes(self, path: str, /) -> int:
+        return self.sizes_bytes.get(path, self.default_bytes)
+
+
+def _mount(target: str) -> mountinfo.Mount:
+    return mountinfo.Mount(
+        mount_id=1, parent_id=0, major=8, minor=1, root="/", target=target, options=("rw",),
+        fs_type="xfs", source="/dev/sdb1", super_options=("rw",),
+    )  # fmt: skip

@@ -1,0 +1,321 @@
+"""Virtual machines without QEMU: they outlive the daemon's objects, hold what they were given, and can hang or die.
+
+`World` is what a host has: VMs by directory, and the locks of the handoff. A `FakeVm` is one process's grip on a VM.
+"""
+
+import asyncio
+import collections
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crust import errors, runtime_handler, volumes
+from crust.handoff import claims
+from crust.handoff.claims import State
+from crust.handoff.record import Record
+from examples.kata.vm import disks, faults, home, values
+from tests.support.fake_driver import Gate
+
+USAGE = values.Usage(
+    total_bytes=100, available_bytes=60, used_bytes=40,
+    total_inodes=10, available_inodes=6, used_inodes=4,
+)  # fmt: skip
+MIB = 1024 * 1024
+
+
+@dataclass
+class Body:
+    """A VM that runs, whoever controls it."""
+
+    directory: Path
+    plugged: set[str] = field(default_factory=set)
+    mounted: set[str] = field(default_factory=set)
+    nodes: dict[str, list[int]] = field(default_factory=lambda: collections.defaultdict(list))
+    """The descriptors that QEMU holds, by name: they are the locks of `World.locks`."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    owned: bool = True
+    starts: list[values.ContainerSpec] = field(default_factory=list)
+
+
+@dataclass
+class World:
+    """The host. `failures` are raised once, by operation; `gates` stop one until it may go on."""
+
+    bodies: dict[Path, Body] = field(default_factory=dict)
+    failures: dict[str, list[errors.CrustError]] = field(
+        default_factory=lambda: collections.defaultdict(list)
+    )
+    gates: dict[str, Gate] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
+    claims: dict[volumes.TargetPath, "FakeClaim"] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(100))
+    handler: str = "kata"
+    container: "FakeContainer | None" = None
+    killed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def step(self, operation: str) -> None:
+        """An operation begins: recorded, stopped at its gate, failed if so told."""
+        self.calls.append(operation)
+        gate = self.gates.get(operation)
+        if gate is not None:
+            gate.entered.set()
+            await gate.opened.wait()
+        if self.failures[operation]:
+            raise self.failures[operation].pop(0)
+
+    def is_locked(self, target: volumes.TargetPath) -> bool:
+        """Whether somebody has the volume: the daemon, or a VM that runs."""
+        claim = self.claims.get(target)
+        return claim is not None and claim.is_locked()
+
+
+@dataclass
+class FakeClaim:
+    """`ports.Claim`: the lock is held by the daemon's descriptors or by those that a VM was given."""
+
+    world: World
+    record: Record
+    sandbox: str
+    numbers: tuple[int, ...]
+    ours: bool = True
+    states: list[tuple[State, str]] = field(default_factory=list)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        return self.numbers if self.ours else ()
+
+    def is_locked(self) -> bool:
+        alive = (body for body in self.world.bodies.values() if not body.ended.is_set())
+        held = {fd for body in alive for fds in body.nodes.values() for fd in fds}
+        return self.ours or self.numbers[0] in held
+
+    def report(self, state: State, error: str = "") -> None:
+        self.states.append((state, error))
+
+    def hand_over(self) -> None:
+        self.ours = False
+
+    def release(self) -> None:
+        self.ours = False
+        if self.is_locked():
+            raise claims.HeldBySandbox(self.record.target, self.sandbox, self.world.handler)
+        self.world.claims.pop(self.record.target, None)
+
+
+@dataclass
+class FakeHandoff:
+    """`ports.Handoff`."""
+
+    world: World
+    kind: type[FakeClaim] = FakeClaim
+
+    def resolve(self, source: str) -> runtime_handler.Resolved | runtime_handler.NotDeferred:
+        record = self.world.records.get(source)
+        if record is None:
+            return runtime_handler.NotDeferred(source)
+        return runtime_handler.Resolved(record, "")
+
+    def claim(self, target: volumes.TargetPath, sandbox: volumes.SandboxId) -> FakeClaim:
+        held = self.world.claims.get(target)
+        if held is not None and held.is_locked():
+            raise claims.HeldBySandbox(target, held.sandbox, self.world.handler)
+        numbers = (next(self.world.numbers), next(self.world.numbers))
+        claim = self.kind(self.world, self.world.records[target.text], sandbox, numbers)
+        self.world.claims[target] = claim
+        return claim
+
+    def adopt(self, target: volumes.TargetPath, sandbox: volumes.SandboxId) -> FakeClaim:
+        held = self.world.claims.get(target)
+        if held is None or not held.is_locked() or held.sandbox != sandbox:
+            raise runtime_handler.ClaimLost(target, sandbox, "nobody holds the lock")
+        return held
+
+    def records(self) -> Sequence[Record]:
+        return tuple(self.world.records.values())
+
+
+class FakeContainer:
+    """`ports.Container`: prints what it is given, and ends when it is told or killed."""
+
+    def __init__(self, pieces: Sequence[values.Output] = (), *, dies: bool = True) -> None:
+        self.pieces = pieces
+        self.dies = dies
+        self.killed = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.released = False
+
+    async def output_pieces(self) -> AsyncIterator[values.Output]:
+        for piece in self.pieces:
+            yield piece
+
+    async def wait(self) -> values.Exit:
+        await self.ended.wait()
+        return values.Exit(None, 9) if self.killed.is_set() else values.Exit(0, None)
+
+    async def kill(self) -> None:
+        self.killed.set()
+        if self.dies:
+            self.ended.set()
+
+    async def release(self) -> None:
+        self.released = True
+
+
+class FakeGuest:
+    """`ports.Guest`."""
+
+    def __init__(self, vm: "FakeVm") -> None:
+        self._vm = vm
+
+    async def mount(self, volume: values.VolumeMount) -> values.Mounted:
+        try:
+            await self._vm.ask("mount")
+        except faults.AgentSilent:
+            self._vm.body.mounted.add(volume.volume)  # what was asked goes on in the guest
+            raise
+        self._vm.body.mounted.add(volume.volume)
+        return values.Mounted(usage=USAGE, owned_entries=0)
+
+    async def grow(self, volume: str, disk_bytes: int) -> values.Grown:
+        await self._vm.ask("grow")
+        return values.Grown(usage=USAGE, disk_bytes=disk_bytes)
+
+    async def health(self) -> dict[str, values.Condition]:
+        await self._vm.ask("health")
+        return {
+            each: values.Condition(abnormal=False, message="") for each in self._vm.body.mounted
+        }
+
+    async def start(self, spec: values.ContainerSpec) -> FakeContainer:
+        await self._vm.ask("container")
+        self._vm.body.starts.append(spec)
+        container = self._vm.world.container or FakeContainer()
+        if self._vm.world.container is None:
+            container.ended.set()
+        return container
+
+
+class FakeVm:
+    """`ports.Vm` and `ports.Holding`."""
+
+    def __init__(self, world: World, body: Body) -> None:
+        self.world = world
+        self.body = body
+        self._open = True
+        self.name = body.directory.name
+        self.pid = 4711
+        self.identity = home.Identity(self.name, "uuid", "tcg", 8)
+        self.guest = FakeGuest(self)
+
+    @property
+    def holding(self) -> "FakeVm":
+        return self
+
+    def runs(self) -> bool:
+        return not self.body.ended.is_set()
+
+    # Holding.
+
+    async def hold(self, name: str, fds: Sequence[int]) -> None:
+        await self._control("hold")
+        self.body.nodes[name] = list(fds)
+
+    async def let_go(self, name: str) -> None:
+        await self._control("let_go")
+        self.body.nodes.pop(name, None)
+
+    async def held(self) -> dict[str, int]:
+        await self._control("held")
+        return {name: len(fds) for name, fds in self.body.nodes.items()}
+
+    # Vm.
+
+    async def attach(self, serial: str, source: Path, *, read_only: bool) -> disks.Disk:
+        await self._control("attach")
+        assert len(self.body.nodes.get(serial, [])) == 2, "plugged without lock and fence"
+        self.body.plugged.add(serial)
+        return disks.Disk(serial, source, 64 * MIB, read_only, direct_io=True)
+
+    async def detach(self, serial: str) -> None:
+        await self.ask("unmount")
+        self.body.mounted.discard(serial)
+        await self._control("detach")
+        self.body.plugged.discard(serial)
+
+    async def grow(self, serial: str, size_bytes: int) -> values.Usage:
+        await self.ask("grow")
+        return USAGE
+
+    async def usage(self, serial: str) -> values.Usage:
+        await self.ask("usage")
+        return USAGE
+
+    async def wait(self) -> None:
+        await self.body.ended.wait()
+
+    async def stop(self) -> list[str]:
+        with contextlib.suppress(errors.CrustError):
+            await self.ask("shutdown")
+        await self.kill()
+        return []
+
+    async def kill(self) -> None:
+        if self._open:
+            self.world.calls.append("kill")
+            self.world.killed.set()
+            self.body.ended.set()
+            self.world.bodies.pop(self.body.directory, None)
+        await self.close()
+
+    async def close(self) -> None:
+        self._open = False
+        self.body.owned = False
+
+    async def ask(self, operation: str) -> None:
+        """Something of the guest, whose connection may end meanwhile."""
+        self._check_connected()
+        await self.world.step(operation)
+        self._check_connected()
+
+    def _check_connected(self) -> None:
+        if not self._open or self.body.ended.is_set():
+            raise faults.AgentLost("this process closed the connection")
+
+    async def _control(self, operation: str) -> None:
+        if self.body.ended.is_set():
+            raise faults.ControlLost(operation, "QEMU ended")
+        await self.world.step(operation)
+
+
+@dataclass
+class FakeMachines:
+    """`ports.Machines`. The directories are real."""
+
+    world: World
+
+    async def start(self, name: str, directory: Path) -> FakeVm:
+        directory.mkdir(parents=True)
+        (directory / "machine.json").write_text("{}")
+        await self.world.step("start")
+        body = self.world.bodies[directory] = Body(directory)
+        return FakeVm(self.world, body)
+
+    async def adopt(self, directory: Path) -> FakeVm:
+        await self.world.step(f"adopt {directory.name}")
+        body = self.world.bodies.get(directory)
+        if body is None:
+            raise faults.VmGone(directory)
+        if body.owned:
+            raise faults.AlreadyOwned(directory)
+        body.owned = True
+        return FakeVm(self.world, body)
+
+    async def destroy(self, directory: Path) -> bool:
+        self.world.calls.append(f"destroy {directory.name}")
+        body = self.world.bodies.pop(directory, None)
+        if body is not None:
+            body.ended.set()
+        return body is not None

@@ -1,0 +1,90 @@
+"""What a test left behind: loop devices, mounts, child processes.
+
+Compared before and after; only what is new counts, and of loop devices only those whose file lies in pytest's own
+temporary directory, because others may use the machine. What leaked is removed, so that one bad test fails once.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from crust import errors
+from crust.host import loop, mounts
+
+_TRACKER = "multiprocessing.resource_tracker"
+"""A child that Python itself starts with the first pool of processes, and keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What exists at a moment."""
+
+    loops: frozenset[loop.LoopDevice]
+    mounts: frozenset[tuple[int, str]]
+    children: frozenset[int]
+
+    @classmethod
+    def now(cls, directory: Path) -> "Held":
+        """What exists now; loop devices backed by files below `directory` only."""
+        return cls(
+            frozenset(d for d in loop.list_all() if d.backing.startswith(f"{directory}/")),
+            frozenset((m.mount_id, m.target) for m in mounts.read_all()),
+            frozenset(pid for pid in children() if _TRACKER not in _command(pid)),
+        )
+
+    def __sub__(self, other: "Held") -> "Held":
+        return Held(
+            self.loops - other.loops, self.mounts - other.mounts, self.children - other.children
+        )
+
+
+@contextmanager
+def checked(directory: Path) -> Iterator[None]:
+    """Fail if the block leaves loop devices, mounts or children behind."""
+    before = Held.now(directory)
+    yield
+    left = Held.now(directory) - before
+    complaints = [
+        *(
+            f"loop device {device.path} of {device.backing}"
+            for device in sorted(left.loops, key=str)
+        ),
+        *(f"mount at {target}" for _, target in sorted(left.mounts)),
+        *(f"child process {pid} ({_command(pid)})" for pid in sorted(left.children)),
+    ]
+    _clear(left)
+    assert not complaints, f"left behind: {'; '.join(complaints)}"
+
+
+def _clear(left: Held) -> None:
+    # Processes first: they hold mounts and devices.
+    for pid in left.children:
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    # Later mounts first: one may lie on the other.
+    for _, target in sorted(left.mounts, reverse=True):
+        with suppress(errors.CrustError):
+            mounts.unmount(target)
+    for device in left.loops:
+        with suppress(errors.CrustError):
+            loop.detach(device)
+
+
+def children() -> Iterator[int]:
+    """The pids of this process's children."""
+    for task in os.listdir("/proc/self/task"):
+        with suppress(FileNotFoundError):
+            text = Path(f"/proc/self/task/{task}/children").read_text(encoding="ascii")
+            yield from map(int, text.split())
+
+
+def _command(pid: int) -> str:
+    with suppress(OSError):
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
+    return "gone"

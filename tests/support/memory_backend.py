@@ -1,0 +1,153 @@
+"""A backend whose images are numbers, for rules that need no bytes. Tells the engine's errors as `Files` does."""
+
+from collections.abc import Mapping
+
+from crust import errors, volumes
+from crust.blockdriver.backends.protocol import (
+    Attachment,
+    Image,
+    ImageMissing,
+    NoChangeTracking,
+    Region,
+    SnapshotMissing,
+    StillAttached,
+)
+
+ROOM_BYTES = 10 * 1024**3
+
+
+class MemoryBackend:
+    """Images by id, and which of them are attached."""
+
+    modes = frozenset({
+        volumes.AccessMode.SINGLE_NODE_WRITER,
+        volumes.AccessMode.SINGLE_NODE_READER_ONLY,
+        volumes.AccessMode.SINGLE_NODE_SINGLE_WRITER,
+        volumes.AccessMode.SINGLE_NODE_MULTI_WRITER,
+    })  # fmt: skip
+
+    def __init__(self) -> None:
+        self.images: dict[volumes.VolumeId, int] = {}
+        self.snapshots: dict[str, int] = {}
+        self._attached: set[volumes.VolumeId] = set()
+
+    def open(self) -> None:
+        """Nothing to do."""
+
+    def check(self) -> None:
+        """Always usable."""
+
+    def exists(self, volume_id: volumes.VolumeId) -> bool:
+        """Whether there is an image."""
+        return volume_id in self.images
+
+    def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+        """Make an image, if there is room."""
+        self._check_room(size_bytes)
+        self.images[volume_id] = max(size_bytes, self.images.get(volume_id, 0))
+
+    def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+        """Grow an image, if there is room."""
+        if volume_id not in self.images:
+            raise ImageMissing(volume_id)
+        self._check_room(size_bytes)
+        self.images[volume_id] = max(size_bytes, self.images[volume_id])
+
+    def delete(self, volume_id: volumes.VolumeId) -> None:
+        """Remove an image that is not attached."""
+        if volume_id in self._attached:
+            raise StillAttached(volume_id, "memory")
+        self.images.pop(volume_id, None)
+
+    def maximum_bytes(self) -> int:
+        """Larger than the room, as with files."""
+        return 1 << 44
+
+    def available_bytes(self) -> int:
+        """Nothing that is written takes room here."""
+        return ROOM_BYTES
+
+    def image_ids(self) -> frozenset[volumes.VolumeId]:
+        """All of them."""
+        return frozenset(self.images)
+
+    def occupied(self) -> Mapping[volumes.VolumeId, int]:
+        """Every image, and nothing written to it."""
+        return dict.fromkeys(self.images, 0)
+
+    def attach(self, volume_id: volumes.VolumeId) -> Attachment:
+        """Mark as attached."""
+        if volume_id not in self.images:
+            raise ImageMissing(volume_id)
+        self._attached.add(volume_id)
+        return self._attachment(volume_id)
+
+    def attached_here(self) -> tuple[volumes.VolumeId, ...]:
+        """The marks."""
+        return tuple(self._attached)
+
+    def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """The mark."""
+        return self._attachment(volume_id) if volume_id in self._attached else None
+
+    def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """The mark, with the size of now."""
+        return self.attached(volume_id)
+
+    def detach(self, volume_id: volumes.VolumeId) -> None:
+        """Remove the mark."""
+        self._attached.discard(volume_id)
+
+    def attach_limit(self) -> int:
+        """As many as one likes."""
+        return 0
+
+    def trouble(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
+        """An image that is smaller than it should be."""
+        return "" if self.images.get(volume_id, 0) >= size_bytes else "too small"
+
+    def copies_at_once(self) -> bool:
+        """As on xfs."""
+        return True
+
+    def take_snapshot(self, image: Image) -> None:
+        """Remember the size."""
+        if image.volume_id not in self.images:
+            raise ImageMissing(image.volume_id)
+        self.snapshots[image.snapshot_id] = self.images[image.volume_id]
+
+    def delete_snapshot(self, image: Image) -> None:
+        """Forget the size."""
+        self.snapshots.pop(image.snapshot_id, None)
+
+    def restore(self, volume_id: volumes.VolumeId, image: Image, size_bytes: int) -> None:
+        """An image at least as large as the snapshot."""
+        if image.snapshot_id not in self.snapshots:
+            raise SnapshotMissing(image.snapshot_id)
+        self._check_room(size_bytes)
+        self.images[volume_id] = max(size_bytes, self.snapshots[image.snapshot_id])
+
+    def clone(self, volume_id: volumes.VolumeId, source: volumes.VolumeId, size_bytes: int) -> None:
+        """An image at least as large as the source."""
+        if source not in self.images:
+            raise ImageMissing(source)
+        self._check_room(size_bytes)
+        self.images[volume_id] = max(size_bytes, self.images[source])
+
+    def allocated(self, image: Image) -> tuple[Region, ...]:
+        """All of it."""
+        if image.snapshot_id not in self.snapshots:
+            raise SnapshotMissing(image.snapshot_id)
+        return (Region(0, self.snapshots[image.snapshot_id]),)
+
+    def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
+        """Numbers have no blocks."""
+        raise NoChangeTracking("the images are numbers")
+
+    def _check_room(self, size_bytes: int) -> None:
+        if size_bytes > ROOM_BYTES:
+            raise errors.Exhausted(f"no room for {size_bytes} bytes")
+
+    def _attachment(self, volume_id: volumes.VolumeId) -> Attachment:
+        identity = volumes.DeviceIdentity(0, 0, 1)
+        return Attachment(volumes.BlockSource("/memory", identity), self.images[volume_id])

@@ -1,0 +1,285 @@
+"""The Controller service."""
+
+import itertools
+from typing import Any
+
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.memory_csi.state import (
+    MIB,
+    POOL_BYTES,
+    Code,
+    Content,
+    Refused,
+    Snapshot,
+    State,
+    Volume,
+    check_capability,
+    check_text,
+    page,
+)
+
+_numbers = itertools.count(1)
+NODE = "node-1"
+
+
+class Controller:
+    """One method per RPC; raises `Refused`."""
+
+    def __init__(self, state: State, faults: set[str]) -> None:
+        self.state = state
+        self.faults = faults
+
+    def CreateVolume(self, request: Any) -> Any:
+        self._check_create(request)
+        for volume in self.state.volumes.values():
+            if self._same_name(volume.request.name, request.name):
+                if not _same(volume.request, request):
+                    raise Refused(Code.ALREADY_EXISTS, "made differently")
+                return csi_pb2.CreateVolumeResponse(volume=volume.told)
+        size = request.capacity_range.required_bytes or MIB
+        if size > POOL_BYTES:
+            if "keeps-failed" in self.faults:
+                self._make(request, Content(bytearray()), MIB)
+            raise Refused(Code.OUT_OF_RANGE, "too large")
+        content = self._content(request, size)
+        return csi_pb2.CreateVolumeResponse(volume=self._make(request, content, size))
+
+    def _check_create(self, request: Any) -> None:
+        check_text(request.name)
+        if not request.volume_capabilities:
+            raise Refused(Code.INVALID_ARGUMENT, "no capability")
+        for each in request.volume_capabilities:
+            check_capability(each)
+        if sum(len(k) + len(v) for k, v in request.parameters.items()) > 4096:
+            raise Refused(Code.INVALID_ARGUMENT, "the parameters are too long")
+        for key in request.parameters:
+            sidecar = key.startswith("csi.storage.k8s.io/") and "no-sidecars" not in self.faults
+            if key != "known" and not sidecar:
+                raise Refused(Code.INVALID_ARGUMENT, "an unknown parameter")
+        wanted = request.capacity_range
+        if wanted.required_bytes < 0 or 0 < wanted.limit_bytes < wanted.required_bytes:
+            raise Refused(Code.OUT_OF_RANGE, "no such size")
+
+    def _same_name(self, one: str, other: str) -> bool:
+        if "slash-is-underscore" in self.faults:
+            return one.replace("/", "_") == other.replace("/", "_")
+        return one == other and "never-idempotent" not in self.faults
+
+    def _content(self, request: Any, size: int) -> Content:
+        if not request.HasField("volume_content_source"):
+            return Content(bytearray(size), {}, 0)
+        kind = request.volume_content_source.WhichOneof("type")
+        if kind == "snapshot":
+            snapshot = self.state.snapshots.get(request.volume_content_source.snapshot.snapshot_id)
+            content = snapshot.content if snapshot else None
+        else:
+            volume = self.state.volumes.get(request.volume_content_source.volume.volume_id)
+            content = volume.content if volume else None
+        if content is None:
+            raise Refused(Code.NOT_FOUND, "no such source")
+        if size < len(content.raw):
+            raise Refused(Code.OUT_OF_RANGE, "smaller than its source")
+        if "clone-shares" in self.faults and kind == "volume":
+            return content
+        copied = Content(bytearray(), {}) if "restore-empty" in self.faults else content.copy()
+        if "restore-torn" in self.faults and kind == "snapshot":
+            copied.raw[: MIB // 2] = bytes(MIB // 2)
+        copied.raw.extend(bytes(size - len(copied.raw)))
+        return copied
+
+    def _make(self, request: Any, content: Content, size: int) -> csi_pb2.Volume:
+        told = csi_pb2.Volume(
+            volume_id=f"vol-{next(_numbers):06}",
+            capacity_bytes=size,
+            volume_context={"of": "memory"},
+            content_source=request.volume_content_source
+            if request.HasField("volume_content_source")
+            else None,
+        )
+        kept = csi_pb2.CreateVolumeRequest()
+        kept.CopyFrom(request)
+        self.state.volumes[told.volume_id] = Volume(kept, told, content)
+        return told
+
+    def DeleteVolume(self, request: Any) -> Any:
+        check_text(request.volume_id)
+        used = {each.volume.told.volume_id for each in self.state.targets.values()}
+        volume = self.state.volumes.get(request.volume_id)
+        if volume is not None and (volume.staged or request.volume_id in used):
+            if "deletes-in-use" not in self.faults:
+                raise Refused(Code.FAILED_PRECONDITION, "in use")
+            volume.content.files.clear()
+            raise Refused(Code.FAILED_PRECONDITION, "in use, and gone")
+        if "delete-is-nothing" not in self.faults:
+            self.state.volumes.pop(request.volume_id, None)
+        if "snapshots-die" in self.faults:
+            for each in list(self.state.snapshots):
+                if self.state.snapshots[each].told.source_volume_id == request.volume_id:
+                    self.state.snapshots[each].content = Content(bytearray())
+        return csi_pb2.DeleteVolumeResponse()
+
+    def _find(self, volume_id: str) -> Volume:
+        check_text(volume_id)
+        if volume_id not in self.state.volumes:
+            raise Refused(Code.NOT_FOUND, "no such volume")
+        return self.state.volumes[volume_id]
+
+    def ValidateVolumeCapabilities(self, request: Any) -> Any:
+        check_text(request.volume_id)
+        if not request.volume_capabilities:
+            raise Refused(Code.INVALID_ARGUMENT, "no capability")
+        volume = self._find(request.volume_id)
+        if request.volume_context and request.volume_context != volume.told.volume_context:
+            return csi_pb2.ValidateVolumeCapabilitiesResponse(message="another context")
+        confirmed = csi_pb2.ValidateVolumeCapabilitiesResponse.Confirmed(
+            volume_context=request.volume_context,
+            volume_capabilities=request.volume_capabilities,
+            parameters=request.parameters,
+        )
+        return csi_pb2.ValidateVolumeCapabilitiesResponse(confirmed=confirmed)
+
+    def ListVolumes(self, request: Any) -> Any:
+        ids = sorted(self.state.volumes)
+        if "token-is-index" in self.faults:
+            found, token = _by_index(ids, request.max_entries, request.starting_token)
+        else:
+            found, token = page(ids, request.max_entries, request.starting_token)
+        entries = [self._entry(self.state.volumes[each]) for each in found]
+        return csi_pb2.ListVolumesResponse(entries=entries, next_token=token)
+
+    def _entry(self, volume: Volume) -> csi_pb2.ListVolumesResponse.Entry:
+        status = csi_pb2.ListVolumesResponse.VolumeStatus(published_node_ids=volume.attached)
+        return csi_pb2.ListVolumesResponse.Entry(volume=volume.told, status=status)
+
+    def ControllerGetVolume(self, request: Any) -> Any:
+        return csi_pb2.ControllerGetVolumeResponse(volume=self._find(request.volume_id).told)
+
+    def ControllerGetVolumeHealth(self, request: Any) -> Any:
+        self._find(request.volume_id)
+        health = csi_pb2.VolumeHealth(volume_id=request.volume_id)
+        return csi_pb2.ControllerGetVolumeHealthResponse(volume_health=health)
+
+    def ControllerListVolumeHealth(self, request: Any) -> Any:
+        page([], request.max_entries, request.starting_token)
+        return csi_pb2.ControllerListVolumeHealthResponse()
+
+    def GetCapacity(self, request: Any) -> Any:
+        return csi_pb2.GetCapacityResponse(available_capacity=POOL_BYTES)
+
+    def ControllerPublishVolume(self, request: Any) -> Any:
+        check_text(request.volume_id)
+        check_text(request.node_id, 256)
+        check_capability(request.volume_capability)
+        volume = self._find(request.volume_id)
+        if request.node_id not in (NODE, "node-2"):
+            raise Refused(Code.NOT_FOUND, "no such node")
+        others = [each for each in volume.attached if each != request.node_id]
+        if others:
+            raise Refused(Code.FAILED_PRECONDITION, f"attached to {others[0]}")
+        how = request.volume_capability.SerializeToString() + bytes([request.readonly])
+        if volume.attached.setdefault(request.node_id, how) != how:
+            raise Refused(Code.ALREADY_EXISTS, "attached differently")
+        return csi_pb2.ControllerPublishVolumeResponse(publish_context={"attached": "yes"})
+
+    def ControllerUnpublishVolume(self, request: Any) -> Any:
+        check_text(request.volume_id)
+        volume = self.state.volumes.get(request.volume_id)
+        if volume is not None and request.node_id:
+            volume.attached.pop(request.node_id, None)
+        elif volume is not None and "detach-needs-node" not in self.faults:
+            volume.attached.clear()
+        return csi_pb2.ControllerUnpublishVolumeResponse()
+
+    def ControllerExpandVolume(self, request: Any) -> Any:
+        check_text(request.volume_id)
+        if not request.HasField("capacity_range"):
+            raise Refused(Code.INVALID_ARGUMENT, "no size")
+        volume = self._find(request.volume_id)
+        wanted = request.capacity_range
+        size = max(volume.told.capacity_bytes, wanted.required_bytes)
+        if "shrinks" in self.faults:
+            size = wanted.required_bytes
+        if size > POOL_BYTES or 0 < wanted.limit_bytes < size:
+            raise Refused(Code.OUT_OF_RANGE, "no such size")
+        volume.told.capacity_bytes = size
+        if "device-stays" not in self.faults:
+            volume.content.raw.extend(bytes(max(0, size - len(volume.content.raw))))
+        return csi_pb2.ControllerExpandVolumeResponse(
+            capacity_bytes=size, node_expansion_required=request.volume_capability.HasField("mount")
+        )
+
+    def ControllerModifyVolume(self, request: Any) -> Any:
+        check_text(request.volume_id)
+        if any(key != "iops" for key in request.mutable_parameters):
+            raise Refused(Code.INVALID_ARGUMENT, "an unknown key")
+        self._find(request.volume_id).modified.update(request.mutable_parameters)
+        return csi_pb2.ControllerModifyVolumeResponse()
+
+    def CreateSnapshot(self, request: Any) -> Any:
+        check_text(request.source_volume_id)
+        check_text(request.name)
+        for each in self.state.snapshots.values():
+            if each.name == request.name:
+                if each.told.source_volume_id != request.source_volume_id:
+                    raise Refused(Code.ALREADY_EXISTS, "of another volume")
+                return csi_pb2.CreateSnapshotResponse(snapshot=each.told)
+        volume = self._find(request.source_volume_id)
+        return csi_pb2.CreateSnapshotResponse(snapshot=self.take(volume, request.name).told)
+
+    def take(self, volume: Volume, name: str, group: str = "") -> Snapshot:
+        """A snapshot of a volume."""
+        told = csi_pb2.Snapshot(
+            snapshot_id=f"snap-{next(_numbers):06}",
+            source_volume_id=volume.told.volume_id,
+            size_bytes=len(volume.content.raw),
+            ready_to_use=True,
+            group_snapshot_id=group,
+        )
+        told.creation_time.seconds = 1
+        content = volume.content if "snapshot-shares" in self.faults else volume.content.copy()
+        made = self.state.snapshots[told.snapshot_id] = Snapshot(told, name, content)
+        return made
+
+    def DeleteSnapshot(self, request: Any) -> Any:
+        check_text(request.snapshot_id)
+        made = self.state.snapshots.get(request.snapshot_id)
+        if made is not None and made.told.group_snapshot_id:
+            raise Refused(Code.INVALID_ARGUMENT, "a member of a group")
+        self.state.snapshots.pop(request.snapshot_id, None)
+        return csi_pb2.DeleteSnapshotResponse()
+
+    def GetSnapshot(self, request: Any) -> Any:
+        check_text(request.snapshot_id)
+        if request.snapshot_id not in self.state.snapshots:
+            raise Refused(Code.NOT_FOUND, "no such snapshot")
+        told = self.state.snapshots[request.snapshot_id].told
+        return csi_pb2.GetSnapshotResponse(snapshot=told)
+
+    def ListSnapshots(self, request: Any) -> Any:
+        chosen = [
+            key
+            for key, each in sorted(self.state.snapshots.items())
+            if request.snapshot_id in ("", key)
+            and request.source_volume_id in ("", each.told.source_volume_id)
+        ]
+        if "token-is-index" in self.faults:
+            found, token = _by_index(chosen, request.max_entries, request.starting_token)
+        else:
+            found, token = page(chosen, request.max_entries, request.starting_token)
+        entry = csi_pb2.ListSnapshotsResponse.Entry
+        entries = [entry(snapshot=self.state.snapshots[each].told) for each in found]
+        return csi_pb2.ListSnapshotsResponse(entries=entries, next_token=token)
+
+
+def _by_index(ids: list[str], max_entries: int, token: str) -> tuple[list[str], str]:
+    """The classic mistake: a token that is a position."""
+    start = int(token.removeprefix("after:") or 0) if token else 0
+    end = start + max_entries if max_entries else len(ids)
+    return ids[start:end], f"after:{end}" if end < len(ids) else ""
+
+
+def _same(one: Any, other: Any) -> bool:
+    return all(
+        getattr(one, field) == getattr(other, field)
+        for field in ("capacity_range", "parameters", "volume_content_source")
+    )

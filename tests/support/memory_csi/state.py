@@ -1,0 +1,108 @@
+"""What the driver remembers."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from crust.wire.csi.v1 import csi_pb2
+
+Code = grpc.StatusCode
+MIB = 1 << 20
+POOL_BYTES = 1 << 40
+
+
+class Refused(Exception):
+    """An answer that is not OK."""
+
+    def __init__(self, code: grpc.StatusCode, message: str, details: bytes = b"") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = details
+
+
+@dataclass
+class Content:
+    """What a volume holds: a device's bytes, and a filesystem's files and size."""
+
+    raw: bytearray
+    files: dict[str, bytes] = field(default_factory=dict)
+    fs_bytes: int = 0
+
+    def copy(self) -> "Content":
+        """A copy that nobody writes to."""
+        return Content(bytearray(self.raw), dict(self.files), self.fs_bytes)
+
+
+@dataclass
+class Volume:
+    """A volume."""
+
+    request: csi_pb2.CreateVolumeRequest
+    told: csi_pb2.Volume
+    content: Content
+    attached: dict[str, bytes] = field(default_factory=dict)
+    staged: dict[str, bytes] = field(default_factory=dict)
+    modified: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Snapshot:
+    """A snapshot."""
+
+    told: csi_pb2.Snapshot
+    name: str
+    content: Content
+
+
+@dataclass
+class Published:
+    """What is at a target."""
+
+    volume: Volume
+    identity: Any
+    is_block: bool
+    readonly: bool
+    mode: int
+    group: int = 0
+    mounts: int = 1
+    deferred: bool = False
+
+
+@dataclass
+class State:
+    """All of it."""
+
+    volumes: dict[str, Volume] = field(default_factory=dict)
+    snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    groups: dict[str, tuple[csi_pb2.CreateVolumeGroupSnapshotRequest, list[str]]] = field(
+        default_factory=dict
+    )
+    targets: dict[Path, Published] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+
+
+def check_text(value: str, limit: int = 128) -> None:
+    """INVALID_ARGUMENT for an empty, a long or an odd string."""
+    odd = any((ord(c) < 32 and c not in "\t\n\r") or 127 <= ord(c) <= 159 for c in value)
+    if not value or len(value.encode()) > limit or odd:
+        raise Refused(Code.INVALID_ARGUMENT, "a string is missing, too long or odd")
+
+
+def check_capability(pb: csi_pb2.VolumeCapability) -> None:
+    """INVALID_ARGUMENT for a capability without type or mode."""
+    if pb.WhichOneof("access_type") is None or not pb.access_mode.mode:
+        raise Refused(Code.INVALID_ARGUMENT, "the capability is not whole")
+
+
+def page(ids: list[str], max_entries: int, token: str) -> tuple[list[str], str]:
+    """One page of ids, which are in the order of their making; the token is the last of them."""
+    if max_entries < 0:
+        raise Refused(Code.INVALID_ARGUMENT, "max_entries is negative")
+    if token and not token.startswith("after:"):
+        raise Refused(Code.ABORTED, "no such token")
+    rest = [each for each in ids if not token or each > token.removeprefix("after:")]
+    found = rest[:max_entries] if max_entries else rest
+    return found, f"after:{found[-1]}" if len(found) < len(rest) else ""

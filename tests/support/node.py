@@ -1,0 +1,239 @@
+"""A node: proxy, shim and driver over real sockets in one process, and a CO's view of it."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from crust import settings, volumes
+from crust.csi_shim import process
+from crust.handoff import store
+from crust.proxy import app
+from crust.proxy.devices import Devices
+from crust.proxy.targets import Targets
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.v1 import inspect_pb2_grpc, runtime_pb2_grpc
+from tests.support import fake_driver, fake_handler
+from tests.support.fake_targets import FakeDevices, FakeTargets
+
+DRIVER = "csi.example.com"
+MODE = csi_pb2.VolumeCapability.AccessMode
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where everything of a node is, below one short directory (sun_path has 107 bytes)."""
+
+    root: str
+
+    @classmethod
+    def make(cls, root: str) -> "Places":
+        places = cls(root)
+        os.mkdir(places.kubelet)
+        return places
+
+    @property
+    def kubelet(self) -> str:
+        return f"{self.root}/kubelet"
+
+    @property
+    def run(self) -> str:
+        return f"{self.root}/run"
+
+    @property
+    def volumes(self) -> str:
+        return f"{self.root}/run/volumes"
+
+    @property
+    def csi(self) -> str:
+        return f"{self.root}/csi.sock"
+
+    @property
+    def shim(self) -> str:
+        return f"{self.root}/shim.sock"
+
+    @property
+    def driver(self) -> str:
+        return f"{self.root}/driver.sock"
+
+    @property
+    def handler(self) -> str:
+        return f"{self.root}/handler.sock"
+
+    @property
+    def sockets(self) -> app.Sockets:
+        return app.Sockets.below(self.run)
+
+    def target(self, name: str) -> str:
+        """A target path; its parent is the CO's to make."""
+        os.makedirs(f"{self.kubelet}/pods/{name}", exist_ok=True)
+        return f"{self.kubelet}/pods/{name}/mount"
+
+    def settings(self, *, grace_s: float = 0, backend: str = "") -> settings.ProxySettings:
+        driver = settings.ServedDriver(name=DRIVER, socket=self.csi, backend=backend or self.shim)
+        return settings.ProxySettings(
+            run_dir=self.run,
+            volumes_root=self.volumes,
+            target_roots=(self.kubelet,),
+            drivers=(driver,),
+            handler_grace_s=grace_s,
+        )
+
+
+class Co:
+    """The container orchestrator's side of a CSI socket."""
+
+    def __init__(self, connected: grpc.aio.Channel) -> None:
+        self.channel = connected
+        self.node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(connected)
+
+    async def publish(
+        self, volume_id: str, target: str, *, timeout_s: float = 10, **fields: Any
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        """NodePublishVolume, deferred by the CO's flag."""
+        request = publish_request(volume_id, target, **fields)
+        return await self.node.NodePublishVolume(request, timeout=timeout_s)
+
+    async def unpublish(
+        self, volume_id: str, target: str, *, timeout_s: float = 10, flag: bool = False
+    ) -> csi_pb2.NodeUnpublishVolumeResponse:
+        """NodeUnpublishVolume, without the flag: the record knows."""
+        request = csi_pb2.NodeUnpublishVolumeRequest(
+            volume_id=volume_id, target_path=target, defer_fs_ops=flag
+        )
+        return await self.node.NodeUnpublishVolume(request, timeout=timeout_s)
+
+    async def stats(self, volume_id: str, target: str) -> csi_pb2.NodeGetVolumeStatsResponse:
+        """NodeGetVolumeStats."""
+        request = csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume_id, volume_path=target)
+        return await self.node.NodeGetVolumeStats(request, timeout=10)
+
+    async def expand(
+        self, volume_id: str, path: str, required: int, limit: int = 0
+    ) -> csi_pb2.NodeExpandVolumeResponse:
+        """NodeExpandVolume."""
+        request = csi_pb2.NodeExpandVolumeRequest(
+            volume_id=volume_id,
+            volume_path=path,
+            capacity_range=csi_pb2.CapacityRange(required_bytes=required, limit_bytes=limit),
+        )
+        return await self.node.NodeExpandVolume(request, timeout=10)
+
+
+def publish_request(
+    volume_id: str,
+    target: str,
+    *,
+    defer: bool = True,
+    mode: int = MODE.SINGLE_NODE_WRITER,
+    mount: dict[str, Any] | None = None,
+    **fields: Any,
+) -> csi_pb2.NodePublishVolumeRequest:
+    """A publish of a filesystem volume."""
+    capability = csi_pb2.VolumeCapability(
+        mount=csi_pb2.VolumeCapability.MountVolume(**(mount or {"fs_type": "ext4"})),
+        access_mode=MODE(mode=MODE.Mode.ValueType(mode)),
+    )
+    return csi_pb2.NodePublishVolumeRequest(
+        volume_id=volume_id,
+        target_path=target,
+        volume_capability=capability,
+        defer_fs_ops=defer,
+        **fields,
+    )
+
+
+@dataclass
+class Node:
+    """A running node."""
+
+    places: Places
+    driver: fake_driver.FakeDriver
+    targets: Any
+    devices: Any
+    co: Co
+    proxy_channels: dict[str, grpc.aio.Channel]
+
+    @property
+    def runtime(self) -> "runtime_pb2_grpc.RuntimeAsyncStub":
+        """The storage side's door."""
+        return runtime_pb2_grpc.RuntimeStub(self.proxy_channels["runtime"])
+
+    @property
+    def inspect(self) -> "inspect_pb2_grpc.InspectAsyncStub":
+        """The operator's door."""
+        return inspect_pb2_grpc.InspectStub(self.proxy_channels["inspect"])
+
+    def entry(self, target: str) -> store.Entry | None:
+        """What the handoff directory says of a target."""
+        return store.Store(self.places.volumes).read(volumes.TargetPath(target))
+
+    def check_untouched(self, target: str) -> None:
+        """Nothing half-done: no entry, visible or hidden, no target directory, nothing published by the driver."""
+        assert self.entry(target) is None
+        assert os.listdir(self.places.volumes) == []
+        assert not os.path.lexists(target)
+        assert target not in self.driver.published
+
+    def check_published(self, volume_id: str, target: str) -> None:
+        """Entry, seal and the driver's state are all there."""
+        entry = self.entry(target)
+        assert entry is not None
+        assert entry.require().key.volume_id == volume_id
+        assert self.targets.is_sealed(volumes.TargetPath(target))
+        assert self.driver.published[target].volume_id == volume_id
+
+    def handler(self, **options: Any) -> Any:
+        """A registered handler, as a context manager."""
+        fake = options.pop("fake", None) or fake_handler.FakeHandler()
+        options.setdefault("endpoint", self.places.handler)
+        return fake_handler.running(fake, proxy_socket=self.places.sockets.handlers, **options)
+
+    def sandbox(self, target: str, **options: Any) -> Any:
+        """A sandbox that has the volume, as a context manager."""
+        return fake_handler.sandbox(self.places.volumes, target, **options)
+
+
+@asynccontextmanager
+async def running(
+    places: Places,
+    *,
+    driver: fake_driver.FakeDriver | None = None,
+    grace_s: float = 0,
+    targets: Targets | None = None,
+    devices: Devices | None = None,
+) -> AsyncIterator[Node]:
+    """Driver, shim and proxy, bottom up. Without a kernel, unless `targets` and `devices` are given."""
+    driver = driver or fake_driver.FakeDriver()
+    targets, devices = targets or FakeTargets(places.kubelet), devices or FakeDevices()
+    async with (
+        fake_driver.serving(driver, places.driver),
+        app.running(places.settings(grace_s=grace_s), targets=targets, devices=devices),
+        shim(places),
+        channel.connect(places.csi) as co,
+        channel.connect(places.sockets.runtime) as runtime,
+        channel.connect(places.sockets.inspect) as inspect,
+    ):
+        doors = {"runtime": runtime, "inspect": inspect}
+        yield Node(places, driver, targets, devices, Co(co), doors)
+
+
+def shim(places: Places) -> Any:
+    """The shim as a process would serve it."""
+    return process.serving(
+        socket_path=places.shim,
+        driver_socket=places.driver,
+        runtime_socket=places.sockets.runtime,
+        tell_condition=True,
+    )
+
+
+async def until(event: asyncio.Event) -> None:
+    """Wait for an event, at most as long as a hung test may take."""
+    async with asyncio.timeout(20):
+        await event.wait()

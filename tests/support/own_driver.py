@@ -1,0 +1,129 @@
+"""crust's driver as a CO meets it: processes, alone or behind the shim and the proxy, that a shell command can kill.
+
+The command is the suite's `--restart-command`: the driver dies by kill -9 and is started again by the shell, so it is
+nobody's child, and what started it is found by the file that has its pid.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+NAME = "block.csi.crust.dev"
+TIMEOUT_S = 30.0
+POOL_BYTES = 64 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDriver:
+    """What a suite is told of it."""
+
+    socket: Path
+    target_root: Path
+    log: Path
+    restart_command: str
+
+
+@contextmanager
+def serving(base: Path, profile: str, *, behind_proxy: bool) -> Iterator[OwnDriver]:
+    """The processes, while the block runs; killed and gone when it is left."""
+    root = base / "kubelet"
+    root.mkdir()
+    front = base / "front" / "csi.sock"
+    front.parent.mkdir()
+    commands = _commands(base, root, front, profile, behind_proxy=behind_proxy)
+    with ExitStack() as stack:
+        stack.enter_context(_reflinking_pool(base))
+        for name, arguments in commands.items():
+            start = _started(base, name, arguments)
+            stack.callback(_stop, base / f"{name}.pid")
+            subprocess.run(["/bin/sh", str(start)], check=True, timeout=TIMEOUT_S)
+        restart = base / "restart.sh"
+        restart.write_text(f"kill -9 $(cat {base}/driver.pid)\n. {base}/driver.sh\n")
+        yield OwnDriver(front, root, base / "log", f"sh {shlex.quote(str(restart))}")
+
+
+@contextmanager
+def _reflinking_pool(base: Path) -> Iterator[None]:
+    """An xfs of our own, so that what a pool can do does not depend on the machine's filesystem."""
+    image, pool = base / "pool.img", base / "pool"
+    with image.open("wb") as file:
+        file.truncate(POOL_BYTES)
+    pool.mkdir()
+    subprocess.run(["mkfs.xfs", "-q", "-m", "reflink=1", str(image)], check=True, timeout=TIMEOUT_S)
+    subprocess.run(["mount", "-o", "loop", str(image), str(pool)], check=True, timeout=TIMEOUT_S)
+    try:
+        yield
+    finally:
+        until = time.monotonic() + TIMEOUT_S
+        while subprocess.run(["umount", str(pool)], check=False).returncode:
+            assert time.monotonic() < until, f"{pool} stays busy"
+            time.sleep(0.05)  # a killed process's threads close their files when they please
+
+
+def _commands(
+    base: Path, root: Path, front: Path, profile: str, *, behind_proxy: bool
+) -> dict[str, list[str]]:
+    alone = {
+        "driver": [
+            "driver",
+            f"--socket={base / 'driver.sock' if behind_proxy else front}",
+            f"--state-dir={base / 'pool' / 'state'}",
+            f"--run-dir={base / 'driver-run'}",
+            "--node-id=conformance-node",
+            f"--csi-profile={profile}",
+            f"--target-root={root}",
+        ]
+    }
+    if not behind_proxy:
+        return alone
+    run = base / "run"
+    return alone | {
+        "shim": [
+            "shim",
+            f"--socket={base / 'shim.sock'}",
+            f"--driver-socket={base / 'driver.sock'}",
+            f"--runtime-socket={run / 'runtime.sock'}",
+            f"--csi-profile={profile}",
+        ],
+        "proxy": [
+            "proxy",
+            f"--run-dir={run}",
+            f"--volumes-root={run / 'volumes'}",
+            f"--driver={NAME},{front},{base / 'shim.sock'}",
+            f"--target-root={root}",
+        ],
+    }
+
+
+def _started(base: Path, name: str, arguments: list[str]) -> Path:
+    """A script that starts one process and notes its pid."""
+    command = shlex.join([sys.executable, "-m", "crust", *arguments])
+    script = base / f"{name}.sh"
+    script.write_text(f"{command} >>{base}/log 2>&1 &\necho $! >{base}/{name}.pid\n")
+    return script
+
+
+def _stop(pid_file: Path) -> None:
+    pid = int(pid_file.read_text())
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    until = time.monotonic() + TIMEOUT_S
+    while _lives(pid) and time.monotonic() < until:
+        time.sleep(0.01)  # nobody's child: there is nothing to wait on but a look
+
+
+def _lives(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"

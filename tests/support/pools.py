@@ -1,0 +1,40 @@
+"""A filesystem of its own for a pool of volumes, in a file that is mounted by loop."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from crust.host import loop, mounts
+from tests.support.block_driver import MIB, Bench
+
+_MKFS = {
+    "xfs": ("mkfs.xfs", "-q", "-K", "-m", "reflink=1"),
+    "btrfs": ("mkfs.btrfs", "-q"),
+    "ext4": ("mkfs.ext4", "-q"),
+}
+
+
+@contextmanager
+def bench_on(fs_type: str, root: Path, *, size: int = 3072 * MIB) -> Iterator[Bench]:
+    """A driver whose pool lies on a new filesystem. Everything is taken away afterwards."""
+    backing = root / "pool.backing"
+    with backing.open("wb") as file:
+        file.truncate(size)
+    subprocess.run([*_MKFS[fs_type], str(backing)], check=True, capture_output=True)
+    device = loop.attach_once(str(backing))
+    home = root / "home"
+    home.mkdir()
+    try:
+        mounts.mount_device(device.path, str(home), fs_type)
+        yield Bench(home)
+    finally:
+        for mount in sorted(mounts.below(str(home)), key=lambda each: -len(each.target)):
+            if mount.target != str(home):
+                mounts.unmount(mount.target)
+        for each in loop.list_all():
+            if each.backing.startswith(f"{home}/"):
+                loop.detach(each)
+        mounts.unmount(str(home))
+        loop.detach(device)
+        backing.unlink()

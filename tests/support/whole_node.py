@@ -1,0 +1,134 @@
+"""A whole node for end-to-end tests: driver, shim, proxy and runtime as processes, and a kubelet that calls them."""
+
+import contextlib
+import itertools
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from crust import errors
+from crust.wire.csi.v1 import csi_pb2
+from examples.kata.demo import leftovers
+from examples.kata.demo.kubelet import MOUNT, Kubelet
+from examples.kata.demo.node import HANDLER, Node
+from examples.kata.runtime import messages
+from examples.kata.runtime.client import Client, Finished
+from examples.kata.vm import machine
+
+MIB = 1 << 20
+_numbers = itertools.count(1)
+
+
+@dataclass(slots=True)
+class WholeNode:
+    """The processes, and how to speak to them."""
+
+    node: Node
+    kubelet: Kubelet
+    runtime: Client
+    published: list[tuple[csi_pb2.Volume, Path]] = field(default_factory=list)
+    volumes: list[csi_pb2.Volume] = field(default_factory=list)
+
+    async def volume(
+        self,
+        *,
+        size_bytes: int = 64 * MIB,
+        capability: csi_pb2.VolumeCapability = MOUNT,
+        stage: bool = True,
+    ) -> csi_pb2.Volume:
+        """A new volume, staged."""
+        volume = await self.kubelet.create(f"e2e-{next(_numbers)}", size_bytes, capability)
+        self.volumes.append(volume)
+        if stage:
+            await self.kubelet.stage(volume, capability)
+        return volume
+
+    async def publish(
+        self,
+        volume: csi_pb2.Volume,
+        *,
+        defer: bool = True,
+        capability: csi_pb2.VolumeCapability = MOUNT,
+        readonly: bool = False,
+    ) -> Path:
+        """Publish it for a new pod; returns the target path."""
+        target = self.kubelet.target(f"pod-{next(_numbers)}")
+        await self.kubelet.publish(
+            volume, target, defer=defer, capability=capability, readonly=readonly
+        )
+        self.published.append((volume, target))
+        return target
+
+    async def run(
+        self, sandbox: str, source: Path, script: str, *, readonly: bool = False
+    ) -> Finished:
+        """Run a shell script in a sandbox that stays, with `source` at /data."""
+        mount = messages.Mount(source=str(source), destination="/data", readonly=readonly)
+        return await self.runtime.run(
+            messages.Run(
+                sandbox=sandbox, argv=("/bin/sh", "-ec", script), mounts=(mount,), keep=True
+            )
+        )
+
+    async def output(self, sandbox: str, source: Path, script: str) -> str:
+        """The output of a script that must succeed."""
+        ended = await self.run(sandbox, source, script)
+        assert ended.code == 0, ended
+        return ended.stdout.decode().strip()
+
+    async def qemu_pid(self, sandbox: str) -> int:
+        """The pid of a sandbox's QEMU."""
+        return next(
+            int(each["pid"]) for each in await self.runtime.list() if each["sandbox"] == sandbox
+        )
+
+    async def tidy(self) -> None:
+        """Stop sandboxes, unpublish, unstage, delete: whatever a test has left on purpose."""
+        for each in await self.runtime.list():
+            await self.runtime.stop(each["sandbox"])
+        for volume, target in self.published:
+            await self.kubelet.unpublish(volume, target)
+        for volume in self.volumes:
+            await self.kubelet.unstage(volume)
+            await self.kubelet.delete(volume)
+        self.published.clear()
+        self.volumes.clear()
+
+
+@asynccontextmanager
+async def whole_node() -> AsyncIterator[WholeNode]:
+    """A node that serves; when it is left nothing of it may remain, which is asserted."""
+    base = Path(tempfile.mkdtemp(prefix="crust-e2e-", dir="/tmp"))  # short, for sockets' names
+    before = leftovers.look(base)
+    node = Node(base)
+    at = node.places
+    kubelet = Kubelet(at.kubelet, at.csi_socket, at.inspect_socket)
+    try:
+        await node.start_all()
+        await kubelet.wait_ready(HANDLER)
+        yield WholeNode(node, kubelet, Client(str(at.kata_run / "control.sock")))
+    finally:
+        await kubelet.close()
+        await node.stop_all()
+        for directory in (at.kata_run / "sandboxes").glob("*"):
+            with contextlib.suppress(errors.CrustError):
+                await machine.destroy(directory)
+        left = leftovers.look(base).since(before)
+        assert not left
+        shutil.rmtree(base)
+
+
+async def refusal(call: object) -> tuple[grpc.StatusCode, str]:
+    """The code and the message of an RPC that must be refused."""
+    assert hasattr(call, "__await__")
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details() or ""
+    raise AssertionError("it was not refused")

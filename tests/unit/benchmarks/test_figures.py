@@ -1,0 +1,48 @@
+"""The arithmetic and the page of the benchmarks."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import figures, page, plot
+
+BASE = figures.Samples.of("ms", [float(number) for number in range(1, 101)])
+TWICE = figures.Samples.of("ms", [2.0 * number for number in range(1, 101)])
+REPORT = figures.Report(
+    name="example",
+    title="An example",
+    method="A hundred times.",
+    rows=(figures.Row("plain", BASE), figures.Row("wrapped", TWICE, "plain")),
+    meaning="Wrapping costs.",
+    goals=(figures.at_most("at most 60 ms", BASE.median, 60, "ms"),),
+)
+
+
+def test_percentile_is_a_value_that_was_measured() -> None:
+    assert (BASE.median, BASE.p99) == (50.5, 99.0)
+    assert figures.Samples.of("s", [3.0, 1.0]).p99 == 3.0
+
+
+def test_nothing_measured_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing was measured"):
+        figures.Samples.of("ms", [])
+
+
+def test_ratio_is_that_of_the_medians_and_a_baseline_has_none() -> None:
+    assert [REPORT.ratio(row) for row in REPORT.rows] == [None, 2.0]
+
+
+def test_a_missed_goal_is_told_as_such() -> None:
+    assert REPORT.goals[0].met
+    assert not figures.at_most("at most 50 ms", BASE.median, 50, "ms").met
+
+
+def test_section_has_a_line_per_row_with_count_median_percentile_and_ratio() -> None:
+    assert "| wrapped | 100 | 101 ms | 198 ms | 2.00 |" in page.section(REPORT).splitlines()
+
+
+def test_equal_figures_give_an_equal_plot(tmp_path: Path) -> None:
+    for name in ("one.svg", "two.svg"):
+        plot.draw([REPORT], tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+    assert "(2.00 times)" in (tmp_path / "one.svg").read_text()

@@ -1,0 +1,140 @@
+"""Publishing to nodes: idempotent, exclusive, limited, remembered, and seen by the node side."""
+
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver import attaching, fitness, registry
+from crust.blockdriver.attaching import Attach, Attacher
+from crust.blockdriver.backends.protocol import StillAttached
+from crust.blockdriver.ledger import Staged
+from crust.blockdriver.provisioning import Provisioner
+from crust.blockdriver.record import Attached, Usage
+from crust.blockdriver.state import State
+from tests.support import driver_state
+from tests.support.block_driver import Mode, block, mount
+from tests.support.driver_state import NODE
+from tests.support.memory_backend import MemoryBackend
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> State:
+    return driver_state.opened(tmp_path)
+
+
+@pytest.fixture
+def attacher(state: State) -> Attacher:
+    return Attacher(state, NODE)
+
+
+async def made(state: State, name: str = "pvc-1") -> volumes.VolumeId:
+    return (await Provisioner(state).create(driver_state.create(name))).volume_id
+
+
+def attach(
+    volume_id: str,
+    capability: volumes.VolumeCapability | None = None,
+    *,
+    node: str = NODE,
+    readonly: bool = False,
+) -> Attach:
+    return Attach(volumes.VolumeId(volume_id), node, capability or mount(), readonly)
+
+
+async def test_a_repeated_publish_is_fine_and_a_different_one_is_a_conflict(
+    state: State, attacher: Attacher
+) -> None:
+    volume_id = await made(state)
+    await attacher.attach(attach(volume_id))
+    await attacher.attach(attach(volume_id))
+    for other in (
+        attach(volume_id, readonly=True),
+        attach(volume_id, block()),
+        attach(volume_id, mount(mode=Mode.SINGLE_NODE_WRITER)),
+    ):
+        with pytest.raises(attaching.AttachedDifferently):
+            await attacher.attach(other)
+    assert attacher.published_nodes(state.registry.load(volume_id)) == (NODE,)
+
+
+async def test_an_absent_volume_is_told_before_an_absent_node_and_that_before_a_bad_capability(
+    state: State, attacher: Attacher
+) -> None:
+    bad = mount(mode=Mode.MULTI_NODE_MULTI_WRITER)
+    with pytest.raises(registry.VolumeNotFound):
+        await attacher.attach(attach(registry.volume_id_of("none"), bad, node="other"))
+    volume_id = await made(state)
+    with pytest.raises(attaching.NodeNotFound):
+        await attacher.attach(attach(volume_id, bad, node="other"))
+    with pytest.raises(fitness.CapabilityNotSupported):
+        await attacher.attach(attach(volume_id, bad))
+
+
+async def test_a_volume_that_another_node_has_names_it_until_it_is_taken_from_there(
+    state: State, attacher: Attacher
+) -> None:
+    volume_id = await made(state)
+    usage = Usage(kind="mount", fs_type="ext4", mode=7)
+    old = Attached(node_id="renamed-since", usage=usage, readonly=False)
+    state.registry.save(state.registry.load(volume_id).but(nodes=(old,)))
+    with pytest.raises(attaching.AttachedElsewhere, match="renamed-since"):
+        await attacher.attach(attach(volume_id))
+    await attacher.detach(volume_id, NODE)
+    assert attacher.published_nodes(state.registry.load(volume_id)) == ("renamed-since",)
+    await attacher.detach(volume_id, "")
+    await attacher.attach(attach(volume_id))
+
+
+async def test_a_publish_outlives_the_process_and_keeps_the_volume_from_being_deleted(
+    state: State, attacher: Attacher, tmp_path: Path
+) -> None:
+    volume_id = await made(state)
+    await attacher.attach(attach(volume_id, readonly=True))
+    backend = state.backend
+    assert isinstance(backend, MemoryBackend)
+    again = driver_state.opened(tmp_path, backend=backend)
+    assert attaching.is_readonly(again.registry.load(volume_id))
+    assert again.registry.index.on_node(NODE) == 1
+    with pytest.raises(attaching.AttachedElsewhere):
+        await Provisioner(again).delete(volume_id)
+    await Attacher(again, NODE).detach(volume_id, NODE)
+    await Attacher(again, NODE).detach(volume_id, NODE)
+    await Provisioner(again).delete(volume_id)
+    await Attacher(again, NODE).detach(volume_id, "")
+
+
+async def test_the_last_slot_is_given_once(
+    state: State, attacher: Attacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state.backend, "attach_limit", lambda: 2)
+    ids = [await made(state, name) for name in "abc"]
+    await attacher.attach(attach(ids[0]))
+    await attacher.attach(attach(ids[1]))
+    with pytest.raises(attaching.NodeFull):
+        await attacher.attach(attach(ids[2]))
+    await attacher.attach(attach(ids[1]))
+    await attacher.detach(ids[0], NODE)
+    await attacher.attach(attach(ids[2]))
+    slots = attacher.slots(NODE)
+    assert (slots.limit, set(slots.taken)) == (2, {ids[1], ids[2]})
+    with pytest.raises(errors.NotFound):
+        attacher.slots("other")
+
+
+async def test_a_staged_volume_is_where_it_is_and_is_not_taken_away(
+    state: State, attacher: Attacher
+) -> None:
+    volume_id = await made(state)
+    await attacher.attach(attach(volume_id))
+    state.backend.attach(volume_id)
+    state.ledger.note_staged(
+        Staged(volume_id=volume_id, kind="mount", fs_type="ext4", paths=("/s",))
+    )
+    with pytest.raises(StillAttached):
+        await attacher.detach(volume_id, "")
+    state.registry.save(state.registry.load(volume_id).but(nodes=()))
+    assert attacher.published_nodes(state.registry.load(volume_id)) == (NODE,)
+    state.backend.detach(volume_id)
+    state.ledger.forget_staged(volume_id)
+    assert attacher.published_nodes(state.registry.load(volume_id)) == ()

@@ -1,0 +1,152 @@
+"""Room is promised once; topology and GetCapacity say what can be had."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver import capacity, provisioning, topology
+from crust.blockdriver.offering import Asked, Offerer
+from crust.blockdriver.provisioning import Provisioner
+from crust.blockdriver.state import State
+from tests.support import driver_state
+from tests.support.block_driver import MIB, Mode, mount
+from tests.support.memory_backend import ROOM_BYTES, MemoryBackend
+
+GIB = 1024 * MIB
+HERE = topology.segments({topology.KEY: driver_state.NODE})
+ELSEWHERE = topology.segments({topology.KEY: "node-2"})
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> State:
+    return driver_state.opened(tmp_path)
+
+
+@pytest.fixture
+def provisioner(state: State) -> Provisioner:
+    return Provisioner(state)
+
+
+def sized(name: str, size_bytes: int) -> provisioning.Create:
+    return driver_state.create(name, required=size_bytes)
+
+
+async def test_of_many_that_want_the_last_room_at_once_as_many_get_it_as_it_holds(
+    state: State, provisioner: Provisioner
+) -> None:
+    wanted = ROOM_BYTES // 4
+    answers = await asyncio.gather(
+        *(provisioner.create(sized(f"v{number}", wanted)) for number in range(12)),
+        return_exceptions=True,
+    )
+    made = [each for each in answers if isinstance(each, provisioning.Volume)]
+    refused = [each for each in answers if isinstance(each, capacity.NoRoom)]
+    assert (len(made), len(refused)) == (4, 8)
+    assert provisioner.room.available_bytes() == 0
+    assert len(state.registry.ids()) == 4
+    await provisioner.delete(made[0].volume_id)
+    assert provisioner.room.available_bytes() == wanted
+
+
+async def test_what_a_volume_has_written_is_not_counted_twice(
+    state: State, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await provisioner.create(sized("a", 4 * GIB))
+    assert provisioner.room.available_bytes() == ROOM_BYTES - 4 * GIB
+    monkeypatch.setattr(state.backend, "available_bytes", lambda: ROOM_BYTES - 3 * GIB)
+    monkeypatch.setattr(state.backend, "occupied", lambda: {made.volume_id: 3 * GIB})
+    assert provisioner.room.available_bytes() == ROOM_BYTES - 4 * GIB
+    await provisioner.create(sized("b", ROOM_BYTES - 4 * GIB))
+    with pytest.raises(capacity.NoRoom):
+        await provisioner.create(sized("c", 16 * MIB))
+
+
+async def test_growth_asks_for_the_difference_and_leaves_the_volume_as_it_was_if_refused(
+    state: State, provisioner: Provisioner
+) -> None:
+    made = await provisioner.create(sized("a", 6 * GIB))
+    with pytest.raises(capacity.NoRoom):
+        await provisioner.expand(made.volume_id, volumes.CapacityRange(ROOM_BYTES + MIB), None)
+    assert state.registry.load(made.volume_id).capacity_bytes == 6 * GIB
+    grown = await provisioner.expand(made.volume_id, volumes.CapacityRange(ROOM_BYTES), None)
+    assert grown.capacity_bytes == ROOM_BYTES
+
+
+async def test_overcommitted_room_is_more_than_there_is(tmp_path: Path) -> None:
+    state = driver_state.opened(tmp_path, overcommit=2.0)
+    provisioner = Provisioner(state)
+    for name in ("a", "b"):
+        await provisioner.create(sized(name, ROOM_BYTES))
+    with pytest.raises(capacity.NoRoom):
+        await provisioner.create(sized("c", 16 * MIB))
+
+
+async def test_promises_outlive_the_process(
+    state: State, provisioner: Provisioner, tmp_path: Path
+) -> None:
+    await provisioner.create(sized("a", 9 * GIB))
+    backend = state.backend
+    assert isinstance(backend, MemoryBackend)
+    again = Provisioner(driver_state.opened(tmp_path, backend=backend))
+    assert again.room.available_bytes() == ROOM_BYTES - 9 * GIB
+
+
+def test_capacity_is_that_of_the_kind_and_place_that_is_asked_about(
+    state: State, provisioner: Provisioner
+) -> None:
+    offerer = Offerer(state, provisioner.room)
+
+    def ask(
+        capability: volumes.VolumeCapability | None = None, place: topology.Segments = ()
+    ) -> tuple[int, int, int]:
+        offer = offerer.offer(Asked((capability,) if capability else (), (), place))
+        return offer.available_bytes, offer.maximum_bytes, offer.minimum_bytes
+
+    assert ask() == (ROOM_BYTES, ROOM_BYTES, MIB)
+    assert ask(mount("xfs"), HERE) == (ROOM_BYTES, ROOM_BYTES, 300 * MIB)
+    assert ask(mount(), ELSEWHERE) == (0, 0, 0)
+    assert ask(mount(mode=Mode.MULTI_NODE_MULTI_WRITER)) == (0, 0, 0)
+    with pytest.raises(errors.InvalidRequest):
+        offerer.offer(Asked((), (("odd", ""),), ()))
+
+
+async def test_a_volume_is_made_where_it_is_required_or_not_at_all(
+    state: State, provisioner: Provisioner
+) -> None:
+    async def make(name: str, requisite: tuple[topology.Segments, ...]) -> provisioning.Volume:
+        place = topology.requirement(requisite, requisite[:1])
+        return await provisioner.create(driver_state.create(name, required=GIB, place=place))
+
+    made = await make("a", (ELSEWHERE, HERE))
+    with pytest.raises(topology.NotAccessible):
+        await make("b", (ELSEWHERE,))
+    assert state.registry.ids() == (made.volume_id,)
+    with pytest.raises(provisioning.ExistsDifferently, match="accessibility"):
+        await make("a", (ELSEWHERE,))
+    preferred = topology.requirement((), (ELSEWHERE,))
+    await provisioner.create(driver_state.create("c", required=GIB, place=preferred))
+
+
+def test_topologies_that_break_the_rules_are_refused() -> None:
+    for bad in (
+        {},
+        {"a/b/c": "x"},
+        {"Crust.dev/node": "a", "crust.dev/node": "b"},
+        {topology.KEY: ""},
+        {topology.KEY: "x" * 64},
+        {topology.KEY: "-x"},
+        {"n" * 64: "x"},
+    ):
+        with pytest.raises(topology.BadTopology):
+            topology.segments(bad)
+    with pytest.raises(topology.BadTopology):
+        topology.requirement((HERE,), (ELSEWHERE,))
+    assert topology.segments({"CRUST.dev/Node": driver_state.NODE}) == HERE
+
+
+@pytest.mark.parametrize("node_id", ["node-1", "x" * 256, "ü", "a/b", "-"])
+def test_every_node_id_has_a_value_that_a_topology_can_have(node_id: str) -> None:
+    value = topology.value_of(node_id)
+    assert topology.segments({topology.KEY: value}) == ((topology.KEY, value),)

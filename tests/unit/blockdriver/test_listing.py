@@ -1,0 +1,158 @@
+"""Lists that survive change, and what is told of volumes that are unwell."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver import listing, registry
+from crust.blockdriver.attaching import Attacher
+from crust.blockdriver.health import Examiner, Kind
+from crust.blockdriver.listing import Lister
+from crust.blockdriver.provisioning import Provisioner
+from crust.blockdriver.state import State
+from tests.support import driver_state
+from tests.support.block_driver import MIB
+from tests.support.driver_state import NODE
+from tests.support.memory_backend import MemoryBackend
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> State:
+    return driver_state.opened(tmp_path)
+
+
+@pytest.fixture
+def provisioner(state: State) -> Provisioner:
+    return Provisioner(state)
+
+
+@pytest.fixture
+def examiner(state: State, provisioner: Provisioner) -> Examiner:
+    return Examiner(state, provisioner.room)
+
+
+@pytest.fixture
+def lister(state: State, examiner: Examiner) -> Lister:
+    return Lister(state, Attacher(state, NODE), examiner)
+
+
+async def volumes_made(provisioner: Provisioner, count: int) -> list[volumes.VolumeId]:
+    size = 16 * MIB
+    made = [
+        await provisioner.create(driver_state.create(f"pvc-{number}", required=size))
+        for number in range(count)
+    ]
+    return sorted(each.volume_id for each in made)
+
+
+def ids(page: tuple[listing.Listed, ...]) -> list[str]:
+    return [each.volume.volume_id for each in page]
+
+
+async def test_pages_hold_every_volume_once_and_the_last_has_no_token(
+    provisioner: Provisioner, lister: Lister
+) -> None:
+    made = await volumes_made(provisioner, 7)
+    seen: list[str] = []
+    token, pages = "", 0
+    while pages == 0 or token:
+        page, token = lister.page(3, token)
+        seen, pages = seen + ids(page), pages + 1
+    assert (seen, pages) == (made, 3)
+    assert lister.page(7, "") == lister.page(0, "")
+    assert lister.page(0, made[-1]) == ((), "")
+
+
+async def test_a_list_goes_on_where_it_was_whatever_is_created_and_deleted_meanwhile(
+    provisioner: Provisioner, lister: Lister
+) -> None:
+    made = await volumes_made(provisioner, 6)
+    first, token = lister.page(3, "")
+    assert ids(first) == made[:3]
+    for gone in (made[0], made[2]):
+        await provisioner.delete(gone)
+    await provisioner.create(driver_state.create("new", required=16 * MIB))
+    rest, token = lister.page(0, token)
+    assert token == ""
+    assert [each for each in ids(rest) if each in made] == made[3:]
+
+
+@pytest.mark.parametrize("token", ["x", "vol-", "0", "../../etc/passwd", f"vol-{'0' * 41}"])
+def test_a_token_that_was_never_given_starts_the_caller_over(lister: Lister, token: str) -> None:
+    with pytest.raises(listing.BadToken):
+        lister.page(0, token)
+    with pytest.raises(listing.BadToken):
+        lister.health_page(0, token)
+
+
+def test_a_negative_count_is_refused(lister: Lister) -> None:
+    with pytest.raises(listing.NegativeCount):
+        lister.page(-1, "")
+
+
+async def test_what_is_half_made_is_not_listed_and_takes_no_place_on_a_page(
+    state: State, provisioner: Provisioner, lister: Lister
+) -> None:
+    made = await volumes_made(provisioner, 4)
+    for each in made[1:]:
+        state.registry.save(state.registry.load(each).but(phase="deleting"))
+    page, token = lister.page(1, "")
+    assert (ids(page), token) == ([made[0]], "")
+    with pytest.raises(registry.VolumeNotFound):
+        lister.get(made[1])
+
+
+async def test_lost_and_damaged_volumes_are_told_and_still_listed(
+    state: State, provisioner: Provisioner, lister: Lister, examiner: Examiner, tmp_path: Path
+) -> None:
+    well, lost, short, unreadable = await volumes_made(provisioner, 4)
+    backend = state.backend
+    assert isinstance(backend, MemoryBackend)
+    del backend.images[lost]
+    backend.images[short] = MIB
+    Path(f"{tmp_path}/records/{unreadable}.json").write_text("{")
+    stray = registry.volume_id_of("nobody's")
+    backend.images[stray] = MIB
+    found = {each.volume_id: each for each in lister.health_page(0, "")[0]}
+    assert {key: [each.reason for each in value.findings] for key, value in found.items()} == {
+        well: [],
+        lost: ["ImageMissing"],
+        short: ["ImageDamaged"],
+        unreadable: ["RecordUnreadable"],
+        stray: ["RecordMissing"],
+    }
+    assert found[lost].findings[0].kind is Kind.DATA_LOSS
+    listed = {each.volume.volume_id: each for each in lister.page(0, "")[0]}
+    assert set(listed) == {well, lost, short, unreadable}
+    assert not listed[well].health.condition.abnormal
+    assert listed[lost].health.condition.abnormal
+    assert listed[unreadable].volume.capacity_bytes == 0
+    with pytest.raises(registry.VolumeNotFound):
+        examiner.examine(registry.volume_id_of("none"))
+
+
+async def test_a_restart_lists_the_same_and_survives_a_record_that_cannot_be_read(
+    state: State, provisioner: Provisioner, tmp_path: Path
+) -> None:
+    made = await volumes_made(provisioner, 3)
+    Path(f"{tmp_path}/records/{made[1]}.json").write_text("{")
+    os.chmod(f"{tmp_path}/records/{made[1]}.json", 0o600)
+    again = driver_state.opened(tmp_path)
+    assert list(again.registry.ids()) == made
+    assert again.registry.index.promised_bytes() == 32 * MIB
+
+
+async def test_the_pool_is_unwell_when_it_cannot_be_used_or_has_no_room(
+    state: State, provisioner: Provisioner, examiner: Examiner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert examiner.pool() == ()
+    monkeypatch.setattr(state.backend, "available_bytes", lambda: 0)
+    assert [each.reason for each in examiner.pool()] == ["PoolFull"]
+
+    def away() -> None:
+        raise errors.NotReady("the pool is away")
+
+    monkeypatch.setattr(state.backend, "check", away)
+    assert [each.reachable for each in examiner.pool()] == [False]

@@ -1,0 +1,44 @@
+"""What a StorageClass may say of mkfs, and that nothing else gets through."""
+
+import pytest
+
+from crust.blockdriver import mkfs_options, parameters
+
+FS_TYPES = ("ext4", "xfs", "btrfs")
+
+
+def test_each_filesystem_is_told_what_is_meant_for_it() -> None:
+    sent = {
+        "crust.dev/ext4-bytes-per-inode": "65536",
+        "crust.dev/ext4-reserved-percent": "1",
+        "crust.dev/xfs-reflink": "0",
+    }
+    kept = parameters.parse(sent, FS_TYPES).kept
+    assert kept == sent
+    assert mkfs_options.words("ext4", kept) == ("-i", "65536", "-m", "1")
+    assert mkfs_options.words("xfs", kept) == ("-m", "reflink=0")
+    assert mkfs_options.words("btrfs", kept) == ()
+    assert parameters.parse(sent, FS_TYPES).volume_context == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("ext4-bytes-per-inode", "1"),
+        ("ext4-bytes-per-inode", "65536 -F"),
+        ("ext4-bytes-per-inode", "+65536"),
+        ("ext4-bytes-per-inode", "٦٥٥٣٦"),
+        ("ext4-inode-size", ""),
+        ("xfs-reflink", "1,crc=0"),
+        ("btrfs-metadata", "raid0"),
+        ("btrfs-checksum", "none"),
+    ],
+)
+def test_a_value_that_is_not_on_the_list_is_refused(key: str, value: str) -> None:
+    with pytest.raises(parameters.BadParameter):
+        parameters.parse({f"crust.dev/{key}": value}, FS_TYPES)
+
+
+def test_an_option_that_is_not_on_the_list_is_unknown() -> None:
+    with pytest.raises(parameters.UnknownParameter, match="xfs-reflink"):
+        parameters.parse({"crust.dev/ext4-features": "^has_journal"}, FS_TYPES)

@@ -1,0 +1,84 @@
+"""Every answer to "may this be formatted?", of every record and every device."""
+
+import itertools
+
+import pytest
+
+from crust import errors
+from crust.blockdriver import preparation
+from crust.blockdriver.preparation import Action
+from crust.blockdriver.record import Content, Record
+from crust.host import filesystems
+
+EXT4 = filesystems.Filesystem("ext4", "")
+XFS = filesystems.Filesystem("xfs", "")
+BLANK = filesystems.Blank()
+TABLE = filesystems.Other("partition table gpt")
+FOUND: tuple[filesystems.Signature, ...] = (EXT4, XFS, BLANK, TABLE)
+CONTENTS: tuple[Content, ...] = ("new", "formatting", "formatted", "raw")
+
+
+def record(content: Content) -> Record:
+    fs_type = "ext4" if content in ("formatting", "formatted") else ""
+    return Record(
+        volume_id="vol-1",
+        name="pvc",
+        phase="ready",
+        capacity_bytes=1 << 20,
+        parameters={},
+        usages=(),
+        content=content,
+        fs_type=fs_type,
+    )
+
+
+def judge(
+    content: Content, found: filesystems.Signature, *, wanted: str = "ext4", zeros: bool = True
+) -> Action | type[Exception]:
+    try:
+        return preparation.judge(record(content), wanted, found, is_blank=lambda: zeros)
+    except errors.CrustError as error:
+        return type(error)
+
+
+def test_only_a_new_volume_without_a_signature_that_reads_as_zeros_is_formatted() -> None:
+    formatting = [
+        (content, found, zeros)
+        for content, found, zeros in itertools.product(CONTENTS, FOUND, (True, False))
+        if judge(content, found, zeros=zeros) is Action.MAKE
+    ]
+    assert formatting == [("new", BLANK, True)]
+
+
+def test_only_an_interrupted_mkfs_is_cleared_and_made_again() -> None:
+    cleared = [
+        (content, found)
+        for content, found in itertools.product(CONTENTS, FOUND)
+        if judge(content, found) is Action.CLEAR_AND_MAKE
+    ]
+    assert cleared == [("formatting", EXT4), ("formatting", BLANK)]
+
+
+@pytest.mark.parametrize(
+    ("content", "found", "expected"),
+    [
+        ("formatted", EXT4, Action.KEEP),
+        ("formatted", XFS, preparation.ContentInDoubt),
+        ("formatted", BLANK, preparation.ContentInDoubt),
+        ("formatted", TABLE, preparation.ContentInDoubt),
+        ("raw", EXT4, Action.KEEP),
+        ("raw", XFS, preparation.FormattedDifferently),
+        ("raw", BLANK, preparation.NoFilesystem),
+        ("raw", TABLE, preparation.NoFilesystem),
+        ("new", EXT4, preparation.ContentInDoubt),
+        ("formatting", XFS, preparation.ContentInDoubt),
+    ],
+)
+def test_what_is_on_a_device_is_kept_or_complained_about(
+    content: Content, found: filesystems.Signature, expected: Action | type[Exception]
+) -> None:
+    assert judge(content, found) is expected
+
+
+def test_another_filesystem_than_was_made_is_refused_and_not_made() -> None:
+    assert judge("formatted", EXT4, wanted="xfs") is preparation.FormattedDifferently

@@ -1,0 +1,247 @@
+"""Creating, validating, expanding and deleting volumes, on a backend in memory."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver import fitness, parameters, provisioning, registry, sizes
+from crust.blockdriver.backends import protocol
+from crust.blockdriver.growing import AboveLimit
+from crust.blockdriver.ledger import Ledger
+from crust.blockdriver.provisioning import Create, Provisioner
+from crust.blockdriver.registry import Registry
+from crust.blockdriver.state import State
+from tests.support.block_driver import MIB, Mode, block, mount
+from tests.support.memory_backend import MemoryBackend
+
+GIB = 1024 * MIB
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> State:
+    made = State(
+        registry=Registry(f"{tmp_path}/records"),
+        ledger=Ledger(f"{tmp_path}/run"),
+        backend=MemoryBackend(),
+        fs_types=("ext4", "xfs"),
+        target_roots=("/",),
+    )
+    made.registry.open()
+    made.ledger.open("00000000-0000-0000-0000-000000000000")
+    return made
+
+
+@pytest.fixture
+def provisioner(state: State) -> Provisioner:
+    return Provisioner(state)
+
+
+def create(
+    name: str = "pvc-1",
+    *,
+    required: int = 0,
+    limit: int = 0,
+    capability: volumes.VolumeCapability | None = None,
+    sent: Mapping[str, str] | None = None,
+) -> Create:
+    return Create(
+        name,
+        volumes.CapacityRange(required, limit),
+        (capability or mount(),),
+        tuple(sorted((sent or {}).items())),
+    )
+
+
+async def test_a_volumes_id_follows_from_its_name_whatever_the_name_holds(
+    provisioner: Provisioner,
+) -> None:
+    names = ["a", "../../etc/passwd", "ü" * 64, "a/b", "x" * 128]
+    ids = [(await provisioner.create(create(name))).volume_id for name in names]
+    assert len(set(ids)) == len(names)
+    assert all(registry.is_ours(volume_id) for volume_id in ids)
+    assert ids == [registry.volume_id_of(name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("required", "limit", "expected"),
+    [
+        (0, 0, GIB),
+        (0, 100 * MIB, 100 * MIB),
+        (1, 0, 16 * MIB),
+        (100 * MIB + 1, 0, 101 * MIB),
+        (10**9, 10**9, 10**9),
+        (64 * MIB, 64 * MIB, 64 * MIB),
+    ],
+)
+async def test_a_size_is_never_below_what_is_required_nor_above_the_limit(
+    provisioner: Provisioner, required: int, limit: int, expected: int
+) -> None:
+    made = await provisioner.create(create(required=required, limit=limit))
+    assert made.capacity_bytes == expected
+
+
+async def test_an_xfs_is_at_least_as_large_as_mkfs_makes_it(provisioner: Provisioner) -> None:
+    made = await provisioner.create(create(required=1, capability=mount("xfs")))
+    assert made.capacity_bytes == 300 * MIB
+    with pytest.raises(sizes.SizeNotPossible):
+        await provisioner.create(create("b", limit=200 * MIB, capability=mount("xfs")))
+
+
+async def test_a_size_without_any_multiple_of_a_sector_is_out_of_range(
+    provisioner: Provisioner,
+) -> None:
+    with pytest.raises(sizes.SizeNotPossible):
+        await provisioner.create(create(required=10**9 + 1, limit=10**9 + 1))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        create(required=2 * GIB),
+        create(limit=MIB * 512),
+        create(capability=mount("xfs")),
+        create(capability=mount(mode=Mode.SINGLE_NODE_WRITER)),
+        create(sent={parameters.DEFER: "always"}),
+    ],
+    ids=["larger", "smaller", "filesystem", "mode", "parameters"],
+)
+async def test_a_name_that_is_taken_by_another_volume_is_a_conflict(
+    provisioner: Provisioner, other: Create
+) -> None:
+    await provisioner.create(create(required=GIB))
+    with pytest.raises(provisioning.ExistsDifferently):
+        await provisioner.create(other)
+
+
+async def test_a_repeated_request_gets_the_same_volume_even_after_it_grew(
+    provisioner: Provisioner,
+) -> None:
+    first = await provisioner.create(create(required=GIB))
+    await provisioner.expand(first.volume_id, volumes.CapacityRange(2 * GIB), None)
+    again = await provisioner.create(create(required=GIB))
+    assert (again.volume_id, again.capacity_bytes) == (first.volume_id, 2 * GIB)
+
+
+async def test_parameters_become_the_volume_context_and_nothing_else_does(
+    provisioner: Provisioner,
+) -> None:
+    sent = {
+        parameters.FS_TYPE: "xfs",
+        parameters.DEFER: "always",
+        parameters.RUNTIME_HANDLER: "kata",
+        "csi.storage.k8s.io/pvc/name": "claim",
+    }
+    made = await provisioner.create(create(capability=mount(""), sent=sent))
+    assert made.context == {parameters.DEFER: "always", parameters.RUNTIME_HANDLER: "kata"}
+    assert made.capacity_bytes == GIB
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("crust.dev/defre", "always"),
+        ("fsType", "ext4"),
+        (parameters.DEFER, "sometimes"),
+        (parameters.FS_TYPE, "ntfs"),
+        (parameters.RUNTIME_HANDLER, ""),
+    ],
+)
+async def test_a_parameter_that_means_nothing_is_refused(
+    provisioner: Provisioner, state: State, key: str, value: str
+) -> None:
+    with pytest.raises(errors.InvalidRequest):
+        await provisioner.create(create(sent={key: value}))
+    assert list(state.registry.ids()) == []
+
+
+@pytest.mark.parametrize(
+    "capability",
+    [
+        mount("btrfs"),
+        mount(mode=Mode.MULTI_NODE_MULTI_WRITER),
+        mount("ext4", "bind"),
+        mount("ext4", "password=x1y2"),
+    ],
+)
+async def test_a_capability_that_cannot_be_honoured_is_refused_before_anything_is_made(
+    provisioner: Provisioner, state: State, capability: volumes.VolumeCapability
+) -> None:
+    with pytest.raises(fitness.CapabilityNotSupported) as caught:
+        await provisioner.create(create(capability=capability))
+    assert "x1y2" not in str(caught.value)
+    assert list(state.registry.ids()) == []
+
+
+async def test_a_full_pool_leaves_no_record_behind(provisioner: Provisioner, state: State) -> None:
+    with pytest.raises(errors.Exhausted):
+        await provisioner.create(create(required=100 * GIB))
+    assert list(state.registry.ids()) == []
+
+
+async def test_an_image_that_nobody_recorded_is_not_overwritten(
+    provisioner: Provisioner, state: State
+) -> None:
+    state.backend.create(registry.volume_id_of("pvc-1"), MIB)
+    with pytest.raises(provisioning.StrayImage):
+        await provisioner.create(create())
+
+
+async def test_a_volume_in_use_is_not_deleted_and_an_unknown_one_is_gone_already(
+    provisioner: Provisioner, state: State
+) -> None:
+    made = await provisioner.create(create())
+    state.backend.attach(made.volume_id)
+    with pytest.raises(protocol.StillAttached):
+        await provisioner.delete(made.volume_id)
+    state.backend.detach(made.volume_id)
+    await provisioner.delete(made.volume_id)
+    await provisioner.delete(made.volume_id)
+    await provisioner.delete(volumes.VolumeId("../../etc"))
+
+
+async def test_a_delete_that_was_cut_short_is_finished_by_a_create_of_the_same_name(
+    provisioner: Provisioner, state: State
+) -> None:
+    made = await provisioner.create(create(required=GIB))
+    record = state.registry.load(made.volume_id)
+    state.registry.save(record.but(phase="deleting", content="formatted", fs_type="ext4"))
+    with pytest.raises(registry.VolumeNotFound):
+        await provisioner.expand(made.volume_id, volumes.CapacityRange(2 * GIB), None)
+    await provisioner.create(create(required=64 * MIB))
+    again = state.registry.load(made.volume_id)
+    assert (again.content, again.capacity_bytes) == ("new", 64 * MIB)
+
+
+async def test_expanding_rounds_up_keeps_the_limit_and_never_shrinks(
+    provisioner: Provisioner,
+) -> None:
+    made = await provisioner.create(create(required=GIB))
+    grown = await provisioner.expand(made.volume_id, volumes.CapacityRange(GIB + 1), None)
+    assert (grown.capacity_bytes, grown.node_expansion_required) == (GIB + MIB, True)
+    same = await provisioner.expand(made.volume_id, volumes.CapacityRange(MIB), block())
+    assert (same.capacity_bytes, same.node_expansion_required) == (GIB + MIB, False)
+    with pytest.raises(AboveLimit):
+        await provisioner.expand(made.volume_id, volumes.CapacityRange(0, GIB), None)
+    with pytest.raises(errors.Exhausted):
+        await provisioner.expand(made.volume_id, volumes.CapacityRange(100 * GIB), None)
+    with pytest.raises(sizes.SizeNotPossible):
+        await provisioner.expand(made.volume_id, volumes.CapacityRange(1 << 60), None)
+    same = await provisioner.expand(made.volume_id, volumes.CapacityRange(MIB), None)
+    assert same.capacity_bytes == GIB + MIB
+
+
+async def test_a_capability_is_confirmed_or_the_reason_is_told(provisioner: Provisioner) -> None:
+    made = await provisioner.create(create())
+
+    async def ask(capability: volumes.VolumeCapability, **context: str) -> str:
+        return await provisioner.validate(made.volume_id, (capability,), context, {})
+
+    assert await ask(mount()) == ""
+    assert await ask(block()) == ""
+    assert "xfs" in await ask(mount("xfs")) or "ext4" in await ask(mount("xfs"))
+    assert "MULTI_NODE" in await ask(mount(mode=Mode.MULTI_NODE_MULTI_WRITER))
+    assert "volume_context" in await ask(mount(), foreign="context")
+    with pytest.raises(registry.VolumeNotFound):
+        await provisioner.validate(registry.volume_id_of("other"), (mount(),), {}, {})

@@ -1,0 +1,84 @@
+"""Records of snapshots: what comes back from the disk, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from crust.blockdriver import snapshot_record
+from crust.blockdriver.snapshot_record import Shelf, SnapshotRecord
+
+ID = snapshot_record.snapshot_id_of("snap")
+
+
+def shelf_in(directory: Path) -> Shelf[SnapshotRecord]:
+    made = Shelf(str(directory), SnapshotRecord, snapshot_record.is_snapshot_id)
+    made.open()
+    return made
+
+
+def snapshot(name: str = "snap", **changes: object) -> SnapshotRecord:
+    plain = SnapshotRecord(
+        snapshot_id=snapshot_record.snapshot_id_of(name),
+        name=name,
+        phase="ready",
+        source_volume_id="vol-1",
+        size_bytes=1,
+        created_ns=2,
+        content="raw",
+        fs_type="",
+        filled_bytes=0,
+    )
+    return plain.model_copy(update=changes)
+
+
+def test_a_record_comes_back_after_a_restart_and_is_gone_when_removed(tmp_path: Path) -> None:
+    saved = shelf_in(tmp_path).save(snapshot())
+    again = shelf_in(tmp_path)
+    assert again.find(ID) == saved
+    again.remove(ID)
+    assert shelf_in(tmp_path).find(ID) is None
+
+
+def test_only_ready_ones_are_shown_and_the_others_are_for_recovery(tmp_path: Path) -> None:
+    shelf = shelf_in(tmp_path)
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        shelf.save(snapshot(name))
+    shelf.save(snapshot("x", phase="creating"))
+    shelf.save(snapshot("y", phase="deleting"))
+    again = shelf_in(tmp_path)
+    ids = [each.snapshot_id for each in again.ready()]
+    assert ids == sorted(map(snapshot_record.snapshot_id_of, names))
+    assert {each.name for each in again.unfinished()} == {"x", "y"}
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b'{"schema": 2}', b"\xff", b"[" * 100_000], ids=range(5)
+)
+def test_one_unreadable_record_is_told_and_keeps_nobody_else_from_being_served(
+    tmp_path: Path, data: bytes
+) -> None:
+    shelf_in(tmp_path).save(snapshot("other"))
+    path = tmp_path / f"{ID}.json"
+    path.write_bytes(data)
+    path.chmod(0o600)
+    shelf = shelf_in(tmp_path)
+    with pytest.raises(snapshot_record.UnreadableSnapshotRecord):
+        shelf.find(ID)
+    assert len(shelf.ready()) == 1
+
+
+def test_a_record_under_anothers_name_is_not_believed(tmp_path: Path) -> None:
+    shelf_in(tmp_path).save(snapshot("other"))
+    other = tmp_path / f"{snapshot_record.snapshot_id_of('other')}.json"
+    other.rename(tmp_path / f"{ID}.json")
+    with pytest.raises(snapshot_record.UnreadableSnapshotRecord, match="describes"):
+        shelf_in(tmp_path).find(ID)
+
+
+def test_no_name_of_a_snapshot_is_that_of_a_groups_member() -> None:
+    member = snapshot_record.member_id_of("g", "vol-1")
+    names = ["g", "gvol-1", "g/vol-1", "vol-1", "g vol-1"]
+    assert member not in {snapshot_record.snapshot_id_of(name) for name in names}
+    assert member != snapshot_record.member_id_of("g", "vol-2")
+    assert member != snapshot_record.member_id_of("h", "vol-1")

@@ -1,0 +1,168 @@
+"""Records and ledger: what comes back from the disk, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver import ledger, record, registry
+from crust.blockdriver.ledger import Ledger, Published, Staged
+from crust.blockdriver.record import Record
+from crust.blockdriver.registry import Registry
+
+BOOT = "11111111-2222-3333-4444-555555555555"
+VOLUME = registry.volume_id_of("pvc")
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Registry:
+    made = Registry(str(tmp_path))
+    made.open()
+    return made
+
+
+def volume(**changes: object) -> Record:
+    plain = Record(
+        volume_id=VOLUME, name="pvc", phase="ready", capacity_bytes=1, parameters={}, usages=()
+    )
+    return plain.but(**changes)
+
+
+def test_a_record_comes_back_as_it_was_saved(records: Registry) -> None:
+    usage = record.Usage(kind="mount", fs_type="ext4", mode=1)
+    saved = records.save(volume(usages=(usage,), parameters={"a": "b"}, content="formatted"))
+    assert records.load(VOLUME) == saved
+    assert list(records.ids()) == [VOLUME]
+    records.remove(VOLUME)
+    assert records.find(VOLUME) is None
+
+
+@pytest.mark.parametrize("phase", ["creating", "deleting"])
+def test_a_volume_between_two_states_does_not_exist_for_users(
+    records: Registry, phase: str
+) -> None:
+    records.save(volume(phase=phase))
+    with pytest.raises(registry.VolumeNotFound):
+        records.load(VOLUME)
+    assert records.find(VOLUME) is not None
+
+
+@pytest.mark.parametrize("volume_id", ["", "../records/x", "vol-", "vol-" + "0" * 41, "vol-\n"])
+def test_an_id_that_is_none_of_ours_never_becomes_a_path(records: Registry, volume_id: str) -> None:
+    assert records.find(volumes.VolumeId(volume_id)) is None
+
+
+def test_a_record_of_a_newer_schema_is_left_alone(records: Registry, tmp_path: Path) -> None:
+    records.save(volume())
+    path = tmp_path / f"{VOLUME}.json"
+    newer = json.loads(path.read_text()) | {"schema": 2, "shiny": True}
+    path.write_text(json.dumps(newer))
+    with pytest.raises(record.NewerSchema, match="schema 2"):
+        records.load(VOLUME)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"capacity_bytes": -1},
+        {"unknown": 1},
+        {"content": "odd"},
+        {"capacity_bytes": "1"},
+        {"schema": None},
+    ],
+)
+def test_a_record_that_is_not_ours_is_corrupt_and_stays(
+    records: Registry, tmp_path: Path, change: dict[str, object]
+) -> None:
+    records.save(volume())
+    path = tmp_path / f"{VOLUME}.json"
+    text = json.dumps(json.loads(path.read_text()) | change)
+    path.write_text(text)
+    with pytest.raises(record.UnreadableRecord):
+        records.load(VOLUME)
+    assert path.read_text() == text
+
+
+def test_a_record_under_another_volumes_name_is_corrupt(records: Registry, tmp_path: Path) -> None:
+    records.save(volume())
+    other = registry.volume_id_of("other")
+    (tmp_path / f"{VOLUME}.json").rename(tmp_path / f"{other}.json")
+    with pytest.raises(record.UnreadableRecord, match="describes"):
+        records.load(other)
+
+
+def entry(target: str = "/pods/a/mount") -> Published:
+    return Published(
+        volume_id=VOLUME,
+        target=target,
+        kind="mount",
+        fs_type="ext4",
+        mode=7,
+        options=("noatime",),
+        readonly=False,
+        deferred=True,
+        fingerprint="f" * 64,
+        done=True,
+    )
+
+
+def opened(root: Path, boot: str = BOOT) -> Ledger:
+    made = Ledger(str(root))
+    made.open(boot)
+    return made
+
+
+def test_the_ledger_is_read_back_after_a_restart_and_void_after_a_reboot(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    staged = Staged(volume_id=VOLUME, kind="mount", fs_type="ext4", paths=("/staging",))
+    first.note_staged(staged)
+    first.note_published(entry())
+    again = opened(tmp_path)
+    assert again.staged(VOLUME) == staged
+    assert again.published(volumes.TargetPath("/pods/a/mount")) == entry()
+    assert again.published_of(VOLUME) == (entry(),)
+    (tmp_path / "socket.lock").touch()
+    (tmp_path / "something").mkdir()
+    rebooted = opened(tmp_path, "99999999-2222-3333-4444-555555555555")
+    assert rebooted.staged(VOLUME) is None
+    assert rebooted.published_of(VOLUME) == ()
+    assert not (tmp_path / BOOT).exists()
+    assert (tmp_path / "socket.lock").exists()
+    assert (tmp_path / "something").exists()
+
+
+def test_forgetting_is_remembered(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    first.note_published(entry())
+    first.note_published(entry("/pods/b/mount"))
+    first.forget_published(volumes.TargetPath("/pods/a/mount"))
+    first.forget_published(volumes.TargetPath("/pods/a/mount"))
+    assert opened(tmp_path).published_of(VOLUME) == (entry("/pods/b/mount"),)
+
+
+def test_a_damaged_entry_keeps_the_driver_from_serving_on_a_guess(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    first.note_published(entry())
+    [path] = (tmp_path / BOOT / "published").iterdir()
+    path.write_text("{")
+    with pytest.raises(ledger.UnreadableEntry, match=path.name):
+        opened(tmp_path)
+
+
+def test_a_publish_that_could_not_be_forgotten_is_still_known_and_can_be_forgotten_again(
+    tmp_path: Path,
+) -> None:
+    """Forgotten in memory alone it would be back after a restart, when no CO would ever unpublish it."""
+    target = volumes.TargetPath("/pods/a/mount")
+    entries = opened(tmp_path)
+    entries.note_published(entry(target.text))
+    file = next((tmp_path / BOOT / "published").iterdir())
+    file.unlink()
+    file.mkdir()  # unlink(2) fails, root or not
+    with pytest.raises(errors.CrustError):
+        entries.forget_published(target)
+    assert entries.published(target) is not None
+    file.rmdir()
+    entries.forget_published(target)
+    assert entries.published(target) is None

@@ -1,0 +1,87 @@
+"""The metrics over HTTP: off unless they are asked for, and never a reason to serve half."""
+
+import asyncio
+import re
+import sys
+import urllib.request
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+
+import pytest
+
+RUN = "from crust.cli.main import main; main()"
+
+
+async def shim(directory: Path, *flags: str) -> Process:
+    """A shim, which starts without its peers."""
+    sockets = (
+        f"--socket={directory}/shim.sock",
+        f"--driver-socket={directory}/driver.sock",
+        f"--runtime-socket={directory}/runtime.sock",
+    )
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", RUN, "shim", *sockets, *flags, stdout=PIPE, stderr=PIPE
+    )
+
+
+async def line_with(process: Process, word: bytes) -> str:
+    assert process.stderr is not None
+    async with asyncio.timeout(20):
+        while word not in (line := await process.stderr.readline()):
+            assert line, "it ended before it said so"
+    return line.decode()
+
+
+def read(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+async def test_the_metrics_can_be_read_where_they_were_asked_for(tmp_path: Path) -> None:
+    process = await shim(tmp_path, "--metrics-address=127.0.0.1:0")
+    try:
+        line = await line_with(process, b"metrics  address=")
+        found = re.search(r"address=(\S+)", line)
+        assert found is not None
+        text = await asyncio.to_thread(read, found[1])
+        assert "# TYPE crust_rpc_seconds histogram" in text
+        assert "# TYPE process_resident_memory_bytes gauge" in text
+    finally:
+        process.terminate()
+        await process.communicate()
+    assert process.returncode == 0
+
+
+async def test_a_port_that_is_taken_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
+    async def nobody(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(nobody, "127.0.0.1", 0) as taken:
+        address = "{}:{}".format(*taken.sockets[0].getsockname())
+        process = await shim(tmp_path, f"--metrics-address={address}")
+        async with asyncio.timeout(20):
+            _, said = await process.communicate()
+    assert process.returncode == 1
+    assert f"cannot serve metrics on {address}" in said.decode()
+    assert b"Traceback" not in said
+    assert not (tmp_path / "shim.sock").exists()
+
+
+@pytest.mark.parametrize("address", ["9090", "localhost", "127.0.0.1:", "http://127.0.0.1:9090"])
+async def test_an_address_that_is_none_is_a_setting_that_is_refused(
+    tmp_path: Path, address: str
+) -> None:
+    process = await shim(tmp_path, f"--metrics-address={address}")
+    async with asyncio.timeout(20):
+        _, said = await process.communicate()
+    assert process.returncode == 2
+    assert b"metrics_address" in said
+
+
+async def test_a_port_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
+    process = await shim(tmp_path, "--metrics-address=127.0.0.1:65536")
+    async with asyncio.timeout(20):
+        _, said = await process.communicate()
+    assert process.returncode == 1
+    assert b"a port is at most 65535" in said

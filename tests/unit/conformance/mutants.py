@@ -1,0 +1,321 @@
+"""Drivers that break one rule each, and the case that must notice."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.memory_csi.driver import Twist
+from tests.support.memory_csi.state import Code, Refused
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One broken driver."""
+
+    case: str
+    name: str
+    twist: Callable[[], Twist] = field(default=lambda: _honest)
+    faults: tuple[str, ...] = ()
+    profile: Any = "1.13"
+
+
+def _honest(_method: str, _request: Any, answer: Any) -> Any:
+    return answer
+
+
+def wrong_code(number: int, method: str, code: Code) -> Mutant:
+    """A refusal with another code than the specification's."""
+
+    def twist(called: str, _request: Any, answer: Any) -> Any:
+        hit = called == method and isinstance(answer, Refused) and answer.code is code
+        return Refused(Code.INTERNAL, "something is wrong") if hit else answer
+
+    return Mutant(_name(number), f"{method}-{code.name}-is-INTERNAL", lambda: twist)
+
+
+def not_refused(number: int, method: str, code: Code) -> Mutant:
+    """An empty answer where the specification wants a refusal."""
+    empty = getattr(csi_pb2, f"{method}Response")
+
+    def twist(called: str, _request: Any, answer: Any) -> Any:
+        hit = called == method and isinstance(answer, Refused) and answer.code is code
+        return empty() if hit else answer
+
+    return Mutant(_name(number), f"{method}-{code.name}-is-OK", lambda: twist)
+
+
+def altered(number: int, method: str, change: Callable[[Any], object], name: str) -> Mutant:
+    """An answer that is not right."""
+
+    def twist(called: str, _request: Any, answer: Any) -> Any:
+        if called == method and not isinstance(answer, Refused):
+            change(answer)
+        return answer
+
+    return Mutant(_name(number), f"{method}-{name}", lambda: twist)
+
+
+def refused(
+    number: int, method: str, when: Callable[[Any], bool], code: Code = Code.NOT_FOUND
+) -> Mutant:
+    """A refusal where the specification wants OK."""
+
+    def twist(called: str, request: Any, answer: Any) -> Any:
+        return Refused(code, "no") if called == method and when(request) else answer
+
+    return Mutant(_name(number), f"{method}-refused", lambda: twist)
+
+
+def faulty(number: int, *faults: str) -> Mutant:
+    """A driver whose own code is wrong."""
+    return Mutant(_name(number), "-".join(faults), faults=faults)
+
+
+def _name(number: int) -> str:
+    return f"C-{number:03d}"
+
+
+def _says(number: int, message: str, details: bytes, name: str) -> Mutant:
+    def twist(_called: str, _request: Any, answer: Any) -> Any:
+        if not isinstance(answer, Refused):
+            return answer
+        return Refused(answer.code, message, details)
+
+    return Mutant(_name(number), name, lambda: twist)
+
+
+def _every_other(number: int, method: str) -> Mutant:
+    def start() -> Twist:
+        calls = count()
+
+        def twist(called: str, _request: Any, answer: Any) -> Any:
+            return Refused(Code.ABORTED, "busy") if called == method and next(calls) % 2 else answer
+
+        return twist
+
+    return Mutant(_name(number), f"{method}-one-at-a-time", start)
+
+
+def _unknown(request: Any) -> bool:
+    return str(request.volume_id).startswith("conformance")
+
+
+_Node = csi_pb2.NodeServiceCapability
+_Plugin = csi_pb2.PluginCapability
+_CONDITION = _Node(rpc=_Node.RPC(type=_Node.RPC.VOLUME_CONDITION))
+_ILL = csi_pb2.VolumeHealth.VolumeHealthEntry(status=csi_pb2.DEGRADED, reason="r", message="m")
+_BACKEND = csi_pb2.NodeGetStorageHealthResponse.StorageBackendHealth(message="nothing")
+INVALID, GONE, EXISTS = Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS
+UNREADY, RANGE = Code.FAILED_PRECONDITION, Code.OUT_OF_RANGE
+
+IDENTITY = (
+    altered(1, "GetPluginInfo", lambda a: setattr(a, "name", "-odd name-"), "odd-name"),
+    altered(1, "GetPluginInfo", lambda a: a.ClearField("vendor_version"), "no-version"),
+    altered(2, "Probe", lambda a: setattr(a.ready, "value", False), "not-ready"),
+    altered(
+        3, "ControllerGetCapabilities", lambda a: a.capabilities.append(a.capabilities[0]), "x2"
+    ),
+    altered(3, "GetPluginCapabilities", lambda a: a.capabilities.append(_Plugin()), "typeless"),
+    altered(4, "GetPluginCapabilities", lambda a: a.capabilities.pop(0), "no-controller"),
+    altered(5, "ControllerGetCapabilities", lambda a: a.capabilities.pop(2), "unadvertised"),
+    altered(6, "NodeGetCapabilities", lambda a: a.capabilities.append(_CONDITION), "of-1.12"),
+    faulty(7, "defers-to-all"),
+    altered(8, "NodeGetInfo", lambda a: a.ClearField("node_id"), "no-id"),
+    altered(8, "NodeGetInfo", lambda a: setattr(a, "node_id", "n" * 257), "long-id"),
+    altered(9, "NodeGetInfo", lambda a: a.ClearField("accessible_topology"), "no-topology"),
+)
+
+CREATING = (
+    wrong_code(101, "CreateVolume", INVALID),
+    not_refused(101, "CreateVolume", INVALID),
+    _says(101, "", b"", "refusals-without-a-message"),
+    _says(101, "no", b"details", "refusals-with-details"),
+    altered(102, "CreateVolume", lambda a: setattr(a.volume, "capacity_bytes", 1), "too-small"),
+    altered(102, "CreateVolume", lambda a: setattr(a.volume, "volume_id", "v" * 129), "long-id"),
+    altered(102, "CreateVolume", lambda a: a.volume.volume_context.update(a="x" * 4096), "big-map"),
+    faulty(103, "never-idempotent"),
+    wrong_code(104, "CreateVolume", EXISTS),
+    not_refused(104, "CreateVolume", EXISTS),
+    not_refused(105, "CreateVolume", INVALID),
+    faulty(106, "no-sidecars"),
+    refused(107, "CreateVolume", lambda r: len(r.name.encode()) > 127, INVALID),
+    not_refused(107, "CreateVolume", INVALID),
+    faulty(108, "slash-is-underscore"),
+    refused(108, "CreateVolume", lambda r: not r.name.isascii(), INVALID),
+    not_refused(109, "CreateVolume", INVALID),
+    not_refused(110, "CreateVolume", INVALID),
+    wrong_code(111, "CreateVolume", RANGE),
+    faulty(111, "keeps-failed"),
+    refused(112, "DeleteVolume", _unknown),
+    not_refused(112, "DeleteVolume", INVALID),
+    faulty(113, "delete-is-nothing"),
+    faulty(114, "deletes-in-use"),
+    not_refused(114, "DeleteVolume", UNREADY),
+    not_refused(121, "ValidateVolumeCapabilities", GONE),
+    not_refused(121, "ValidateVolumeCapabilities", INVALID),
+    altered(122, "ValidateVolumeCapabilities", lambda a: a.ClearField("confirmed"), "never"),
+    altered(123, "ValidateVolumeCapabilities", lambda a: a.confirmed.SetInParent(), "always"),
+)
+
+LISTING = (
+    altered(131, "ListVolumes", lambda a: a.entries.pop(), "one-less"),
+    faulty(131, "delete-is-nothing"),
+    wrong_code(132, "ListVolumes", Code.ABORTED),
+    not_refused(132, "ListVolumes", INVALID),
+    altered(133, "ListVolumes", lambda a: a.entries.append(a.entries[0]), "one-twice"),
+    altered(133, "ListVolumes", lambda a: a.ClearField("next_token"), "one-page-only"),
+    faulty(134, "token-is-index"),
+    altered(
+        135,
+        "ListVolumes",
+        lambda a: [each.status.ClearField("published_node_ids") for each in a.entries],
+        "nowhere",
+    ),
+    wrong_code(136, "ControllerGetVolume", GONE),
+    altered(136, "ControllerGetVolume", lambda a: a.volume.ClearField("capacity_bytes"), "no-size"),
+    altered(141, "GetCapacity", lambda a: setattr(a, "available_capacity", -1), "negative"),
+    altered(142, "GetCapacity", lambda a: setattr(a, "available_capacity", 1), "too-little"),
+    altered(
+        145,
+        "ControllerGetVolumeHealth",
+        lambda a: a.volume_health.health_statuses.append(_ILL),
+        "always-ill",
+    ),
+    wrong_code(145, "ControllerGetVolumeHealth", GONE),
+    wrong_code(146, "ControllerListVolumeHealth", Code.ABORTED),
+)
+
+ATTACHING = (
+    wrong_code(161, "ControllerPublishVolume", GONE),
+    not_refused(161, "ControllerPublishVolume", INVALID),
+    refused(162, "ControllerUnpublishVolume", _unknown),
+    not_refused(162, "ControllerUnpublishVolume", INVALID),
+    not_refused(163, "ControllerPublishVolume", EXISTS),
+    faulty(164, "detach-needs-node"),
+    not_refused(165, "ControllerPublishVolume", UNREADY),
+    _says(165, "it is elsewhere", b"", "does-not-name-the-node"),
+    wrong_code(171, "ControllerExpandVolume", GONE),
+    not_refused(171, "ControllerExpandVolume", INVALID),
+    faulty(172, "shrinks"),
+    not_refused(173, "ControllerExpandVolume", RANGE),
+    altered(
+        174,
+        "ControllerExpandVolume",
+        lambda a: setattr(a, "node_expansion_required", True),
+        "always-on-the-node",
+    ),
+    not_refused(181, "ControllerModifyVolume", INVALID),
+    not_refused(182, "ControllerModifyVolume", INVALID),
+)
+
+PUBLISHING = (
+    wrong_code(201, "NodeStageVolume", GONE),
+    not_refused(201, "NodeStageVolume", INVALID),
+    refused(202, "NodeUnstageVolume", _unknown),
+    not_refused(203, "NodeUnstageVolume", INVALID),
+    not_refused(204, "NodeStageVolume", EXISTS),
+    faulty(204, "restage-unstages"),
+    faulty(205, "format-second-path"),
+    wrong_code(211, "NodePublishVolume", GONE),
+    not_refused(211, "NodePublishVolume", INVALID),
+    not_refused(212, "NodePublishVolume", UNREADY),
+    faulty(213, "format-again"),
+    faulty(214, "format-again"),
+    faulty(214, "block-is-a-file"),
+    faulty(215, "mounts-again"),
+    not_refused(216, "NodePublishVolume", EXISTS),
+    faulty(217, "strict-context"),
+    not_refused(218, "NodePublishVolume", UNREADY),
+    not_refused(219, "NodePublishVolume", UNREADY),
+    faulty(220, "unpublish-forgets-all"),
+    faulty(221, "target-stays"),
+    refused(221, "NodeUnpublishVolume", _unknown),
+    not_refused(222, "NodeUnpublishVolume", INVALID),
+    faulty(223, "readonly-is-writable"),
+    faulty(224, "short-paths"),
+    faulty(225, "unstage-rips"),
+    faulty(226, "no-group"),
+    faulty(227, "ephemeral-stays"),
+    wrong_code(241, "NodeGetVolumeStats", GONE),
+    not_refused(241, "NodeGetVolumeStats", INVALID),
+    faulty(242, "stats-stand-still"),
+    altered(243, "NodeGetVolumeStats", lambda a: setattr(a.usage[0], "total", 1), "wrong-size"),
+    Mutant(
+        "C-244",
+        "no-condition",
+        altered(244, "NodeGetVolumeStats", lambda a: a.ClearField("volume_condition"), "").twist,
+        profile="1.12",
+    ),
+    wrong_code(251, "NodeExpandVolume", GONE),
+    not_refused(251, "NodeExpandVolume", INVALID),
+    faulty(252, "never-grows"),
+    faulty(252, "grow-loses"),
+    faulty(253, "device-stays"),
+    faulty(254, "never-grows"),
+    wrong_code(261, "NodeGetVolumeHealth", GONE),
+    altered(
+        262, "NodeGetStorageHealth", lambda a: a.backend_health.append(_BACKEND), "says-nothing"
+    ),
+)
+
+COPYING = (
+    wrong_code(301, "CreateSnapshot", GONE),
+    not_refused(301, "CreateSnapshot", INVALID),
+    not_refused(302, "CreateSnapshot", EXISTS),
+    not_refused(303, "DeleteSnapshot", INVALID),
+    refused(304, "CreateSnapshot", lambda r: not r.name.isascii(), INVALID),
+    not_refused(304, "CreateSnapshot", INVALID),
+    faulty(305, "snapshot-shares"),
+    faulty(305, "restore-empty"),
+    faulty(306, "restore-torn"),
+    faulty(306, "snapshot-shares"),
+    faulty(307, "never-grows"),
+    wrong_code(307, "CreateVolume", RANGE),
+    wrong_code(308, "CreateVolume", GONE),
+    faulty(309, "snapshots-die"),
+    not_refused(310, "CreateVolume", EXISTS),
+    faulty(311, "clone-shares"),
+    wrong_code(312, "CreateVolume", GONE),
+    wrong_code(312, "CreateVolume", RANGE),
+    altered(321, "ListSnapshots", lambda a: a.ClearField("entries"), "empty"),
+    faulty(322, "token-is-index"),
+    wrong_code(322, "ListSnapshots", Code.ABORTED),
+    wrong_code(323, "GetSnapshot", GONE),
+    wrong_code(341, "CreateVolumeGroupSnapshot", GONE),
+    not_refused(342, "CreateVolumeGroupSnapshot", EXISTS),
+    altered(
+        342, "CreateVolumeGroupSnapshot", lambda a: a.group_snapshot.snapshots.pop(), "one-less"
+    ),
+    not_refused(343, "GetVolumeGroupSnapshot", INVALID),
+    not_refused(344, "DeleteSnapshot", INVALID),
+    not_refused(345, "DeleteVolumeGroupSnapshot", INVALID),
+    faulty(346, "group-out-of-order"),
+    faulty(361, "misses-blocks"),
+    faulty(361, "ignores-max-results"),
+    faulty(361, "blocks-descend"),
+    faulty(362, "misses-blocks"),
+    faulty(362, "delta-is-everything"),
+    faulty(363, "offset-ignored"),
+    wrong_code(364, "GetMetadataAllocated", GONE),
+    wrong_code(364, "GetMetadataDelta", INVALID),
+)
+
+TROUBLE = (
+    faulty(401, "races"),
+    _every_other(402, "CreateVolume"),
+    faulty(403, "races"),
+    refused(404, "DeleteVolume", lambda r: not _unknown(r), Code.INTERNAL),
+    faulty(405, "mounts-again"),
+    faulty(501, "defer-mounts"),
+    altered(501, "NodePublishVolume", lambda a: a.ClearField("deferred_mount"), "tells-nothing"),
+    not_refused(502, "NodePublishVolume", EXISTS),
+    refused(503, "NodeUnpublishVolume", lambda _: True, UNREADY),
+    faulty(601, "logs-requests"),
+    faulty(701, "restart-forgets"),
+    faulty(702, "restart-forgets"),
+    faulty(703, "restart-freezes"),
+)
+
+ALL = (*IDENTITY, *CREATING, *LISTING, *ATTACHING, *PUBLISHING, *COPYING, *TROUBLE)

@@ -1,0 +1,79 @@
+"""`crust conformance`: what it makes of its flags, of a parameters file, and of a driver that is not there."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from crust import errors
+from crust.cli.main import main
+from crust.conformance import options, running
+from crust.conformance.case import CREATE
+from crust.conformance.options import Options
+from tests.support.memory_csi.driver import Eyes, MemoryDriver, serving
+
+
+def test_a_parameters_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "parameters.toml"
+    path.write_text('size_bytes = 5\nfs_types = ["xfs"]\n[parameters]\ntype = "fast"\n')
+    given = options.parameters_of(path)
+    assert (given.size_bytes, given.fs_types, given.parameters) == (5, ("xfs",), {"type": "fast"})
+    assert options.parameters_of(None) == options.Parameters()
+
+
+@pytest.mark.parametrize("text", ["size = 5\n", "size_bytes = 0\n", "no toml"])
+def test_a_parameters_file_that_is_wrong_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "parameters.toml"
+    path.write_text(text)
+    with pytest.raises(options.BadParametersFile, match="cannot be used"):
+        options.parameters_of(path)
+
+
+def test_an_endpoint_is_a_socket() -> None:
+    assert options.socket_of("unix:///a/csi.sock") == "/a/csi.sock"
+    assert options.socket_of("/a/csi.sock") == "/a/csi.sock"
+    with pytest.raises(errors.InvalidRequest):
+        options.socket_of("tcp://localhost:1")
+
+
+def test_a_driver_that_is_not_there_is_told(tmp_path: Path) -> None:
+    arguments = ["conformance", f"--endpoint=unix://{tmp_path}/csi.sock"]
+    arguments += [f"--target-root={tmp_path}", "--timeout-s=0.2"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 3
+
+
+def test_an_endpoint_that_cannot_be_is_told(tmp_path: Path) -> None:
+    arguments = ["conformance", "--endpoint=tcp://a", f"--target-root={tmp_path}"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 1
+    assert "give unix:///path/of/csi.sock" in result.output
+
+
+def test_what_is_not_advertised_is_skipped_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver = MemoryDriver("1.13")
+    driver.identity.controller.remove(1)
+    given = Options(
+        socket=f"{tmp_path}/csi.sock", target_root=tmp_path, only=("C-101", "C-001"), timeout_s=3.0
+    )
+    with serving(driver, tmp_path / "csi.sock"):
+        outcome = running.run(given, Eyes(driver))
+    assert outcome.skipped == {"C-101": CREATE}
+    assert outcome.passed == {"C-001"}
+    assert f"C-101 needs {CREATE}" in capsys.readouterr().out
+
+
+def test_the_report_names_the_cases_by_number(tmp_path: Path) -> None:
+    driver = MemoryDriver("1.13")
+    given = Options(
+        socket=f"{tmp_path}/csi.sock",
+        target_root=tmp_path,
+        only=("C-001",),
+        junit=tmp_path / "report.xml",
+        timeout_s=3.0,
+    )
+    with serving(driver, tmp_path / "csi.sock"):
+        running.run(given, Eyes(driver), quiet=True)
+    assert '<property name="case" value="C-001"' in (tmp_path / "report.xml").read_text()

@@ -1,0 +1,93 @@
+"""Every case of the conformance suite fails for a driver that breaks its rule, and for no correct one."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from crust.conformance import catalogue, running
+from crust.conformance.case import number_of
+from crust.conformance.options import MIB, Options, Parameters, Profile
+from tests.support.memory_csi.driver import Eyes, MemoryDriver, serving
+from tests.unit.conformance.mutants import ALL, Mutant
+
+PAGE = Path(__file__).parents[3] / "docs" / "conformance.md"
+GIVEN = Parameters(
+    size_bytes=16 * MIB,
+    mutable_parameters={"iops": "5"},
+    ephemeral_context={"size": "1"},
+    other_node_id="node-2",
+)
+
+
+@pytest.mark.parametrize("profile", ["1.12", "1.13"])
+def test_a_correct_driver_passes_every_case(tmp_path: Path, profile: Profile) -> None:
+    outcome = run(MemoryDriver(profile), tmp_path, profile)
+    assert outcome.exit_code == 0, outcome.failed
+    of_the_other_profile = {"C-244"} if profile == "1.13" else {"C-145", "C-146", "C-261", "C-262"}
+    assert set(outcome.skipped) == of_the_other_profile
+
+
+@pytest.mark.parametrize("mutant", ALL, ids=lambda each: f"{each.case}-{each.name}")
+def test_the_case_notices(mutant: Mutant, tmp_path: Path) -> None:
+    driver = MemoryDriver(mutant.profile, set(mutant.faults), mutant.twist())
+    outcome = run(driver, tmp_path, mutant.profile, mutant.case)
+    assert outcome.failed == {mutant.case}, outcome.skipped
+    assert not driver.state.targets or mutant.case == "C-503"
+
+
+def test_every_case_has_a_driver_that_fails_it() -> None:
+    assert {number_of(each) for each in catalogue.case_functions()} == {each.case for each in ALL}
+
+
+def test_a_number_is_used_once() -> None:
+    numbers = [number_of(each) for each in catalogue.case_functions()]
+    assert len(numbers) == len(set(numbers))
+
+
+def test_the_page_is_made_from_the_cases() -> None:
+    assert PAGE.read_text() == catalogue.render(), (
+        "run: python -m crust.conformance.catalogue > docs/conformance.md"
+    )
+
+
+def run(driver: MemoryDriver, directory: Path, profile: Profile, *only: str) -> running.Outcome:
+    """The suite against a driver of ours."""
+    driver.log = directory / "log"
+    driver.log.touch()
+    with serving(driver, directory / "csi.sock"), restarting(driver, directory) as command:
+        options = Options(
+            socket=str(directory / "csi.sock"),
+            target_root=directory,
+            profile=profile,
+            parameters=GIVEN,
+            log=driver.log,
+            restart_command=command,
+            only=only,
+            timeout_s=3.0,
+        )
+        return running.run(options, Eyes(driver), quiet=True)
+
+
+@contextmanager
+def restarting(driver: MemoryDriver, directory: Path) -> Iterator[str]:
+    """A command that makes the driver crash and come back, and returns when it has."""
+    asked, done = directory / "asked", directory / "done"
+    for fifo in (asked, done):
+        os.mkfifo(fifo)
+
+    def serve() -> None:
+        while asked.read_text() == "crash\n":
+            driver.crash()
+            done.write_text("done\n")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"echo crash > {asked}; cat {done} > /dev/null"
+    finally:
+        asked.write_text("stop\n")
+        thread.join()

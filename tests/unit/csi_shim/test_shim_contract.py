@@ -1,0 +1,262 @@
+"""What a shim does, however it wraps its driver: as a library around a servicer, or as a process around a socket."""
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from crust.csi_shim import library, process, runtime
+from crust.rpc import channel, extensions
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc, types_pb2
+from tests.support import fake_driver
+from tests.support.fake_driver import MIB, Failure, FakeDriver
+from tests.support.node import publish_request
+from tests.support.refusals import refused
+
+Code = grpc.StatusCode
+TARGET = "/var/lib/kubelet/pods/one/mount"
+
+
+@dataclass
+class FakeRuntime(runtime_pb2_grpc.RuntimeServicer):
+    """The proxy's Runtime API, as the shim sees it."""
+
+    failure: Failure | None = None
+    condition: str = ""
+    expansions: list[tuple[str, int, int]] = field(default_factory=list)
+
+    async def RuntimeGetVolumeStats(self, request: Any, context: Any) -> Any:
+        if self.failure is not None:
+            await context.abort(self.failure.code, self.failure.details)
+        unit = types_pb2.VolumeUsage.BYTES
+        usage = types_pb2.VolumeUsage(unit=unit, total=1000, used=400, available=500)
+        answer = runtime_pb2.RuntimeGetVolumeStatsResponse(usage=[usage])
+        if self.condition:
+            answer.volume_condition.message = self.condition
+        return answer
+
+    async def RuntimeExpandVolume(self, request: Any, context: Any) -> Any:
+        if self.failure is not None:
+            await context.abort(self.failure.code, self.failure.details)
+        wanted = request.capacity_range
+        self.expansions.append(
+            (request.volume_target_path, wanted.required_bytes, wanted.limit_bytes)
+        )
+        return runtime_pb2.RuntimeExpandVolumeResponse(capacity_bytes=wanted.required_bytes)
+
+    async def RuntimeStageVolume(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+    async def RuntimeUnstageVolume(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+
+@dataclass
+class Shim:
+    """A shim that serves, what it wraps, and a caller's view of it."""
+
+    driver: FakeDriver
+    runtime: FakeRuntime
+    caller: grpc.aio.Channel
+
+    @property
+    def node(self) -> "csi_pb2_grpc.NodeAsyncStub":
+        return csi_pb2_grpc.NodeStub(self.caller)
+
+    async def publish(self, **fields: Any) -> csi_pb2.NodePublishVolumeResponse:
+        request = publish_request("vol-1", TARGET, **fields)
+        return await self.node.NodePublishVolume(request, metadata=extensions.METADATA, timeout=10)
+
+    async def stats(self, **fields: Any) -> csi_pb2.NodeGetVolumeStatsResponse:
+        fields = {"volume_id": "vol-1", "volume_path": TARGET, "defer_fs_ops": True, **fields}
+        request = csi_pb2.NodeGetVolumeStatsRequest(**fields)
+        return await self.node.NodeGetVolumeStats(request, metadata=extensions.METADATA, timeout=10)
+
+    async def expand(self, required: int, limit: int = 0) -> csi_pb2.NodeExpandVolumeResponse:
+        request = csi_pb2.NodeExpandVolumeRequest(
+            volume_id="vol-1",
+            volume_path=TARGET,
+            capacity_range=csi_pb2.CapacityRange(required_bytes=required, limit_bytes=limit),
+            defer_fs_ops=True,
+        )
+        return await self.node.NodeExpandVolume(request, metadata=extensions.METADATA, timeout=10)
+
+
+@pytest.fixture(params=["library", "process"])
+async def shim(request: pytest.FixtureRequest) -> AsyncIterator[Shim]:
+    async with AsyncExitStack() as stack:
+        yield await _built(stack, request.param, tell_condition=True)
+
+
+async def _built(stack: AsyncExitStack, variant: str, *, tell_condition: bool) -> Shim:
+    root = stack.enter_context(tempfile.TemporaryDirectory(prefix="crust-"))
+    driver, back = FakeDriver(), FakeRuntime()
+    server = grpc.aio.server()
+    runtime_pb2_grpc.add_RuntimeServicer_to_server(back, server)
+    server.add_insecure_port(f"unix:{root}/runtime.sock")
+    await server.start()
+    stack.push_async_callback(server.stop, None)
+    if variant == "library":
+        to_proxy = await stack.enter_async_context(channel.connect(f"{root}/runtime.sock"))
+        wrapped = library.wrap(driver, runtime.Runtime(to_proxy), tell_condition=tell_condition)
+        await stack.enter_async_context(fake_driver.serving(wrapped, f"{root}/shim.sock"))
+    else:
+        await stack.enter_async_context(fake_driver.serving(driver, f"{root}/driver.sock"))
+        wrapping = process.serving(
+            socket_path=f"{root}/shim.sock",
+            driver_socket=f"{root}/driver.sock",
+            runtime_socket=f"{root}/runtime.sock",
+            tell_condition=tell_condition,
+        )
+        await stack.enter_async_context(wrapping)
+    caller = await stack.enter_async_context(channel.connect(f"{root}/shim.sock"))
+    return Shim(driver, back, caller)
+
+
+class TestShim:
+    """The contract, for both."""
+
+    @pytest.mark.spec("D-8", "D-9")
+    async def test_a_flagged_publish_answers_metadata(self, shim: Shim) -> None:
+        answer = await shim.publish()
+        assert answer.deferred_mount.block_device.path == "/dev/fake-vol-1"
+        assert shim.driver.published[TARGET].deferred
+
+    @pytest.mark.spec("D-9")
+    async def test_an_ordinary_publish_is_the_drivers(self, shim: Shim) -> None:
+        answer = await shim.publish(defer=False)
+        assert not answer.HasField("deferred_mount")
+        assert not shim.driver.published[TARGET].deferred
+
+    @pytest.mark.spec("D-3")
+    async def test_capabilities_are_told_to_callers_that_opt_in_and_to_no_one_else(
+        self, shim: Shim
+    ) -> None:
+        asked = csi_pb2.NodeGetCapabilitiesRequest()
+        plain = await shim.node.NodeGetCapabilities(asked, timeout=10)
+        assert all(each.rpc.type < 20000 for each in plain.capabilities)
+        knows = await shim.node.NodeGetCapabilities(
+            asked, metadata=(("crust-extensions", "other, deferral"),), timeout=10
+        )
+        assert 20526 in [each.rpc.type for each in knows.capabilities]
+
+    @pytest.mark.spec("D-4")
+    async def test_a_driver_that_cannot_defer_is_not_asked(self, shim: Shim) -> None:
+        shim.driver.defers = False
+        await refused(
+            shim.publish(), Code.UNIMPLEMENTED, "DEFER_FS_OPS", "use a driver that defers"
+        )
+        assert shim.driver.called("NodePublishVolume") == []
+        shim.driver.defers = True
+        await shim.publish()
+
+    @pytest.mark.spec("D-7")
+    async def test_the_driver_sees_that_its_caller_knows_deferral(self, shim: Shim) -> None:
+        await shim.publish()
+        await shim.expand(1)
+        for call in (
+            *shim.driver.called("NodePublishVolume"),
+            *shim.driver.called("NodeExpandVolume"),
+        ):
+            assert call.request.defer_fs_ops
+            assert ("crust-extensions", "deferral") in call.metadata
+
+    @pytest.mark.spec("D-10")
+    async def test_a_driver_that_mounts_instead_is_undone(self, shim: Shim) -> None:
+        shim.driver.mounts_instead = True
+        await refused(shim.publish(), Code.INTERNAL, "vol-1", "told to unpublish", "bug")
+        assert shim.driver.published == {}
+
+    @pytest.mark.spec("D-11")
+    async def test_metadata_that_nobody_can_use_is_refused_and_undone(self, shim: Shim) -> None:
+        shim.driver.alter = lambda answer: answer.ClearField("block_device")
+        await refused(shim.publish(), Code.INTERNAL, "no source")
+        assert shim.driver.published == {}
+
+    @pytest.mark.spec("D-24")
+    async def test_a_drivers_status_passes_as_it_is(self, shim: Shim) -> None:
+        trailing = (("grpc-status-details-bin", b"\x08\x05"),)
+        shim.driver.failures["NodePublishVolume"] = Failure(Code.ABORTED, "busy", trailing)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await shim.publish()
+        assert (caught.value.code(), caught.value.details()) == (Code.ABORTED, "busy")
+        assert dict(caught.value.trailing_metadata())["grpc-status-details-bin"] == b"\x08\x05"
+
+    @pytest.mark.spec("D-25")
+    async def test_flagged_statistics_come_from_the_runtime(self, shim: Shim) -> None:
+        shim.runtime.condition = "read-only"
+        answer = await shim.stats()
+        assert answer.usage[0].total == 1000
+        assert answer.volume_condition.message == "read-only"
+        assert shim.driver.called("NodeGetVolumeStats") == []
+        assert (await shim.stats(defer_fs_ops=False)).usage[0].total == 7
+
+    @pytest.mark.parametrize(
+        ("code", "details"),
+        [
+            (Code.FAILED_PRECONDITION, "no sandbox has it"),
+            (Code.NOT_FOUND, "not deferred"),
+            (Code.UNAVAILABLE, "the handler is away"),
+            (Code.INTERNAL, "the guest hangs"),
+        ],
+    )
+    async def test_the_runtimes_refusal_arrives_with_its_code_and_sentence(
+        self, shim: Shim, code: Code, details: str
+    ) -> None:
+        shim.runtime.failure = Failure(code, details)
+        await refused(shim.stats(), code, details)
+        await refused(shim.expand(1), code, details)
+
+    @pytest.mark.spec("D-26")
+    async def test_expand_grows_the_device_and_then_asks_for_all_of_it(self, shim: Shim) -> None:
+        answer = await shim.expand(80 * MIB, limit=100 * MIB)
+        assert answer.capacity_bytes == 80 * MIB
+        assert shim.runtime.expansions == [(TARGET, 80 * MIB, 100 * MIB)]
+        await shim.expand(1)
+        assert shim.runtime.expansions[1:] == [(TARGET, 80 * MIB, 0)]
+
+    @pytest.mark.spec("D-26", "D-27")
+    async def test_a_driver_that_does_not_grow_stops_the_expansion(self, shim: Shim) -> None:
+        shim.driver.failures["NodeExpandVolume"] = Failure(Code.OUT_OF_RANGE, "too large")
+        await refused(shim.expand(1), Code.OUT_OF_RANGE, "too large")
+        await refused(shim.expand(10, limit=5), Code.OUT_OF_RANGE, "above limit_bytes")
+        assert shim.runtime.expansions == []
+
+    @pytest.mark.parametrize("path", ["", "relative", "/a/../b"])
+    async def test_a_path_that_cannot_be_one_is_refused(self, shim: Shim, path: str) -> None:
+        await refused(shim.stats(volume_path=path), Code.INVALID_ARGUMENT, "volume_path")
+
+    @pytest.mark.spec("D-28")
+    async def test_calls_that_are_about_nothing_of_this_are_the_drivers(self, shim: Shim) -> None:
+        info = await shim.node.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=10)
+        assert info.node_id == "node-1"
+        request = csi_pb2.NodeStageVolumeRequest(volume_id="v")
+        await shim.node.NodeStageVolume(request, metadata=(("x-trace", "1"),), timeout=10)
+        (call,) = shim.driver.called("NodeStageVolume")
+        assert ("x-trace", "1") in call.metadata
+
+
+@pytest.mark.parametrize("variant", ["library", "process"])
+async def test_a_co_of_csi_1_13_is_told_no_condition(variant: str) -> None:
+    async with AsyncExitStack() as stack:
+        shim = await _built(stack, variant, tell_condition=False)
+        shim.runtime.condition = "read-only"
+        assert not (await shim.stats()).HasField("volume_condition")
+
+
+async def test_unknown_fields_pass_the_process_in_both_kinds_of_calls() -> None:
+    unknown = b"\xaa\xf7\x07\x05later"
+    async with AsyncExitStack() as stack:
+        shim = await _built(stack, "process", tell_condition=True)
+        raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+        raw = shim.caller.unary_unary("/csi.v1.Node/NodePublishVolume")
+        for defer in (True, False):
+            data = publish_request("vol-1", f"{TARGET}{defer}", defer=defer).SerializeToString()
+            await raw(data + unknown, metadata=extensions.METADATA, timeout=10)
+            assert b"later" in shim.driver.calls[-1].request.SerializeToString()

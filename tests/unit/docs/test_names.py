@@ -1,0 +1,45 @@
+"""What the pages name exists: files, tests, and the targets of links."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "specs").glob("*.md")]
+)  # fmt: skip
+TESTS = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+LINK = re.compile(r"\]\(([^)\s#]+)(#[^)]*)?\)")
+
+
+def names_of(pages: list[Path]) -> list[str]:
+    return [str(page.relative_to(ROOT)) for page in pages]
+
+
+@pytest.mark.parametrize("page", names_of(PAGES))
+def test_what_a_page_links_to_is_there(page: str) -> None:
+    links = [path for path, _ in LINK.findall((ROOT / page).read_text(encoding="utf-8"))]
+    local = [path for path in links if "://" not in path]
+    assert [path for path in local if not ((ROOT / page).parent / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", names_of(PAGES))
+def test_the_tests_that_a_page_names_are_there(page: str) -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / page).read_text(encoding="utf-8")))
+    assert {name for name in named if f"def {name}(" not in TESTS} == set()
+
+
+@pytest.mark.parametrize("page", names_of(PAGES))
+def test_the_files_that_a_page_names_are_there(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    files = set(re.findall(r"`((?:crust|examples|tests|specs|deploy)/[\w./-]+\.\w+)`", text))
+    assert {path for path in files if not (ROOT / path).exists()} == set()
+
+
+def test_every_line_of_defence_names_a_file_and_a_test() -> None:
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.count(" | ") == 3]
+    defences = [line for line in lines if not line.startswith("| it could")]
+    assert len(defences) > 25
+    assert [each for each in defences if ".py`" not in each or "`test_" not in each] == []

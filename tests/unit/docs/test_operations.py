@@ -1,0 +1,129 @@
+"""docs/operations.md and deploy/: settings, metrics, parameters and errors are those of the code."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import prometheus_client
+import pydantic
+import pytest
+from pydantic_core import PydanticUndefined
+
+from crust import metrics, settings
+from crust.blockdriver import parameters
+from crust.cli import main
+from crust.host import filesystems
+from tests.support import error_table
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+DEPLOY = ROOT / "deploy"
+COMMON = settings.ProgramSettings.model_fields
+PROGRAMS: dict[str, type[settings.ProgramSettings]] = {
+    "proxy": settings.ProxySettings,
+    "shim": settings.ShimSettings,
+    "driver": settings.DriverSettings,
+}
+
+
+def table_after(words: str) -> dict[str, str]:
+    """The first two columns of the table below a line; without the marks of code."""
+    _, _, rest = PAGE.partition(f"\n{words}\n\n")
+    assert rest, f"there is no line {words!r}"
+    rows = [line.split(" | ") for line in rest.split("\n\n")[0].splitlines()[2:]]
+    return {row[0].strip("| `"): row[1].strip("| `") for row in rows}
+
+
+def told(model: type[pydantic.BaseModel]) -> dict[str, str]:
+    """Setting to default, as the page must have it."""
+    found = {}
+    for name, field in model.model_fields.items():
+        default = field.default
+        if default is PydanticUndefined:
+            found[name] = "required"
+        elif isinstance(default, tuple):
+            found[name] = ",".join(default)
+        else:
+            found[name] = str(default) or "empty"
+    return found
+
+
+def test_the_common_settings_and_their_defaults() -> None:
+    assert table_after("Every daemon:") == told(settings.ProgramSettings)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_settings_of_a_program_and_their_defaults(program: str) -> None:
+    wanted = told(PROGRAMS[program])
+    assert table_after(f"`crust {program}`:") == {
+        name: default for name, default in wanted.items() if name not in COMMON
+    }
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_setting_has_a_flag(program: str) -> None:
+    command = main.main.commands[program]
+    flags = {each.name for each in command.params}
+    assert flags - {"config"} == set(PROGRAMS[program].model_fields)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_example_settings_are_accepted(program: str) -> None:
+    text = (DEPLOY / "crust" / f"{program}.toml").read_text(encoding="utf-8")
+    given = {"node_id": "n"} if program == "driver" else {}
+    settings.load(PROGRAMS[program], program, toml=text, environ={}, flags=given)
+
+
+def test_the_example_settings_lead_from_one_program_to_the_next() -> None:
+    files = {each: tomllib.loads((DEPLOY / "crust" / f"{each}.toml").read_text()) for each in PROGRAMS}  # fmt: skip
+    (driver,) = files["proxy"]["drivers"]
+    assert driver["backend"] == files["shim"]["socket"]
+    assert files["shim"]["driver_socket"] == files["driver"]["socket"]
+    assert all(f"`{path}`" in PAGE for path in (files["shim"]["socket"], files["driver"]["socket"]))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_unit_starts_its_program_with_its_settings_and_keeps_the_hosts_mounts(
+    program: str,
+) -> None:
+    unit = (DEPLOY / "systemd" / f"crust-{program}.service").read_text(encoding="utf-8")
+    lines = [line for line in unit.splitlines() if "=" in line and not line.startswith("#")]
+    keys = {line.partition("=")[0] for line in lines}
+    assert f"ExecStart=/usr/bin/crust {program} --config /etc/crust/{program}.toml" in lines
+    assert "KillMode=mixed" in lines
+    assert not {key for key in keys if key.startswith(("Private", "Protect", "RuntimeDirectory"))}
+
+
+def test_the_metrics_are_those_that_are_counted() -> None:
+    page = set(re.findall(r"^\| `(crust_\w+)` \|", PAGE, re.MULTILINE))
+    counted = {
+        f"{sample.name}_total" if sample.type == "counter" else sample.name
+        for sample in prometheus_client.REGISTRY.collect()
+        if sample.name.startswith("crust_")
+    }
+    assert page == counted
+    assert metrics.rpc_seconds is not None
+
+
+def test_every_error_that_the_page_names_exists() -> None:
+    named = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", PAGE)) - {"FailedMount"}
+    known = {each.__name__ for each in error_table.all_classes()} | {"InTrouble", "NoSandboxHasIt"}
+    assert len(named) > 40
+    assert named - known == set()
+
+
+def test_links_within_the_page_lead_somewhere() -> None:
+    headings = re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+    assert {each for each in re.findall(r"\(#([^)]+)\)", PAGE) if each not in anchors} == set()
+
+
+def test_the_storage_classes_ask_for_what_the_driver_knows() -> None:
+    text = (DEPLOY / "kubernetes" / "storageclass.yaml").read_text(encoding="utf-8")
+    classes = re.findall(r"^parameters:\n((?:  .*\n)+)", text, re.MULTILINE)
+    assert len(classes) == 2
+    for each in classes:
+        sent = dict(line.strip().split(": ") for line in each.splitlines())
+        assert parameters.parse(sent, filesystems.SUPPORTED).kept == sent
+    for key in (parameters.DEFER, parameters.RUNTIME_HANDLER, parameters.FS_TYPE):
+        assert f"| `{key}` |" in PAGE

@@ -1,0 +1,278 @@
+"""The host's end of the agent protocol against guests that lie, flood, mumble or leave."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from crust import errors
+from examples.kata.vm import agent, containers, faults, guest, values
+
+_HELLO = {
+    "protocol": agent.PROTOCOL_VERSION,
+    "kernel": "6.1",
+    "agent": "1",
+    "filesystems": ["ext4"],
+    "volumes": [],
+}
+_USAGE = {
+    "total_bytes": 100,
+    "available_bytes": 60,
+    "used_bytes": 40,
+    "total_inodes": 10,
+    "available_inodes": 9,
+    "used_inodes": 1,
+}
+
+Reply = Callable[[dict[str, object]], "list[object]"]
+
+
+class FakeGuest:
+    """An agent that answers `hello`, and anything else with what the test says."""
+
+    def __init__(self, reply: Reply, preface: bytes = b"") -> None:
+        self._reply = reply
+        self._preface = preface
+        self.seen: list[dict[str, object]] = []
+        self.asked = asyncio.Event()
+        self.writer: asyncio.StreamWriter | None = None
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        self.writer = writer
+        writer.write(self._preface)
+        while line := await reader.readline():
+            if line.strip():
+                self._answer(json.loads(line), writer)
+        writer.close()
+
+    def _answer(self, request: dict[str, object], writer: asyncio.StreamWriter) -> None:
+        self.seen.append(request)
+        if request["op"] == "hello":
+            messages: list[object] = [{"id": request["id"], "ok": _HELLO}]
+        else:
+            messages = self._reply(request)
+            self.asked.set()
+        for message in messages:
+            raw = message if isinstance(message, bytes) else json.dumps(message).encode()
+            writer.write(raw + b"\n")
+
+
+@asynccontextmanager
+async def _connected(fake: FakeGuest, directory: Path) -> AsyncIterator[guest.Guest]:
+    path = directory / "agent.sock"
+    server = await asyncio.start_unix_server(fake.serve, path)
+    async with server:
+        client, hello = await agent.AgentClient.connect(path, 5)
+        try:
+            yield guest.Guest(client, hello)
+        finally:
+            await client.close()
+
+
+def _ok(result: object) -> Reply:
+    return lambda request: [{"id": request["id"], "ok": result}]
+
+
+async def test_what_an_earlier_host_was_sent_is_skipped(tmp_path: Path) -> None:
+    preface = b'tail of a line"}\n{"id":"old-1","ok":{}}\n' + b"x" * (agent.MAX_LINE + 9) + b"\n"
+    async with _connected(FakeGuest(_ok({"usage": _USAGE}), preface), tmp_path) as inside:
+        assert (await inside.usage("v")).used_bytes == 40
+
+
+async def test_answers_find_their_questions_in_any_order(tmp_path: Path) -> None:
+    waiting: list[dict[str, object]] = []
+
+    def reply(request: dict[str, object]) -> list[object]:
+        waiting.append(request)
+        if len(waiting) < 3:
+            return []
+        answers: list[object] = []
+        for late in reversed(waiting):
+            args = late["args"]
+            assert isinstance(args, dict)
+            number = int(str(args["volume"]))
+            answers.append({"id": late["id"], "ok": {"usage": {**_USAGE, "used_bytes": number}}})
+        return answers
+
+    async with _connected(FakeGuest(reply), tmp_path) as inside:
+        usages = await asyncio.gather(*(inside.usage(str(n)) for n in range(3)))
+    assert [usage.used_bytes for usage in usages] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {},
+        {"usage": {**_USAGE, "used_bytes": -1}},
+        {"usage": {**_USAGE, "used_bytes": 2**63}},
+        {"usage": {**_USAGE, "used_bytes": "40"}},
+        {"usage": {**_USAGE, "used_bytes": 1.5}},
+        {"usage": {**_USAGE, "surprise": 1}},
+        {"usage": None},
+    ],
+)
+async def test_an_answer_of_the_wrong_shape_ends_the_connection(
+    tmp_path: Path, result: object
+) -> None:
+    async with _connected(FakeGuest(_ok(result)), tmp_path) as inside:
+        with pytest.raises(faults.GuestMisbehaves, match="answer to usage"):
+            await inside.usage("v")
+        with pytest.raises(faults.GuestMisbehaves):
+            await inside.ping()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"not json",
+        b"[]",
+        b'{"id":"' + b"x" * 100 + b'"}',
+        b'{"event":"reboot"}',
+        b'{"id":1}',
+        b"\xff\xfe",
+        b"x" * (agent.MAX_LINE + 1),
+        b"[" * 50_000,
+    ],
+)
+async def test_a_line_that_is_no_message_ends_the_connection(tmp_path: Path, line: bytes) -> None:
+    async with _connected(FakeGuest(lambda _: [line]), tmp_path) as inside:
+        with pytest.raises(faults.GuestMisbehaves):
+            await inside.usage("v")
+
+
+@pytest.mark.parametrize(
+    ("code", "branch"),
+    [
+        ("bad_request", errors.InvalidRequest),
+        ("busy", errors.NotReady),
+        ("conflict", errors.Conflict),
+        ("corrupt", errors.Corrupt),
+        ("exhausted", errors.Exhausted),
+        ("internal", errors.RuntimeFailed),
+        ("io_error", errors.RuntimeFailed),
+        ("not_found", errors.NotFound),
+        ("read_only", errors.Refused),
+        ("refused", errors.Refused),
+        ("timeout", errors.NotReady),
+        ("unsupported", errors.Unsupported),
+        ("invented", errors.RuntimeFailed),
+    ],
+)
+async def test_each_code_of_the_guest_is_a_typed_error(
+    tmp_path: Path, code: str, branch: type[errors.CrustError]
+) -> None:
+    error = {"code": code, "message": "evil\x1b[2J\nlog line", "hint": "h" * 4000}
+    fake = FakeGuest(lambda request: [{"id": request["id"], "error": error}])
+    async with _connected(fake, tmp_path) as inside:
+        with pytest.raises(branch) as caught:
+            await inside.usage("v")
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
+
+
+async def test_a_guest_that_says_nothing_is_a_timeout_and_the_line_stays(tmp_path: Path) -> None:
+    def reply(request: dict[str, object]) -> list[object]:
+        return [] if request["op"] == "ping" else _ok({"usage": _USAGE})(request)
+
+    async with _connected(FakeGuest(reply), tmp_path) as inside:
+        with pytest.raises(faults.AgentSilent, match="ping"):
+            await inside.ping(timeout_s=0.05)
+        assert (await inside.usage("v")).total_bytes == 100
+
+
+async def test_a_guest_that_leaves_fails_what_waits_and_what_comes_later(tmp_path: Path) -> None:
+    fake = FakeGuest(lambda _: [])
+
+    async with _connected(fake, tmp_path) as inside:
+        asking = asyncio.create_task(inside.usage("v"))
+        await fake.asked.wait()
+        assert fake.writer is not None
+        fake.writer.close()
+        with pytest.raises(faults.AgentLost):
+            await asking
+        with pytest.raises(faults.AgentLost):
+            await inside.ping()
+
+
+async def test_another_version_of_the_protocol_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(_HELLO, "protocol", 99)
+    with pytest.raises(faults.GuestUnsupported, match="version"):
+        async with _connected(FakeGuest(lambda _: []), tmp_path):
+            pass
+
+
+async def test_nobody_listening_is_a_typed_error(tmp_path: Path) -> None:
+    with pytest.raises(faults.AgentLost):
+        await agent.AgentClient.connect(tmp_path / "absent", 1)
+
+
+def _output(data: bytes, stream: str = "stdout") -> dict[str, object]:
+    encoded = base64.b64encode(data).decode()
+    return {"event": "output", "container": "c", "stream": stream, "data": encoded}
+
+
+def _starting(*events: object) -> Reply:
+    def reply(request: dict[str, object]) -> list[object]:
+        if request["op"] == "container.start":
+            return [{"id": request["id"], "ok": {"pid": 5}}, *events]
+        return [] if request["op"] == "container.credit" else [{"id": request["id"], "ok": {}}]
+
+    return reply
+
+
+_EXIT = {"event": "exit", "container": "c", "code": 0, "signal": None}
+_SPEC = values.ContainerSpec("c", ("true",))
+
+
+async def test_output_is_taken_in_order_and_pays_its_credit(tmp_path: Path) -> None:
+    fake = FakeGuest(_starting(_output(b"a"), _output(b"b"), _output(b"e", "stderr"), _EXIT))
+    async with _connected(fake, tmp_path) as inside:
+        done = await inside.run(_SPEC)
+    assert done == values.Completed(values.Exit(0, None), b"ab", b"e")
+    paid = [r["args"] for r in fake.seen if r["op"] == "container.credit"]
+    assert sum(a["credit"] for a in paid if isinstance(a, dict)) == 3
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "output", "container": "c", "stream": "stdout", "data": "%%%"},
+        {"event": "output", "container": "c", "stream": "stdin", "data": ""},
+        {"event": "exit", "container": "c", "code": "zero", "signal": None},
+    ],
+)
+async def test_an_event_of_the_wrong_shape_ends_the_connection(
+    tmp_path: Path, event: object
+) -> None:
+    async with _connected(FakeGuest(_starting(event)), tmp_path) as inside:
+        with pytest.raises(faults.GuestMisbehaves):
+            await (await inside.start(_SPEC)).wait()
+
+
+async def test_a_guest_cannot_make_the_host_hold_more_than_the_window(tmp_path: Path) -> None:
+    piece = _output(b"x" * 65536)
+    flood = [piece] * (containers.WINDOW // 65536 + 1)
+    async with _connected(FakeGuest(_starting(*flood)), tmp_path) as inside:
+        container = await inside.start(_SPEC)
+        with pytest.raises(faults.GuestMisbehaves, match="more output"):
+            await inside.ping()
+        assert container._held <= containers.WINDOW + 65536
+
+
+async def test_events_of_a_container_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None:
+    stray = {**_output(b"x"), "container": "other"}
+    async with _connected(FakeGuest(_starting(stray, _EXIT)), tmp_path) as inside:
+        assert (await inside.run(_SPEC)).stdout == b""
+
+
+def test_a_guests_numbers_are_clamped_to_the_disk() -> None:
+    usage = values.Usage.model_validate({**_USAGE, "total_bytes": 2**60})
+    assert usage.clamped(100).total_bytes == 100
+    assert usage.clamped(100).available_bytes == 60

@@ -1,0 +1,219 @@
+"""The daemon's door: clients that leave, that are hostile, and that are sent away."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crust import volumes
+from examples.kata.runtime import control, messages
+from examples.kata.runtime.client import Client, DaemonAway, RuntimeRefused
+from examples.kata.runtime.sandboxes import Sandboxes
+from examples.kata.vm import faults, values
+from tests.support.fake_driver import Gate
+from tests.support.fake_vms import FakeContainer, FakeHandoff, FakeMachines, World
+from tests.support.node import until
+from tests.support.records import TARGET, a_record
+
+
+@dataclass
+class Door:
+    """A daemon's door, and what is behind it."""
+
+    world: World
+    sandboxes: Sandboxes
+    socket: Path
+
+    @property
+    def client(self) -> Client:
+        return Client(str(self.socket))
+
+    async def say(self, line: bytes) -> dict[str, Any]:
+        """Send raw bytes; returns the one answer."""
+        reader, writer = await asyncio.open_unix_connection(str(self.socket), limit=1 << 22)
+        try:
+            writer.write(line)
+            async with asyncio.timeout(20):
+                answer: dict[str, Any] = json.loads(await reader.readline())
+            return answer
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def opened(root: Path) -> AsyncIterator[Door]:
+    world = World(records={TARGET.text: a_record()})
+    sandboxes = Sandboxes(root / "sandboxes", FakeMachines(world), FakeHandoff(world))
+    socket = root / "control.sock"
+    async with control.serving(socket, control.Control(sandboxes)):
+        yield Door(world, sandboxes, socket)
+    await sandboxes.close()
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    async with opened(tmp_path) as door:
+        yield door
+
+
+def run(*, keep: bool = False, **fields: Any) -> messages.Run:
+    mounts = (messages.Mount(source=TARGET.text, destination="/data"),)
+    return messages.Run(
+        **{"sandbox": "one", "argv": ("true",), "mounts": mounts, **fields}, keep=keep
+    )
+
+
+def line(**changes: Any) -> bytes:
+    return json.dumps({"op": "run", "sandbox": "one", "argv": ["true"], **changes}).encode() + b"\n"
+
+
+async def test_output_and_code_reach_the_client_and_its_own_sandbox_ends(door: Door) -> None:
+    said = (values.Output("stdout", b"\0\xff"), values.Output("stderr", b"oh"))
+    door.world.container = FakeContainer(said)
+    door.world.container.ended.set()
+    seen: list[tuple[str, bytes]] = []
+    ended = await door.client.run(run(), lambda stream, data: seen.append((stream, data)))
+    assert (ended.code, ended.stdout, ended.stderr) == (0, b"\0\xff", b"oh")
+    assert seen == [("stdout", b"\0\xff"), ("stderr", b"oh")]
+    await door.client.stop("one")  # joins the stop that followed the command
+    assert door.world.container.released
+    assert await door.client.list() == []
+
+
+async def test_a_kept_sandbox_is_listed_with_its_volumes_until_it_is_stopped(door: Door) -> None:
+    await door.client.run(run(keep=True))
+    (listed,) = await door.client.list()
+    assert (listed["sandbox"], listed["volumes"]) == ("one", [TARGET.text])
+    for _ in range(2):
+        await door.client.stop("one")
+    assert await door.client.list() == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b"\n", "JSON"),
+        (b"[]\n", "an object"),
+        (b'{"op":"format"}\n', "format"),
+        (b"\xff\xfe\n", "JSON"),
+        (b"x" * (messages.LIMIT_BYTES + 1) + b"\n", "more than"),
+        (line(sandbox="../../etc"), "sandbox"),
+        (line(sandbox="one\n"), "sandbox"),
+        (line(sandbox="o" * 64), "sandbox"),
+        (line(argv=[]), "argv"),
+        (line(argv=["a\0b"]), "argv"),
+        (line(env={"A": "\0"}), "env"),
+        (line(mounts=[{"source": "/a\0b", "destination": "/d"}]), "source"),
+        (line(mounts=[{"source": "/a", "destination": "data"}]), "destination"),
+        (line(root=True), "root"),
+        (b'{"op":"stop","sandbox":"../one"}\n', "sandbox"),
+    ],
+)
+async def test_what_is_no_request_is_refused_and_starts_nothing(
+    door: Door, sent: bytes, words: str
+) -> None:
+    answer = await door.say(sent)
+    assert (answer["event"], answer["kind"]) == ("error", "BadMessage")
+    assert words in answer["why"]
+    assert door.world.calls == []
+    assert await door.client.list() == []
+
+
+async def test_a_client_that_says_nothing_hinders_nobody(door: Door) -> None:
+    _, silent = await asyncio.open_unix_connection(str(door.socket))
+    await door.client.run(run())
+    silent.close()
+
+
+async def test_an_error_reaches_the_client_whole_and_its_sandbox_ends(door: Door) -> None:
+    door.world.failures["mount"].append(faults.GuestRefused("a bad option", hint="leave it out"))
+    with pytest.raises(RuntimeRefused, match="a bad option") as caught:
+        await door.client.run(run())
+    assert (caught.value.kind, caught.value.hint) == ("GuestRefused", "leave it out")
+    assert door.world.bodies == {}
+    assert not door.world.is_locked(TARGET)
+
+
+async def test_a_full_disk_is_an_answer(door: Door) -> None:
+    (door.socket.parent / "sandboxes").write_text("no directory can be made here")
+    with pytest.raises(RuntimeRefused) as caught:
+        await door.client.run(run())
+    assert caught.value.kind == "Failed"
+
+
+async def _leave(door: Door, container: FakeContainer) -> None:
+    """Run a command that does not end by itself, and go away."""
+    door.world.container = container
+    reader, writer = await asyncio.open_unix_connection(str(door.socket))
+    writer.write(run().model_dump_json().encode() + b"\n")
+    await reader.readline()  # its first output: it runs
+    writer.close()
+    await until(container.killed)
+
+
+async def test_a_client_that_leaves_takes_its_command_and_its_sandbox_along(door: Door) -> None:
+    container = FakeContainer([values.Output("stdout", b"begun")])
+    await _leave(door, container)
+    await until(door.world.killed)
+    await door.sandboxes.stop(volumes.SandboxId("one"))  # joins
+    assert container.released
+    assert not door.world.is_locked(TARGET)
+
+
+async def test_a_command_that_does_not_die_does_not_keep_its_sandbox(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_DIES_S", 0)
+    await _leave(door, FakeContainer([values.Output("stdout", b"begun")], dies=False))
+    await until(door.world.killed)
+
+
+async def test_a_daemon_that_stops_ends_the_sandboxes_of_one_command_and_keeps_the_others(
+    tmp_path: Path,
+) -> None:
+    """Ended while they are still controlled: a directory removed under a running VM would hide who has the volume."""
+    async with opened(tmp_path) as door:
+        await door.client.run(run(keep=True, sandbox="kept", mounts=()))
+        door.world.container = FakeContainer()
+        gate = door.world.gates["container"] = Gate()
+        gate.opened.set()
+        running = asyncio.create_task(door.client.run(run()))
+        await until(gate.entered)
+    with pytest.raises(DaemonAway):
+        await running
+    assert [path.name for path in door.world.bodies] == ["kept"]
+    assert [path.name for path in (tmp_path / "sandboxes").iterdir()] == ["kept"]
+    assert not door.world.is_locked(TARGET)
+
+
+async def test_a_daemon_that_stops_ends_a_sandbox_that_just_starts_for_one_command(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as door:
+        gate = door.world.gates["start"] = Gate()
+        running = asyncio.create_task(door.client.run(run()))
+        await until(gate.entered)
+        gate.opened.set()
+    with pytest.raises(DaemonAway):
+        await running
+    assert door.world.bodies == {}
+
+
+async def test_a_kept_sandbox_survives_its_client(door: Door) -> None:
+    door.world.container = FakeContainer([values.Output("stdout", b"begun")])
+    reader, writer = await asyncio.open_unix_connection(str(door.socket))
+    writer.write(run(keep=True).model_dump_json().encode() + b"\n")
+    await reader.readline()
+    writer.close()
+    await until(door.world.container.killed)
+    assert [each["sandbox"] for each in await door.client.list()] == ["one"]
+
+
+async def test_nobody_at_the_socket_is_said_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(DaemonAway, match="start it"):
+        await Client(str(tmp_path / "none.sock")).list()

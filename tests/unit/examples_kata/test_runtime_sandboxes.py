@@ -1,0 +1,292 @@
+"""Sandboxes of one node: raced for, killed, adopted. VMs are fakes that outlive the daemon; directories are real."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from crust import errors, operations, volumes
+from crust.handoff.claims import State
+from examples.kata.runtime import handler, messages, sandbox
+from examples.kata.runtime.sandboxes import Sandboxes, Stray
+from examples.kata.vm import faults
+from tests.support.fake_driver import Gate
+from tests.support.fake_vms import FakeHandoff, FakeMachines, World
+from tests.support.node import until
+from tests.support.records import TARGET, a_record
+
+ONE, TWO = volumes.SandboxId("one"), volumes.SandboxId("two")
+SERIAL = a_record().digest[:20]
+
+
+@pytest.fixture
+def world() -> World:
+    return World(records={TARGET.text: a_record()})
+
+
+def daemon(tmp_path: Path, world: World) -> Sandboxes:
+    """A daemon's sandboxes; a second one is its successor."""
+    return Sandboxes(tmp_path / "sandboxes", FakeMachines(world), FakeHandoff(world))
+
+
+def run(*sources: str) -> messages.Run:
+    mounts = tuple(messages.Mount(source=each, destination="/data") for each in sources)
+    return messages.Run(sandbox="one", argv=("true",), mounts=mounts, keep=True)
+
+
+async def test_two_clients_get_one_vm(tmp_path: Path, world: World) -> None:
+    sandboxes = daemon(tmp_path, world)
+    first, second = await asyncio.gather(sandboxes.get(ONE), sandboxes.get(ONE))
+    assert first is second
+    assert world.calls == ["start"]
+    containers = await asyncio.gather(*(first.start(run(TARGET.text)) for _ in range(3)))
+    assert len(containers) == 3
+    assert world.calls.count("mount") == 1
+
+
+async def test_a_slow_start_hinders_no_other_sandbox(tmp_path: Path, world: World) -> None:
+    sandboxes = daemon(tmp_path, world)
+    await sandboxes.get(TWO)
+    gate = world.gates["start"] = Gate()
+    starting = asyncio.create_task(sandboxes.get(ONE))
+    await until(gate.entered)
+    async with asyncio.timeout(20):
+        await sandboxes.get(TWO)
+    gate.opened.set()
+    await starting
+
+
+async def test_a_stop_waits_for_the_start_and_ends_what_it_started(
+    tmp_path: Path, world: World
+) -> None:
+    sandboxes = daemon(tmp_path, world)
+    gate = world.gates["start"] = Gate()
+    starting = asyncio.create_task(sandboxes.get(ONE))
+    await until(gate.entered)
+    stopping = asyncio.create_task(sandboxes.stop(ONE))
+    gate.opened.set()
+    await asyncio.gather(starting, stopping)
+    assert world.bodies == {}
+    assert sandboxes.all() == []
+
+
+async def test_a_start_that_fails_is_told_to_all_and_leaves_no_directory(
+    tmp_path: Path, world: World
+) -> None:
+    sandboxes = daemon(tmp_path, world)
+    world.failures["start"].append(faults.StartFailed(tmp_path, "no kernel", ""))
+    ended = await asyncio.gather(sandboxes.get(ONE), sandboxes.get(ONE), return_exceptions=True)
+    assert [type(each) for each in ended] == [faults.StartFailed] * 2
+    assert not (tmp_path / "sandboxes" / "one").exists()
+    await sandboxes.get(ONE)
+
+
+async def test_a_second_stop_does_not_remove_the_sandbox_that_came_after_the_first(
+    tmp_path: Path, world: World
+) -> None:
+    sandboxes = daemon(tmp_path, world)
+    await sandboxes.get(ONE)
+    gate = world.gates["shutdown"] = Gate()
+    stops = [asyncio.create_task(sandboxes.stop(ONE)) for _ in range(2)]
+    await until(gate.entered)
+    gate.opened.set()
+    await asyncio.gather(*stops)
+    again = await sandboxes.get(ONE)
+    assert sandboxes.all() == [again]
+    assert (tmp_path / "sandboxes" / "one" / "machine.json").exists()
+    assert world.calls.count("shutdown") == 1
+
+
+async def test_a_sandbox_that_is_being_stopped_takes_no_container(
+    tmp_path: Path, world: World
+) -> None:
+    sandboxes = daemon(tmp_path, world)
+    found = await sandboxes.get(ONE)
+    gate = world.gates["shutdown"] = Gate()
+    stopping = asyncio.create_task(sandboxes.stop(ONE))
+    await until(gate.entered)
+    with pytest.raises(sandbox.Ending):
+        await (await sandboxes.get(ONE)).start(run())
+    gate.opened.set()
+    await stopping
+    with pytest.raises(sandbox.Ending):
+        await found.start(run(TARGET.text))
+
+
+async def test_a_stop_kills_a_guest_that_hangs_while_a_volume_comes_in(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "_BRING_IN_S", 0)
+    sandboxes = daemon(tmp_path, world)
+    gate = world.gates["mount"] = Gate()
+    running = asyncio.create_task((await sandboxes.get(ONE)).start(run(TARGET.text)))
+    await until(gate.entered)
+    stopping = asyncio.create_task(sandboxes.stop(ONE))
+    await until(world.killed)
+    gate.opened.set()  # the connection has ended: the fake's call returns, and fails
+    with pytest.raises(errors.CrustError):
+        await running
+    await stopping
+    assert not world.is_locked(TARGET)
+    assert sandboxes.all() == []
+
+
+async def test_a_vm_that_ends_by_itself_takes_its_sandbox_along(
+    tmp_path: Path, world: World
+) -> None:
+    sandboxes = daemon(tmp_path, world)
+    await (await sandboxes.get(ONE)).start(run(TARGET.text))
+    directory, body = next(iter(world.bodies.items()))
+    body.ended.set()
+    await until(world.killed)
+    await sandboxes.stop(ONE)  # joins what the VM's end began
+    assert sandboxes.all() == []
+    assert not directory.exists()
+    assert TARGET not in world.claims
+    again = await sandboxes.get(ONE)
+    await again.start(run(TARGET.text))
+
+
+async def test_a_daemon_that_stops_leaves_vms_and_their_directories(
+    tmp_path: Path, world: World
+) -> None:
+    sandboxes = daemon(tmp_path, world)
+    await (await sandboxes.get(ONE)).start(run(TARGET.text))
+    await sandboxes.close()
+    with pytest.raises(operations.ShuttingDown):
+        await sandboxes.stop(ONE)
+    assert (tmp_path / "sandboxes" / "one" / "machine.json").exists()
+    assert world.is_locked(TARGET)
+
+
+@pytest.mark.parametrize("step", ["hold", "attach", "mount", "grow"])
+async def test_what_a_stopping_daemon_was_bringing_in_its_successor_finishes(
+    tmp_path: Path, world: World, step: str
+) -> None:
+    """The old daemon may not give the claim up: its connection to the guest is gone, and the guest goes on."""
+    sandboxes = daemon(tmp_path, world)
+    gate = world.gates[step] = Gate()
+    running = asyncio.create_task((await sandboxes.get(ONE)).start(run(TARGET.text)))
+    await until(gate.entered)
+    await sandboxes.close()
+    gate.opened.set()
+    with pytest.raises(faults.AgentLost):
+        await running
+    assert world.is_locked(TARGET)
+    successor = daemon(tmp_path, world)
+    await successor.adopt_all()
+    assert [each.target for each in successor.all()[0].held] == [TARGET]
+    assert world.claims[TARGET].states[-1][0] is State.MOUNTED
+
+
+async def test_a_lock_that_the_vm_does_not_hold_is_not_taken_for_its_claim(
+    tmp_path: Path, world: World
+) -> None:
+    """The daemon died before QEMU had the claim; now the proxy has the lock, to withdraw the entry."""
+    sandboxes = daemon(tmp_path, world)
+    await sandboxes.get(ONE)
+    FakeHandoff(world).claim(TARGET, ONE)
+    await sandboxes.close()
+    successor = daemon(tmp_path, world)
+    await successor.adopt_all()
+    assert successor.all()[0].held == ()
+    assert not {"attach", "mount"} & set(world.calls)
+
+
+async def test_a_volume_whose_entry_is_gone_hinders_no_adoption(
+    tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    sandboxes = daemon(tmp_path, world)
+    await (await sandboxes.get(ONE)).start(run(TARGET.text))
+    await sandboxes.close()
+    world.records.clear()
+    successor = daemon(tmp_path, world)
+    await successor.adopt_all()
+    assert successor.all()[0].held == ()
+    assert "not handed over" in caplog.text
+
+
+async def test_a_vm_that_cannot_be_adopted_hinders_nobody_and_can_be_stopped(
+    tmp_path: Path, world: World
+) -> None:
+    sandboxes = daemon(tmp_path, world)
+    await (await sandboxes.get(ONE)).start(run(TARGET.text))
+    await sandboxes.get(TWO)
+    await sandboxes.close()
+    world.failures["adopt one"].append(faults.AgentSilent("hello", 60))
+    successor = daemon(tmp_path, world)
+    await successor.adopt_all()
+    assert [each.sandbox_id for each in successor.all()] == [TWO]
+    assert successor.strays() == [ONE]
+    with pytest.raises(Stray, match="did not answer hello"):
+        await successor.get(ONE)
+    assert world.is_locked(TARGET)
+    await successor.stop(ONE)
+    assert not world.is_locked(TARGET)
+    await successor.get(ONE)
+
+
+async def test_a_qemu_that_was_halted_is_ended_before_its_directory_goes(
+    tmp_path: Path, world: World
+) -> None:
+    """Adopting says "gone" of a VM whose accelerator failed, and its process still has the claims."""
+    sandboxes = daemon(tmp_path, world)
+    await (await sandboxes.get(ONE)).start(run(TARGET.text))
+    await sandboxes.close()
+    world.failures["adopt one"].append(faults.VmGone(tmp_path, "QEMU stopped: internal-error"))
+    successor = daemon(tmp_path, world)
+    await successor.adopt_all()
+    assert "destroy one" in world.calls
+    assert not world.is_locked(TARGET)
+    assert (successor.all(), successor.strays()) == ([], [])
+    assert not (tmp_path / "sandboxes" / "one").exists()
+
+
+async def test_what_is_nobodys_in_the_directory_of_sandboxes_hinders_no_start(
+    tmp_path: Path, world: World
+) -> None:
+    (tmp_path / "sandboxes").mkdir()
+    (tmp_path / "sandboxes" / "notes.txt").write_text("of the operator")
+    await daemon(tmp_path, world).adopt_all()
+    assert (tmp_path / "sandboxes" / "notes.txt").exists()
+
+
+async def test_a_volume_in_trouble_is_told_of_and_tried_again(tmp_path: Path, world: World) -> None:
+    sandboxes = daemon(tmp_path, world)
+    await (await sandboxes.get(ONE)).start(run(TARGET.text))
+    await sandboxes.close()
+    world.failures["mount"].append(faults.GuestCorrupt("a damaged journal"))
+    successor = daemon(tmp_path, world)
+    await successor.adopt_all()
+    answers = handler.Volumes(successor)
+    condition = await answers.health(TARGET)
+    assert condition.abnormal
+    assert "damaged journal" in condition.message
+    with pytest.raises(handler.InTrouble, match="damaged journal"):
+        await answers.get_stats(TARGET)
+    listed = await answers.list_volumes()
+    assert [(each.sandbox_id, each.state) for each in listed] == [("one", State.ERROR)]
+    await successor.all()[0].start(run(TARGET.text))
+    assert not (await answers.health(TARGET)).abnormal
+    assert [each.state for each in await answers.list_volumes()] == [State.MOUNTED]
+
+
+async def test_commands_of_two_daemons_have_different_names(tmp_path: Path, world: World) -> None:
+    """In a container both have the same pid, and the first one's command may still run."""
+    sandboxes = daemon(tmp_path, world)
+    await (await sandboxes.get(ONE)).start(run())
+    await sandboxes.close()
+    successor = daemon(tmp_path, world)
+    await successor.adopt_all()
+    await successor.all()[0].start(run())
+    (body,) = world.bodies.values()
+    assert len({spec.name for spec in body.starts}) == 2
+
+
+async def test_nothing_is_claimed_when_one_source_is_no_deferred_volume(
+    tmp_path: Path, world: World
+) -> None:
+    found = await daemon(tmp_path, world).get(ONE)
+    with pytest.raises(sandbox.NotSandboxed, match="/home"):
+        await found.start(run(TARGET.text, "/home"))
+    assert world.claims == {}

@@ -1,0 +1,130 @@
+"""One volume in one sandbox: a claim lives exactly as long as the guest may have the device."""
+
+from pathlib import Path
+
+import pytest
+
+from crust import errors, runtime_handler, volumes
+from crust.handoff import claims, store
+from crust.handoff.claims import State
+from crust.handoff.record import Record
+from examples.kata.runtime import handoff, volume
+from examples.kata.vm import faults
+from tests.support.fake_vms import Body, FakeClaim, FakeHandoff, FakeVm, World
+from tests.support.records import TARGET, a_record
+
+ONE, TWO = volumes.SandboxId("one"), volumes.SandboxId("two")
+
+
+@pytest.fixture
+def world() -> World:
+    return World(records={TARGET.text: a_record()})
+
+
+def vm_of(world: World, name: str) -> FakeVm:
+    directory = Path("/sandboxes") / name
+    return FakeVm(world, world.bodies.setdefault(directory, Body(directory)))
+
+
+async def take(world: World, sandbox: volumes.SandboxId) -> volume.Sandboxed:
+    handed = FakeHandoff(world)
+    return await volume.take(handed, world.records[TARGET.text], sandbox, vm_of(world, sandbox))
+
+
+async def test_the_vm_holds_lock_and_fence_before_it_gets_the_device(world: World) -> None:
+    taken = await take(world, ONE)
+    assert world.calls == ["held", "hold", "attach", "mount", "grow"]
+    assert taken.claim.fds == ()
+    claim = world.claims[TARGET]
+    assert claim.states == [(State.MOUNTED, "")]
+    assert claim.is_locked(), "by the VM alone"
+
+
+async def test_a_reader_is_not_grown(world: World) -> None:
+    world.records[TARGET.text] = a_record(readonly=True)
+    await take(world, ONE)
+    assert "grow" not in world.calls
+
+
+@pytest.mark.parametrize("step", ["hold", "attach", "mount", "grow"])
+async def test_a_step_that_fails_frees_the_volume_and_leaves_the_reason(
+    world: World, step: str
+) -> None:
+    world.failures[step].append(faults.GuestRefused("a bad option"))
+    with pytest.raises(faults.GuestRefused, match="a bad option"):
+        await take(world, ONE)
+    assert world.claims[TARGET].states[-1] == (State.ERROR, "a bad option")
+    body = vm_of(world, ONE).body
+    assert (body.plugged, body.mounted, dict(body.nodes)) == (set(), set(), {})
+    await take(world, TWO)
+
+
+@pytest.mark.parametrize("stuck", ["unmount", "detach"])
+async def test_a_claim_is_not_given_up_while_the_guest_may_have_the_device(
+    world: World, stuck: str
+) -> None:
+    """A mount that timed out goes on in the guest; whoever claims the volume then is a second kernel."""
+    world.failures["mount"].append(faults.AgentSilent("mount", 120))
+    world.failures[stuck].append(faults.GuestBusy("somebody uses it"))
+    with pytest.raises(faults.AgentSilent):
+        await take(world, ONE)
+    assert "let_go" not in world.calls
+    with pytest.raises(claims.HeldBySandbox):
+        await take(world, TWO)
+    assert world.claims[TARGET].states[-1][0] is State.ERROR
+    await take(world, ONE)
+    assert world.claims[TARGET].states[-1] == (State.MOUNTED, "")
+
+
+async def test_what_is_gone_on_with_and_fails_again_stays_with_the_vm(world: World) -> None:
+    await take(world, ONE)
+    world.failures["mount"].append(faults.GuestConflict("mounted otherwise"))
+    with pytest.raises(faults.GuestConflict):
+        await take(world, ONE)
+    assert world.is_locked(TARGET)
+
+
+async def test_a_claim_that_was_half_handed_over_is_taken_anew(world: World) -> None:
+    """The daemon died between lock and fence: a VM without the fence would not stop a mkfs on the host."""
+    vm = vm_of(world, ONE)
+    claim = FakeHandoff(world).claim(TARGET, ONE)
+    vm.body.nodes[volume.serial_of(world.records[TARGET.text])] = [claim.fds[0]]
+    claim.hand_over()
+    await take(world, ONE)
+    assert world.calls == ["held", "unmount", "detach", "let_go", "hold", "attach", "mount", "grow"]
+    assert world.claims[TARGET] is not claim
+
+
+async def test_a_dead_vm_keeps_nothing(world: World) -> None:
+    await take(world, ONE)
+    vm_of(world, ONE).body.ended.set()
+    with pytest.raises(faults.ControlLost):
+        await take(world, ONE)
+    await take(world, TWO)
+
+
+class FullDisk(FakeClaim):
+    """A claim whose claim.json cannot be written."""
+
+    def report(self, state: State, error: str = "") -> None:
+        raise errors.Exhausted("no space left")
+
+
+async def test_a_claim_that_cannot_tell_its_reason_is_freed_all_the_same(world: World) -> None:
+    with pytest.raises(errors.Exhausted):
+        await volume.take(FakeHandoff(world, FullDisk), a_record(), ONE, vm_of(world, ONE))
+    await take(world, TWO)
+
+
+def published(root: Path) -> Record:
+    entries = store.Store(str(root))
+    entries.open()
+    return entries.publish(a_record()).require()
+
+
+def test_a_volume_of_another_handler_is_refused(tmp_path: Path) -> None:
+    record = published(tmp_path / "volumes")
+    other = handoff.Directory(str(tmp_path / "volumes"), volumes.HandlerName("other"))
+    with pytest.raises(runtime_handler.WrongHandler, match="handed to kata"):
+        other.claim(record.target, ONE)
+    assert other.records() == (record,)

@@ -1,0 +1,166 @@
+"""A VM's process, directory and command line, without a VM."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.kata.guest import image
+from examples.kata.vm import accel, console, disks, faults, home, process, spec
+
+_IMAGE = image.GuestImage(Path("/images/x"), "digest", "cloud", ("ext4",))
+
+
+def _fifo(directory: Path) -> Path:
+    os.mkfifo(directory / "stderr")
+    return directory / "stderr"
+
+
+async def test_a_started_process_is_waited_for_and_reaped(tmp_path: Path) -> None:
+    running = process.Process(process.spawn(["/bin/sleep", "1000"], [], _fifo(tmp_path)))
+    assert running.runs()
+    assert os.getsid(running.pid) == running.pid
+    waits = [asyncio.create_task(running.wait()) for _ in range(2)]
+    await asyncio.sleep(0)
+    running.kill(signal.SIGTERM)
+    await asyncio.gather(*waits)
+    assert not running.runs()
+    running.kill()
+    assert not Path(f"/proc/{running.pid}").exists()
+    running.close()
+    running.close()
+
+
+async def test_only_the_descriptors_that_are_passed_are_inherited(tmp_path: Path) -> None:
+    kept, secret = socket.socketpair()
+    with kept, secret:
+        script = "ls -l /proc/self/fd > $0"
+        argv = ["/bin/sh", "-c", script, str(tmp_path / "listing")]
+        running = process.Process(process.spawn(argv, [kept.fileno()], _fifo(tmp_path)))
+        await running.wait()
+        running.close()
+        names = [os.readlink(f"/proc/self/fd/{s.fileno()}") for s in (kept, secret)]
+    listing = (tmp_path / "listing").read_text()
+    assert names[0] in listing
+    assert names[1] not in listing
+
+
+def test_a_pid_that_belongs_to_another_program_by_now_is_not_the_vm(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    assert process.find(pid_file, "uuid") is None
+    argv = [sys.executable, "-c", "print(flush=True); input()", "uuid-1"]
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    try:
+        pid_file.write_text(f"{child.pid}\n")
+        found = process.find(pid_file, "uuid-1")
+        assert found is not None
+        found.close()
+        assert process.find(pid_file, "uuid-2") is None
+        assert process.find(pid_file, "uuid") is None
+    finally:
+        child.communicate(b"\n")
+    assert process.find(pid_file, "uuid-1") is None
+    pid_file.write_text("")
+    assert process.find(pid_file, "uuid-1") is None
+
+
+_IDENTITY = home.Identity("name", "uuid", "tcg", 2)
+
+
+def test_a_prepared_directory_is_private_and_owned_once(tmp_path: Path) -> None:
+    directory = tmp_path / "vm"
+    lock = home.prepare(directory, _IDENTITY)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(faults.AlreadyOwned):
+        home.prepare(directory, _IDENTITY)
+    with pytest.raises(faults.AlreadyOwned):
+        home.reopen(directory)
+    os.close(lock)
+    identity, lock = home.reopen(directory)
+    assert identity == _IDENTITY
+    os.close(lock)
+    os.close(home.prepare(directory, _IDENTITY))
+
+
+def test_the_sockets_listen_before_anybody_serves_them(tmp_path: Path) -> None:
+    os.close(home.prepare(tmp_path / "vm", _IDENTITY))
+    listeners = home.listen(tmp_path / "vm")
+    for name, listener in listeners.items():
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(tmp_path / "vm" / name))
+        listener.close()
+        assert (tmp_path / "vm" / name).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"name": 1}', "[]"])
+def test_a_directory_whose_record_is_damaged_is_refused(tmp_path: Path, text: str) -> None:
+    directory = tmp_path / "vm"
+    os.close(home.prepare(directory, _IDENTITY))
+    (directory / "machine.json").write_text(text)
+    with pytest.raises(faults.BadDirectory, match=r"machine\.json"):
+        home.reopen(directory)
+
+
+async def test_a_console_keeps_its_end_however_much_is_printed(tmp_path: Path) -> None:
+    console.prepare(tmp_path)
+    watched = console.Console(tmp_path)
+    line = b"x" * 1023 + b"\n"
+    with (tmp_path / "console.out").open("wb", buffering=0) as guest:
+        for _ in range(2 * console.TAIL // len(line)):
+            guest.write(line)
+            watched.text()
+        guest.write(b"the end \x1b[31m\n")
+    assert len(watched.text()) == console.TAIL
+    assert watched.tail().endswith("the end  [31m")
+    watched.close()
+    watched.close()
+
+
+def _line(wanted: spec.MachineSpec) -> str:
+    return " ".join(spec.command_line(wanted, Path("/vm"), "some-uuid", control_fd=5, agent_fd=6))
+
+
+def test_the_emulated_machine_is_tuned_and_the_accelerated_one_keeps_its_mitigations() -> None:
+    emulated = _line(spec.MachineSpec("a", _IMAGE, "tcg"))
+    accelerated = _line(spec.MachineSpec("a", _IMAGE, "kvm"))
+    assert "accel=tcg -cpu qemu64,+rdrand" in emulated
+    assert "mitigations=off" in emulated
+    assert "accel=kvm -cpu host" in accelerated
+    assert "mitigations" not in accelerated
+    assert "-sandbox on" in emulated
+    assert "some-uuid" in emulated
+
+
+def test_there_is_one_root_port_for_each_volume() -> None:
+    line = _line(spec.MachineSpec("a", _IMAGE, volume_slots=3))
+    assert line.count("pcie-root-port") == 3
+
+
+def test_a_file_server_gets_memory_that_it_can_map() -> None:
+    share = spec.Share("tag", Path("/host"), "virtiofs")
+    assert "memory-backend-memfd" in _line(spec.MachineSpec("a", _IMAGE, shares=(share,)))
+    share = spec.Share("tag", Path("/host"), "9p", read_only=True)
+    line = _line(spec.MachineSpec("a", _IMAGE, shares=(share,)))
+    assert "memory-backend" not in line
+    assert "readonly=on" in line
+
+
+def test_node_names_fit_what_qemu_allows() -> None:
+    assert len(disks._node_name("x" * 20)) <= 31
+
+
+def test_a_probe_is_remembered_for_one_image(tmp_path: Path) -> None:
+    path = tmp_path / "accelerator.json"
+    assert accel._recall(path) is None
+    known = accel.Accelerator("tcg", "no KVM")
+    accel._remember(path, known)
+    assert accel._recall(path) == known
+    path.write_text("{}")
+    assert accel._recall(path) is None

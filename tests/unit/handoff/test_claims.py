@@ -1,0 +1,291 @@
+"""crust.handoff.claims: the lock proves that a sandbox lives, the file names it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crust import errors
+from crust.handoff import claims, layout
+from crust.handoff.claims import Claim, ClaimLock, HeldBySandbox, NotPublished, State
+from crust.handoff.record import UnreadableRecord
+from crust.handoff.store import Store
+from crust.host import ofdlocks
+from tests.support.records import TARGET, a_record
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(f"{tmp_path}/volumes")
+    made.open()
+    made.publish(a_record())
+    return made
+
+
+@pytest.fixture
+def paths(store: Store) -> layout.EntryPaths:
+    return store.layout.entry(TARGET)
+
+
+def _claim(sandbox_id: str = "sandbox-1", state: State = State.CLAIMED, error: str = "") -> Claim:
+    return Claim(sandbox_id, "kata", state, error, 4711, a_record().published_at, live=True)
+
+
+def test_a_claim_is_live_under_its_lock_and_known_dead_without(paths: layout.EntryPaths) -> None:
+    assert claims.read(paths) is None
+    with ClaimLock.acquire(paths, TARGET):
+        claims.write(paths, _claim())
+        assert claims.read(paths) == _claim()
+    dead = claims.read(paths)
+    assert dead is not None
+    assert not dead.live
+    assert dead.sandbox_id == "sandbox-1"
+
+
+def test_a_lock_without_a_name_yet_is_a_live_claim_of_nobody(paths: layout.EntryPaths) -> None:
+    with ClaimLock.acquire(paths, TARGET):
+        found = claims.read(paths)
+    assert found is not None
+    assert found.live
+    assert found.sandbox_id == ""
+
+
+def test_the_next_holder_of_the_lock_is_not_taken_for_the_dead_one(
+    paths: layout.EntryPaths,
+) -> None:
+    with ClaimLock.acquire(paths, TARGET):
+        claims.write(paths, _claim("dead"))
+    with ClaimLock.acquire(paths, TARGET):
+        found = claims.read(paths)
+        assert found is not None
+        assert (found.sandbox_id, found.live) == ("", True)
+        with pytest.raises(HeldBySandbox, match="begins with it, or it is being withdrawn"):
+            ClaimLock.acquire(paths, TARGET)
+
+
+def test_the_state_changes_without_the_lock_moving(paths: layout.EntryPaths) -> None:
+    with ClaimLock.acquire(paths, TARGET):
+        for state, error in [
+            (State.CLAIMED, ""),
+            (State.ERROR, "no such filesystem"),
+            (State.MOUNTED, ""),
+        ]:
+            claims.write(paths, _claim(state=state, error=error))
+            assert claims.read(paths) == _claim(state=state, error=error)
+            with pytest.raises(HeldBySandbox):
+                ClaimLock.acquire(paths, TARGET)
+
+
+def test_an_error_of_any_length_and_script_is_kept_readable(paths: layout.EntryPaths) -> None:
+    with ClaimLock.acquire(paths, TARGET):
+        claims.write(paths, _claim(state=State.ERROR, error="größe \n" * 2000))
+        found = claims.read(paths)
+    assert found is not None
+    assert found.error.startswith("größe \n")
+    assert len(found.error) == 2000
+
+
+def test_a_claim_without_a_sandbox_is_not_written(paths: layout.EntryPaths) -> None:
+    with pytest.raises(errors.InvalidRequest, match="sandbox_id"):
+        claims.write(paths, _claim(""))
+    assert not os.path.exists(paths.claim)
+
+
+def test_asking_whether_a_lock_is_held_does_not_take_it(
+    paths: layout.EntryPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ofdlocks, "try_lock", lambda _fd: pytest.fail("a reader took the lock"))
+    assert not claims.is_held(paths)
+
+
+def test_of_many_claimants_at_once_exactly_one_wins(paths: layout.EntryPaths) -> None:
+    told_read, told_write = os.pipe()
+    go_read, go_write = os.pipe()
+    end_read, end_write = os.pipe()
+    children = [
+        _claimant(paths, told_write, (go_read, go_write), (end_read, end_write)) for _ in range(8)
+    ]
+    assert _read_exactly(told_read, 8) == b"." * 8
+    os.close(go_write)  # all of them try now
+    told = _read_exactly(told_read, 8)
+    os.close(end_write)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    for fd in (told_read, told_write, go_read, end_read):
+        os.close(fd)
+    assert codes == [0] * 8
+    assert sorted(told) == sorted(b"w" + b"l" * 7)
+
+
+def _claimant(
+    paths: layout.EntryPaths, told: int, go: tuple[int, int], end: tuple[int, int]
+) -> int:
+    """Fork a process that tries once when `go` ends, tells "w" or "l", and keeps what it has until `end` ends."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.close(go[1])
+        os.close(end[1])
+        os.write(told, b".")
+        os.read(go[0], 1)
+        try:
+            ClaimLock.acquire(paths, TARGET)
+            os.write(told, b"w")
+        except HeldBySandbox:
+            os.write(told, b"l")
+        os.read(end[0], 1)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _read_exactly(fd: int, count: int) -> bytes:
+    data = b""
+    while len(data) < count and (part := os.read(fd, count - len(data))):
+        data += part
+    return data
+
+
+@pytest.fixture
+def hypervisor(paths: layout.EntryPaths) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that inherited the lock from a claimant, which has closed its own copy."""
+    lock = ClaimLock.acquire(paths, TARGET)
+    claims.write(paths, _claim("sandbox-vm", State.MOUNTED))
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        pass_fds=[lock.fd],
+    )
+    lock.close()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_the_lock_outlives_its_taker_in_the_hypervisor_and_ends_with_it(
+    paths: layout.EntryPaths, hypervisor: subprocess.Popen[bytes]
+) -> None:
+    with pytest.raises(HeldBySandbox, match="sandbox-vm"):
+        ClaimLock.acquire(paths, TARGET)
+    hypervisor.send_signal(signal.SIGKILL)
+    hypervisor.wait()
+    dead = claims.read(paths)
+    assert dead is not None
+    assert not dead.live
+    ClaimLock.acquire(paths, TARGET).close()
+
+
+def test_other_children_of_the_claimant_do_not_keep_the_lock(paths: layout.EntryPaths) -> None:
+    lock = ClaimLock.acquire(paths, TARGET)
+    program = "import sys; print('exec is over', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        close_fds=False,
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()  # a parent may go on before exec has closed the child's descriptors
+        lock.close()
+        assert not claims.is_held(paths)
+        child.kill()
+
+
+def test_a_released_lock_is_free_though_a_child_that_is_being_started_has_a_copy(
+    paths: layout.EntryPaths,
+) -> None:
+    with ClaimLock.acquire(paths, TARGET):
+        end_read, end_write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(end_write)
+            os.read(end_read, 1)
+            os._exit(0)
+    held = claims.is_held(paths)
+    os.close(end_write)
+    os.close(end_read)
+    os.waitpid(child, 0)
+    assert not held
+
+
+def test_a_claimant_that_locked_a_withdrawn_entry_begins_anew(
+    store: Store, paths: layout.EntryPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ofdlocks.try_lock
+    fds: list[int] = []
+
+    def withdrawn_meanwhile(fd: int) -> bool:
+        fds.append(fd)
+        if len(fds) == 1:
+            with store.begin_withdraw(TARGET) as withdrawal:
+                withdrawal.complete()
+            store.publish(a_record())
+        return real(fd)
+
+    monkeypatch.setattr(ofdlocks, "try_lock", withdrawn_meanwhile)
+    with ClaimLock.acquire(paths, TARGET) as lock:
+        assert os.path.samestat(os.fstat(lock.fd), os.stat(paths.claim_lock))
+
+
+def test_a_claimant_of_an_entry_that_went_meanwhile_is_told_so(
+    store: Store, paths: layout.EntryPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ofdlocks.try_lock
+
+    def withdrawn_meanwhile(fd: int) -> bool:
+        monkeypatch.setattr(ofdlocks, "try_lock", real)
+        with store.begin_withdraw(TARGET) as withdrawal:
+            withdrawal.complete()
+        return real(fd)
+
+    monkeypatch.setattr(ofdlocks, "try_lock", withdrawn_meanwhile)
+    with pytest.raises(NotPublished):
+        ClaimLock.acquire(paths, TARGET)
+    assert os.listdir(store.root) == []
+
+
+@pytest.mark.parametrize("damage", ["symlink", "pipe", "directory", "second name", "writable"])
+def test_only_the_lock_file_that_the_proxy_made_is_locked(
+    paths: layout.EntryPaths, damage: str
+) -> None:
+    lock = paths.claim_lock
+    if damage == "second name":
+        os.link(lock, f"{paths.directory}/.other")
+    elif damage == "writable":
+        os.chmod(lock, 0o666)
+    else:
+        os.unlink(lock)
+        make = {"symlink": lambda: os.symlink(paths.record, lock), "pipe": lambda: os.mkfifo(lock)}
+        make.get(damage, lambda: os.mkdir(lock))()
+    with pytest.raises(
+        (errors.Refused, errors.Conflict)
+    ):  # a directory cannot be opened for writing: EISDIR
+        ClaimLock.acquire(paths, TARGET)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"schema":2}', '{"schema":1,"sandbox_id":"a","handler":"k","state":"gone"}']
+)
+def test_a_claim_file_that_is_none_is_an_error_and_not_no_claim(
+    paths: layout.EntryPaths, text: str
+) -> None:
+    Path(paths.claim).write_text(text)
+    with pytest.raises(UnreadableRecord):
+        claims.read(paths)
+
+
+def test_removing_a_claim_is_idempotent_even_without_an_entry(
+    store: Store, paths: layout.EntryPaths
+) -> None:
+    claims.write(paths, _claim())
+    claims.remove(paths)
+    claims.remove(paths)
+    assert claims.read(paths) is None
+    with store.begin_withdraw(TARGET) as withdrawal:
+        withdrawal.complete()
+    claims.remove(paths)

@@ -1,0 +1,153 @@
+"""Killed, or out of space, at any system call: readers see all or nothing, and doing it again succeeds."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from crust import errors
+from crust.handoff import claims
+from crust.handoff.store import Store
+from tests.support import crashes
+from tests.support.records import TARGET, a_record
+
+RECORD = a_record()
+GROWN = a_record(capacity_bytes=2 << 30)
+CLAIM = claims.Claim(
+    "sandbox-1", "kata", claims.State.MOUNTED, "", 1, RECORD.published_at, live=True
+)
+
+
+class Stores:
+    """A fresh store for each point."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __call__(self, number: int) -> Store:
+        return Store(f"{self._root}/{number}/volumes")
+
+    def empty(self, number: int) -> None:
+        self(number).open()
+
+    def publish(self, number: int) -> None:
+        self(number).publish(RECORD)
+
+    def rewrite(self, number: int) -> None:
+        self(number).rewrite(GROWN)
+
+    def published(self, number: int) -> None:
+        self.empty(number)
+        self.publish(number)
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Stores:
+    return Stores(tmp_path)
+
+
+def _names(store: Store) -> list[str]:
+    return sorted(os.listdir(store.root))
+
+
+def _withdraw(store: Store) -> None:
+    try:
+        with store.begin_withdraw(TARGET) as withdrawal:
+            withdrawal.complete()
+    except claims.NotPublished:
+        return
+
+
+def test_a_publish_killed_anywhere_leaves_all_or_nothing_and_can_be_repeated(
+    stores: Stores,
+) -> None:
+    points = 0
+    for number in crashes.crash_points(stores.empty, stores.publish):
+        points += 1
+        store = stores(number)
+        entry = store.read(TARGET)
+        assert entry is None or entry.record == RECORD
+        assert store.scan() == (() if entry is None else (entry,))
+        assert store.sweep() == ()
+        assert store.publish(RECORD).record == RECORD
+        assert _names(store) == [TARGET.digest]
+        claims.ClaimLock.acquire(store.layout.entry(TARGET), TARGET).close()
+    assert points > 8
+
+
+def test_a_rewrite_killed_anywhere_leaves_the_old_or_the_new_record(stores: Stores) -> None:
+    seen = set()
+    for number in crashes.crash_points(stores.published, stores.rewrite):
+        store = stores(number)
+        entry = store.read(TARGET)
+        assert entry is not None
+        seen.add(entry.require().mount.capacity_bytes)
+        assert entry.require().same_content(RECORD) or entry.require().same_content(GROWN)
+        assert store.rewrite(GROWN).require().same_content(GROWN)
+        _withdraw(store)
+        assert _names(store) == []
+    assert len(seen) == 2
+
+
+def test_a_withdrawal_killed_anywhere_leaves_the_entry_or_none_and_can_be_repeated(
+    stores: Stores,
+) -> None:
+    def claimed(number: int) -> None:
+        stores.published(number)
+        claims.write(stores(number).layout.entry(TARGET), CLAIM)
+
+    outcomes = set()
+    for number in crashes.crash_points(claimed, lambda n: _withdraw(stores(n))):
+        store = stores(number)
+        entry = store.read(TARGET)
+        outcomes.add(entry is None)
+        assert entry is None or (entry.record == RECORD and not entry.live)
+        _withdraw(store)
+        store.sweep()
+        assert _names(store) == []
+    assert outcomes == {True, False}
+
+
+def test_a_claim_killed_anywhere_is_the_old_one_or_the_new_one_and_never_live(
+    stores: Stores,
+) -> None:
+    def claim(number: int) -> None:
+        paths = stores(number).layout.entry(TARGET)
+        with claims.ClaimLock.acquire(paths, TARGET):
+            claims.write(paths, CLAIM)
+
+    for number in crashes.crash_points(stores.published, claim):
+        store = stores(number)
+        found = store.claim_state(TARGET)
+        assert found is None or (found.sandbox_id == "sandbox-1" and not found.live)
+        claim(number)
+        assert store.claim_state(TARGET) is not None
+        _withdraw(store)
+        assert _names(store) == []
+
+
+def test_a_publish_without_space_is_an_error_of_ours_and_leaves_nothing_half_done(
+    stores: Stores,
+) -> None:
+    points = 0
+    for number, error in crashes.failure_points(stores.empty, stores.publish):
+        points += 1
+        store = stores(number)
+        assert isinstance(error, errors.Exhausted)
+        entry = store.read(TARGET)
+        assert entry is None or entry.record == RECORD
+        store.sweep()
+        assert store.publish(RECORD).record == RECORD
+        assert _names(store) == [TARGET.digest]
+    assert points > 8
+
+
+def test_a_withdrawal_that_fails_anywhere_is_an_error_of_ours_and_can_be_repeated(
+    stores: Stores,
+) -> None:
+    for number, error in crashes.failure_points(stores.published, lambda n: _withdraw(stores(n))):
+        store = stores(number)
+        assert isinstance(error, errors.Exhausted)
+        _withdraw(store)
+        store.sweep()
+        assert _names(store) == []

@@ -1,0 +1,38 @@
+"""crust.handoff.layout: every legal name."""
+
+import pytest
+
+from crust.handoff import layout
+from crust.handoff.layout import Layout, NameKind
+from tests.support.records import TARGET
+
+
+def test_an_entry_is_named_by_the_digest_of_the_target_path() -> None:
+    entry = Layout("/r").entry(TARGET)
+    assert entry.directory == f"/r/{TARGET.digest}"
+    assert entry == Layout("/r").entry(TARGET.digest)
+    assert entry.record == f"/r/{TARGET.digest}/mountInfo.json"
+    assert Layout("/r").claim_lock_path(TARGET) == f"/r/{TARGET.digest}/claim.lock"
+
+
+@pytest.mark.parametrize("key", ["", "abc", "../" + "a" * 61, "A" * 64, "a" * 63 + "/", "a" * 65])
+def test_nothing_but_a_digest_is_taken_for_one(key: str) -> None:
+    with pytest.raises(ValueError, match="not an entry's name"):
+        Layout("/r").entry(key)
+
+
+def test_what_is_built_and_what_is_removed_is_invisible_and_ours() -> None:
+    names = Layout("/r")
+    for path in (names.new_staging(TARGET.digest), names.new_gone(TARGET.digest)):
+        name = path.removeprefix("/r/")
+        assert layout.kind_in_root(name) is NameKind.HIDDEN
+        assert layout.is_abandonable(name)
+    assert names.new_staging(TARGET.digest) != names.new_staging(TARGET.digest)
+
+
+def test_names_are_legal_hidden_or_unknown_and_never_guessed() -> None:
+    assert layout.kind_in_root(TARGET.digest) is NameKind.LEGAL
+    assert layout.kind_in_root("lost+found") is NameKind.UNKNOWN
+    assert not layout.is_abandonable(".other")
+    kinds = {name: layout.kind_in_entry(name) for name in ("mountInfo.json", ".x", "sandbox-7")}
+    assert list(kinds.values()) == [NameKind.LEGAL, NameKind.HIDDEN, NameKind.UNKNOWN]

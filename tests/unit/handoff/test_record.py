@@ -1,0 +1,212 @@
+"""crust.handoff.record: what is written can be read, and nothing else can."""
+
+import json
+import string
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crust import errors, mount_options, volumes
+from crust.handoff import record as records
+from crust.handoff.record import NewerSchema, Record, UnfitMount, UnreadableRecord
+from tests.support.records import HANDLER, KEY, MOUNT, TARGET, a_record
+
+WORDS = st.text(string.ascii_lowercase + string.digits + "_=", min_size=1, max_size=12).filter(
+    lambda word: _is_fit(word)
+)
+NAMES = st.text(
+    st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=40
+).filter(lambda name: name not in (".", ".."))
+
+
+def _is_fit(word: str) -> bool:
+    try:
+        return mount_options.for_guest([word]).words == (word,)
+    except errors.InvalidRequest:
+        return False
+
+
+@st.composite
+def deferred_mounts(draw: st.DrawFn) -> volumes.DeferredMount:
+    gid = draw(st.none() | st.integers(1, 2**32 - 2))
+    policy = draw(st.sampled_from(volumes.GroupPolicy))
+    numbers = st.integers(0, 2**63 - 1)
+    identity = volumes.DeviceIdentity(
+        draw(st.integers(0, 4095)), draw(st.integers(0, 2**20 - 1)), draw(numbers)
+    )
+    return volumes.DeferredMount(
+        source=volumes.BlockSource("/dev/" + draw(NAMES), identity),
+        fs_type=draw(st.sampled_from(["ext4", "xfs", "btrfs"])),
+        mount_options=tuple(draw(st.lists(WORDS, max_size=5, unique=True))),
+        group=None if gid is None else volumes.GroupChange(gid, policy),
+        readonly=draw(st.booleans()),
+        capacity_bytes=draw(numbers),
+        content_generation=draw(numbers),
+    )
+
+
+@given(deferred_mounts(), NAMES)
+def test_every_record_survives_the_way_to_bytes_and_back(
+    mount: volumes.DeferredMount, name: str
+) -> None:
+    target = volumes.TargetPath.parse(f"/var/lib/kubelet/{name}/mount")
+    record = Record.of(mount, KEY, target, HANDLER)
+    data = record.to_bytes()
+    assert records.parse(data, digest=target.digest) == record
+    assert record.mount == mount
+    assert data.count(b"\n") == 1
+    assert data.isascii()
+    assert records.parse(data).to_bytes() == data
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_make_the_parser_fail_in_another_way(data: bytes) -> None:
+    with pytest.raises(errors.Corrupt):
+        records.parse(data)
+
+
+@given(st.data())
+def test_no_damage_to_a_record_makes_the_parser_fail_in_another_way(data: st.DataObject) -> None:
+    good = a_record().to_bytes()
+    start = data.draw(st.integers(0, len(good)))
+    end = data.draw(st.integers(start, len(good)))
+    damaged = good[:start] + data.draw(st.binary(max_size=8)) + good[end:]
+    try:
+        records.parse(damaged)
+    except errors.Corrupt:
+        return
+
+
+def test_the_keys_of_others_are_where_kata_and_the_kep_have_them() -> None:
+    plain = json.loads(a_record(readonly=True).to_bytes())
+    assert plain["volume-type"] == "block"
+    assert plain["device"] == "/dev/loop7"
+    assert plain["fstype"] == "ext4"
+    assert plain["metadata"] == {"fsGroup": "3000", "fsGroupChangePolicy": "OnRootMismatch"}
+    assert plain["options"] == ["ro", "noatime"]
+
+
+def _changed(**changes: Any) -> bytes:
+    plain = json.loads(a_record().to_bytes())
+    plain.update({key.replace("__", "-"): value for key, value in changes.items()})
+    return json.dumps(plain).encode()
+
+
+def _in_crust(key: str, value: Any) -> bytes:
+    plain = json.loads(a_record().to_bytes())
+    plain["crust"][key] = value
+    return json.dumps(plain).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"{", id="torn"),
+        pytest.param(b"null", id="null"),
+        pytest.param(b"[" * 60_000, id="deep"),
+        pytest.param(a_record().to_bytes()[:-20], id="cut"),
+        pytest.param(b"\xff\xfe", id="not utf-8"),
+        pytest.param(_changed(device="dev/loop7"), id="relative device"),
+        pytest.param(_changed(device="/dev/../etc/shadow"), id="device with dots"),
+        pytest.param(_changed(fstype=""), id="no filesystem"),
+        pytest.param(_changed(fstype="ext4,foo"), id="filesystem with a comma"),
+        pytest.param(_changed(volume__type="directvol"), id="another volume type"),
+        pytest.param(_changed(options=["ro"]), id="ro in options only"),
+        pytest.param(_changed(options=["bind"]), id="bind"),
+        pytest.param(_changed(options=["_netdev"]), id="an option of the host"),
+        pytest.param(_changed(options=["noatime,ro"]), id="two options in one"),
+        pytest.param(_changed(options="noatime"), id="options as text"),
+        pytest.param(_changed(metadata={"fsGroup": 100}), id="gid as a number"),
+        pytest.param(_changed(metadata={"fsGroup": "0"}), id="gid 0"),
+        pytest.param(_changed(metadata={"fsGroup": "4294967295"}), id="gid -1"),
+        pytest.param(_changed(metadata={"fsGroupChangePolicy": "Always"}), id="policy alone"),
+        pytest.param(
+            _changed(metadata={"createFilesystem": "true"}), id="a key that formats in kata"
+        ),
+        pytest.param(_changed(extra=1), id="unknown key"),
+        pytest.param(_in_crust("readonly", value=True), id="readonly without ro"),
+        pytest.param(_in_crust("readonly", 0), id="a number for a boolean"),
+        pytest.param(_in_crust("schema", 0), id="schema 0"),
+        pytest.param(_in_crust("schema", "1"), id="schema as text"),
+        pytest.param(_in_crust("generation", 0), id="generation 0"),
+        pytest.param(_in_crust("capacity_bytes", -1), id="negative size"),
+        pytest.param(_in_crust("capacity_bytes", 2**63), id="size beyond int64"),
+        pytest.param(_in_crust("target_path", "/a/../b"), id="target with dots"),
+        pytest.param(_in_crust("target_path", "/" + "a" * 5000), id="target too long"),
+        pytest.param(_in_crust("handler", "Kata!"), id="handler's name"),
+        pytest.param(_in_crust("published_at", "2026-01-01T00:00:00"), id="time without a zone"),
+        pytest.param(_in_crust("identity", {"major": 7, "minor": 7}), id="no disk sequence"),
+        pytest.param(_in_crust("secret", "x"), id="unknown key of ours"),
+    ],
+)
+def test_what_is_not_a_record_is_unreadable_and_says_where(data: bytes) -> None:
+    with pytest.raises(UnreadableRecord, match=r"/r/mountInfo\.json"):
+        records.parse(data, path="/r/mountInfo.json")
+
+
+def test_a_newer_schema_is_named_whatever_else_it_brings() -> None:
+    plain = json.loads(_in_crust("schema", 3))
+    plain["brand-new"] = True
+    with pytest.raises(NewerSchema, match="its schema is 3, and this crust knows 1"):
+        records.parse(json.dumps(plain).encode())
+
+
+def test_a_record_in_another_entry_is_refused() -> None:
+    with pytest.raises(UnreadableRecord, match="whose entry is"):
+        records.parse(a_record().to_bytes(), digest="0" * 64)
+
+
+@pytest.mark.parametrize(
+    "option", ["password=hunter2", "credentials=/x/hunter2", "src=smb://u:hunter2@h/x"]
+)
+def test_a_credential_is_refused_and_its_value_is_nowhere_in_the_error(option: str) -> None:
+    with pytest.raises(mount_options.CredentialInOptions) as writing:
+        a_record(mount_options=(option,))
+    with pytest.raises(UnreadableRecord) as reading:
+        records.parse(_changed(options=[option]))
+    for caught in (writing, reading):
+        chain: BaseException | None = caught.value
+        while chain is not None:
+            assert "hunter2" not in f"{chain!r} {chain}"
+            chain = chain.__cause__ or chain.__context__
+
+
+def test_words_of_the_host_are_left_out_and_ro_becomes_readonly() -> None:
+    record = a_record(mount_options=("_netdev", "ro", "noatime,nodiratime", "x-systemd.automount"))
+    assert record.mount.mount_options == ("noatime", "nodiratime")
+    assert record.readonly
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("fs_type", ""),
+        ("fs_type", "a b"),
+        ("capacity_bytes", -1),
+        ("source", volumes.BlockSource("x", MOUNT.source.identity)),
+    ],
+)
+def test_a_mount_that_could_not_be_read_back_is_not_written(field: str, value: object) -> None:
+    with pytest.raises(UnfitMount):
+        a_record(TARGET, **{field: value})
+
+
+def test_a_record_larger_than_its_limit_is_not_written() -> None:
+    with pytest.raises(UnfitMount, match="bytes"):
+        a_record(mount_options=tuple(f"o{n}={'x' * 900}" for n in range(80)))
+
+
+def test_generation_and_time_are_not_content_and_the_device_is_not_the_request() -> None:
+    one = a_record()
+    later = replace(one, generation=9)
+    grown = a_record(capacity_bytes=1 << 40)
+    assert one.same_content(later)
+    assert not one.same_content(grown)
+    assert one.same_request(grown)
+    assert not one.same_request(a_record(fs_type="xfs"))
+    assert not one.same_request(replace(one, target=volumes.TargetPath.parse("/elsewhere")))
+    assert one.digest == TARGET.digest

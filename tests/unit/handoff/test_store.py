@@ -1,0 +1,332 @@
+"""crust.handoff.store: entries appear whole, change whole, go whole; what is not ours is kept and told."""
+
+import os
+import socket
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.handoff import claims, layout
+from crust.handoff.claims import HeldBySandbox, NotPublished
+from crust.handoff.record import NewerSchema, UnreadableRecord
+from crust.handoff.store import ForeignOwner, LockLost, PublishedDifferently, Store, UnknownName
+from tests.support.records import KEY, TARGET, a_record
+
+OTHER = volumes.TargetPath.parse("/var/lib/kubelet/pods/other/mount")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(f"{tmp_path}/run/volumes")
+    made.open()
+    return made
+
+
+def _paths(store: Store, target: volumes.TargetPath = TARGET) -> layout.EntryPaths:
+    return store.layout.entry(target)
+
+
+def _claim(store: Store, sandbox_id: str = "sandbox-1") -> claims.ClaimLock:
+    lock = claims.ClaimLock.acquire(_paths(store), TARGET)
+    state = claims.Claim(
+        sandbox_id, "kata", claims.State.MOUNTED, "", 1, a_record().published_at, live=True
+    )
+    claims.write(lock.paths, state)
+    return lock
+
+
+def test_a_published_record_can_be_read_and_only_by_root(store: Store) -> None:
+    record = a_record()
+    entry = store.publish(record)
+    assert store.read(TARGET) == entry
+    assert entry.record == record
+    assert not entry.live
+    assert stat.S_IMODE(os.stat(store.root).st_mode) == 0o700
+    assert stat.S_IMODE(os.stat(entry.directory).st_mode) == 0o700
+    modes = {
+        name: stat.S_IMODE(os.stat(f"{entry.directory}/{name}").st_mode)
+        for name in os.listdir(entry.directory)
+    }
+    assert modes == {"mountInfo.json": 0o600, "claim.lock": 0o600}
+
+
+def test_nothing_is_there_before_a_publish_and_opening_again_changes_nothing(store: Store) -> None:
+    store.open()
+    assert store.read(TARGET) is None
+    assert store.scan() == ()
+    assert Store(f"{store.root}/not/there").scan() == ()
+
+
+def test_the_same_content_again_changes_nothing(store: Store) -> None:
+    first = store.publish(a_record())
+    inode = os.stat(_paths(store).record).st_ino
+    again = store.publish(replace(a_record(), generation=7))
+    assert again == first
+    assert os.stat(_paths(store).record).st_ino == inode
+
+
+def test_other_content_for_the_target_is_refused_by_the_name_of_what_is_there(store: Store) -> None:
+    store.publish(a_record())
+    with pytest.raises(PublishedDifferently, match=r"block\.csi\.crust\.dev/vol-1"):
+        store.publish(a_record(fs_type="xfs"))
+    assert store.publish(a_record(fs_type="xfs"), replace=True).require().generation == 2
+
+
+def test_other_content_never_replaces_what_a_sandbox_has(store: Store) -> None:
+    store.publish(a_record())
+    with _claim(store), pytest.raises(HeldBySandbox, match="sandbox-1"):
+        store.publish(a_record(fs_type="xfs"), replace=True)
+    assert store.publish(a_record()).require().generation == 1
+
+
+def test_a_rewrite_keeps_the_claim_and_counts_up(store: Store) -> None:
+    store.publish(a_record())
+    with _claim(store):
+        entry = store.rewrite(a_record(capacity_bytes=2 << 30))
+        assert entry.require().generation == 2
+        assert entry.claim is not None
+        assert entry.live
+        assert store.read(TARGET) == entry
+
+
+def test_a_rewrite_is_of_what_is_published_and_of_the_same_volume(store: Store) -> None:
+    with pytest.raises(NotPublished):
+        store.rewrite(a_record())
+    store.publish(a_record())
+    stranger = replace(a_record(), key=volumes.VolumeKey(KEY.driver, volumes.VolumeId("vol-2")))
+    with pytest.raises(PublishedDifferently):
+        store.rewrite(stranger)
+
+
+def test_withdrawing_removes_the_entry_and_everything_of_it(store: Store) -> None:
+    store.publish(a_record())
+    _claim(store).close()
+    Path(_paths(store).runtime_cli).write_text("/usr/bin/kata\n")
+    with store.begin_withdraw(TARGET) as withdrawal:
+        assert withdrawal.entry.record == a_record()
+        withdrawal.complete()
+    assert store.read(TARGET) is None
+    assert os.listdir(store.root) == []
+    with pytest.raises(NotPublished):
+        store.begin_withdraw(TARGET)
+
+
+def test_no_withdrawal_begins_while_a_sandbox_has_the_volume(store: Store) -> None:
+    store.publish(a_record())
+    with (
+        _claim(store, "sandbox-9"),
+        pytest.raises(HeldBySandbox, match="sandbox-9 of kata") as caught,
+    ):
+        store.begin_withdraw(TARGET)
+    assert caught.value.sandbox_id == "sandbox-9"
+    assert store.read(TARGET) is not None
+
+
+def test_no_sandbox_begins_while_a_volume_is_withdrawn(store: Store) -> None:
+    store.publish(a_record())
+    with store.begin_withdraw(TARGET), pytest.raises(HeldBySandbox):
+        claims.ClaimLock.acquire(_paths(store), TARGET)
+    claims.ClaimLock.acquire(_paths(store), TARGET).close()
+
+
+def test_a_withdrawal_that_is_not_completed_leaves_the_entry_as_it_was(store: Store) -> None:
+    entry = store.publish(a_record())
+    with store.begin_withdraw(TARGET):
+        pass
+    assert store.read(TARGET) == entry
+
+
+def test_an_entry_without_a_record_is_absent_and_gives_way_to_a_new_one(store: Store) -> None:
+    store.publish(a_record())
+    _claim(store).close()
+    os.unlink(_paths(store).record)
+    assert store.read(TARGET) is None
+    assert store.scan() == ()
+    assert store.publish(a_record()).claim is None
+    assert store.claim_state(TARGET) is None
+    assert os.listdir(store.root) == [TARGET.digest]
+
+
+def test_an_entry_without_a_record_that_a_sandbox_has_does_not_give_way(store: Store) -> None:
+    store.publish(a_record())
+    os.unlink(_paths(store).record)
+    with _claim(store), pytest.raises(HeldBySandbox):
+        store.publish(a_record())
+
+
+def test_names_that_are_nobodys_are_told_and_survive_a_withdrawal(store: Store) -> None:
+    store.publish(a_record())
+    stray = Path(_paths(store).directory, "sandbox-7")
+    stray.write_text("precious")
+    Path(store.root, "lost+found").mkdir()
+    nobody, entry = sorted(store.scan(), key=lambda each: each.record is not None)
+    assert isinstance(nobody.error, UnknownName)
+    assert entry.unknown == ("sandbox-7",)
+    with store.begin_withdraw(TARGET) as withdrawal:
+        withdrawal.complete()
+    assert store.read(TARGET) is None
+    (kept,) = store.sweep()
+    assert Path(kept, "sandbox-7").read_text() == "precious"
+    assert os.listdir(kept) == ["sandbox-7"]
+    store.publish(a_record())
+
+
+def test_a_sweep_removes_what_a_crash_left_and_nothing_else(store: Store) -> None:
+    entry = store.publish(a_record())
+    for path in (store.layout.new_staging(TARGET.digest), store.layout.new_gone(TARGET.digest)):
+        os.mkdir(path)
+        Path(path, layout.RECORD).write_text("{")
+        Path(path, ".mountInfo.json.tmp").write_text("")
+    Path(store.root, ".somebody").mkdir()
+    assert store.sweep() == ()
+    assert sorted(os.listdir(store.root)) == [".somebody", TARGET.digest]
+    assert store.read(TARGET) == entry
+
+
+def test_a_directory_under_a_name_of_a_file_is_kept_and_stops_no_sweep(store: Store) -> None:
+    store.publish(a_record())
+    for name in ("claim.json", ".hidden"):
+        Path(_paths(store).directory, name).mkdir()
+    with pytest.raises(
+        errors.Conflict
+    ):  # a claim that cannot be removed cannot be known to be dead
+        store.begin_withdraw(TARGET)
+    Path(_paths(store).directory, "claim.json").rmdir()
+    with store.begin_withdraw(TARGET) as withdrawal:
+        withdrawal.complete()
+    (kept,) = store.sweep()
+    assert os.listdir(kept) == [".hidden"]
+
+
+def _replaced(store: Store, make: Callable[[str], object]) -> str:
+    store.publish(a_record())
+    path = _paths(store).record
+    os.unlink(path)
+    make(path)
+    return path
+
+
+def _socket(path: str) -> None:
+    directory = os.open(os.path.dirname(path), os.O_PATH)
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+    finally:
+        os.close(directory)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda path: Path(path).write_bytes(b"{}"), id="not a record"),
+        pytest.param(lambda path: Path(path).write_bytes(b"x" * 100_000), id="too large"),
+        pytest.param(lambda path: os.symlink("/etc/passwd", path), id="symlink"),
+        pytest.param(lambda path: os.symlink("nowhere", path), id="dangling symlink"),
+        pytest.param(os.mkfifo, id="pipe"),
+        pytest.param(os.mkdir, id="directory"),
+        pytest.param(_socket, id="socket"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_never_absent_and_never_replaced(
+    store: Store, make: Callable[[str], object]
+) -> None:
+    path = _replaced(store, make)
+    entry = store.read(TARGET)
+    assert entry is not None
+    assert isinstance(entry.error, errors.Corrupt | errors.Refused)
+    with pytest.raises(type(entry.error)):
+        entry.require()
+    assert [each.digest for each in store.scan()] == [TARGET.digest]
+    for change in (store.publish, store.rewrite):
+        with pytest.raises(type(entry.error)):
+            change(a_record())
+    assert os.path.lexists(path)
+
+
+def test_a_newer_record_is_told_as_such_beside_readable_ones(store: Store) -> None:
+    store.publish(a_record(OTHER))
+    newer = a_record().to_bytes().replace(b'"schema":1', b'"schema":2')
+    _replaced(store, lambda path: Path(path).write_bytes(newer))
+    kinds = {each.digest: type(each.error) for each in store.scan()}
+    assert kinds == {TARGET.digest: NewerSchema, OTHER.digest: type(None)}
+
+
+def test_a_record_that_others_may_write_is_refused(store: Store) -> None:
+    store.publish(a_record())
+    os.chmod(_paths(store).record, 0o666)
+    entry = store.read(TARGET)
+    assert entry is not None
+    assert isinstance(entry.error, errors.Refused)
+
+
+@pytest.mark.parametrize("damage", ["symlink", "file", "writable"])
+def test_an_entry_that_is_not_a_directory_of_ours_is_refused_and_kept(
+    store: Store, damage: str
+) -> None:
+    directory = _paths(store).directory
+    if damage == "symlink":
+        store.publish(a_record())
+        os.rename(directory, f"{store.root}/.elsewhere")
+        os.symlink(f"{store.root}/.elsewhere", directory)
+    elif damage == "file":
+        Path(directory).write_text("")
+    else:
+        store.publish(a_record())
+        os.chmod(directory, 0o777)
+    entry = store.read(TARGET)
+    assert entry is not None
+    assert isinstance(entry.error, ForeignOwner)
+    with pytest.raises(ForeignOwner):
+        store.publish(a_record())
+    assert os.path.lexists(directory)
+
+
+def test_a_root_that_others_may_write_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "volumes").mkdir(mode=0o700)
+    os.chmod(tmp_path / "volumes", 0o777)
+    with pytest.raises(ForeignOwner):
+        Store(f"{tmp_path}/volumes").open()
+
+
+def test_an_unreadable_record_can_still_be_withdrawn(store: Store) -> None:
+    _replaced(store, lambda path: Path(path).write_bytes(b"{}"))
+    with store.begin_withdraw(TARGET) as withdrawal:
+        assert isinstance(withdrawal.entry.error, UnreadableRecord)
+        withdrawal.complete()
+    assert os.listdir(store.root) == []
+
+
+def test_an_entry_whose_lock_was_removed_is_withdrawn_only_if_nobody_ever_claimed_it(
+    store: Store,
+) -> None:
+    store.publish(a_record())
+    os.unlink(_paths(store).claim_lock)
+    with store.begin_withdraw(TARGET) as withdrawal:
+        withdrawal.complete()
+    store.publish(a_record())
+    _claim(store).close()
+    os.unlink(_paths(store).claim_lock)
+    with pytest.raises(LockLost):
+        store.begin_withdraw(TARGET)
+
+
+def test_an_unreadable_claim_is_told_and_does_not_hide_the_record(store: Store) -> None:
+    store.publish(a_record())
+    Path(_paths(store).claim).write_text("{}")
+    entry = store.read(TARGET)
+    assert entry is not None
+    assert entry.record == a_record()
+    assert isinstance(entry.claim_error, UnreadableRecord)
+
+
+def test_a_thousand_entries_are_scanned_whole_and_in_order(store: Store) -> None:
+    targets = [volumes.TargetPath.parse(f"/pods/{number}/mount") for number in range(1000)]
+    for target in targets:
+        store.publish(a_record(target))
+    found = store.scan()
+    assert [entry.digest for entry in found] == sorted(target.digest for target in targets)
+    assert {entry.require().target for entry in found} == set(targets)

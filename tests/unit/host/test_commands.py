@@ -1,0 +1,147 @@
+"""Other programs: what comes back, and that none is left."""
+
+import asyncio
+import os
+import select
+import sys
+from pathlib import Path
+
+import pytest
+
+from crust import errors
+from crust.host import commands
+
+pytestmark = pytest.mark.usefixtures("strict_event_loop")
+
+LONG_S = 20.0
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def ends(pidfd: int) -> bool:
+    """Wait until the process of a pidfd is dead; False if it lives on."""
+    readable, _, _ = select.select([pidfd], [], [], LONG_S)
+    os.close(pidfd)
+    return bool(readable)
+
+
+async def started(argv: list[str], tmp_path: Path) -> tuple[asyncio.Task[commands.Completed], int]:
+    """Run a program that writes a process id into the file named by its last argument; that process's pidfd."""
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    task = asyncio.create_task(commands.run([*argv, str(ready)], timeout_s=LONG_S))
+    return task, os.pidfd_open(int(await asyncio.to_thread(ready.read_text)))
+
+
+async def test_output_and_input_pass() -> None:
+    done = await commands.run(["cat"], timeout_s=LONG_S, input=b"x" * 300_000)
+    assert (done.code, len(done.stdout)) == (0, 300_000)
+
+
+async def test_environment_is_small_and_locale_is_c() -> None:
+    done = await commands.run(["env"], timeout_s=LONG_S)
+    names = {line.split(b"=")[0] for line in done.stdout.splitlines()}
+    assert b"LC_ALL=C" in done.stdout.splitlines()
+    assert names == {b"LC_ALL", b"PATH"}
+
+
+async def test_program_runs_in_a_session_of_its_own() -> None:
+    done = await commands.run(
+        python("import os; print(os.getsid(0) == os.getpid())"), timeout_s=LONG_S
+    )
+    assert done.stdout == b"True\n"
+
+
+async def test_failure_carries_status_and_the_end_of_stderr() -> None:
+    code = "import sys; sys.stderr.write('x' * 10000 + 'the end'); sys.exit(3)"
+    with pytest.raises(commands.CommandFailed, match="exited with 3") as caught:
+        await commands.run(python(code), timeout_s=LONG_S)
+    assert caught.value.code == 3
+    assert caught.value.stderr_tail.endswith("the end")
+    assert len(caught.value.stderr_tail) == commands.STDERR_TAIL_BYTES
+
+
+async def test_status_may_be_declared_good() -> None:
+    assert (
+        await commands.run(python("raise SystemExit(1)"), timeout_s=LONG_S, ok=(0, 1))
+    ).code == 1
+
+
+async def test_death_by_signal_is_told() -> None:
+    with pytest.raises(commands.CommandFailed, match="signal 9"):
+        await commands.run(python("import os; os.kill(os.getpid(), 9)"), timeout_s=LONG_S)
+
+
+async def test_program_that_is_missing_names_its_package() -> None:
+    with pytest.raises(commands.CommandMissing, match="e2fsprogs"):
+        await commands.run(["/nonexistent/mkfs.ext4"], timeout_s=LONG_S)
+
+
+async def test_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"x")
+    with pytest.raises(errors.Refused):
+        await commands.run([str(tmp_path / "data")], timeout_s=LONG_S)
+
+
+async def test_deadline_ends_the_program() -> None:
+    with pytest.raises(commands.CommandTimedOut, match=r"within 0.2 s"):
+        await commands.run(["sleep", "600"], timeout_s=0.2)
+
+
+async def test_program_that_ends_but_leaves_its_output_open_meets_the_deadline() -> None:
+    """The wait is for the output's end too, which a child in the background holds open."""
+    with pytest.raises(commands.CommandTimedOut):
+        await commands.run(["sh", "-c", "sleep 600 & exit 0"], timeout_s=0.5)
+
+
+async def test_cancellation_ends_the_program_before_the_caller_hears(tmp_path: Path) -> None:
+    code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+    task, pidfd = await started(python(code), tmp_path)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert select.select([pidfd], [], [], 0)[0]
+    os.close(pidfd)
+
+
+async def test_what_the_program_started_ends_with_it(tmp_path: Path) -> None:
+    """A formatter that outlived its call would format a device that someone else has by then."""
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        "open(sys.argv[1], 'w').write(str(child.pid))\n"
+        "time.sleep(600)"
+    )
+    task, pidfd = await started(python(code), tmp_path)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(ends, pidfd)
+
+
+async def test_program_that_ignores_sigterm_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "_GRACE_S", 0.1)
+    code = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
+        "time.sleep(600)"
+    )
+    task, pidfd = await started(python(code), tmp_path)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(ends, pidfd)
+
+
+async def test_endless_output_is_a_failure_and_not_all_memory() -> None:
+    with pytest.raises(commands.CommandFailed, match="more than 100000 bytes"):
+        await commands.run(["yes"], timeout_s=LONG_S, output_limit_bytes=100_000)
+
+
+async def test_program_that_does_not_read_its_input_is_no_failure() -> None:
+    assert (await commands.run(["true"], timeout_s=LONG_S, input=b"x" * 1_000_000)).code == 0

@@ -1,0 +1,93 @@
+"""What can be said of block devices without one: the blank test works on files too."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from crust import errors
+from crust.host import devices
+
+MIB = 1024 * 1024
+SIZE = 300 * MIB
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> str:
+    path = tmp_path / "image"
+    with path.open("wb") as file:
+        file.truncate(SIZE)
+    return str(path)
+
+
+def write(path: str, offset: int, data: bytes = b"\x01") -> None:
+    fd = os.open(path, os.O_WRONLY)
+    os.pwrite(fd, data, offset)
+    os.close(fd)
+
+
+def test_holes_are_blank(image: str) -> None:
+    assert devices.is_blank(image)
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [
+        pytest.param(0, id="xfs"),
+        pytest.param(511, id="dos"),
+        pytest.param(512, id="gpt, lvm"),
+        pytest.param(1024 + 0x38, id="ext, f2fs"),
+        pytest.param(4096, id="md 1.2, bcache"),
+        pytest.param(32768 + 1, id="iso"),
+        pytest.param(65536 + 64, id="btrfs"),
+        pytest.param(4 * MIB, id="luks2 second header"),
+        pytest.param(8193 * 1024 + 0x38, id="ext backup, 1 KiB blocks"),
+        pytest.param(64 * MIB + 64, id="btrfs mirror"),
+        pytest.param(32768 * 4096 + 0x38, id="ext backup, 4 KiB blocks"),
+        pytest.param(SIZE - 512, id="gpt backup"),
+        pytest.param(SIZE - 65536, id="md 0.90"),
+        pytest.param(SIZE - 1, id="last byte"),
+    ],
+)
+def test_one_byte_where_a_superblock_lives_is_not_blank(image: str, offset: int) -> None:
+    write(image, offset)
+    assert not devices.is_blank(image)
+
+
+@pytest.mark.parametrize("size", [1, 512, 4096 + 1, MIB - 1, MIB + 1, 2 * MIB + 7])
+def test_odd_sizes_are_read_to_their_last_byte(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "odd"
+    path.write_bytes(bytes(size))
+    assert devices.is_blank(str(path))
+    write(str(path), size - 1)
+    assert not devices.is_blank(str(path))
+
+
+def test_what_has_no_size_is_not_blank_but_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(errors.NotReady, match="no size"):
+        devices.is_blank(str(tmp_path / "empty"))
+
+
+def test_what_cannot_be_read_is_not_blank_but_an_error(tmp_path: Path) -> None:
+    with pytest.raises(errors.CrustError):
+        devices.is_blank(str(tmp_path))
+
+
+def test_windows_may_count_from_the_end_and_lie_beyond_it(image: str) -> None:
+    write(image, SIZE - 10)
+    assert devices.reads_zero(image, [(0, 100), (SIZE, 100), (10 * SIZE, 1)])
+    assert not devices.reads_zero(image, [(-10, 1)])
+
+
+def test_a_file_is_no_block_device(image: str) -> None:
+    for look in (devices.identify, devices.size_bytes, devices.open_exclusive, devices.is_readonly):
+        with pytest.raises(devices.NotABlockDevice):
+            look(image)
+
+
+def test_an_absent_device_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(errors.NotFound):
+        devices.identify(str(tmp_path / "none"))
+    with pytest.raises(errors.NotFound):
+        devices.is_blank(str(tmp_path / "none"))

@@ -1,0 +1,65 @@
+"""Reading mountinfo."""
+
+from pathlib import Path
+
+from crust.host import mountinfo
+
+LINES = (
+    b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 shared:7 - ext3 /dev/root rw,errors=continue\n"
+    b"41 36 0:50 / /a\\040b\\011c\\012d\\134e\\043f ro,relatime - tmpfs none rw,size=4k\n"
+    b"42 36 7:3 / /caf\xc3\xa9/\xff rw - ext4 /dev/loop3 rw\n"
+)
+
+
+def test_fields_are_read_past_any_number_of_optional_ones() -> None:
+    first = mountinfo.parse(LINES)[0]
+    assert first == mountinfo.Mount(
+        mount_id=36,
+        parent_id=35,
+        major=98,
+        minor=0,
+        root="/mnt1",
+        target="/mnt2",
+        options=("rw", "noatime"),
+        fs_type="ext3",
+        source="/dev/root",
+        super_options=("rw", "errors=continue"),
+    )
+
+
+def test_octal_escapes_are_decoded() -> None:
+    assert mountinfo.parse(LINES)[1].target == "/a b\tc\nd\\e#f"
+
+
+def test_names_that_are_not_utf8_survive() -> None:
+    assert (
+        mountinfo.parse(LINES)[2].target.encode("utf-8", "surrogateescape") == b"/caf\xc3\xa9/\xff"
+    )
+
+
+def test_an_empty_source_is_read() -> None:
+    mount = mountinfo.parse(b"41 36 0:50 / /x rw - tmpfs  rw\n")[0]
+    assert (mount.source, mount.super_options) == ("", ("rw",))
+
+
+def test_readonly_is_the_mounts_or_the_filesystems() -> None:
+    assert [mount.readonly for mount in mountinfo.parse(LINES)] == [False, True, False]
+
+
+def test_root_is_a_mount_and_an_ordinary_or_absent_path_is_none(tmp_path: Path) -> None:
+    root = mountinfo.at("/")
+    assert root is not None
+    assert root.target == "/"
+    assert mountinfo.at(str(tmp_path)) is None
+    assert mountinfo.at(str(tmp_path / "absent")) is None
+
+
+def test_a_link_to_a_mountpoint_is_no_mountpoint_but_a_link_above_one_is_followed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "link").symlink_to("/proc")
+    (tmp_path / "top").symlink_to("/")
+    assert mountinfo.at(str(tmp_path / "link")) is None
+    through = mountinfo.at(str(tmp_path / "top" / "proc"))
+    assert through is not None
+    assert through.target == "/proc"

@@ -1,0 +1,96 @@
+"""The picture of the handoff directory: never behind what the proxy itself did."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from crust import volumes
+from crust.handoff import store
+from crust.handoff.record import Record
+from crust.proxy import leases
+from crust.proxy.deferred import DeferredVolumes
+from tests.support import records
+
+
+class SlowStore(store.Store):
+    """A scan that is done when the test says so, and has seen the directory before."""
+
+    entered = threading.Event()
+    go_on = threading.Event()
+    scans = 0
+
+    def scan(self) -> tuple[store.Entry, ...]:
+        found = super().scan()
+        self.scans += 1
+        if self.scans == 1:
+            self.entered.set()
+            assert self.go_on.wait(20)
+        return found
+
+
+@pytest.fixture
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowStore]:
+    directory = SlowStore(str(tmp_path_factory.mktemp("run") / "volumes"))
+    directory.entered, directory.go_on = threading.Event(), threading.Event()
+    directory.open()
+    yield directory
+    directory.go_on.set()
+
+
+async def test_a_publish_during_a_look_is_not_forgotten(slow: SlowStore) -> None:
+    deferred, record = DeferredVolumes(slow), records.a_record()
+    look = asyncio.create_task(deferred.load())
+    await asyncio.to_thread(slow.entered.wait, 20)
+    deferred.remember(await asyncio.to_thread(deferred.publish, record))
+    slow.go_on.set()
+    await look
+    assert slow.scans == 2
+    assert deferred.find(record.target.text) == record
+    assert deferred.of_volume(record.key) == (record,)
+
+
+async def test_a_withdrawal_during_a_look_does_not_come_back(slow: SlowStore) -> None:
+    slow.publish(records.a_record())
+    deferred, record = DeferredVolumes(slow), records.a_record()
+    look = asyncio.create_task(deferred.load())
+    await asyncio.to_thread(slow.entered.wait, 20)
+    with slow.begin_withdraw(record.target) as withdrawal:
+        withdrawal.complete()
+    deferred.forget(record.target.text)
+    slow.go_on.set()
+    await look
+    assert deferred.find(record.target.text) is None
+    assert deferred.of_volume(record.key) == ()
+
+
+async def test_a_device_is_held_while_its_entry_is_being_made(slow: SlowStore) -> None:
+    """Two volumes that are one device, published at the same time: neither is remembered yet."""
+    deferred = DeferredVolumes(slow)
+    one = records.a_record("/var/lib/kubelet/one")
+    two = _other_volume(records.a_record("/var/lib/kubelet/two"))
+    with (
+        deferred.reserved(one),
+        pytest.raises(leases.DeviceLeased, match="/var/lib/kubelet/one"),
+        deferred.reserved(two),
+    ):
+        raise AssertionError("two writers")
+    with deferred.reserved(two):
+        pass
+
+
+async def test_a_record_that_changes_its_device_lets_the_former_one_go(slow: SlowStore) -> None:
+    deferred, record = DeferredVolumes(slow), records.a_record()
+    deferred.remember(record)
+    source = volumes.BlockSource("/dev/loop9", volumes.DeviceIdentity(7, 9, 99))
+    deferred.remember(replace(record, mount=replace(record.mount, source=source)))
+    wanted = leases.of(_other_volume(records.a_record("/var/lib/kubelet/two")))
+    deferred.admit(wanted)
+    with pytest.raises(leases.DeviceLeased):
+        deferred.admit(replace(wanted, identity=source.identity))
+
+
+def _other_volume(record: Record) -> Record:
+    return replace(record, key=replace(record.key, volume_id=volumes.VolumeId("vol-2")))

@@ -1,0 +1,274 @@
+"""The proxy's other doors: handlers register, drivers of the KEP stage, operators look."""
+
+import asyncio
+import datetime
+import os
+import threading
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from crust import volumes
+from crust.handoff import claims, layout
+from crust.rpc import channel
+from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, inspect_pb2, runtime_pb2, types_pb2
+from tests.support import node as nodes
+from tests.support.fake_targets import FakeDevices
+from tests.support.node import Node, Places
+from tests.support.refusals import refused
+
+Code = grpc.StatusCode
+HELLO: dict[str, Any] = {
+    "name": "kata",
+    "version": "1",
+    "endpoint": "/run/kata.sock",
+    "volume_types": [types_pb2.VolumeType.BLOCK],
+    "filesystems": ["ext4"],
+}
+
+
+async def _register(node: Node, **changes: Any) -> None:
+    """Register with a hello that differs from a good one, and read the first answer."""
+    async with channel.connect(node.places.sockets.handlers) as connected:
+        stub: Any = handlers_pb2_grpc.HandlerRegistryStub(connected)
+        call = stub.Register(handlers_pb2.Hello(**{**HELLO, **changes}), timeout=10)
+        answer = await call.read()
+        if answer is grpc.aio.EOF:
+            raise AssertionError("the stream ended")
+        call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": ""}, "name"),
+        ({"name": "Kata"}, "'Kata'"),
+        ({"name": "k" * 64}, "name"),
+        ({"name": "kata\n"}, "name"),
+        ({"endpoint": "relative.sock"}, "not absolute"),
+        ({"endpoint": "/" + "e" * 107}, "107"),
+        ({"volume_types": []}, "BLOCK"),
+        ({"filesystems": []}, "filesystems is empty"),
+        ({"filesystems": ["ext4", "../x"]}, "'../x'"),
+    ],
+)
+async def test_a_hello_that_cannot_be_is_refused(
+    node: Node, changes: dict[str, Any], words: str
+) -> None:
+    await refused(_register(node, **changes), Code.INVALID_ARGUMENT, "registered", words)
+    answer = await node.inspect.ListHandlers(inspect_pb2.ListHandlersRequest(), timeout=10)
+    assert list(answer.handlers) == []
+
+
+async def test_features_that_this_proxy_does_not_know_are_left_out(node: Node) -> None:
+    await _register(node, features=[1, 99])
+
+
+async def test_a_name_that_a_live_handler_has_is_taken(kata: Node) -> None:
+    await refused(
+        _register(kata), Code.ALREADY_EXISTS, "'kata'", kata.places.handler, "another name"
+    )
+
+
+async def test_operators_see_drivers_handlers_and_volumes_with_their_sandbox(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    drivers = await kata.inspect.ListDrivers(inspect_pb2.ListDriversRequest(), timeout=10)
+    assert [(each.name, each.connected, each.deferred_volumes) for each in drivers.drivers] == [
+        ("csi.example.com", True, 1)
+    ]
+    handlers = await kata.inspect.ListHandlers(inspect_pb2.ListHandlersRequest(), timeout=10)
+    assert [each.hello.name for each in handlers.handlers] == ["kata"]
+    request = inspect_pb2.ListDeferredVolumesRequest()
+    (volume,) = (await kata.inspect.ListDeferredVolumes(request, timeout=10)).volumes
+    assert (volume.volume_id, volume.state, volume.sandbox_id) == ("vol-1", "published", "")
+    with kata.sandbox(target, name="box-7"):
+        (volume,) = (await kata.inspect.ListDeferredVolumes(request, timeout=10)).volumes
+        assert (volume.state, volume.sandbox_id) == ("mounted", "box-7")
+
+
+async def test_why_the_last_sandbox_could_not_have_a_volume_stays_visible(kata: Node) -> None:
+    """A pod that is stuck has no sandbox any more when its operator looks."""
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    parsed = volumes.TargetPath.parse(target)
+    paths = layout.Layout(kata.places.volumes).entry(parsed)
+    with claims.ClaimLock.acquire(paths, parsed):
+        claims.write(
+            paths,
+            claims.Claim(
+                sandbox_id="box-7",
+                handler="kata",
+                state=claims.State.ERROR,
+                error="the guest cannot mount it",
+                pid=os.getpid(),
+                claimed_at=datetime.datetime.now(datetime.UTC),
+                live=True,
+            ),
+        )
+    request = inspect_pb2.ListDeferredVolumesRequest()
+    (volume,) = (await kata.inspect.ListDeferredVolumes(request, timeout=10)).volumes
+    assert (volume.state, volume.sandbox_id) == ("published", "")
+    assert volume.message == "the guest cannot mount it"
+
+
+async def test_an_unreadable_entry_is_shown_with_its_reason(node: Node) -> None:
+    os.mkdir(f"{node.places.volumes}/{'a' * 64}", 0o700)
+    with open(f"{node.places.volumes}/{'a' * 64}/mountInfo.json", "w", encoding="ascii") as file:
+        file.write("{}")
+    request = inspect_pb2.ListDeferredVolumesRequest()
+    (volume,) = (await node.inspect.ListDeferredVolumes(request, timeout=10)).volumes
+    assert volume.state == "unreadable"
+    assert "cannot be read" in volume.message
+
+
+async def test_a_watch_tells_what_happens_to_a_volume(kata: Node) -> None:
+    watch: Any = kata.inspect.Watch(inspect_pb2.WatchRequest(), timeout=30)
+    await watch.initial_metadata()  # the watch has begun
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    assert (await _next(watch, "published")).target_path == target
+    with kata.sandbox(target, name="box-7"):
+        assert "box-7" in (await _next(watch, "claimed")).message
+    await _next(watch, "released")
+    await kata.co.unpublish("vol-1", target)
+    assert (await _next(watch, "withdrawn")).handler == "kata"
+    mount = {"fs_type": "btrfs"}
+    await refused(kata.co.publish("vol-1", target, mount=mount), Code.FAILED_PRECONDITION)
+    assert "btrfs" in (await _next(watch, "refused")).message
+    watch.cancel()
+
+
+async def _next(watch: Any, kind: str) -> inspect_pb2.Event:
+    """The next event of a kind; claims are told in two steps, taken and mounted."""
+    async with asyncio.timeout(20):
+        while True:
+            event: inspect_pb2.Event = await watch.read()
+            if event.kind == kind:
+                return event
+
+
+def stage_request(target: str, **changes: Any) -> runtime_pb2.RuntimeStageVolumeRequest:
+    fields: dict[str, Any] = {
+        "volume_type": types_pb2.VolumeType(type=types_pb2.VolumeType.BLOCK),
+        "volume_target_path": target,
+        "volume_backing_path": "/dev/kep0",
+        "fs_type": "ext4",
+        **changes,
+    }
+    return runtime_pb2.RuntimeStageVolumeRequest(**fields)
+
+
+async def test_a_driver_of_the_kep_stages_and_unstages(kata: Node) -> None:
+    target = kata.places.target("one")
+    for _ in range(2):
+        await kata.runtime.RuntimeStageVolume(
+            stage_request(target, mount_flags=["ro"], volume_supplemental_group="7"), timeout=10
+        )
+    entry = kata.entry(target)
+    assert entry is not None
+    record = entry.require()
+    assert (record.device, record.readonly, record.generation) == ("/dev/kep0", True, 1)
+    request = runtime_pb2.RuntimeUnstageVolumeRequest(volume_target_path=target)
+    with kata.sandbox(target, name="box-7"):
+        await refused(
+            kata.runtime.RuntimeUnstageVolume(request, timeout=10),
+            Code.FAILED_PRECONDITION,
+            "box-7",
+        )
+    for _ in range(2):
+        await kata.runtime.RuntimeUnstageVolume(request, timeout=10)
+    assert kata.entry(target) is None
+
+
+class SlowDevices(FakeDevices):
+    """Devices that are looked at as slowly as a test wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.answer = threading.Event(), threading.Event()
+
+    def identify(self, path: str, /) -> volumes.DeviceIdentity:
+        self.asked.set()
+        assert self.answer.wait(20)
+        return super().identify(path)
+
+
+async def test_an_unstage_does_not_overtake_the_stage_that_its_caller_gave_up(
+    places: Places,
+) -> None:
+    devices, target = SlowDevices(), places.target("one")
+    async with nodes.running(places, devices=devices) as node, node.handler():
+        stage = asyncio.ensure_future(node.runtime.RuntimeStageVolume(stage_request(target)))
+        assert await asyncio.to_thread(devices.asked.wait, 20)
+        request = runtime_pb2.RuntimeUnstageVolumeRequest(volume_target_path=target)
+        try:
+            await refused(
+                node.runtime.RuntimeUnstageVolume(request, timeout=10), Code.ABORTED, "retry"
+            )
+        finally:
+            devices.answer.set()
+        await stage
+        await node.runtime.RuntimeUnstageVolume(request, timeout=10)
+        assert node.entry(target) is None
+
+
+async def test_a_stage_that_is_repeated_asks_for_the_handler_that_it_had(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.runtime.RuntimeStageVolume(stage_request(target), timeout=10)
+    async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
+        await kata.runtime.RuntimeStageVolume(stage_request(target), timeout=10)
+        await refused(
+            kata.runtime.RuntimeStageVolume(stage_request(kata.places.target("two")), timeout=10),
+            Code.FAILED_PRECONDITION,
+            "to which runtime handler",
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"volume_type": types_pb2.VolumeType()}, Code.INVALID_ARGUMENT, "only BLOCK"),
+        ({"volume_target_path": "relative"}, Code.INVALID_ARGUMENT, "relative"),
+        ({"volume_target_path": "/etc/x"}, Code.PERMISSION_DENIED, "below none of"),
+        ({"volume_backing_path": "loop0"}, Code.INVALID_ARGUMENT, "volume_backing_path"),
+        ({"volume_backing_path": "/nowhere"}, Code.NOT_FOUND, "/nowhere"),
+        ({"fs_type": ""}, Code.INVALID_ARGUMENT, "fstype"),
+        ({"fs_type": "btrfs"}, Code.FAILED_PRECONDITION, "'btrfs'"),
+        ({"volume_supplemental_group": "0"}, Code.INVALID_ARGUMENT, "'0'"),
+        ({"mount_flags": ["password=x"]}, Code.INVALID_ARGUMENT, "password"),
+        (
+            {
+                "volume_supplemental_group_change_policy": types_pb2.VolumeGroupChangePolicy(
+                    policy=types_pb2.VolumeGroupChangePolicy.ON_ROOT_MISMATCH
+                )
+            },
+            Code.INVALID_ARGUMENT,
+            "without",
+        ),
+    ],
+)
+async def test_a_staging_that_cannot_be_is_refused_and_leaves_nothing(
+    kata: Node, changes: dict[str, Any], code: Code, words: str
+) -> None:
+    target = kata.places.target("one")
+    request = stage_request(target, **changes)
+    await refused(kata.runtime.RuntimeStageVolume(request, timeout=10), code, words)
+    assert os.listdir(kata.places.volumes) == []
+
+
+async def test_the_runtime_api_cannot_withdraw_what_the_csi_side_published(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    request = runtime_pb2.RuntimeUnstageVolumeRequest(volume_target_path=target)
+    await refused(
+        kata.runtime.RuntimeUnstageVolume(request, timeout=10), Code.INVALID_ARGUMENT, "vol-1"
+    )
+    await refused(
+        kata.runtime.RuntimeStageVolume(stage_request(target), timeout=10),
+        Code.ALREADY_EXISTS,
+        "published already",
+    )
+    kata.check_published("vol-1", target)

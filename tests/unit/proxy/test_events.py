@@ -1,0 +1,43 @@
+"""The fan-out of events: nobody waits for a slow watcher, and a slow watcher hears that it was slow."""
+
+import asyncio
+
+from crust.proxy.events import QUEUE_LENGTH, Event, Events
+
+
+async def test_every_watcher_hears_everything_from_the_moment_it_began() -> None:
+    events, stopping = Events(), asyncio.Event()
+    events.tell(Event("before"))
+    async with events.watch() as one, events.watch() as two:
+        streams = one(stopping), two(stopping)
+        events.tell(Event("first"))
+        events.tell(Event("second"))
+        for stream in streams:
+            assert [(await anext(stream)).kind for _ in range(2)] == ["first", "second"]
+            await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_slow_watcher_is_told_how_much_it_missed() -> None:
+    events, stopping = Events(), asyncio.Event()
+    async with events.watch() as watch:
+        for number in range(QUEUE_LENGTH + 5):
+            events.tell(Event(f"k{number}"))
+        stopping_soon = watch(stopping)
+        heard = [await anext(stopping_soon) for _ in range(QUEUE_LENGTH + 1)]
+        assert heard[-1].kind == "missed"
+        assert heard[-1].message.startswith("5 events")
+        stopping.set()
+        assert [each async for each in stopping_soon] == []
+
+
+async def test_a_stop_ends_a_watch_that_waits() -> None:
+    events, stopping = Events(), asyncio.Event()
+    async with events.watch() as watch:
+        waiting = asyncio.create_task(_all(watch(stopping)))
+        await asyncio.sleep(0)
+        stopping.set()
+        assert await waiting == []
+
+
+async def _all(stream: object) -> list[Event]:
+    return [each async for each in stream]  # type: ignore[attr-defined]

@@ -1,0 +1,39 @@
+"""Who decides that a publish is deferred."""
+
+import pytest
+
+from crust.proxy import policy
+
+
+@pytest.mark.parametrize(
+    ("flag", "block", "context", "defer", "handler"),
+    [
+        (False, False, {}, False, None),
+        (True, False, {}, True, None),
+        (True, False, {"crust.dev/defer": "never"}, True, None),
+        (True, False, {"crust.dev/runtime-handler": "kata"}, True, "kata"),
+        (False, False, {"crust.dev/defer": "always"}, True, None),
+        (False, False, {"crust.dev/defer": "never"}, False, None),
+        (False, True, {"crust.dev/defer": "always"}, False, None),
+        (False, False, {"crust.dev/runtime-handler": "kata"}, False, None),
+        (False, False, {"pool": "a"}, False, None),
+    ],
+)
+def test_the_first_decider_that_has_an_opinion_decides(
+    *, flag: bool, block: bool, context: dict[str, str], defer: bool, handler: str | None
+) -> None:
+    decision = policy.decide(flag=flag, block=block, context=context)
+    assert (decision.defer, decision.handler) == (defer, handler)
+    assert decision.decider
+
+
+@pytest.mark.parametrize("wish", ["", "Always", "yes", "true", "a" * 500])
+def test_what_is_neither_yes_nor_no_is_refused(wish: str) -> None:
+    with pytest.raises(policy.Undecidable) as caught:
+        policy.decide(flag=False, block=False, context={"crust.dev/defer": wish})
+    assert len(str(caught.value)) < 300
+
+
+def test_a_raw_block_volume_cannot_be_deferred_by_flag() -> None:
+    with pytest.raises(policy.NothingToDefer):
+        policy.decide(flag=True, block=True, context={})

@@ -1,0 +1,153 @@
+"""`crust proxy` as a process: how it starts, refuses to start, stops, and is killed."""
+
+import asyncio
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from crust.rpc import channel
+from tests.support import node as nodes
+from tests.support.node import Places
+
+RUN = "from crust.cli.main import main; main()"
+
+
+async def start(*arguments: str) -> Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", RUN, *arguments, stdout=PIPE, stderr=PIPE
+    )
+
+
+def flags(places: Places) -> list[str]:
+    return [
+        "proxy",
+        f"--run-dir={places.run}",
+        f"--volumes-root={places.volumes}",
+        f"--target-root={places.kubelet}",
+        f"--driver={nodes.DRIVER},{places.csi},{places.shim}",
+    ]
+
+
+@asynccontextmanager
+async def proxy(places: Places) -> AsyncIterator[Process]:
+    """A proxy that serves; killed at the end if it still runs."""
+    process = await start(*flags(places))
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(20):
+            while b"proxy serves" not in (line := await process.stderr.readline()):
+                assert line, "it ended before it served"
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def said(process: Process) -> str:
+    async with asyncio.timeout(20):
+        out, err = await process.communicate()
+    return (out + err).decode()
+
+
+async def test_sigterm_ends_it_cleanly(places: Places) -> None:
+    async with proxy(places) as process:
+        assert Path(places.csi).is_socket()
+        process.send_signal(signal.SIGTERM)
+        text = await said(process)
+        assert process.returncode == 0, text
+        assert "stopped" in text
+        assert not Path(places.csi).exists()
+
+
+async def test_a_second_one_is_refused_with_the_first_ones_process(places: Places) -> None:
+    async with proxy(places) as first:
+        second = await start(*flags(places))
+        text = await said(second)
+        assert second.returncode == 1
+        assert f"process {first.pid} holds it" in text
+        assert "stop that process first" in text
+        assert "Traceback" not in text
+        assert Path(places.csi).is_socket()
+
+
+async def test_the_cos_socket_that_another_process_serves_is_left_alone(places: Places) -> None:
+    async def ignore(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        await writer.wait_closed()
+
+    stranger = await asyncio.start_unix_server(ignore, places.csi)
+    before = Path(places.csi).stat().st_ino
+    process = await start(*flags(places))
+    text = await said(process)
+    assert process.returncode == 1
+    assert "already listens on it" in text
+    assert "give this one another socket" in text
+    assert "Traceback" not in text
+    assert Path(places.csi).stat().st_ino == before
+    stranger.close()
+    await stranger.wait_closed()
+
+
+async def test_after_a_kill_the_next_one_serves_on_the_same_sockets(places: Places) -> None:
+    async with proxy(places) as process:
+        process.kill()
+        await process.wait()
+    assert Path(places.csi).is_socket()
+    async with proxy(places):
+        shown = await start("status", f"--run-dir={places.run}")
+        text = await said(shown)
+        assert shown.returncode == 0, text
+        assert nodes.DRIVER in text
+        assert "Deferred volumes" in text
+
+
+async def test_status_without_a_proxy_says_so(places: Places) -> None:
+    shown = await start("status", f"--run-dir={places.run}")
+    text = await said(shown)
+    assert shown.returncode == 1
+    assert "does not answer" in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["proxy"], "drivers"),
+        (["proxy", "--driver=bad name,/a.sock,/b.sock"], "name"),
+        (["proxy", "--driver=just-a-name"], "NAME,SOCKET,BACKEND"),
+        (["shim", "--socket=/run/a.sock"], "driver_socket"),
+    ],
+)
+async def test_settings_that_are_not_usable_end_it_with_2(arguments: list[str], words: str) -> None:
+    process = await start(*arguments)
+    text = await said(process)
+    assert process.returncode == 2
+    assert words in text
+    assert "Traceback" not in text
+
+
+async def test_a_settings_file_is_read_and_its_mistakes_are_named(places: Places) -> None:
+    config = Path(places.root) / "proxy.toml"
+    config.write_bytes(b"run_dir = \xff")
+    process = await start("proxy", f"--config={config}")
+    text = await said(process)
+    assert process.returncode == 2
+    assert "cannot be read" in text
+    assert "Traceback" not in text
+
+
+async def test_its_doors_are_its_own(places: Places) -> None:
+    """Sockets 0600 in a directory 0700: only root gets in."""
+    async with proxy(places):
+        assert Path(places.run).stat().st_mode & 0o777 == 0o700
+        for socket in (places.csi, places.sockets.runtime, places.sockets.handlers):
+            assert Path(socket).stat().st_mode & 0o777 == 0o600
+        async with channel.connect(places.sockets.inspect) as connected:
+            async with asyncio.timeout(10):
+                await connected.channel_ready()

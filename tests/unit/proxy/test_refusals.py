@@ -1,0 +1,329 @@
+"""What bad input gets: a typed error with the reason and the remedy, the right code, and nothing half-done."""
+
+import json
+import os
+import shutil
+from collections.abc import Awaitable, Callable
+
+import grpc
+import pytest
+
+from crust import volumes
+from crust.proxy.handlers import Feature
+from crust.runtime_handler import registration
+from tests.support import node as nodes
+from tests.support.node import Node, Places
+from tests.support.refusals import refused
+
+Code = grpc.StatusCode
+
+
+async def never_reached_the_driver(node: Node, target: str) -> None:
+    """Refused before anything was touched."""
+    assert node.driver.called("NodePublishVolume") == []
+    node.check_untouched(target)
+
+
+@pytest.mark.spec("D-20")
+async def test_no_handler_at_all(node: Node) -> None:
+    target = node.places.target("one")
+    await refused(
+        node.co.publish("vol-1", target),
+        Code.FAILED_PRECONDITION,
+        "cannot be deferred",
+        "none is registered",
+        "start the handler",
+    )
+    await never_reached_the_driver(node, target)
+
+
+async def test_another_handler_than_the_one_that_is_named(kata: Node) -> None:
+    target = kata.places.target("one")
+    context = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "gvisor"}
+    await refused(
+        kata.co.publish("vol-1", target, volume_context=context),
+        Code.FAILED_PRECONDITION,
+        "'gvisor'",
+        "registered are: kata",
+        "crust.dev/runtime-handler",
+    )
+    await never_reached_the_driver(kata, target)
+
+
+async def test_two_handlers_and_nobody_said_which(kata: Node) -> None:
+    target = kata.places.target("one")
+    async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
+        await refused(
+            kata.co.publish("vol-1", target),
+            Code.FAILED_PRECONDITION,
+            "kata, other",
+            "crust.dev/runtime-handler",
+        )
+    await never_reached_the_driver(kata, target)
+
+
+GROUP = {"fs_type": "ext4", "volume_supplemental_group": "7"}
+POLICY = {**GROUP, "volume_supplemental_group_change_policy": "OnRootMismatch"}
+
+
+@pytest.mark.parametrize(
+    ("lacks", "mount", "readonly", "words"),
+    [
+        (None, {"fs_type": "btrfs"}, False, ("'btrfs'", "ext4, xfs", "fstype")),
+        (Feature.GROUP, GROUP, False, ("fsGroup 7", "leave fsGroup out")),
+        (Feature.GROUP_CHANGE_POLICY, POLICY, False, ("but Always", "use Always")),
+        (Feature.READ_ONLY, {"fs_type": "ext4"}, True, ("read-only", "do not defer")),
+    ],
+)
+@pytest.mark.spec("D-20")
+async def test_a_handler_that_cannot_do_what_is_asked(
+    node: Node,
+    lacks: Feature | None,
+    mount: dict[str, str],
+    readonly: object,
+    words: tuple[str, ...],
+) -> None:
+    target = node.places.target("one")
+    features = frozenset(
+        each for each in registration.Feature if lacks is None or each.value != lacks.value
+    )
+    async with node.handler(features=features):
+        await refused(
+            node.co.publish("vol-1", target, mount=mount, readonly=bool(readonly)),
+            Code.FAILED_PRECONDITION,
+            "'kata'",
+            *words,
+        )
+    await never_reached_the_driver(node, target)
+
+
+async def test_a_filesystem_that_only_the_driver_knew_is_refused_after_its_answer(
+    node: Node,
+) -> None:
+    """The CO left fs_type empty, so the driver's word is the first: everything is undone."""
+    target = node.places.target("one")
+    async with node.handler(filesystems=frozenset({"xfs"})):
+        call = node.co.publish("vol-1", target, mount={"mount_flags": ["noatime"]})
+        await refused(call, Code.FAILED_PRECONDITION, "'ext4'", "it knows: xfs")
+    node.check_untouched(target)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("", "empty"),
+        ("pods/one/mount", "relative"),
+        ("{kubelet}/../etc/mount", "'..'"),
+        ("{kubelet}/./mount", "'.'"),
+        ("{kubelet}//mount", "empty component"),
+        ("{kubelet}/mount/", "trailing slash"),
+        ("{kubelet}/" + "n" * 256, "longer than 255 bytes"),
+        ("{kubelet}/" + "name/" * 900 + "mount", "longer than 4095 bytes"),
+        ("{kubelet}/a\0b", "NUL"),
+    ],
+)
+async def test_a_target_path_that_cannot_be_one(kata: Node, path: str, words: str) -> None:
+    target = path.replace("{kubelet}", kata.places.kubelet)
+    await refused(
+        kata.co.publish("vol-1", target),
+        Code.INVALID_ARGUMENT,
+        "target_path",
+        words,
+        "absolute, normalised path",
+    )
+    assert kata.driver.called("NodePublishVolume") == []
+    assert os.listdir(kata.places.volumes) == []
+
+
+async def test_a_target_outside_the_kubelets_root(kata: Node) -> None:
+    target = f"{kata.places.root}/elsewhere/mount"
+    await refused(
+        kata.co.publish("vol-1", target),
+        Code.PERMISSION_DENIED,
+        target,
+        kata.places.kubelet,
+        "allowed roots",
+    )
+    await never_reached_the_driver(kata, target)
+
+
+async def test_a_target_behind_a_symbolic_link(kata: Node) -> None:
+    os.mkdir(f"{kata.places.root}/elsewhere")
+    os.symlink(f"{kata.places.root}/elsewhere", f"{kata.places.kubelet}/link")
+    target = f"{kata.places.kubelet}/link/mount"
+    await refused(
+        kata.co.publish("vol-1", target), Code.PERMISSION_DENIED, "symbolic link", "'link'"
+    )
+    assert os.listdir(f"{kata.places.root}/elsewhere") == []
+    await never_reached_the_driver(kata, target)
+
+
+async def test_a_target_that_is_a_symbolic_link_itself(kata: Node) -> None:
+    os.mkdir(f"{kata.places.root}/elsewhere")
+    target = kata.places.target("one")
+    os.symlink(f"{kata.places.root}/elsewhere", target)
+    await refused(kata.co.publish("vol-1", target), Code.PERMISSION_DENIED, target, "symbolic link")
+    assert os.listdir(f"{kata.places.root}/elsewhere") == []
+    assert os.path.islink(target)
+    assert kata.entry(target) is None
+    assert kata.driver.published == {}
+
+
+async def test_a_target_whose_parent_is_missing(kata: Node) -> None:
+    target = f"{kata.places.kubelet}/pods/none/mount"
+    await refused(kata.co.publish("vol-1", target), Code.NOT_FOUND, target)
+    await never_reached_the_driver(kata, target)
+
+
+async def test_a_target_on_which_something_else_is_mounted(kata: Node) -> None:
+    target = kata.places.target("one")
+    kata.targets.foreign.add(target)
+    await refused(
+        kata.co.publish("vol-1", target), Code.FAILED_PRECONDITION, target, "/dev/sdb1", "unpublish"
+    )
+    await never_reached_the_driver(kata, target)
+
+
+async def test_a_target_directory_that_holds_somebodys_files(kata: Node) -> None:
+    target = kata.places.target("one")
+    os.makedirs(f"{target}/data")
+    await refused(kata.co.publish("vol-1", target), Code.ALREADY_EXISTS, target)
+    assert os.listdir(target) == ["data"]
+    assert kata.entry(target) is None
+    assert kata.driver.published == {}
+
+
+@pytest.mark.spec("D-21")
+async def test_a_device_that_the_host_has_mounted(kata: Node) -> None:
+    target = kata.places.target("one")
+    kata.targets.mounted_devices["/dev/fake-vol-1"] = False
+    await refused(
+        kata.co.publish("vol-1", target),
+        Code.FAILED_PRECONDITION,
+        "/dev/fake-vol-1",
+        "mounted at /mnt",
+        "unmount it",
+    )
+    kata.check_untouched(target)
+
+
+async def test_a_raw_block_volume_with_the_cos_flag(kata: Node) -> None:
+    target = kata.places.target("one")
+    request = nodes.publish_request("vol-1", target)
+    request.volume_capability.block.SetInParent()
+    await refused(
+        kata.co.node.NodePublishVolume(request, timeout=10),
+        Code.INVALID_ARGUMENT,
+        "raw block",
+        "without defer_fs_ops",
+    )
+    await never_reached_the_driver(kata, target)
+
+
+async def test_a_storage_class_that_says_neither_yes_nor_no(kata: Node) -> None:
+    target = kata.places.target("one")
+    context = {"crust.dev/defer": "sometimes"}
+    await refused(
+        kata.co.publish("vol-1", target, defer=False, volume_context=context),
+        Code.INVALID_ARGUMENT,
+        "'sometimes'",
+        "'always' or 'never'",
+        "StorageClass",
+    )
+    await never_reached_the_driver(kata, target)
+
+
+@pytest.mark.parametrize("volume_id", ["", "v" * 129, "vol\n1"])
+async def test_a_volume_id_that_cannot_be_one(kata: Node, volume_id: str) -> None:
+    target = kata.places.target("one")
+    if volume_id == "vol\n1":
+        volume_id = "vol\x01"
+    await refused(kata.co.publish(volume_id, target), Code.INVALID_ARGUMENT, "volume_id")
+    await never_reached_the_driver(kata, target)
+
+
+async def test_a_publish_without_a_capability(kata: Node) -> None:
+    target = kata.places.target("one")
+    request = nodes.publish_request("vol-1", target)
+    request.ClearField("volume_capability")
+    await refused(
+        kata.co.node.NodePublishVolume(request, timeout=10),
+        Code.INVALID_ARGUMENT,
+        "access_type is missing",
+    )
+    await never_reached_the_driver(kata, target)
+
+
+def _not_json(path: str) -> None:
+    _write(path, b"{ this is not JSON")
+
+
+def _newer(path: str) -> None:
+    with open(path, "rb") as file:
+        content = json.load(file)
+    content["crust"]["schema"] = 99
+    _write(path, json.dumps(content).encode())
+
+
+def _foreign(path: str) -> None:
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+    else:
+        os.chmod(path, 0o666)
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+SPOILERS = [
+    (_not_json, Code.DATA_LOSS, "cannot be read"),
+    (_newer, Code.DATA_LOSS, "schema is 99"),
+    (_foreign, Code.PERMISSION_DENIED, "not trusted"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "code", "words"), SPOILERS)
+@pytest.mark.parametrize("call", ["publish", "host publish", "unpublish", "stats", "expand"])
+async def test_a_record_that_cannot_be_read_is_never_taken_for_absent(
+    places: Places, spoil: Callable[[str], None], code: Code, words: str, call: str
+) -> None:
+    """Every call about the target says why, and the file stays for a person to look at."""
+    target = places.target("one")
+    digest = volumes.TargetPath(target).digest
+    path = f"{places.volumes}/{digest}/mountInfo.json"
+    async with nodes.running(places) as node, node.handler():
+        await node.co.publish("vol-1", target)
+    spoil(path)
+    with open(path, "rb") as file:
+        before = file.read()
+    async with nodes.running(places) as node, node.handler():
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "publish": lambda: node.co.publish("vol-1", target),
+            "host publish": lambda: node.co.publish("vol-1", target, defer=False),
+            "unpublish": lambda: node.co.unpublish("vol-1", target),
+            "stats": lambda: node.co.stats("vol-1", target),
+            "expand": lambda: node.co.expand("vol-1", target, 1),
+        }
+        await refused(calls[call](), code, digest, words)
+        assert node.driver.calls == []
+        other = node.places.target("two")
+        await node.co.publish("vol-2", other)
+        node.check_published("vol-2", other)
+    with open(path, "rb") as file:
+        assert file.read() == before
+
+
+async def test_an_entry_of_another_target_is_not_believed(places: Places) -> None:
+    """Somebody copied an entry: its name is not the digest of its target."""
+    target, other = places.target("one"), places.target("two")
+    async with nodes.running(places) as node, node.handler():
+        await node.co.publish("vol-1", target)
+    copied = volumes.TargetPath(other).digest
+    shutil.copytree(
+        f"{places.volumes}/{volumes.TargetPath(target).digest}", f"{places.volumes}/{copied}"
+    )
+    async with nodes.running(places) as node, node.handler():
+        await refused(node.co.publish("vol-2", other), Code.DATA_LOSS, target)
+        assert node.driver.published == {}

@@ -1,0 +1,215 @@
+"""Statistics and expansion of deferred volumes: through the shim, back to the proxy, to the handler, and home."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from crust import errors, volumes
+from crust.wire.csi.v1 import csi_pb2
+from tests.support import fake_driver
+from tests.support.fake_driver import MIB, Gate
+from tests.support.fake_handler import USAGE, FakeHandler
+from tests.support.node import Node, until
+from tests.support.refusals import refused
+
+Code = grpc.StatusCode
+
+
+@pytest.mark.spec("D-25")
+async def test_statistics_come_from_the_handler_with_the_condition(node: Node) -> None:
+    target = node.places.target("one")
+    condition = volumes.VolumeCondition(abnormal=True, message="read-only")
+    fake = FakeHandler(stats=volumes.VolumeStats(USAGE, condition))
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            answer = await node.co.stats("vol-1", target)
+    first = answer.usage[0]
+    assert (first.unit, first.total, first.used, first.available) == (1, 1000, 400, 500)
+    assert answer.volume_condition.message == "read-only"
+    assert node.driver.called("NodeGetVolumeStats") == []
+
+
+async def test_statistics_without_a_sandbox_say_so(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    await refused(
+        kata.co.stats("vol-1", target),
+        Code.FAILED_PRECONDITION,
+        "no sandbox has it",
+        "start the pod",
+    )
+
+
+async def test_the_handlers_own_error_arrives_whole(node: Node) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler(error=errors.RuntimeFailed("the guest", why="it hangs", hint="look"))
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            await refused(
+                node.co.stats("vol-1", target), Code.INTERNAL, "the guest: it hangs; look"
+            )
+
+
+@pytest.mark.parametrize(
+    "line", [(10, 11, 0), (10, 0, 11), (-1, -1, -1)], ids=["used", "available", "negative"]
+)
+async def test_a_guests_lies_are_not_believed(node: Node, line: tuple[int, int, int]) -> None:
+    target = node.places.target("one")
+    usage = volumes.VolumeUsage(volumes.UsageUnit.BYTES, *line)
+    async with node.handler(fake=FakeHandler(stats=volumes.VolumeStats((usage,)))):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            await refused(node.co.stats("vol-1", target), Code.INTERNAL, "not usable", "hostile")
+
+
+async def test_a_handler_that_is_away_is_unavailable(node: Node) -> None:
+    target = node.places.target("one")
+    async with node.handler() as lease:
+        await node.co.publish("vol-1", target)
+    await until(lease.lost)
+    with node.sandbox(target):
+        await refused(node.co.stats("vol-1", target), Code.UNAVAILABLE, "'kata'", "not affected")
+        await refused(node.co.expand("vol-1", target, 1), Code.UNAVAILABLE, "'kata'")
+
+
+@pytest.mark.parametrize("call", ["stats", "expand"])
+async def test_a_handler_whose_lease_ends_in_the_middle_of_a_call(node: Node, call: str) -> None:
+    """The caller hears at once; it must not wait for its deadline, which is what grpc.aio does by itself."""
+    target = node.places.target("one")
+    fake = FakeHandler(gate=Gate())
+    assert fake.gate is not None
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            asked = asyncio.create_task(
+                node.co.stats("vol-1", target)
+                if call == "stats"
+                else node.co.expand("vol-1", target, 1)
+            )
+            await until(fake.gate.entered)
+            await _drop_the_lease(node)
+            await refused(asked, Code.UNAVAILABLE, "'kata'", "in the middle of the call")
+            fake.gate.opened.set()
+    kata_entry = node.entry(target)
+    assert kata_entry is not None
+    assert kata_entry.require().mount.capacity_bytes == 64 * MIB
+
+
+async def _drop_the_lease(node: Node) -> None:
+    """End the handler's registration as its death would: from the proxy's view the stream is cut."""
+    leases = [task for task in asyncio.all_tasks() if "registration of kata" in task.get_name()]
+    assert len(leases) == 1
+    leases[0].cancel()
+    await asyncio.wait(leases)
+
+
+@pytest.mark.spec("D-26")
+async def test_expand_grows_the_device_then_the_filesystem_then_the_record(node: Node) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
+        with node.sandbox(target):
+            answer = await node.co.expand("vol-1", target, 128 * MIB)
+    assert answer.capacity_bytes == 128 * MIB
+    (call,) = node.driver.called("NodeExpandVolume")
+    assert call.request.defer_fs_ops
+    assert fake.expansions == [(target, volumes.CapacityRange(128 * MIB))]
+    entry = node.entry(target)
+    assert entry is not None
+    assert entry.require().mount.capacity_bytes == 128 * MIB
+
+
+@pytest.mark.spec("D-26")
+async def test_expand_without_a_sandbox_is_kept_for_the_one_that_mounts_next(node: Node) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
+        await node.co.expand("vol-1", target, 128 * MIB)
+        assert fake.expansions == []
+        await node.co.publish("vol-1", target)  # a retry after the growth changes nothing
+    entry = node.entry(target)
+    assert entry is not None
+    assert entry.require().mount.capacity_bytes == 128 * MIB
+
+
+async def test_expand_by_the_staging_path_reaches_the_sandbox_too(node: Node) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            await node.co.expand("vol-1", f"{node.places.kubelet}/staging", 64 * MIB)
+    assert [each[0] for each in fake.expansions] == [target]
+
+
+@pytest.mark.spec("D-27")
+async def test_expand_beyond_the_limit_is_out_of_range_and_nothing_changes(node: Node) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            await refused(
+                node.co.expand("vol-1", target, 20 * MIB, limit=10 * MIB),
+                Code.OUT_OF_RANGE,
+                "above limit_bytes",
+                "raise the limit",
+            )
+            assert node.driver.called("NodeExpandVolume") == []
+            await refused(
+                node.co.expand("vol-1", target, 1, limit=10 * MIB), Code.OUT_OF_RANGE, "raise"
+            )
+            await refused(node.co.expand("vol-1", target, -1), Code.INVALID_ARGUMENT, "negative")
+    assert fake.expansions == []
+
+
+async def test_expand_of_a_device_that_did_not_grow_is_refused(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    await refused(
+        kata.co.expand("vol-1", target, 999 * MIB),
+        Code.FAILED_PRECONDITION,
+        "the device has 67108864 bytes",
+        "expand the device first",
+    )
+
+
+@pytest.mark.parametrize("told", [0, -5, 65 * MIB])
+@pytest.mark.spec("D-27")
+async def test_a_size_that_the_device_does_not_have_is_not_believed(node: Node, told: int) -> None:
+    target = node.places.target("one")
+    async with node.handler(fake=FakeHandler(filled_bytes=told)):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            await refused(node.co.expand("vol-1", target, 1), Code.INTERNAL, str(told), "hostile")
+
+
+async def test_the_wrong_volume_or_no_volume_is_refused(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    for call in (kata.co.stats("vol-2", target), kata.co.expand("vol-2", target, 1)):
+        await refused(call, Code.INVALID_ARGUMENT, "vol-2", "vol-1")
+    flagged = csi_pb2.NodeGetVolumeStatsRequest(
+        volume_id="vol-3", volume_path="/nowhere", defer_fs_ops=True
+    )
+    await refused(
+        kata.co.node.NodeGetVolumeStats(flagged, timeout=10),
+        Code.NOT_FOUND,
+        "no deferred volume",
+        "/nowhere",
+    )
+
+
+async def test_an_ordinary_volumes_calls_are_the_drivers(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target, defer=False)
+    answer = await kata.co.stats("vol-1", target)
+    assert answer.usage[0].total == 7
+    assert (await kata.co.expand("vol-1", target, 5 * MIB)).capacity_bytes == 64 * MIB

@@ -1,0 +1,209 @@
+"""Unpublish and unstage of deferred volumes: no detach under a live guest, and nothing left behind."""
+
+import asyncio
+import os
+import shutil
+
+import grpc
+import pytest
+
+from crust.handoff import claims, layout
+from crust.wire.csi.v1 import csi_pb2
+from crust.wire.v1 import inspect_pb2
+from tests.support.fake_driver import Failure, Gate
+from tests.support.node import Node, until
+from tests.support.refusals import refused
+
+Code = grpc.StatusCode
+
+
+def unstage(node: Node, volume_id: str) -> csi_pb2.NodeUnstageVolumeRequest:
+    return csi_pb2.NodeUnstageVolumeRequest(
+        volume_id=volume_id, staging_target_path=f"{node.places.kubelet}/staging"
+    )
+
+
+@pytest.mark.spec("D-18", "D-19")
+async def test_under_a_live_sandbox_it_is_refused_with_its_name_and_then_it_works(
+    kata: Node,
+) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    with kata.sandbox(target, name="box-7"):
+        await refused(
+            kata.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "box-7", "kata", "stop"
+        )
+        assert kata.driver.called("NodeUnpublishVolume") == []
+        kata.check_published("vol-1", target)
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)
+
+
+async def test_a_sandbox_that_died_does_not_stand_in_the_way(kata: Node) -> None:
+    """Its claim.json is there, and nobody holds the lock: known dead, whatever it says."""
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    with kata.sandbox(target):
+        entry = kata.entry(target)
+        assert entry is not None
+        path = layout.Layout(kata.places.volumes).entry(entry.digest).claim
+        with open(path, "rb") as file:
+            dead = file.read()
+    with open(path, "wb") as file:
+        file.write(dead)
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)
+
+
+async def test_no_sandbox_can_begin_while_the_driver_lets_go(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    gate = kata.driver.gates["NodeUnpublishVolume"] = Gate()
+    unpublish = asyncio.create_task(kata.co.unpublish("vol-1", target))
+    await until(gate.entered)
+    with pytest.raises(claims.HeldBySandbox), kata.sandbox(target):
+        raise AssertionError("a claim while the volume is withdrawn")
+    gate.opened.set()
+    await unpublish
+    kata.check_untouched(target)
+
+
+@pytest.mark.spec("D-18")
+async def test_again_is_ok_with_the_flag_and_without(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    await kata.co.unpublish("vol-1", target)
+    await kata.co.unpublish("vol-1", target)
+    await kata.co.unpublish("vol-1", target, flag=True)
+    kata.check_untouched(target)
+
+
+async def test_it_needs_no_handler(node: Node) -> None:
+    target = node.places.target("one")
+    async with node.handler():
+        await node.co.publish("vol-1", target)
+    await node.co.unpublish("vol-1", target)
+    node.check_untouched(target)
+
+
+async def test_a_driver_that_fails_leaves_the_entry_for_the_retry(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "not now")
+    await refused(kata.co.unpublish("vol-1", target), Code.UNAVAILABLE, "not now")
+    kata.check_published("vol-1", target)
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)
+
+
+async def test_a_volume_id_that_is_not_the_targets_is_refused(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    await refused(
+        kata.co.unpublish("vol-2", target), Code.INVALID_ARGUMENT, "vol-2", "vol-1", target
+    )
+    kata.check_published("vol-1", target)
+
+
+async def test_a_mount_over_the_seal_is_reported_before_the_driver_lets_go(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    kata.targets.foreign.add(target)
+    await refused(kata.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "/dev/sdb1")
+    assert kata.driver.called("NodeUnpublishVolume") == []
+    kata.targets.foreign.clear()
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)
+
+
+async def test_a_seal_whose_entry_went_with_run_is_removed_all_the_same(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    entry = kata.entry(target)
+    assert entry is not None
+    shutil.rmtree(entry.directory)
+    answer = await kata.inspect.ListDeferredVolumes(
+        inspect_pb2.ListDeferredVolumesRequest()
+    )  # the proxy looks again
+    assert list(answer.volumes) == []
+    await kata.co.unpublish("vol-1", target)
+    (call,) = kata.driver.called("NodeUnpublishVolume")
+    assert call.request.defer_fs_ops
+    kata.check_untouched(target)
+
+
+async def test_another_spelling_of_the_target_does_not_reach_the_driver(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    for odd in (f"{target}/", target.replace("/mount", "//mount")):
+        await refused(kata.co.unpublish("vol-1", odd), Code.INVALID_ARGUMENT, "not usable")
+    assert kata.driver.called("NodeUnpublishVolume") == []
+    kata.check_published("vol-1", target)
+
+
+async def test_an_ordinary_volumes_unpublish_passes_as_it_is(node: Node) -> None:
+    target = node.places.target("one")
+    await node.co.publish("vol-1", target, defer=False)
+    await node.co.unpublish("vol-1", target)
+    (call,) = node.driver.called("NodeUnpublishVolume")
+    assert not call.request.defer_fs_ops
+    assert ("crust-extensions", "deferral") not in call.metadata
+
+
+@pytest.mark.spec("D-22")
+async def test_unstage_while_deferred_is_refused_naming_the_target(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    await refused(
+        kata.co.node.NodeUnstageVolume(unstage(kata, "vol-1"), timeout=10),
+        Code.FAILED_PRECONDITION,
+        "vol-1",
+        target,
+        "unpublish it there first",
+    )
+    assert kata.driver.called("NodeUnstageVolume") == []
+    await kata.co.node.NodeUnstageVolume(unstage(kata, "vol-2"), timeout=10)
+    await kata.co.unpublish("vol-1", target)
+    await kata.co.node.NodeUnstageVolume(unstage(kata, "vol-1"), timeout=10)
+
+
+async def test_unstage_during_a_publish_is_aborted(kata: Node) -> None:
+    """There is no record yet: without the key the driver would detach what is just being handed over."""
+    target = kata.places.target("one")
+    gate = kata.driver.gates["NodePublishVolume"] = Gate()
+    publish = asyncio.create_task(kata.co.publish("vol-1", target))
+    await until(gate.entered)
+    await refused(
+        kata.co.node.NodeUnstageVolume(unstage(kata, "vol-1"), timeout=10), Code.ABORTED, "vol-1"
+    )
+    gate.opened.set()
+    await publish
+    assert kata.driver.called("NodeUnstageVolume") == []
+
+
+async def test_an_unpublish_during_a_publish_is_aborted(kata: Node) -> None:
+    target = kata.places.target("one")
+    gate = kata.driver.gates["NodePublishVolume"] = Gate()
+    publish = asyncio.create_task(kata.co.publish("vol-1", target))
+    await until(gate.entered)
+    await refused(kata.co.unpublish("vol-1", target, flag=True), Code.ABORTED, "vol-1", "retry")
+    gate.opened.set()
+    await publish
+    kata.check_published("vol-1", target)
+    assert os.path.isdir(target)
+
+
+async def test_an_unpublish_does_not_overtake_the_publish_that_its_caller_gave_up(
+    kata: Node,
+) -> None:
+    """A kubelet whose deadline passed unpublishes: passed on, it would succeed before the entry appears for good."""
+    target = kata.places.target("one")
+    gate = kata.driver.gates["NodePublishVolume"] = Gate()
+    publish = asyncio.create_task(kata.co.publish("vol-1", target))
+    await until(gate.entered)
+    await refused(kata.co.unpublish("vol-1", target), Code.ABORTED, "NodePublishVolume", "retry")
+    assert kata.driver.called("NodeUnpublishVolume") == []
+    gate.opened.set()
+    await publish
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)

@@ -1,0 +1,48 @@
+"""The look-out on the handoff directory: it tells what sandboxes do, and survives a look that fails."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from crust import errors
+from crust.handoff import store
+from crust.proxy import watching
+from crust.proxy.deferred import DeferredVolumes
+from crust.proxy.events import Events
+from tests.support import fake_handler, records
+
+
+class FailingStore(store.Store):
+    """A directory that cannot be read the first time."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.failed = threading.Event()
+
+    def scan(self) -> tuple[store.Entry, ...]:
+        if not self.failed.is_set():
+            self.failed.set()
+            raise errors.Exhausted("no file can be opened")
+        return super().scan()
+
+
+async def test_a_look_that_fails_is_logged_and_the_next_one_sees_everything(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = FailingStore(str(tmp_path / "volumes"))
+    directory.open()
+    directory.publish(records.a_record())
+    events = Events()
+    async with (
+        events.watch() as watch,
+        watching.keep_looking(directory, DeferredVolumes(directory), events),
+    ):
+        heard = watch(asyncio.Event())
+        assert await asyncio.to_thread(directory.failed.wait, 20)
+        with fake_handler.sandbox(directory.root, records.TARGET.text, name="box-7"):
+            async with asyncio.timeout(20):
+                event = await anext(heard)
+    assert (event.kind, event.message) == ("claimed", "sandbox box-7")
+    assert "cannot look at the handoff directory" in caplog.text

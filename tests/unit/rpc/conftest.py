@@ -1,0 +1,13 @@
+"""Sockets in short directories: sun_path has 107 bytes."""
+
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def short() -> Iterator[str]:
+    """A directory whose path leaves room for a socket's name."""
+    with tempfile.TemporaryDirectory(prefix="crust-") as root:
+        yield root

@@ -1,0 +1,169 @@
+"""The customs post: what is refused on the way in, and that nothing is lost on the way through."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crust import errors, mount_options, volumes
+from crust.rpc import csi, limits
+from crust.wire.csi.v1 import csi_pb2
+
+Mode = csi_pb2.VolumeCapability.AccessMode
+
+
+def mount(mode: int = 1, **fields: object) -> csi_pb2.VolumeCapability:
+    pb = csi_pb2.VolumeCapability(access_mode=Mode(mode=Mode.Mode.ValueType(mode)))
+    pb.mount.CopyFrom(csi_pb2.VolumeCapability.MountVolume(**fields))  # type: ignore[arg-type]
+    return pb
+
+
+def test_a_capability_without_an_access_type_is_refused() -> None:
+    pb = csi_pb2.VolumeCapability(access_mode=Mode(mode=Mode.SINGLE_NODE_WRITER))
+    with pytest.raises(limits.MissingField, match="access_type"):
+        csi.capability(pb)
+
+
+@pytest.mark.parametrize("number", [0, 8, 99])
+def test_an_access_mode_that_csi_does_not_have_is_refused(number: int) -> None:
+    with pytest.raises(errors.InvalidRequest, match="access_mode"):
+        csi.capability(mount(number))
+
+
+def test_an_empty_list_of_capabilities_is_refused_by_its_field_name() -> None:
+    with pytest.raises(limits.MissingField, match="volume_capabilities"):
+        csi.capabilities([])
+
+
+def test_mount_flags_above_four_kibibytes_are_refused_without_being_shown() -> None:
+    with pytest.raises(limits.FieldTooLong) as caught:
+        csi.capability(mount(mount_flags=["s3same" * 1000]))
+    assert "s3same" not in str(caught.value)
+
+
+@pytest.mark.spec("D-5")
+def test_the_two_group_fields_must_agree() -> None:
+    with pytest.raises(errors.InvalidRequest, match="differ"):
+        csi.capability(mount(volume_mount_group="1", volume_supplemental_group="2"))
+    both = csi.capability(mount(volume_mount_group="7", volume_supplemental_group="7"))
+    assert both.access == volumes.MountAccess(group=volumes.GroupChange(7))
+
+
+@pytest.mark.parametrize("group", ["0", "-1", "4294967295", "users", "٣"])
+@pytest.mark.spec("D-5")
+def test_a_group_that_is_no_gid_is_refused(group: str) -> None:
+    with pytest.raises(errors.InvalidRequest):
+        csi.capability(mount(volume_mount_group=group))
+
+
+@pytest.mark.spec("D-5")
+def test_a_policy_needs_a_group_and_must_be_known() -> None:
+    with pytest.raises(errors.InvalidRequest, match="without"):
+        csi.capability(mount(volume_supplemental_group_change_policy="Always"))
+    with pytest.raises(csi.UnsupportedValue):
+        csi.capability(
+            mount(
+                volume_supplemental_group="5",
+                volume_supplemental_group_change_policy="Sometimes",
+            )
+        )
+
+
+gids = st.integers(1, 2**32 - 2)
+groups = st.none() | st.builds(volumes.GroupChange, gids, st.sampled_from(volumes.GroupPolicy))
+accesses = st.just(volumes.BlockAccess()) | st.builds(
+    volumes.MountAccess,
+    st.sampled_from(["", "ext4", "xfs"]),
+    st.lists(st.text("abc=", max_size=5), max_size=3).map(tuple),
+    groups,
+)
+capabilities = st.builds(volumes.VolumeCapability, accesses, st.sampled_from(volumes.AccessMode))
+
+
+@given(capabilities)
+def test_a_capability_survives_the_wire_with_its_deferred_group(
+    value: volumes.VolumeCapability,
+) -> None:
+    assert csi.capability(csi.capability_to_wire(value, deferred=True)) == value
+
+
+deferred_mounts = st.builds(
+    volumes.DeferredMount,
+    source=st.builds(
+        volumes.BlockSource,
+        st.just("/dev/loop7"),
+        st.builds(
+            volumes.DeviceIdentity,
+            st.integers(0, 4095),
+            st.integers(0, 2**20 - 1),
+            st.integers(1, 2**63),
+        ),
+    ),
+    fs_type=st.sampled_from(["ext4", "xfs"]),
+    mount_options=st.lists(st.sampled_from(["noatime", "nosuid", "data=ordered"])).map(tuple),
+    group=groups,
+    readonly=st.booleans(),
+    capacity_bytes=st.integers(1, 2**62),
+    content_generation=st.integers(0, 2**31),
+)
+
+
+@given(deferred_mounts)
+def test_a_deferred_mount_survives_the_wire(value: volumes.DeferredMount) -> None:
+    assert csi.deferred_mount(csi.deferred_mount_to_wire(value)) == value
+
+
+def wire_mount() -> csi_pb2.DeferredMount:
+    identity = volumes.DeviceIdentity(7, 3, 12)
+    source = volumes.BlockSource("/dev/loop3", identity)
+    return csi.deferred_mount_to_wire(volumes.DeferredMount(source, "ext4", capacity_bytes=1 << 20))
+
+
+@pytest.mark.parametrize("field", ["block_device", "fs_type", "capacity_bytes"])
+def test_a_deferred_mount_that_lacks_a_field_is_the_drivers_fault(field: str) -> None:
+    pb = wire_mount()
+    pb.ClearField(field)  # type: ignore[arg-type]
+    with pytest.raises(csi.BadDeferredMount):
+        csi.deferred_mount(pb)
+
+
+def test_a_deferred_mount_with_a_relative_device_path_or_no_identity_is_refused() -> None:
+    pb = wire_mount()
+    pb.block_device.path = "dev/loop3"
+    with pytest.raises(csi.BadDeferredMount, match="relative"):
+        csi.deferred_mount(pb)
+    pb = wire_mount()
+    pb.block_device.ClearField("identity")
+    with pytest.raises(csi.BadDeferredMount, match="identity"):
+        csi.deferred_mount(pb)
+
+
+def test_a_deferred_mount_with_a_credential_is_refused_both_ways() -> None:
+    pb = wire_mount()
+    pb.mount_options.append("password=x1y2")
+    with pytest.raises(mount_options.CredentialInOptions):
+        csi.deferred_mount(pb)
+
+
+def test_statistics_survive_the_wire_with_and_without_a_condition() -> None:
+    usage = (volumes.VolumeUsage(volumes.UsageUnit.BYTES, 10, 4, 6),)
+    for condition in (None, volumes.VolumeCondition(abnormal=True, message="gone")):
+        value = volumes.VolumeStats(usage, condition)
+        assert csi.stats(csi.stats_to_wire(value)) == value
+
+
+def test_a_capacity_range_is_checked_on_the_way_in() -> None:
+    with pytest.raises(errors.OutOfRange):
+        csi.capacity_range(csi_pb2.CapacityRange(required_bytes=2, limit_bytes=1))
+    with pytest.raises(errors.InvalidRequest):
+        csi.capacity_range(csi_pb2.CapacityRange(required_bytes=-1))
+
+
+def test_limits_count_bytes_and_allow_what_csi_allows() -> None:
+    assert limits.required("ü" * 64, "name") == "ü" * 64
+    with pytest.raises(limits.FieldTooLong):
+        limits.required("ü" * 65, "name")
+    assert limits.required("a/b\tc\n", "name") == "a/b\tc\n"
+    with pytest.raises(limits.BadCharacters):
+        limits.required("a\0b", "name")
+    with pytest.raises(limits.FieldTooLong):
+        limits.mapping({"k": "v" * 4096}, "parameters")

@@ -1,0 +1,209 @@
+"""The edge: errors become statuses, a bug tells the peer nothing but where to look, and nobody waits for nothing."""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from crust import errors, logs, metrics
+from crust.rpc import channel, server
+from tests.support.refusals import refused
+
+Code = grpc.StatusCode
+SECRET = "s3same"
+
+
+class Service(grpc.GenericRpcHandler):
+    """Three shapes of a method around one behaviour."""
+
+    def __init__(self) -> None:
+        self.behave: Callable[[Any], Any] = lambda _: None
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        method = handler_call_details.method
+        if method == "/x/Unknown":
+            return None
+        if method == "/x/Probe":
+            return grpc.unary_unary_rpc_method_handler(self._unary)
+        return {
+            "/x/Unary": grpc.unary_unary_rpc_method_handler(self._unary),
+            "/x/Stream": grpc.unary_stream_rpc_method_handler(self._stream),
+            "/x/Both": grpc.stream_stream_rpc_method_handler(self._both),
+        }[method]
+
+    async def _unary(self, request: bytes, context: Any) -> bytes:
+        await self.behave(context)
+        return b"ok"
+
+    async def _stream(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield b"first"
+        await self.behave(context)
+
+    async def _both(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
+        yield b"first"
+        await self.behave(context)
+
+
+@pytest.fixture
+async def service(short: str) -> AsyncIterator[tuple[Service, grpc.aio.Channel]]:
+    built = Service()
+    path = f"{short}/a.sock"
+    async with (
+        server.serving(path, name="t", generic=[built]),
+        channel.connect(path) as caller,
+    ):
+        yield built, caller
+
+
+async def _call(caller: grpc.aio.Channel, shape: str) -> None:
+    if shape == "Unary":
+        unary: Any = caller.unary_unary("/x/Unary")
+        await unary(b"", timeout=10)
+    elif shape == "Stream":
+        stream: Any = caller.unary_stream("/x/Stream")
+        [each async for each in stream(b"", timeout=10)]
+    else:
+        both: Any = caller.stream_stream("/x/Both")
+        [each async for each in both(iter([b""]), timeout=10)]
+
+
+SHAPES = pytest.mark.parametrize("shape", ["Unary", "Stream", "Both"])
+Fixture = tuple[Service, grpc.aio.Channel]
+
+
+@SHAPES
+async def test_an_error_of_crust_is_its_code_and_its_sentence(service: Fixture, shape: str) -> None:
+    built, caller = service
+
+    async def fail(_: Any) -> None:
+        raise errors.Exhausted("no slot", why="all taken", hint="wait")
+
+    built.behave = fail
+    await refused(_call(caller, shape), Code.RESOURCE_EXHAUSTED, "no slot: all taken; wait")
+
+
+@SHAPES
+async def test_a_bug_tells_the_peer_the_request_id_and_the_log_the_rest(
+    service: Fixture, shape: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    built, caller = service
+    ids: list[str] = []
+
+    async def fail(_: Any) -> None:
+        ids.append((logs.context.get() or {})["request_id"])
+        raise ValueError(SECRET)
+
+    built.behave = fail
+    said = await refused(_call(caller, shape), Code.INTERNAL, shape, "inside crust")
+    assert SECRET not in said
+    assert ids == re.findall(r"request id ([0-9a-f]{12})", said)
+    (bug,) = [each for each in caplog.records if each.getMessage() == "unexpected error"]
+    assert bug.exc_info is not None
+    assert isinstance(bug.exc_info[1], ValueError)
+
+
+@SHAPES
+async def test_an_abort_deeper_down_passes_as_it_is(service: Fixture, shape: str) -> None:
+    built, caller = service
+
+    async def fail(context: Any) -> None:
+        await context.abort(Code.UNAUTHENTICATED, "who are you")
+
+    built.behave = fail
+    await refused(_call(caller, shape), Code.UNAUTHENTICATED, "who are you")
+
+
+@SHAPES
+async def test_what_is_cancelled_below_is_told_and_not_waited_for(
+    service: Fixture, shape: str
+) -> None:
+    """grpc.aio answers nothing when a handler ends in a CancelledError that is not its caller's."""
+    built, caller = service
+
+    async def fail(_: Any) -> None:
+        raise asyncio.CancelledError
+
+    built.behave = fail
+    await refused(_call(caller, shape), Code.UNAVAILABLE, "cut off", "retry")
+
+
+async def test_a_caller_that_leaves_is_logged_as_cancelled(
+    service: Fixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    built, caller = service
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: Any) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    built.behave = wait
+    method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = caller.unary_unary("/x/Unary")
+    call = method(b"")
+    waiting = asyncio.ensure_future(_result(call))
+    await began.wait()
+    call.cancel()
+    await ended.wait()
+    await asyncio.wait([waiting])
+    assert [vars(each).get("code") for each in caplog.records if each.msg == "served"] == [
+        "CANCELLED"
+    ]
+
+
+async def test_each_call_is_one_line_with_rpc_code_and_time_and_its_own_id(
+    service: Fixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    built, caller = service
+    ids: list[str] = []
+
+    async def note(_: Any) -> None:
+        ids.append((logs.context.get() or {})["request_id"])
+
+    built.behave = note
+    await _call(caller, "Unary")
+    await _call(caller, "Unary")
+    probe: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = caller.unary_unary("/x/Probe")
+    await probe(b"", timeout=10)
+    lines = [vars(each) for each in caplog.records if each.msg == "served"]
+    assert [(line["rpc"], line["code"]) for line in lines] == [("Unary", "OK"), ("Unary", "OK")]
+    assert all(line["ms"] >= 0 for line in lines)
+    assert len(set(ids)) == 3
+
+
+async def test_unknown_methods_stay_unknown(service: Fixture) -> None:
+    _, caller = service
+    method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = caller.unary_unary("/x/Unknown")
+    await refused(method(b"", timeout=10), Code.UNIMPLEMENTED)
+
+
+async def _result(call: Any) -> Any:
+    return await call
+
+
+async def test_a_method_that_is_passed_on_unknown_leaves_no_name_in_the_metrics(
+    service: tuple[Service, grpc.aio.Channel],
+) -> None:
+    """Names come from outside and are without bound; what is known is counted by its name."""
+    built, channel_to = service
+    built.behave = _nothing
+    caller: Any = channel_to
+    assert [each async for each in caller.stream_stream("/x/Both")(iter([b"x"]), timeout=5)]
+    await caller.unary_unary("/x/Unary")(b"x", timeout=5)
+    samples = [each for metric in metrics.rpc_seconds.collect() for each in metric.samples]
+    names = {each.labels["rpc"] for each in samples if each.labels["server"] == "t"}
+    assert {"other", "Unary"} <= names
+    assert "Both" not in names
+
+
+async def _nothing(_: Any) -> None:
+    return None

@@ -1,0 +1,249 @@
+"""Calls handed on as bytes: nothing is added, nothing is lost, whatever the method."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from crust.rpc import channel, passthrough, server
+from tests.support.fake_driver import Gate
+from tests.support.node import until
+from tests.support.refusals import refused
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+UNARY = "/csi.v1.Node/NodeStageVolume"
+"""Known by the descriptors, so it takes the unary path."""
+UNKNOWN = "/csi.v9.Future/DoIt"
+"""Known by nobody, so it travels as a stream."""
+METHODS = pytest.mark.parametrize("method", [UNARY, UNKNOWN])
+
+
+class Backend(grpc.GenericRpcHandler):
+    """Behaves as a test says; keeps what it saw."""
+
+    def __init__(self) -> None:
+        self.unary: Callable[[bytes, Context], Awaitable[bytes]] = self._echo
+        self.methods: list[str] = []
+        self.requests: list[bytes] = []
+        self.metadata: dict[str, Any] = {}
+        self.time_left_s: float | None = None
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        self.methods.append(handler_call_details.method)
+        if handler_call_details.method.endswith("Stream"):
+            return grpc.stream_stream_rpc_method_handler(self._double)
+        return grpc.unary_unary_rpc_method_handler(self._serve)
+
+    async def _serve(self, request: bytes, context: Context) -> bytes:
+        self.requests.append(request)
+        self.metadata = dict(context.invocation_metadata() or ())
+        self.time_left_s = context.time_remaining()
+        return await self.unary(request, context)
+
+    async def _echo(self, request: bytes, context: Context) -> bytes:
+        return request
+
+    async def _double(
+        self, requests: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield request
+            yield request.upper()
+
+
+class Chain:
+    """A caller, a passing server, and a backend."""
+
+    def __init__(self, root: str) -> None:
+        self.front, self.back = f"{root}/front.sock", f"{root}/back.sock"
+        self.backend = Backend()
+        self.caller: grpc.aio.Channel = channel.connect(self.front)
+
+    def call(self, method: str) -> "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]":
+        return self.caller.unary_unary(method)
+
+    @asynccontextmanager
+    async def serving_backend(self) -> AsyncIterator[None]:
+        plain = grpc.aio.server(options=channel.OPTIONS)
+        plain.add_generic_rpc_handlers([self.backend])
+        plain.add_insecure_port(f"unix:{self.back}")
+        await plain.start()
+        yield
+        await plain.stop(grace=None)
+
+
+@pytest.fixture
+async def chain(short: str) -> AsyncIterator[Chain]:
+    built = Chain(short)
+    async with channel.connect(built.back) as onwards:
+        passing = passthrough.Passthrough(onwards)
+        async with (
+            built.serving_backend(),
+            server.serving(built.front, name="t", generic=[passing]),
+        ):
+            yield built
+            await built.caller.close()
+
+
+@METHODS
+@pytest.mark.spec("D-28")
+async def test_bytes_pass_as_they_are(chain: Chain, method: str) -> None:
+    data = b"\xff\x00 not even a message"
+    assert await chain.call(method)(data) == data
+    assert chain.backend.requests == [data]
+    assert chain.backend.methods[-1] == method
+
+
+@METHODS
+async def test_a_large_message_passes(chain: Chain, method: str) -> None:
+    data = os.urandom(32 * 1024 * 1024)
+    assert await chain.call(method)(data) == data
+
+
+@METHODS
+@pytest.mark.spec("D-28")
+async def test_metadata_passes_both_ways(chain: Chain, method: str) -> None:
+    async def answer(request: bytes, context: Context) -> bytes:
+        await context.send_initial_metadata((("x-first", "1"), ("x-first-bin", b"\x00\xff")))
+        context.set_trailing_metadata((("x-last", "2"), ("x-last-bin", b"\xfe")))
+        return b"ok"
+
+    chain.backend.unary = answer
+    call = chain.call(method)(b"", metadata=(("x-trace", "abc"), ("x-blob-bin", b"\x00\x01\xff")))
+    assert await call == b"ok"
+    assert chain.backend.metadata["x-trace"] == "abc"
+    assert chain.backend.metadata["x-blob-bin"] == b"\x00\x01\xff"
+    initial, trailing = dict(await call.initial_metadata()), dict(await call.trailing_metadata())
+    assert (initial["x-first"], initial["x-first-bin"]) == ("1", b"\x00\xff")
+    assert (trailing["x-last"], trailing["x-last-bin"]) == ("2", b"\xfe")
+
+
+@METHODS
+async def test_a_status_passes_with_message_and_details(chain: Chain, method: str) -> None:
+    async def answer(request: bytes, context: Context) -> bytes:
+        trailing = (("grpc-status-details-bin", b"\x08\x05"), ("x-why", "so"))
+        await context.abort(grpc.StatusCode.DATA_LOSS, "bits are göne", trailing)
+        raise AssertionError
+
+    chain.backend.unary = answer
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await chain.call(method)(b"")
+    assert caught.value.code() is grpc.StatusCode.DATA_LOSS
+    assert caught.value.details() == "bits are göne"
+    trailing = dict(caught.value.trailing_metadata())
+    assert trailing["grpc-status-details-bin"] == b"\x08\x05"
+    assert trailing["x-why"] == "so"
+
+
+@METHODS
+async def test_the_deadline_reaches_the_backend(chain: Chain, method: str) -> None:
+    await chain.call(method)(b"", timeout=50)
+    assert chain.backend.time_left_s is not None
+    assert 0 < chain.backend.time_left_s <= 51  # gRPC rounds up
+    chain.backend.time_left_s = 0
+    await chain.call(method)(b"")
+    left_s: float | None = chain.backend.time_left_s
+    assert left_s is None or left_s > 1e6
+
+
+@METHODS
+async def test_a_caller_that_cancels_cancels_the_backends_call(chain: Chain, method: str) -> None:
+    gate = Gate()
+
+    async def answer(request: bytes, context: Context) -> bytes:
+        gate.entered.set()
+        try:
+            await gate.opened.wait()
+        except asyncio.CancelledError:
+            gate.cancelled.set()
+            raise
+        return b""
+
+    chain.backend.unary = answer
+    call = chain.call(method)(b"")
+    waiting = asyncio.ensure_future(_result(call))
+    await until(gate.entered)
+    call.cancel()
+    await until(gate.cancelled)
+    await asyncio.wait([waiting])
+
+
+@METHODS
+async def test_a_backend_that_restarts_is_found_again(
+    chain: Chain, short: str, method: str
+) -> None:
+    lonely = Chain(short)
+    lonely.front, lonely.back = f"{short}/front2.sock", f"{short}/back2.sock"
+    await lonely.caller.close()
+    lonely.caller = channel.connect(lonely.front)
+    async with channel.connect(lonely.back) as onwards:
+        passing = passthrough.Passthrough(onwards)
+        async with server.serving(lonely.front, name="t", generic=[passing]):
+            for _ in range(2):
+                await refused(lonely.call(method)(b"x"), grpc.StatusCode.UNAVAILABLE)
+                async with lonely.serving_backend(), asyncio.timeout(30):
+                    while not await _answers(lonely, method):
+                        pass
+            await lonely.caller.close()
+
+
+async def test_an_unknown_method_of_the_backend_is_unimplemented(short: str) -> None:
+    back, front = f"{short}/b.sock", f"{short}/f.sock"
+    plain = grpc.aio.server()
+    plain.add_insecure_port(f"unix:{back}")
+    await plain.start()
+    try:
+        async with (
+            channel.connect(back) as onwards,
+            server.serving(front, name="t", generic=[passthrough.Passthrough(onwards)]),
+            channel.connect(front) as caller,
+        ):
+            for method in (UNARY, UNKNOWN):
+                call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = caller.unary_unary(method)
+                await refused(call(b""), grpc.StatusCode.UNIMPLEMENTED)
+    finally:
+        await plain.stop(grace=None)
+
+
+async def test_a_stream_in_both_directions_passes_message_by_message(chain: Chain) -> None:
+    stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+    stream = chain.caller.stream_stream("/csi.v9.Future/Stream")
+    call = stream()
+    for word in (b"one", b"two"):
+        await call.write(word)
+        assert await call.read() == word
+        assert await call.read() == word.upper()
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_names_from_outside_are_not_kept(chain: Chain, short: str) -> None:
+    async with channel.connect(chain.back) as onwards:
+        passing = passthrough.Passthrough(onwards)
+        details = [_Details(f"/x/M{number}") for number in range(100)]
+        for each in details:
+            assert passing.service(each) is not None
+        assert len(passing._handlers) == 0
+
+
+class _Details(grpc.HandlerCallDetails):
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.invocation_metadata = ()
+
+
+async def _answers(chain: Chain, method: str) -> bool:
+    try:
+        return await chain.call(method)(b"x", timeout=5) == b"x"
+    except grpc.aio.AioRpcError:
+        return False
+
+
+async def _result(call: Any) -> Any:
+    return await call

@@ -1,0 +1,112 @@
+"""What may be seen of a message: everything but credentials, at any depth."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from crust import logs
+from crust.rpc import redaction
+from crust.wire.csi.v1 import csi_pb2
+from tests.support import node as nodes
+
+SECRET = "s3same-0pen"
+
+
+def test_fields_that_csi_marks_are_replaced() -> None:
+    request = csi_pb2.NodePublishVolumeRequest(volume_id="v", secrets={"user": SECRET})
+    told = redaction.describe(request)
+    assert told == {"volume_id": "v", "secrets": "***"}
+
+
+def test_mount_flags_are_replaced_deep_inside() -> None:
+    request = csi_pb2.CreateVolumeRequest(name="v")
+    capability = request.volume_capabilities.add()
+    capability.mount.mount_flags.append(f"password={SECRET}")
+    capability.mount.fs_type = "ext4"
+    told = redaction.describe(request)
+    assert told["volume_capabilities"] == [{"mount": {"fs_type": "ext4", "mount_flags": "***"}}]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "csi.storage.k8s.io/serviceAccount.tokens",
+        "adminPassword",
+        "SECRET_ref",
+        "apiKey",
+        "credentials",
+    ],
+)
+def test_keys_of_maps_that_sound_like_credentials_are_replaced(key: str) -> None:
+    request = csi_pb2.NodePublishVolumeRequest(volume_context={key: SECRET, "pool": "a"})
+    assert redaction.describe(request) == {"volume_context": {key: "***", "pool": "a"}}
+
+
+def test_every_field_that_csi_marks_in_every_message_is_replaced() -> None:
+    marked = 0
+    for message in csi_pb2.DESCRIPTOR.message_types_by_name.values():
+        for field in message.fields:
+            if field.GetOptions().Extensions[csi_pb2.csi_secret]:
+                marked += 1
+                built = getattr(csi_pb2, message.name)(**{field.name: {"k": SECRET}})
+                assert SECRET not in str(redaction.describe(built))
+    assert marked >= 10
+
+
+def test_unset_fields_and_plain_lists_are_as_they_are() -> None:
+    info = csi_pb2.NodeGetInfoResponse(node_id="n", supported_file_systems=["ext4", "xfs"])
+    assert redaction.describe(info) == {
+        "node_id": "n",
+        "supported_file_systems": ["ext4", "xfs"],
+    }
+
+
+@pytest.fixture
+def everything_logged() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    logs.configure(level="debug", fmt="json", stream=stream)
+    yield stream
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+async def test_a_planted_secret_is_in_no_log_line_no_file_and_no_error(
+    everything_logged: io.StringIO, short: str
+) -> None:
+    """A whole life of a volume, its secret in every field that can hold one, at the loudest level."""
+    places = nodes.Places.make(short)
+    context = {"csi.storage.k8s.io/serviceAccount.tokens": SECRET, "pool": "a"}
+    async with nodes.running(places) as node, node.handler():
+        target = places.target("one")
+        fields: dict[str, Any] = {"secrets": {"key": SECRET}, "volume_context": context}
+        await node.co.publish("vol-1", target, **fields)
+        await node.co.publish("vol-1", target, **fields)
+        flags = {"fs_type": "ext4", "mount_flags": [f"password={SECRET}"]}
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await node.co.publish("vol-2", places.target("two"), mount=flags, **fields)
+        assert SECRET not in str(refused.value)
+        assert _files_with(SECRET, short) == []
+        with node.sandbox(target):
+            await node.co.stats("vol-1", target)
+        await node.co.unpublish("vol-1", target)
+    text = everything_logged.getvalue()
+    assert "NodePublishVolume" in text
+    assert "deferred" in [json.loads(line)["message"] for line in text.splitlines()]
+    assert SECRET not in text
+
+
+def _files_with(secret: str, root: str) -> list[str]:
+
+    return [
+        str(path)
+        for path in Path(root).rglob("*")
+        if path.is_file() and secret.encode() in path.read_bytes()
+    ]

@@ -1,0 +1,179 @@
+"""A socket belongs to one process, and a socket that a dead one left belongs to the next."""
+
+import asyncio
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from crust import errors
+from crust.host import ownership
+from crust.rpc import channel, server
+
+
+class Echo(grpc.GenericRpcHandler):
+    """Answers everything with what it got."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        async def behave(request: bytes, _: object) -> bytes:
+            return request
+
+        return grpc.unary_unary_rpc_method_handler(behave)
+
+
+async def echo(path: str) -> bytes:
+    async with channel.connect(path) as connected:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary("/x/Y")
+        return await call(b"hello", timeout=10)
+
+
+async def test_it_serves_and_leaves_no_socket(short: str) -> None:
+    path = f"{short}/a.sock"
+    async with server.serving(path, name="t", generic=[Echo()]):
+        assert await echo(path) == b"hello"
+        mode = os.stat(path).st_mode
+        assert stat.S_ISSOCK(mode)
+        assert stat.S_IMODE(mode) == 0o600
+    assert not os.path.exists(path)
+
+
+async def test_a_second_server_on_the_socket_is_refused_with_the_holder(short: str) -> None:
+    path = f"{short}/a.sock"
+    async with server.serving(path, name="t", generic=[Echo()]):
+        with pytest.raises(ownership.AlreadyOwned, match=f"process {os.getpid()} holds it"):
+            async with server.serving(path, name="u"):
+                raise AssertionError("two servers")
+        assert await echo(path) == b"hello"
+
+
+async def test_a_strangers_server_is_refused_with_its_process(short: str) -> None:
+    """No lock of ours is on it: a driver that still has the socket that the proxy shall have."""
+    path = f"{short}/a.sock"
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(path)
+        stranger.listen()
+        before = os.stat(path).st_ino
+        with pytest.raises(server.SocketInUse, match=f"process {os.getpid()} already listens"):
+            async with server.serving(path, name="t"):
+                raise AssertionError("two servers")
+        assert os.stat(path).st_ino == before
+
+
+async def test_a_listener_that_hangs_is_refused_too(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_PROBE_S", 0.05)
+    path = f"{short}/a.sock"
+    with socket.socket(socket.AF_UNIX) as stranger, socket.socket(socket.AF_UNIX) as waiting:
+        stranger.bind(path)
+        stranger.listen(0)
+        waiting.connect(path)  # fills the queue: nobody accepts
+        with pytest.raises(errors.CrustError, match="who listens"):
+            async with server.serving(path, name="t"):
+                raise AssertionError("two servers")
+
+
+async def test_the_socket_of_a_killed_process_is_replaced(short: str) -> None:
+    path = f"{short}/a.sock"
+    code = (
+        "import asyncio, sys\n"
+        "from crust.rpc import server\n"
+        "async def main():\n"
+        "    async with server.serving(sys.argv[1], name='t'):\n"
+        "        print('serving', flush=True)\n"
+        "        await asyncio.get_running_loop().create_future()\n"
+        "asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, path, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"serving\n"
+    with pytest.raises(ownership.AlreadyOwned, match=f"process {process.pid} holds it"):
+        async with server.serving(path, name="t"):
+            raise AssertionError("two servers")
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    assert os.path.exists(path)
+    async with server.serving(path, name="t", generic=[Echo()]):
+        assert await echo(path) == b"hello"
+
+
+async def test_a_file_in_the_way_is_kept(short: str) -> None:
+    path = f"{short}/a.sock"
+    with open(path, "w", encoding="ascii") as file:
+        file.write("mine")
+    with pytest.raises(server.NotASocket, match="no socket"):
+        async with server.serving(path, name="t"):
+            raise AssertionError("served")
+    with open(path, encoding="ascii") as file:
+        assert file.read() == "mine"
+    os.unlink(path)
+    async with server.serving(path, name="t"):  # the refusal gave the lock back
+        pass
+
+
+@pytest.mark.parametrize("path", ["relative.sock", "unix:///run/a.sock", ""])
+async def test_a_path_that_is_not_absolute_is_refused(path: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match="not absolute"):
+        async with server.serving(path, name="t"):
+            raise AssertionError("served")
+
+
+async def test_a_path_that_is_too_long_is_refused_before_anything_is_made(short: str) -> None:
+    path = f"{short}/{'d' * 90}/a.sock"
+    with pytest.raises(channel.SocketPathTooLong, match="107"):
+        async with server.serving(path, name="t"):
+            raise AssertionError("served")
+    assert os.listdir(short) == []
+
+
+async def test_the_lock_may_lie_elsewhere(short: str) -> None:
+    """CSI allows no other file beside a plugin's socket."""
+    path = f"{short}/plugin/csi.sock"
+    async with server.serving(path, name="t", lock_path=f"{short}/run/csi.lock"):
+        assert os.listdir(f"{short}/plugin") == ["csi.sock"]
+        assert stat.S_IMODE(os.stat(f"{short}/plugin").st_mode) == 0o700
+
+
+async def test_what_cannot_be_bound_is_a_typed_error(
+    short: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = f"{short}/plugin/csi.sock"
+    lock = f"{short}/csi.lock"
+    os.symlink(f"{short}/nowhere/deep", path.rpartition("/")[0])
+    with pytest.raises(errors.CrustError, match=r"csi.sock"):
+        async with server.serving(path, name="t", lock_path=lock):
+            raise AssertionError("served")
+    capfd.readouterr()
+
+
+async def test_a_stop_lets_running_calls_finish(short: str) -> None:
+    path = f"{short}/a.sock"
+    began, end = asyncio.Event(), asyncio.Event()
+
+    class Slow(grpc.GenericRpcHandler):
+        def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+            async def behave(request: bytes, _: object) -> bytes:
+                began.set()
+                await end.wait()
+                return b"done"
+
+            return grpc.unary_unary_rpc_method_handler(behave)
+
+    serving = server.serving(path, name="t", generic=[Slow()])
+    await serving.__aenter__()
+    call = asyncio.create_task(echo(path))
+    await began.wait()
+    stop = asyncio.create_task(serving.__aexit__(None, None, None))
+    await asyncio.wait([stop], timeout=0)
+    end.set()
+    assert await call == b"done"
+    await stop

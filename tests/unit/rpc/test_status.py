@@ -1,0 +1,77 @@
+"""The one table between errors and status codes: nothing is missing from it, in either direction."""
+
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from crust import errors
+from crust.rpc import status
+from tests.support import error_table
+
+PAGE = Path(__file__).parents[3] / "docs" / "errors.md"
+BRANCHES = [
+    each for each in errors.CrustError.__subclasses__() if each.__module__ == "crust.errors"
+]
+
+
+def test_every_branch_has_a_row_and_no_two_branches_share_a_code() -> None:
+    assert set(BRANCHES) <= set(status.CODES)
+    codes = [status.CODES[branch] for branch in BRANCHES]
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize("leaf", error_table.all_classes(), ids=lambda each: each.__qualname__)
+def test_every_error_hangs_on_a_branch_and_internal_is_for_what_failed_by_itself(
+    leaf: type[errors.CrustError],
+) -> None:
+    branch = error_table.branch_of(leaf)
+    assert branch in status.CODES
+    internal = status.code_of_class(leaf) is grpc.StatusCode.INTERNAL
+    assert internal == issubclass(leaf, errors.RuntimeFailed)
+    assert leaf.__doc__
+
+
+@pytest.mark.parametrize("branch", BRANCHES, ids=lambda each: each.__name__)
+def test_a_peers_status_comes_back_as_its_branch_with_the_peers_sentence(
+    branch: type[errors.CrustError],
+) -> None:
+    there = branch("it failed", why="so", hint="do this")
+    back = status.to_error(_rpc_error(status.code_of(there), str(there)))
+    assert type(back) is branch
+    assert str(back) == "it failed: so; do this"
+
+
+@pytest.mark.parametrize(
+    ("code", "branch"),
+    [
+        (grpc.StatusCode.DEADLINE_EXCEEDED, errors.PeerUnavailable),
+        (grpc.StatusCode.CANCELLED, errors.PeerUnavailable),
+        (grpc.StatusCode.UNAUTHENTICATED, errors.Refused),
+        (grpc.StatusCode.UNKNOWN, errors.RuntimeFailed),
+    ],
+)
+def test_codes_that_are_nobodys_row_come_back_as_the_nearest_branch(
+    code: grpc.StatusCode, branch: type[errors.CrustError]
+) -> None:
+    assert type(status.to_error(_rpc_error(code, "words"))) is branch
+
+
+def test_every_code_that_there_is_comes_back_as_an_error() -> None:
+    for code in grpc.StatusCode:
+        assert str(status.to_error(_rpc_error(code, ""))) != ""
+
+
+def test_an_error_without_a_branch_is_internal() -> None:
+    assert status.code_of(errors.CrustError("bare")) is grpc.StatusCode.INTERNAL
+
+
+def test_the_page_of_errors_is_what_the_code_says() -> None:
+    assert PAGE.read_text(encoding="utf-8") == error_table.render(), (
+        "run: python -m tests.support.error_table > docs/errors.md"
+    )
+
+
+def _rpc_error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)

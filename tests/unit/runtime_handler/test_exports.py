@@ -1,0 +1,17 @@
+"""crust.runtime_handler: what it exports, and what importing it costs."""
+
+import subprocess
+import sys
+
+from crust import runtime_handler
+
+
+def test_what_is_exported_is_sorted_and_there() -> None:
+    assert runtime_handler.__all__ == sorted(runtime_handler.__all__)
+    for name in runtime_handler.__all__:
+        assert hasattr(runtime_handler, name)
+
+
+def test_claiming_and_resolving_import_no_grpc() -> None:
+    program = "import sys, crust.runtime_handler; sys.exit(any(m.partition('.')[0] == 'grpc' for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

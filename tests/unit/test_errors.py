@@ -1,0 +1,22 @@
+"""Errors tell people what, why, and what to do."""
+
+from crust import errors
+
+
+def test_a_message_is_what_why_and_what_to_do() -> None:
+    assert str(errors.NotReady("a", why="b", hint="c")) == "a: b; c"
+    assert str(errors.NotReady("a", why="b")) == "a: b"
+    assert str(errors.NotReady("a", hint="c")) == "a; c"
+    assert str(errors.NotReady("a")) == "a"
+
+
+def test_the_parts_can_be_read_one_by_one() -> None:
+    error = errors.Corrupt("a", why="b", hint="c")
+    assert (error.what, error.why, error.hint) == ("a", "b", "c")
+
+
+def test_every_branch_has_its_line_in_the_tree() -> None:
+    tree = errors.__doc__ or ""
+    for branch in errors.CrustError.__subclasses__():
+        if branch.__module__ == "crust.errors":
+            assert f"─ {branch.__name__} " in tree

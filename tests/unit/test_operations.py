@@ -1,0 +1,159 @@
+"""Operations outlive their callers, one at a time per key."""
+
+import asyncio
+import logging
+
+import pytest
+
+from crust import operations
+
+
+class Work:
+    """Something that takes until it is told, and may fail."""
+
+    def __init__(self) -> None:
+        self.began = asyncio.Event()
+        self.end = asyncio.Event()
+        self.runs = 0
+        self.error: Exception | None = None
+
+    async def __call__(self) -> int:
+        self.runs += 1
+        self.began.set()
+        await self.end.wait()
+        if self.error is not None:
+            raise self.error
+        return self.runs
+
+
+async def test_an_identical_request_joins_and_gets_the_same_result() -> None:
+    running, work = operations.KeyedOperations(), Work()
+    first = asyncio.create_task(running.run("v", "publish", {"a": 1}, work))
+    await work.began.wait()
+    second = asyncio.create_task(running.run("v", "publish", {"a": 1}, work))
+    await asyncio.sleep(0)
+    work.end.set()
+    assert list(await asyncio.gather(first, second)) == [1, 1]
+    assert work.runs == 1
+
+
+@pytest.mark.parametrize(("name", "identity"), [("publish", 2), ("unpublish", 1)])
+async def test_a_different_request_is_busy_and_hears_who_holds_the_key(
+    name: str, identity: int
+) -> None:
+    running, work = operations.KeyedOperations(), Work()
+    first = asyncio.create_task(running.run("v", "publish", 1, work))
+    await work.began.wait()
+    with pytest.raises(operations.Busy, match=r"v is busy: publish has been running .* retry"):
+        await running.run("v", name, identity, work)
+    assert await running.run("other", name, identity, _done) == "done"
+    work.end.set()
+    await first
+
+
+async def test_a_failure_reaches_everybody_who_waits_and_frees_the_key() -> None:
+    running, work = operations.KeyedOperations(), Work()
+    work.error = ValueError("no")
+    first = asyncio.create_task(running.run("v", "publish", 1, work))
+    await work.began.wait()
+    second = asyncio.create_task(running.run("v", "publish", 1, work))
+    await asyncio.sleep(0)
+    work.end.set()
+    results = await asyncio.gather(first, second, return_exceptions=True)
+    assert [type(each) for each in results] == [ValueError, ValueError]
+    assert await running.run("v", "unpublish", 1, _done) == "done"
+
+
+async def test_a_cancelled_caller_leaves_and_the_work_goes_on() -> None:
+    running, work = operations.KeyedOperations(), Work()
+    first = asyncio.create_task(running.run("v", "publish", 1, work))
+    await work.began.wait()
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    again = asyncio.create_task(running.run("v", "publish", 1, work))
+    await asyncio.sleep(0)
+    work.end.set()
+    assert await again == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(None, "operation finished after its callers left"), (ValueError("no"), "operation failed")],
+)
+async def test_what_becomes_of_work_that_nobody_waits_for_is_logged(
+    error: Exception | None, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    running, work = operations.KeyedOperations(), Work()
+    work.error = error
+    first = asyncio.create_task(running.run("v", "publish", 1, work))
+    await work.began.wait()
+    first.cancel()
+    work.end.set()
+    await running.drain()
+    assert any(message in record.getMessage() for record in caplog.records)
+
+
+async def test_drain_refuses_newcomers_and_waits_for_what_runs() -> None:
+    running, work = operations.KeyedOperations(), Work()
+    first = asyncio.create_task(running.run("v", "publish", 1, work))
+    await work.began.wait()
+    draining = asyncio.create_task(running.drain())
+    await asyncio.sleep(0)
+    for identity in (1, 2):
+        with pytest.raises(operations.ShuttingDown, match="stopping"):
+            await running.run("w", "publish", identity, work)
+    assert not draining.done()
+    work.end.set()
+    await draining
+    assert await first == 1
+
+
+async def test_what_is_beside_operations_never_meets_one() -> None:
+    running, work = operations.KeyedOperations(), Work()
+    with running.beside("v"), running.beside("v"):
+        with pytest.raises(operations.Busy, match="v is busy"):
+            await running.run("v", "publish", 1, work)
+        assert await running.run("w", "publish", 1, _done) == "done"
+    first = asyncio.create_task(running.run("v", "publish", 1, work))
+    await work.began.wait()
+    with pytest.raises(operations.Busy, match="publish"), running.beside("v"):
+        raise AssertionError("beside a running operation")
+    work.end.set()
+    await first
+    with running.beside("v"):
+        pass
+
+
+async def _done() -> str:
+    return "done"
+
+
+async def test_held_keys_refuse_everybody_until_they_are_let_go_all_or_none() -> None:
+    running, work = operations.KeyedOperations(), Work()
+
+    async def copying() -> int:
+        with running.holding(["a", "b"], "copy"):
+            return await work()
+
+    task = asyncio.create_task(running.run("c", "copy", None, copying))
+    await work.began.wait()
+    for key in ("a", "b"):
+        with pytest.raises(operations.Busy, match="copy"):
+            await running.run(key, "copy", None, work)
+        with pytest.raises(operations.Busy), running.beside(key):
+            pass
+
+    async def both() -> None:
+        with running.holding(["d", "b"], "other"):
+            pass
+
+    with pytest.raises(operations.Busy):
+        await running.run("e", "other", None, both)
+    free = Work()
+    free.end.set()
+    assert await running.run("d", "other", None, free) == 1
+    work.end.set()
+    await task
+    assert await running.run("a", "copy", None, free) == 2

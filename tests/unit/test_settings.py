@@ -1,0 +1,99 @@
+"""Settings: defaults < file < environment < flags, and nothing unknown."""
+
+from typing import Any
+
+import pytest
+
+from crust import settings
+from crust.settings import BadSettings, DriverSettings, ProxySettings, ShimSettings
+
+DRIVER = {"name": "d.example.com", "socket": "/run/d.sock", "backend": "/run/s.sock"}
+TOML = """
+run_dir = "/run/file"
+handler_grace_s = 1.5
+[[drivers]]
+name = "file.example.com"
+socket = "/run/a.sock"
+backend = "/run/b.sock"
+"""
+
+
+def proxy(toml: str = "", environ: dict[str, str] | None = None, **flags: Any) -> ProxySettings:
+    return settings.load(ProxySettings, "proxy", toml=toml, environ=environ or {}, flags=flags)
+
+
+def test_the_defaults_are_those_of_a_kubernetes_node() -> None:
+    loaded = proxy(drivers=(DRIVER,))
+    assert loaded.run_dir == "/run/crust"
+    assert loaded.volumes_root == "/run/crust/volumes"
+    assert loaded.target_roots == ("/var/lib/kubelet",)
+    assert loaded.log_level == "info"
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file() -> None:
+    environ = {"CRUST_RUN_DIR": "/run/env", "CRUST_HANDLER_GRACE_S": "2.5"}
+    loaded = proxy(TOML, environ, run_dir="/run/flag")
+    assert loaded.run_dir == "/run/flag"
+    assert loaded.handler_grace_s == 2.5
+    assert loaded.drivers[0].name == "file.example.com"
+    assert proxy(TOML, environ).run_dir == "/run/env"
+    assert proxy(TOML).run_dir == "/run/file"
+
+
+def test_a_flag_that_was_not_given_changes_nothing() -> None:
+    assert proxy(TOML, {}, run_dir=None).run_dir == "/run/file"
+
+
+def test_a_list_in_the_environment_is_split_at_commas() -> None:
+    loaded = proxy(TOML, {"CRUST_TARGET_ROOTS": "/a,/b"})
+    assert loaded.target_roots == ("/a", "/b")
+
+
+def test_other_variables_of_the_environment_are_nobodys_business() -> None:
+    assert proxy(TOML, {"RUN_DIR": "/x", "CRUST_OTHER": "1"}).run_dir == "/run/file"
+
+
+@pytest.mark.parametrize(
+    ("toml", "flags", "words"),
+    [
+        ('colour = "red"', {"drivers": (DRIVER,)}, "colour"),
+        ("run_dir = [", {}, "not TOML"),
+        ("", {}, "drivers"),
+        ("", {"drivers": ()}, "drivers"),
+        ("", {"drivers": ({**DRIVER, "colour": "red"},)}, "colour"),
+        ("", {"drivers": ({**DRIVER, "socket": "relative.sock"},)}, "socket"),
+        ("", {"drivers": ({**DRIVER, "socket": "/" + "s" * 107},)}, "socket"),
+        ("", {"drivers": ({**DRIVER, "name": "no spaces"},)}, "name"),
+        ("", {"drivers": (DRIVER, {**DRIVER, "socket": "/t"})}, "two drivers have the same name"),
+        ("", {"drivers": (DRIVER, {**DRIVER, "name": "e"})}, "two drivers have the same socket"),
+        ("", {"drivers": (DRIVER,), "handler_grace_s": -1}, "handler_grace_s"),
+        ("", {"drivers": (DRIVER,), "handler_grace_s": "nan"}, "handler_grace_s"),
+        ("", {"drivers": (DRIVER,), "log_level": "loud"}, "log_level"),
+        ("", {"drivers": (DRIVER,), "target_roots": ()}, "target_roots"),
+        ("", {"drivers": (DRIVER,), "target_roots": ("relative",)}, "target_roots"),
+    ],
+)
+def test_what_is_not_usable_is_refused_by_its_name(
+    toml: str, flags: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(BadSettings, match="crust proxy cannot start") as caught:
+        proxy(toml, **flags)
+    assert words in str(caught.value)
+    assert "docs/operations.md" in caught.value.hint
+
+
+def test_an_environment_that_is_not_usable_is_refused_too() -> None:
+    with pytest.raises(BadSettings, match="handler_grace_s"):
+        proxy(TOML, {"CRUST_HANDLER_GRACE_S": "soon"})
+
+
+def test_settings_do_not_change_once_they_are_loaded() -> None:
+    loaded = proxy(TOML)
+    with pytest.raises(ValueError, match="frozen"):
+        loaded.run_dir = "/elsewhere"  # type: ignore[misc]
+
+
+def test_shim_and_driver_say_what_they_need() -> None:
+    for model, missing in ((ShimSettings, "driver_socket"), (DriverSettings, "node_id")):
+        with pytest.raises(BadSettings, match=missing):
+            settings.load(model, "it", environ={}, flags={"socket": "/run/s.sock"})
