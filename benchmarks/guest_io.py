@@ -1,0 +1,157 @@
+"""A volume in a microVM: its block device with the filesystem mounted in the guest, against a host mount shared in.
+
+One and the same guest (the distribution's standard kernel, which has 9p) has both: a virtio-blk disk with ext4, and
+an ext4 that the host mounts and shares by 9p and by virtio-fs where virtiofsd is there. Each way takes its turn in
+every round, with small files and with synced writes. The images lie on one host filesystem.
+"""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks import figures
+from examples.kata.guest import image
+from examples.kata.vm import accel, machine, spec, values
+
+NAME = "guest"
+ROUNDS = 3
+FILES = 2000
+WRITES = 300
+IMAGE_BYTES = 512 << 20
+CACHE = Path(".cache/guest")
+BLOCK = "virtio-blk, ext4 in the guest"
+NINE_P = "9p of a host mount"
+VIRTIO_FS = "virtio-fs of a host mount"
+_TIMEOUT_S = 600.0
+
+Times = dict[tuple[str, str], list[float]]
+
+
+class WorkloadFailed(Exception):
+    """The workload ended with an error in the guest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Milliseconds by operation and way."""
+
+    samples: dict[tuple[str, str], figures.Samples]
+    accelerator: str
+
+    def report(self) -> figures.Report:
+        """The figures; no promise was made."""
+        return figures.Report(
+            name=NAME,
+            title="A volume's filesystem, seen from a workload in a microVM",
+            method=(
+                f"{ROUNDS} rounds of {FILES:,} small files and {WRITES} synced writes per way, in one guest. "
+                f"{self._accelerator()}"
+            ),
+            rows=tuple(
+                figures.Row(f"{what}: {way}", each, "" if way == BLOCK else f"{what}: {BLOCK}")
+                for (what, way), each in self.samples.items()
+            ),
+            meaning=(
+                "The guest's own filesystem answers names and attributes from its own caches; a share asks the host "
+                "for them, one exchange after another. A share's fsync(2) is the host's alone, without a second "
+                "journal in the guest, so it can be the quicker one."
+            ),
+        )
+
+    def _accelerator(self) -> str:
+        if self.accelerator == "kvm":
+            return "The accelerator is KVM."
+        return (
+            "The accelerator is software emulation (TCG), where the guest's processor is slow: times say nothing "
+            "about KVM, and ratios less than they seem."
+        )
+
+
+async def measure() -> Result:
+    """Run it in a VM of its own."""
+    guest_image = await asyncio.to_thread(image.build, CACHE, "standard")
+    accelerator = await accel.probe(guest_image, CACHE)
+    with TemporaryDirectory(prefix="crust-bench-") as place, _host_mount(Path(place)) as mounted:
+        async with _guest(guest_image, accelerator.kind, Path(place), mounted) as vm:
+            times: Times = {}
+            ways = await _mount(vm, Path(place))
+            for number in range(ROUNDS):
+                for way, volume in ways.items():
+                    await _work(vm, way, volume, number, times)
+    order = sorted(
+        times, key=lambda key: list(dict.fromkeys(what for what, _ in times)).index(key[0])
+    )
+    return Result({key: figures.Samples.of("ms", times[key]) for key in order}, accelerator.kind)
+
+
+async def _mount(vm: machine.Machine, place: Path) -> dict[str, str]:
+    """Mount every way that there is; returns the volume's name in the guest by way."""
+    ways = {BLOCK: "disk", NINE_P: "ninep"}
+    await vm.attach("disk", await asyncio.to_thread(_ext4, place / "disk.img"))
+    await vm.guest.mount(values.VolumeMount("disk", "ext4"))
+    # as Kata mounts it, with larger messages
+    nine_p = ("version=9p2000.L", "cache=mmap", "msize=262144")
+    await vm.guest.mount(values.VolumeMount("ninep", "9p", nine_p))
+    if spec.VIRTIOFSD.exists():
+        await vm.guest.mount(values.VolumeMount("virtiofs", "virtiofs"))
+        ways[VIRTIO_FS] = "virtiofs"
+    return ways
+
+
+async def _work(vm: machine.Machine, way: str, volume: str, number: int, times: Times) -> None:
+    workload = (Path(__file__).parent / "guest_workload.py").read_bytes()
+    command = ("python3", "-", "/data", str(FILES), str(WRITES))
+    wanted = values.ContainerSpec(
+        f"bench-{volume}-{number}", command, binds=(values.Bind(volume, "/data"),)
+    )
+    done = await vm.guest.run(wanted, stdin=workload, limit_bytes=1 << 22, timeout_s=_TIMEOUT_S)
+    if done.exit.code != 0:
+        raise WorkloadFailed(f"{way}: {done.exit}: {done.stderr.decode(errors='replace')[-500:]}")
+    for what, taken in json.loads(done.stdout).items():
+        times.setdefault((what, way), []).extend(each / 1e6 for each in taken)
+
+
+@contextlib.asynccontextmanager
+async def _guest(
+    guest_image: image.GuestImage, kind: spec.Acceleration, place: Path, mounted: Path
+) -> AsyncIterator[machine.Machine]:
+    shares = [spec.Share("ninep", mounted, "9p")]
+    if spec.VIRTIOFSD.exists():
+        shares.append(spec.Share("virtiofs", mounted, "virtiofs"))
+    wanted = spec.MachineSpec(
+        "bench", guest_image, kind, memory_mib=512, volume_slots=1, shares=tuple(shares)
+    )
+    vm = await machine.start(wanted, place / "vm")
+    try:
+        yield vm
+    finally:
+        await vm.stop()
+
+
+@contextlib.contextmanager
+def _host_mount(place: Path) -> Iterator[Path]:
+    """An ext4 of its own that the host has mounted, as an ordinary publish leaves it."""
+    mounted = place / "mounted"
+    mounted.mkdir()
+    _run("mount", "-o", "loop", str(_ext4(place / "host.img")), str(mounted))
+    try:
+        yield mounted
+    finally:
+        _run("umount", str(mounted))
+
+
+def _ext4(path: Path) -> Path:
+    with path.open("wb") as file:
+        file.truncate(IMAGE_BYTES)
+    # nothing may be left for the kernel to initialise while it is measured
+    _run("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", str(path))
+    return path
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)

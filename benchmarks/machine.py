@@ -1,0 +1,42 @@
+"""The machine that was measured, as far as it explains the figures: no names, no paths."""
+
+import datetime
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What to know before comparing two pages."""
+
+    cores: int
+    memory_gib: int
+    processor: str
+    kernel: str
+    python: str
+    grpc: str
+    taken_on: str
+
+
+def describe() -> Description:
+    """Look at this machine."""
+    return Description(
+        cores=os.cpu_count() or 1,
+        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        processor=_processor(),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        grpc=metadata.version("grpcio"),
+        taken_on=datetime.datetime.now(datetime.UTC).date().isoformat(),
+    )
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.machine()

@@ -1,0 +1,197 @@
+"""A node to measure: driver, shim and proxy as the processes that they are, and a handler in this one.
+
+The proxy serves two CSI sockets: one before shim and driver (what a node has), one straight before the driver, which
+shows what one hop costs. The run directories lie on a tmpfs, as /run does on every node; the pool lies on the
+disk. Leaving stops the processes, newest first, and removes every directory.
+"""
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crust import volumes
+from crust.host import loop, mounts
+from crust.rpc import channel
+from crust.runtime_handler import registration, service
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from examples.kata.demo.kubelet import Kubelet
+from examples.kata.demo.node import DRIVER, HANDLER, Places
+
+ONE_HOP = "onehop.csi.crust.dev"
+STOP_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One daemon of the node."""
+
+    running: asyncio.subprocess.Process
+
+    def resident_mib(self) -> float:
+        """VmRSS of proc(5), now."""
+        status = Path(f"/proc/{self.running.pid}/status").read_text()
+        kib = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
+        return int(kib) / 1024
+
+    async def stop(self) -> None:
+        """SIGTERM; SIGKILL if it does not go."""
+        if self.running.returncode is not None:
+            return
+        self.running.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self.running.wait()
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """kill -9, and wait until it is dead."""
+        self.running.kill()
+        await self.running.wait()
+
+
+class IdleHandler:
+    """A runtime handler without sandboxes."""
+
+    async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
+        """Nothing to tell."""
+        return volumes.VolumeStats(())
+
+    async def expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
+        """Whatever is wanted."""
+        return capacity.required_bytes
+
+    async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
+        """All is well."""
+        return volumes.VolumeCondition(abnormal=False, message="")
+
+    async def list_volumes(self) -> Sequence[service.HeldVolume]:
+        """None."""
+        return ()
+
+
+@contextlib.contextmanager
+def directories() -> Iterator[Places]:
+    """The node's directories, with a tmpfs where a node has /run; removed with everything in them."""
+    base = Path(tempfile.mkdtemp(prefix="crust-bench-"))
+    places = Places(base)
+    with contextlib.ExitStack() as undo:
+        undo.callback(shutil.rmtree, base)
+        undo.callback(_let_go, base)
+        for run in (places.crust_run, base / "driver-run"):
+            run.mkdir()
+            _run("mount", "-t", "tmpfs", "-o", "mode=0700", "crust-bench", str(run))
+        places.logs.mkdir()
+        yield places
+
+
+async def start(places: Places, name: str, *, volumes_root: Path | None = None) -> Process:
+    """Start `python -m crust name …`, its output in a log; it may not serve yet when this returns."""
+    arguments = _arguments(places, volumes_root or places.volumes)[name]
+    with (places.logs / f"{name}.log").open("ab") as log:
+        running = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "crust", name, *arguments, stdout=log, stderr=log
+        )
+    return Process(running)
+
+
+@contextlib.asynccontextmanager
+async def serving(places: Places) -> AsyncIterator[Kubelet]:
+    """Driver, shim, proxy and a registered handler; gives a CO that calls the proxy's socket."""
+    async with contextlib.AsyncExitStack() as stack:
+        for name in ("driver", "shim", "proxy"):
+            process = await start(places, name)
+            stack.push_async_callback(process.stop)
+        await stack.enter_async_context(registered(places))
+        # one after the other: the proxy does not wait for a shim, nor the shim for a driver
+        for socket in (places.driver_socket, places.shim_socket):
+            await answers(socket)
+        co = await stack.enter_async_context(caller(places, places.csi_socket))
+        await co.wait_ready(HANDLER)
+        yield co
+
+
+@contextlib.asynccontextmanager
+async def registered(places: Places) -> AsyncIterator[registration.Registration]:
+    """A handler that stays registered with the proxy, whenever that comes and goes."""
+    hello = registration.Hello(
+        name=volumes.HandlerName(HANDLER),
+        version="0",
+        endpoint=str(places.base / "handler.sock"),
+        filesystems=frozenset({"ext4", "xfs"}),
+        features=frozenset(registration.Feature),
+    )
+    handlers_socket = str(places.crust_run / "handlers.sock")
+    async with (
+        service.serving(hello.endpoint, IdleHandler()),
+        registration.registered(handlers_socket, hello) as lease,
+    ):
+        yield lease
+
+
+@contextlib.asynccontextmanager
+async def caller(places: Places, csi_socket: str) -> AsyncIterator[Kubelet]:
+    """A CO that calls `csi_socket`."""
+    co = Kubelet(places.kubelet, csi_socket, places.inspect_socket)
+    try:
+        yield co
+    finally:
+        await co.close()
+
+
+async def answers(csi_socket: str) -> None:
+    """Return when a call to `csi_socket` has succeeded; a server that is starting is waited for."""
+    async with channel.connect(csi_socket) as connected:
+        stub: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(connected)
+        await stub.Probe(csi_pb2.ProbeRequest(), wait_for_ready=True, timeout=START_TIMEOUT_S)
+
+
+def one_hop_socket(places: Places) -> str:
+    """The proxy's socket straight before the driver."""
+    return str(places.kubelet / "plugins" / ONE_HOP / "csi.sock")
+
+
+def _arguments(places: Places, volumes_root: Path) -> dict[str, list[str]]:
+    root = f"--target-root={places.kubelet}"
+    return {
+        "driver": [
+            f"--socket={places.driver_socket}",
+            f"--state-dir={places.base / 'pool'}",
+            f"--run-dir={places.base / 'driver-run'}",
+            "--node-id=bench",
+            root,
+        ],
+        "shim": [
+            f"--socket={places.shim_socket}",
+            f"--driver-socket={places.driver_socket}",
+            f"--runtime-socket={places.crust_run / 'runtime.sock'}",
+        ],
+        "proxy": [
+            f"--run-dir={places.crust_run}",
+            f"--volumes-root={volumes_root}",
+            f"--driver={DRIVER},{places.csi_socket},{places.shim_socket}",
+            f"--driver={ONE_HOP},{one_hop_socket(places)},{places.driver_socket}",
+            root,
+        ],
+    }
+
+
+def _let_go(base: Path) -> None:
+    """Unmount and detach all that is below `base`, what a benchmark that failed left included."""
+    for mount in reversed(mounts.below(str(base))):
+        mounts.unmount(mount.target)
+    for device in loop.list_all():
+        if device.backing.startswith(f"{base}/"):
+            loop.detach(device)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)

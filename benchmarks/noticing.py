@@ -1,0 +1,168 @@
+"""How long after the rename a runtime handler knows of a volume.
+
+A process of its own publishes by `Store.publish` and says when it renamed. Three directories take turns: one seen
+through bare inotify(7), the floor of what is possible; one watched by `crust.handoff.watch`; and one watched in the
+same way that holds other entries, all of which a look reads. Told are the hint ("look again") and the change: the
+directory scanned, the record read and checked. Every volume is withdrawn again before the next one.
+"""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+from benchmarks import figures, inotify, node, records
+from crust.handoff import watch
+from crust.handoff.store import Store
+
+NAME = "noticing"
+ROUNDS = 400
+WARM_UP = 20
+OTHERS = 100
+INOTIFY = "bare inotify(7): the event"
+HINT = "handoff.watch: the hint"
+CHANGE = "handoff.watch: the record, read"
+CHANGE_OF_MANY = f"handoff.watch: the record, read, beside {OTHERS} other entries"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Milliseconds after the rename."""
+
+    samples: dict[str, figures.Samples]
+
+    def report(self) -> figures.Report:
+        """The figures."""
+        return figures.Report(
+            name=NAME,
+            title="From the rename to the handler",
+            method=f"{ROUNDS} volumes per row, published one at a time by another process, on a tmpfs.",
+            rows=tuple(
+                figures.Row(label, each, "" if label == INOTIFY else INOTIFY)
+                for label, each in self.samples.items()
+            ),
+            meaning=(
+                "The hint pays for a thread beside the event loop; the record for a scan, which reads and checks "
+                f"every entry. At {self.samples[CHANGE].median:.1f} ms it is little beside the start of a sandbox."
+            ),
+        )
+
+
+class Stamped(watch.Watch):
+    """A watch that notes when its last hint came."""
+
+    hinted_ns = 0
+
+    async def __anext__(self) -> None:
+        """A hint, its time noted."""
+        await super().__anext__()
+        self.hinted_ns = time.monotonic_ns()
+
+
+class Reader:
+    """A handler that looks at `root` as the SDK does."""
+
+    def __init__(self, watched: Stamped) -> None:
+        self._watched = watched
+        self._changes = watch.changes(watched)
+
+    async def look(self) -> tuple[int, int]:
+        """Wait for the next change; returns when its hint came and when it was read."""
+        await anext(self._changes)
+        return self._watched.hinted_ns, time.monotonic_ns()
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """The process that publishes."""
+
+    process: asyncio.subprocess.Process
+
+    async def tell(self, verb: str, root: str, number: int) -> int:
+        """Have it publish or withdraw; returns when it renamed."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{verb} {root} {number}\n".encode())
+        return int(await self.process.stdout.readline())
+
+
+@dataclass(slots=True)
+class Times:
+    """What was measured so far, in milliseconds."""
+
+    taken: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, label: str, from_ns: int, to_ns: int) -> None:
+        """One more."""
+        self.taken.setdefault(label, []).append((to_ns - from_ns) / 1e6)
+
+
+async def measure() -> Result:
+    """Run it in three directories of its own."""
+    with node.directories() as places:
+        async with AsyncExitStack() as stack:
+            writer = await stack.enter_async_context(_writer())
+            roots = [str(places.crust_run / name) for name in ("bare", "alone", "many")]
+            for root in roots:
+                Store(root).open()
+            for number in range(OTHERS):
+                Store(roots[2]).publish(records.record(ROUNDS + WARM_UP + number))
+            events = stack.enter_context(inotify.times_of(roots[0], inotify.MOVED_TO))
+            readers = [await _reader(root, stack) for root in roots[1:]]
+            times = Times()
+            for number in range(WARM_UP + ROUNDS):
+                if number == WARM_UP:
+                    times.taken.clear()
+                await _bare(writer, roots[0], number, events, times)
+                await _watched(writer, roots[1], number, readers[0], times, (HINT, CHANGE))
+                await _watched(writer, roots[2], number, readers[1], times, ("", CHANGE_OF_MANY))
+    labels = (INOTIFY, HINT, CHANGE, CHANGE_OF_MANY)
+    return Result({label: figures.Samples.of("ms", times.taken[label]) for label in labels})
+
+
+async def _reader(root: str, stack: AsyncExitStack) -> Reader:
+    reader = Reader(await stack.enter_async_context(Stamped(root)))
+    await reader.look()  # the first look tells what is there at the start
+    return reader
+
+
+async def _bare(
+    writer: Writer, root: str, number: int, events: asyncio.Queue[int], times: Times
+) -> None:
+    renamed_ns = await writer.tell("publish", root, number)
+    times.add(INOTIFY, renamed_ns, await events.get())
+    await writer.tell("withdraw", root, number)
+    await events.get()  # withdrawing is a rename in the directory too
+
+
+async def _watched(
+    writer: Writer, root: str, number: int, reader: Reader, times: Times, labels: tuple[str, str]
+) -> None:
+    looking = asyncio.ensure_future(reader.look())
+    renamed_ns = await writer.tell("publish", root, number)
+    hinted_ns, read_ns = await looking
+    for label, at_ns in zip(labels, (hinted_ns, read_ns), strict=True):
+        times.add(label, renamed_ns, at_ns)
+    looking = asyncio.ensure_future(reader.look())
+    await writer.tell("withdraw", root, number)
+    await looking
+
+
+@contextlib.asynccontextmanager
+async def _writer() -> AsyncIterator[Writer]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "benchmarks.writer"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        yield Writer(process)
+    finally:
+        if process.stdin is not None:
+            process.stdin.close()
+        await process.wait()

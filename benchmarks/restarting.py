@@ -1,0 +1,138 @@
+"""How long a killed proxy is away, and how much memory it takes, with 1,000 entries and with none.
+
+The proxy is killed with -9 and started again, on a directory of 1,000 entries and on an empty one in turn. Its time
+runs from the kill to the first answer through proxy, shim and driver, by a new connection of the CO; and to the
+handler's new lease, which its SDK gets by itself. Python's own start is in it. The entries are valid records of
+volumes that do not exist: the proxy reads them, and asks nobody about them before a call does.
+"""
+
+import asyncio
+import os
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks import figures, inotify, node, records
+from crust.handoff.store import Store
+from crust.runtime_handler.registration import Registration
+from examples.kata.demo.node import Places
+
+NAME = "restart"
+ROUNDS = 15
+ENTRIES = 1000
+GOAL_S, GOAL_MIB = 2.0, 120.0
+SERVES = "kill -9 until it serves"
+LEASED = "kill -9 until the handler is registered again"
+RESIDENT = "resident memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Seconds and MiB by what and number of entries."""
+
+    samples: dict[tuple[str, int], figures.Samples]
+
+    def report(self) -> figures.Report:
+        """The figures against the two goals."""
+        serves, resident = self.samples[SERVES, ENTRIES], self.samples[RESIDENT, ENTRIES]
+        return figures.Report(
+            name=NAME,
+            title=f"The proxy killed and started, with {ENTRIES:,} entries",
+            method=f"{ROUNDS} times with {ENTRIES:,} entries and {ROUNDS} times with none, in turn.",
+            rows=tuple(
+                figures.Row(_label(what, entries), each, "" if entries == 0 else _label(what, 0))
+                for (what, entries), each in self.samples.items()
+            ),
+            goals=(
+                figures.at_most(
+                    f"{ENTRIES:,} entries: serving again in less than {GOAL_S:.0f} s (99th percentile)",
+                    serves.p99,
+                    GOAL_S,
+                    "s",
+                ),
+                figures.at_most(
+                    f"{ENTRIES:,} entries: resident memory below {GOAL_MIB:.0f} MiB",
+                    resident.p99,
+                    GOAL_MIB,
+                    "MiB",
+                ),
+            ),
+            meaning=(
+                "A restart is mostly Python loading its modules; reading the entries adds "
+                f"{serves.median - self.samples[SERVES, 0].median:.2f} s. Running sandboxes do not notice."
+            ),
+        )
+
+
+@dataclass(slots=True)
+class Taken:
+    """What was measured so far."""
+
+    values: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+
+    def add(self, what: str, entries: int, value: float) -> None:
+        """One more."""
+        self.values.setdefault((what, entries), []).append(value)
+
+
+async def measure() -> Result:
+    """Run it on a node of its own."""
+    with node.directories() as places:
+        roots = {0: places.crust_run / "none", ENTRIES: places.crust_run / "many"}
+        await asyncio.to_thread(_fill, roots[ENTRIES])
+        async with AsyncExitStack() as stack:
+            for name in ("driver", "shim"):
+                process = await node.start(places, name)
+                stack.push_async_callback(process.stop)
+            await node.answers(places.driver_socket)
+            await node.answers(places.shim_socket)
+            lease = await stack.enter_async_context(node.registered(places))
+            taken = Taken()
+            for _ in range(ROUNDS):
+                for entries, root in roots.items():
+                    await _restart(places, root, entries, lease, taken)
+    samples = {
+        (what, entries): figures.Samples.of("MiB" if what == RESIDENT else "s", values)
+        for (what, entries), values in taken.values.items()
+    }
+    return Result(samples)
+
+
+async def _restart(
+    places: Places, root: Path, entries: int, lease: Registration, taken: Taken
+) -> None:
+    """Start a proxy, kill it once it serves, and time the one that takes its place."""
+    doomed = await node.start(places, "proxy", volumes_root=root)
+    try:
+        await node.answers(places.csi_socket)
+        await lease.registered.wait()
+    finally:
+        killed_s = time.monotonic()
+        await doomed.kill()
+    await lease.lost.wait()
+    with inotify.times_of(os.path.dirname(places.csi_socket), inotify.CREATED) as bound:
+        proxy = await node.start(places, "proxy", volumes_root=root)
+        # a call that waits for a server would only see it at its channel's next attempt
+        async with asyncio.timeout(node.START_TIMEOUT_S):
+            await bound.get()
+    try:
+        await node.answers(places.csi_socket)
+        taken.add(SERVES, entries, time.monotonic() - killed_s)
+        await lease.registered.wait()
+        taken.add(LEASED, entries, time.monotonic() - killed_s)
+        taken.add(RESIDENT, entries, proxy.resident_mib())
+    finally:
+        await proxy.stop()
+        await lease.lost.wait()
+
+
+def _fill(root: Path) -> None:
+    store = Store(str(root))
+    store.open()
+    for number in range(ENTRIES):
+        store.publish(records.record(number))
+
+
+def _label(what: str, entries: int) -> str:
+    return f"{what}, {entries:,} entries"

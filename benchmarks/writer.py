@@ -1,0 +1,44 @@
+"""A process that publishes when it is told to, and says when it did: the proxy's part in `noticing`.
+
+A line on standard input is `publish` or `withdraw`, the directory's root, and a volume's number; the answer is the
+monotonic clock in nanoseconds, which is the same clock in every process, just before the last rename.
+"""
+
+import os
+import sys
+import time
+
+from benchmarks import records
+from crust.handoff.store import Store
+
+_rename = os.rename
+
+
+class _Clock:
+    """Notes the time of the last rename: the one that makes an entry appear comes last in `Store.publish`."""
+
+    last_ns = 0
+
+    def rename(self, source: str, destination: str) -> None:
+        """rename(2), its time noted."""
+        self.last_ns = time.monotonic_ns()
+        _rename(source, destination)
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    clock = _Clock()
+    os.rename = clock.rename  # type: ignore[assignment]
+    for line in sys.stdin:
+        verb, root, number = line.split()
+        store, record = Store(root), records.record(int(number))
+        if verb == "publish":
+            store.publish(record)
+        else:
+            with store.begin_withdraw(record.target) as alone:
+                alone.complete()
+        print(clock.last_ns, flush=True)
+
+
+if __name__ == "__main__":
+    main()
