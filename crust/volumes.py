@@ -148,6 +148,25 @@ class BlockSource:
 
 
 @dataclass(frozen=True, slots=True)
+class IoLimits:
+    """What a volume's user may do to it at most, per second; 0 is no limit."""
+
+    read_iops: int = 0
+    write_iops: int = 0
+    read_bytes_per_second: int = 0
+    write_bytes_per_second: int = 0
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` for what no kernel and no hypervisor can obey."""
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if not 0 <= value < 2**63:
+                raise errors.InvalidRequest(
+                    "the I/O limits are not usable", why=f"{name} is {value}", hint="0 is no limit"
+                )
+
+
+@dataclass(frozen=True, slots=True)
 class DeferredMount:
     """What a driver returns instead of mounting: all that another kernel needs to mount the volume.
 
@@ -162,6 +181,7 @@ class DeferredMount:
     readonly: bool = False
     capacity_bytes: int = 0
     content_generation: int = 0
+    io_limits: IoLimits = IoLimits()
 
 
 class UsageUnit(enum.Enum):
@@ -229,6 +249,8 @@ class HandlerFeature(enum.Enum):
     READ_ONLY = 6
     RAW_BLOCK = 7
     HEALTH = 8
+    FREEZE = 9
+    IO_LIMITS = 10
 
 
 class AccessMode(enum.Enum):

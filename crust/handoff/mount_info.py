@@ -70,6 +70,15 @@ class Metadata(_Model):
         return self
 
 
+class Limits(_Model):
+    """What the guest may do at most, per second; 0 is no limit. The hypervisor sees to it."""
+
+    read_iops: Annotated[int, Field(ge=0, le=_INT64)] = 0
+    write_iops: Annotated[int, Field(ge=0, le=_INT64)] = 0
+    read_bytes_per_second: Annotated[int, Field(ge=0, le=_INT64)] = 0
+    write_bytes_per_second: Annotated[int, Field(ge=0, le=_INT64)] = 0
+
+
 class CrustPart(_Model):
     """What crust keeps beyond the keys of others."""
 
@@ -89,6 +98,8 @@ class CrustPart(_Model):
     content_generation: Annotated[int, Field(ge=0, le=_INT64)]
     """Of the volume's content: changes when something other than its users' writes replaced it."""
     published_at: AwareDatetime
+    limits: Limits | None = None
+    """Absent: none."""
 
 
 class MountInfo(_Model):

@@ -8,7 +8,7 @@ Serialising is deterministic, one line, and passes the same checks as reading, s
 import datetime
 import itertools
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import pydantic
@@ -119,12 +119,15 @@ class Record:
         return replace(other, generation=self.generation, published_at=self.published_at) == self
 
     def same_request(self, other: Self) -> bool:
-        """Whether both hand over the same volume in the same way, whatever became of its device and size."""
+        """Whether both hand over the same volume in the same way, whatever became of its device, size
+        and limits.
+        """
         mount = replace(
             other.mount,
             source=self.mount.source,
             capacity_bytes=self.mount.capacity_bytes,
             content_generation=self.mount.content_generation,
+            io_limits=self.mount.io_limits,
         )
         return self.same_content(replace(other, mount=mount))
 
@@ -201,8 +204,13 @@ def _model_of(record: Record) -> dict[str, Any]:
             "generation": record.generation,
             "content_generation": mount.content_generation,
             "published_at": record.published_at,
+            "limits": _limits_of(mount.io_limits),
         },
     }
+
+
+def _limits_of(limits: volumes.IoLimits) -> dict[str, int] | None:
+    return None if limits == volumes.IoLimits() else asdict(limits)
 
 
 def _metadata_of(group: volumes.GroupChange | None) -> dict[str, str]:
@@ -237,6 +245,9 @@ def _mount_of(model: mount_info.MountInfo) -> volumes.DeferredMount:
         readonly=part.readonly,
         capacity_bytes=part.capacity_bytes,
         content_generation=part.content_generation,
+        io_limits=volumes.IoLimits(**part.limits.model_dump())
+        if part.limits
+        else volumes.IoLimits(),
     )
 
 

@@ -4,6 +4,7 @@ What comes in is a peer's word, and a runtime's word comes out of a guest in the
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 from crust import errors, volumes
 from crust.wire.v1 import types_pb2
@@ -75,3 +76,17 @@ def capacity_range_to_wire(value: volumes.CapacityRange) -> types_pb2.CapacityRa
     return types_pb2.CapacityRange(
         required_bytes=value.required_bytes, limit_bytes=value.limit_bytes
     )
+
+
+def io_limits(pb: types_pb2.IoLimits) -> volumes.IoLimits:
+    """Decode and check limits; raises `errors.InvalidRequest`."""
+    value = volumes.IoLimits(
+        pb.read_iops, pb.write_iops, pb.read_bytes_per_second, pb.write_bytes_per_second
+    )
+    value.check()
+    return value
+
+
+def io_limits_to_wire(value: volumes.IoLimits) -> types_pb2.IoLimits:
+    """Encode limits."""
+    return types_pb2.IoLimits(**asdict(value))

@@ -6,6 +6,7 @@ sensitive (CSI MountVolume) and are never part of an error's text.
 """
 
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from crust import errors, mount_options, volumes
 from crust.rpc import limits
@@ -160,7 +161,16 @@ def _deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
         readonly=pb.readonly,
         capacity_bytes=pb.capacity_bytes,
         content_generation=pb.content_generation,
+        io_limits=_io_limits(pb.io_limits),
     )
+
+
+def _io_limits(pb: csi_pb2.DeferredMount.IoLimits) -> volumes.IoLimits:
+    limits_ = volumes.IoLimits(
+        pb.read_iops, pb.write_iops, pb.read_bytes_per_second, pb.write_bytes_per_second
+    )
+    limits_.check()
+    return limits_
 
 
 def _block_source(pb: csi_pb2.DeferredMount) -> volumes.BlockSource:
@@ -196,6 +206,8 @@ def deferred_mount_to_wire(value: volumes.DeferredMount) -> csi_pb2.DeferredMoun
     if value.group is not None:
         pb.supplemental_group = str(value.group.gid)
         pb.supplemental_group_change_policy = value.group.policy.value
+    if value.io_limits != volumes.IoLimits():
+        pb.io_limits.CopyFrom(csi_pb2.DeferredMount.IoLimits(**asdict(value.io_limits)))
     return pb
 
 

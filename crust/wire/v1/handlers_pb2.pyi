@@ -40,6 +40,10 @@ class _HandlerFeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Handle
     HANDLER_FEATURE_READ_ONLY: _HandlerFeature.ValueType  # 6
     HANDLER_FEATURE_RAW_BLOCK: _HandlerFeature.ValueType  # 7
     HANDLER_FEATURE_HEALTH: _HandlerFeature.ValueType  # 8
+    HANDLER_FEATURE_FREEZE: _HandlerFeature.ValueType  # 9
+    """Holds a filesystem still for a snapshot."""
+    HANDLER_FEATURE_IO_LIMITS: _HandlerFeature.ValueType  # 10
+    """Limits what a guest does to a volume."""
 
 class HandlerFeature(_HandlerFeature, metaclass=_HandlerFeatureEnumTypeWrapper): ...
 
@@ -55,6 +59,10 @@ HANDLER_FEATURE_STATS: HandlerFeature.ValueType  # 5
 HANDLER_FEATURE_READ_ONLY: HandlerFeature.ValueType  # 6
 HANDLER_FEATURE_RAW_BLOCK: HandlerFeature.ValueType  # 7
 HANDLER_FEATURE_HEALTH: HandlerFeature.ValueType  # 8
+HANDLER_FEATURE_FREEZE: HandlerFeature.ValueType  # 9
+"""Holds a filesystem still for a snapshot."""
+HANDLER_FEATURE_IO_LIMITS: HandlerFeature.ValueType  # 10
+"""Limits what a guest does to a volume."""
 Global___HandlerFeature: _TypeAlias = HandlerFeature  # noqa: Y015
 
 @_typing.final
@@ -317,3 +325,127 @@ class ListVolumesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListVolumesResponse: _TypeAlias = ListVolumesResponse  # noqa: Y015
+
+@_typing.final
+class FreezeVolumeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_PATH_FIELD_NUMBER: _builtins.int
+    THAW_AFTER_SECONDS_FIELD_NUMBER: _builtins.int
+    target_path: _builtins.str
+    """REQUIRED."""
+    thaw_after_seconds: _builtins.int
+    """REQUIRED. 1 to 60."""
+    def __init__(
+        self,
+        *,
+        target_path: _builtins.str = ...,
+        thaw_after_seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["target_path", b"target_path", "thaw_after_seconds", b"thaw_after_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FreezeVolumeRequest: _TypeAlias = FreezeVolumeRequest  # noqa: Y015
+
+@_typing.final
+class FreezeVolumeResponse(_message.Message):
+    """Intentionally empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FreezeVolumeResponse: _TypeAlias = FreezeVolumeResponse  # noqa: Y015
+
+@_typing.final
+class ThawVolumeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_PATH_FIELD_NUMBER: _builtins.int
+    target_path: _builtins.str
+    """REQUIRED."""
+    def __init__(
+        self,
+        *,
+        target_path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["target_path", b"target_path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ThawVolumeRequest: _TypeAlias = ThawVolumeRequest  # noqa: Y015
+
+@_typing.final
+class ThawVolumeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAS_FROZEN_FIELD_NUMBER: _builtins.int
+    was_frozen: _builtins.bool
+    """Whether it was frozen until now; false after the guest thawed by itself."""
+    def __init__(
+        self,
+        *,
+        was_frozen: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["was_frozen", b"was_frozen"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ThawVolumeResponse: _TypeAlias = ThawVolumeResponse  # noqa: Y015
+
+@_typing.final
+class SetVolumeLimitsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_PATH_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    target_path: _builtins.str
+    """REQUIRED."""
+    @_builtins.property
+    def limits(self) -> _types_pb2.IoLimits:
+        """REQUIRED. An empty message takes all limits away."""
+
+    def __init__(
+        self,
+        *,
+        target_path: _builtins.str = ...,
+        limits: _types_pb2.IoLimits | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "target_path", b"target_path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetVolumeLimitsRequest: _TypeAlias = SetVolumeLimitsRequest  # noqa: Y015
+
+@_typing.final
+class SetVolumeLimitsResponse(_message.Message):
+    """Intentionally empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetVolumeLimitsResponse: _TypeAlias = SetVolumeLimitsResponse  # noqa: Y015

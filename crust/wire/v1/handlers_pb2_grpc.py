@@ -129,6 +129,21 @@ class RuntimeHandlerStub:
                 request_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.ListVolumesRequest.SerializeToString,
                 response_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.ListVolumesResponse.FromString,
                 _registered_method=True)
+        self.FreezeVolume = channel.unary_unary(
+                '/crust.v1.RuntimeHandler/FreezeVolume',
+                request_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.FreezeVolumeRequest.SerializeToString,
+                response_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.FreezeVolumeResponse.FromString,
+                _registered_method=True)
+        self.ThawVolume = channel.unary_unary(
+                '/crust.v1.RuntimeHandler/ThawVolume',
+                request_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.ThawVolumeRequest.SerializeToString,
+                response_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.ThawVolumeResponse.FromString,
+                _registered_method=True)
+        self.SetVolumeLimits = channel.unary_unary(
+                '/crust.v1.RuntimeHandler/SetVolumeLimits',
+                request_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.SetVolumeLimitsRequest.SerializeToString,
+                response_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.SetVolumeLimitsResponse.FromString,
+                _registered_method=True)
 
 
 class RuntimeHandlerServicer:
@@ -161,6 +176,28 @@ class RuntimeHandlerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FreezeVolume(self, request, context):
+        """Flushes the filesystem in the sandbox and holds its writers still, at most for thaw_after_seconds. Idempotent; a
+        repetition begins the time anew. FAILED_PRECONDITION: no sandbox has the volume mounted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ThawVolume(self, request, context):
+        """Lets them go on. OK if it is not frozen.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetVolumeLimits(self, request, context):
+        """Replaces the limits of the sandbox's device. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RuntimeHandlerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -183,6 +220,21 @@ def add_RuntimeHandlerServicer_to_server(servicer, server):
                     servicer.ListVolumes,
                     request_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.ListVolumesRequest.FromString,
                     response_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.ListVolumesResponse.SerializeToString,
+            ),
+            'FreezeVolume': grpc.unary_unary_rpc_method_handler(
+                    servicer.FreezeVolume,
+                    request_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.FreezeVolumeRequest.FromString,
+                    response_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.FreezeVolumeResponse.SerializeToString,
+            ),
+            'ThawVolume': grpc.unary_unary_rpc_method_handler(
+                    servicer.ThawVolume,
+                    request_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.ThawVolumeRequest.FromString,
+                    response_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.ThawVolumeResponse.SerializeToString,
+            ),
+            'SetVolumeLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetVolumeLimits,
+                    request_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.SetVolumeLimitsRequest.FromString,
+                    response_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.SetVolumeLimitsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -293,6 +345,87 @@ class RuntimeHandler:
             '/crust.v1.RuntimeHandler/ListVolumes',
             crust_dot_wire_dot_v1_dot_handlers__pb2.ListVolumesRequest.SerializeToString,
             crust_dot_wire_dot_v1_dot_handlers__pb2.ListVolumesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FreezeVolume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crust.v1.RuntimeHandler/FreezeVolume',
+            crust_dot_wire_dot_v1_dot_handlers__pb2.FreezeVolumeRequest.SerializeToString,
+            crust_dot_wire_dot_v1_dot_handlers__pb2.FreezeVolumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ThawVolume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crust.v1.RuntimeHandler/ThawVolume',
+            crust_dot_wire_dot_v1_dot_handlers__pb2.ThawVolumeRequest.SerializeToString,
+            crust_dot_wire_dot_v1_dot_handlers__pb2.ThawVolumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetVolumeLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crust.v1.RuntimeHandler/SetVolumeLimits',
+            crust_dot_wire_dot_v1_dot_handlers__pb2.SetVolumeLimitsRequest.SerializeToString,
+            crust_dot_wire_dot_v1_dot_handlers__pb2.SetVolumeLimitsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -74,6 +74,14 @@ class RuntimeHandlerStub:
     GetVolumeHealth: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.GetVolumeHealthRequest, _handlers_pb2.GetVolumeHealthResponse]
     ListVolumes: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.ListVolumesRequest, _handlers_pb2.ListVolumesResponse]
     """What this handler holds now."""
+    FreezeVolume: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.FreezeVolumeRequest, _handlers_pb2.FreezeVolumeResponse]
+    """Flushes the filesystem in the sandbox and holds its writers still, at most for thaw_after_seconds. Idempotent; a
+    repetition begins the time anew. FAILED_PRECONDITION: no sandbox has the volume mounted.
+    """
+    ThawVolume: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.ThawVolumeRequest, _handlers_pb2.ThawVolumeResponse]
+    """Lets them go on. OK if it is not frozen."""
+    SetVolumeLimits: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.SetVolumeLimitsRequest, _handlers_pb2.SetVolumeLimitsResponse]
+    """Replaces the limits of the sandbox's device. Idempotent."""
 
 @_typing.type_check_only
 class RuntimeHandlerAsyncStub(RuntimeHandlerStub):
@@ -85,6 +93,14 @@ class RuntimeHandlerAsyncStub(RuntimeHandlerStub):
     GetVolumeHealth: _aio.UnaryUnaryMultiCallable[_handlers_pb2.GetVolumeHealthRequest, _handlers_pb2.GetVolumeHealthResponse]  # type: ignore[assignment]
     ListVolumes: _aio.UnaryUnaryMultiCallable[_handlers_pb2.ListVolumesRequest, _handlers_pb2.ListVolumesResponse]  # type: ignore[assignment]
     """What this handler holds now."""
+    FreezeVolume: _aio.UnaryUnaryMultiCallable[_handlers_pb2.FreezeVolumeRequest, _handlers_pb2.FreezeVolumeResponse]  # type: ignore[assignment]
+    """Flushes the filesystem in the sandbox and holds its writers still, at most for thaw_after_seconds. Idempotent; a
+    repetition begins the time anew. FAILED_PRECONDITION: no sandbox has the volume mounted.
+    """
+    ThawVolume: _aio.UnaryUnaryMultiCallable[_handlers_pb2.ThawVolumeRequest, _handlers_pb2.ThawVolumeResponse]  # type: ignore[assignment]
+    """Lets them go on. OK if it is not frozen."""
+    SetVolumeLimits: _aio.UnaryUnaryMultiCallable[_handlers_pb2.SetVolumeLimitsRequest, _handlers_pb2.SetVolumeLimitsResponse]  # type: ignore[assignment]
+    """Replaces the limits of the sandbox's device. Idempotent."""
 
 class RuntimeHandlerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -117,5 +133,31 @@ class RuntimeHandlerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_handlers_pb2.ListVolumesResponse, _abc.Awaitable[_handlers_pb2.ListVolumesResponse]]:
         """What this handler holds now."""
+
+    @_abc_1.abstractmethod
+    def FreezeVolume(
+        self,
+        request: _handlers_pb2.FreezeVolumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_handlers_pb2.FreezeVolumeResponse, _abc.Awaitable[_handlers_pb2.FreezeVolumeResponse]]:
+        """Flushes the filesystem in the sandbox and holds its writers still, at most for thaw_after_seconds. Idempotent; a
+        repetition begins the time anew. FAILED_PRECONDITION: no sandbox has the volume mounted.
+        """
+
+    @_abc_1.abstractmethod
+    def ThawVolume(
+        self,
+        request: _handlers_pb2.ThawVolumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_handlers_pb2.ThawVolumeResponse, _abc.Awaitable[_handlers_pb2.ThawVolumeResponse]]:
+        """Lets them go on. OK if it is not frozen."""
+
+    @_abc_1.abstractmethod
+    def SetVolumeLimits(
+        self,
+        request: _handlers_pb2.SetVolumeLimitsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_handlers_pb2.SetVolumeLimitsResponse, _abc.Awaitable[_handlers_pb2.SetVolumeLimitsResponse]]:
+        """Replaces the limits of the sandbox's device. Idempotent."""
 
 def add_RuntimeHandlerServicer_to_server(servicer: RuntimeHandlerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

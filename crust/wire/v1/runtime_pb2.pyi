@@ -214,3 +214,135 @@ class RuntimeExpandVolumeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RuntimeExpandVolumeResponse: _TypeAlias = RuntimeExpandVolumeResponse  # noqa: Y015
+
+@_typing.final
+class RuntimeFreezeVolumeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VOLUME_TARGET_PATH_FIELD_NUMBER: _builtins.int
+    THAW_AFTER_SECONDS_FIELD_NUMBER: _builtins.int
+    volume_target_path: _builtins.str
+    """REQUIRED."""
+    thaw_after_seconds: _builtins.int
+    """REQUIRED. 1 to 60: the guest thaws by itself then, whoever has died meanwhile."""
+    def __init__(
+        self,
+        *,
+        volume_target_path: _builtins.str = ...,
+        thaw_after_seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["thaw_after_seconds", b"thaw_after_seconds", "volume_target_path", b"volume_target_path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RuntimeFreezeVolumeRequest: _TypeAlias = RuntimeFreezeVolumeRequest  # noqa: Y015
+
+@_typing.final
+class RuntimeFreezeVolumeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELD_FIELD_NUMBER: _builtins.int
+    held: _builtins.bool
+    """Whether a sandbox holds its filesystem still now. False: no sandbox has the volume."""
+    def __init__(
+        self,
+        *,
+        held: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RuntimeFreezeVolumeResponse: _TypeAlias = RuntimeFreezeVolumeResponse  # noqa: Y015
+
+@_typing.final
+class RuntimeThawVolumeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VOLUME_TARGET_PATH_FIELD_NUMBER: _builtins.int
+    volume_target_path: _builtins.str
+    """REQUIRED."""
+    def __init__(
+        self,
+        *,
+        volume_target_path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["volume_target_path", b"volume_target_path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RuntimeThawVolumeRequest: _TypeAlias = RuntimeThawVolumeRequest  # noqa: Y015
+
+@_typing.final
+class RuntimeThawVolumeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAS_FROZEN_FIELD_NUMBER: _builtins.int
+    was_frozen: _builtins.bool
+    """Whether it was frozen until now: false after the guest thawed by itself, and then what was copied meanwhile is
+    not one moment's content.
+    """
+    def __init__(
+        self,
+        *,
+        was_frozen: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["was_frozen", b"was_frozen"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RuntimeThawVolumeResponse: _TypeAlias = RuntimeThawVolumeResponse  # noqa: Y015
+
+@_typing.final
+class RuntimeSetVolumeLimitsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VOLUME_TARGET_PATH_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    volume_target_path: _builtins.str
+    """REQUIRED."""
+    @_builtins.property
+    def limits(self) -> _types_pb2.IoLimits:
+        """REQUIRED. An empty message takes all limits away."""
+
+    def __init__(
+        self,
+        *,
+        volume_target_path: _builtins.str = ...,
+        limits: _types_pb2.IoLimits | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "volume_target_path", b"volume_target_path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RuntimeSetVolumeLimitsRequest: _TypeAlias = RuntimeSetVolumeLimitsRequest  # noqa: Y015
+
+@_typing.final
+class RuntimeSetVolumeLimitsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPLIED_FIELD_NUMBER: _builtins.int
+    applied: _builtins.bool
+    """Whether a sandbox has the volume, and obeys them already."""
+    def __init__(
+        self,
+        *,
+        applied: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RuntimeSetVolumeLimitsResponse: _TypeAlias = RuntimeSetVolumeLimitsResponse  # noqa: Y015

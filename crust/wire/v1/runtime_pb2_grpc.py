@@ -54,6 +54,21 @@ class RuntimeStub:
                 request_serializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeExpandVolumeRequest.SerializeToString,
                 response_deserializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeExpandVolumeResponse.FromString,
                 _registered_method=True)
+        self.RuntimeFreezeVolume = channel.unary_unary(
+                '/crust.v1.Runtime/RuntimeFreezeVolume',
+                request_serializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeFreezeVolumeRequest.SerializeToString,
+                response_deserializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeFreezeVolumeResponse.FromString,
+                _registered_method=True)
+        self.RuntimeThawVolume = channel.unary_unary(
+                '/crust.v1.Runtime/RuntimeThawVolume',
+                request_serializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeThawVolumeRequest.SerializeToString,
+                response_deserializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeThawVolumeResponse.FromString,
+                _registered_method=True)
+        self.RuntimeSetVolumeLimits = channel.unary_unary(
+                '/crust.v1.Runtime/RuntimeSetVolumeLimits',
+                request_serializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeSetVolumeLimitsRequest.SerializeToString,
+                response_deserializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeSetVolumeLimitsResponse.FromString,
+                _registered_method=True)
 
 
 class RuntimeServicer:
@@ -90,6 +105,31 @@ class RuntimeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RuntimeFreezeVolume(self, request, context):
+        """Not in the KEP. Flushes the filesystem in the sandbox and holds its writers still (FIFREEZE), until it is thawed or
+        thaw_after_seconds have passed, whatever comes first. Idempotent; a repetition begins the time anew. Without a
+        sandbox there is nothing to hold still, and OK is answered with held = false. FAILED_PRECONDITION: the handler
+        cannot freeze.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RuntimeThawVolume(self, request, context):
+        """Not in the KEP. Lets the writers go on, and says whether they were still all the time. OK if it is not frozen.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RuntimeSetVolumeLimits(self, request, context):
+        """Not in the KEP. Replaces the limits: now in the sandbox that has the volume, and in the record for the next one.
+        Idempotent. FAILED_PRECONDITION: the handler cannot limit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RuntimeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +152,21 @@ def add_RuntimeServicer_to_server(servicer, server):
                     servicer.RuntimeExpandVolume,
                     request_deserializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeExpandVolumeRequest.FromString,
                     response_serializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeExpandVolumeResponse.SerializeToString,
+            ),
+            'RuntimeFreezeVolume': grpc.unary_unary_rpc_method_handler(
+                    servicer.RuntimeFreezeVolume,
+                    request_deserializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeFreezeVolumeRequest.FromString,
+                    response_serializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeFreezeVolumeResponse.SerializeToString,
+            ),
+            'RuntimeThawVolume': grpc.unary_unary_rpc_method_handler(
+                    servicer.RuntimeThawVolume,
+                    request_deserializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeThawVolumeRequest.FromString,
+                    response_serializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeThawVolumeResponse.SerializeToString,
+            ),
+            'RuntimeSetVolumeLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.RuntimeSetVolumeLimits,
+                    request_deserializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeSetVolumeLimitsRequest.FromString,
+                    response_serializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeSetVolumeLimitsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +277,87 @@ class Runtime:
             '/crust.v1.Runtime/RuntimeExpandVolume',
             crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeExpandVolumeRequest.SerializeToString,
             crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeExpandVolumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RuntimeFreezeVolume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crust.v1.Runtime/RuntimeFreezeVolume',
+            crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeFreezeVolumeRequest.SerializeToString,
+            crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeFreezeVolumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RuntimeThawVolume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crust.v1.Runtime/RuntimeThawVolume',
+            crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeThawVolumeRequest.SerializeToString,
+            crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeThawVolumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RuntimeSetVolumeLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crust.v1.Runtime/RuntimeSetVolumeLimits',
+            crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeSetVolumeLimitsRequest.SerializeToString,
+            crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeSetVolumeLimitsResponse.FromString,
             options,
             channel_credentials,
             insecure,

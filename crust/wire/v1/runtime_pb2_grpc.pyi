@@ -47,6 +47,18 @@ class RuntimeStub:
     """Grows the filesystem in the sandbox to the device's new size; the device has grown before. Idempotent. Without a
     sandbox the new size is recorded and the filesystem grows when one mounts it.
     """
+    RuntimeFreezeVolume: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.RuntimeFreezeVolumeRequest, _runtime_pb2.RuntimeFreezeVolumeResponse]
+    """Not in the KEP. Flushes the filesystem in the sandbox and holds its writers still (FIFREEZE), until it is thawed or
+    thaw_after_seconds have passed, whatever comes first. Idempotent; a repetition begins the time anew. Without a
+    sandbox there is nothing to hold still, and OK is answered with held = false. FAILED_PRECONDITION: the handler
+    cannot freeze.
+    """
+    RuntimeThawVolume: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.RuntimeThawVolumeRequest, _runtime_pb2.RuntimeThawVolumeResponse]
+    """Not in the KEP. Lets the writers go on, and says whether they were still all the time. OK if it is not frozen."""
+    RuntimeSetVolumeLimits: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.RuntimeSetVolumeLimitsRequest, _runtime_pb2.RuntimeSetVolumeLimitsResponse]
+    """Not in the KEP. Replaces the limits: now in the sandbox that has the volume, and in the record for the next one.
+    Idempotent. FAILED_PRECONDITION: the handler cannot limit.
+    """
 
 @_typing.type_check_only
 class RuntimeAsyncStub(RuntimeStub):
@@ -64,6 +76,18 @@ class RuntimeAsyncStub(RuntimeStub):
     RuntimeExpandVolume: _aio.UnaryUnaryMultiCallable[_runtime_pb2.RuntimeExpandVolumeRequest, _runtime_pb2.RuntimeExpandVolumeResponse]  # type: ignore[assignment]
     """Grows the filesystem in the sandbox to the device's new size; the device has grown before. Idempotent. Without a
     sandbox the new size is recorded and the filesystem grows when one mounts it.
+    """
+    RuntimeFreezeVolume: _aio.UnaryUnaryMultiCallable[_runtime_pb2.RuntimeFreezeVolumeRequest, _runtime_pb2.RuntimeFreezeVolumeResponse]  # type: ignore[assignment]
+    """Not in the KEP. Flushes the filesystem in the sandbox and holds its writers still (FIFREEZE), until it is thawed or
+    thaw_after_seconds have passed, whatever comes first. Idempotent; a repetition begins the time anew. Without a
+    sandbox there is nothing to hold still, and OK is answered with held = false. FAILED_PRECONDITION: the handler
+    cannot freeze.
+    """
+    RuntimeThawVolume: _aio.UnaryUnaryMultiCallable[_runtime_pb2.RuntimeThawVolumeRequest, _runtime_pb2.RuntimeThawVolumeResponse]  # type: ignore[assignment]
+    """Not in the KEP. Lets the writers go on, and says whether they were still all the time. OK if it is not frozen."""
+    RuntimeSetVolumeLimits: _aio.UnaryUnaryMultiCallable[_runtime_pb2.RuntimeSetVolumeLimitsRequest, _runtime_pb2.RuntimeSetVolumeLimitsResponse]  # type: ignore[assignment]
+    """Not in the KEP. Replaces the limits: now in the sandbox that has the volume, and in the record for the next one.
+    Idempotent. FAILED_PRECONDITION: the handler cannot limit.
     """
 
 class RuntimeServicer(metaclass=_abc_1.ABCMeta):
@@ -103,6 +127,36 @@ class RuntimeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_runtime_pb2.RuntimeExpandVolumeResponse, _abc.Awaitable[_runtime_pb2.RuntimeExpandVolumeResponse]]:
         """Grows the filesystem in the sandbox to the device's new size; the device has grown before. Idempotent. Without a
         sandbox the new size is recorded and the filesystem grows when one mounts it.
+        """
+
+    @_abc_1.abstractmethod
+    def RuntimeFreezeVolume(
+        self,
+        request: _runtime_pb2.RuntimeFreezeVolumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_runtime_pb2.RuntimeFreezeVolumeResponse, _abc.Awaitable[_runtime_pb2.RuntimeFreezeVolumeResponse]]:
+        """Not in the KEP. Flushes the filesystem in the sandbox and holds its writers still (FIFREEZE), until it is thawed or
+        thaw_after_seconds have passed, whatever comes first. Idempotent; a repetition begins the time anew. Without a
+        sandbox there is nothing to hold still, and OK is answered with held = false. FAILED_PRECONDITION: the handler
+        cannot freeze.
+        """
+
+    @_abc_1.abstractmethod
+    def RuntimeThawVolume(
+        self,
+        request: _runtime_pb2.RuntimeThawVolumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_runtime_pb2.RuntimeThawVolumeResponse, _abc.Awaitable[_runtime_pb2.RuntimeThawVolumeResponse]]:
+        """Not in the KEP. Lets the writers go on, and says whether they were still all the time. OK if it is not frozen."""
+
+    @_abc_1.abstractmethod
+    def RuntimeSetVolumeLimits(
+        self,
+        request: _runtime_pb2.RuntimeSetVolumeLimitsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_runtime_pb2.RuntimeSetVolumeLimitsResponse, _abc.Awaitable[_runtime_pb2.RuntimeSetVolumeLimitsResponse]]:
+        """Not in the KEP. Replaces the limits: now in the sandbox that has the volume, and in the record for the next one.
+        Idempotent. FAILED_PRECONDITION: the handler cannot limit.
         """
 
 def add_RuntimeServicer_to_server(servicer: RuntimeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

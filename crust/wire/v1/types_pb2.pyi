@@ -185,3 +185,33 @@ class CapacityRange(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CapacityRange: _TypeAlias = CapacityRange  # noqa: Y015
+
+@_typing.final
+class IoLimits(_message.Message):
+    """What a volume's user may do at most. 0 is no limit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    READ_IOPS_FIELD_NUMBER: _builtins.int
+    WRITE_IOPS_FIELD_NUMBER: _builtins.int
+    READ_BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    WRITE_BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    read_iops: _builtins.int
+    write_iops: _builtins.int
+    read_bytes_per_second: _builtins.int
+    write_bytes_per_second: _builtins.int
+    def __init__(
+        self,
+        *,
+        read_iops: _builtins.int = ...,
+        write_iops: _builtins.int = ...,
+        read_bytes_per_second: _builtins.int = ...,
+        write_bytes_per_second: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["read_bytes_per_second", b"read_bytes_per_second", "read_iops", b"read_iops", "write_bytes_per_second", b"write_bytes_per_second", "write_iops", b"write_iops"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IoLimits: _TypeAlias = IoLimits  # noqa: Y015

@@ -3712,6 +3712,34 @@ class DeferredMount(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class IoLimits(_message.Message):
+        """What the volume's user may do at most. 0 is no limit; absent is none at all."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        READ_IOPS_FIELD_NUMBER: _builtins.int
+        WRITE_IOPS_FIELD_NUMBER: _builtins.int
+        READ_BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+        WRITE_BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+        read_iops: _builtins.int
+        write_iops: _builtins.int
+        read_bytes_per_second: _builtins.int
+        write_bytes_per_second: _builtins.int
+        def __init__(
+            self,
+            *,
+            read_iops: _builtins.int = ...,
+            write_iops: _builtins.int = ...,
+            read_bytes_per_second: _builtins.int = ...,
+            write_bytes_per_second: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["read_bytes_per_second", b"read_bytes_per_second", "read_iops", b"read_iops", "write_bytes_per_second", b"write_bytes_per_second", "write_iops", b"write_iops"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     BLOCK_DEVICE_FIELD_NUMBER: _builtins.int
     FS_TYPE_FIELD_NUMBER: _builtins.int
     MOUNT_OPTIONS_FIELD_NUMBER: _builtins.int
@@ -3720,6 +3748,7 @@ class DeferredMount(_message.Message):
     READONLY_FIELD_NUMBER: _builtins.int
     CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     CONTENT_GENERATION_FIELD_NUMBER: _builtins.int
+    IO_LIMITS_FIELD_NUMBER: _builtins.int
     fs_type: _builtins.str
     """REQUIRED. The filesystem on the device, e.g. "ext4". The device is already formatted."""
     supplemental_group: _builtins.str
@@ -3740,6 +3769,10 @@ class DeferredMount(_message.Message):
     def mount_options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """OPTIONAL. Options for mount(8), without "ro", "rw" and "bind"."""
 
+    @_builtins.property
+    def io_limits(self) -> Global___DeferredMount.IoLimits:
+        """OPTIONAL. The host kernel cannot limit what a hypervisor does for its guest alone: the hypervisor does it."""
+
     def __init__(
         self,
         *,
@@ -3751,10 +3784,11 @@ class DeferredMount(_message.Message):
         readonly: _builtins.bool = ...,
         capacity_bytes: _builtins.int = ...,
         content_generation: _builtins.int = ...,
+        io_limits: Global___DeferredMount.IoLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["block_device", b"block_device", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["block_device", b"block_device", "io_limits", b"io_limits", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_device", b"block_device", "capacity_bytes", b"capacity_bytes", "content_generation", b"content_generation", "fs_type", b"fs_type", "mount_options", b"mount_options", "readonly", b"readonly", "source", b"source", "supplemental_group", b"supplemental_group", "supplemental_group_change_policy", b"supplemental_group_change_policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_device", b"block_device", "capacity_bytes", b"capacity_bytes", "content_generation", b"content_generation", "fs_type", b"fs_type", "io_limits", b"io_limits", "mount_options", b"mount_options", "readonly", b"readonly", "source", b"source", "supplemental_group", b"supplemental_group", "supplemental_group_change_policy", b"supplemental_group_change_policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["block_device"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
