@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from crust import operations, volumes
-from crust.blockdriver import snapshots, topology
+from crust.blockdriver import guests, snapshots, topology
 from crust.blockdriver.attaching import Attacher
 from crust.blockdriver.backends.files import Files
 from crust.blockdriver.backends.protocol import Backend
@@ -80,8 +80,12 @@ def build(  # noqa: PLR0913 - one per setting
     target_roots: tuple[str, ...] = ("/var/lib/kubelet",),
     backend: Backend | None = None,
     overcommit: float = 1.0,
+    reach: guests.Guests | None = None,
 ) -> Driver:
-    """Compose a driver; touches nothing. Volumes are sparse files below `state_dir` unless `backend` says else."""
+    """Compose a driver; touches nothing. Volumes are sparse files below `state_dir` unless `backend` says else.
+
+    `reach` is the way to guests that have deferred volumes; without one they are out of reach.
+    """
     limits.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
     name = volumes.DriverName(DRIVER_NAME)
     shared = State(
@@ -92,6 +96,7 @@ def build(  # noqa: PLR0913 - one per setting
         target_roots=target_roots,
         overcommit=overcommit,
         here=topology.value_of(node_id),
+        guests=reach or guests.OutOfReach(),
     )
     grower = Grower(shared)
     kept = snapshots.compose(shared, state_dir=state_dir, run_dir=run_dir)
@@ -148,6 +153,7 @@ async def running(
         lock = await asyncio.to_thread(_own, state_dir, run_dir)
         stack.callback(lock.close)
         await asyncio.to_thread(driver.open)
+        stack.push_async_callback(driver.state.guests.close)
         stack.push_async_callback(driver.operations.drain)
         await stack.enter_async_context(_sweeping(driver.sweeper))
         await stack.enter_async_context(
@@ -179,6 +185,7 @@ async def run(  # noqa: PLR0913 - one per setting
     csi_profile: CsiProfile = "1.12",
     target_roots: tuple[str, ...] = ("/var/lib/kubelet",),
     overcommit: float = 1.0,
+    runtime_socket: str = "",
 ) -> None:
     """Serve until cancelled. Raises what keeps the driver from starting, with nothing half-served."""
     driver = build(
@@ -188,6 +195,7 @@ async def run(  # noqa: PLR0913 - one per setting
         csi_profile=csi_profile,
         target_roots=target_roots,
         overcommit=overcommit,
+        reach=guests.reach(runtime_socket),
     )
     async with running(driver, socket=socket, state_dir=state_dir, run_dir=run_dir):
         await asyncio.get_running_loop().create_future()

@@ -1,10 +1,11 @@
 """What the node side of the driver shares, and the questions that several of its rules ask of the kernel."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from crust import errors, volumes
 from crust.blockdriver.backends.protocol import Attachment, Backend, Source
+from crust.blockdriver.guests import Guests, OutOfReach
 from crust.blockdriver.ledger import Ledger, Published
 from crust.blockdriver.registry import Registry
 from crust.host import mounts
@@ -35,6 +36,8 @@ class State:
     """Of the pool's room, how much is promised to volumes."""
     here: str = "node"
     """This node as a topology segment's value."""
+    guests: Guests = field(default_factory=OutOfReach)
+    """Whoever has this driver's deferred volumes."""
 
     def staged_attachment(self, volume_id: volumes.VolumeId) -> Attachment:
         """The device of a staged volume; raises `NotStaged`."""

@@ -96,6 +96,7 @@ def shim(**flags: Any) -> None:
 @click.option("--run-dir", help="Void after a reboot. Default: /run/crust/driver.")
 @click.option("--node-id", help="This node's name. Default: the host's name.")
 @click.option("--overcommit", type=float, help="Room promised, of the room there is. Default: 1.")
+@click.option("--runtime-socket", help="The proxy's Runtime API. Default: guests are out of reach.")
 def driver(**flags: Any) -> None:
     """Serve block.csi.crust.dev, the block-volume CSI driver."""
     from crust.blockdriver import app
@@ -110,6 +111,7 @@ def driver(**flags: Any) -> None:
             csi_profile=settings.csi_profile,
             target_roots=settings.target_roots,
             overcommit=settings.overcommit,
+            runtime_socket=settings.runtime_socket,
         )
 
     if flags["node_id"] is None and "CRUST_NODE_ID" not in os.environ:
