@@ -66,6 +66,11 @@ class MountBusy(errors.NotReady):
         self.loops = loops
         self.holders = holders
 
+    @property
+    def is_explained(self) -> bool:
+        """Whether anything was found that uses the mount: if not, it may have been a momentary look at it."""
+        return bool(self.mounts or self.loops or self.holders)
+
 
 def device_in_use(path: str) -> DeviceInUse:
     """The error for a busy device, with the mounts and the processes that have it."""

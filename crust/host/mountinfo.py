@@ -8,7 +8,7 @@ import re
 import stat
 from dataclasses import dataclass
 
-from crust.host import oserrors
+from crust.host import oserrors, syscalls
 
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
@@ -53,20 +53,18 @@ def at(target: str) -> Mount | None:
 
     The kernel is asked which mount that is, because comparing texts goes wrong twice: a directory above the target
     may be a symbolic link, and mountinfo lists mounts that others have covered. A link at the end is not followed.
+    By path, because a descriptor, even O_PATH, keeps the mount busy for whoever unmounts it just then.
     """
     with oserrors.translating(f"cannot look at {target}"):
         try:
-            fd = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            mount_id = syscalls.mount_rooted_at(target)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        try:
-            mount_id, real = mount_id_of("self", str(fd)), os.readlink(f"/proc/self/fd/{fd}")
-        finally:
-            os.close(fd)
-    start = b"%d " % mount_id
-    line = next((line for line in _text().split(b"\n") if line.startswith(start)), None)
-    mount = _parse_line(line) if line else None
-    return mount if mount is not None and mount.target == real else None
+    if mount_id is None:
+        return None
+    text = b"\n" + _text()
+    start = text.find(b"\n%d " % mount_id) + 1
+    return _parse_line(text[start : text.index(b"\n", start)]) if start else None
 
 
 def mount_id_of(pid: str, descriptor: str) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from crust import errors
-from crust.host import mountinfo, oserrors, syscalls
+from crust.host import oserrors, syscalls
 from crust.volumes import TargetPath
 
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -201,4 +201,4 @@ def _check_free_directory(target: TargetPath, parent: int, name: str) -> None:
 
 def _is_mountpoint(parent: int, name: str) -> bool:
     # Not by a device number that differs from the parent's: that misses binds within one filesystem.
-    return mountinfo.at(f"/proc/self/fd/{parent}/{name}") is not None
+    return syscalls.mount_rooted_at(f"/proc/self/fd/{parent}/{name}") is not None

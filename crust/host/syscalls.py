@@ -34,6 +34,12 @@ MOUNT_ATTR_RDONLY = 0x01
 
 UMOUNT_NOFOLLOW = 0x08
 
+_AT_SYMLINK_NOFOLLOW = 0x100
+_AT_NO_AUTOMOUNT = 0x800
+_AT_STATX_DONT_SYNC = 0x4000
+_STATX_MNT_ID = 0x1000
+_STATX_ATTR_MOUNT_ROOT = 0x2000
+
 _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_BENEATH = 0x08
 
@@ -56,6 +62,19 @@ class _OpenHow(ctypes.Structure):
     """struct open_how of openat2(2)."""
 
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+class _Statx(ctypes.Structure):
+    """struct statx of statx(2), as far as it is read here."""
+
+    _fields_ = (
+        ("mask", ctypes.c_uint32),
+        ("block_size", ctypes.c_uint32),
+        ("attributes", ctypes.c_uint64),
+        ("inode_and_times", ctypes.c_uint8 * 128),
+        ("mount_id", ctypes.c_uint64),
+        ("later_fields", ctypes.c_uint8 * 104),
+    )
 
 
 _PARENT = _OpenHow(
@@ -119,6 +138,18 @@ def move_mount(mount: int, target: int) -> None:
     """Attach a detached mount onto what the descriptor `target` refers to, move_mount(2)."""
     flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
     _call(_MOVE_MOUNT, mount, b"", target, b"", flags)
+
+
+def mount_rooted_at(path: str) -> int | None:
+    """The id of the mount whose root `path` leads to, statx(2); None if it is no mount's root.
+
+    A link at the end is not followed, and no file server is asked.
+    """
+    found = _Statx()
+    flags = _AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT | _AT_STATX_DONT_SYNC
+    if _libc.statx(AT_FDCWD, os.fsencode(path), flags, _STATX_MNT_ID, ctypes.byref(found)) < 0:
+        _raise_errno(path)
+    return found.mount_id if found.attributes & _STATX_ATTR_MOUNT_ROOT else None
 
 
 def umount(path: str) -> None:

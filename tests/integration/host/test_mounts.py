@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from crust import errors
-from crust.host import devices, loop, mounts
+from crust.host import devices, holders, loop, mounts
 from tests.integration.host.conftest import MIB, Attach, run
 
 pytestmark = pytest.mark.root
@@ -138,6 +138,50 @@ def test_busy_unmount_names_the_holder(
     assert {found.pid for found in caught.value.holders} == {holder.pid}
     assert any(found.by.startswith(by) for found in caught.value.holders)
     assert str(holder.pid) in str(caught.value)
+
+
+def test_a_momentary_look_does_not_fail_an_unmount(
+    mountpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kubelet's stat of the target at that moment; by the time anybody asks who it was, nobody was."""
+    mounts.mount_sealed(mountpoint)
+    look = os.open(mountpoint, os.O_PATH)
+
+    def nobody(target: str) -> mounts.MountBusy:
+        os.close(look)
+        return mounts.MountBusy(target)
+
+    monkeypatch.setattr(holders, "mount_busy", nobody)
+    mounts.unmount(mountpoint)
+    assert mounts.at(mountpoint) is None
+
+
+def test_a_busy_mount_that_nobody_explains_is_an_error_in_the_end(
+    mountpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts.mount_sealed(mountpoint)
+    look = os.open(mountpoint, os.O_PATH)
+    monkeypatch.setattr(holders, "mount_busy", mounts.MountBusy)
+    with pytest.raises(mounts.MountBusy, match="no process of this PID namespace"):
+        mounts.unmount(mountpoint)
+    os.close(look)
+    mounts.unmount(mountpoint)
+
+
+def test_looking_at_a_mount_does_not_keep_it_busy(mountpoint: str) -> None:
+    """Not even for a moment: a descriptor of it would refuse an unmount in another process."""
+    mounts.mount_sealed(mountpoint)
+    opened: list[str] = []
+
+    def note(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and watching:
+            opened.append(str(arguments[0]))
+
+    watching = True
+    sys.addaudithook(note)
+    assert mounts.at(mountpoint) is not None
+    watching = False
+    assert opened == ["/proc/self/mountinfo"]
 
 
 def test_busy_unmount_names_mounts_and_loop_devices_upon_it(
