@@ -20,13 +20,15 @@ from crust.proxy.backend import Backend
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
 from crust.proxy.events import Events
+from crust.proxy.freezing import Freezing
 from crust.proxy.front import Front
 from crust.proxy.handlers import Handlers
 from crust.proxy.inspect import Driver, Inspect
+from crust.proxy.limiting import Limiting
 from crust.proxy.peers import HandlerPeers
 from crust.proxy.publish import DeferredPublish
 from crust.proxy.registry import HandlerRegistry
-from crust.proxy.runtime_api import RuntimeApi
+from crust.proxy.runtime_api import Changes, RuntimeApi
 from crust.proxy.stage import RuntimeStage
 from crust.proxy.targets import SealedTargets, Targets
 from crust.proxy.unpublish import DeferredUnpublish
@@ -128,7 +130,9 @@ async def _serve_own(settings: ProxySettings, parts: _Parts, stack: AsyncExitSta
     staging = operations.KeyedOperations()
     stack.push_async_callback(staging.drain)
     stage = RuntimeStage(parts.deferred, parts.handlers, staging, parts.targets, parts.devices)
-    runtime = RuntimeApi(parts.deferred, parts.handlers, parts.peers, stage, parts.devices)
+    asked = (parts.deferred, parts.handlers, parts.peers)
+    freezing, limiting = Freezing(*asked, parts.events), Limiting(*asked, parts.events, staging)
+    runtime = RuntimeApi(*asked, parts.devices, Changes(stage, freezing, limiting))
     registry = HandlerRegistry(parts.handlers, parts.peers, parts.events, settings.volumes_root)
     inspect = Inspect(parts.backends, parts.handlers, parts.deferred, parts.events)
     await stack.enter_async_context(

@@ -5,9 +5,11 @@ a scan at the start and whenever the watch says "look again". Whatever changes t
 """
 
 import asyncio
+import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from crust import errors, metrics, volumes
 from crust.handoff import store as stores
@@ -51,6 +53,7 @@ class DeferredVolumes:
         self._reserved: list[leases.Lease] = []
         self._unreadable: dict[str, errors.CrustError] = {}
         self._changes = 0
+        self._rewriting = threading.Lock()
 
     async def load(self) -> tuple[stores.Entry, ...]:
         """Look at the directory; returns what is there, unreadable entries included."""
@@ -127,17 +130,27 @@ class DeferredVolumes:
         """Make the entry visible to the runtime; returns what is there afterwards. Blocks.
 
         The same content again changes nothing. An entry that differs only in what the device is now (attached
-        anew, grown) is replaced; under a sandbox it may only have grown. Raises `PublishedDifferently` if the
-        target is published otherwise, `HeldBySandbox`.
+        anew, grown) is replaced; under a sandbox it may only have grown. Its limits stay: they are changed by
+        `change_limits` alone, and what a retry brings may be older. Raises `PublishedDifferently` if the target is
+        published otherwise, `HeldBySandbox`.
         """
-        entry = self.store.read(record.target)
-        if entry is None:
+        if self.store.read(record.target) is None:
             return self.store.create(record).require()
-        there = entry.require()
-        same_request = there.same_request(record)
-        if entry.live and same_request and there.identity == record.identity:
-            return there if there.same_content(record) else self.store.rewrite(record).require()
-        return self.store.publish(record, replace=same_request).require()
+        with self._rewriting:
+            return self._publish_again(record)
+
+    async def change_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
+        """Keep a published volume's new limits in its record. Raises `NotDeferred`."""
+        await self._change(target, lambda mount: replace(mount, io_limits=limits))
+
+    async def change_capacity(self, target: volumes.TargetPath, size_bytes: int) -> None:
+        """Keep a published volume's new size in its record. Raises `NotDeferred`."""
+        await self._change(target, lambda mount: replace(mount, capacity_bytes=size_bytes))
+
+    async def is_claimed(self, record: Record) -> bool:
+        """Whether a sandbox has the volume, or begins with it."""
+        entry = await asyncio.to_thread(self.store.read, record.target)
+        return entry is not None and entry.live
 
     def remember(self, record: Record) -> None:
         """Put a record that was published into the picture."""
@@ -151,6 +164,42 @@ class DeferredVolumes:
         self._drop(target)
         self._changes += 1
         self._tell()
+
+    async def _change(
+        self,
+        target: volumes.TargetPath,
+        change: Callable[[volumes.DeferredMount], volumes.DeferredMount],
+    ) -> None:
+        self.remember(await asyncio.to_thread(self._rewrite, target, change))
+
+    def _rewrite(
+        self,
+        target: volumes.TargetPath,
+        change: Callable[[volumes.DeferredMount], volumes.DeferredMount],
+    ) -> Record:
+        """Change what is on disk now, and not what was read some time ago: another change may have come between."""
+        with self._rewriting:
+            entry = self.store.read(target)
+            if entry is None:
+                raise NotDeferred(target.text)
+            there = entry.require()
+            mount = change(there.mount)
+            if mount == there.mount:
+                return there
+            return self.store.rewrite(replace(there, mount=mount)).require()
+
+    def _publish_again(self, record: Record) -> Record:
+        entry = self.store.read(record.target)
+        if entry is None:
+            return self.store.create(record).require()
+        there = entry.require()
+        same_request = there.same_request(record)
+        if same_request:
+            limits = there.mount.io_limits
+            record = replace(record, mount=replace(record.mount, io_limits=limits))
+        if entry.live and same_request and there.identity == record.identity:
+            return there if there.same_content(record) else self.store.rewrite(record).require()
+        return self.store.publish(record, replace=same_request).require()
 
     def _put(self, record: Record) -> None:
         self._known[record.target.text] = record

@@ -12,7 +12,7 @@ class HandlerLacks(errors.NotReady):
 
     def __init__(self, handler: str, lacks: str, hint: str) -> None:
         super().__init__(
-            f"the mount cannot be deferred to runtime handler {handler!r}",
+            f"the volume cannot be given to runtime handler {handler!r}",
             why=f"it {lacks}",
             hint=hint,
         )
@@ -73,4 +73,14 @@ def check(
             handler.name,
             "knows no fsGroupChangePolicy but Always",
             "use Always, or do not defer this volume",
+        )
+
+
+def check_limits(handler: Handler, limits: volumes.IoLimits) -> None:
+    """Raise `HandlerLacks` if there are limits and the handler cannot keep them: nobody else could."""
+    if limits != volumes.IoLimits() and Feature.IO_LIMITS not in handler.features:
+        raise HandlerLacks(
+            handler.name,
+            "cannot limit what a guest does to a volume, and the volume has I/O limits",
+            "take the volume's limits away, use a handler that offers IO_LIMITS, or do not defer it",
         )

@@ -21,6 +21,14 @@ STATS_TIMEOUT_S = 9.0
 EXPAND_TIMEOUT_S = 95.0
 """A little below what the shim waits, so that our sentence arrives and not its deadline."""
 
+FREEZE_TIMEOUT_S = 55.0
+"""A freeze flushes first, and a guest may have much to write. What it has frozen thaws by itself."""
+
+THAW_TIMEOUT_S = 60.0
+"""A thaw waits for a freeze that is still under way."""
+
+LIMITS_TIMEOUT_S = 25.0
+
 
 class HandlerSilent(errors.PeerUnavailable):
     """The handler was asked and did not answer."""
@@ -66,6 +74,43 @@ class HandlerPeers:
             request, timeout=_shorter(timeout_s, EXPAND_TIMEOUT_S)
         )
         return (await _answer(handler, call)).capacity_bytes
+
+    async def freeze(
+        self,
+        handler: Handler,
+        target: volumes.TargetPath,
+        thaw_after_s: int,
+        timeout_s: float | None,
+    ) -> None:
+        """Hold the filesystem still, for `thaw_after_s` at most. Raises as `stats` does."""
+        request = handlers_pb2.FreezeVolumeRequest(
+            target_path=target.text, thaw_after_seconds=thaw_after_s
+        )
+        await _answer(
+            handler,
+            self._stub(handler).FreezeVolume(
+                request, timeout=_shorter(timeout_s, FREEZE_TIMEOUT_S)
+            ),
+        )
+
+    async def thaw(
+        self, handler: Handler, target: volumes.TargetPath, timeout_s: float | None
+    ) -> bool:
+        """Let the writers go on; returns whether they were held all the time. Raises as `stats` does."""
+        request = handlers_pb2.ThawVolumeRequest(target_path=target.text)
+        call = self._stub(handler).ThawVolume(request, timeout=_shorter(timeout_s, THAW_TIMEOUT_S))
+        return (await _answer(handler, call)).was_frozen
+
+    async def set_limits(
+        self, handler: Handler, target: volumes.TargetPath, limits: volumes.IoLimits
+    ) -> None:
+        """Replace the limits of the sandbox's device. Raises as `stats` does."""
+        request = handlers_pb2.SetVolumeLimitsRequest(
+            target_path=target.text, limits=crust_v1.io_limits_to_wire(limits)
+        )
+        await _answer(
+            handler, self._stub(handler).SetVolumeLimits(request, timeout=LIMITS_TIMEOUT_S)
+        )
 
     async def drop(self, handler: Handler) -> None:
         """Close the channel of a handler that is gone."""

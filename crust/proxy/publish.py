@@ -139,6 +139,7 @@ class DeferredPublish:
         mount = replace(told, readonly=told.readonly or wanted.readonly)
         fitness.check_answer(wanted.access, mount)
         fitness.check(handler, fs_type=mount.fs_type, group=mount.group, readonly=mount.readonly)
+        fitness.check_limits(handler, mount.io_limits)
         return Record.of(mount, wanted.key, wanted.target, handler.name)
 
     def _place(self, record: Record, *, is_new: bool) -> Record:

@@ -1,10 +1,11 @@
-"""The storage side's door: KEP-2857's Runtime service, called by shims and by drivers that implement the KEP.
+"""The storage side's door: KEP-2857's Runtime service and a little more, called by shims and by drivers.
 
 A shim asks by target path; the record says which handler has the volume, and the handler's own socket is asked.
 Numbers that come back are a guest's word in the end, and are checked before anybody believes them.
 """
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
@@ -13,7 +14,9 @@ from crust import errors, volumes
 from crust.handoff.record import Record
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
+from crust.proxy.freezing import Freezing
 from crust.proxy.handlers import Handlers
+from crust.proxy.limiting import Limiting
 from crust.proxy.peers import HandlerPeers
 from crust.proxy.stage import RuntimeStage
 from crust.rpc import crust_v1
@@ -66,6 +69,15 @@ class UnbelievableSize(errors.RuntimeFailed):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What the calls that change something are carried out by."""
+
+    stage: RuntimeStage
+    freezing: Freezing
+    limiting: Limiting
+
+
 class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
     """Runtime, by target path."""
 
@@ -74,21 +86,22 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
         deferred: DeferredVolumes,
         handlers: Handlers,
         peers: HandlerPeers,
-        stage: RuntimeStage,
         devices: Devices,
+        changes: Changes,
     ) -> None:
         self._deferred = deferred
         self._handlers = handlers
         self._peers = peers
-        self._stage = stage
         self._devices = devices
+        self._changes = changes
 
     async def RuntimeGetVolumeStats(
         self, request: runtime_pb2.RuntimeGetVolumeStatsRequest, context: Context
     ) -> runtime_pb2.RuntimeGetVolumeStatsResponse:
         """Statistics from the kernel that has the volume mounted."""
         record = self._expect(request.volume_target_path)
-        await self._check_claimed(record)
+        if not await self._deferred.is_claimed(record):
+            raise NotInSandbox(record.target.text)
         handler = await self._handlers.owner(record.handler)
         stats = await self._peers.stats(handler, record.target, context.time_remaining())
         response = runtime_pb2.RuntimeGetVolumeStatsResponse(usage=crust_v1.usages_to_wire(stats))
@@ -107,7 +120,7 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
             raise DeviceTooLarge(record.device, size_bytes, wanted)
         if size_bytes < wanted.required_bytes:
             raise DeviceTooSmall(record.device, size_bytes, wanted)
-        if await self._is_claimed(record):
+        if await self._deferred.is_claimed(record):
             handler = await self._handlers.owner(record.handler)
             filled_bytes = await self._peers.expand(
                 handler,
@@ -117,14 +130,14 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
             )
             if not 0 < filled_bytes <= size_bytes:
                 raise UnbelievableSize(record.device, size_bytes, filled_bytes)
-        await self._stage.resized(record, size_bytes)
+        await self._deferred.change_capacity(record.target, size_bytes)
         return runtime_pb2.RuntimeExpandVolumeResponse(capacity_bytes=size_bytes)
 
     async def RuntimeStageVolume(
         self, request: runtime_pb2.RuntimeStageVolumeRequest, context: Context
     ) -> runtime_pb2.RuntimeStageVolumeResponse:
         """Hand a volume over for a driver that implements the KEP itself."""
-        await self._stage.stage(request)
+        await self._changes.stage.stage(request)
         return runtime_pb2.RuntimeStageVolumeResponse()
 
     async def RuntimeUnstageVolume(
@@ -132,17 +145,34 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
     ) -> runtime_pb2.RuntimeUnstageVolumeResponse:
         """Take it back."""
         target = volumes.TargetPath.parse(request.volume_target_path, role="volume_target_path")
-        await self._stage.unstage(target)
+        await self._changes.stage.unstage(target)
         return runtime_pb2.RuntimeUnstageVolumeResponse()
+
+    async def RuntimeFreezeVolume(
+        self, request: runtime_pb2.RuntimeFreezeVolumeRequest, context: Context
+    ) -> runtime_pb2.RuntimeFreezeVolumeResponse:
+        """Hold the filesystem in the sandbox still, for a time."""
+        record = self._expect(request.volume_target_path)
+        thaw_after_s = crust_v1.thaw_after_s(request.thaw_after_seconds)
+        held = await self._changes.freezing.freeze(record, thaw_after_s, context.time_remaining())
+        return runtime_pb2.RuntimeFreezeVolumeResponse(held=held)
+
+    async def RuntimeThawVolume(
+        self, request: runtime_pb2.RuntimeThawVolumeRequest, context: Context
+    ) -> runtime_pb2.RuntimeThawVolumeResponse:
+        """Let its writers go on, and tell whether they were held until now."""
+        record = self._expect(request.volume_target_path)
+        was_frozen = await self._changes.freezing.thaw(record, context.time_remaining())
+        return runtime_pb2.RuntimeThawVolumeResponse(was_frozen=was_frozen)
+
+    async def RuntimeSetVolumeLimits(
+        self, request: runtime_pb2.RuntimeSetVolumeLimitsRequest, context: Context
+    ) -> runtime_pb2.RuntimeSetVolumeLimitsResponse:
+        """Replace the limits, in the sandbox and in the record."""
+        record = self._expect(request.volume_target_path)
+        applied = await self._changes.limiting.set(record, crust_v1.io_limits(request.limits))
+        return runtime_pb2.RuntimeSetVolumeLimitsResponse(applied=applied)
 
     def _expect(self, text: str) -> Record:
         target = volumes.TargetPath.parse(text, role="volume_target_path")
         return self._deferred.expect(target.text)
-
-    async def _is_claimed(self, record: Record) -> bool:
-        entry = await asyncio.to_thread(self._deferred.store.read, record.target)
-        return entry is not None and entry.live
-
-    async def _check_claimed(self, record: Record) -> None:
-        if not await self._is_claimed(record):
-            raise NotInSandbox(record.target.text)

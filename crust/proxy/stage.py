@@ -1,11 +1,10 @@
-"""Changes to the handoff directory that come through the Runtime API: KEP-style staging, and new sizes.
+"""Changes to the handoff directory that come through the Runtime API: KEP-style staging.
 
 A driver that implements the KEP names no driver and no volume; its volumes are kept under a name of our own, keyed by
 their target path, and the device is identified here. Sealing the target is left to that driver: it owns it.
 """
 
 import asyncio
-from dataclasses import replace
 
 from crust import errors, operations, volumes
 from crust.handoff.record import Record
@@ -31,7 +30,7 @@ class NotABlockVolume(errors.InvalidRequest):
 
 
 class RuntimeStage:
-    """Stages and unstages by target path, and records new sizes."""
+    """Stages and unstages by target path."""
 
     def __init__(
         self,
@@ -66,15 +65,6 @@ class RuntimeStage:
         await self._operations.run(
             _key(target), "RuntimeUnstageVolume", target, lambda: self._withdraw(target)
         )
-
-    async def resized(self, record: Record, size_bytes: int) -> None:
-        """Keep a volume's new size in its record, for the sandbox that mounts it next."""
-        if record.mount.capacity_bytes == size_bytes:
-            return
-        mount = replace(record.mount, capacity_bytes=size_bytes)
-        changed = replace(record, mount=mount)
-        entry = await asyncio.to_thread(self._deferred.store.rewrite, changed)
-        self._deferred.remember(entry.require())
 
     async def _stage(
         self, target: volumes.TargetPath, request: runtime_pb2.RuntimeStageVolumeRequest

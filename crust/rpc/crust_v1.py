@@ -10,6 +10,7 @@ from crust import errors, volumes
 from crust.wire.v1 import types_pb2
 
 INT64_MAX = 2**63 - 1
+LONGEST_FREEZE_S = 60
 
 
 class UnbelievableUsage(errors.RuntimeFailed):
@@ -76,6 +77,17 @@ def capacity_range_to_wire(value: volumes.CapacityRange) -> types_pb2.CapacityRa
     return types_pb2.CapacityRange(
         required_bytes=value.required_bytes, limit_bytes=value.limit_bytes
     )
+
+
+def thaw_after_s(seconds: int) -> int:
+    """Check a freeze's time limit; raises `errors.InvalidRequest`."""
+    if not 1 <= seconds <= LONGEST_FREEZE_S:
+        raise errors.InvalidRequest(
+            f"thaw_after_seconds {seconds} is not usable",
+            why=f"it must be from 1 to {LONGEST_FREEZE_S}",
+            hint="a guest's writers do not wait longer; freeze again if more time is needed",
+        )
+    return seconds
 
 
 def io_limits(pb: types_pb2.IoLimits) -> volumes.IoLimits:

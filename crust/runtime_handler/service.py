@@ -1,21 +1,40 @@
 """RuntimeHandler on a socket of one's own: the proxy asks, the runtime answers in values.
 
 A runtime implements `Handler`; decoding, encoding, status codes, logging and the socket's ownership are done here.
-An expansion runs as an operation under the volume's target path: it survives the proxy's deadline, a retry joins
-it, and leaving the block waits for it. The other calls change nothing and are simply cancelled.
+What changes something (expansion, freeze and thaw, limits) runs as an operation under the volume's target path: it
+survives the proxy's deadline, a retry joins it, and leaving the block waits for it. The other calls change nothing
+and are simply cancelled. The three kinds do not hinder one another: an expansion waits in the guest until a freeze
+has ended, and must not keep away the thaw that ends it. A thaw waits for a freeze that is under way, so that a caller
+that gave up waiting for the freeze ends it all the same.
+
+A runtime that cannot freeze or limit raises `NotOffered`, and leaves the feature out of its hello: the proxy refuses
+such calls by the hello and never makes them.
 """
 
+import asyncio
 import contextlib
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc.aio
 
-from crust import operations, volumes
+from crust import errors, operations, volumes
 from crust.handoff import claims
 from crust.rpc import crust_v1, server
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
+
+
+class NotOffered(errors.Unsupported):
+    """A runtime does not have a feature; for runtimes to raise."""
+
+    def __init__(self, feature: volumes.HandlerFeature) -> None:
+        super().__init__(
+            "the runtime cannot do that",
+            why=f"it does not offer {feature.name}",
+            hint="use a runtime whose features name it: `crust handlers`",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +63,18 @@ class Handler(Protocol):
 
     async def list_volumes(self) -> Sequence[HeldVolume]:
         """All volumes of all sandboxes."""
+
+    async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
+        """Flush the filesystem and hold its writers, for `thaw_after_s` at most, whoever dies. Idempotent.
+
+        The time is kept in the guest. A repetition begins it anew.
+        """
+
+    async def thaw(self, target: volumes.TargetPath) -> bool:
+        """Let the writers go on; whether they were held without a gap since the last `freeze`. Idempotent."""
+
+    async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
+        """Limit what the guest does to the device, in place of the limits before. All or nothing; idempotent."""
 
 
 @contextlib.asynccontextmanager
@@ -76,6 +107,8 @@ class _Servicer(handlers_pb2_grpc.RuntimeHandlerServicer):
     def __init__(self, handler: Handler, running: operations.KeyedOperations) -> None:
         self._handler = handler
         self._running = running
+        self._stillness: weakref.WeakValueDictionary[volumes.TargetPath, asyncio.Lock]
+        self._stillness = weakref.WeakValueDictionary()
 
     async def GetVolumeStats(
         self, request: handlers_pb2.GetVolumeStatsRequest, context: _Context
@@ -109,6 +142,53 @@ class _Servicer(handlers_pb2_grpc.RuntimeHandlerServicer):
     ) -> handlers_pb2.ListVolumesResponse:
         held = await self._handler.list_volumes()
         return handlers_pb2.ListVolumesResponse(entries=map(_entry, held))
+
+    async def FreezeVolume(
+        self, request: handlers_pb2.FreezeVolumeRequest, context: _Context
+    ) -> handlers_pb2.FreezeVolumeResponse:
+        target = volumes.TargetPath.parse(request.target_path)
+        thaw_after_s = crust_v1.thaw_after_s(request.thaw_after_seconds)
+        await self._running.run(
+            ("freeze", target),
+            "FreezeVolume",
+            thaw_after_s,
+            lambda: self._freeze(target, thaw_after_s),
+        )
+        return handlers_pb2.FreezeVolumeResponse()
+
+    async def ThawVolume(
+        self, request: handlers_pb2.ThawVolumeRequest, context: _Context
+    ) -> handlers_pb2.ThawVolumeResponse:
+        target = volumes.TargetPath.parse(request.target_path)
+        was_frozen = await self._running.run(
+            ("thaw", target), "ThawVolume", None, lambda: self._thaw(target)
+        )
+        return handlers_pb2.ThawVolumeResponse(was_frozen=was_frozen)
+
+    async def SetVolumeLimits(
+        self, request: handlers_pb2.SetVolumeLimitsRequest, context: _Context
+    ) -> handlers_pb2.SetVolumeLimitsResponse:
+        target = volumes.TargetPath.parse(request.target_path)
+        limits = crust_v1.io_limits(request.limits)
+        await self._running.run(
+            ("limits", target),
+            "SetVolumeLimits",
+            limits,
+            lambda: self._handler.set_limits(target, limits),
+        )
+        return handlers_pb2.SetVolumeLimitsResponse()
+
+    async def _freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
+        async with self._turn(target):
+            await self._handler.freeze(target, thaw_after_s)
+
+    async def _thaw(self, target: volumes.TargetPath) -> bool:
+        async with self._turn(target):
+            return await self._handler.thaw(target)
+
+    def _turn(self, target: volumes.TargetPath) -> asyncio.Lock:
+        """Freeze and thaw of one volume reach the runtime in the order in which they came."""
+        return self._stillness.setdefault(target, asyncio.Lock())
 
 
 def _entry(held: HeldVolume) -> handlers_pb2.ListVolumesResponse.Entry:

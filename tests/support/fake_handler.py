@@ -29,6 +29,9 @@ class FakeHandler:
     filled_bytes: int | None = None
     gate: Gate | None = None
     expansions: list[tuple[str, volumes.CapacityRange]] = field(default_factory=list)
+    frozen: dict[str, int] = field(default_factory=dict)
+    """What is held, and for how many seconds; a test plays the guest's watchdog by removing it."""
+    limits: dict[str, volumes.IoLimits] = field(default_factory=dict)
 
     async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
         await self._pass()
@@ -44,6 +47,18 @@ class FakeHandler:
 
     async def list_volumes(self) -> Sequence[service.HeldVolume]:
         return ()
+
+    async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
+        await self._pass()
+        self.frozen[target.text] = thaw_after_s
+
+    async def thaw(self, target: volumes.TargetPath) -> bool:
+        await self._pass()
+        return self.frozen.pop(target.text, None) is not None
+
+    async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
+        await self._pass()
+        self.limits[target.text] = limits
 
     async def _pass(self) -> None:
         if self.gate is not None:

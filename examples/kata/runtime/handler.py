@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from crust import errors, volumes
 from crust.handoff import claims
 from crust.host import devices
-from crust.runtime_handler.service import HeldVolume
+from crust.runtime_handler.service import HeldVolume, NotOffered
 from examples.kata.runtime.sandbox import Sandbox
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.runtime.volume import Sandboxed
@@ -76,6 +76,18 @@ class Volumes:
             listed += (HeldVolume(each.target, of, claims.State.MOUNTED) for each in sandbox.held)
             listed += (HeldVolume(each, of, claims.State.ERROR) for each in sandbox.troubles)
         return listed
+
+    async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
+        """Not yet."""
+        raise NotOffered(volumes.HandlerFeature.FREEZE)
+
+    async def thaw(self, target: volumes.TargetPath) -> bool:
+        """Not yet."""
+        raise NotOffered(volumes.HandlerFeature.FREEZE)
+
+    async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
+        """Not yet."""
+        raise NotOffered(volumes.HandlerFeature.IO_LIMITS)
 
     def _find(self, target: volumes.TargetPath) -> tuple[Sandbox, Sandboxed]:
         for sandbox in self._sandboxes.all():

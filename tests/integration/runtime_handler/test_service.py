@@ -36,6 +36,10 @@ class FakeRuntime:
     expansions: int = 0
     may_grow: asyncio.Event = field(default_factory=asyncio.Event)
     growing: asyncio.Event = field(default_factory=asyncio.Event)
+    freezes: int = 0
+    frozen: bool = False
+    may_freeze: asyncio.Event = field(default_factory=asyncio.Event)
+    freezing: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
         """One line and a condition."""
@@ -59,6 +63,24 @@ class FakeRuntime:
     async def list_volumes(self) -> Sequence[service.HeldVolume]:
         """The one volume."""
         return [service.HeldVolume(TARGET, volumes.SandboxId("s"), State.MOUNTED)]
+
+    async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
+        """Count, wait, hold."""
+        self._check(target)
+        self.freezes += 1
+        self.freezing.set()
+        await self.may_freeze.wait()
+        self.frozen = True
+
+    async def thaw(self, target: volumes.TargetPath) -> bool:
+        """Let go."""
+        self._check(target)
+        was_frozen, self.frozen = self.frozen, False
+        return was_frozen
+
+    async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
+        """Cannot."""
+        raise service.NotOffered(volumes.HandlerFeature.IO_LIMITS)
 
     def _check(self, target: volumes.TargetPath) -> None:
         if target.text not in self.sizes:

@@ -56,6 +56,15 @@ class FakeRuntime(runtime_pb2_grpc.RuntimeServicer):
     async def RuntimeUnstageVolume(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
 
+    async def RuntimeFreezeVolume(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+    async def RuntimeThawVolume(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+    async def RuntimeSetVolumeLimits(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError
+
 
 @dataclass
 class Shim:
