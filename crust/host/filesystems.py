@@ -23,6 +23,7 @@ __all__ = [
     "SUPPORTED",
     "AmbivalentSignature",
     "Blank",
+    "CannotCheck",
     "Filesystem",
     "Freeze",
     "GrowsOnlyMounted",
@@ -109,6 +110,19 @@ class NeedsRepair(errors.Corrupt):
         self.fs_type = fs_type
 
 
+class CannotCheck(errors.Corrupt):
+    """A filesystem that its own check could not read to the end."""
+
+    def __init__(self, path: str, fs_type: str, said: str) -> None:
+        super().__init__(
+            f"the {fs_type} on {path} cannot be checked",
+            why=said.strip() or "its check gave up",
+            hint="look whether the device can be read, or newer tools know the filesystem; nothing mounts it",
+        )
+        self.path = path
+        self.fs_type = fs_type
+
+
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """How one filesystem is served. `make` is the command up to the device."""
@@ -141,7 +155,8 @@ async def check(path: str, fs_type: str) -> bool:
     """Make an unmounted filesystem fit to be mounted writable; whether anything was mended.
 
     ext4: `e2fsck -p` unless the superblock says clean. xfs and btrfs: nothing, their mount replays the log, and
-    xfs_repair refuses a log that is not replayed. Raises `NeedsRepair`, after which nothing may mount it writable.
+    xfs_repair refuses a log that is not replayed. Raises `NeedsRepair` and `CannotCheck`, after which nothing may
+    mount it writable.
     """
     return await _kind(fs_type).check(path)
 
@@ -239,6 +254,8 @@ async def _e2fsck(path: str, *flags: str) -> bool:
     except commands.CommandFailed as err:
         if await asyncio.to_thread(holders.is_exclusively_held, path):
             raise await asyncio.to_thread(holders.device_in_use, path) from err
+        if err.code == _E2FSCK_FAILED:
+            raise CannotCheck(path, "ext4", err.stderr_tail[-_SAID_BYTES:]) from err
         raise
     if done.code & _E2FSCK_UNCORRECTED:
         raise NeedsRepair(path, "ext4", done.stdout[-_SAID_BYTES:].decode("utf-8", "replace"))

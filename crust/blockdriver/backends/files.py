@@ -8,6 +8,7 @@ volume is remembered, and believed only after its disk sequence was compared, wh
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 from crust import errors, volumes
@@ -19,7 +20,7 @@ from crust.blockdriver.backends.protocol import (
     Region,
     StillAttached,
 )
-from crust.host import devices, durable, loop, owned, sparse
+from crust.host import copying, devices, durable, loop, owned, sparse
 
 _SUFFIX = ".img"
 _MINORS = 1 << 20
@@ -65,6 +66,10 @@ class Files:
         self._sector_size = sector_size
         self._known: dict[volumes.VolumeId, loop.LoopDevice] = {}
         self._snapshots = FileSnapshots(pool)
+
+    @cached_property
+    def _direct_io(self) -> bool:
+        return not copying.piles_up_extents(self._pool)
 
     @property
     def modes(self) -> frozenset[volumes.AccessMode]:
@@ -141,12 +146,14 @@ class Files:
         return found
 
     def attach(self, volume_id: volumes.VolumeId) -> Attachment:
-        """One loop device per file, whoever asks; direct I/O where the pool's filesystem allows it."""
+        """One loop device per file, whoever asks; direct I/O where it serves clones as well."""
         known = self._known.get(volume_id)
         if known is not None and _is_current(known):
             return _attachment(known)
         self._size_bytes(volume_id)
-        device = loop.attach_once(self._path(volume_id), sector_size=self._sector_size)
+        device = loop.attach_once(
+            self._path(volume_id), direct_io=self._direct_io, sector_size=self._sector_size
+        )
         # BLKROSET of an earlier attachment outlives it: a reused loop number may refuse writes.
         devices.set_readonly(device.path, readonly=False)
         self._known[volume_id] = device

@@ -159,6 +159,15 @@ async def test_damaged_ext4_is_corrupt_and_not_touched_further(attach: Attach) -
     assert "Root inode is not a directory" in caught.value.why
 
 
+async def test_an_ext4_that_its_check_does_not_understand_is_not_mounted(attach: Attach) -> None:
+    device = attach()
+    await filesystems.make(device.path, "ext4")
+    run("debugfs", "-w", "-R", "ssv state 0", device.path)
+    run("debugfs", "-w", "-R", "feature FEATURE_I31", device.path)
+    with pytest.raises(filesystems.CannotCheck, match="unsupported feature"):
+        await filesystems.check(device.path, "ext4")
+
+
 async def test_check_of_a_fenced_device_says_that_it_is_in_use(attach: Attach) -> None:
     device = attach()
     await filesystems.make(device.path, "ext4")
