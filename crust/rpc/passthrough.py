@@ -3,9 +3,15 @@
 Nothing is parsed, so unknown fields, unknown methods and other services pass as they are; so do metadata, the
 caller's deadline, its cancellation, and status codes with their details. A method that the descriptors know as
 unary takes gRPC's quicker unary path; any other travels as a stream, which on the wire is the same thing.
+
+A stream of one message is sent with its end, at once. Written apart, the write may meet a peer that has refused by
+the method's name alone: gRPC then answers INTERNAL by itself, not the peer's UNIMPLEMENTED. That stays so for
+a caller that sends on in a stream that its peer has ended; no method of CSI takes a stream of requests.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
@@ -17,6 +23,9 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 UnaryBehaviour = Callable[[bytes, Context], Awaitable[bytes]]
 Metadata = tuple[tuple[str, str | bytes], ...]
 
+_END_OF_STREAM_S = 0.05
+"""A call of one message has its end in the same frame, so this is for a busy machine; a conversation waits so
+long for its first answer."""
 _HOP_BY_HOP = ("user-agent", "grpc-accept-encoding", "accept-encoding")
 
 
@@ -94,10 +103,10 @@ async def repeat(
 def _streaming(
     channel: grpc.aio.Channel, method: str
 ) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
-    peer: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
-
     async def behave(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-        call = peer(requests, metadata=metadata_of(context), timeout=context.time_remaining())
+        head = await _head(requests)
+        start = _start_single if head.is_all else _start_stream
+        call = start(channel, method, head, metadata_of(context), context.time_remaining())
         try:
             initial = await call.initial_metadata()
             if len(initial):
@@ -109,8 +118,78 @@ def _streaming(
             await repeat(context, error)
         finally:
             call.cancel()
+            await head.close()
 
     return behave
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The beginning of a request stream: its first message, and the second one, which is awaited."""
+
+    first: bytes | None
+    second: asyncio.Task[bytes | None]
+    rest: AsyncIterator[bytes]
+
+    @property
+    def is_all(self) -> bool:
+        """Whether there is one message and no more."""
+        return self.first is not None and self.second.done() and self.second.result() is None
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        """The whole stream, from its beginning."""
+        if self.first is None:
+            return
+        yield self.first
+        second = await self.second
+        if second is None:
+            return
+        yield second
+        async for message in self.rest:
+            yield message
+
+    async def close(self) -> None:
+        """Wait for nothing more."""
+        self.second.cancel()
+        await asyncio.gather(self.second, return_exceptions=True)
+
+
+async def _head(requests: AsyncIterator[bytes]) -> _Head:
+    first = await anext(requests, None)
+    second = asyncio.ensure_future(_next(requests))
+    try:
+        await asyncio.wait({second}, timeout=_END_OF_STREAM_S)
+    except asyncio.CancelledError:
+        second.cancel()
+        raise
+    return _Head(first, second, requests)
+
+
+async def _next(requests: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(requests, None)
+
+
+def _start_single(
+    channel: grpc.aio.Channel,
+    method: str,
+    head: _Head,
+    metadata: Metadata,
+    timeout_s: float | None,
+) -> "grpc.aio.UnaryStreamCall[bytes, bytes]":
+    peer: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
+    assert head.first is not None
+    return peer(head.first, metadata=metadata, timeout=timeout_s)
+
+
+def _start_stream(
+    channel: grpc.aio.Channel,
+    method: str,
+    head: _Head,
+    metadata: Metadata,
+    timeout_s: float | None,
+) -> "grpc.aio.StreamStreamCall[bytes, bytes]":
+    peer: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
+    return peer(head.messages(), metadata=metadata, timeout=timeout_s)
 
 
 def _pairs(metadata: Any) -> Metadata:

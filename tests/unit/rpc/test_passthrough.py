@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -210,6 +212,50 @@ async def test_an_unknown_method_of_the_backend_is_unimplemented(short: str) -> 
         await plain.stop(grace=None)
 
 
+class Asked:
+    """What `Passthrough` needs of a call's context."""
+
+    refused: grpc.StatusCode | None = None
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def time_remaining(self) -> None:
+        return None
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailing: object) -> None:
+        self.refused = code
+        raise grpc.aio.AbortError
+
+
+@pytest.mark.parametrize("steps", range(10))
+async def test_a_refusal_that_comes_before_the_request_is_read_is_the_peers_own(
+    short: str, steps: int
+) -> None:
+    """The peer refuses by the method's name, at any moment before, while and after the request is written."""
+
+    async def requests() -> AsyncIterator[bytes]:
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        _hold_the_loop()
+        yield b"request"
+
+    with ThreadPoolExecutor() as threads:
+        plain = grpc.server(threads)
+        plain.add_insecure_port(f"unix:{short}/b.sock")
+        plain.start()
+        try:
+            async with channel.connect(f"{short}/b.sock") as onwards:
+                await asyncio.wait_for(onwards.channel_ready(), 20)
+                behave = passthrough.Passthrough(onwards).service(_Details(UNKNOWN)).stream_stream
+                context = Asked()
+                with pytest.raises(grpc.aio.AbortError):
+                    await anext(behave(requests(), context))
+                assert context.refused is grpc.StatusCode.UNIMPLEMENTED
+        finally:
+            plain.stop(grace=None).wait()
+
+
 async def test_a_stream_in_both_directions_passes_message_by_message(chain: Chain) -> None:
     stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
     stream = chain.caller.stream_stream("/csi.v9.Future/Stream")
@@ -230,6 +276,11 @@ async def test_names_from_outside_are_not_kept(chain: Chain, short: str) -> None
         for each in details:
             assert passing.service(each) is not None
         assert len(passing._handlers) == 0
+
+
+def _hold_the_loop() -> None:
+    """So that the peer, in its threads, is done before the loop goes on to write."""
+    time.sleep(0.05)
 
 
 class _Details(grpc.HandlerCallDetails):
