@@ -18,6 +18,7 @@ from benchmarks import (
     plot,
     publishing,
     restarting,
+    staging,
 )
 
 BENCHMARKS: dict[str, Callable[[], Coroutine[Any, Any, figures.Result]]] = {
@@ -25,6 +26,7 @@ BENCHMARKS: dict[str, Callable[[], Coroutine[Any, Any, figures.Result]]] = {
     passing.NAME: passing.measure,
     noticing.NAME: noticing.measure,
     restarting.NAME: restarting.measure,
+    staging.NAME: staging.measure,
     guest_io.NAME: guest_io.measure,
 }
 

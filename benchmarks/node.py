@@ -104,6 +104,16 @@ async def start(places: Places, name: str, *, volumes_root: Path | None = None) 
 
 
 @contextlib.asynccontextmanager
+async def driver(places: Places) -> AsyncIterator[Kubelet]:
+    """The driver alone; gives a CO that calls its socket."""
+    async with contextlib.AsyncExitStack() as stack:
+        process = await start(places, "driver")
+        stack.push_async_callback(process.stop)
+        await answers(places.driver_socket)
+        yield await stack.enter_async_context(caller(places, places.driver_socket))
+
+
+@contextlib.asynccontextmanager
 async def serving(places: Places) -> AsyncIterator[Kubelet]:
     """Driver, shim, proxy and a registered handler; gives a CO that calls the proxy's socket."""
     async with contextlib.AsyncExitStack() as stack:

@@ -3,6 +3,8 @@
     record "deleting"                     the delete is finished at once: it was asked for
     record "creating", older than a day   deleted: CreateVolume never answered, and nobody asks for it any more
     attached, and not staged              detached if nothing has it open: a stage that was never finished
+    attached, and its image is gone       detached if nothing has it open; known by the tag that `attach` left on it
+    attached by somebody else             left alone, whatever it is attached to
     image without a record                kept, and told as health: its owner lost a record, not the data
     record without an image               kept, and told as health
 
@@ -14,7 +16,8 @@ import asyncio
 import logging
 
 from crust import errors, operations, volumes
-from crust.blockdriver import state
+from crust.blockdriver import limiting, state
+from crust.blockdriver.backends.protocol import Attachment
 from crust.blockdriver.provisioning import Provisioner
 from crust.blockdriver.state import State
 from crust.host import mounts
@@ -53,6 +56,7 @@ class Sweeper:
         gone = [each for each in unfinished if await self._remove(each, grace_s)]
         for volume_id in await asyncio.to_thread(self._unused):
             await self._detach(volume_id)
+        await asyncio.to_thread(self._drop_strays)
         return tuple(gone)
 
     async def _remove(self, volume_id: volumes.VolumeId, grace_s: float) -> bool:
@@ -98,7 +102,26 @@ class Sweeper:
         attachment = self._state.backend.attached(volume_id)
         if attachment is None or self._state.ledger.staged(volume_id) is not None:
             return
-        # Asked of the kernel, because a ledger can be lost: a raw device's node is bound and not open.
-        if not any(state.shows(each, attachment.source) for each in mounts.below("/")):
+        if not _is_shown(attachment):
+            limiting.release(self._state, attachment)
             self._state.backend.detach(volume_id)
             _log.info("detached what was left behind", extra={"volume_id": volume_id})
+
+    def _drop_strays(self) -> None:
+        """No volume's operation: the device is not the one that an operation of the volume would find."""
+        for stray in self._state.backend.strays():
+            told = {"device": stray.source.path}
+            if _is_shown(stray):
+                _log.info("stays attached, and its image is gone", extra=told)
+                continue
+            try:
+                self._state.backend.drop(stray)
+            except errors.CrustError as err:
+                _log.info("stays attached", extra={**told, "error": str(err)})
+            else:
+                _log.warning("detached a device whose image is gone", extra=told)
+
+
+def _is_shown(attachment: Attachment) -> bool:
+    """Asked of the kernel, because a ledger can be lost: a raw device's node is bound and not open."""
+    return any(state.shows(each, attachment.source) for each in mounts.below("/"))

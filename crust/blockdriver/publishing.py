@@ -5,15 +5,16 @@ targets of a device. A read-only target is a read-only *mount* of a writable fil
 write; only under a reader-only mode, or beside a guest that reads, is the filesystem itself read-only. A read-only
 raw volume needs a read-only device, since a read-only bind of a node stops no write.
 
-Steps: entry in the ledger (not done), target made, mounted, group applied, entry done. A failure takes them back; a
-crash leaves an entry that the same request finishes and NodeUnpublishVolume removes.
+Steps: entry in the ledger, target made, mounted; with a group the entry is not done until the group is applied. A
+failure takes them back; a crash leaves an entry that the same request finishes and NodeUnpublishVolume removes. An
+entry without its mount says nothing (`state.is_live`).
 """
 
 import asyncio
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver import attaching, fitness, publish_rules, state
+from crust.blockdriver import attaching, fitness, limiting, publish_rules, state
 from crust.blockdriver.backends.protocol import Attachment
 from crust.blockdriver.growing import Grower
 from crust.blockdriver.ledger import Published
@@ -100,7 +101,8 @@ class Publisher:
     async def publish(self, request: Publish) -> None:
         """Publish as asked, or find that it is published so already.
 
-        Raises what `check` raises, `TargetOccupied`, and the errors of `paths`, `mounts` and `groups`.
+        Raises what `check` raises, `throttling.CannotThrottle`, `TargetOccupied`, and the errors of `paths`, `mounts`
+        and `groups`.
         """
         ready = await asyncio.to_thread(self._publish, request)
         if ready is None:
@@ -121,20 +123,28 @@ class Publisher:
     def _publish(self, request: Publish, *, growth_considered: bool = False) -> Ready | None:
         """Do it all in one hop; or answer what has to grow before, having changed nothing."""
         ready = check(self._state, request)
+        limiting.check(self._state, ready.record)
         if ready.present is not None and ready.present.done:
+            limiting.hold(self._state, ready.record, ready.attachment)
             return None
         mounted = self._look(ready)
         if not mounted and not growth_considered and self._growth_is_due(ready):
             return ready
-        self._state.ledger.note_published(ready.entry)
+        done = ready.entry.model_copy(update={"done": True})
+        group = _group(ready)
+        # Where nothing follows the mount, the mount itself says whether it was done.
+        self._state.ledger.note_published(done if group is None else ready.entry)
         try:
             if not mounted:
                 self._mount(ready)
-            self._apply_group(ready)
+            if group is not None:
+                groups.apply(ready.entry.target, group)
+            limiting.hold(self._state, ready.record, ready.attachment)
         except errors.CrustError:
             self._take_back(ready)
             raise
-        self._state.ledger.note_published(ready.entry.model_copy(update={"done": True}))
+        if group is not None:
+            self._state.ledger.note_published(done)
         return None
 
     def _look(self, ready: Ready) -> bool:
@@ -174,12 +184,6 @@ class Publisher:
             beside_writers=not alone,
         )
 
-    def _apply_group(self, ready: Ready) -> None:
-        access = ready.request.capability.access
-        group = access.group if isinstance(access, volumes.MountAccess) else None
-        if group is not None and not ready.entry.readonly:
-            groups.apply(ready.entry.target, group)
-
     def _take_back(self, ready: Ready) -> None:
         mount = mounts.at(ready.entry.target)
         if mount is not None and state.shows(mount, ready.attachment.source):
@@ -187,3 +191,10 @@ class Publisher:
         self._state.ledger.forget_published(ready.request.target)
         if mounts.at(ready.entry.target) is None:
             paths.remove(ready.request.target, self._state.target_roots)
+
+
+def _group(ready: Ready) -> volumes.GroupChange | None:
+    access = ready.request.capability.access
+    if isinstance(access, volumes.BlockAccess) or ready.entry.readonly:
+        return None
+    return access.group

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from crust import errors, volumes
-from crust.blockdriver import fitness, mkfs_options, preparation, registry, state
+from crust.blockdriver import fitness, limiting, mkfs_options, preparation, registry, state
 from crust.blockdriver.backends.protocol import Attachment
 from crust.blockdriver.growing import Grower
 from crust.blockdriver.ledger import Staged
@@ -94,11 +94,19 @@ class Stager:
         the errors of `preparation.judge`, and of the backend and the filesystem's tools.
         """
         begun = await asyncio.to_thread(self._begin, request)
-        if begun.action is not None:
-            await self._prepare(begun)
+        if begun.action is None:
+            return
+        await self._prepare(begun)
         await asyncio.to_thread(self._state.ledger.note_staged, begun.entry)
 
     def _begin(self, request: Stage) -> _Begun:
+        """Attach and look; a volume that needs nothing more is staged when this returns."""
+        begun = self._attach(request)
+        if begun.action is None:
+            self._state.ledger.note_staged(begun.entry)
+        return begun
+
+    def _attach(self, request: Stage) -> _Begun:
         record = self._state.registry.load(request.volume_id)
         self._check(request)
         entry = self._entry(request, record)
@@ -110,6 +118,7 @@ class Stager:
             paths = tuple(dict.fromkeys((*staged.paths, request.path.text)))
             return _Begun(staged.model_copy(update={"paths": paths}), record, present, None)
         attachment = self._state.backend.attach(request.volume_id)
+        limiting.settle(self._state, record, attachment)
         if entry.kind == "block":
             self._give_out_raw(record, attachment)
             return _Begun(entry, record, attachment, None)
@@ -198,6 +207,7 @@ class Stager:
             mounted = state.host_mounts(attachment.source)
             if mounted:
                 raise StillPublished(volume_id, tuple(mount.target for mount in mounted))
+            limiting.release(self._state, attachment)
             self._state.backend.detach(volume_id)
         for stale in self._state.ledger.published_of(volume_id):
             self._state.ledger.forget_published(volumes.TargetPath(stale.target))
@@ -210,19 +220,37 @@ def _judge(record: Record, fs_type: str, attachment: Attachment) -> preparation.
     Anyone else who has it may be a guest, or a tool that a killed driver left running: `DeviceInUse`.
     """
     device = attachment.source.path
-    if (record.content, record.fs_type) == ("formatted", fs_type) and filesystems.carries(
-        device, fs_type
-    ):
-        action = preparation.Action.KEEP
-    else:
-        found = filesystems.probe(device)
-        action = preparation.judge(
-            record, fs_type, found, is_blank=lambda: devices.is_blank(device)
-        )
+    fence = devices.try_exclusive(device)
+    if fence is None:
+        return _judge_held(record, fs_type, attachment)
+    try:  # while it is open the kernel keeps what was read, and a second look costs nothing
+        action = _action(record, fs_type, device)
+        is_ready = action is preparation.Action.KEEP and _needs_nothing(record, attachment)
+        return None if is_ready and filesystems.is_settled(device, fs_type) else action
+    finally:
+        os.close(fence)
+
+
+def _judge_held(record: Record, fs_type: str, attachment: Attachment) -> preparation.Action | None:
+    action = _action(record, fs_type, attachment.source.path)
     if action is preparation.Action.KEEP and state.host_mounts(attachment.source):
         return None
-    os.close(devices.open_exclusive(device))
+    os.close(
+        devices.open_exclusive(attachment.source.path)
+    )  # which says by whom, or finds it free by now
     return action
+
+
+def _action(record: Record, fs_type: str, device: str) -> preparation.Action:
+    vouched = (record.content, record.fs_type) == ("formatted", fs_type)
+    if vouched and filesystems.carries(device, fs_type):
+        return preparation.Action.KEEP
+    found = filesystems.probe(device)
+    return preparation.judge(record, fs_type, found, is_blank=lambda: devices.is_blank(device))
+
+
+def _needs_nothing(record: Record, attachment: Attachment) -> bool:
+    return not record.shares_uuid and attachment.size_bytes <= record.filled_bytes
 
 
 def _others(staged: Staged, path: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable
 
 from crust import errors, volumes
-from crust.host import holders, oserrors
+from crust.host import holders, oserrors, sysfs
 from crust.host.holders import DeviceInUse
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "reads_zero",
     "set_readonly",
     "size_bytes",
+    "try_exclusive",
 ]
 
 _BLKROSET = 0x125D
@@ -81,6 +82,17 @@ def open_exclusive(path: str) -> int:
         if err.errno == errno.EBUSY:
             raise holders.device_in_use(path) from err
         raise oserrors.translate(err, f"cannot open {path} exclusively") from err
+
+
+def try_exclusive(path: str) -> int | None:
+    """Like `open_exclusive`; None, and no search for who it is, while something else has the device."""
+    with oserrors.translating(f"cannot open {path} exclusively"):
+        try:
+            return os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
+        except OSError as err:
+            if err.errno == errno.EBUSY:
+                return None
+            raise
 
 
 def set_readonly(path: str, *, readonly: bool) -> None:
@@ -148,14 +160,9 @@ def _attribute(path: str, number: int, name: str) -> str:
         f"cannot read {name} of {path}", hint="the device is gone, or sysfs is"
     ):
         try:
-            return _read(f"{directory}/{name}")
+            return sysfs.read(f"{directory}/{name}")
         except FileNotFoundError:
             # A partition has no sequence of its own; its disk, the directory above, has.
             if not os.path.exists(f"{directory}/partition"):
                 raise
-            return _read(f"{directory}/../{name}")
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="ascii") as file:
-        return file.read().strip()
+            return sysfs.read(f"{directory}/../{name}")

@@ -40,6 +40,7 @@ __all__ = [
     "freeze",
     "grow_mounted",
     "grow_unmounted",
+    "is_settled",
     "is_supported",
     "make",
     "minimum_bytes",
@@ -182,6 +183,14 @@ def carries(path: str, fs_type: str) -> bool:
     except superblocks.BadSuperblock:
         return False
     return True
+
+
+def is_settled(path: str, fs_type: str) -> bool:
+    """Whether the superblock is the filesystem's and says that `check` would find nothing to do."""
+    try:
+        return _kind(fs_type).superblock(path).clean
+    except superblocks.BadSuperblock:
+        return False
 
 
 async def renew_uuid(path: str, fs_type: str) -> bool:

@@ -5,7 +5,8 @@ attaches under a lock on the file. Clearing a device that is open reports succes
 refuses a device in use, and afterwards looks whether it is gone. A loop number is reused at once: everything that
 acts on a device compares its disk sequence first.
 
-Devices are matched with files by (device, inode), never by name: names are cut at 63 bytes and go stale.
+Devices are matched with files by (device, inode), never by name: names are cut at 63 bytes and go stale. What the
+kernel keeps as the name is the attacher's own mark, a `tag`: it is still there when the file is not.
 """
 
 import errno
@@ -25,11 +26,17 @@ _DELETED = " (deleted)"
 
 @dataclass(frozen=True, slots=True)
 class LoopDevice:
-    """A loop device as it was when looked at. `direct_io` is what the kernel granted, not what was asked."""
+    """A loop device as it was when looked at. `direct_io` is what the kernel granted, not what was asked.
+
+    `backing` is what the file is called now, and `file` what it is: (device, inode). `tag` is what the attacher left:
+    losetup(8) leaves the file's name of then.
+    """
 
     path: str
     number: int
     backing: str
+    file: tuple[int, int]
+    tag: str
     identity: volumes.DeviceIdentity
     direct_io: bool
     readonly: bool
@@ -103,8 +110,9 @@ def attach_once(
     readonly: bool = False,
     direct_io: bool = True,
     sector_size: int | None = None,
+    tag: str = "",
 ) -> LoopDevice:
-    """The one loop device of the file: the one it has, or else a new one.
+    """The one loop device of the file: the one it has, as it is, or else a new one, of at most 63 bytes of `tag`.
 
     Raises `AttachPending`, `AttachedDifferently` (other read-only state, or more than one device), and what
     `attach` raises. Two processes that call this never attach twice.
@@ -116,7 +124,7 @@ def attach_once(
             if found := _find(os.fstat(fd)):
                 return _the_one(backing, found, readonly=readonly)
             flags = _flags(readonly=readonly, direct_io=direct_io)
-            return _attach(fd, backing, flags, sector_size or 0)
+            return _attach(fd, backing, flags, sector_size or 0, tag)
         finally:
             ownership.FileLock.unlock(fd)
 
@@ -144,6 +152,16 @@ def refresh_size(device: LoopDevice) -> None:
         fcntl.ioctl(fd, loopctl.SET_CAPACITY)
 
 
+def size_bytes(device: LoopDevice) -> int:
+    """The device's size now; 0 when it is detached, or its number is another's. Opens nothing."""
+    with oserrors.translating(f"cannot look at {device.path}"):
+        try:
+            same = loopctl.identity(device.number) == device.identity
+            return loopctl.size_bytes(device.number) if same else 0
+        except FileNotFoundError:
+            return 0  # the number itself was removed
+
+
 def detach(device: LoopDevice) -> None:
     """Detach the device, and see that it is gone; one that is gone, or whose number was reused, is fine.
 
@@ -168,14 +186,18 @@ def detach(device: LoopDevice) -> None:
             _wait_until_gone(device)
 
 
-def _attach(backing_fd: int, backing: str, flags: int, sector_size: int) -> LoopDevice:
+def _attach(
+    backing_fd: int, backing: str, flags: int, sector_size: int, tag: str = ""
+) -> LoopDevice:
     with oserrors.translating(f"cannot attach {backing} to a loop device"):
-        config = loopctl.configuration(backing_fd, flags, sector_size, backing)
+        config = loopctl.configuration(backing_fd, flags, sector_size, tag or backing)
         for _ in range(_ATTEMPTS):
             number = loopctl.free_number()
             try:
                 with _opened(loopctl.node(number), writable=not flags & loopctl.READ_ONLY) as fd:
                     fcntl.ioctl(fd, loopctl.CONFIGURE, config)
+                    if not flags & loopctl.READ_ONLY:
+                        loopctl.make_writable(fd)
                     return _describe(number, loopctl.status(fd))
             except OSError as err:
                 # Between "number is free" and now another caller took it (EBUSY), or removed it (ENXIO, ENOENT).
@@ -188,6 +210,7 @@ def _clear(device: LoopDevice, fd: int) -> None:
     # While this descriptor is open the number cannot be given to another file, so the comparison holds.
     try:
         if _is_same(device, fd):
+            loopctl.make_writable(fd)  # whoever gets the number next may not look
             fcntl.ioctl(fd, loopctl.CLEAR)
     finally:
         os.close(fd)
@@ -237,9 +260,12 @@ def _find(status: os.stat_result) -> tuple[LoopDevice, ...]:
 
 
 def _attached(wanted: tuple[int, int] | None) -> Iterator[LoopDevice]:
-    """The attached devices, only those of the file (device, inode) if `wanted` names one."""
+    """The attached devices, only those of the file (device, inode) if `wanted` names one.
+
+    One without a size writes into no file, so only who wants to know of all is told of it.
+    """
     with oserrors.translating("cannot list the loop devices"):
-        for number in loopctl.bound_numbers():
+        for number in loopctl.bound_numbers() if wanted is None else loopctl.sized_numbers():
             try:
                 with _opened(loopctl.node(number)) as fd:
                     status = loopctl.status(fd)
@@ -257,6 +283,8 @@ def _describe(number: int, status: loopctl.Status) -> LoopDevice:
         path=loopctl.node(number),
         number=number,
         backing=loopctl.backing_file(number),
+        file=(status.device, status.inode),
+        tag=status.name,
         identity=loopctl.identity(number),
         direct_io=bool(status.flags & loopctl.DIRECT_IO),
         readonly=bool(status.flags & loopctl.READ_ONLY),

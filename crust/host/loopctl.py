@@ -4,6 +4,7 @@ Raw: `OSError` passes to `crust.host.loop`, which is the only caller and knows w
 """
 
 import fcntl
+import functools
 import os
 import select
 import socket
@@ -16,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from crust import volumes
+from crust.host import sysfs
 
 CONFIGURE = 0x4C0A
 CLEAR = 0x4C01
@@ -23,6 +25,7 @@ SET_CAPACITY = 0x4C07
 _SET_STATUS64 = 0x4C04
 _GET_STATUS64 = 0x4C05
 _CTL_GET_FREE = 0x4C82
+_BLKROSET = 0x125D
 
 READ_ONLY = 1
 AUTOCLEAR = 4
@@ -30,6 +33,7 @@ DIRECT_IO = 16
 
 _MAJOR = 7
 _NAME_BYTES = 64
+TAG_MAX_BYTES = _NAME_BYTES - 1
 
 # struct loop_info64: device, inode, rdevice, offset, size limit; number, encrypt type, key size, flags;
 # file name, crypt name, key; two words for a transfer that is gone.
@@ -48,11 +52,12 @@ class Status:
     device: int
     inode: int
     flags: int
+    name: str
 
 
 def configuration(backing_fd: int, flags: int, sector_size: int, name: str) -> bytes:
-    """The argument of CONFIGURE. The name is for people and losetup(8) only; the kernel cuts it."""
-    shown = os.fsencode(name)[: _NAME_BYTES - 1]
+    """The argument of CONFIGURE. The kernel cuts the name, and never reads it: it is the attacher's to choose."""
+    shown = os.fsencode(name)[:TAG_MAX_BYTES]
     info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, flags, shown, b"", b"", 0, 0)
     return _CONFIG.pack(backing_fd, sector_size, info, b"")
 
@@ -80,7 +85,8 @@ def node(number: int) -> str:
 def status(fd: int) -> Status:
     """What a device is attached to; ENXIO when to nothing."""
     fields = _INFO.unpack(fcntl.ioctl(fd, _GET_STATUS64, bytes(_INFO.size)))
-    return Status(device=fields[0], inode=fields[1], flags=fields[8])
+    name = os.fsdecode(fields[9].partition(b"\0")[0])
+    return Status(device=fields[0], inode=fields[1], flags=fields[8], name=name)
 
 
 def set_flags(fd: int, flags: int) -> None:
@@ -88,6 +94,11 @@ def set_flags(fd: int, flags: int) -> None:
     fields = list(_INFO.unpack(fcntl.ioctl(fd, _GET_STATUS64, bytes(_INFO.size))))
     fields[8] = flags
     fcntl.ioctl(fd, _SET_STATUS64, _INFO.pack(*fields))
+
+
+def make_writable(fd: int) -> None:
+    """Take back a BLKROSET, which outlives the attachment that it was made for."""
+    fcntl.ioctl(fd, _BLKROSET, bytes(4))
 
 
 def bound_numbers() -> list[int]:
@@ -98,6 +109,16 @@ def bound_numbers() -> list[int]:
     return sorted(number for number in map(int, names) if is_bound(number))
 
 
+def sized_numbers() -> list[int]:
+    """The numbers of the devices that have a size, in one read of /proc/partitions: none of the others takes a write.
+
+    A kernel that hides removable disks there does not hide loop devices.
+    """
+    names = (line.rpartition(b" ")[2] for line in sysfs.read_bytes("/proc/partitions").split(b"\n"))
+    found = (name.removeprefix(b"loop") for name in names if name.startswith(b"loop"))
+    return [int(number) for number in found if number.isdigit()]  # loop0p1 is a partition
+
+
 def is_bound(number: int) -> bool:
     """Whether a device is attached: the directory is there exactly as long."""
     return os.path.exists(f"/sys/block/loop{number}/loop")
@@ -105,20 +126,24 @@ def is_bound(number: int) -> bool:
 
 def backing_file(number: int) -> str:
     """The whole path of the backing file as it is now called, " (deleted)" at its end if it has no name."""
-    with open(f"/sys/block/loop{number}/loop/backing_file", "rb") as file:
-        return os.fsdecode(file.read().removesuffix(b"\n"))
+    return sysfs.read(f"/sys/block/loop{number}/loop/backing_file")
 
 
 def identity(number: int) -> volumes.DeviceIdentity:
     """Major, minor and disk sequence of a device."""
-    with open(f"/sys/block/loop{number}/diskseq", encoding="ascii") as file:
-        return volumes.DeviceIdentity(_MAJOR, _minor(number), int(file.read()))
+    sequence = int(sysfs.read(f"/sys/block/loop{number}/diskseq"))
+    return volumes.DeviceIdentity(_MAJOR, _minor(number), sequence)
 
 
+def size_bytes(number: int) -> int:
+    """The size of a device, 0 when it is not attached."""
+    return int(sysfs.read(f"/sys/block/loop{number}/size")) * 512
+
+
+@functools.cache
 def _minor(number: int) -> int:
-    # Not always the number itself: with max_part set, every device reserves minors for partitions.
-    with open(f"/sys/block/loop{number}/dev", encoding="ascii") as file:
-        return int(file.read().partition(":")[2])
+    # Not always the number itself: with max_part set, every device reserves minors for partitions. It never changes.
+    return int(sysfs.read(f"/sys/block/loop{number}/dev").partition(":")[2])
 
 
 class Changes:

@@ -8,7 +8,7 @@ import re
 import stat
 from dataclasses import dataclass
 
-from crust.host import oserrors, syscalls
+from crust.host import oserrors, syscalls, sysfs
 
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
@@ -88,11 +88,8 @@ def below(target: str) -> tuple[Mount, ...]:
 
 
 def _text() -> bytes:
-    with (
-        oserrors.translating("cannot list the mounts"),
-        open("/proc/self/mountinfo", "rb") as file,
-    ):
-        return file.read()
+    with oserrors.translating("cannot list the mounts"):
+        return sysfs.read_bytes("/proc/self/mountinfo")
 
 
 def _parse_line(line: bytes) -> Mount:

@@ -90,6 +90,13 @@ class MemoryBackend:
         """The mark."""
         return self._attachment(volume_id) if volume_id in self._attached else None
 
+    def strays(self) -> tuple[Attachment, ...]:
+        """Numbers leave nothing behind."""
+        return ()
+
+    def drop(self, stray: Attachment) -> None:
+        """There is none."""
+
     def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """The mark, with the size of now."""
         return self.attached(volume_id)

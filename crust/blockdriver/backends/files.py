@@ -3,8 +3,12 @@
 A loop device belongs to a file by (device, inode), whoever attached it and whenever, so a restart finds what an
 earlier life attached. Looking through all loop devices takes time that grows with their number; the device of a
 volume is remembered, and believed only after its disk sequence was compared, which no second attachment can have.
+
+Each carries a tag: the pool, by what its directory is, and the volume's id. So a device is known as ours when its
+file was unlinked, and one that somebody else attached, to an image of ours even, is never taken for ours at a start.
 """
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +24,7 @@ from crust.blockdriver.backends.protocol import (
     Region,
     StillAttached,
 )
-from crust.host import copying, devices, durable, loop, owned, sparse
+from crust.host import copying, durable, loop, owned, sparse
 
 _SUFFIX = ".img"
 _MINORS = 1 << 20
@@ -68,6 +72,13 @@ class Files:
         self._snapshots = FileSnapshots(pool)
 
     @cached_property
+    def _tag(self) -> str:
+        """What marks a loop device as this pool's, with the volume's id behind it: 63 bytes, all that is kept."""
+        status = os.stat(self._pool)
+        pool = hashlib.sha256(f"{status.st_dev}:{status.st_ino}".encode()).hexdigest()
+        return f"crust:{pool[:12]}:"
+
+    @cached_property
     def _direct_io(self) -> bool:
         return not copying.piles_up_extents(self._pool)
 
@@ -84,11 +95,9 @@ class Files:
         """Make the pool's directory, and remember which volumes are attached."""
         durable.make_directory(self._pool, 0o700)
         durable.sweep(self._pool)
-        prefix = os.path.realpath(self._pool) + "/"
         for device in loop.list_all():
-            name = device.backing.removeprefix(prefix)
-            if device.backing.startswith(prefix) and name.endswith(_SUFFIX):
-                self._known[volumes.VolumeId(name.removesuffix(_SUFFIX))] = device
+            if device.tag.startswith(self._tag) and self._backs_its_volume(device):
+                self._known[volumes.VolumeId(device.tag.removeprefix(self._tag))] = device
 
     def check(self) -> None:
         """Whether the pool takes writes and the kernel has loop devices."""
@@ -147,17 +156,18 @@ class Files:
 
     def attach(self, volume_id: volumes.VolumeId) -> Attachment:
         """One loop device per file, whoever asks; direct I/O where it serves clones as well."""
-        known = self._known.get(volume_id)
-        if known is not None and _is_current(known):
-            return _attachment(known)
-        self._size_bytes(volume_id)
+        known = self._still_attached(volume_id)
+        if known is not None:
+            return known
+        size_bytes = self._size_bytes(volume_id)
         device = loop.attach_once(
-            self._path(volume_id), direct_io=self._direct_io, sector_size=self._sector_size
+            self._path(volume_id),
+            direct_io=self._direct_io,
+            sector_size=self._sector_size,
+            tag=self._tag + volume_id,
         )
-        # BLKROSET of an earlier attachment outlives it: a reused loop number may refuse writes.
-        devices.set_readonly(device.path, readonly=False)
         self._known[volume_id] = device
-        return _attachment(device)
+        return _attachment(device, loop.size_bytes(device) or size_bytes)
 
     def attached_here(self) -> tuple[volumes.VolumeId, ...]:
         """Those whose file has a loop device, since before the start or since."""
@@ -165,8 +175,26 @@ class Files:
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """The loop device of the file, from the kernel."""
+        known = self._still_attached(volume_id)
+        if known is not None:
+            return known
         device = self._device(volume_id)
-        return None if device is None else _attachment(device)
+        return None if device is None else _attachment(device, loop.size_bytes(device))
+
+    def strays(self) -> tuple[Attachment, ...]:
+        """Loop devices with this pool's tag whose file is no volume's image any more."""
+        return tuple(
+            _attachment(device, loop.size_bytes(device))
+            for device in loop.list_all()
+            if device.tag.startswith(self._tag) and not self._backs_its_volume(device)
+        )
+
+    def drop(self, stray: Attachment) -> None:
+        """Detach it, if it still is one; raises `loop.StillHeld`."""
+        for device in loop.list_all():
+            same = device.identity == stray.source.identity and device.tag.startswith(self._tag)
+            if same and not self._backs_its_volume(device):
+                loop.detach(device)
 
     def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """Let the loop device take the file's size."""
@@ -174,13 +202,12 @@ class Files:
         if device is None:
             return None
         loop.refresh_size(device)
-        return _attachment(device)
+        return _attachment(device, loop.size_bytes(device))
 
     def detach(self, volume_id: volumes.VolumeId) -> None:
         """Detach the file's loop device; raises `loop.StillHeld`."""
         device = self._device(volume_id)
         if device is not None:
-            devices.set_readonly(device.path, readonly=False)
             loop.detach(device)
         self._known.pop(volume_id, None)
 
@@ -249,9 +276,22 @@ class Files:
             available_bytes = sparse.space(self._pool).available_bytes
             raise PoolFull(self._pool, wanted_bytes, available_bytes) from err
 
+    def _still_attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """The device that is remembered, if it is still that: a disk sequence is never given twice."""
+        known = self._known.get(volume_id)
+        size_bytes = loop.size_bytes(known) if known is not None else 0
+        return _attachment(known, size_bytes) if known is not None and size_bytes else None
+
+    def _backs_its_volume(self, device: loop.LoopDevice) -> bool:
+        try:
+            status = os.lstat(self._path(volumes.VolumeId(device.tag.removeprefix(self._tag))))
+        except FileNotFoundError:
+            return False
+        return device.file == (status.st_dev, status.st_ino)
+
     def _device(self, volume_id: volumes.VolumeId) -> loop.LoopDevice | None:
         known = self._known.get(volume_id)
-        if known is not None and _is_current(known):
+        if known is not None and loop.size_bytes(known):
             return known
         path = self._path(volume_id)
         found = loop.find(path)
@@ -280,17 +320,5 @@ class Files:
         return os.path.join(self._pool, volume_id + _SUFFIX)
 
 
-def _is_current(device: loop.LoopDevice) -> bool:
-    """A disk sequence is never given twice; a detached device answers with size 0 or not at all."""
-    try:
-        return (
-            devices.identify(device.path) == device.identity and devices.size_bytes(device.path) > 0
-        )
-    except errors.CrustError:
-        return False
-
-
-def _attachment(device: loop.LoopDevice) -> Attachment:
-    return Attachment(
-        volumes.BlockSource(device.path, device.identity), devices.size_bytes(device.path)
-    )
+def _attachment(device: loop.LoopDevice, size_bytes: int) -> Attachment:
+    return Attachment(volumes.BlockSource(device.path, device.identity), size_bytes)

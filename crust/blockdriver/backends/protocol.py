@@ -150,6 +150,14 @@ class Backend(Protocol):
         """How the volume is usable here at this moment, if it is."""
         ...
 
+    def strays(self) -> tuple[Attachment, ...]:
+        """What this engine attached here for volumes whose bytes are gone or were replaced since; nobody else's."""
+        ...
+
+    def drop(self, stray: Attachment) -> None:
+        """Undo the attachment of a stray; one that is none any more is fine. Raises `NotReady` while in use."""
+        ...
+
     def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """Let an attached volume take its image's size; None when it is not attached."""
         ...

@@ -7,7 +7,7 @@ import pytest
 from crust import volumes
 from crust.blockdriver import leftovers, registry
 from crust.host import loop
-from tests.support.block_driver import Bench, block, mount
+from tests.support.block_driver import MIB, Bench, block, mount
 
 pytestmark = pytest.mark.root
 
@@ -88,3 +88,51 @@ async def test_an_image_without_a_record_and_a_record_without_an_image_are_kept(
     assert await sweep(bench) == ()
     assert stray.read_bytes() == b"whose?"
     assert bench.driver.state.registry.ids() == (lost,)
+
+
+async def test_a_device_whose_image_was_removed_is_known_by_its_tag_and_goes_when_nobody_has_it(
+    bench: Bench,
+) -> None:
+    volume_id = (await bench.create()).volume_id
+    await bench.stage(volume_id)
+    image = bench.root / "state" / "images" / f"{volume_id}.img"
+    [device] = devices(bench)
+    image.unlink()
+    image.write_bytes(bytes(64 * MIB))  # another file of that name is another image
+    bench.restart()
+    with open(device, "rb"):
+        await sweep(bench)
+        assert devices(bench) == [device]
+    await sweep(bench)
+    assert devices(bench) == []
+
+
+async def test_the_node_of_a_stray_device_that_is_bound_somewhere_keeps_it(bench: Bench) -> None:
+    volume_id, target = (await bench.create("a", block())).volume_id, bench.target("a")
+    await bench.stage(volume_id, block())
+    await bench.publish(volume_id, target, block())
+    (bench.root / "state" / "images" / f"{volume_id}.img").unlink()
+    bench.restart()
+    await sweep(bench)
+    assert len(devices(bench)) == 1
+    await bench.unpublish(volume_id, target)
+    await sweep(bench)
+    assert devices(bench) == []
+
+
+async def test_a_device_that_somebody_else_attached_is_never_touched(
+    bench: Bench, tmp_path: Path
+) -> None:
+    volume_id = (await bench.create()).volume_id
+    image = bench.root / "state" / "images" / f"{volume_id}.img"
+    stranger = tmp_path / "stranger"
+    stranger.write_bytes(bytes(MIB))
+    other_pool = f"crust:{'0' * 12}:{volume_id}"
+    ours = loop.attach(str(image))
+    theirs = loop.attach_once(str(stranger), tag=other_pool)
+    stranger.unlink()
+    bench.restart()
+    await sweep(bench)
+    assert sorted(devices(bench)) == sorted([ours.path, theirs.path])
+    for each in (ours, theirs):
+        loop.detach(each)

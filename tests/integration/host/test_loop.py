@@ -102,6 +102,37 @@ def test_attach_once_gives_the_device_that_is_there(attach: Attach) -> None:
     assert len(loop.find(device.backing)) == 1
 
 
+def test_the_tag_stays_when_the_file_is_gone_and_is_cut_by_nobody_at_63_bytes(
+    sparse_file: MakeFile,
+) -> None:
+    backing, tag = sparse_file(), "t" * loopctl.TAG_MAX_BYTES
+    device = loop.attach_once(backing, tag=tag)
+    try:
+        os.unlink(backing)
+        [found] = [each for each in loop.list_all() if each.identity == device.identity]
+        assert (found.tag, found.file) == (tag, device.file)
+    finally:
+        loop.detach(device)
+
+
+def test_a_number_is_given_on_writable_though_it_was_made_read_only(attach: Attach) -> None:
+    device = attach()
+    devices.set_readonly(device.path, readonly=True)
+    loop.detach(device)
+    again = attach_at(device.number, device.backing)
+    try:
+        assert not devices.is_readonly(again.path)
+    finally:
+        loop.detach(again)
+
+
+def test_a_device_has_a_size_until_it_is_detached(attach: Attach) -> None:
+    device = attach()
+    assert loop.size_bytes(device) == os.stat(device.backing).st_size
+    loop.detach(device)
+    assert loop.size_bytes(device) == 0
+
+
 def test_attach_once_does_not_give_a_device_of_the_other_kind(attach: Attach) -> None:
     device = attach(readonly=True)
     with pytest.raises(loop.AttachedDifferently, match="read-only"):
