@@ -41,6 +41,17 @@ class HandlerSilent(errors.PeerUnavailable):
         )
 
 
+class NotWithHandler(errors.NotReady):
+    """A sandbox has the volume, and its handler says that it knows nothing of it."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(
+            f"runtime handler {name!r} does not have the volume that its sandbox holds",
+            why=why,
+            hint="look at the handler's log; stop the sandbox if the handler has lost it",
+        )
+
+
 class HandlerPeers:
     """Calls handlers by their registration."""
 
@@ -150,6 +161,9 @@ def _error(handler: Handler, err: grpc.aio.AioRpcError) -> errors.CrustError:
     )
     if err.code() in away:
         return HandlerSilent(handler.name, err.details() or err.code().name)
+    if err.code() is grpc.StatusCode.NOT_FOUND:
+        # passed on as it is it would say that the volume is not deferred, or not there at all
+        return NotWithHandler(handler.name, err.details() or "")
     return status.to_error(err)
 
 

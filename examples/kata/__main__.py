@@ -115,7 +115,10 @@ def ps(run_dir: str) -> None:
     for each in _ask(client.list()):
         click.echo(f"{each['sandbox']}  pid {each['pid']}  {each['accelerator']}")
         for target in each["volumes"]:
-            click.echo(f"    {target}")
+            limits = (
+                f"{name}={most}" for name, most in each["limits"].get(target, {}).items() if most
+            )
+            click.echo(" ".join((f"    {target}", *limits)))
     for stray in _ask(client.strays()):
         click.echo(f"{stray}  not taken over; can only be stopped")
 

@@ -260,12 +260,16 @@ async def test_a_filesystem_that_turned_read_only_is_reported_as_abnormal(
 async def test_an_agent_that_dies_is_started_again_and_the_volumes_stay(
     vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
 ) -> None:
-    """The kernel's out-of-memory killer takes the largest process, which is the agent."""
+    """The kernel's out-of-memory killer takes the largest process, which is the agent.
+
+    What it had frozen is thawed by the next one. A shutdown thaws too: a writer that waits for it cannot be killed.
+    """
     disk = await asyncio.to_thread(make_disk, tmp_path / "disk", "ext4")
     vm = await machine.start(wanted, vm_directory)
     first = vm.guest.hello.agent
     await vm.attach("vol", disk)
     await vm.guest.mount(values.VolumeMount("vol", "ext4"))
+    await vm.guest.freeze("vol", 600)
     script = "echo f > /proc/sysrq-trigger; exec sleep 1000"
     # The one who would answer may be dead already.
     with contextlib.suppress(faults.AgentLost, faults.AgentSilent):
@@ -281,7 +285,13 @@ async def test_an_agent_that_dies_is_started_again_and_the_volumes_stay(
     with pytest.raises(faults.GuestBusy, match="sleep 1000"):
         await vm.guest.unmount("vol")
     assert _qemu_of(vm_directory) == [vm.pid]
-    await vm.stop()
+    assert await shell(vm, "echo x > /data/x; cat /data/x", _DATA) == "x\n"
+    await vm.guest.freeze("vol", 600)
+    script = "echo begins; echo y > /data/y"
+    writer = await vm.guest.start(values.ContainerSpec("held", ("sh", "-c", script), (_DATA,)))
+    assert await writer.read() is not None
+    assert await vm.guest.shutdown() == []
+    await vm.kill()
 
 
 async def test_the_agent_survives_every_bad_request(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from crust import volumes
 from crust.host import loop
 from examples.kata.vm import faults, machine, values
 from tests.e2e.conftest import MIB, SMALLEST, MountDisk, attempt, make_disk, shell
@@ -154,6 +155,47 @@ async def test_a_frozen_volume_holds_its_writers_until_thaw(
     assert (await writer.collect(MIB)).stdout == b"wrote\n"
     await writer.release()
     assert await vm.guest.thaw(volume) is False
+
+
+async def test_what_waits_for_a_thaw_does_not_keep_the_thaw_away(
+    vm: machine.Machine, mounted: MountDisk, tmp_path: Path
+) -> None:
+    """Growing a frozen filesystem waits in the kernel, with the volume's lock in the agent held."""
+    volume = await mounted()
+    for thaw_after_s, size_bytes in ((60, 128 * MIB), (1, 256 * MIB)):
+        await vm.guest.freeze(volume, thaw_after_s)
+        os.truncate(tmp_path / volume, size_bytes)
+        seen = vm.console.text().count("ext4_ioctl")
+        growing = asyncio.create_task(vm.grow(volume, size_bytes))
+        while not growing.done() and vm.console.text().count("ext4_ioctl") == seen:
+            # what the kernel has blocked, on the console
+            await shell(vm, "cd /proc; echo 8 > sysrq-trigger; echo w > sysrq-trigger")
+        assert not growing.done() or thaw_after_s == 1
+        if thaw_after_s > 1:
+            assert await vm.guest.thaw(volume) is True
+        assert (await growing).total_bytes > size_bytes * 0.8
+        assert await vm.guest.thaw(volume) is False
+
+
+async def test_limits_are_qemus_and_end_with_the_disk(
+    vm: machine.Machine, plug: MountDisk, tmp_path: Path
+) -> None:
+    volume = await plug("ext4")
+    assert await vm.limits(volume) == volumes.IoLimits()
+    wanted = volumes.IoLimits(500, 400, 3 << 20, 2 << 20)
+    for _ in range(2):
+        await vm.limit(volume, wanted)
+        assert await vm.limits(volume) == wanted
+    await vm.limit(volume, volumes.IoLimits(write_iops=7))
+    assert await vm.limits(volume) == volumes.IoLimits(write_iops=7)
+    await vm.limit(volume, volumes.IoLimits(read_bytes_per_second=2**63 - 1))
+    assert (await vm.limits(volume)).write_iops == 0
+    await vm.limit(volume, wanted)
+    await vm.detach(volume)
+    await vm.attach(volume, tmp_path / volume)
+    assert await vm.limits(volume) == volumes.IoLimits()
+    with pytest.raises(faults.NotAttached):
+        await vm.limit("never-there", wanted)
 
 
 async def test_a_volume_that_nobody_thaws_is_thawed_in_time(

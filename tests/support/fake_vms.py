@@ -37,6 +37,15 @@ class Body:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     owned: bool = True
     starts: list[values.ContainerSpec] = field(default_factory=list)
+    limits: dict[str, volumes.IoLimits] = field(default_factory=dict)
+    frozen: set[str] = field(default_factory=set)
+    thawed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def until_thawed(self, name: str) -> None:
+        """What changes a frozen filesystem waits in the guest's kernel."""
+        while name in self.frozen:
+            self.thawed.clear()
+            await self.thawed.wait()
 
 
 @dataclass
@@ -173,6 +182,7 @@ class FakeGuest:
     async def mount(self, volume: values.VolumeMount) -> values.Mounted:
         try:
             await self._vm.ask("mount")
+            await self._vm.body.until_thawed(volume.volume)
         except faults.AgentSilent:
             self._vm.body.mounted.add(volume.volume)  # what was asked goes on in the guest
             raise
@@ -181,7 +191,21 @@ class FakeGuest:
 
     async def grow(self, volume: str, disk_bytes: int) -> values.Grown:
         await self._vm.ask("grow")
+        await self._vm.body.until_thawed(volume)
         return values.Grown(usage=USAGE, disk_bytes=disk_bytes)
+
+    async def freeze(self, volume: str, thaw_after_s: int) -> None:
+        await self._vm.ask("freeze")
+        self._check_mounted(volume)
+        self._vm.body.frozen.add(volume)
+
+    async def thaw(self, volume: str) -> bool:
+        await self._vm.ask("thaw")
+        self._check_mounted(volume)
+        was_frozen = volume in self._vm.body.frozen
+        self._vm.body.frozen.discard(volume)
+        self._vm.body.thawed.set()
+        return was_frozen
 
     async def health(self) -> dict[str, values.Condition]:
         await self._vm.ask("health")
@@ -196,6 +220,10 @@ class FakeGuest:
         if self._vm.world.container is None:
             container.ended.set()
         return container
+
+    def _check_mounted(self, volume: str) -> None:
+        if volume not in self._vm.body.mounted:
+            raise faults.GuestNotFound(f"guest: volume {volume} is not mounted")
 
 
 class FakeVm:
@@ -242,8 +270,20 @@ class FakeVm:
     async def detach(self, serial: str) -> None:
         await self.ask("unmount")
         self.body.mounted.discard(serial)
+        self.body.frozen.discard(serial)
         await self._control("detach")
         self.body.plugged.discard(serial)
+        self.body.limits.pop(serial, None)
+
+    async def limit(self, serial: str, limits: volumes.IoLimits) -> None:
+        await self._control("limit")
+        if serial not in self.body.plugged:
+            raise faults.NotAttached(serial)
+        self.body.limits[serial] = limits
+
+    async def limits(self, serial: str) -> volumes.IoLimits:
+        await self._control("limits")
+        return self.body.limits.get(serial, volumes.IoLimits())
 
     async def grow(self, serial: str, size_bytes: int) -> values.Usage:
         await self.ask("grow")

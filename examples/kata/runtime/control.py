@@ -11,11 +11,13 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from crust import errors, volumes
 from examples.kata.runtime import messages, ports
+from examples.kata.runtime.sandbox import Sandbox
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm import values
 
@@ -23,6 +25,10 @@ _log = logging.getLogger(__name__)
 
 _DIES_S = 30.0
 """How long a command that was killed may take to end; the client has gone, and its sandbox must not stay for it."""
+
+
+_ASK_S = 2.0
+"""How long a list waits for a QEMU."""
 
 
 class Failed(errors.RuntimeFailed):
@@ -65,7 +71,7 @@ class Control:
             await self._sandboxes.stop(volumes.SandboxId(request.sandbox))
             await _send(writer, {"event": "done"})
         else:
-            listed = {"sandboxes": self._list(), "strays": list(self._sandboxes.strays())}
+            listed = {"sandboxes": await self._list(), "strays": list(self._sandboxes.strays())}
             await _send(writer, {"event": "done", **listed})
 
     async def _run(
@@ -87,16 +93,31 @@ class Control:
             if not request.keep:
                 await self._sandboxes.stop(sandbox_id)
 
-    def _list(self) -> list[dict[str, Any]]:
+    async def _list(self) -> list[dict[str, Any]]:
+        sandboxes = self._sandboxes.all()
+        limits = await asyncio.gather(*map(_limits, sandboxes))
         return [
             {
                 "sandbox": sandbox.sandbox_id,
                 "pid": sandbox.vm.pid,
                 "accelerator": sandbox.vm.identity.acceleration,
                 "volumes": [held.target.text for held in sandbox.held],
+                "limits": of,
             }
-            for sandbox in self._sandboxes.all()
+            for sandbox, of in zip(sandboxes, limits, strict=True)
         ]
+
+
+async def _limits(sandbox: Sandbox) -> dict[str, dict[str, int]]:
+    """What QEMU limits each volume to, where it does; nothing of a QEMU that does not answer."""
+    held = sandbox.held
+    try:
+        async with asyncio.timeout(_ASK_S):
+            limits = await asyncio.gather(*(sandbox.vm.limits(each.serial) for each in held))
+    except (errors.CrustError, TimeoutError):
+        return {}
+    found = {each.target.text: of for each, of in zip(held, limits, strict=True)}
+    return {target: asdict(each) for target, each in found.items() if each != volumes.IoLimits()}
 
 
 @asynccontextmanager

@@ -32,6 +32,8 @@ FEATURES = frozenset(
         Feature.STATS,
         Feature.READ_ONLY,
         Feature.HEALTH,
+        Feature.FREEZE,
+        Feature.IO_LIMITS,
     }
 )
 FILESYSTEMS = frozenset({"btrfs", "ext4", "xfs"})

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from crust import errors, volumes
 from crust.handoff import claims
 from crust.host import devices
-from crust.runtime_handler.service import HeldVolume, NotOffered
+from crust.runtime_handler.service import HeldVolume
 from examples.kata.runtime.sandbox import Sandbox
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.runtime.volume import Sandboxed
@@ -78,16 +78,21 @@ class Volumes:
         return listed
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
-        """Not yet."""
-        raise NotOffered(volumes.HandlerFeature.FREEZE)
+        """Hold the filesystem in the guest still; the agent's watchdog ends it, whoever has died."""
+        sandbox, volume = self._find(target)
+        await sandbox.vm.guest.freeze(volume.serial, thaw_after_s)
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
-        """Not yet."""
-        raise NotOffered(volumes.HandlerFeature.FREEZE)
+        """Let the writers go on; whether they were held until now, as the guest says."""
+        sandbox, volume = self._find(target)
+        return await sandbox.vm.guest.thaw(volume.serial)
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
-        """Not yet."""
-        raise NotOffered(volumes.HandlerFeature.IO_LIMITS)
+        """QEMU throttles the disk. A volume that is just brought in, perhaps with older limits, is waited for."""
+        for sandbox in self._sandboxes.all():
+            await sandbox.settled(target)
+        sandbox, volume = self._find(target)
+        await sandbox.vm.limit(volume.serial, limits)
 
     def _find(self, target: volumes.TargetPath) -> tuple[Sandbox, Sandboxed]:
         for sandbox in self._sandboxes.all():

@@ -39,6 +39,12 @@ class Guest(Protocol):
     async def grow(self, volume: str, disk_bytes: int) -> values.Grown:
         """Grow the filesystem to its disk."""
 
+    async def freeze(self, volume: str, thaw_after_s: int) -> None:
+        """Flush the filesystem and hold its writers, for a time."""
+
+    async def thaw(self, volume: str) -> bool:
+        """Let them go on; whether they were held until now."""
+
     async def health(self) -> dict[str, values.Condition]:
         """The state of each mounted volume."""
 
@@ -93,6 +99,12 @@ class Vm(Protocol):
 
     async def grow(self, serial: str, size_bytes: int) -> values.Usage:
         """Show the guest a disk's new size, and grow the filesystem on it."""
+
+    async def limit(self, serial: str, limits: volumes.IoLimits) -> None:
+        """Limit what the guest does to a disk, in place of what was set before."""
+
+    async def limits(self, serial: str) -> volumes.IoLimits:
+        """What a disk is limited to."""
 
     async def usage(self, serial: str) -> values.Usage:
         """Bytes and inodes."""

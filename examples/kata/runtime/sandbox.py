@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -61,6 +62,7 @@ class Sandbox:
         self._handoff = handoff
         self._volumes: dict[volumes.TargetPath, volume.Sandboxed] = {}
         self._troubles: dict[volumes.TargetPath, errors.CrustError] = {}
+        self._coming: Counter[volumes.TargetPath] = Counter()
         self._lock = asyncio.Lock()
         # In a container every daemon may have the same pid, and a guest may still run its predecessor's commands.
         self._names = (f"c{secrets.token_hex(4)}-{n}" for n in itertools.count(1))
@@ -79,6 +81,12 @@ class Sandbox:
     def volume_at(self, target: volumes.TargetPath) -> volume.Sandboxed | None:
         """The volume with that target path, if it is here."""
         return self._volumes.get(target)
+
+    async def settled(self, target: volumes.TargetPath) -> None:
+        """Wait until the volume is not just being brought in."""
+        if target in self._coming:
+            async with self._lock:
+                return
 
     async def adopt(self) -> None:
         """Take over the volumes that the VM had before this process began; one that fails does not stop the others.
@@ -153,6 +161,13 @@ class Sandbox:
         self._troubles.clear()
 
     async def _use(self, record: Record) -> volume.Sandboxed:
+        self._coming[record.target] += 1
+        try:
+            return await self._bring_in(record)
+        finally:
+            self._coming -= Counter((record.target,))
+
+    async def _bring_in(self, record: Record) -> volume.Sandboxed:
         async with self._lock:
             if self.ending:
                 raise Ending(self.sandbox_id)

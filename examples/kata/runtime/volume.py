@@ -2,7 +2,7 @@
 
     claim    lock the entry, fence the device               the host, by crust's SDK
     hold     QEMU gets both descriptors                      from here on the claim lives as long as the VM
-    attach   hot-plug the device
+    attach   hot-plug the device, and limit what the guest may do to it
     mount    in the guest, with the group that is asked for
     grow     if the device grew while nobody had it mounted
 
@@ -13,6 +13,7 @@ next use or the next daemon goes on with it. What QEMU holds is what tells who h
 """
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,10 +86,16 @@ async def take(
 async def _go_on(
     handoff: ports.Handoff, record: Record, sandbox: volumes.SandboxId, vm: ports.Vm
 ) -> Sandboxed:
-    """QEMU has the claim: finish whatever the one before was at. A failure leaves the claim where it is."""
+    """QEMU has the claim: finish whatever the one before was at. A failure leaves the claim where it is.
+
+    A freeze that the one before began ends here: its caller cannot reach us before we have the volume, and what we do
+    to a frozen filesystem waits for its thaw.
+    """
     claim = await asyncio.to_thread(handoff.adopt, record.target, sandbox)
     volume = Sandboxed(claim, serial_of(record))
     try:
+        with contextlib.suppress(errors.NotFound):  # the one before had not come to the mount
+            await vm.guest.thaw(volume.serial)
         await _bring_in(volume, vm)
     except BaseException as error:
         await _report(claim, error)
@@ -99,6 +106,7 @@ async def _go_on(
 async def _bring_in(volume: Sandboxed, vm: ports.Vm) -> None:
     record = volume.record
     disk = await vm.attach(volume.serial, Path(record.device), read_only=record.readonly)
+    await vm.limit(volume.serial, record.mount.io_limits)
     await _mount(volume, vm, disk)
     await asyncio.to_thread(volume.claim.report, State.MOUNTED)
 

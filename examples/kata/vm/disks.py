@@ -15,10 +15,13 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from crust import volumes
 from examples.kata.vm import faults, qmp
 
 _SERIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,19}\Z")
 _DEVICE = re.compile(r"disk(?P<slot>\d+)\.(?P<serial>.+)\Z")
+# THROTTLE_VALUE_MAX: QEMU refuses more, and no disk does as much.
+_NO_THROTTLE = 10**15
 _LOCKED = ("Failed to get", "lock")
 
 
@@ -91,6 +94,28 @@ class Disks:
         arguments = {"node-name": _node_name(serial), "size": length}
         await self._control.execute("block_resize", arguments)
         return length
+
+    async def limit(self, serial: str, limits: volumes.IoLimits) -> None:
+        """Limit what the guest does to a plugged disk, in place of what was set before; all at once, idempotent.
+
+        QEMU keeps it with the device: it survives whoever controls the VM, and ends when the disk is unplugged.
+        Raises NotAttached, QemuRefused, ControlLost.
+        """
+        async with self._lock:
+            slot = (await self._plugged()).get(serial)
+            if slot is None:
+                raise faults.NotAttached(serial)
+            # the virtio device below the PCI device is the one that has the drive
+            device = f"/machine/peripheral/disk{slot}.{serial}/virtio-backend"
+            await self._control.execute("block_set_io_throttle", _throttle(device, limits))
+
+    async def limits(self, serial: str) -> volumes.IoLimits:
+        """What QEMU limits a plugged disk to. Raises NotAttached, QemuRefused, ControlLost."""
+        command = "query-block"
+        for row in qmp.rows(await self._control.execute(command), command):
+            if f".{serial}/" in str(row.get("qdev")):
+                return _limits(qmp.mapping(row.get("inserted"), command))
+        raise faults.NotAttached(serial)
 
     async def disk(self, serial: str) -> Disk:
         """One plugged disk. Raises NotAttached."""
@@ -168,6 +193,23 @@ class Disks:
             # QEMU takes the lock for writing only once a device wants to write.
             _check_unlocked(source, err)
             raise
+
+
+def _throttle(device: str, limits: volumes.IoLimits) -> dict[str, object]:
+    """QEMU wants all six; the two that count both directions together must be 0 where one direction is limited."""
+    wanted = {
+        "iops_rd": limits.read_iops,
+        "iops_wr": limits.write_iops,
+        "bps_rd": limits.read_bytes_per_second,
+        "bps_wr": limits.write_bytes_per_second,
+    }
+    most = {name: min(value, _NO_THROTTLE) for name, value in wanted.items()}
+    return {"id": device, "iops": 0, "bps": 0, **most}
+
+
+def _limits(inserted: dict[str, object]) -> volumes.IoLimits:
+    names = ("iops_rd", "iops_wr", "bps_rd", "bps_wr")
+    return volumes.IoLimits(*(int(str(inserted.get(name, 0))) for name in names))
 
 
 def _node_name(serial: str) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from crust import errors
+from crust import errors, volumes
 from examples.kata.vm import (
     agent,
     console,
@@ -105,6 +105,14 @@ class Machine:
         actual_bytes = await self.disks.resize(serial, size_bytes)
         grown = await self.guest.grow(serial, actual_bytes)
         return grown.usage.clamped(actual_bytes)
+
+    async def limit(self, serial: str, limits: volumes.IoLimits) -> None:
+        """Limit what the guest does to a disk; idempotent. Raises NotAttached, QemuRefused, ControlLost."""
+        await self.disks.limit(serial, limits)
+
+    async def limits(self, serial: str) -> volumes.IoLimits:
+        """What QEMU limits a disk to. Raises NotAttached, QemuRefused, ControlLost."""
+        return await self.disks.limits(serial)
 
     async def usage(self, serial: str) -> values.Usage:
         """Bytes and inodes of a mounted disk, none larger than the disk itself. Raises NotAttached and others."""

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +85,16 @@ async def test_output_and_code_reach_the_client_and_its_own_sandbox_ends(door: D
     assert await door.client.list() == []
 
 
+LIMITS = volumes.IoLimits(write_iops=100)
+
+
 async def test_a_kept_sandbox_is_listed_with_its_volumes_until_it_is_stopped(door: Door) -> None:
+    mount = replace(a_record().mount, io_limits=LIMITS)
+    door.world.records[TARGET.text] = replace(a_record(), mount=mount)
     await door.client.run(run(keep=True))
     (listed,) = await door.client.list()
     assert (listed["sandbox"], listed["volumes"]) == ("one", [TARGET.text])
+    assert listed["limits"] == {TARGET.text: asdict(LIMITS)}
     for _ in range(2):
         await door.client.stop("one")
     assert await door.client.list() == []

@@ -1,5 +1,7 @@
 """One volume in one sandbox: a claim lives exactly as long as the guest may have the device."""
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,7 @@ async def take(world: World, sandbox: volumes.SandboxId) -> volume.Sandboxed:
 
 async def test_the_vm_holds_lock_and_fence_before_it_gets_the_device(world: World) -> None:
     taken = await take(world, ONE)
-    assert world.calls == ["held", "hold", "attach", "mount", "grow"]
+    assert world.calls == ["held", "hold", "attach", "limit", "mount", "grow"]
     assert taken.claim.fds == ()
     claim = world.claims[TARGET]
     assert claim.states == [(State.MOUNTED, "")]
@@ -46,7 +48,7 @@ async def test_a_reader_is_not_grown(world: World) -> None:
     assert "grow" not in world.calls
 
 
-@pytest.mark.parametrize("step", ["hold", "attach", "mount", "grow"])
+@pytest.mark.parametrize("step", ["hold", "attach", "limit", "mount", "grow"])
 async def test_a_step_that_fails_frees_the_volume_and_leaves_the_reason(
     world: World, step: str
 ) -> None:
@@ -76,6 +78,49 @@ async def test_a_claim_is_not_given_up_while_the_guest_may_have_the_device(
     assert world.claims[TARGET].states[-1] == (State.MOUNTED, "")
 
 
+LIMITS = volumes.IoLimits(read_iops=100, write_bytes_per_second=1 << 20)
+
+
+async def test_limits_of_the_record_are_set_before_the_guest_can_mount(world: World) -> None:
+    world.records[TARGET.text] = limited(LIMITS)
+    world.failures["mount"].append(faults.GuestRefused("a bad option"))
+    with pytest.raises(faults.GuestRefused):
+        await take(world, ONE)
+    assert world.calls.index("limit") < world.calls.index("mount")
+    await take(world, TWO)
+    (limits,) = vm_of(world, TWO).body.limits.values()
+    assert limits == LIMITS
+
+
+async def test_who_goes_on_with_a_volume_sets_the_limits_that_the_record_has_by_then(
+    world: World,
+) -> None:
+    """The daemon died between QEMU and the record, or the proxy changed the record meanwhile."""
+    world.records[TARGET.text] = limited(LIMITS)
+    await take(world, ONE)
+    world.records[TARGET.text] = limited(volumes.IoLimits())
+    world.claims[TARGET].record = world.records[TARGET.text]
+    await take(world, ONE)
+    (limits,) = vm_of(world, ONE).body.limits.values()
+    assert limits == volumes.IoLimits()
+
+
+async def test_who_goes_on_with_a_frozen_volume_thaws_it_and_does_not_wait_for_its_time(
+    world: World,
+) -> None:
+    """Nobody could thaw it before it is adopted, and growing a frozen filesystem waits for the thaw."""
+    taken = await take(world, ONE)
+    await vm_of(world, ONE).guest.freeze(taken.serial, 60)
+    async with asyncio.timeout(20):
+        await take(world, ONE)
+    assert vm_of(world, ONE).body.frozen == set()
+
+
+def limited(limits: volumes.IoLimits) -> Record:
+    record = a_record()
+    return replace(record, mount=replace(record.mount, io_limits=limits))
+
+
 async def test_what_is_gone_on_with_and_fails_again_stays_with_the_vm(world: World) -> None:
     await take(world, ONE)
     world.failures["mount"].append(faults.GuestConflict("mounted otherwise"))
@@ -91,7 +136,8 @@ async def test_a_claim_that_was_half_handed_over_is_taken_anew(world: World) -> 
     vm.body.nodes[volume.serial_of(world.records[TARGET.text])] = [claim.fds[0]]
     claim.hand_over()
     await take(world, ONE)
-    assert world.calls == ["held", "unmount", "detach", "let_go", "hold", "attach", "mount", "grow"]
+    taken_out, taken = ["unmount", "detach", "let_go"], ["hold", "attach", "limit", "mount", "grow"]
+    assert world.calls == ["held", *taken_out, *taken]
     assert world.claims[TARGET] is not claim
 
 

@@ -12,7 +12,7 @@ import fcntl
 import os
 import struct
 
-from . import devices, protocol
+from . import devices, linux, protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,6 +51,15 @@ def grow(path: str, fstype: str, disk_bytes: int) -> None:
     root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _GROW[fstype](root, disk_bytes)
+    finally:
+        os.close(root)
+
+
+def flush(path: str) -> None:
+    """Write out what is dirty."""
+    root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        linux.sync_filesystem(root)
     finally:
         os.close(root)
 

@@ -82,6 +82,11 @@ def unmount(target: str, flags: int = UMOUNT_NOFOLLOW) -> None:
     _check(_libc.umount2(target.encode(), flags), target)
 
 
+def sync_filesystem(fd: int) -> None:
+    """syncfs(2)."""
+    _check(_libc.syncfs(fd), f"descriptor {fd}")
+
+
 def open_beneath(directory: int, path: str, flags: int, resolve: int) -> int:
     """openat2(2) under `directory`; EXDEV means that the path leads out of it, ELOOP a refused symlink."""
     how = struct.pack("QQQ", flags | os.O_CLOEXEC, 0, resolve)

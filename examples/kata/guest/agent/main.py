@@ -169,6 +169,7 @@ class Agent:
     def _shutdown(self, args: protocol.Args) -> dict[str, Any]:
         """Stop all containers, unmount all volumes; the machine powers off once the answer is out."""
         args.end()
+        self._volumes.thaw_all()
         self._containers.stop_all()
         stuck = self._volumes.unmount_all()
         os.sync()

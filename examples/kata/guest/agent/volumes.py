@@ -15,7 +15,7 @@ import json
 import os
 import threading
 
-from . import devices, filesystems, holders, linux, mounting, ownership, protocol
+from . import devices, filesystems, holders, linux, mounting, ownership, protocol, stillness
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class Volumes:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
-        self._watchdogs: dict[str, threading.Timer] = {}
+        self._stills: dict[str, stillness.Still] = {}
+        self._ending = False
         for name in self.names():
             # Frozen by an agent that is no more: nobody is left who would thaw it in time.
             with contextlib.suppress(OSError):
@@ -112,22 +113,20 @@ class Volumes:
         name = args.name("volume")
         thaw_after_s = args.integer("thaw_after_s", 1, 600)
         args.end()
-        with self._lock(name):
-            filesystems.freeze(self._mounted(name))
-            self._stop_watchdog(name)
-            timer = threading.Timer(thaw_after_s, self._thaw_late, [name])
-            timer.daemon = True
-            timer.start()
-            self._watchdogs[name] = timer
-            return {}
+        still = self._still(name)
+        with still.lock:
+            if self._ending:
+                raise protocol.Fault("busy", "the machine is shutting down")
+            still.freeze(self._mounted(name), thaw_after_s)
+        return {}
 
     def thaw(self, args: protocol.Args) -> dict[str, Any]:
         """Thaw a volume; `was_frozen` false means that the watchdog was faster, so a copy taken is worthless."""
         name = args.name("volume")
         args.end()
-        with self._lock(name):
-            self._stop_watchdog(name)
-            return {"was_frozen": filesystems.thaw(self._mounted(name))}
+        still = self._still(name)
+        with still.lock:
+            return {"was_frozen": still.thaw(self._mounted(name))}
 
     def health(self) -> dict[str, Any]:
         """Per volume: abnormal or not, and why."""
@@ -142,6 +141,13 @@ class Volumes:
             )
             report[name] = {"abnormal": bool(message), "message": message}
         return {"volumes": report}
+
+    def thaw_all(self) -> None:
+        """Thaw everything, for good: a writer that waits for a thaw cannot even be killed."""
+        self._ending = True
+        for name in self.names():
+            with self._still(name).lock, contextlib.suppress(OSError):
+                self._still(name).thaw(self.path(name))
 
     def unmount_all(self) -> list[str]:
         """Unmount everything; returns the names that could not be."""
@@ -189,12 +195,13 @@ class Volumes:
         path = self.path(name)
         if holders.elsewhere(path):
             raise holders.busy(name, path)
-        self._stop_watchdog(name)
-        filesystems.thaw(path)
-        try:
-            linux.unmount(path)
-        except OSError as err:
-            raise holders.busy(name, path) from err
+        still = self._still(name)
+        with still.lock:
+            still.thaw(path)
+            try:
+                linux.unmount(path)
+            except OSError as err:
+                raise holders.busy(name, path) from err
 
     def _check_released(self, name: str) -> None:
         """Ask the disk itself whether anything still holds it.
@@ -210,15 +217,6 @@ class Volumes:
         for remove, path in ((os.unlink, f"{_STATE}/{name}.json"), (os.rmdir, self.path(name))):
             with contextlib.suppress(FileNotFoundError):
                 remove(path)
-
-    def _thaw_late(self, name: str) -> None:
-        with self._lock(name), contextlib.suppress(OSError):
-            filesystems.thaw(self.path(name))
-
-    def _stop_watchdog(self, name: str) -> None:
-        timer = self._watchdogs.pop(name, None)
-        if timer is not None:
-            timer.cancel()
 
     def _mounted(self, name: str) -> str:
         path = self.path(name)
@@ -236,6 +234,10 @@ class Volumes:
         with open(f"{_STATE}/{name}.json", encoding="utf-8") as state:
             wanted: Wanted = json.load(state)
         return wanted
+
+    def _still(self, name: str) -> stillness.Still:
+        with self._guard:
+            return self._stills.setdefault(name, stillness.Still())
 
     def _lock(self, name: str) -> threading.Lock:
         with self._guard:

@@ -1,0 +1,169 @@
+"""Freeze, thaw and I/O limits on a whole node, asked as a driver asks: by the proxy's Runtime API.
+
+One node for the file; each test has volumes and sandboxes of its own.
+"""
+
+import asyncio
+import hashlib
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from crust import volumes
+from crust.handoff import store
+from crust.wire.csi.v1 import csi_pb2
+from examples.kata.runtime import messages
+from tests.support import runtime_api
+from tests.support.whole_node import MIB, WholeNode, refusal, whole_node
+
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(240),
+]
+
+WRITER = "i=0; while :; do i=$((i+1)); echo $i > /data/n; cp /data/n /data/f$((i%9)); sync; echo $i; done"
+LIMITS = volumes.IoLimits(500, 400, 30 * MIB, 20 * MIB)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(guest_image: object, acceleration: object) -> AsyncIterator[WholeNode]:
+    async with whole_node() as node:
+        yield node
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def node(shared: WholeNode) -> AsyncIterator[WholeNode]:
+    yield shared
+    await shared.tidy()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def api(node: WholeNode) -> AsyncIterator[runtime_api.RuntimeApi]:
+    async with runtime_api.connected(node) as api:
+        yield api
+
+
+@dataclass
+class Writer:
+    """A container that writes for as long as it is let; `said` is how often it did."""
+
+    said: int = 0
+    spoke: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def goes_on(self) -> None:
+        """Wait until it has begun and finished a round since now."""
+        before = self.said
+        async with asyncio.timeout(60), self.spoke:
+            await self.spoke.wait_for(lambda: self.said >= before + 2)
+
+    def hear(self, _stream: str, data: bytes) -> None:
+        self.said += data.count(b"\n")
+        self._told = asyncio.ensure_future(self._tell())
+
+    async def _tell(self) -> None:
+        async with self.spoke:
+            self.spoke.notify_all()
+
+
+@asynccontextmanager
+async def writing(node: WholeNode, sandbox: str, target: Path) -> AsyncIterator[Writer]:
+    """A writer in a sandbox that stays; killed when the block is left."""
+    writer = Writer()
+    mount = messages.Mount(source=str(target), destination="/data")
+    request = messages.Run(
+        sandbox=sandbox, argv=("/bin/sh", "-ec", WRITER), mounts=(mount,), keep=True
+    )
+    running = asyncio.create_task(node.runtime.run(request, writer.hear))
+    try:
+        await writer.goes_on()
+        yield writer
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def image_of(node: WholeNode, volume: csi_pb2.Volume) -> Path:
+    (found,) = (node.node.places.base / "pool").rglob(f"{volume.volume_id}.img")
+    return found
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+async def test_what_is_copied_from_a_frozen_guest_is_one_moments_content(
+    node: WholeNode, api: runtime_api.RuntimeApi, tmp_path: Path
+) -> None:
+    volume = await node.volume()
+    target = await node.publish(volume)
+    assert await api.freeze(target, 60) is False, "no sandbox, nothing to hold"
+    image = image_of(node, volume)
+    async with writing(node, "one", target) as writer:
+        assert await api.freeze(target, 60) is True
+        first = await asyncio.to_thread(digest, image)
+        copy = tmp_path / "copy"
+        await asyncio.to_thread(
+            subprocess.run, ["cp", "--sparse=always", str(image), str(copy)], check=True
+        )
+        checked = await asyncio.to_thread(
+            subprocess.run, ["e2fsck", "-fn", str(copy)], check=False, capture_output=True
+        )
+        assert checked.returncode == 0, checked
+        assert (await node.kubelet.stats(volume, target))[csi_pb2.VolumeUsage.BYTES].used > 0
+        code, message = await refusal(node.kubelet.unpublish(volume, target))
+        assert (code, "one" in message) == (grpc.StatusCode.FAILED_PRECONDITION, True)
+        growing = asyncio.create_task(node.kubelet.expand(volume, target, 128 * MIB))
+        assert await asyncio.to_thread(digest, copy) == first
+        assert await api.thaw(target) is True
+        assert await growing == 128 * MIB
+        await writer.goes_on()
+        assert await asyncio.to_thread(digest, image) != first, (
+            "or equal copies would prove nothing"
+        )
+        assert await api.thaw(target) is False
+
+
+async def test_a_guest_that_nobody_thaws_goes_on_in_time_and_tells_that_it_did(
+    node: WholeNode, api: runtime_api.RuntimeApi
+) -> None:
+    target = await node.publish(await node.volume())
+    async with writing(node, "one", target) as writer:
+        assert await api.freeze(target, 1) is True
+        await writer.goes_on()
+        assert await api.thaw(target) is False
+        assert await api.freeze(target, 60) is True
+        await node.runtime.stop("one")
+        assert await api.thaw(target) is False
+    assert int(await node.output("two", target, "cat /data/n")) >= writer.said
+
+
+async def test_limits_are_in_force_in_the_sandbox_and_in_the_next_one(
+    node: WholeNode, api: runtime_api.RuntimeApi
+) -> None:
+    volume = await node.volume()
+    target = await node.publish(volume)
+    await node.output("one", target, "true")
+    assert await runtime_api.limits_in_force(node) == {}
+    assert await api.limit(target, LIMITS) is True
+    assert await runtime_api.limits_in_force(node) == {str(target): LIMITS}
+    await node.runtime.stop("one")
+    fewer = volumes.IoLimits(write_bytes_per_second=5 * MIB)
+    assert await api.limit(target, fewer) is False
+    await node.kubelet.publish(
+        volume, target, defer=True
+    )  # a retry does not bring the driver's older limits
+    entry = store.Store(str(node.node.places.volumes)).read(volumes.TargetPath(str(target)))
+    assert entry is not None
+    assert entry.require().mount.io_limits == fewer
+    await node.output("two", target, "true")
+    assert await runtime_api.limits_in_force(node) == {str(target): fewer}
+    assert await api.limit(target, volumes.IoLimits()) is True
+    assert await runtime_api.limits_in_force(node) == {}

@@ -1,0 +1,124 @@
+"""What the proxy asks of the runtime about freeze, thaw and limits; VMs are fakes, a frozen guest really waits."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from examples.kata.runtime import handler, messages
+from examples.kata.runtime.sandboxes import Sandboxes
+from examples.kata.vm import faults
+from tests.support.fake_driver import Gate
+from tests.support.fake_vms import Body, FakeHandoff, FakeMachines, World
+from tests.support.node import until
+from tests.support.records import TARGET, a_record
+
+ONE = volumes.SandboxId("one")
+OLD, NEW = volumes.IoLimits(read_iops=10), volumes.IoLimits(write_iops=20)
+RUN = messages.Run(
+    sandbox="one",
+    argv=("true",),
+    mounts=(messages.Mount(source=TARGET.text, destination="/data"),),
+    keep=True,
+)
+
+
+@pytest.fixture
+def world() -> World:
+    mount = replace(a_record().mount, io_limits=OLD)
+    return World(records={TARGET.text: replace(a_record(), mount=mount)})
+
+
+@pytest.fixture
+def sandboxes(tmp_path: Path, world: World) -> Sandboxes:
+    return Sandboxes(tmp_path / "sandboxes", FakeMachines(world), FakeHandoff(world))
+
+
+def body(world: World) -> Body:
+    (found,) = world.bodies.values()
+    return found
+
+
+async def test_a_freeze_holds_until_its_thaw_and_the_second_thaw_says_so(
+    world: World, sandboxes: Sandboxes
+) -> None:
+    answers = handler.Volumes(sandboxes)
+    await (await sandboxes.get(ONE)).start(RUN)
+    await answers.freeze(TARGET, 10)
+    assert len(body(world).frozen) == 1
+    assert await answers.thaw(TARGET) is True
+    assert await answers.thaw(TARGET) is False
+
+
+async def test_an_expansion_waits_for_the_thaw_and_does_not_keep_it_away(
+    world: World, sandboxes: Sandboxes
+) -> None:
+    await (await sandboxes.get(ONE)).start(RUN)
+    vm = sandboxes.all()[0].vm
+    serial = sandboxes.all()[0].held[0].serial
+    answers = handler.Volumes(sandboxes)
+    await answers.freeze(TARGET, 10)
+    gate = world.gates["grow"] = Gate()
+    growing = asyncio.create_task(vm.guest.grow(serial, 1))
+    await until(gate.entered)
+    gate.opened.set()
+    assert await answers.thaw(TARGET) is True
+    async with asyncio.timeout(20):
+        await growing
+
+
+async def test_without_a_sandbox_nothing_is_frozen_and_nothing_limited(
+    sandboxes: Sandboxes,
+) -> None:
+    answers = handler.Volumes(sandboxes)
+    for asked in (
+        answers.freeze(TARGET, 10),
+        answers.thaw(TARGET),
+        answers.set_limits(TARGET, NEW),
+    ):
+        with pytest.raises(handler.NoSandboxHasIt):
+            await asked
+
+
+@pytest.mark.parametrize("step", ["hold", "attach", "limit", "mount", "grow"])
+async def test_limits_that_come_while_a_volume_is_brought_in_win_over_the_records_old_ones(
+    world: World, sandboxes: Sandboxes, step: str
+) -> None:
+    answers = handler.Volumes(sandboxes)
+    found = await sandboxes.get(ONE)
+    gate = world.gates[step] = Gate()
+    starting = asyncio.create_task(found.start(RUN))
+    await until(gate.entered)
+    setting = asyncio.create_task(answers.set_limits(TARGET, NEW))
+    done, _ = await asyncio.wait((setting, starting), timeout=0)
+    assert not done
+    gate.opened.set()
+    async with asyncio.timeout(20):
+        await asyncio.gather(setting, starting)
+    assert list(body(world).limits.values()) == [NEW]
+
+
+async def test_limits_of_a_volume_whose_start_fails_are_refused(
+    world: World, sandboxes: Sandboxes
+) -> None:
+    answers = handler.Volumes(sandboxes)
+    found = await sandboxes.get(ONE)
+    gate = world.gates["mount"] = Gate()
+    world.failures["mount"].append(faults.GuestCorrupt("a damaged journal"))
+    starting = asyncio.create_task(found.start(RUN))
+    await until(gate.entered)
+    setting = asyncio.create_task(answers.set_limits(TARGET, NEW))
+    gate.opened.set()
+    ended = await asyncio.gather(starting, setting, return_exceptions=True)
+    assert [type(each) for each in ended] == [faults.GuestCorrupt, handler.NoSandboxHasIt]
+
+
+async def test_what_qemu_refuses_is_told(world: World, sandboxes: Sandboxes) -> None:
+    answers = handler.Volumes(sandboxes)
+    await (await sandboxes.get(ONE)).start(RUN)
+    world.failures["limit"].append(faults.QemuRefused("block_set_io_throttle", "too large"))
+    with pytest.raises(faults.QemuRefused):
+        await answers.set_limits(TARGET, NEW)
+    assert list(body(world).limits.values()) == [OLD]
