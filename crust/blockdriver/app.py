@@ -7,9 +7,10 @@ so that nobody is answered before the state is known. Stop: the socket first, th
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from crust import operations, volumes
 from crust.blockdriver import guests, snapshots, topology
@@ -155,7 +156,10 @@ async def running(
         await asyncio.to_thread(driver.open)
         stack.push_async_callback(driver.state.guests.close)
         stack.push_async_callback(driver.operations.drain)
-        await stack.enter_async_context(_sweeping(driver.sweeper))
+        await stack.enter_async_context(_beside("sweeper", driver.sweeper.forever()))
+        await stack.enter_async_context(
+            _beside("guests' thaw", driver.snapshots.guest_freezer.recover())
+        )
         await stack.enter_async_context(
             server.serving(
                 socket,
@@ -202,8 +206,8 @@ async def run(  # noqa: PLR0913 - one per setting
 
 
 @asynccontextmanager
-async def _sweeping(sweeper: Sweeper) -> AsyncIterator[None]:
-    task = asyncio.create_task(sweeper.forever(), name="sweeper")
+async def _beside(name: str, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work, name=name)
     try:
         yield
     finally:

@@ -1,14 +1,13 @@
-"""Filesystems that stand still while their images are copied, and never for longer.
+"""Filesystems of this host that stand still while their images are copied, and never for longer.
 
 A freeze outlives the process that made it, so it is written down before it is made, and whoever starts next thaws
-(`Freezer.open`) before anybody is served. In a living process a timer thaws what takes too long: a stopped database
-is an outage, and the copy is then given up as torn. Of a group all are frozen before the first is copied.
+(`Freezer.thaw_left`) before anybody is served. In a living process a timer thaws what takes too long: a stopped
+database is an outage, and the copy is then given up as torn. Of a group all are frozen before the first is copied.
 
-    <run dir>/freezes/<volume id>    the boot and the device (major:minor@disk sequence) that will be frozen
+Guests' filesystems are frozen by `guest_freezes`, around this.
 """
 
 import logging
-import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,10 +15,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from crust import errors, volumes
-from crust.host import boot, devices, durable, filesystems, mounts
+from crust.blockdriver.backends.protocol import Backend
+from crust.blockdriver.freeze_intents import Intent, Intents
+from crust.host import devices, filesystems, holders, mounts
 
 LIMIT_S = 60.0
-_ENTRY_LIMIT_BYTES = 4096
 
 _log = logging.getLogger(__name__)
 
@@ -57,23 +57,26 @@ class _Standstill:
 class Freezer:
     """Freezes and thaws. `limit_s` is how long anything may stand still."""
 
-    def __init__(self, run_dir: str, *, limit_s: float = LIMIT_S) -> None:
-        self._directory = os.path.join(run_dir, "freezes")
+    def __init__(self, intents: Intents, backend: Backend, *, limit_s: float = LIMIT_S) -> None:
+        self._intents = intents
+        self._backend = backend
         self._limit_s = limit_s
 
-    def open(self) -> None:
-        """Thaw what an earlier life left frozen. Once, before the first call."""
-        durable.make_directory(self._directory, 0o700)
-        durable.sweep(self._directory)
-        for name in os.listdir(self._directory):
-            self._thaw_left(volumes.VolumeId(name))
+    def thaw_left(self, left: Intent) -> None:
+        """Thaw what an earlier life may have left frozen; what cannot be is kept for the next start, and told."""
+        try:
+            self._thaw_by_identity(left)
+        except errors.CrustError as err:
+            _log.error("left frozen", extra={"volume_id": left.volume_id, "error": str(err)})
+            return
+        self._intents.forget(left.volume_id)
 
     @contextmanager
     def frozen(self, members: Sequence[Freezable]) -> Iterator[None]:
         """All of `members` stand still while the block runs; blocks its thread.
 
         Raises `FrozenTooLong` afterwards if they did not: what was copied is to be thrown away. Raises
-        `freezing.AlreadyFrozen` when somebody else froze one.
+        `freezing.AlreadyFrozen` if somebody else froze one.
         """
         if not members:
             yield
@@ -91,13 +94,11 @@ class Freezer:
             raise FrozenTooLong([each.volume_id for each in members], self._limit_s)
 
     def _freeze(self, still: _Standstill, member: Freezable) -> None:
-        entry = f"{boot.boot_id()} {member.identity}\n".encode()
-        # Not synced: a reboot thaws everything.
-        durable.publish(self._path(member.volume_id), entry, survives_power_cut=False)
+        self._intents.note(Intent(member.volume_id, identity=str(member.identity)))
         try:
             freeze = filesystems.Freeze(member.mountpoint)
         except errors.CrustError:
-            durable.remove(self._path(member.volume_id), survives_power_cut=False)
+            self._intents.forget(member.volume_id)
             raise
         with still.guard:
             still.frozen.append((member, freeze))
@@ -121,28 +122,33 @@ class Freezer:
     def _thaw(self, member: Freezable, freeze: filesystems.Freeze) -> errors.CrustError | None:
         try:
             freeze.thaw()
-            durable.remove(self._path(member.volume_id), survives_power_cut=False)
+            self._intents.forget(member.volume_id)
         except errors.CrustError as err:
             _log.error("cannot thaw", extra={"volume_id": member.volume_id, "error": str(err)})
             return err
         return None
 
-    def _thaw_left(self, volume_id: volumes.VolumeId) -> None:
-        path = self._path(volume_id)
-        text = durable.read(path, limit_bytes=_ENTRY_LIMIT_BYTES).decode("utf-8", "replace")
-        boot_id, _, identity = text.strip().partition(" ")
-        if boot_id == boot.boot_id():
-            mount = _mount_of(identity)
-            if mount is None:
-                # It was unmounted meanwhile, which a frozen one can be: nothing here reaches it.
-                _log.warning("not mounted any more, not thawed", extra={"volume_id": volume_id})
-            else:
-                filesystems.thaw(mount.target)
-                _log.warning("thawed what was left frozen", extra={"volume_id": volume_id})
-        durable.remove(path, survives_power_cut=False)
-
-    def _path(self, volume_id: str) -> str:
-        return os.path.join(self._directory, volume_id)
+    def _thaw_by_identity(self, left: Intent) -> None:
+        mount = _mount_of(left.identity)
+        if mount is not None:
+            filesystems.thaw(mount.target)
+            _log.warning("thawed what was left frozen", extra={"volume_id": left.volume_id})
+            return
+        # Frozen, a filesystem can be unmounted, and lives on where nobody reaches it.
+        attachment = self._backend.attached(left.volume_id)
+        if attachment is None or str(attachment.source.identity) != left.identity:
+            return  # a device that is gone took its filesystem along
+        device = attachment.source.path
+        if not holders.is_exclusively_held(device):
+            return  # no filesystem has it open
+        found = filesystems.probe(device)
+        if not isinstance(found, filesystems.Filesystem):
+            return
+        with suppress(devices.DeviceInUse):  # it is a guest's by now, or a tool's
+            filesystems.thaw_unmounted(device, found.type)
+            _log.warning(
+                "thawed what was left frozen and unmounted", extra={"volume_id": left.volume_id}
+            )
 
 
 def _mount_of(identity: str) -> mounts.Mount | None:

@@ -4,6 +4,7 @@ A group is one thing: its members are taken together and removed together, and e
 group's record is written before its members', and removed after them.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 from crust import errors, volumes
@@ -52,18 +53,24 @@ class WrongMembers(errors.InvalidRequest):
 
 
 class Grouper:
-    """Takes, removes and finds group snapshots. Methods block; see `Snapshotter`."""
+    """Takes, removes and finds group snapshots. What is not async blocks; see `Snapshotter`."""
 
     def __init__(self, shared: State, shelf: Shelf[GroupRecord], snapshotter: Snapshotter) -> None:
         self._state = shared
         self._shelf = shelf
         self._snapshotter = snapshotter
 
-    def create(
+    async def create(
         self, name: str, volume_ids: Sequence[volumes.VolumeId]
     ) -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
         """Take the group, or find that it is taken. Raises `GroupOfOthers`, and what `Snapshotter.take` does."""
         ids = sorted(volume_ids)
+        group = await asyncio.to_thread(self._present_or_plan, name, ids)
+        if group.phase == "ready":
+            return group, self._members(group)
+        return await self._take(group)
+
+    def _present_or_plan(self, name: str, ids: list[volumes.VolumeId]) -> GroupRecord:
         present = self._shelf.find(group_id_of(name))
         if present is not None and present.phase == "deleting":
             self._discard(present)
@@ -71,32 +78,33 @@ class Grouper:
         if present is not None and [volume_id for volume_id, _ in present.members] != ids:
             raise GroupOfOthers(name)
         if present is not None and present.phase == "ready":
-            return present, self._members(present)
-        return self._take(name, ids)
-
-    def _take(
-        self, name: str, ids: Sequence[volumes.VolumeId]
-    ) -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
-        records = [self._state.registry.load(each) for each in ids]
-        group = GroupRecord(
+            return present
+        return GroupRecord(
             group_id=group_id_of(name),
             name=name,
             phase="creating",
             created_ns=0,
             members=tuple((each, member_id_of(name, each)) for each in ids),
         )
-        plans = [
-            snapshotting.plan(record, member_id_of(name, record.volume_id), "", group_id=group.id)
-            for record in records
-        ]
-        self._shelf.save(group)
+
+    async def _take(self, group: GroupRecord) -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
+        plans = await asyncio.to_thread(self._begin, group)
         try:
-            taken = self._snapshotter.take(plans)
+            taken = await self._snapshotter.take(plans)
         except errors.CrustError:
-            self._shelf.remove(group.id)
+            await asyncio.to_thread(self._shelf.remove, group.id)
             raise
         ready = {"phase": "ready", "created_ns": taken[0].created_ns}
-        return self._shelf.save(group.model_copy(update=ready)), taken
+        group = await asyncio.to_thread(self._shelf.save, group.model_copy(update=ready))
+        return group, taken
+
+    def _begin(self, group: GroupRecord) -> list[SnapshotRecord]:
+        records = [self._state.registry.load(volumes.VolumeId(each)) for each, _ in group.members]
+        self._shelf.save(group)
+        return [
+            snapshotting.plan(record, member_id, "", group_id=group.id)
+            for record, (_, member_id) in zip(records, group.members, strict=True)
+        ]
 
     def get(
         self, group_id: str, snapshot_ids: Sequence[str]

@@ -5,14 +5,17 @@ nobody was ever given it. Its filesystem has the UUID of its source's, which is 
 mount no second one of the same UUID unless they are told to.
 """
 
+import asyncio
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from crust import errors, volumes
 from crust.blockdriver import snapshotting, standstill
 from crust.blockdriver.freezes import Freezer
+from crust.blockdriver.guest_freezes import GuestFreezer
 from crust.blockdriver.record import Content, Origin, Record
 from crust.blockdriver.snapshotting import Snapshotter
+from crust.blockdriver.standstill import Moving
 from crust.blockdriver.state import State
 
 
@@ -55,7 +58,7 @@ class Sources(Protocol):
         """The source as it is now; raises `NotFound`."""
         ...
 
-    def fill(self, record: Record, origin: Origin) -> Record:
+    async def fill(self, record: Record, origin: Origin) -> Record:
         """Make a new volume's image; answers its record with what is known of the bytes, not saved."""
         ...
 
@@ -66,7 +69,7 @@ class _NoSources:
     def find(self, wanted: Wanted) -> Origin:
         raise errors.NotFound(f"there is no {wanted.kind} {wanted.id!r}")
 
-    def fill(self, record: Record, origin: Origin) -> Record:
+    async def fill(self, record: Record, origin: Origin) -> Record:
         raise errors.NotFound(f"there is no {origin.kind} {origin.id!r}")
 
 
@@ -74,12 +77,19 @@ NONE: Sources = _NoSources()
 
 
 class Origins:
-    """Finds sources, and copies them. Methods block; the caller sees to it that nobody else operates on a source."""
+    """Finds sources, and copies them; the caller sees to it that nobody else operates on a source."""
 
-    def __init__(self, shared: State, snapshotter: Snapshotter, freezer: Freezer) -> None:
+    def __init__(
+        self,
+        shared: State,
+        snapshotter: Snapshotter,
+        freezer: Freezer,
+        guest_freezer: GuestFreezer,
+    ) -> None:
         self._state = shared
         self._snapshotter = snapshotter
         self._freezer = freezer
+        self._guest_freezer = guest_freezer
 
     def find(self, wanted: Wanted) -> Origin:
         """The source as it is now. Raises `snapshotting.SnapshotNotFound`, `registry.VolumeNotFound`."""
@@ -97,21 +107,30 @@ class Origins:
             kind="volume", id=wanted.id, size_bytes=record.capacity_bytes, fs_type=fs_type
         )
 
-    def fill(self, record: Record, origin: Origin) -> Record:
+    async def fill(self, record: Record, origin: Origin) -> Record:
         """Make the image of a new volume; answers its record with what is known of the bytes, not saved.
 
-        Raises what `find` raises, the errors of `standstill.check`, `freezes.FrozenTooLong`, `Exhausted`.
+        Raises what `find` raises, the errors of `standstill.check`, `freezes.FrozenTooLong`, those of
+        `GuestFreezer.still`, `Exhausted`. What was copied by then is copied anew by the next try.
         """
-        volume_id = volumes.VolumeId(record.volume_id)
         if origin.kind == "snapshot":
-            taken = self._snapshotter.find(origin.id)
-            image = snapshotting.image_of(taken)
-            self._state.backend.restore(volume_id, image, record.capacity_bytes)
-            return _filled(record, taken.content, taken.fs_type, taken.filled_bytes)
+            return await asyncio.to_thread(self._restore, record, origin)
         source_id = volumes.VolumeId(origin.id)
+        moving = await asyncio.to_thread(standstill.check, self._state, [source_id])
+        async with self._guest_freezer.still(moving.in_guests):
+            return await asyncio.to_thread(self._clone, record, source_id, moving)
+
+    def _restore(self, record: Record, origin: Origin) -> Record:
+        taken = self._snapshotter.find(origin.id)
+        image = snapshotting.image_of(taken)
+        volume_id = volumes.VolumeId(record.volume_id)
+        self._state.backend.restore(volume_id, image, record.capacity_bytes)
+        return _filled(record, taken.content, taken.fs_type, taken.filled_bytes)
+
+    def _clone(self, record: Record, source_id: volumes.VolumeId, moving: Moving) -> Record:
         source = self._state.registry.load(source_id)
-        moving = standstill.check(self._state, source_id)
-        with self._freezer.frozen([] if moving is None else [moving]):
+        volume_id = volumes.VolumeId(record.volume_id)
+        with self._freezer.frozen(moving.here):
             self._state.backend.clone(volume_id, source_id, record.capacity_bytes)
         return _filled(record, source.content, source.fs_type, source.filled_bytes)
 

@@ -94,9 +94,13 @@ class Provisioner:
         Raises `fitness.CapabilityNotSupported`, `parameters.UnknownParameter`, `parameters.BadParameter`,
         `sizes.SizeNotPossible`, `ExistsDifferently`, `StrayImage`, `topology.NotAccessible`, `capacity.NoRoom`.
         """
-        return await asyncio.to_thread(self._create, request)
+        record = await asyncio.to_thread(self._create, request)
+        if record.phase == "creating":
+            record = await self._finish_create(record)
+        return describe(record)
 
-    def _create(self, request: Create) -> Volume:
+    def _create(self, request: Create) -> Record:
+        """All but the filling of what is made of something, for which a guest may have to stand still."""
         read = parameters.parse(dict(request.parameters), self._state.fs_types)
         for capability in request.capabilities:
             if why := self._obstacle(capability):
@@ -111,9 +115,9 @@ class Provisioner:
         if not accessible:
             raise ExistsDifferently(request.name, "another accessibility")
         _check_same(present, wanted, request.wanted)
-        if present.phase == "creating":
-            present = self._finish_create(present)
-        return describe(present)
+        if present.phase == "ready" or present.origin is not None:
+            return present
+        return self._make(present)
 
     def _present(self, volume_id: volumes.VolumeId) -> Record | None:
         present = self._state.registry.find(volume_id)
@@ -159,20 +163,23 @@ class Provisioner:
         with self.room.reserved(volume_id, size_bytes):
             return self._state.registry.save(wanted.but(capacity_bytes=size_bytes))
 
-    def _finish_create(self, record: Record) -> Record:
+    def _make(self, record: Record) -> Record:
         try:
-            record = self._fill(record)
-        except (errors.Exhausted, errors.NotFound):
-            # The room is somebody else's now, or the source is gone: leave nothing behind.
-            self._finish_delete(record)
+            self._state.backend.create(volumes.VolumeId(record.volume_id), record.capacity_bytes)
+        except errors.Exhausted:
+            self._finish_delete(record)  # the room is somebody else's now: leave nothing behind
             raise
         return self._state.registry.save(record.but(phase="ready"))
 
-    def _fill(self, record: Record) -> Record:
-        if record.origin is not None:
-            return self._sources.fill(record, record.origin)
-        self._state.backend.create(volumes.VolumeId(record.volume_id), record.capacity_bytes)
-        return record
+    async def _finish_create(self, record: Record) -> Record:
+        assert record.origin is not None
+        try:
+            filled = await self._sources.fill(record, record.origin)
+        except (errors.Exhausted, errors.NotFound):
+            # The room is somebody else's now, or the source is gone.
+            await asyncio.to_thread(self._finish_delete, record)
+            raise
+        return await asyncio.to_thread(self._state.registry.save, filled.but(phase="ready"))
 
     async def delete(self, volume_id: volumes.VolumeId) -> None:
         """Remove the volume; absent is fine. Raises `StillAttached` or `attaching.AttachedElsewhere` in use."""

@@ -63,7 +63,7 @@ class SnapshotCalls:
 
         async def work() -> SnapshotRecord:
             with self.running.holding([self.key(volume_id)], "CreateSnapshot"):
-                return await asyncio.to_thread(self.snapshotter.create, name, volume_id)
+                return await self.snapshotter.create(name, volume_id)
 
         record = await self.running.run(self.key(snapshot_id), "CreateSnapshot", volume_id, work)
         return csi_pb2.CreateSnapshotResponse(snapshot=to_wire(record))
@@ -138,7 +138,7 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
 
         async def work() -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
             with calls.running.holding(held, "CreateVolumeGroupSnapshot"):
-                return await asyncio.to_thread(grouper.create, name, ids)
+                return await grouper.create(name, ids)
 
         key = calls.key(snapshot_record.group_id_of(name))
         found = await calls.running.run(key, "CreateVolumeGroupSnapshot", ids, work)

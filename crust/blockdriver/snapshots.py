@@ -4,8 +4,10 @@ import os
 from dataclasses import dataclass
 
 from crust.blockdriver import snapshot_record
-from crust.blockdriver.freezes import Freezer
+from crust.blockdriver.freeze_intents import Intents
+from crust.blockdriver.freezes import LIMIT_S, Freezer
 from crust.blockdriver.grouping import Grouper
+from crust.blockdriver.guest_freezes import GuestFreezer
 from crust.blockdriver.origins import Origins
 from crust.blockdriver.snapshot_record import GroupRecord, Shelf, SnapshotRecord
 from crust.blockdriver.snapshotting import Snapshotter
@@ -16,15 +18,24 @@ from crust.blockdriver.state import State
 class Snapshots:
     """The parts that know snapshots."""
 
+    intents: Intents
     freezer: Freezer
+    guest_freezer: GuestFreezer
     groups: Shelf[GroupRecord]
     snapshotter: Snapshotter
     grouper: Grouper
     origins: Origins
 
     def open(self) -> None:
-        """Thaw first: somebody waits. Then read the records and undo what was half done. After the backend."""
-        self.freezer.open()
+        """Thaw first: somebody waits. Then read the records and undo what was half done. After the backend.
+
+        What is frozen in guests is thawed by `guest_freezer.recover`, which needs the proxy and may have to wait.
+        """
+        for left in self.intents.open():
+            if left.target:
+                self.guest_freezer.remember(left)
+            else:
+                self.freezer.thaw_left(left)
         self.groups.open()
         self.snapshotter.shelf.open()
         self.grouper.recover()
@@ -33,16 +44,20 @@ class Snapshots:
 
 def compose(shared: State, *, state_dir: str, run_dir: str) -> Snapshots:
     """Touches nothing."""
-    freezer = Freezer(run_dir)
+    intents = Intents(run_dir)
+    freezer = Freezer(intents, shared.backend)
+    guest_freezer = GuestFreezer(shared.guests, intents, limit_s=LIMIT_S)
     shelf = Shelf(
         os.path.join(state_dir, "snapshots"), SnapshotRecord, snapshot_record.is_snapshot_id
     )
     groups = Shelf(os.path.join(state_dir, "groups"), GroupRecord, snapshot_record.is_group_id)
-    snapshotter = Snapshotter(shared, shelf, freezer)
+    snapshotter = Snapshotter(shared, shelf, freezer, guest_freezer)
     return Snapshots(
+        intents=intents,
         freezer=freezer,
+        guest_freezer=guest_freezer,
         groups=groups,
         snapshotter=snapshotter,
         grouper=Grouper(shared, groups, snapshotter),
-        origins=Origins(shared, snapshotter, freezer),
+        origins=Origins(shared, snapshotter, freezer, guest_freezer),
     )

@@ -1,10 +1,16 @@
 """CreateSnapshot, DeleteSnapshot, and the taking of several at once.
 
-Taking: records in phase "creating", then everything that is mounted stands still, then the images, then it goes on,
-then "ready". A failure leaves nothing; what a crash leaves is thrown away at the next start, where a freeze is undone
-too: a retry then takes the snapshot anew. An id follows from the name, so a retry finds what was finished.
+Taking: records in phase "creating", then everything that is mounted stands still, first in guests, then here; then
+the images; then all goes on; then "ready". "Ready" comes after the last thaw, because a guest tells only then whether
+it stood still. A failure leaves nothing; what a crash leaves is thrown away at the next start, where a freeze is
+undone too: a retry then takes the snapshot anew. An id follows from the name, so a retry finds what was finished.
+
+Raw devices in use cannot be held. Of a group with one, it is copied while the others stand still. Several are copied
+one after the other, and looked at again: if none but the last has changed since its copy, all copies are of the
+moment of the last one. If one has, they are copied again, a few times; then the group is refused (`NeverStill`).
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 
@@ -12,9 +18,13 @@ from crust import errors, volumes
 from crust.blockdriver import standstill
 from crust.blockdriver.backends.protocol import Image
 from crust.blockdriver.freezes import Freezer
+from crust.blockdriver.guest_freezes import GuestFreezer
 from crust.blockdriver.record import Record
 from crust.blockdriver.snapshot_record import Shelf, SnapshotRecord, snapshot_id_of
+from crust.blockdriver.standstill import Moving
 from crust.blockdriver.state import State
+
+_ROUNDS = 8
 
 
 class SnapshotNotFound(errors.NotFound):
@@ -50,23 +60,46 @@ class MemberOfGroup(errors.InvalidRequest):
         self.group_id = group_id
 
 
-class Snapshotter:
-    """Takes and removes snapshots. Methods block; the caller sees to it that nobody else operates on what they name.
+class NeverStill(errors.OperationPending):
+    """Several raw devices of a group were written to whenever they were looked at."""
 
-    `shelf` has the records.
+    def __init__(self, volume_ids: Sequence[str]) -> None:
+        super().__init__(
+            f"{', '.join(volume_ids)} are not copied at one moment",
+            why=f"they are raw devices, and in {_ROUNDS} rounds one was written to before the last was copied",
+            hint="retry, let their users pause, or unpublish them",
+        )
+        self.volume_ids = tuple(volume_ids)
+
+
+class Snapshotter:
+    """Takes and removes snapshots. The caller sees to it that nobody else operates on what they name.
+
+    `shelf` has the records. What is not async blocks.
     """
 
-    def __init__(self, shared: State, shelf: Shelf[SnapshotRecord], freezer: Freezer) -> None:
+    def __init__(
+        self,
+        shared: State,
+        shelf: Shelf[SnapshotRecord],
+        freezer: Freezer,
+        guest_freezer: GuestFreezer,
+    ) -> None:
         self._state = shared
         self._freezer = freezer
+        self._guest_freezer = guest_freezer
         self.shelf = shelf
 
-    def create(self, name: str, volume_id: volumes.VolumeId) -> SnapshotRecord:
+    async def create(self, name: str, volume_id: volumes.VolumeId) -> SnapshotRecord:
         """Take a snapshot, or find that it is taken.
 
         Raises `SnapshotOfAnother`, `registry.VolumeNotFound`, the errors of `standstill.check`,
-        `freezes.FrozenTooLong`, `ImageMissing`, `Exhausted`.
+        `freezes.FrozenTooLong`, those of `GuestFreezer.still`, `ImageMissing`, `Exhausted`.
         """
+        record = await asyncio.to_thread(self._present_or_plan, name, volume_id)
+        return record if record.phase == "ready" else (await self.take([record]))[0]
+
+    def _present_or_plan(self, name: str, volume_id: volumes.VolumeId) -> SnapshotRecord:
         present = self.shelf.find(snapshot_id_of(name))
         if present is not None and present.phase == "deleting":
             self.discard(present)
@@ -75,27 +108,54 @@ class Snapshotter:
             raise SnapshotOfAnother(name, present.source_volume_id)
         if present is not None and present.phase == "ready":
             return present
-        record = self._state.registry.load(volume_id)
-        return self.take([plan(record, snapshot_id_of(name), name)])[0]
+        return plan(self._state.registry.load(volume_id), snapshot_id_of(name), name)
 
-    def take(self, plans: Sequence[SnapshotRecord]) -> tuple[SnapshotRecord, ...]:
-        """Take all of `plans` at one moment, or none. Raises what `create` does."""
-        together = len(plans) > 1
-        volume_ids = [volumes.VolumeId(each.source_volume_id) for each in plans]
-        moving = [standstill.check(self._state, each, together=together) for each in volume_ids]
+    async def take(self, plans: Sequence[SnapshotRecord]) -> tuple[SnapshotRecord, ...]:
+        """Take all of `plans` at one moment, or none. Raises what `create` does, and `NeverStill`."""
+        moving = await asyncio.to_thread(self._begin, plans)
+        try:
+            async with self._guest_freezer.still(moving.in_guests):
+                moment_ns = await asyncio.to_thread(self._copy, plans, moving)
+        except errors.CrustError:
+            await asyncio.to_thread(self._discard_all, plans)
+            raise
+        return await asyncio.to_thread(self._settle, plans, moment_ns)
+
+    def _begin(self, plans: Sequence[SnapshotRecord]) -> Moving:
+        sources = [volumes.VolumeId(each.source_volume_id) for each in plans]
+        moving = standstill.check(self._state, sources)
         for each in plans:
             self.shelf.save(each)
-        try:
-            with self._freezer.frozen([each for each in moving if each is not None]):
-                moment_ns = time.time_ns()
-                for each in plans:
-                    self._state.backend.take_snapshot(image_of(each))
-        except errors.CrustError:
+        return moving
+
+    def _copy(self, plans: Sequence[SnapshotRecord], moving: Moving) -> int:
+        """Copy all while what can be held is held; answers the moment."""
+        raw = [each for each in plans if each.source_volume_id in moving.raw]
+        with self._freezer.frozen(moving.here):
             for each in plans:
-                self.discard(each)
-            raise
+                if each not in raw:
+                    self._state.backend.take_snapshot(image_of(each))
+            return self._copy_unheld([image_of(each) for each in raw])
+
+    def _copy_unheld(self, images: Sequence[Image]) -> int:
+        """Copy what nobody holds, last: all of it is of the moment of the last copy, if the others are as then."""
+        for _ in range(_ROUNDS):
+            for each in images:
+                moment_ns = time.time_ns()
+                self._state.backend.take_snapshot(each)
+            if not any(self._state.backend.moved_on(each) for each in images[:-1]):
+                return moment_ns if images else time.time_ns()
+        raise NeverStill([each.volume_id for each in images])
+
+    def _settle(
+        self, plans: Sequence[SnapshotRecord], moment_ns: int
+    ) -> tuple[SnapshotRecord, ...]:
         ready = {"phase": "ready", "created_ns": moment_ns}
         return tuple(self.shelf.save(each.model_copy(update=ready)) for each in plans)
+
+    def _discard_all(self, plans: Sequence[SnapshotRecord]) -> None:
+        for each in plans:
+            self.discard(each)
 
     def find(self, snapshot_id: str) -> SnapshotRecord:
         """A snapshot that is ready; raises `SnapshotNotFound`."""

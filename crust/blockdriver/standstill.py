@@ -2,42 +2,35 @@
 
     not in use                    nothing
     mounted on this host          its filesystem is frozen
-    a raw device, published       nothing holds its writers: a copy must take no time, and of a group it can be none
-    mounted by a guest            nobody here can freeze it: refused
+    mounted by a guest            its filesystem is frozen, by the guest
+    a raw device, published       nothing holds its writers: a copy must take no time
 
 Frozen, all that was written is in the copy. Without, a copy that takes no time is what a power cut leaves: that is a
-raw device's user's business.
+raw device's user's business. No kernel interface makes the writers of a loop device wait: its queue stands still only
+within an ioctl, a read-only device fails writes instead of holding them, and freezing the pool's own filesystem holds
+the copy as well. So a raw device in use is refused where copies take time; in a group it is watched (`snapshotting`).
 """
+
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.blockdriver import state
 from crust.blockdriver.backends.protocol import Source
 from crust.blockdriver.freezes import Freezable
+from crust.blockdriver.guest_freezes import InGuest
 from crust.blockdriver.state import State
 from crust.host import mounts
-
-
-class GuestWrites(errors.NotReady):
-    """A guest has the volume mounted writable."""
-
-    def __init__(self, volume_id: str, target: str) -> None:
-        super().__init__(
-            f"{volume_id} cannot be copied now",
-            why=f"it is published with deferral at {target}, and a guest's filesystem cannot be frozen from here",
-            hint="stop the pod, or publish the volume without deferral",
-        )
-        self.volume_id = volume_id
-        self.target = target
 
 
 class RawWrites(errors.NotReady):
     """A raw device is written to, and its writers cannot be held."""
 
-    def __init__(self, volume_id: str, target: str, why: str) -> None:
+    def __init__(self, volume_id: str, target: str) -> None:
         super().__init__(
             f"{volume_id} cannot be copied now",
-            why=f"it is published as a raw device at {target}, and {why}",
-            hint="unpublish it first",
+            why=f"it is published as a raw device at {target}, and a copy would take time here, and be of no moment",
+            hint="unpublish it first, or keep the pool on xfs or btrfs, where a copy takes no time",
         )
         self.volume_id = volume_id
         self.target = target
@@ -55,25 +48,43 @@ class NotReachable(errors.NotReady):
         self.volume_id = volume_id
 
 
-def check(
-    shared: State, volume_id: volumes.VolumeId, *, together: bool = False
-) -> Freezable | None:
-    """What is to be frozen while the volume is copied, if anything; `together` with others.
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """What of some volumes moves: what is to be frozen, here and in guests, and what can only be watched."""
 
-    Raises `GuestWrites`, `RawWrites`, `NotReachable`. Holds as long as nobody else operates on the volume.
+    here: tuple[Freezable, ...] = ()
+    in_guests: tuple[InGuest, ...] = ()
+    raw: tuple[volumes.VolumeId, ...] = ()
+
+
+def check(shared: State, volume_ids: Iterable[volumes.VolumeId]) -> Moving:
+    """What is to stand still while the volumes are copied, all of them at one moment.
+
+    Raises `RawWrites`, `NotReachable`. Holds as long as nobody else operates on the volumes.
     """
+    found = [_check(shared, each) for each in volume_ids]
+    return Moving(
+        here=tuple(each for one in found for each in one.here),
+        in_guests=tuple(each for one in found for each in one.in_guests),
+        raw=tuple(each for one in found for each in one.raw),
+    )
+
+
+def _check(shared: State, volume_id: volumes.VolumeId) -> Moving:
     writers = [each for each in shared.live_publishes(volume_id) if not each.readonly]
-    guest = next((each for each in writers if each.deferred), None)
-    if guest is not None:
-        raise GuestWrites(volume_id, guest.target)
-    raw = next((each for each in writers if each.kind == "block"), None)
-    if raw is not None and together:
-        why = "its writers cannot be made to wait for the other members of the group"
-        raise RawWrites(volume_id, raw.target, why)
-    if raw is not None and not shared.backend.copies_at_once():
-        raise RawWrites(volume_id, raw.target, "a copy would take time here, and be of no moment")
     attachment = shared.backend.attached(volume_id)
-    return None if attachment is None else _mounted(volume_id, attachment.source)
+    deferred = next((each for each in writers if each.deferred), None)
+    if deferred is not None:
+        device = attachment.source.path if attachment else ""
+        target = volumes.TargetPath(deferred.target)
+        return Moving(in_guests=(InGuest(volume_id, target, device),))
+    raw = next((each for each in writers if each.kind == "block"), None)
+    if raw is not None and not shared.backend.copies_at_once():
+        raise RawWrites(volume_id, raw.target)
+    if raw is not None:
+        return Moving(raw=(volume_id,))
+    here = _mounted(volume_id, attachment.source) if attachment else None
+    return Moving(here=(here,) if here else ())
 
 
 def _mounted(volume_id: volumes.VolumeId, source: Source) -> Freezable | None:

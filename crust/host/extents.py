@@ -63,7 +63,8 @@ def allocated(path: str) -> tuple[Extent, ...]:
 def differing(base: str, target: str) -> tuple[Extent, ...]:
     """The parts of `target` that are not the very blocks of `base`, or are only in one of them; ascending.
 
-    Both must not be written to. Raises `NotFound`, and `Unsupported` where the filesystem does not tell.
+    Exact if nobody writes to them. Of a file that is written to, what is left out was equal when it was looked at,
+    which is after the call was made. Raises `NotFound`, and `Unsupported` where the filesystem does not tell.
     """
     with oserrors.translating(f"cannot compare {base} with {target}"):
         old, new = (_placed_of(path) for path in (base, target))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from crust import errors
 from crust.host import commands, devices, growth, holders, signatures, superblocks
-from crust.host.freezing import Freeze, freeze, thaw
+from crust.host.freezing import Freeze, freeze, thaw, thaw_unmounted
 from crust.host.growth import GrowsOnlyMounted, MissingCapability, grow_mounted
 from crust.host.signatures import AmbivalentSignature, Blank, Filesystem, Other, Signature, probe
 from crust.host.usage import usage
@@ -48,6 +48,7 @@ __all__ = [
     "probe",
     "renew_uuid",
     "thaw",
+    "thaw_unmounted",
     "usage",
 ]
 

@@ -2,6 +2,9 @@
 
 A freeze outlives the process that made it, even the descriptor: whoever freezes writes down that it will, first,
 and thaws after a restart. So `thaw` of what is not frozen is fine.
+
+Nor does an unmount thaw: the filesystem lives on, frozen, with the device open and no path that leads to it. Another
+mount of the device is a way back to that very filesystem (`thaw_unmounted`).
 """
 
 import errno
@@ -9,7 +12,7 @@ import fcntl
 import os
 
 from crust import errors
-from crust.host import oserrors
+from crust.host import holders, oserrors, syscalls
 
 _FIFREEZE = 0xC0045877
 _FITHAW = 0xC0045878
@@ -73,6 +76,43 @@ def thaw(mountpoint: str) -> None:
     except OSError as err:
         if err.errno != errno.EINVAL:
             raise oserrors.translate(err, f"cannot thaw {mountpoint}") from err
+
+
+def thaw_unmounted(device: str, fs_type: str) -> None:
+    """Thaw a filesystem that is mounted nowhere; not frozen is fine. Nobody sees the mount that it takes.
+
+    Only for a device that something has open exclusively: else there is no such filesystem, and this would be its
+    first mount. Raises `DeviceInUse` if what has it is no filesystem.
+    """
+    with oserrors.translating(f"cannot thaw the {fs_type} on {device}"):
+        root = _detached_root(device, fs_type)
+        try:
+            fcntl.ioctl(root, _FITHAW, 0)
+        except OSError as err:
+            if err.errno != errno.EINVAL:
+                raise
+        finally:
+            os.close(root)
+
+
+def _detached_root(device: str, fs_type: str) -> int:
+    context = syscalls.fsopen(fs_type)
+    try:
+        syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, "source", device)
+        try:
+            syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE)
+        except OSError as err:
+            if err.errno == errno.EBUSY:
+                raise holders.device_in_use(device) from err
+            raise
+        mount = syscalls.fsmount(context, 0)
+    finally:
+        os.close(context)
+    try:
+        # The mount's own descriptor is an O_PATH one, which takes no ioctl.
+        return os.open(f"/proc/self/fd/{mount}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    finally:
+        os.close(mount)
 
 
 def _ioctl(mountpoint: str, request: int) -> None:

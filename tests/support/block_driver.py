@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from crust import volumes
-from crust.blockdriver import app, ephemeral
+from crust.blockdriver import app, ephemeral, guests
 from crust.blockdriver.node import CsiProfile
 from crust.rpc import csi, extensions
 from crust.wire.csi.v1 import csi_pb2
@@ -67,6 +67,7 @@ class Bench:
 
     root: Path
     profile: CsiProfile = "1.12"
+    reach: guests.Guests | None = None
     driver: app.Driver = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +83,7 @@ class Bench:
             node_id="node-1",
             csi_profile=self.profile,
             target_roots=(str(self.root),),
+            reach=self.reach,
         )
         self.driver.open()
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from crust.blockdriver import guests
 from crust.host import loop, mounts
 from tests.support.block_driver import MIB, Bench
 
@@ -16,7 +17,9 @@ _MKFS = {
 
 
 @contextmanager
-def bench_on(fs_type: str, root: Path, *, size: int = 3072 * MIB) -> Iterator[Bench]:
+def bench_on(
+    fs_type: str, root: Path, *, size: int = 3072 * MIB, reach: guests.Guests | None = None
+) -> Iterator[Bench]:
     """A driver whose pool lies on a new filesystem. Everything is taken away afterwards."""
     backing = root / "pool.backing"
     with backing.open("wb") as file:
@@ -27,7 +30,7 @@ def bench_on(fs_type: str, root: Path, *, size: int = 3072 * MIB) -> Iterator[Be
     home.mkdir()
     try:
         mounts.mount_device(device.path, str(home), fs_type)
-        yield Bench(home)
+        yield Bench(home, reach=reach)
     finally:
         for mount in sorted(mounts.below(str(home)), key=lambda each: -len(each.target)):
             if mount.target != str(home):

@@ -46,6 +46,12 @@ class FileSnapshots:
         except errors.NotFound as err:
             raise ImageMissing(image.volume_id) from err
 
+    def moved_on(self, image: Image, volume_path: str, device_path: str | None) -> bool:
+        """Whether the file, after what its device has not written yet, has other blocks than the snapshot."""
+        if device_path is not None:
+            _write_back(device_path)
+        return bool(extents.differing(self._path(image), volume_path))
+
     def delete(self, image: Image) -> None:
         """Unlink the file; absent is fine."""
         sparse.remove(self._path(image))

@@ -239,6 +239,11 @@ class Files:
         with self._told_when_full(image.size_bytes):
             self._snapshots.take(image, self._path(image.volume_id), device)
 
+    def moved_on(self, image: Image) -> bool:
+        """By where the blocks are: a write to a block that is shared with a snapshot goes elsewhere."""
+        device = self._device_path(image.volume_id)
+        return self._snapshots.moved_on(image, self._path(image.volume_id), device)
+
     def delete_snapshot(self, image: Image) -> None:
         """Unlink the file."""
         self._snapshots.delete(image)

@@ -185,6 +185,13 @@ class Backend(Protocol):
         """
         ...
 
+    def moved_on(self, image: Image) -> bool:
+        """Whether the volume may hold something else by now than its snapshot; only where `copies_at_once`.
+
+        What was written to this node's device counts. False is exact; True errs on the safe side.
+        """
+        ...
+
     def delete_snapshot(self, image: Image) -> None:
         """Forget a snapshot; absent is fine. What was made of it does not change."""
         ...

@@ -1,7 +1,9 @@
 """Snapshots, restores, clones and groups, with the bytes looked at, on every kind of pool."""
 
 import hashlib
+import itertools
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from crust.blockdriver import (
     changed_blocks,
     freezes,
     grouping,
+    guests,
     listing,
     origins,
     provisioning,
@@ -21,7 +24,7 @@ from crust.blockdriver import (
     standstill,
 )
 from crust.blockdriver.backends import protocol
-from crust.host import boot, filesystems, mounts
+from crust.host import boot, devices, filesystems, mounts
 from crust.rpc import csi, limits
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import MIB, Bench, block, caller, mount
@@ -111,6 +114,10 @@ def write(directory: str, name: str, data: bytes) -> None:
 def digest(directory: str, name: str) -> str:
     with open(os.path.join(directory, name), "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()
+
+
+def unmount_lazily(target: str) -> None:
+    subprocess.run(["umount", "--lazy", target], check=True)
 
 
 def is_frozen(target: str) -> bool:
@@ -233,11 +240,11 @@ async def test_a_raw_volume_that_is_written_to_is_not_copied_where_that_takes_ti
     await snapshot(copying, source.volume_id)
 
 
-async def test_a_volume_that_a_guest_writes_is_refused_rather_than_torn(cloning: Bench) -> None:
+async def test_a_volume_of_a_guest_out_of_reach_is_refused_rather_than_torn(cloning: Bench) -> None:
     source = await cloning.create("source")
     await cloning.stage(source.volume_id)
     await cloning.publish(source.volume_id, cloning.target("pod"), deferred=True)
-    with pytest.raises(standstill.GuestWrites):
+    with pytest.raises(guests.NoRuntimeSocket):
         await snapshot(cloning, source.volume_id)
     await cloning.unpublish(source.volume_id, cloning.target("pod"))
     await snapshot(cloning, source.volume_id)
@@ -378,6 +385,47 @@ async def test_a_freeze_that_a_dead_driver_left_is_undone_by_the_next(copying: B
     await down(copying, source.volume_id)
 
 
+@pytest.mark.parametrize(
+    ("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
+)
+async def test_a_frozen_filesystem_that_was_unmounted_is_thawed_all_the_same(
+    copying: Bench, fs_type: str, size: int
+) -> None:
+    """Somebody unmounted it lazily: it lives on, holds the device, and no path leads to it."""
+    source = await copying.create("source", mount(fs_type), size=size)
+    target = await up(copying, source.volume_id, fs_type)
+    attachment = copying.driver.state.backend.attached(registry.volume_id_of("source"))
+    assert attachment is not None
+    entry = copying.root / "run" / "freezes" / source.volume_id
+    entry.write_text(f"{boot.boot_id()} {attachment.source.identity}\n")
+    entry.chmod(0o600)
+    filesystems.freeze(target)
+    unmount_lazily(target)
+    with pytest.raises(devices.DeviceInUse):
+        os.close(devices.open_exclusive(attachment.source.path))
+    copying.restart()
+    assert not entry.exists()
+    os.close(devices.open_exclusive(attachment.source.path))
+    assert await up(copying, source.volume_id, fs_type) == target
+    write(target, "after", b"x")
+    await down(copying, source.volume_id)
+
+
+async def test_a_freeze_of_what_is_gone_is_forgotten(copying: Bench) -> None:
+    source = await copying.create("source")
+    await up(copying, source.volume_id)
+    attachment = copying.driver.state.backend.attached(registry.volume_id_of("source"))
+    assert attachment is not None
+    entry = copying.root / "run" / "freezes" / source.volume_id
+    await copying.unpublish(source.volume_id, copying.target(source.volume_id))
+    for gone in (attachment.source.identity, "7:1000000@1", "nonsense"):
+        entry.write_text(f"{boot.boot_id()} {gone}\n")
+        entry.chmod(0o600)
+        copying.restart()
+        assert not entry.exists()
+    await copying.unstage(source.volume_id)
+
+
 async def test_what_takes_too_long_is_thawed_and_given_up(
     copying: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,13 +530,95 @@ async def test_a_group_is_deleted_as_one_and_says_what_csi_says(cloning: Bench) 
     assert not list((cloning.root / "state" / "images").glob("*.snap"))
 
 
-async def test_a_group_with_a_raw_device_in_use_has_no_one_moment(cloning: Bench) -> None:
+async def test_a_group_with_a_raw_device_in_use_is_of_one_moment_where_copies_take_no_time(
+    cloning: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is copied last, while the others stand still."""
     one, two = await cloning.create("one", block()), await cloning.create("two")
     await up(cloning, one.volume_id, raw=True)
-    with pytest.raises(standstill.RawWrites):
-        await group(cloning, one.volume_id, two.volume_id)
-    await down(cloning, one.volume_id)
+    target = await up(cloning, two.volume_id)
+    backend = cloning.driver.state.backend
+    take, seen = backend.take_snapshot, []
+
+    def looking(image: protocol.Image) -> None:
+        seen.append((image.volume_id, is_frozen(target)))
+        take(image)
+
+    monkeypatch.setattr(backend, "take_snapshot", looking)
     await group(cloning, one.volume_id, two.volume_id)
+    assert seen == [(two.volume_id, True), (one.volume_id, True)]
+    for volume in (one, two):
+        await down(cloning, volume.volume_id)
+
+
+async def raw_pair(bench: Bench) -> tuple[list[str], list[str]]:
+    made = [await bench.create(name, block()) for name in ("one", "two")]
+    ids = sorted(each.volume_id for each in made)
+    return ids, [await up(bench, each, raw=True) for each in ids]
+
+
+def stamp(target: str, text: bytes) -> None:
+    fd = os.open(target, os.O_WRONLY)
+    os.pwrite(fd, text, MIB)
+    os.close(fd)
+
+
+async def test_raw_devices_of_a_group_are_copied_again_if_one_was_written_to_meanwhile(
+    cloning: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, targets = await raw_pair(cloning)
+    backend = cloning.driver.state.backend
+    take = backend.take_snapshot
+    taken: list[str] = []
+
+    def interrupted(image: protocol.Image) -> None:
+        if len(taken) == 1:  # between the two copies: the second would have what the first has not
+            stamp(targets[0], b"earlier")
+            stamp(targets[1], b"later")
+        taken.append(image.volume_id)
+        take(image)
+
+    monkeypatch.setattr(backend, "take_snapshot", interrupted)
+    made = await group(cloning, *ids)
+    assert taken == [*ids, *ids]
+    by_source = {each.source_volume_id: each.snapshot_id for each in made.snapshots}
+    found = [read_image(cloning, by_source[each])[MIB : MIB + 7] for each in ids]
+    assert found == [b"earlier", b"later\0\0"]
+    for volume_id in ids:
+        await down(cloning, volume_id)
+
+
+async def test_raw_devices_that_are_always_written_to_have_no_one_moment(
+    cloning: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, targets = await raw_pair(cloning)
+    backend = cloning.driver.state.backend
+    take, number = backend.take_snapshot, itertools.count()
+
+    def interrupted(image: protocol.Image) -> None:
+        take(image)
+        stamp(targets[0], b"%d" % next(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backend, "take_snapshot", interrupted)
+        with pytest.raises(snapshotting.NeverStill):
+            await group(cloning, *ids)
+    assert cloning.driver.snapshots.snapshotter.shelf.ready() == []
+    assert not list((cloning.root / "state" / "images").glob("*.snap"))
+    await group(cloning, *ids)
+    for volume_id in ids:
+        await down(cloning, volume_id)
+
+
+async def test_a_group_with_a_raw_device_in_use_has_no_one_moment_where_copies_take_time(
+    copying: Bench,
+) -> None:
+    one, two = await copying.create("one", block()), await copying.create("two")
+    await up(copying, one.volume_id, raw=True)
+    with pytest.raises(standstill.RawWrites):
+        await group(copying, one.volume_id, two.volume_id)
+    await down(copying, one.volume_id)
+    await group(copying, one.volume_id, two.volume_id)
 
 
 async def blocks(

@@ -1,0 +1,63 @@
+"""A guest whose kernel is this host's: it mounts the device of a deferred volume, and freezes it as an agent does."""
+
+import os
+from dataclasses import dataclass, field
+
+from crust import errors, volumes
+from crust.host import filesystems, mounts
+
+
+@dataclass
+class MountingGuests:
+    """`guests.Guests` by target path. What is not in `mounted` was never started."""
+
+    mounted: dict[str, str] = field(default_factory=dict)
+
+    def start(self, target: str, device: str, mountpoint: str, fs_type: str = "ext4") -> None:
+        """Mount the device that was handed over for `target`."""
+        os.makedirs(mountpoint, exist_ok=True)
+        mounts.mount_device(device, mountpoint, fs_type)
+        self.mounted[target] = mountpoint
+
+    def stop(self, target: str) -> None:
+        """Give the device back."""
+        mounts.unmount(self.mounted.pop(target))
+
+    def check(self) -> None:
+        """They are always in reach."""
+
+    async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
+        """FIFREEZE; once more is fine."""
+        mountpoint = self.mounted.get(target.text)
+        if mountpoint is None:
+            return False
+        try:
+            filesystems.freeze(mountpoint)
+        except errors.NotReady:
+            return True
+        return True
+
+    async def thaw(self, target: volumes.TargetPath) -> bool:
+        """FITHAW; whether it was frozen."""
+        mountpoint = self.mounted.get(target.text)
+        if mountpoint is None:
+            return False
+        was_frozen = self.is_frozen(target.text)
+        filesystems.thaw(mountpoint)
+        return was_frozen
+
+    async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
+        """No guest of this kind obeys."""
+        return False
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    def is_frozen(self, target: str) -> bool:
+        """Whether the guest stands still at this moment."""
+        try:
+            filesystems.freeze(self.mounted[target])
+        except errors.NotReady:
+            return True
+        filesystems.thaw(self.mounted[target])
+        return False

@@ -1,0 +1,196 @@
+"""Guests that stand still for a copy, and those that did not."""
+
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver import guest_freezes, guests
+from crust.blockdriver.freeze_intents import Intent, Intents
+from crust.blockdriver.guest_freezes import GuestFreezer, InGuest
+from tests.support.fake_guests import FakeGuests
+
+ONE = InGuest(volumes.VolumeId("vol-1"), volumes.TargetPath("/pods/one/mount"), "")
+TWO = InGuest(volumes.VolumeId("vol-2"), volumes.TargetPath("/pods/two/mount"), "")
+
+
+class Node:
+    """A freezer, and what it meets. `restart` is a new process."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.guests = FakeGuests()
+        self.restart()
+
+    def restart(self) -> None:
+        self.intents = Intents(str(self.root))
+        self.freezer = GuestFreezer(self.guests, self.intents, limit_s=9.5)
+        for left in self.intents.open():
+            self.freezer.remember(left)
+
+    def noted(self) -> list[str]:
+        return sorted(path.name for path in (self.root / "freezes").iterdir())
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+async def test_all_guests_stand_still_before_the_block_begins_and_go_on_after_it(
+    node: Node,
+) -> None:
+    made = [node.guests.add(each.target.text) for each in (ONE, TWO)]
+    async with node.freezer.still([ONE, TWO]):
+        assert [(each.frozen, each.thaw_after_s) for each in made] == [(True, 10)] * 2
+        assert node.noted() == ["vol-1", "vol-2"]
+    assert not any(each.frozen for each in made)
+    assert node.noted() == []
+
+
+async def test_nothing_is_asked_when_no_guest_is_meant(node: Node) -> None:
+    async with node.freezer.still([]):
+        pass
+    assert node.guests.asked == []
+
+
+async def test_a_guest_that_thawed_by_itself_is_told_afterwards(node: Node) -> None:
+    node.guests.add(ONE.target.text)
+    two = node.guests.add(TWO.target.text)
+    with pytest.raises(guest_freezes.GuestMoved, match="vol-2"):
+        async with node.freezer.still([ONE, TWO]):
+            two.watchdog()
+    assert not node.guests.by_target[ONE.target.text].frozen
+    assert node.noted() == []
+
+
+async def test_a_guest_that_cannot_be_thawed_has_not_said_that_it_stood_still(node: Node) -> None:
+    guest = node.guests.add(ONE.target.text)
+    with pytest.raises(guest_freezes.GuestMoved):
+        async with node.freezer.still([ONE]):
+            guest.error = errors.PeerUnavailable("the handler is away")
+    assert node.noted() == ["vol-1"], "the next start thaws it"
+
+
+async def test_a_failure_meanwhile_thaws_and_is_told(node: Node) -> None:
+    guest = node.guests.add(ONE.target.text)
+    with pytest.raises(errors.Exhausted, match="full"):
+        async with node.freezer.still([ONE]):
+            raise errors.Exhausted("full")
+    assert not guest.frozen
+    assert node.noted() == []
+
+
+async def test_of_two_guests_the_first_goes_on_when_the_second_refuses(node: Node) -> None:
+    one = node.guests.add(ONE.target.text)
+    node.guests.add(TWO.target.text).error = errors.NotReady("the handler cannot freeze")
+    with pytest.raises(errors.NotReady, match="cannot freeze"):
+        async with node.freezer.still([ONE, TWO]):
+            pytest.fail("it is not copied")
+    assert not one.frozen
+    assert node.noted() == []
+
+
+async def test_a_guest_that_may_have_been_frozen_is_thawed(node: Node) -> None:
+    """The proxy did not answer in time: nobody knows."""
+    guest = node.guests.add(ONE.target.text)
+    guest.error = errors.PeerUnavailable("no answer")
+    with pytest.raises(errors.PeerUnavailable, match="no answer"):
+        async with node.freezer.still([ONE]):
+            pytest.fail("it is not copied")
+    assert node.guests.asked == [("freeze", ONE.target.text), ("thaw", ONE.target.text)]
+    assert node.noted() == ["vol-1"]
+
+
+async def test_what_no_sandbox_has_stands_still_unless_one_begins(node: Node) -> None:
+    guest = node.guests.add(ONE.target.text, running=False)
+    async with node.freezer.still([ONE]):
+        assert node.noted() == []
+    with pytest.raises(guest_freezes.GuestMoved, match="began"):
+        async with node.freezer.still([ONE]):
+            guest.running = True
+    assert not guest.frozen
+    assert node.noted() == []
+
+
+async def test_what_was_never_handed_over_stands_still(node: Node) -> None:
+    async with node.freezer.still([ONE]):
+        pass
+
+
+async def test_a_driver_without_a_runtime_socket_says_so(tmp_path: Path) -> None:
+    intents = Intents(str(tmp_path))
+    intents.open()
+    freezer = GuestFreezer(guests.OutOfReach(), intents, limit_s=10)
+    with pytest.raises(guests.NoRuntimeSocket):
+        async with freezer.still([ONE]):
+            pytest.fail("it is not copied")
+    assert list((tmp_path / "freezes").iterdir()) == []
+
+
+async def test_a_restart_thaws_what_was_left(node: Node) -> None:
+    guest = node.guests.add(ONE.target.text)
+    guest.frozen = True
+    node.intents.note(Intent(ONE.volume_id, target=ONE.target.text))
+    node.restart()
+    await node.freezer.recover()
+    assert not guest.frozen
+    assert node.noted() == []
+
+
+async def test_a_restart_waits_for_a_proxy_that_is_away(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest = node.guests.add(ONE.target.text)
+    guest.frozen = True
+    node.intents.note(Intent(ONE.volume_id, target=ONE.target.text))
+    node.restart()
+    thaw, noted = node.guests.thaw, []
+
+    async def away_at_first(target: volumes.TargetPath) -> bool:
+        noted.append(node.noted())
+        if len(noted) < 3:
+            raise errors.PeerUnavailable("the proxy is away")
+        return await thaw(target)
+
+    monkeypatch.setattr(guest_freezes, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(node.guests, "thaw", away_at_first)
+    await node.freezer.recover()
+    assert noted == [["vol-1"]] * 3
+    assert not guest.frozen
+    assert node.noted() == []
+
+
+@pytest.mark.parametrize(
+    "error", [errors.NotFound("not deferred"), guests.NoRuntimeSocket(), errors.NotReady("no")]
+)
+async def test_a_restart_gives_up_what_cannot_be_thawed_ever(
+    node: Node, error: errors.CrustError
+) -> None:
+    node.guests.add(ONE.target.text).error = error
+    node.intents.note(Intent(ONE.volume_id, target=ONE.target.text))
+    node.restart()
+    await node.freezer.recover()
+    assert node.noted() == []
+
+
+async def test_what_is_frozen_anew_is_not_thawed_by_the_recovery(node: Node) -> None:
+    guest = node.guests.add(ONE.target.text)
+    node.intents.note(Intent(ONE.volume_id, target=ONE.target.text))
+    node.restart()
+    async with node.freezer.still([ONE]):
+        await node.freezer.recover()
+        assert guest.frozen
+    assert node.noted() == []
+
+
+def test_another_boots_lines_and_nonsense_are_void(node: Node) -> None:
+    folder = node.root / "freezes"
+    for name, text in (("vol-1", "another-boot guest:/pods/one/mount\n"), ("vol-2", "\n")):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o600)
+    assert node.intents.open() == ()
+    assert node.noted() == []
+    node.intents.note(Intent(ONE.volume_id, target="relative"))
+    node.restart()
+    assert node.noted() == []
