@@ -38,9 +38,7 @@ __all__ = [
 ]
 
 SEALED_SOURCE = "crust-deferred"
-_SEAL = mount_parameters.parse(
-    "tmpfs", ("size=4k", "nr_inodes=1", "mode=0755", "nosuid", "nodev", "noexec")
-)
+_SEAL = "size=4k,nr_inodes=1,mode=0755"
 _KERNEL_HINT = "use Linux 5.12 or later, and allow the mount syscalls in the seccomp profile"
 _STACK_MAX = 64
 _LOOKS_MAX = 4
@@ -121,11 +119,10 @@ def mount_sealed(target: str) -> None:
 
     A runtime that misses a deferral then gets ENOSPC instead of writing onto the node's disk.
     """
-    with _target(target, directory=True) as onto, _context("tmpfs") as context:
-        with oserrors.translating(f"cannot seal {target}"):
-            _configure(context, SEALED_SOURCE, "tmpfs", _SEAL)
-            mount = _create(context, _SEAL)
-        _attach(mount, onto, target)
+    # The old call: it is one where the new ones are ten, a publish waits for it, and a tmpfs of ours has no reasons
+    # to give beyond errno.
+    with _target(target, directory=True) as onto, oserrors.translating(f"cannot seal {target}"):
+        syscalls.mount_tmpfs(SEALED_SOURCE, onto, _SEAL)
 
 
 def is_sealed(mount: Mount) -> bool:

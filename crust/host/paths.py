@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from crust import errors
 from crust.host import oserrors, syscalls
@@ -85,6 +85,36 @@ def open_parent(target: TargetPath, roots: Sequence[str]) -> int:
             return _walk(directory, above, target)
         finally:
             os.close(directory)
+
+
+def is_known_free(target: TargetPath, roots: Sequence[str]) -> bool:
+    """Whether the kernel knows, without asking storage, that the parent is reached by no link and no mount is on top.
+
+    It never blocks. False says nothing but that `open_parent` and the mounts have to be asked.
+    """
+    root = next((root for root in roots if target.is_below(root)), None)
+    if root is None:
+        return False
+    with ExitStack() as opened:
+        try:
+            directory = _until(opened, syscalls.open_cached_root(root))
+            above, _, name = target.text[len(root.rstrip("/")) + 1 :].rpartition("/")
+            if above:
+                directory = _until(opened, syscalls.open_cached_beneath(directory, above))
+        except OSError:
+            return False
+        try:
+            child = _until(opened, syscalls.open_cached_child(directory, name))
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return not syscalls.is_mount_root(child)
+
+
+def _until(opened: ExitStack, descriptor: int) -> int:
+    opened.callback(os.close, descriptor)
+    return descriptor
 
 
 def _walk(root: int, above: str, target: TargetPath) -> int:

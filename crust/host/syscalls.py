@@ -34,6 +34,10 @@ MOUNT_ATTR_RDONLY = 0x01
 
 UMOUNT_NOFOLLOW = 0x08
 
+_MS_NOSUID = 2
+_MS_NODEV = 4
+_MS_NOEXEC = 8
+
 _AT_SYMLINK_NOFOLLOW = 0x100
 _AT_NO_AUTOMOUNT = 0x800
 _AT_STATX_DONT_SYNC = 0x4000
@@ -42,6 +46,7 @@ _STATX_ATTR_MOUNT_ROOT = 0x2000
 
 _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_BENEATH = 0x08
+_RESOLVE_CACHED = 0x20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -77,8 +82,13 @@ class _Statx(ctypes.Structure):
     )
 
 
-_PARENT = _OpenHow(
-    os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_STRICT = _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
+_PARENT = _OpenHow(_DIRECTORY, 0, _STRICT)
+_CACHED_ROOT = _OpenHow(_DIRECTORY, 0, _RESOLVE_CACHED)
+_CACHED_PARENT = _OpenHow(_DIRECTORY, 0, _STRICT | _RESOLVE_CACHED)
+_CACHED_CHILD = _OpenHow(
+    os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, 0, _RESOLVE_BENEATH | _RESOLVE_CACHED
 )
 
 
@@ -118,8 +128,27 @@ def open_beneath(directory: int, path: str) -> int:
 
     `OSError` does not tell which component it was.
     """
-    size = ctypes.sizeof(_PARENT)
-    return _call(_OPENAT2, directory, os.fsencode(path), ctypes.byref(_PARENT), size)
+    return _openat2(directory, path, _PARENT)
+
+
+def open_cached_root(path: str) -> int:
+    """openat2(2): an O_PATH descriptor of a directory; `BlockingIOError` where storage would have to be asked."""
+    return _openat2(AT_FDCWD, path, _CACHED_ROOT)
+
+
+def open_cached_beneath(directory: int, path: str) -> int:
+    """Like `open_beneath`; `BlockingIOError` where the kernel would have to ask storage."""
+    return _openat2(directory, path, _CACHED_PARENT)
+
+
+def open_cached_child(directory: int, name: str) -> int:
+    """An O_PATH descriptor of what has a name in a directory, a link too; raises as `open_cached_beneath`."""
+    return _openat2(directory, name, _CACHED_CHILD)
+
+
+def _openat2(directory: int, path: str, how: _OpenHow) -> int:
+    size = ctypes.sizeof(how)
+    return _call(_OPENAT2, directory, os.fsencode(path), ctypes.byref(how), size)
 
 
 def open_tree(path: str, flags: int) -> int:
@@ -145,11 +174,30 @@ def mount_rooted_at(path: str) -> int | None:
 
     A link at the end is not followed, and no file server is asked.
     """
+    return _mount_rooted_at(AT_FDCWD, path, _AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT)
+
+
+def is_mount_root(descriptor: int) -> bool:
+    """Whether a descriptor is of a mount's root, statx(2)."""
+    return _mount_rooted_at(descriptor, "", AT_EMPTY_PATH) is not None
+
+
+def _mount_rooted_at(directory: int, path: str, flags: int) -> int | None:
     found = _Statx()
-    flags = _AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT | _AT_STATX_DONT_SYNC
-    if _libc.statx(AT_FDCWD, os.fsencode(path), flags, _STATX_MNT_ID, ctypes.byref(found)) < 0:
+    flags |= _AT_STATX_DONT_SYNC
+    result = _libc.statx(directory, os.fsencode(path), flags, _STATX_MNT_ID, ctypes.byref(found))
+    if result < 0:
         _raise_errno(path)
     return found.mount_id if found.attributes & _STATX_ATTR_MOUNT_ROOT else None
+
+
+def mount_tmpfs(source: str, target: int, options: str) -> None:
+    """mount(2) of a new tmpfs, nosuid, nodev and noexec, onto what the descriptor `target` refers to."""
+    flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+    path = b"/proc/self/fd/%d" % target
+    data = options.encode("ascii")
+    if _libc.mount(os.fsencode(source), path, b"tmpfs", ctypes.c_ulong(flags), data) < 0:
+        _raise_errno()
 
 
 def umount(path: str) -> None:

@@ -126,7 +126,10 @@ class DeferredPublish:
         access = wanted.access
         fitness.check(handler, fs_type=access.fs_type, group=access.group, readonly=wanted.readonly)
         self._deferred.admit(leases.Lease(wanted.key, wanted.target, None, wanted.readonly))
-        await asyncio.to_thread(self._targets.check_usable, wanted.target)
+        if not self._targets.is_known_usable(
+            wanted.target
+        ):  # a thread costs more than all the looking
+            await asyncio.to_thread(self._targets.check_usable, wanted.target)
         return handler
 
     def _record(

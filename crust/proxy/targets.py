@@ -1,8 +1,9 @@
 """The target directory of a deferred publish: there for the kubelet, closed to everyone else.
 
 It carries a tmpfs of 4 KiB and one inode. A kubelet finds a mount point whose root it may chown, as it expects, and a
-runtime that misses the handoff entry gets ENOSPC instead of writing to the node's disk. Everything here
-blocks: callers hop to a thread. The walk below the kubelet's root follows no symbolic link.
+runtime that misses the handoff entry gets ENOSPC instead of writing to the node's disk. Everything but
+`check_allowed` and `is_known_usable` blocks: callers hop to a thread. The walk below the kubelet's root follows
+no symbolic link.
 """
 
 import os
@@ -42,6 +43,9 @@ class Targets(Protocol):
     def check_allowed(self, target: volumes.TargetPath) -> None:
         """Raise `paths.PathOutsideRoots` unless the target lies below an allowed root. Looks at nothing."""
 
+    def is_known_usable(self, target: volumes.TargetPath) -> bool:
+        """Whether it is known at once that `check_usable` would not refuse. Never blocks; False is "not known"."""
+
     def check_usable(self, target: volumes.TargetPath) -> None:
         """Refuse what could not be prepared: foreign mount, symbolic link, missing parent. Touches nothing."""
 
@@ -71,6 +75,10 @@ class SealedTargets:
         """See `Targets`."""
         if not any(target.is_below(root) for root in self._roots):
             raise paths.PathOutsideRoots(target, self._roots)
+
+    def is_known_usable(self, target: volumes.TargetPath) -> bool:
+        """See `Targets`."""
+        return paths.is_known_free(target, self._roots)
 
     def check_usable(self, target: volumes.TargetPath) -> None:
         """See `Targets`."""

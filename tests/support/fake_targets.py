@@ -25,6 +25,9 @@ class FakeTargets:
     def check_allowed(self, target: volumes.TargetPath) -> None:
         targets.SealedTargets([self.root]).check_allowed(target)
 
+    def is_known_usable(self, target: volumes.TargetPath) -> bool:
+        return target.text not in self.foreign and paths.is_known_free(target, [self.root])
+
     def check_usable(self, target: volumes.TargetPath) -> None:
         os.close(paths.open_parent(target, [self.root]))
         self.check_free(target)

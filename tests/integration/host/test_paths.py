@@ -23,6 +23,15 @@ def test_mountpoint_is_kept_as_a_target_and_not_removed(mountpoint: str, tmp_pat
     Path(mountpoint).mkdir()
 
 
+def test_what_carries_a_mount_is_not_known_to_be_free(mountpoint: str, tmp_path: Path) -> None:
+    target, roots = TargetPath.parse(mountpoint), [str(tmp_path)]
+    assert Path(mountpoint).is_dir()
+    assert paths.is_known_free(target, roots)
+    mounts.mount_sealed(mountpoint)
+    assert not paths.is_known_free(target, roots)
+    mounts.unmount(mountpoint)
+
+
 def test_bind_within_one_filesystem_is_a_mountpoint_too(mountpoint: str, tmp_path: Path) -> None:
     """Device numbers do not tell: a volume bound from the same filesystem would have been deleted into."""
     (tmp_path / "source").mkdir()

@@ -125,11 +125,32 @@ def test_removal_never_takes_content(root: Path) -> None:
     assert (root / "f").read_bytes() == b"x"
 
 
+def test_what_the_kernel_knows_to_be_free_needs_no_asking(root: Path) -> None:
+    """Having been asked before: what it does not remember is not known, and that is no refusal."""
+    for name in ("v", "pods/v"):
+        assert not os.path.lexists(root / name)
+        assert paths.is_known_free(target(root / name), [str(root)])
+        paths.make_directory(target(root / name), [str(root)])
+        assert paths.is_known_free(target(root / name), [str(root)])
+
+
+def test_nothing_is_known_of_what_would_be_refused(root: Path, tmp_path: Path) -> None:
+    (root / "link").symlink_to("pods")
+    for name in ("link/v", "absent/v"):
+        assert not os.path.lexists(root / name)
+        assert not paths.is_known_free(target(root / name), [str(root)])
+    outside = target(tmp_path / "elsewhere")
+    assert not paths.is_known_free(outside, [str(root)])
+    assert not paths.is_known_free(outside, [])
+    nowhere = tmp_path / "no-root"
+    assert not paths.is_known_free(target(nowhere / "v"), [str(nowhere)])
+
+
 def test_no_descriptor_is_left_open(root: Path) -> None:
     (root / "link").symlink_to("pods")
     before = len(os.listdir("/proc/self/fd"))
     for name in ("pods/v", "link/v", "none/v"):
-        for act in (paths.make_directory, paths.remove):
+        for act in (paths.is_known_free, paths.make_directory, paths.is_known_free, paths.remove):
             try:
                 act(target(root / name), [str(root)])
             except errors.CrustError:
