@@ -134,6 +134,12 @@ class DriverSettings(ProgramSettings):
     runtime_socket: SocketPath | Literal[""] = ""
     """The proxy's Runtime API, to reach the guests that have deferred volumes; empty: they are out of reach."""
 
+    io_cgroup: Annotated[str, Field(pattern=r"^$|^/", max_length=4095)] = ""
+    """The control group that holds the pods, as a path in its hierarchy; empty: /kubepods.slice or /kubepods."""
+
+    modify_window_s: Annotated[float, Field(ge=0, le=10)] = 0.1
+    """How long a change of a volume waits for others of the same volume: a CO's sidecars ask one by one."""
+
 
 Settings = TypeVar("Settings", bound=ProgramSettings)
 

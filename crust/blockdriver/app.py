@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from crust import operations, volumes
-from crust.blockdriver import guests, snapshots, topology
+from crust.blockdriver import guests, limiting, snapshots, topology
 from crust.blockdriver.attaching import Attacher
 from crust.blockdriver.backends.files import Files
 from crust.blockdriver.backends.protocol import Backend
+from crust.blockdriver.batching import Batches
 from crust.blockdriver.changed_blocks import ChangedBlocks
+from crust.blockdriver.changing import Changer
 from crust.blockdriver.controller import Controller, ControllerRules
 from crust.blockdriver.deferring import Deferrer
 from crust.blockdriver.ephemeral import Ephemeral
@@ -37,7 +39,7 @@ from crust.blockdriver.staging import Stager
 from crust.blockdriver.state import State
 from crust.blockdriver.unpublishing import Unpublisher
 from crust.blockdriver.usage import Meter
-from crust.host import boot, durable, filesystems, ownership
+from crust.host import boot, durable, filesystems, ownership, throttling
 from crust.rpc import limits, server
 from crust.wire.csi.v1 import csi_pb2_grpc
 
@@ -60,6 +62,7 @@ class Driver:
     sweeper: Sweeper
     snapshots: snapshots.Snapshots
     operations: operations.KeyedOperations
+    batches: Batches
 
     def open(self) -> None:
         """Read what the disk and the kernel say. Once, before the first call. Blocks.
@@ -69,6 +72,7 @@ class Driver:
         self.state.registry.open()
         self.state.backend.open()
         self.state.ledger.open(boot.boot_id())
+        limiting.recover(self.state)
         self.snapshots.open()
 
 
@@ -82,6 +86,8 @@ def build(  # noqa: PLR0913 - one per setting
     backend: Backend | None = None,
     overcommit: float = 1.0,
     reach: guests.Guests | None = None,
+    io_cgroup: str = "",
+    modify_window_s: float = 0,
 ) -> Driver:
     """Compose a driver; touches nothing. Volumes are sparse files below `state_dir` unless `backend` says else.
 
@@ -98,6 +104,7 @@ def build(  # noqa: PLR0913 - one per setting
         overcommit=overcommit,
         here=topology.value_of(node_id),
         guests=reach or guests.OutOfReach(),
+        throttle=throttling.Cgroups(io_cgroup),
     )
     grower = Grower(shared)
     kept = snapshots.compose(shared, state_dir=state_dir, run_dir=run_dir)
@@ -118,6 +125,8 @@ def build(  # noqa: PLR0913 - one per setting
         examiner=examiner,
     )
     running = operations.KeyedOperations()
+    changer = Changer(shared, provisioner.room)
+    batches = Batches(name, running, changer.apply, window_s=modify_window_s)
     calls = SnapshotCalls(name, kept.snapshotter, kept.grouper, running)
     controller_rules = ControllerRules(
         provisioner=provisioner,
@@ -126,6 +135,7 @@ def build(  # noqa: PLR0913 - one per setting
         examiner=examiner,
         offerer=Offerer(shared, provisioner.room),
         snapshots=calls,
+        batches=batches,
     )
     return Driver(
         name=name,
@@ -139,6 +149,7 @@ def build(  # noqa: PLR0913 - one per setting
         sweeper=Sweeper(name, shared, provisioner, running),
         operations=running,
         snapshots=kept,
+        batches=batches,
     )
 
 
@@ -153,9 +164,11 @@ async def running(
     async with AsyncExitStack() as stack:
         lock = await asyncio.to_thread(_own, state_dir, run_dir)
         stack.callback(lock.close)
+        stack.callback(driver.state.throttle.close)
         await asyncio.to_thread(driver.open)
         stack.push_async_callback(driver.state.guests.close)
         stack.push_async_callback(driver.operations.drain)
+        stack.push_async_callback(driver.batches.drain)
         await stack.enter_async_context(_beside("sweeper", driver.sweeper.forever()))
         await stack.enter_async_context(
             _beside("guests' thaw", driver.snapshots.guest_freezer.recover())
@@ -190,6 +203,8 @@ async def run(  # noqa: PLR0913 - one per setting
     target_roots: tuple[str, ...] = ("/var/lib/kubelet",),
     overcommit: float = 1.0,
     runtime_socket: str = "",
+    io_cgroup: str = "",
+    modify_window_s: float = 0,
 ) -> None:
     """Serve until cancelled. Raises what keeps the driver from starting, with nothing half-served."""
     driver = build(
@@ -200,6 +215,8 @@ async def run(  # noqa: PLR0913 - one per setting
         target_roots=target_roots,
         overcommit=overcommit,
         reach=guests.reach(runtime_socket),
+        io_cgroup=io_cgroup,
+        modify_window_s=modify_window_s,
     )
     async with running(driver, socket=socket, state_dir=state_dir, run_dir=run_dir):
         await asyncio.get_running_loop().create_future()

@@ -7,13 +7,15 @@ from typing import Any
 import grpc.aio
 
 from crust import errors, operations, volumes
-from crust.blockdriver import answers, offering, registry, snapshot_calls
+from crust.blockdriver import answers, limit_parameters, offering, registry, snapshot_calls
 from crust.blockdriver.attaching import Attach, Attacher
+from crust.blockdriver.batching import Batches
+from crust.blockdriver.changing import Change, Expansion
 from crust.blockdriver.health import Examiner
 from crust.blockdriver.listing import Lister
 from crust.blockdriver.node import NODE_ID_MAX_BYTES, Here
 from crust.blockdriver.offering import Offerer
-from crust.blockdriver.provisioning import Create, Expanded, Provisioner, Volume
+from crust.blockdriver.provisioning import Create, Provisioner, Volume
 from crust.blockdriver.snapshot_calls import SnapshotCalls
 from crust.rpc import csi, extensions, limits
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -29,6 +31,7 @@ _CAPABILITIES = (
     _Rpc.GET_VOLUME,
     _Rpc.GET_CAPACITY,
     _Rpc.EXPAND_VOLUME,
+    _Rpc.MODIFY_VOLUME,
     _Rpc.CREATE_DELETE_SNAPSHOT,
     _Rpc.LIST_SNAPSHOTS,
     _Rpc.GET_SNAPSHOT,
@@ -41,16 +44,6 @@ _HEALTH = {
 }
 
 
-class MutableNotSupported(errors.InvalidRequest):
-    """MODIFY_VOLUME is not advertised."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "mutable_parameters are not supported",
-            why="this driver does not advertise MODIFY_VOLUME",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class ControllerRules:
     """The controller side's rules, each a class that is called without a server."""
@@ -61,6 +54,7 @@ class ControllerRules:
     examiner: Examiner
     offerer: Offerer
     snapshots: SnapshotCalls
+    batches: Batches
 
 
 class Controller(csi_pb2_grpc.ControllerServicer):
@@ -242,37 +236,49 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         capabilities = csi.capabilities(request.volume_capabilities)
         context_sent = limits.mapping(request.volume_context, "volume_context")
         sent = limits.mapping(request.parameters, "parameters")
-        why = await self._provisioner.validate(volume_id, capabilities, context_sent, sent)
-        if request.mutable_parameters:
-            why = why or str(MutableNotSupported())
+        mutable = limits.mapping(request.mutable_parameters, "mutable_parameters")
+        why = await self._provisioner.validate(volume_id, capabilities, context_sent, sent, mutable)
         response = csi_pb2.ValidateVolumeCapabilitiesResponse(message=why)
         if not why:
             response.confirmed.volume_context.update(context_sent)
             response.confirmed.volume_capabilities.extend(request.volume_capabilities)
             response.confirmed.parameters.update(sent)
+            response.confirmed.mutable_parameters.update(mutable)
         return response
 
     async def ControllerExpandVolume(
         self, request: csi_pb2.ControllerExpandVolumeRequest, context: Context
     ) -> csi_pb2.ControllerExpandVolumeResponse:
-        """Online and offline; a raw volume needs nothing more on the node."""
+        """Online and offline, with whatever else is asked of the volume; a raw one needs nothing more on the node."""
         volume_id = limits.volume_id(request.volume_id)
         if not request.HasField("capacity_range"):
             raise limits.MissingField("capacity_range")
         wanted = csi.capacity_range(request.capacity_range)
         given = request.HasField("volume_capability")
         capability = csi.capability(request.volume_capability) if given else None
-
-        async def work() -> Expanded:
-            return await self._provisioner.expand(volume_id, wanted, capability)
-
-        expanded = await self._running.run(
-            self._key(volume_id), "ControllerExpandVolume", (wanted, capability), work
-        )
+        change = Change(expansion=Expansion(wanted, capability))
+        expanded = (await self._rules.batches.ask(volume_id, change)).expanded
+        assert expanded is not None, "what was asked was answered"
+        if isinstance(expanded, errors.CrustError):
+            raise expanded
         return csi_pb2.ControllerExpandVolumeResponse(
             capacity_bytes=expanded.capacity_bytes,
             node_expansion_required=expanded.node_expansion_required,
         )
+
+    async def ControllerModifyVolume(
+        self, request: csi_pb2.ControllerModifyVolumeRequest, context: Context
+    ) -> csi_pb2.ControllerModifyVolumeResponse:
+        """Whole or not at all, with whatever else is asked of the volume; what is not named stays as it is."""
+        volume_id = limits.volume_id(request.volume_id)
+        if not request.mutable_parameters:
+            raise limits.MissingField("mutable_parameters")
+        sent = limits.mapping(request.mutable_parameters, "mutable_parameters")
+        change = Change(limits=limit_parameters.parse(sent))
+        unmodified = (await self._rules.batches.ask(volume_id, change)).unmodified
+        if unmodified is not None:
+            raise unmodified
+        return csi_pb2.ControllerModifyVolumeResponse()
 
     def _key(self, volume_id: volumes.VolumeId) -> volumes.VolumeKey:
         return volumes.VolumeKey(self._here.driver, volume_id)
@@ -284,10 +290,12 @@ def _create(request: csi_pb2.CreateVolumeRequest) -> Create:
     wanted = csi.capacity_range(request.capacity_range)
     sent = limits.mapping(request.parameters, "parameters")
     source = snapshot_calls.source(request)
-    if request.mutable_parameters:
-        raise MutableNotSupported()
+    mutable = limits.mapping(request.mutable_parameters, "mutable_parameters")
+    first_limits = limit_parameters.parse(mutable)
     place = answers.requirement(request.accessibility_requirements)
-    return Create(name, wanted, capabilities, tuple(sorted(sent.items())), place, source)
+    return Create(
+        name, wanted, capabilities, tuple(sorted(sent.items())), place, source, first_limits
+    )
 
 
 def _attach(request: csi_pb2.ControllerPublishVolumeRequest) -> Attach:

@@ -91,4 +91,5 @@ def _describe(ready: Ready, group: volumes.GroupChange | None) -> volumes.Deferr
         readonly=ready.entry.readonly,
         capacity_bytes=ready.attachment.size_bytes,
         content_generation=ready.record.generation,
+        io_limits=ready.record.io_limits,
     )

@@ -11,13 +11,12 @@ it made itself.
 
 import asyncio
 import os
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from crust import errors, volumes
-from crust.blockdriver import registry
+from crust.blockdriver import quantities, registry
 from crust.blockdriver.provisioning import Create, Provisioner
 from crust.blockdriver.publish_rules import Publish
 from crust.blockdriver.staging import Stage, Stager
@@ -29,11 +28,6 @@ KEY = "csi.storage.k8s.io/ephemeral"
 SIZE = "size"
 _NAME = "\0ephemeral\0"
 """No CreateVolume can have such a name: control characters are refused."""
-_QUANTITY = re.compile(r"([1-9][0-9]{0,14})(Ki|Mi|Gi|Ti|k|M|G|T)?")
-_UNITS = {
-    "": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40,
-    "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
-}  # fmt: skip
 
 T = TypeVar("T")
 
@@ -66,10 +60,10 @@ def is_name(name: str) -> bool:
 
 def size_bytes(text: str) -> int:
     """Read a size; raises `BadSize`."""
-    found = _QUANTITY.fullmatch(text)
-    if found is None:
+    found = quantities.parse(text)
+    if not found:
         raise BadSize(text)
-    return int(found[1]) * _UNITS[found[2] or ""]
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,10 @@ class NoRuntimeSocket(errors.NotReady):
 class Guests(Protocol):
     """What can be asked of the guest that has a volume. A target that is not deferred is `NotFound`."""
 
+    def check(self) -> None:
+        """Raise `NoRuntimeSocket` if no guest can ever be reached; asks nobody."""
+        ...
+
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
         """Hold the filesystem still for at most `thaw_after_s` (1 to 60); whether a guest holds it.
 
@@ -59,6 +63,10 @@ class Guests(Protocol):
 
 class OutOfReach:
     """`Guests` of a driver that was not told of a Runtime API."""
+
+    def check(self) -> None:
+        """Raises `NoRuntimeSocket`."""
+        raise NoRuntimeSocket()
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
         """Raises `NoRuntimeSocket`."""
@@ -83,6 +91,9 @@ class OverRuntimeApi:
         channel.target_of(socket_path)  # a path that cannot be one is told at the start
         self._socket_path = socket_path
         self._channel: grpc.aio.Channel | None = None
+
+    def check(self) -> None:
+        """See `Guests`."""
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
         """See `Guests`."""

@@ -7,14 +7,14 @@ the sidecars (`csi.storage.k8s.io/…`, from --extra-create-metadata) say nothin
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crust import errors
-from crust.blockdriver import mkfs_options
+from crust import errors, volumes
+from crust.blockdriver import limit_parameters, mkfs_options
 
 FS_TYPE = "csi.storage.k8s.io/fstype"
 DEFER = "crust.dev/defer"
 RUNTIME_HANDLER = "crust.dev/runtime-handler"
 _SIDECARS = "csi.storage.k8s.io/"
-_KEYS = (FS_TYPE, DEFER, RUNTIME_HANDLER, *mkfs_options.KEYS)
+_KEYS = (FS_TYPE, DEFER, RUNTIME_HANDLER, *mkfs_options.KEYS, *limit_parameters.KEYS)
 _DEFER_VALUES = ("always", "never")
 
 
@@ -48,6 +48,8 @@ class Parameters:
 
     fs_type: str
     kept: dict[str, str]
+    limits: volumes.IoLimits = volumes.IoLimits()  # noqa: RUF009 - frozen
+    """The first I/O limits; mutable parameters come before them."""
 
     @property
     def volume_context(self) -> dict[str, str]:
@@ -56,14 +58,15 @@ class Parameters:
 
 
 def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameters:
-    """Read parameters; raises `UnknownParameter`, `BadParameter`."""
+    """Read parameters; raises `UnknownParameter`, `BadParameter`, `limit_parameters.BadLimit`."""
     kept: dict[str, str] = {}
     for key, value in parameters.items():
         if key in _KEYS:
             kept[key] = _checked(key, value, fs_types)
         elif not key.startswith(_SIDECARS):
             raise UnknownParameter(key)
-    return Parameters(kept.get(FS_TYPE, ""), kept)
+    limits = limit_parameters.changed(volumes.IoLimits(), limit_parameters.among(kept))
+    return Parameters(kept.get(FS_TYPE, ""), kept, limits)
 
 
 def _checked(key: str, value: str, fs_types: tuple[str, ...]) -> str:

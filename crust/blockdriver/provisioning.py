@@ -1,4 +1,4 @@
-"""CreateVolume, DeleteVolume, ControllerExpandVolume, ValidateVolumeCapabilities.
+"""CreateVolume, DeleteVolume, ValidateVolumeCapabilities.
 
 Creating: the record in phase "creating" first, then the image, then the record in phase "ready". The id follows from
 the name, so whoever retries after a crash, at whatever line, continues; and a volume that was begun can be deleted.
@@ -14,15 +14,15 @@ from crust.blockdriver import (
     attaching,
     capacity,
     fitness,
-    growing,
+    limit_parameters,
     origins,
     parameters,
     registry,
     sizes,
     topology,
 )
-from crust.blockdriver.backends.protocol import ImageMissing, StillAttached
-from crust.blockdriver.record import Origin, Record
+from crust.blockdriver.backends.protocol import StillAttached
+from crust.blockdriver.record import Limits, Origin, Record
 from crust.blockdriver.state import State
 
 
@@ -52,7 +52,7 @@ class StrayImage(errors.Corrupt):
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A CreateVolume, decoded; `parameters` as they were sent."""
+    """A CreateVolume, decoded; `parameters` as they were sent. `limits` are those of mutable_parameters."""
 
     name: str
     wanted: volumes.CapacityRange
@@ -60,6 +60,7 @@ class Create:
     parameters: tuple[tuple[str, str], ...] = ()
     accessibility: topology.Requirement = topology.ANYWHERE
     source: origins.Wanted | None = None
+    limits: limit_parameters.Changes = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +73,8 @@ class Volume:
     source: origins.Wanted | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Expanded:
-    """A volume's size after an expansion, and whether the node has something left to do."""
-
-    capacity_bytes: int
-    node_expansion_required: bool
-
-
 class Provisioner:
-    """Makes, grows and removes volumes; one call per volume at a time is the caller's business."""
+    """Makes and removes volumes; one call per volume at a time is the caller's business."""
 
     def __init__(self, shared: State, sources: origins.Sources = origins.NONE) -> None:
         self._state = shared
@@ -150,6 +143,7 @@ class Provisioner:
             parameters=read.kept,
             usages=usages,
             origin=origin,
+            limits=Limits.of(limit_parameters.changed(read.limits, request.limits)),
         )
 
     def _begin(self, request: Create, wanted: Record) -> Record:
@@ -203,52 +197,13 @@ class Provisioner:
         self._state.backend.delete(volume_id)
         self._state.registry.remove(volume_id)
 
-    async def expand(
-        self,
-        volume_id: volumes.VolumeId,
-        wanted: volumes.CapacityRange,
-        capability: volumes.VolumeCapability | None,
-    ) -> Expanded:
-        """Grow the image, attached or not; large enough already is fine.
-
-        Raises `registry.VolumeNotFound`, `fitness.CapabilityExceeded`, `sizes.SizeNotPossible`,
-        `growing.AboveLimit`, `capacity.NoRoom`, `ImageMissing`.
-        """
-        return await asyncio.to_thread(self._expand, volume_id, wanted, capability)
-
-    def _expand(
-        self,
-        volume_id: volumes.VolumeId,
-        wanted: volumes.CapacityRange,
-        capability: volumes.VolumeCapability | None,
-    ) -> Expanded:
-        record = self._state.registry.load(volume_id)
-        if capability is not None and (why := self._obstacle(capability)):
-            raise fitness.CapabilityExceeded(volume_id, why)
-        if not self._state.backend.exists(volume_id):
-            raise ImageMissing(volume_id)
-        if record.capacity_bytes < wanted.required_bytes:
-            record = self._grow(record, wanted)
-        if wanted.limit_bytes and record.capacity_bytes > wanted.limit_bytes:
-            raise growing.AboveLimit(volume_id, record.capacity_bytes, wanted.limit_bytes)
-        # At once, also for filesystems: a raw volume needs no more, and a device may be larger than its filesystem.
-        self._state.backend.refresh(volume_id)
-        return Expanded(record.capacity_bytes, _has_filesystem(record, capability))
-
-    def _grow(self, record: Record, wanted: volumes.CapacityRange) -> Record:
-        maximum = self._state.backend.maximum_bytes()
-        size_bytes = sizes.choose(wanted, minimum=record.capacity_bytes, maximum=maximum)
-        volume_id = volumes.VolumeId(record.volume_id)
-        with self.room.reserved(volume_id, size_bytes):
-            self._state.backend.grow(volume_id, size_bytes)
-            return self._state.registry.save(record.but(capacity_bytes=size_bytes))
-
     async def validate(
         self,
         volume_id: volumes.VolumeId,
         capabilities: tuple[volumes.VolumeCapability, ...],
         context: Mapping[str, str],
         sent_parameters: Mapping[str, str],
+        sent_mutable: Mapping[str, str],
     ) -> str:
         """Why the volume does not have all that is asked about; empty when it has. Raises `VolumeNotFound`."""
         record = await asyncio.to_thread(self._state.registry.load, volume_id)
@@ -260,8 +215,11 @@ class Provisioner:
             return "the volume has another volume_context"
         try:
             sent = parameters.parse(sent_parameters, self._state.fs_types)
+            limits = limit_parameters.parse(sent_mutable)
         except errors.InvalidRequest as err:
             return str(err)
+        if limit_parameters.changed(record.io_limits, limits) != record.io_limits:
+            return "the volume has other mutable_parameters now"
         if sent_parameters and sent.kept != record.parameters:
             return "the volume was created with other parameters"
         return ""
@@ -291,6 +249,8 @@ def _check_same(present: Record, wanted: Record, size: volumes.CapacityRange) ->
         raise ExistsDifferently(wanted.name, "another source")
     if present.usages != wanted.usages:
         raise ExistsDifferently(wanted.name, "other capabilities")
+    if present.limits != wanted.limits:
+        raise ExistsDifferently(wanted.name, "other mutable parameters")
 
 
 def _mismatch(record: Record, capability: volumes.VolumeCapability) -> str:
@@ -300,8 +260,3 @@ def _mismatch(record: Record, capability: volumes.VolumeCapability) -> str:
     present = fitness.wanted_fs_type(volumes.MountAccess(), record)
     return "" if access.fs_type == present else f"the volume's filesystem is {present}"
 
-
-def _has_filesystem(record: Record, capability: volumes.VolumeCapability | None) -> bool:
-    if capability is not None:
-        return isinstance(capability.access, volumes.MountAccess)
-    return any(usage.kind == "mount" for usage in record.usages)

@@ -10,11 +10,12 @@ it only moves forward: a volume is formatted by this driver while it is "new" an
 "formatting" means that mkfs was begun and nobody was ever given the device: publishing needs a finished stage.
 """
 
+from dataclasses import asdict
 from typing import Annotated, Literal, Self
 
 import pydantic
 
-from crust import errors
+from crust import errors, volumes
 
 SCHEMA = 1
 LIMIT_BYTES = 64 * 1024
@@ -79,6 +80,27 @@ class Origin(pydantic.BaseModel):
     fs_type: str
 
 
+class Limits(pydantic.BaseModel):
+    """I/O limits per second; 0 is none."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    read_iops: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 0
+    write_iops: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 0
+    read_bytes_per_second: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 0
+    write_bytes_per_second: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 0
+
+    @classmethod
+    def of(cls, value: volumes.IoLimits) -> Self:
+        """What is written of `value`."""
+        return cls(**asdict(value))
+
+    @property
+    def value(self) -> volumes.IoLimits:
+        """What was written."""
+        return volumes.IoLimits(**self.model_dump())
+
+
 class Record(pydantic.BaseModel):
     """What is known of a volume. Sizes are bytes."""
 
@@ -104,6 +126,15 @@ class Record(pydantic.BaseModel):
     """Whether the content may be a filesystem with the UUID of another volume's."""
     nodes: tuple[Attached, ...] = ()
     """Where ControllerPublishVolume published it; one entry per node."""
+    limits: Limits = Limits()
+    """What its users may do at most. They are the volume's, not its content's: a copy of it has its own."""
+    limits_before: Limits | None = None
+    """While a change of `limits` is not in force everywhere: what was before it."""
+
+    @property
+    def io_limits(self) -> volumes.IoLimits:
+        """`limits` as a value."""
+        return self.limits.value
 
     @classmethod
     def parse(cls, data: bytes, path: str) -> Self:

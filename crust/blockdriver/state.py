@@ -8,7 +8,7 @@ from crust.blockdriver.backends.protocol import Attachment, Backend, Source
 from crust.blockdriver.guests import Guests, OutOfReach
 from crust.blockdriver.ledger import Ledger, Published
 from crust.blockdriver.registry import Registry
-from crust.host import mounts
+from crust.host import mounts, throttling
 
 _NODE_FILESYSTEMS = ("devtmpfs", "tmpfs")
 
@@ -38,6 +38,8 @@ class State:
     """This node as a topology segment's value."""
     guests: Guests = field(default_factory=OutOfReach)
     """Whoever has this driver's deferred volumes."""
+    throttle: throttling.Throttle = field(default_factory=throttling.NoThrottle)
+    """Limits of what this host has mounted."""
 
     def staged_attachment(self, volume_id: volumes.VolumeId) -> Attachment:
         """The device of a staged volume; raises `NotStaged`."""

@@ -97,6 +97,8 @@ def shim(**flags: Any) -> None:
 @click.option("--node-id", help="This node's name. Default: the host's name.")
 @click.option("--overcommit", type=float, help="Room promised, of the room there is. Default: 1.")
 @click.option("--runtime-socket", help="The proxy's Runtime API. Default: guests are out of reach.")
+@click.option("--io-cgroup", help="The group that holds the pods. Default: the kubelet's.")
+@click.option("--modify-window-s", type=float, help="How long a change waits for others.")
 def driver(**flags: Any) -> None:
     """Serve block.csi.crust.dev, the block-volume CSI driver."""
     from crust.blockdriver import app
@@ -112,6 +114,8 @@ def driver(**flags: Any) -> None:
             target_roots=settings.target_roots,
             overcommit=settings.overcommit,
             runtime_socket=settings.runtime_socket,
+            io_cgroup=settings.io_cgroup,
+            modify_window_s=settings.modify_window_s,
         )
 
     if flags["node_id"] is None and "CRUST_NODE_ID" not in os.environ:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from crust import volumes
-from crust.blockdriver import topology
+from crust import errors, volumes
+from crust.blockdriver import capacity, topology
+from crust.blockdriver.changing import Change, Changer, Expanded, Expansion, Outcome
 from crust.blockdriver.ledger import Ledger
 from crust.blockdriver.provisioning import Create
 from crust.blockdriver.registry import Registry
@@ -47,3 +48,25 @@ def create(
         tuple(sorted((sent or {}).items())),
         place,
     )
+
+
+async def change(state: State, volume_id: volumes.VolumeId, what: Change) -> Outcome:
+    """An application of changes; with what else was promised, as the driver counts it."""
+    room = capacity.Room(state.registry.index, state.backend, state.overcommit)
+    return await Changer(state, room).apply(volume_id, what)
+
+
+async def expand(
+    state: State,
+    volume_id: volumes.VolumeId,
+    wanted: volumes.CapacityRange,
+    capability: volumes.VolumeCapability | None = None,
+) -> Expanded:
+    """ControllerExpandVolume; raises why not."""
+    expanded = (
+        await change(state, volume_id, Change(expansion=Expansion(wanted, capability)))
+    ).expanded
+    if isinstance(expanded, errors.CrustError):
+        raise expanded
+    assert expanded is not None
+    return expanded

@@ -44,6 +44,9 @@ class FakeGuests:
         self.by_target[target] = guest
         return guest
 
+    def check(self) -> None:
+        """Guests can be reached."""
+
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
         """Stands still, if it runs."""
         guest = self._asked("freeze", target)

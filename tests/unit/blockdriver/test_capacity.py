@@ -68,9 +68,13 @@ async def test_growth_asks_for_the_difference_and_leaves_the_volume_as_it_was_if
 ) -> None:
     made = await provisioner.create(sized("a", 6 * GIB))
     with pytest.raises(capacity.NoRoom):
-        await provisioner.expand(made.volume_id, volumes.CapacityRange(ROOM_BYTES + MIB), None)
+        await driver_state.expand(
+            state, made.volume_id, volumes.CapacityRange(ROOM_BYTES + MIB), None
+        )
     assert state.registry.load(made.volume_id).capacity_bytes == 6 * GIB
-    grown = await provisioner.expand(made.volume_id, volumes.CapacityRange(ROOM_BYTES), None)
+    grown = await driver_state.expand(
+        state, made.volume_id, volumes.CapacityRange(ROOM_BYTES), None
+    )
     assert grown.capacity_bytes == ROOM_BYTES
 
 

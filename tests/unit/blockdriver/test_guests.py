@@ -125,6 +125,8 @@ async def test_without_a_socket_everything_is_refused_with_the_remedy() -> None:
     ):
         with pytest.raises(guests.NoRuntimeSocket, match="runtime_socket"):
             await ask
+    with pytest.raises(guests.NoRuntimeSocket):
+        reached.check()
     await reached.close()
 
 

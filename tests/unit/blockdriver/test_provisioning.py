@@ -13,6 +13,7 @@ from crust.blockdriver.ledger import Ledger
 from crust.blockdriver.provisioning import Create, Provisioner
 from crust.blockdriver.registry import Registry
 from crust.blockdriver.state import State
+from tests.support import driver_state
 from tests.support.block_driver import MIB, Mode, block, mount
 from tests.support.memory_backend import MemoryBackend
 
@@ -116,10 +117,10 @@ async def test_a_name_that_is_taken_by_another_volume_is_a_conflict(
 
 
 async def test_a_repeated_request_gets_the_same_volume_even_after_it_grew(
-    provisioner: Provisioner,
+    state: State, provisioner: Provisioner
 ) -> None:
     first = await provisioner.create(create(required=GIB))
-    await provisioner.expand(first.volume_id, volumes.CapacityRange(2 * GIB), None)
+    await driver_state.expand(state, first.volume_id, volumes.CapacityRange(2 * GIB), None)
     again = await provisioner.create(create(required=GIB))
     assert (again.volume_id, again.capacity_bytes) == (first.volume_id, 2 * GIB)
 
@@ -208,27 +209,27 @@ async def test_a_delete_that_was_cut_short_is_finished_by_a_create_of_the_same_n
     record = state.registry.load(made.volume_id)
     state.registry.save(record.but(phase="deleting", content="formatted", fs_type="ext4"))
     with pytest.raises(registry.VolumeNotFound):
-        await provisioner.expand(made.volume_id, volumes.CapacityRange(2 * GIB), None)
+        await driver_state.expand(state, made.volume_id, volumes.CapacityRange(2 * GIB), None)
     await provisioner.create(create(required=64 * MIB))
     again = state.registry.load(made.volume_id)
     assert (again.content, again.capacity_bytes) == ("new", 64 * MIB)
 
 
 async def test_expanding_rounds_up_keeps_the_limit_and_never_shrinks(
-    provisioner: Provisioner,
+    state: State, provisioner: Provisioner
 ) -> None:
     made = await provisioner.create(create(required=GIB))
-    grown = await provisioner.expand(made.volume_id, volumes.CapacityRange(GIB + 1), None)
+    grown = await driver_state.expand(state, made.volume_id, volumes.CapacityRange(GIB + 1), None)
     assert (grown.capacity_bytes, grown.node_expansion_required) == (GIB + MIB, True)
-    same = await provisioner.expand(made.volume_id, volumes.CapacityRange(MIB), block())
+    same = await driver_state.expand(state, made.volume_id, volumes.CapacityRange(MIB), block())
     assert (same.capacity_bytes, same.node_expansion_required) == (GIB + MIB, False)
     with pytest.raises(AboveLimit):
-        await provisioner.expand(made.volume_id, volumes.CapacityRange(0, GIB), None)
+        await driver_state.expand(state, made.volume_id, volumes.CapacityRange(0, GIB), None)
     with pytest.raises(errors.Exhausted):
-        await provisioner.expand(made.volume_id, volumes.CapacityRange(100 * GIB), None)
+        await driver_state.expand(state, made.volume_id, volumes.CapacityRange(100 * GIB), None)
     with pytest.raises(sizes.SizeNotPossible):
-        await provisioner.expand(made.volume_id, volumes.CapacityRange(1 << 60), None)
-    same = await provisioner.expand(made.volume_id, volumes.CapacityRange(MIB), None)
+        await driver_state.expand(state, made.volume_id, volumes.CapacityRange(1 << 60), None)
+    same = await driver_state.expand(state, made.volume_id, volumes.CapacityRange(MIB), None)
     assert same.capacity_bytes == GIB + MIB
 
 
@@ -236,7 +237,7 @@ async def test_a_capability_is_confirmed_or_the_reason_is_told(provisioner: Prov
     made = await provisioner.create(create())
 
     async def ask(capability: volumes.VolumeCapability, **context: str) -> str:
-        return await provisioner.validate(made.volume_id, (capability,), context, {})
+        return await provisioner.validate(made.volume_id, (capability,), context, {}, {})
 
     assert await ask(mount()) == ""
     assert await ask(block()) == ""
@@ -244,4 +245,4 @@ async def test_a_capability_is_confirmed_or_the_reason_is_told(provisioner: Prov
     assert "MULTI_NODE" in await ask(mount(mode=Mode.MULTI_NODE_MULTI_WRITER))
     assert "volume_context" in await ask(mount(), foreign="context")
     with pytest.raises(registry.VolumeNotFound):
-        await provisioner.validate(registry.volume_id_of("other"), (mount(),), {}, {})
+        await provisioner.validate(registry.volume_id_of("other"), (mount(),), {}, {}, {})

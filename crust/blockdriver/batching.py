@@ -1,0 +1,152 @@
+"""Changes of one volume that come together are made together.
+
+The first request opens a window; what is asked of the volume meanwhile, more limits or another size, joins it, and
+all are answered by one application. An identical request joins even a running one. A newcomer that contradicts what
+was gathered, the same thing with another value, is refused alone (ABORTED): it comes again when the others are done.
+What is no request at all never gets here, so nobody is refused for a neighbour's mistake.
+
+While a volume's application runs the next batch gathers, and waits for it. A caller that leaves takes nothing back.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from crust import errors, operations, volumes
+from crust.blockdriver import limit_parameters
+from crust.blockdriver.changing import Change, Outcome
+
+_log = logging.getLogger(__name__)
+
+Apply = Callable[[volumes.VolumeId, Change], Awaitable[Outcome]]
+
+
+class ConflictingChange(errors.OperationPending):
+    """Another request for the volume, not answered yet, asks for something else."""
+
+    def __init__(self, volume_id: str, what: str) -> None:
+        super().__init__(
+            f"{volume_id} is not changed",
+            why=f"a request that was there before asks for another {what}",
+            hint="retry when that one has been answered",
+        )
+        self.volume_id = volume_id
+        self.what = what
+
+
+@dataclass(slots=True)
+class _Batch:
+    change: Change
+    requests: int = 1
+    task: asyncio.Task[Outcome] = field(init=False)
+
+
+class Batches:
+    """The changes that are asked for in this process. `window_s` is how long the first one waits for others."""
+
+    def __init__(
+        self,
+        driver: volumes.DriverName,
+        running: operations.KeyedOperations,
+        apply: Apply,
+        *,
+        window_s: float,
+    ) -> None:
+        self._driver = driver
+        self._operations = running
+        self._apply = apply
+        self._window_s = window_s
+        self._gathering: dict[volumes.VolumeId, _Batch] = {}
+        self._applying: dict[volumes.VolumeId, _Batch] = {}
+        self._closing = asyncio.Event()
+
+    async def ask(self, volume_id: volumes.VolumeId, change: Change) -> Outcome:
+        """Make the change with whatever else is asked of the volume; what became of all of it.
+
+        Raises `ConflictingChange`, `operations.Busy`, `operations.ShuttingDown`, and what `apply` raises.
+        """
+        batch = self._join(volume_id, change)
+        return await asyncio.shield(batch.task)
+
+    async def drain(self) -> None:
+        """Let nobody wait for company any more; returns when every batch has ended."""
+        self._closing.set()
+        while batches := (*self._gathering.values(), *self._applying.values()):
+            await asyncio.wait([each.task for each in batches])
+
+    def _join(self, volume_id: volumes.VolumeId, change: Change) -> _Batch:
+        applying = self._applying.get(volume_id)
+        if applying is not None and _is_part(change, applying.change):
+            return applying
+        batch = self._gathering.get(volume_id)
+        if batch is not None:
+            batch.change = _merged(volume_id, batch.change, change)
+            batch.requests += 1
+            return batch
+        batch = _Batch(change)
+        self._gathering[volume_id] = batch
+        batch.task = asyncio.create_task(self._run(volume_id, batch), name=f"changes {volume_id}")
+        batch.task.add_done_callback(_seen)
+        return batch
+
+    async def _run(self, volume_id: volumes.VolumeId, batch: _Batch) -> Outcome:
+        if self._window_s:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), self._window_s)
+        while (before := self._applying.get(volume_id)) is not None:
+            await asyncio.wait([before.task])
+        del self._gathering[volume_id]
+        self._applying[volume_id] = batch
+        try:
+            return await self._operations.run(
+                volumes.VolumeKey(self._driver, volume_id),
+                "ControllerModifyVolume" if batch.change.limits else "ControllerExpandVolume",
+                batch.change,
+                lambda: self._apply(volume_id, batch.change),
+            )
+        finally:
+            del self._applying[volume_id]
+            if batch.requests > 1:
+                _log.info("made several changes at once", extra={"requests": batch.requests})
+
+
+def _seen(task: asyncio.Task[Outcome]) -> None:
+    """All callers may have left: an error is then nobody's, and is told here."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        _log.debug("a change failed", extra={"error": str(error)})
+
+
+def _is_part(change: Change, whole: Change) -> bool:
+    limits = change.limits is None or (
+        whole.limits is not None and set(change.limits) <= set(whole.limits)
+    )
+    return limits and change.expansion in (None, whole.expansion)
+
+
+def _merged(volume_id: volumes.VolumeId, gathered: Change, newcomer: Change) -> Change:
+    """Both, or `ConflictingChange`."""
+    if None not in (gathered.expansion, newcomer.expansion) and (
+        gathered.expansion != newcomer.expansion
+    ):
+        raise ConflictingChange(volume_id, "size")
+    return Change(
+        limits=_merged_limits(volume_id, gathered.limits, newcomer.limits),
+        expansion=gathered.expansion or newcomer.expansion,
+    )
+
+
+def _merged_limits(
+    volume_id: volumes.VolumeId,
+    gathered: limit_parameters.Changes | None,
+    newcomer: limit_parameters.Changes | None,
+) -> limit_parameters.Changes | None:
+    if gathered is None or newcomer is None:
+        return gathered if newcomer is None else newcomer
+    limits = dict(gathered)
+    for name, value in newcomer:
+        if limits.setdefault(name, value) != value:
+            raise ConflictingChange(volume_id, name)
+    return tuple(sorted(limits.items()))

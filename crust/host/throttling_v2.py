@@ -1,0 +1,104 @@
+"""io.max of control groups v2: one line per device for a group and all groups below it, together.
+
+Writes through the page cache count too: the kernel knows whose pages it writes back. All four numbers change in one
+write(2), so there is no moment with half of them. Source: Linux Documentation/admin-guide/cgroup-v2.rst, IO.
+"""
+
+import errno
+import os
+
+from crust import volumes
+
+_FILE = "io.max"
+_KEYS = {
+    "rbps": "read_bytes_per_second",
+    "wbps": "write_bytes_per_second",
+    "riops": "read_iops",
+    "wiops": "write_iops",
+}
+_NO_LIMIT = "max"
+_IOPS_MAX = 2**32 - 1  # what the kernel keeps; it would cut off more in silence
+
+
+class IoMax:
+    """The limits of the first of `groups` that is below `root`."""
+
+    def __init__(self, root: str, groups: tuple[str, ...]) -> None:
+        self._root = root
+        self._groups = groups
+
+    def obstacle(self) -> str:
+        """Why nothing can be limited, for people; empty if it can."""
+        group = self._group()
+        if group is None:
+            return f"there is no {' or '.join(self._groups)} in {self._root}"
+        if os.path.samefile(group, self._root):
+            return f"{group} is the root group, which cannot be limited"
+        path = os.path.join(group, _FILE)
+        if not os.path.exists(path):
+            parent = os.path.dirname(group)
+            return f"{group} has no {_FILE}: write +io to {parent}/cgroup.subtree_control"
+        return "" if os.access(path, os.W_OK) else f"{path} cannot be written"
+
+    def get(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:
+        """The device's limits; none without a group or a line."""
+        group = self._group()
+        try:
+            text = "" if group is None else _read(os.path.join(group, _FILE))
+        except FileNotFoundError:
+            return volumes.IoLimits()
+        return parse(text, device)
+
+    def set(self, device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> None:
+        """Write the line, if it is not there already; a device that is gone has no line to take away."""
+        group = self._group()
+        if group is None or self.get(device) == limits:
+            return
+        try:
+            _write(os.path.join(group, _FILE), line(device, limits))
+        except OSError as err:
+            if err.errno != errno.ENODEV or limits != volumes.IoLimits():
+                raise
+
+    def close(self) -> None:
+        """Nothing runs beside."""
+
+    def _group(self) -> str | None:
+        paths = (os.path.join(self._root, each).rstrip("/") for each in self._groups)
+        return next((each for each in paths if os.path.isdir(each)), None)
+
+
+def parse(text: str, device: volumes.DeviceIdentity) -> volumes.IoLimits:
+    """A device's limits, of the whole text of an io.max."""
+    for each in text.splitlines():
+        name, *words = each.split()
+        if name == f"{device.major}:{device.minor}":
+            pairs = (word.partition("=") for word in words)
+            found = {key: value for key, _, value in pairs if key in _KEYS and value != _NO_LIMIT}
+            return volumes.IoLimits(**{_KEYS[key]: int(value) for key, value in found.items()})
+    return volumes.IoLimits()
+
+
+def line(device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> str:
+    """What io.max is told; every number is named, so that nothing of an earlier line stays."""
+    words = [f"{key}={_number(key, getattr(limits, name))}" for key, name in _KEYS.items()]
+    return f"{device.major}:{device.minor} {' '.join(words)}\n"
+
+
+def _number(key: str, value: int) -> str:
+    if value == 0:
+        return _NO_LIMIT
+    return str(min(value, _IOPS_MAX) if key.endswith("iops") else value)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

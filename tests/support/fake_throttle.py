@@ -1,0 +1,40 @@
+"""A node's limits by device, as numbers. A test says whether the kernel can limit, and what fails next."""
+
+from dataclasses import dataclass, field
+
+from crust import errors, volumes
+from crust.host.throttling import CannotThrottle
+
+NONE = volumes.IoLimits()
+
+
+@dataclass
+class FakeThrottle:
+    """`throttling.Throttle`. `obstacle`: why nothing can be limited. `failure` is raised by the next `set`."""
+
+    lines: dict[tuple[int, int], volumes.IoLimits] = field(default_factory=dict)
+    obstacle: str = ""
+    failure: errors.CrustError | None = None
+
+    def check(self) -> None:
+        """Refuses if there is an obstacle."""
+        if self.obstacle:
+            raise CannotThrottle(self.obstacle)
+
+    def limits_of(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:
+        """The device's line."""
+        return self.lines.get((device.major, device.minor), NONE)
+
+    def set(self, device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> None:
+        """Replaces the line."""
+        if limits != NONE:
+            self.check()
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+        self.lines.pop((device.major, device.minor), None)
+        if limits != NONE:
+            self.lines[device.major, device.minor] = limits
+
+    def close(self) -> None:
+        """Nothing runs."""

@@ -1,0 +1,201 @@
+"""Changes that come together are made together; the one that contradicts comes again."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from crust import errors, operations, volumes
+from crust.blockdriver import batching
+from crust.blockdriver.batching import Batches
+from crust.blockdriver.changing import Change, Expansion, Outcome
+
+DRIVER = volumes.DriverName("block.csi.crust.dev")
+VOLUME = volumes.VolumeId("vol-1")
+OTHER = volumes.VolumeId("vol-2")
+LONG_S = 600.0
+"""A window that nothing but the end of the process closes."""
+
+
+def limits(**values: int) -> Change:
+    return Change(limits=tuple(sorted(values.items())))
+
+
+def size(size_bytes: int) -> Change:
+    return Change(expansion=Expansion(volumes.CapacityRange(size_bytes)))
+
+
+@dataclass
+class Applications:
+    """What was applied. With a `gate` each application waits for it."""
+
+    made: list[tuple[str, Change]] = field(default_factory=list)
+    begun: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+    gate: asyncio.Event | None = None
+    error: errors.CrustError | None = None
+
+    async def apply(self, volume_id: volumes.VolumeId, change: Change) -> Outcome:
+        self.made.append((volume_id, change))
+        self.begun.release()
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return Outcome()
+
+
+@pytest.fixture
+def applications() -> Applications:
+    return Applications()
+
+
+@pytest.fixture
+def running() -> operations.KeyedOperations:
+    return operations.KeyedOperations()
+
+
+def batches(
+    applications: Applications, running: operations.KeyedOperations, window_s: float = 0
+) -> Batches:
+    return Batches(DRIVER, running, applications.apply, window_s=window_s)
+
+
+async def asked(made: Batches, *changes: Change) -> list[asyncio.Task[Outcome]]:
+    """Requests that came in this order and wait."""
+    tasks = [asyncio.create_task(made.ask(VOLUME, each)) for each in changes]
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def test_requests_within_the_window_are_one_application(
+    applications: Applications, running: operations.KeyedOperations
+) -> None:
+    made = batches(applications, running, LONG_S)
+    tasks = await asked(made, limits(read_iops=10), limits(write_iops=20, read_iops=10), size(7))
+    await made.drain()
+    assert [await each for each in tasks] == [Outcome()] * 3
+    whole = Change((("read_iops", 10), ("write_iops", 20)), Expansion(volumes.CapacityRange(7)))
+    assert applications.made == [(VOLUME, whole)]
+
+
+async def test_a_window_ends_by_itself(
+    applications: Applications, running: operations.KeyedOperations
+) -> None:
+    made = batches(applications, running, 0.01)
+    await asyncio.gather(made.ask(VOLUME, limits(read_iops=10)), made.ask(VOLUME, size(7)))
+    assert len(applications.made) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "newcomer"),
+    [
+        (limits(read_iops=10), limits(read_iops=11)),
+        (limits(read_iops=10, write_iops=20), limits(write_iops=21)),
+        (size(7), size(8)),
+    ],
+)
+async def test_a_newcomer_that_contradicts_is_refused_alone(
+    applications: Applications,
+    running: operations.KeyedOperations,
+    first: Change,
+    newcomer: Change,
+) -> None:
+    made = batches(applications, running, LONG_S)
+    tasks = await asked(made, first, newcomer, limits(read_bytes_per_second=99))
+    with pytest.raises(batching.ConflictingChange):
+        await tasks[1]
+    await made.drain()
+    await tasks[0]
+    await tasks[2]
+    ((_, whole),) = applications.made
+    assert ("read_bytes_per_second", 99) in (whole.limits or ())
+    assert whole.expansion == first.expansion
+
+
+async def test_volumes_do_not_meet(
+    applications: Applications, running: operations.KeyedOperations
+) -> None:
+    made = batches(applications, running)
+    await asyncio.gather(
+        made.ask(VOLUME, limits(read_iops=10)), made.ask(OTHER, limits(read_iops=11))
+    )
+    assert sorted(each for each, _ in applications.made) == [VOLUME, OTHER]
+
+
+async def test_the_next_batch_gathers_while_one_is_applied(
+    applications: Applications, running: operations.KeyedOperations
+) -> None:
+    applications.gate = asyncio.Event()
+    made = batches(applications, running)
+    first = await asked(made, limits(read_iops=10))
+    await applications.begun.acquire()
+    later = await asked(made, limits(read_iops=11), size(7), limits(write_iops=5))
+    assert len(applications.made) == 1
+    applications.gate.set()
+    await asyncio.gather(*first, *later)
+    second = Change((("read_iops", 11), ("write_iops", 5)), Expansion(volumes.CapacityRange(7)))
+    assert [each for _, each in applications.made] == [limits(read_iops=10), second]
+
+
+async def test_an_identical_request_joins_what_runs(
+    applications: Applications, running: operations.KeyedOperations
+) -> None:
+    applications.gate = asyncio.Event()
+    made = batches(applications, running)
+    first = await asked(made, limits(read_iops=10, write_iops=20))
+    await applications.begun.acquire()
+    retries = await asked(made, limits(read_iops=10, write_iops=20), limits(write_iops=20))
+    applications.gate.set()
+    await asyncio.gather(*first, *retries)
+    assert len(applications.made) == 1
+
+
+async def test_a_caller_that_leaves_takes_nothing_back(
+    applications: Applications, running: operations.KeyedOperations
+) -> None:
+    made = batches(applications, running, LONG_S)
+    tasks = await asked(made, limits(read_iops=10), limits(write_iops=20))
+    tasks[0].cancel()
+    await asyncio.wait([tasks[0]])
+    await made.drain()
+    await tasks[1]
+    assert applications.made == [(VOLUME, limits(read_iops=10, write_iops=20))]
+
+
+async def test_a_failure_is_everybodys_and_the_next_request_begins_anew(
+    applications: Applications, running: operations.KeyedOperations
+) -> None:
+    applications.error = errors.NotFound("there is no such volume")
+    made = batches(applications, running)
+    for task in await asked(made, limits(read_iops=10), size(7)):
+        with pytest.raises(errors.NotFound):
+            await task
+    applications.error = None
+    assert await made.ask(VOLUME, limits(read_iops=10)) == Outcome()
+
+
+async def test_another_operation_of_the_volume_makes_all_come_again(
+    applications: Applications, running: operations.KeyedOperations
+) -> None:
+    gate = asyncio.Event()
+    key = volumes.VolumeKey(DRIVER, VOLUME)
+    stage = asyncio.create_task(running.run(key, "NodeStageVolume", None, gate.wait))
+    await asyncio.sleep(0)
+    made = batches(applications, running)
+    for task in await asked(made, limits(read_iops=10), size(7)):
+        with pytest.raises(operations.Busy, match="NodeStageVolume"):
+            await task
+    gate.set()
+    await stage
+    assert await made.ask(VOLUME, limits(read_iops=10)) == Outcome()
+
+
+async def test_after_the_drain_of_operations_nothing_is_begun(
+    applications: Applications, running: operations.KeyedOperations
+) -> None:
+    made = batches(applications, running)
+    await made.drain()
+    await running.drain()
+    with pytest.raises(operations.ShuttingDown):
+        await made.ask(VOLUME, limits(read_iops=10))
+    assert not applications.made

@@ -1,0 +1,226 @@
+"""ControllerModifyVolume and ControllerExpandVolume, on a backend in memory: whole, or not at all."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver import capacity, changing, guests, registry
+from crust.blockdriver.changing import Change, Expanded, Expansion
+from crust.blockdriver.ledger import Published
+from crust.blockdriver.provisioning import ExistsDifferently, Provisioner
+from crust.blockdriver.record import Limits, Record
+from crust.blockdriver.state import State
+from tests.support import driver_state
+from tests.support.block_driver import MIB, Mode, mount
+from tests.support.fake_guests import FakeGuests, Guest
+from tests.support.fake_throttle import FakeThrottle
+from tests.support.memory_backend import ROOM_BYTES
+
+TARGETS = ("/pods/one/mount", "/pods/two/mount")
+OLD = volumes.IoLimits(read_iops=100, write_iops=200)
+NEW = Change(limits=(("read_bytes_per_second", MIB), ("read_iops", 50)))
+AFTER = volumes.IoLimits(read_iops=50, write_iops=200, read_bytes_per_second=MIB)
+
+
+@dataclass
+class Bench:
+    """A volume with limits, and who can be told of others."""
+
+    state: State
+    guests: FakeGuests
+    throttle: FakeThrottle
+    volume_id: volumes.VolumeId
+
+    @property
+    def limits(self) -> volumes.IoLimits:
+        return self.state.registry.load(self.volume_id).io_limits
+
+    async def change(self, what: Change = NEW) -> changing.Outcome:
+        return await driver_state.change(self.state, self.volume_id, what)
+
+    def deferred(self, target: str = TARGETS[0], *, running: bool = True) -> Guest:
+        """A guest that has the volume, and obeys the old limits."""
+        self.state.ledger.note_published(
+            Published(
+                volume_id=self.volume_id, target=target, kind="mount", fs_type="ext4",
+                mode=Mode.SINGLE_NODE_MULTI_WRITER.value, options=(), readonly=False,
+                deferred=True, fingerprint="", done=True,
+            )
+        )  # fmt: skip
+        guest = self.guests.add(target, running=running)
+        guest.limits, guest.obeyed = OLD, OLD if running else None
+        return guest
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> Bench:
+    throttle, reach = FakeThrottle(), FakeGuests()
+    state = replace(driver_state.opened(tmp_path), guests=reach, throttle=throttle)
+    request = replace(
+        driver_state.create(required=64 * MIB), limits=(("read_iops", 100), ("write_iops", 200))
+    )
+    made = await Provisioner(state).create(request)
+    return Bench(state, reach, throttle, made.volume_id)
+
+
+async def test_a_volume_that_nobody_uses_is_changed_on_record(bench: Bench) -> None:
+    assert bench.limits == OLD
+    assert await bench.change() == changing.Outcome()
+    assert bench.limits == AFTER
+    assert bench.state.registry.load(bench.volume_id).limits_before is None
+    assert await bench.change() == changing.Outcome()
+    assert bench.limits == AFTER
+
+
+async def test_a_volume_that_is_not_there_is_not_found(bench: Bench) -> None:
+    bench.volume_id = registry.volume_id_of("another")
+    with pytest.raises(registry.VolumeNotFound):
+        await bench.change()
+
+
+async def test_the_guest_is_told_all_limits(bench: Bench) -> None:
+    guest = bench.deferred()
+    assert await bench.change() == changing.Outcome()
+    assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
+
+
+async def test_without_a_sandbox_the_next_one_gets_them(bench: Bench) -> None:
+    guest = bench.deferred(running=False)
+    assert await bench.change() == changing.Outcome()
+    assert (bench.limits, guest.limits) == (AFTER, AFTER)
+
+
+async def test_a_guest_that_refuses_leaves_all_as_it_was(bench: Bench) -> None:
+    first, second = bench.deferred(TARGETS[0]), bench.deferred(TARGETS[1])
+    second.error = errors.NotReady("the handler cannot limit")
+    outcome = await bench.change()
+    assert str(outcome.unmodified) == "the handler cannot limit"
+    assert (bench.limits, first.obeyed, second.obeyed) == (OLD, OLD, OLD)
+    assert bench.state.registry.load(bench.volume_id).limits_before is None
+
+
+async def test_a_guest_that_is_away_leaves_the_intent_and_a_retry_finishes_it(bench: Bench) -> None:
+    guest = bench.deferred()
+    guest.error = errors.PeerUnavailable("the handler is away")
+    assert isinstance((await bench.change()).unmodified, errors.PeerUnavailable)
+    assert bench.state.registry.load(bench.volume_id).limits_before == Limits.of(OLD)
+    guest.error = None
+    assert await bench.change() == changing.Outcome()
+    assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
+    assert bench.state.registry.load(bench.volume_id).limits_before is None
+
+
+async def test_what_held_before_an_unfinished_change_comes_back_when_its_retry_is_refused(
+    bench: Bench,
+) -> None:
+    guest = bench.deferred()
+    guest.error = errors.PeerUnavailable("the handler is away")
+    await bench.change()
+    guest.error = errors.NotReady("this handler cannot limit")
+    assert isinstance((await bench.change()).unmodified, errors.NotReady)
+    assert bench.limits == OLD
+    assert bench.state.registry.load(bench.volume_id).limits_before is None
+
+
+async def test_a_publish_that_is_just_being_made_is_waited_for(bench: Bench) -> None:
+    bench.deferred()
+    bench.guests.by_target.clear()
+    assert isinstance((await bench.change()).unmodified, changing.PublishUnderWay)
+    assert bench.limits == OLD
+
+
+async def test_guests_out_of_reach_refuse_before_anything_is_written(bench: Bench) -> None:
+    bench.deferred()
+    bench.state = replace(bench.state, guests=guests.OutOfReach())
+    assert isinstance((await bench.change()).unmodified, guests.NoRuntimeSocket)
+    assert bench.limits == OLD
+
+
+async def test_a_kernel_that_refuses_leaves_all_as_it_was(bench: Bench) -> None:
+    guest = bench.deferred()
+    bench.state.backend.attach(bench.volume_id)
+    bench.throttle.failure = errors.RuntimeFailed("the kernel says no")
+    assert str((await bench.change()).unmodified) == "the kernel says no"
+    assert (bench.limits, guest.obeyed, bench.guests.asked) == (OLD, OLD, [])
+
+
+async def test_size_and_limits_are_one_write(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Record] = []
+    save = bench.state.registry.save
+
+    def noted(record: Record) -> Record:
+        written.append(record)
+        return save(record)
+
+    monkeypatch.setattr(bench.state.registry, "save", noted)
+    expansion = Expansion(volumes.CapacityRange(128 * MIB), mount())
+    outcome = await bench.change(replace(NEW, expansion=expansion))
+    assert outcome == changing.Outcome(Expanded(128 * MIB, node_expansion_required=True))
+    assert (written[0].capacity_bytes, written[0].io_limits) == (128 * MIB, AFTER)
+    assert written[1] == written[0].but(limits_before=None)
+    assert len(written) == 2
+
+
+async def test_a_size_that_is_not_possible_is_no_reason_to_refuse_the_limits(bench: Bench) -> None:
+    expansion = Expansion(volumes.CapacityRange(ROOM_BYTES + 64 * MIB))
+    outcome = await bench.change(replace(NEW, expansion=expansion))
+    assert isinstance(outcome.expanded, capacity.NoRoom)
+    assert outcome.unmodified is None
+    assert bench.limits == AFTER
+    assert bench.state.registry.load(bench.volume_id).capacity_bytes == 64 * MIB
+
+
+async def test_limits_that_are_refused_are_no_reason_to_refuse_the_size(bench: Bench) -> None:
+    bench.deferred().error = errors.NotReady("no")
+    expansion = Expansion(volumes.CapacityRange(128 * MIB))
+    outcome = await bench.change(replace(NEW, expansion=expansion))
+    assert isinstance(outcome.expanded, Expanded)
+    assert isinstance(outcome.unmodified, errors.NotReady)
+    record = bench.state.registry.load(bench.volume_id)
+    assert (record.capacity_bytes, record.io_limits) == (128 * MIB, OLD)
+
+
+async def test_an_expansion_alone_tells_no_guest(bench: Bench) -> None:
+    bench.deferred()
+    await bench.change(Change(expansion=Expansion(volumes.CapacityRange(128 * MIB))))
+    assert bench.guests.asked == []
+
+
+async def test_a_repeated_create_must_name_the_limits_that_there_are(bench: Bench) -> None:
+    provisioner = Provisioner(bench.state)
+    plain = driver_state.create(required=64 * MIB)
+    same = replace(plain, limits=(("read_iops", 100), ("write_iops", 200)))
+    assert (await provisioner.create(same)).volume_id == bench.volume_id
+    with pytest.raises(ExistsDifferently, match="mutable parameters"):
+        await provisioner.create(plain)
+
+
+async def test_mutable_parameters_come_before_the_classs(bench: Bench) -> None:
+    sent = {"readIOPS": "300", "writeIOPS": "400"}
+    request = replace(driver_state.create("other", sent=sent), limits=(("read_iops", 30),))
+    made = await Provisioner(bench.state).create(request)
+    record = bench.state.registry.load(made.volume_id)
+    assert record.io_limits == volumes.IoLimits(read_iops=30, write_iops=400)
+
+
+async def test_what_is_validated_is_what_the_volume_has_now(bench: Bench) -> None:
+    async def why(**sent: str) -> str:
+        provisioner = Provisioner(bench.state)
+        return await provisioner.validate(bench.volume_id, (mount(),), {}, {}, sent)
+
+    assert await why(readIOPS="100") == ""
+    assert await why(readIOPS="100", writeIOPS="200", readBytesPerSecond="0") == ""
+    assert "mutable_parameters" in await why(readIOPS="101")
+    assert "not known" in await why(iops="100")
+    await bench.change()
+    assert await why(readIOPS="50") == ""
+
+
+async def test_a_record_from_before_limits_has_none(bench: Bench) -> None:
+    path = Path(bench.state.registry._path(bench.volume_id))
+    text = path.read_text()
+    start, end = text.index(',"limits":'), text.index("}", text.index(',"limits":')) + 1
+    path.write_text(text[:start] + text[end:].replace(',"limits_before":null', ""))
+    assert bench.limits == volumes.IoLimits()

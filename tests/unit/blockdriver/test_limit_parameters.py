@@ -1,0 +1,91 @@
+"""The four keys of I/O limits, in a VolumeAttributesClass and in a StorageClass."""
+
+import pytest
+
+from crust import volumes
+from crust.blockdriver import limit_parameters, parameters, quantities
+
+FS_TYPES = ("ext4",)
+
+
+def test_each_key_sets_its_limit_and_leaves_the_others() -> None:
+    before = volumes.IoLimits(1, 2, 3, 4)
+    for key, after in {
+        "readIOPS": volumes.IoLimits(3000, 2, 3, 4),
+        "writeIOPS": volumes.IoLimits(1, 3000, 3, 4),
+    }.items():
+        assert limit_parameters.changed(before, limit_parameters.parse({key: "3000"})) == after
+    for key, after in {
+        "readBytesPerSecond": volumes.IoLimits(1, 2, 10 << 20, 4),
+        "writeBytesPerSecond": volumes.IoLimits(1, 2, 3, 10 << 20),
+    }.items():
+        assert limit_parameters.changed(before, limit_parameters.parse({key: "10Mi"})) == after
+
+
+def test_zero_takes_a_limit_away() -> None:
+    before = volumes.IoLimits(read_iops=10, write_iops=20)
+    after = limit_parameters.changed(before, limit_parameters.parse({"readIOPS": "0"}))
+    assert after == volumes.IoLimits(write_iops=20)
+
+
+def test_what_sidecars_add_changes_nothing() -> None:
+    sent = {"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pv/name": "pv-1"}
+    assert limit_parameters.parse(sent) == ()
+
+
+@pytest.mark.parametrize("key", ["iops", "readiops", "", "crust.dev/defer"])
+def test_a_key_that_is_not_known_is_refused_by_name(key: str) -> None:
+    with pytest.raises(limit_parameters.UnknownMutableParameter, match="readIOPS"):
+        limit_parameters.parse({"writeIOPS": "100", key: "1"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("readIOPS", "-1"),
+        ("readIOPS", "9"),
+        ("readIOPS", "1000000001"),
+        ("readIOPS", "10.5"),
+        ("writeIOPS", "many"),
+        ("writeIOPS", " 100"),
+        ("writeIOPS", ""),
+        ("writeIOPS", "²"),
+        ("readBytesPerSecond", "65535"),
+        ("readBytesPerSecond", "1001T"),
+        ("writeBytesPerSecond", "10MiB"),
+        ("writeBytesPerSecond", "9" * 300),
+    ],
+)
+def test_a_number_that_cannot_be_held_is_refused(key: str, value: str) -> None:
+    with pytest.raises(limit_parameters.BadLimit, match=key):
+        limit_parameters.parse({key: value})
+    with pytest.raises(limit_parameters.BadLimit, match=key):
+        parameters.parse({key: value}, FS_TYPES)
+
+
+@pytest.mark.parametrize(("key", "value"), [("readIOPS", "10"), ("writeBytesPerSecond", "64Ki")])
+def test_the_least_limit_is_one(key: str, value: str) -> None:
+    assert dict(limit_parameters.parse({key: value})) != {}
+
+
+def test_a_storage_class_gives_the_first_limits_and_keeps_what_it_said() -> None:
+    read = parameters.parse({"readIOPS": "3k", "crust.dev/defer": "always"}, FS_TYPES)
+    assert read.limits == volumes.IoLimits(read_iops=3000)
+    assert read.kept == {"readIOPS": "3k", "crust.dev/defer": "always"}
+    assert "readIOPS" not in read.volume_context
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("7", 7),
+        ("3k", 3000),
+        ("64Ki", 65536),
+        ("2Ti", 2 << 40),
+        ("07", None),
+        ("Ki", None),
+    ],
+)
+def test_quantities(text: str, number: int | None) -> None:
+    assert quantities.parse(text) == number
