@@ -141,8 +141,7 @@ def build(  # noqa: PLR0913 - one per setting
         name=name,
         state=shared,
         identity=Identity(name, shared.backend),
-        # What they do not define, the generated base answers with UNIMPLEMENTED; the stubs call that abstract.
-        controller=Controller(here, controller_rules, running),  # type: ignore[abstract]
+        controller=Controller(here, controller_rules, running),
         group_controller=GroupController(calls),
         snapshot_metadata=ChangedBlocks(calls, shared.backend),
         node=Node(here, rules, running),

@@ -115,6 +115,7 @@ class Sweeper:
                 _log.info("stays attached, and its image is gone", extra=told)
                 continue
             try:
+                limiting.release(self._state, stray)
                 self._state.backend.drop(stray)
             except errors.CrustError as err:
                 _log.info("stays attached", extra={**told, "error": str(err)})

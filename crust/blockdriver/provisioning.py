@@ -259,4 +259,3 @@ def _mismatch(record: Record, capability: volumes.VolumeCapability) -> str:
         return ""
     present = fitness.wanted_fs_type(volumes.MountAccess(), record)
     return "" if access.fs_type == present else f"the volume's filesystem is {present}"
-
