@@ -17,7 +17,7 @@ from crust.handoff.record import Record
 from crust.proxy import fitness
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.events import Event, Events
-from crust.proxy.handlers import Handler, Handlers
+from crust.proxy.handlers import Feature, Handler, Handlers
 from crust.proxy.peers import HandlerPeers
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Limiting:
         fitness.check_limits(handler, limits)
         applied = await self._deferred.is_claimed(record)
         if applied:
-            await self._peers.set_limits(handler, target, limits)
+            await self._tell_sandbox(handler, target, limits)
         try:
             await self._deferred.change_limits(target, limits)
         except errors.CrustError:
@@ -74,7 +74,7 @@ class Limiting:
     async def _catch_up(self, handler: Handler, record: Record, limits: volumes.IoLimits) -> bool:
         """Tell a sandbox that began meanwhile; if it refuses, nothing has changed."""
         try:
-            await self._peers.set_limits(handler, record.target, limits)
+            await self._tell_sandbox(handler, record.target, limits)
         except errors.CrustError:
             await self._deferred.change_limits(record.target, record.mount.io_limits)
             raise
@@ -83,7 +83,13 @@ class Limiting:
     async def _take_back(self, handler: Handler, record: Record) -> None:
         """The reason why the record could not be written is the one to report."""
         with contextlib.suppress(errors.CrustError):
-            await self._peers.set_limits(handler, record.target, record.mount.io_limits)
+            await self._tell_sandbox(handler, record.target, record.mount.io_limits)
+
+    async def _tell_sandbox(
+        self, handler: Handler, target: volumes.TargetPath, limits: volumes.IoLimits
+    ) -> None:
+        if Feature.IO_LIMITS in handler.features:  # else there are none to take away
+            await self._peers.set_limits(handler, target, limits)
 
     def _tell(self, record: Record, limits: volumes.IoLimits, *, applied: bool) -> None:
         extra = {"volume": str(record.key), "limits": str(limits), "applied": applied}

@@ -7,12 +7,13 @@ It is somebody else's driver on purpose: a plain grpc.aio server without crust's
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from crust import volumes
 from crust.rpc import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -72,6 +73,7 @@ class FakeDriver(csi_pb2_grpc.NodeServicer):
         self.gates: dict[str, Gate] = {}
         self.alter: Callable[[csi_pb2.DeferredMount], None] = lambda _: None
         self.identities: dict[str, tuple[int, int, int]] = {}
+        self.io_limits = volumes.IoLimits()
 
     def called(self, method: str) -> list[Call]:
         """The calls of one method."""
@@ -179,6 +181,7 @@ class FakeDriver(csi_pb2_grpc.NodeServicer):
             readonly=request.readonly,
             capacity_bytes=self.size_of(request.volume_id),
             content_generation=1,
+            io_limits=csi_pb2.DeferredMount.IoLimits(**asdict(self.io_limits)),
         )
 
     async def _enter(self, method: str, request: Any, context: Context) -> None:

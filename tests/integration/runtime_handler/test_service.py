@@ -99,6 +99,7 @@ async def handler(run_dir: str, runtime: FakeRuntime) -> AsyncIterator[Handler]:
     async with service.serving(path, runtime):
         yield Handler(volumes.HandlerName("kata"), "1", path, frozenset({"ext4"}), frozenset())
         runtime.may_grow.set()
+        runtime.may_freeze.set()
 
 
 @pytest.fixture
@@ -156,6 +157,65 @@ async def test_stopping_waits_for_a_running_expansion(
             await peers.expand(served, TARGET, volumes.CapacityRange(3 * GIB), 0.05)
         asyncio.get_running_loop().call_soon(runtime.may_grow.set)
     assert runtime.sizes[TARGET.text] == 3 * GIB
+
+
+async def test_a_freeze_that_was_given_up_is_finished_and_its_thaw_comes_after_it(
+    handler: Handler, peers: HandlerPeers, runtime: FakeRuntime
+) -> None:
+    with pytest.raises(HandlerSilent):
+        await peers.freeze(handler, TARGET, 10, 0.05)
+    await runtime.freezing.wait()
+    with pytest.raises(errors.OperationPending):
+        await peers.freeze(handler, TARGET, 20, None)
+    thawing = asyncio.create_task(peers.thaw(handler, TARGET, None))
+    with pytest.raises(HandlerSilent):
+        await peers.thaw(handler, TARGET, 0.05)
+    assert not thawing.done()
+    runtime.may_freeze.set()
+    assert await thawing is True
+    assert (runtime.freezes, runtime.frozen) == (1, False)
+
+
+async def test_an_expansion_that_waits_in_the_guest_does_not_keep_the_thaw_away(
+    handler: Handler, peers: HandlerPeers, runtime: FakeRuntime
+) -> None:
+    runtime.may_freeze.set()
+    await peers.freeze(handler, TARGET, 10, None)
+    growing = asyncio.create_task(peers.expand(handler, TARGET, RANGE, None))
+    await runtime.growing.wait()
+    assert await peers.thaw(handler, TARGET, None) is True
+    assert await peers.thaw(handler, TARGET, None) is False
+    runtime.may_grow.set()
+    assert await growing == GIB
+
+
+async def test_a_freeze_of_one_volume_does_not_wait_for_that_of_another(
+    handler: Handler, peers: HandlerPeers, runtime: FakeRuntime
+) -> None:
+    other = volumes.TargetPath("/other")
+    runtime.sizes[other.text] = GIB
+    with pytest.raises(HandlerSilent):
+        await peers.freeze(handler, TARGET, 10, 0.05)
+    assert await peers.thaw(handler, other, None) is False
+    runtime.may_freeze.set()
+
+
+@pytest.mark.parametrize("seconds", [0, 61])
+async def test_a_time_that_is_none_is_refused_before_the_runtime_sees_it(
+    handler: Handler, peers: HandlerPeers, runtime: FakeRuntime, seconds: int
+) -> None:
+    with pytest.raises(errors.InvalidRequest, match="from 1 to 60"):
+        await peers.freeze(handler, TARGET, seconds, None)
+    assert runtime.freezes == 0
+
+
+async def test_what_a_runtime_does_not_offer_is_unsupported(
+    handler: Handler, peers: HandlerPeers
+) -> None:
+    with pytest.raises(errors.Unsupported, match="IO_LIMITS"):
+        await peers.set_limits(handler, TARGET, volumes.IoLimits(read_iops=1))
+    with pytest.raises(errors.InvalidRequest, match="read_iops is -1"):
+        await peers.set_limits(handler, TARGET, volumes.IoLimits(read_iops=-1))
 
 
 async def test_health_and_the_list_of_volumes_are_served(handler: Handler) -> None:

@@ -1,0 +1,261 @@
+"""I/O limits of deferred volumes: handed over with the publish, changed in sandbox and record, or nowhere."""
+
+import asyncio
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import pytest
+
+from crust import errors, volumes
+from crust.handoff.store import Store
+from crust.rpc import crust_v1
+from crust.wire.v1 import inspect_pb2, runtime_pb2, types_pb2
+from tests.support import fake_driver
+from tests.support.fake_driver import Gate
+from tests.support.fake_handler import ALL_FEATURES, FakeHandler
+from tests.support.node import Node, until
+from tests.support.refusals import refused
+
+Code = grpc.StatusCode
+LIMITS = volumes.IoLimits(1, 2, 3, 4)
+OTHER = volumes.IoLimits(write_iops=9)
+NONE = volumes.IoLimits()
+CANNOT = ALL_FEATURES - {volumes.HandlerFeature.IO_LIMITS}
+
+
+def limit(node: Node, target: str, limits: volumes.IoLimits = LIMITS) -> Any:
+    """The call, to be awaited."""
+    request = runtime_pb2.RuntimeSetVolumeLimitsRequest(
+        volume_target_path=target, limits=crust_v1.io_limits_to_wire(limits)
+    )
+    return node.runtime.RuntimeSetVolumeLimits(request, timeout=10)
+
+
+def recorded(node: Node, target: str) -> volumes.IoLimits:
+    """What the next sandbox would obey."""
+    entry = node.entry(target)
+    assert entry is not None
+    return entry.require().mount.io_limits
+
+
+def generation(node: Node, target: str) -> int:
+    entry = node.entry(target)
+    assert entry is not None
+    return entry.require().generation
+
+
+@pytest.mark.spec("D-32")
+async def test_the_drivers_limits_are_handed_over_with_the_volume(kata: Node) -> None:
+    target = kata.places.target("one")
+    kata.driver.io_limits = LIMITS
+    await kata.co.publish("vol-1", target)
+    assert recorded(kata, target) == LIMITS
+
+
+@pytest.mark.spec("D-32")
+async def test_a_handler_that_cannot_limit_gets_no_volume_with_limits(node: Node) -> None:
+    target = node.places.target("one")
+    node.driver.io_limits = LIMITS
+    async with node.handler(features=CANNOT):
+        await refused(
+            node.co.publish("vol-1", target),
+            Code.FAILED_PRECONDITION,
+            "'kata'",
+            "cannot limit",
+            "IO_LIMITS",
+        )
+        node.check_untouched(target)
+        node.driver.io_limits = NONE
+        await node.co.publish("vol-1", target)
+
+
+@pytest.mark.spec("D-33")
+async def test_limits_are_set_in_the_sandbox_and_recorded_for_the_next(node: Node) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        before = generation(node, target)
+        with node.sandbox(target):
+            assert (await limit(node, target)).applied
+            assert fake.limits == {target: LIMITS}
+            assert (await limit(node, target)).applied
+        assert (recorded(node, target), generation(node, target)) == (LIMITS, before + 1)
+        assert not (await limit(node, target, NONE)).applied
+        assert fake.limits == {target: LIMITS}, "no sandbox, nobody to tell"
+        assert recorded(node, target) == NONE
+
+
+@pytest.mark.spec("D-33")
+async def test_a_sandbox_that_refuses_leaves_the_record_as_it_was(node: Node) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        await limit(node, target)
+        fake.error = errors.RuntimeFailed("QEMU refused it", hint="look")
+        with node.sandbox(target):
+            await refused(limit(node, target, OTHER), Code.INTERNAL, "QEMU refused it; look")
+    assert recorded(node, target) == LIMITS
+
+
+@pytest.mark.spec("D-33")
+async def test_a_record_that_cannot_be_written_takes_the_limits_back(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            await limit(node, target)
+
+            def full(*_: object) -> None:
+                raise errors.Exhausted("no space left")
+
+            monkeypatch.setattr(Store, "rewrite", full)
+            await refused(limit(node, target, OTHER), Code.RESOURCE_EXHAUSTED, "no space left")
+    assert fake.limits == {target: LIMITS}
+
+
+@pytest.mark.spec("D-33")
+async def test_a_sandbox_that_begins_while_the_record_is_written_is_told(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        begun = _sandbox_begins_with_the_next_rewrite(node, target, monkeypatch)
+        assert (await limit(node, target)).applied
+        begun.close()
+    assert fake.limits == {target: LIMITS}
+    assert recorded(node, target) == LIMITS
+
+
+@pytest.mark.spec("D-33")
+async def test_a_sandbox_that_begins_meanwhile_and_refuses_leaves_all_as_it_was(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler(error=errors.NotReady("it could not be mounted"))
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        begun = _sandbox_begins_with_the_next_rewrite(node, target, monkeypatch)
+        await refused(limit(node, target), Code.FAILED_PRECONDITION, "could not be mounted")
+        begun.close()
+    assert recorded(node, target) == NONE
+
+
+@pytest.mark.spec("D-34")
+async def test_a_handler_that_is_away_or_cannot_limit_is_not_given_limits(node: Node) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake, features=CANNOT) as lease:
+        await node.co.publish("vol-1", target)
+        for in_sandbox in (False, True):
+            call = limit(node, target)
+            if in_sandbox:
+                with node.sandbox(target):
+                    await refused(call, Code.FAILED_PRECONDITION, "'kata'", "cannot limit")
+                    assert (await limit(node, target, NONE)).applied
+            else:
+                await refused(call, Code.FAILED_PRECONDITION, "'kata'", "cannot limit")
+    await until(lease.lost)
+    await refused(limit(node, target), Code.UNAVAILABLE, "'kata'")
+    assert (fake.limits, recorded(node, target)) == ({}, NONE)
+
+
+async def test_limits_that_cannot_be_are_refused_and_nothing_changes(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    request = runtime_pb2.RuntimeSetVolumeLimitsRequest(
+        volume_target_path=target, limits=types_pb2.IoLimits(read_iops=-1)
+    )
+    await refused(
+        kata.runtime.RuntimeSetVolumeLimits(request, timeout=10), Code.INVALID_ARGUMENT, "read_iops"
+    )
+    await refused(limit(kata, "/nowhere"), Code.NOT_FOUND, "/nowhere")
+    assert recorded(kata, target) == NONE
+
+
+@pytest.mark.spec("D-35")
+async def test_a_retry_of_the_publish_neither_conflicts_nor_brings_older_limits_back(
+    kata: Node,
+) -> None:
+    target = kata.places.target("one")
+    kata.driver.io_limits = OTHER
+    await kata.co.publish("vol-1", target)
+    await limit(kata, target)
+    await kata.co.publish("vol-1", target)
+    with kata.sandbox(target):
+        await kata.co.publish("vol-1", target)
+    assert recorded(kata, target) == LIMITS
+
+
+async def test_a_growth_that_ends_later_does_not_bring_older_limits_back(node: Node) -> None:
+    """It began with the record as it was, and writes it after a long wait for the guest."""
+    target = node.places.target("one")
+    fake = FakeHandler(gate=Gate())
+    assert fake.gate is not None
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * fake_driver.MIB
+        with node.sandbox(target):
+            growing = asyncio.create_task(node.co.expand("vol-1", target, 128 * fake_driver.MIB))
+            await until(fake.gate.entered)
+        await limit(node, target)
+        fake.gate.opened.set()
+        await growing
+    entry = node.entry(target)
+    assert entry is not None
+    assert entry.require().mount.capacity_bytes == 128 * fake_driver.MIB
+    assert recorded(node, target) == LIMITS
+
+
+async def test_the_same_limits_join_and_others_wait_their_turn_and_callers_may_leave(
+    node: Node,
+) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler(gate=Gate())
+    assert fake.gate is not None
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            first = asyncio.ensure_future(limit(node, target))
+            await until(fake.gate.entered)
+            await refused(limit(node, target, OTHER), Code.ABORTED, "limits", "retry")
+            first.cancel()
+            joined = asyncio.ensure_future(limit(node, target))
+            fake.gate.opened.set()
+            assert (await joined).applied
+    assert (fake.limits, recorded(node, target)) == ({target: LIMITS}, LIMITS)
+
+
+async def test_limits_that_are_set_are_told_to_who_watches(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    watch: Any = kata.inspect.Watch(inspect_pb2.WatchRequest(), timeout=30)
+    await watch.initial_metadata()
+    await limit(kata, target)
+    async with asyncio.timeout(20):
+        while (event := await watch.read()).kind != "limited":
+            pass
+    watch.cancel()
+    assert (event.target_path, "read_iops=1" in event.message) == (target, True)
+
+
+def _sandbox_begins_with_the_next_rewrite(
+    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    """A sandbox takes the volume just before its record is written: it has read the one before."""
+    begun, rewrite = ExitStack(), Store.rewrite
+
+    def begin_then_rewrite(self: Store, record: Any) -> Any:
+        monkeypatch.setattr(Store, "rewrite", rewrite)
+        begun.enter_context(node.sandbox(target))
+        return rewrite(self, record)
+
+    monkeypatch.setattr(Store, "rewrite", begin_then_rewrite)
+    return begun
