@@ -268,7 +268,9 @@ class Event(_message.Message):
     HANDLER_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """"published", "withdrawn", "claimed", "released", "handler-registered", "handler-lost", "refused", "missed"."""
+    """"published", "withdrawn", "frozen", "thawed", "limited", "claimed", "released", "handler-registered",
+    "handler-lost", "refused", "missed".
+    """
     target_path: _builtins.str
     handler: _builtins.str
     message: _builtins.str
