@@ -16,6 +16,7 @@ from benchmarks import (
     page,
     passing,
     plot,
+    pooling,
     publishing,
     restarting,
     staging,
@@ -27,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[], Coroutine[Any, Any, figures.Result]]] = {
     noticing.NAME: noticing.measure,
     restarting.NAME: restarting.measure,
     staging.NAME: staging.measure,
+    pooling.NAME: pooling.measure,
     guest_io.NAME: guest_io.measure,
 }
 

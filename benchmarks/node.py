@@ -77,6 +77,16 @@ class IdleHandler:
         """None."""
         return ()
 
+    async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
+        """Nobody writes."""
+
+    async def thaw(self, target: volumes.TargetPath) -> bool:
+        """Nothing was frozen."""
+        return False
+
+    async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
+        """Nothing to limit."""
+
 
 @contextlib.contextmanager
 def directories() -> Iterator[Places]:

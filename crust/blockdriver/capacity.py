@@ -7,7 +7,7 @@ is kept beside them, so that two creates cannot both take the last room.
 
     room = (free + what the images occupy already) x overcommit - all promises
 
-Free space and promises cost two numbers; what each image occupies costs a look at each, and is asked only when the
+Free space and promises cost two numbers; what each image occupies may cost a look at some, and is asked only when the
 two numbers do not settle it.
 """
 

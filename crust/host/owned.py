@@ -12,6 +12,7 @@ import fcntl
 import os
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from crust.host import oserrors
 
@@ -23,21 +24,38 @@ _BATCH = 256
 _BLOCK_BYTES = 512
 
 
-def owned_bytes(path: str) -> int:
-    """The bytes that only this file has; raises `NotFound`."""
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """The bytes that only one file has, and whether there are others that it shares."""
+
+    size_bytes: int
+    shares: bool
+
+
+def owned(path: str) -> Owned:
+    """What only this file has; raises `NotFound`."""
     with oserrors.translating(f"cannot measure {path}"):
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            return sum(_owned(fd))
+            return _sum(fd)
         except OSError as err:
             if err.errno not in (errno.EOPNOTSUPP, errno.ENOTTY):
                 raise
-            return os.fstat(fd).st_blocks * _BLOCK_BYTES
+            return Owned(os.fstat(fd).st_blocks * _BLOCK_BYTES, shares=False)
         finally:
             os.close(fd)
 
 
-def _owned(fd: int) -> Iterator[int]:
+def _sum(fd: int) -> Owned:
+    own, shares = 0, False
+    for length, shared in _extents(fd):
+        own += 0 if shared else length
+        shares = shares or shared
+    return Owned(own, shares)
+
+
+def _extents(fd: int) -> Iterator[tuple[int, bool]]:
+    """The length of each extent, and whether another file has it too."""
     position = 0
     while True:
         head = _HEAD.pack(position, (1 << 64) - 1 - position, 0, 0, _BATCH, 0)
@@ -48,8 +66,7 @@ def _owned(fd: int) -> Iterator[int]:
             extent = _EXTENT.unpack_from(answer, _HEAD.size + number * _EXTENT.size)
             start, length, flags = extent[0], extent[2], extent[5]
             position = start + length
-            if not flags & _SHARED:
-                yield length
+            yield length, bool(flags & _SHARED)
             if flags & _LAST:
                 return
         if not count:

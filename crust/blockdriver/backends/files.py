@@ -17,6 +17,7 @@ from pathlib import Path
 
 from crust import errors, volumes
 from crust.blockdriver.backends.file_snapshots import FileSnapshots
+from crust.blockdriver.backends.occupancy import Occupancy
 from crust.blockdriver.backends.protocol import (
     Attachment,
     Image,
@@ -69,6 +70,7 @@ class Files:
         self._pool = pool
         self._sector_size = sector_size
         self._known: dict[volumes.VolumeId, loop.LoopDevice] = {}
+        self._occupancy = Occupancy()
         self._snapshots = FileSnapshots(pool)
 
     @cached_property
@@ -98,6 +100,7 @@ class Files:
         for device in loop.list_all():
             if device.tag.startswith(self._tag) and self._backs_its_volume(device):
                 self._known[volumes.VolumeId(device.tag.removeprefix(self._tag))] = device
+        self.recount()
 
     def check(self) -> None:
         """Whether the pool takes writes and the kernel has loop devices."""
@@ -116,6 +119,7 @@ class Files:
         """Make a sparse file; raises `PoolFull`."""
         self._check_room(size_bytes)
         sparse.create(self._path(volume_id), size_bytes)
+        self._occupancy.touched(volume_id)
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Grow the file, never shrink it; raises `PoolFull`, `ImageMissing`."""
@@ -124,6 +128,7 @@ class Files:
             return
         self._check_room(size_bytes - present_bytes)
         sparse.grow(self._path(volume_id), size_bytes)
+        self._occupancy.touched(volume_id)
 
     def delete(self, volume_id: volumes.VolumeId) -> None:
         """Unlink the file, unless a loop device still has it: its writer would write on into nothing."""
@@ -131,6 +136,7 @@ class Files:
         if attachment is not None:
             raise StillAttached(volume_id, attachment.source.path)
         sparse.remove(self._path(volume_id))
+        self._occupancy.deleted(volume_id)
 
     def maximum_bytes(self) -> int:
         """The largest file, however much room there is: too little room is another error than too large a size."""
@@ -146,13 +152,17 @@ class Files:
 
     def occupied(self) -> Mapping[volumes.VolumeId, int]:
         """The blocks of each image that no clone or snapshot has too."""
-        found: dict[volumes.VolumeId, int] = {}
-        for volume_id in self.image_ids():
-            try:
-                found[volume_id] = owned.owned_bytes(self._path(volume_id))
-            except (errors.NotFound, errors.InvalidRequest):
-                continue  # removed since it was listed, or no name of ours
-        return found
+        return self._occupancy.now(self.attached_here(), self._count)
+
+    def recount(self) -> None:
+        """Somebody may have written to the files."""
+        self._occupancy.recount(self.image_ids())
+
+    def _count(self, volume_id: volumes.VolumeId) -> owned.Owned | None:
+        try:
+            return owned.owned(self._path(volume_id))
+        except (errors.NotFound, errors.InvalidRequest):
+            return None  # removed since, or no name of ours
 
     def attach(self, volume_id: volumes.VolumeId) -> Attachment:
         """One loop device per file, whoever asks; direct I/O where it serves clones as well."""
@@ -171,7 +181,7 @@ class Files:
 
     def attached_here(self) -> tuple[volumes.VolumeId, ...]:
         """Those whose file has a loop device, since before the start or since."""
-        return tuple(self._known)
+        return tuple(self._known.copy())
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """The loop device of the file, from the kernel."""
@@ -209,7 +219,7 @@ class Files:
         device = self._device(volume_id)
         if device is not None:
             loop.detach(device)
-        self._known.pop(volume_id, None)
+        self._forget(volume_id)
 
     def attach_limit(self) -> int:
         """Loop minors that the kernel can still number, less those that other programs have."""
@@ -236,7 +246,7 @@ class Files:
     def take_snapshot(self, image: Image) -> None:
         """A read-only file beside the image."""
         device = self._device_path(image.volume_id)
-        with self._told_when_full(image.size_bytes):
+        with self._told_when_full(image.size_bytes), self._touching(image.volume_id):
             self._snapshots.take(image, self._path(image.volume_id), device)
 
     def moved_on(self, image: Image) -> bool:
@@ -247,16 +257,17 @@ class Files:
     def delete_snapshot(self, image: Image) -> None:
         """Unlink the file."""
         self._snapshots.delete(image)
+        self._occupancy.deleted()
 
     def restore(self, volume_id: volumes.VolumeId, image: Image, size_bytes: int) -> None:
         """A copy of the snapshot's file, in place of a volume's that was not attached yet."""
-        with self._told_when_full(size_bytes):
+        with self._told_when_full(size_bytes), self._touching(volume_id):
             self._snapshots.restore(image, self._path(volume_id), size_bytes)
 
     def clone(self, volume_id: volumes.VolumeId, source: volumes.VolumeId, size_bytes: int) -> None:
         """A copy of the volume's file."""
         device = self._device_path(source)
-        with self._told_when_full(size_bytes):
+        with self._told_when_full(size_bytes), self._touching(volume_id, source):
             self._snapshots.clone(
                 source, self._path(source), device, self._path(volume_id), size_bytes
             )
@@ -272,6 +283,14 @@ class Files:
     def _device_path(self, volume_id: volumes.VolumeId) -> str | None:
         device = self._device(volume_id)
         return None if device is None else device.path
+
+    @contextmanager
+    def _touching(self, *images: volumes.VolumeId) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for each in images:
+                self._occupancy.touched(each)
 
     @contextmanager
     def _told_when_full(self, wanted_bytes: int) -> Iterator[None]:
@@ -303,10 +322,14 @@ class Files:
         if len(found) > 1:
             raise loop.AttachedDifferently(path, found, "more than one device writes into one file")
         if not found:
-            self._known.pop(volume_id, None)
+            self._forget(volume_id)
             return None
         self._known[volume_id] = found[0]
         return found[0]
+
+    def _forget(self, volume_id: volumes.VolumeId) -> None:
+        if self._known.pop(volume_id, None) is not None:
+            self._occupancy.touched(volume_id)
 
     def _size_bytes(self, volume_id: volumes.VolumeId) -> int:
         try:

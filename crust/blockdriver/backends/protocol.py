@@ -135,7 +135,14 @@ class Backend(Protocol):
         ...
 
     def occupied(self) -> Mapping[volumes.VolumeId, int]:
-        """The bytes of the pool that each image has to itself: what it shares, its next write may have to take."""
+        """The bytes of the pool that each image has to itself: what it shares, its next write may have to take.
+
+        Asked often: an engine looks again only at what may have changed.
+        """
+        ...
+
+    def recount(self) -> None:
+        """Let the next `occupied` look at everything again."""
         ...
 
     def attach(self, volume_id: volumes.VolumeId) -> Attachment:

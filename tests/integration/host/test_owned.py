@@ -38,20 +38,20 @@ def test_a_block_that_two_files_share_is_neithers_own(
     subprocess.run([_MKFS[fs_type], "-q", device.path], check=True, capture_output=True)
     mounts.mount_device(device.path, mountpoint, fs_type)
     source, copy = written(Path(mountpoint, "a"), 4 * MIB), str(Path(mountpoint, "b"))
-    assert owned.owned_bytes(source) == 4 * MIB
+    assert owned.owned(source) == owned.Owned(4 * MIB, shares=False)
     with open(source, "rb") as old, open(copy, "wb") as new:
         fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
         os.fsync(new.fileno())
-    assert owned.owned_bytes(source) == 0
+    assert owned.owned(source) == owned.Owned(0, shares=True)
     overwrite(copy, MIB)
-    assert owned.owned_bytes(copy) == MIB
+    assert owned.owned(copy) == owned.Owned(MIB, shares=True)
     os.unlink(source)
     # xfs frees a removed file's blocks in the background; a freeze waits until it has, which sync(2) does not
     filesystems.freeze(mountpoint)
     filesystems.thaw(mountpoint)
-    assert owned.owned_bytes(copy) == 4 * MIB
+    assert owned.owned(copy) == owned.Owned(4 * MIB, shares=False)
 
 
 def test_an_ordinary_file_owns_what_it_takes_and_a_hole_takes_nothing(tmp_path: Path) -> None:
-    assert owned.owned_bytes(written(tmp_path / "a", 2 * MIB)) == 2 * MIB
-    assert owned.owned_bytes(written(tmp_path / "b", 0)) == 0
+    assert owned.owned(written(tmp_path / "a", 2 * MIB)).size_bytes == 2 * MIB
+    assert owned.owned(written(tmp_path / "b", 0)).size_bytes == 0

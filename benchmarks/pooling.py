@@ -1,0 +1,201 @@
+"""What a pool of 2,000 volumes costs per call beside one of 20, and how long its driver takes to start.
+
+Two drivers, each a process with a pool of its own, are called in turn: create, a page of the list, the capacity,
+delete. Each image holds a little data, so that its blocks have to be counted. Then each is killed and started again.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from benchmarks import figures, inotify, node
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from examples.kata.demo.kubelet import MOUNT
+from examples.kata.demo.node import Places
+
+NAME = "pool"
+FEW, MANY = 20, 2000
+ROUNDS = 200
+WARM_UP = 10
+STARTS = 10
+CALLERS = 16
+PAGE = 10
+SIZE_BYTES = 16 << 20
+WRITTEN = b"data" * 4096
+TIMEOUT_S = 120.0
+FLAT, START_S = 2.0, 3.0
+CREATE, LIST, CAPACITY, DELETE = "create", f"list, a page of {PAGE}", "capacity", "delete"
+START = "kill -9 until it serves"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Samples by what was done and number of volumes."""
+
+    samples: dict[tuple[str, int], figures.Samples]
+
+    def report(self) -> figures.Report:
+        """The figures against the goals."""
+        flat = (
+            figures.at_most(
+                f"{what} with {MANY:,} volumes: at most {FLAT:.0f} times that with {FEW} (medians)",
+                self.samples[what, MANY].median / self.samples[what, FEW].median,
+                FLAT,
+                "times",
+            )
+            for what in (CREATE, LIST, CAPACITY, DELETE)
+        )
+        start = figures.at_most(
+            f"{MANY:,} volumes: the driver serves in less than {START_S:.0f} s (99th percentile)",
+            self.samples[START, MANY].p99,
+            START_S,
+            "s",
+        )
+        return figures.Report(
+            name=NAME,
+            title=f"A pool of {MANY:,} volumes",
+            method=(
+                f"{ROUNDS} rounds with {MANY:,} volumes and with {FEW}, in turn; {STARTS} starts of each. "
+                f"Every image has {len(WRITTEN) >> 10} KiB written."
+            ),
+            rows=tuple(
+                figures.Row(_label(what, count), each, "" if count == FEW else _label(what, FEW))
+                for (what, count), each in sorted(self.samples.items())
+            ),
+            goals=(*flat, start),
+            meaning=(
+                "Lists, promises and the blocks that are in use are sums that are kept, and looked at again only for "
+                "volumes that may have changed. A start reads every record once."
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """A driver and how many volumes it has."""
+
+    places: Places
+    count: int
+    controller: "csi_pb2_grpc.ControllerAsyncStub"
+
+
+@dataclass(slots=True)
+class _Taken:
+    values: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+
+    def add(self, what: str, count: int, value: float) -> None:
+        """One more."""
+        self.values.setdefault((what, count), []).append(value)
+
+
+async def measure() -> Result:
+    """Run it on two pools."""
+    taken = _Taken()
+    with node.directories() as few, node.directories() as many:
+        counts = ((few, FEW), (many, MANY))
+        for places, count in counts:
+            async with _running(places, count) as pool:
+                await _fill(pool)
+            _write_into_images(places)
+        async with _running(few, FEW) as one, _running(many, MANY) as other:
+            await _rounds((one, other), WARM_UP, _Taken())
+            await _rounds((one, other), ROUNDS, taken)
+        for _ in range(STARTS):
+            for places, count in counts:
+                taken.add(START, count, await _restart(places))
+    units: dict[str, figures.Unit] = {START: "s"}
+    return Result(
+        {
+            key: figures.Samples.of(units.get(key[0], "ms"), each)
+            for key, each in taken.values.items()
+        }
+    )
+
+
+@contextlib.asynccontextmanager
+async def _running(places: Places, count: int) -> AsyncIterator[_Pool]:
+    async with contextlib.AsyncExitStack() as stack:
+        process = await node.start(places, "driver")
+        stack.push_async_callback(process.stop)
+        await node.answers(places.driver_socket)
+        connected = await stack.enter_async_context(channel.connect(places.driver_socket))
+        yield _Pool(places, count, csi_pb2_grpc.ControllerStub(connected))
+
+
+async def _fill(pool: _Pool) -> None:
+    async def some(first: int) -> None:
+        for number in range(first, pool.count, CALLERS):
+            await _create(pool, f"volume-{number}")
+
+    await asyncio.gather(*(some(first) for first in range(CALLERS)))
+
+
+def _write_into_images(places: Places) -> None:
+    for image in (places.base / "pool" / "images").iterdir():
+        with image.open("r+b") as file:
+            file.write(WRITTEN)
+
+
+async def _rounds(pools: tuple[_Pool, _Pool], count: int, taken: _Taken) -> None:
+    for number in range(count):
+        for pool in pools if number % 2 else reversed(pools):
+            await _round(pool, f"round-{number}", taken)
+
+
+async def _round(pool: _Pool, name: str, taken: _Taken) -> None:
+    made, took_ms = await _timed(_create(pool, name))
+    taken.add(CREATE, pool.count, took_ms)
+    listed = csi_pb2.ListVolumesRequest(max_entries=PAGE)
+    _, took_ms = await _timed(pool.controller.ListVolumes(listed, timeout=TIMEOUT_S))
+    taken.add(LIST, pool.count, took_ms)
+    asked = csi_pb2.GetCapacityRequest()
+    _, took_ms = await _timed(pool.controller.GetCapacity(asked, timeout=TIMEOUT_S))
+    taken.add(CAPACITY, pool.count, took_ms)
+    gone = csi_pb2.DeleteVolumeRequest(volume_id=made.volume.volume_id)
+    _, took_ms = await _timed(pool.controller.DeleteVolume(gone, timeout=TIMEOUT_S))
+    taken.add(DELETE, pool.count, took_ms)
+
+
+async def _create(pool: _Pool, name: str) -> csi_pb2.CreateVolumeResponse:
+    return await pool.controller.CreateVolume(
+        csi_pb2.CreateVolumeRequest(
+            name=name,
+            capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE_BYTES),
+            volume_capabilities=[MOUNT],
+        ),
+        timeout=TIMEOUT_S,
+    )
+
+
+async def _timed(call: Awaitable[T]) -> tuple[T, float]:
+    started_ns = time.perf_counter_ns()
+    answer = await call
+    return answer, (time.perf_counter_ns() - started_ns) / 1e6
+
+
+async def _restart(places: Places) -> float:
+    """Start a driver, kill it once it serves, and time the one that takes its place."""
+    doomed = await node.start(places, "driver")
+    await node.answers(places.driver_socket)
+    killed_s = time.monotonic()
+    await doomed.kill()
+    with inotify.times_of(os.path.dirname(places.driver_socket), inotify.CREATED) as bound:
+        driver = await node.start(places, "driver")
+        async with asyncio.timeout(node.START_TIMEOUT_S):
+            await bound.get()
+    try:
+        await node.answers(places.driver_socket)
+        return time.monotonic() - killed_s
+    finally:
+        await driver.stop()
+
+
+def _label(what: str, count: int) -> str:
+    return f"{what}, {count:,} volumes"
