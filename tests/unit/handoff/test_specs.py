@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[3]
 UNIT = "tests/unit/handoff"
 INTEGRATION = "tests/integration"
 CLAIM = f"{INTEGRATION}/runtime_handler/test_claim.py"
+VOLUME = "tests/unit/examples_kata/test_runtime_volume.py"
 RESOLVE = f"{INTEGRATION}/runtime_handler/test_resolve.py"
 
 TESTS = {
@@ -43,6 +44,8 @@ TESTS = {
     31: (f"{INTEGRATION}/handoff/test_watch.py", "an_entrys_whole_life_is_seen"),
     32: ("tests/unit/runtime_handler/test_resolve.py", "the_longest_target_wins"),
     33: (RESOLVE, "a_sealed_target_without_an_entry_is_refused_and_never_shared"),
+    36: (VOLUME, "limits_of_the_record_are_set_before_the_guest_can_mount"),
+    37: (VOLUME, "who_goes_on_with_a_volume_sets_the_limits_that_the_record_has_by_then"),
 }  # fmt: skip
 
 ELSEWHERE = {
