@@ -1,7 +1,8 @@
 """Whether a capability is one that this driver can honour, and for which volume.
 
 One function answers for all RPCs; the caller knows which error the specification wants: INVALID_ARGUMENT when a
-volume is created, an empty confirmation when one is validated, FAILED_PRECONDITION on the node.
+volume is created or grown, an empty confirmation when one is validated, FAILED_PRECONDITION when it is staged or
+published.
 """
 
 from crust import errors, mount_options, volumes
@@ -11,7 +12,7 @@ DEFAULT_FS_TYPE = "ext4"
 
 
 class CapabilityNotSupported(errors.InvalidRequest):
-    """A volume with this capability cannot be made here."""
+    """No volume can have this capability here: none is made, published to a node or grown for it."""
 
     def __init__(self, why: str) -> None:
         super().__init__(

@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver import state
+from crust.blockdriver import fitness, state
 from crust.blockdriver.backends.protocol import Attachment, Source
 from crust.blockdriver.record import Record
 from crust.blockdriver.state import NotStaged, State
@@ -71,6 +71,7 @@ class Expand:
     path: volumes.TargetPath
     wanted: volumes.CapacityRange
     deferred: bool
+    capability: volumes.VolumeCapability | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,8 @@ class Grower:
     async def expand(self, request: Expand) -> int:
         """Grow what is to be grown on this node; answers the device's size in bytes.
 
-        Raises `registry.VolumeNotFound`, `NotStaged`, `NotHere`, `DeviceTooSmall`, `AboveLimit`, and
-        `filesystems.MissingCapability` where the kernel does not let this process grow a mounted ext4.
+        Raises `registry.VolumeNotFound`, `fitness.CapabilityNotSupported`, `NotStaged`, `NotHere`, `DeviceTooSmall`,
+        `AboveLimit`, and `OnlineGrowthRefused` where the kernel does not let this process grow a mounted ext4.
         """
         size_bytes, due = await asyncio.to_thread(self._begin, request)
         if due is not None and due.attachment.size_bytes > due.record.filled_bytes:
@@ -112,11 +113,26 @@ class Grower:
 
     def _begin(self, request: Expand) -> tuple[int, _Due | None]:
         record = self._state.registry.load(request.volume_id)
+        self._check_capability(request)
         attachment = self._state.backend.refresh(request.volume_id)
         if attachment is None:
             raise NotStaged(request.volume_id)
         _check_size(request, attachment.size_bytes)
         return attachment.size_bytes, self._due(request, record, attachment)
+
+    def _check_capability(self, request: Expand) -> None:
+        """CSI NodeExpandVolume: INVALID_ARGUMENT for what the volume cannot do, or was not staged for."""
+        if request.capability is None:
+            return
+        why = fitness.obstacle(
+            request.capability, modes=self._state.backend.modes, fs_types=self._state.fs_types
+        )
+        staged = self._state.ledger.staged(request.volume_id)
+        raw = isinstance(request.capability.access, volumes.BlockAccess)
+        if not why and staged is not None and raw != (staged.kind == "block"):
+            why = f"it is staged as {staged.kind}"
+        if why:
+            raise fitness.CapabilityNotSupported(why)
 
     def _due(self, request: Expand, record: Record, attachment: Attachment) -> _Due | None:
         entry = self._state.ledger.published(request.path)

@@ -255,9 +255,10 @@ class Node(csi_pb2_grpc.NodeServicer):
             volumes.TargetPath.parse(request.volume_path, role="volume_path"),
             csi.capacity_range(request.capacity_range),
             request.defer_fs_ops,
-        )
-        if request.HasField("volume_capability"):
             csi.capability(request.volume_capability)
+            if request.HasField("volume_capability")
+            else None,
+        )
         size_bytes = await self._run(
             expand.volume_id, "NodeExpandVolume", expand, lambda: self._rules.grower.expand(expand)
         )
@@ -310,6 +311,5 @@ def _capability(
 def _check_contexts(
     request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
 ) -> None:
-    # Service account tokens make volume_context longer than 4 KiB on their own: only what CSI itself set is held
-    # against the limit.
-    limits.mapping(request.publish_context, "publish_context")
+    limits.check_context(request.volume_context, "volume_context")
+    limits.check_context(request.publish_context, "publish_context")

@@ -1,4 +1,4 @@
-"""The edge of every server: errors become statuses, each call gets an id and one log line.
+"""The edge of every server: errors become statuses, each call gets an id and one log line, secrets have a limit.
 
 Without this, grpc.aio would send the text of any exception to the peer as UNKNOWN. An error of crust is
 answered with its own sentence and code; anything else is a bug, is logged with its traceback, and the
@@ -17,7 +17,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from crust import errors, logs, metrics
-from crust.rpc import redaction, status
+from crust.rpc import limits, redaction, status
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ class _Call:
         async def handle(request: Any, context: Context) -> Any:
             started_s = self._begin()
             try:
+                limits.check_secrets(request)
                 response = await behaviour(request, context)
             except errors.CrustError as error:
                 await self._answer(context, request, started_s, error)
@@ -108,6 +109,7 @@ class _Call:
         async def handle(request: Any, context: Context) -> AsyncIterator[Any]:
             started_s = self._begin()
             try:
+                limits.check_secrets(request)
                 async for response in behaviour(request, context):
                     yield response
             except errors.CrustError as error:

@@ -1,7 +1,8 @@
 """Size limits and required fields of CSI requests (CSI "Size Limits" and "Required vs. Optional").
 
 A string has at most 128 bytes and a map at most 4 KiB, keys and values together, unless its field says otherwise.
-Errors name the field and its length, never its content.
+Into contexts and secrets a kubelet puts pods and service account tokens under keys of its own, which alone can be
+longer: those are not counted. Errors name the field and its length, never its content.
 """
 
 import re
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from crust import errors, volumes
 
 MAP_MAX_BYTES = 4096
+_SIDECARS = "csi.storage.k8s.io/"
 _CONTROL = re.compile("[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]")
 
 
@@ -68,6 +70,16 @@ def mapping(values: Mapping[str, str], field: str) -> dict[str, str]:
     if size_bytes > MAP_MAX_BYTES:
         raise FieldTooLong(field, size_bytes, MAP_MAX_BYTES)
     return dict(values)
+
+
+def check_context(values: Mapping[str, str], field: str) -> None:
+    """Hold a context, or secrets, against the limit of maps. Raises `FieldTooLong`."""
+    mapping({key: each for key, each in values.items() if not key.startswith(_SIDECARS)}, field)
+
+
+def check_secrets(request: object) -> None:
+    """Hold the secrets of a request against the limit, if it can have any. Raises `FieldTooLong`."""
+    check_context(getattr(request, "secrets", {}), "secrets")
 
 
 def volume_id(value: str) -> volumes.VolumeId:

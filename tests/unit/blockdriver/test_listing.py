@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver import listing, registry
+from crust.blockdriver import ephemeral, listing, registry
 from crust.blockdriver.attaching import Attacher
 from crust.blockdriver.health import Examiner, Kind
 from crust.blockdriver.listing import Lister
@@ -102,6 +102,17 @@ async def test_what_is_half_made_is_not_listed_and_takes_no_place_on_a_page(
     assert (ids(page), token) == ([made[0]], "")
     with pytest.raises(registry.VolumeNotFound):
         lister.get(made[1])
+
+
+async def test_a_pods_own_volume_is_in_no_list(
+    state: State, provisioner: Provisioner, lister: Lister, examiner: Examiner
+) -> None:
+    made = await volumes_made(provisioner, 1)
+    inline = ephemeral.id_of("csi-0")
+    await provisioner.create(driver_state.create("\0ephemeral\0csi-0", required=16 * MIB))
+    assert ids(lister.page(0, "")[0]) == made
+    assert [each.volume_id for each in lister.health_page(0, "")[0]] == made
+    assert not examiner.examine(inline).findings
 
 
 async def test_lost_and_damaged_volumes_are_told_and_still_listed(

@@ -1,0 +1,50 @@
+"""Maps have a limit, a kubelet's own keys are not counted, and every served call's secrets are held against it."""
+
+import grpc
+import pytest
+
+from crust.rpc import channel, limits, server
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support.refusals import refused
+
+TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
+FULL = {"key": "x" * (limits.MAP_MAX_BYTES - 3)}
+
+
+def test_a_map_of_4_kib_is_fine_and_one_byte_more_is_not() -> None:
+    assert limits.mapping(FULL, "parameters") == FULL
+    limits.check_context(FULL, "volume_context")
+    for check in (limits.mapping, limits.check_context):
+        with pytest.raises(limits.FieldTooLong, match="4097 bytes"):
+            check({**FULL, "y": ""}, "volume_context")
+
+
+def test_what_a_kubelet_adds_is_not_counted_in_contexts_and_is_in_parameters() -> None:
+    grown = {**FULL, TOKENS: "t" * 9000}
+    limits.check_context(grown, "volume_context")
+    with pytest.raises(limits.FieldTooLong):
+        limits.mapping(grown, "parameters")
+
+
+class Deleter(csi_pb2_grpc.ControllerServicer):
+    """Deletes whatever it is told."""
+
+    async def DeleteVolume(
+        self, request: csi_pb2.DeleteVolumeRequest, context: object
+    ) -> csi_pb2.DeleteVolumeResponse:
+        return csi_pb2.DeleteVolumeResponse()
+
+
+async def test_secrets_that_are_too_long_are_refused_without_being_told(short: str) -> None:
+    path = f"{short}/a.sock"
+    deleter = Deleter()  # type: ignore[abstract]
+    add = csi_pb2_grpc.add_ControllerServicer_to_server
+    async with (
+        server.serving(path, lambda s: add(deleter, s), name="t"),
+        channel.connect(path) as c,
+    ):
+        delete = csi_pb2_grpc.ControllerStub(c).DeleteVolume
+        await delete(csi_pb2.DeleteVolumeRequest(volume_id="a", secrets=FULL))
+        longer = csi_pb2.DeleteVolumeRequest(volume_id="a", secrets={**FULL, "y": ""})
+        code = grpc.StatusCode.INVALID_ARGUMENT
+        assert "xxx" not in await refused(delete(longer), code, "secrets is too long")
