@@ -7,10 +7,12 @@ from collections.abc import Iterable
 
 import grpc
 
+from crust.conformance import case
 from crust.conformance.options import Options
 from crust.rpc import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
+_METADATA = ((extensions.KEY, f"{extensions.DEFERRAL},{extensions.NODE_INFO}"),)
 _Service = csi_pb2.PluginCapability.Service.Type
 _Expansion = csi_pb2.PluginCapability.VolumeExpansion.Type
 _Controller = csi_pb2.ControllerServiceCapability.RPC.Type
@@ -47,7 +49,7 @@ def _controller(channel: grpc.Channel, timeout_s: float) -> Iterable[str]:
     stub = csi_pb2_grpc.ControllerStub(channel)
     request = csi_pb2.ControllerGetCapabilitiesRequest()
     try:
-        answer = stub.ControllerGetCapabilities(request, timeout=timeout_s)
+        answer = stub.ControllerGetCapabilities(request, timeout=timeout_s, metadata=_METADATA)
     except grpc.RpcError as error:
         _must_be_absent(error)
         return
@@ -60,13 +62,16 @@ def _node(channel: grpc.Channel, timeout_s: float) -> Iterable[str]:
     stub = csi_pb2_grpc.NodeStub(channel)
     request = csi_pb2.NodeGetCapabilitiesRequest()
     try:
-        answer = stub.NodeGetCapabilities(request, timeout=timeout_s, metadata=extensions.METADATA)
+        answer = stub.NodeGetCapabilities(request, timeout=timeout_s, metadata=_METADATA)
     except grpc.RpcError as error:
         _must_be_absent(error)
         return
     yield "node"
     for each in answer.capabilities:
         yield f"node.{_name(_Node, each.rpc.type)}"
+    info = stub.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=timeout_s)
+    if 0 < info.max_volumes_per_node <= case.FEW_VOLUMES_MAX:
+        yield case.FEW_VOLUMES
 
 
 def _group(channel: grpc.Channel, timeout_s: float) -> Iterable[str]:
@@ -90,6 +95,7 @@ def _given(options: Options) -> Iterable[str]:
         "parameters.block": given.block,
         "parameters.mutable_parameters": given.mutable_parameters,
         "parameters.ephemeral_context": given.ephemeral_context,
+        "parameters.multi_node": given.multi_node,
         "parameters.other_node_id": given.other_node_id,
         "parameters.deferral": given.deferral,
         "parameters.unknown_parameters_refused": given.unknown_parameters_refused,

@@ -1,4 +1,8 @@
-"""Calls of a CO, each answer held against what holds for all answers."""
+"""Calls of a CO, each answer held against what holds for all answers.
+
+The one sleep of the suite is here: a CO that is answered ABORTED has nothing to wait on, and asks again after a
+while, longer each time, as kubelets and sidecars do.
+"""
 
 import time
 from collections.abc import Sequence
@@ -15,7 +19,8 @@ Code = grpc.StatusCode
 
 # The codes after which a CO comes again, since the call may still succeed (csi-and-kubelet: "non-final").
 PENDING = (Code.ABORTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED)
-_RETRY_EVERY_S = 0.05
+_RETRY_FIRST_S = 0.02
+_RETRY_MOST_S = 0.5
 
 
 class Calls:
@@ -83,7 +88,7 @@ class Calls:
         self, method: "grpc.UnaryUnaryMultiCallable[Request, Answer]", request: Request
     ) -> Answer:
         """A call that is sent again while it is answered as pending, as a CO does. Raises AssertionError."""
-        until = time.monotonic() + self._timeout_s
+        until, pause_s = time.monotonic() + self._timeout_s, _RETRY_FIRST_S
         while True:
             try:
                 answer = method(request, timeout=self._timeout_s, wait_for_ready=True)
@@ -95,7 +100,8 @@ class Calls:
             else:
                 answers.check_limits(answer)
                 return answer
-            time.sleep(_RETRY_EVERY_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _RETRY_MOST_S)
 
     def stream(
         self, method: "grpc.UnaryStreamMultiCallable[Request, Answer]", request: Request
@@ -119,16 +125,22 @@ class Calls:
         *codes: grpc.StatusCode,
     ) -> None:
         """A stream that must end with one of `codes`. Raises AssertionError."""
+        code, message = self.stream_outcome(method, request)
+        name, wanted = type(request).__name__, " or ".join(each.name for each in codes)
+        assert code in codes, f"{name} ended {code.name}, must end {wanted}: {message}"
+
+    def stream_outcome(
+        self, method: "grpc.UnaryStreamMultiCallable[Request, Answer]", request: Request
+    ) -> tuple[grpc.StatusCode, str]:
+        """A stream that may be served or refused; what it was."""
         try:
-            for _ in method(request, timeout=self._timeout_s):
-                pass
+            for each in method(request, timeout=self._timeout_s):
+                answers.check_limits(each)
         except grpc.RpcError as error:
             answers.check_refusal(error)
             assert isinstance(error, grpc.Call)
-            wanted = " or ".join(each.name for each in codes)
-            assert error.code() in codes, f"{error.code()}, must be {wanted}: {error.details()}"
-            return
-        raise AssertionError(f"{type(request).__name__} was served, must be refused")
+            return error.code(), error.details() or ""
+        return Code.OK, ""
 
 
 def _settled(future: "grpc._CallFuture[Answer]") -> Answer | grpc.StatusCode:

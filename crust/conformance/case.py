@@ -24,7 +24,11 @@ MODIFY = "controller.MODIFY_VOLUME"
 GROUP = "group.CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT"
 METADATA = "plugin.SNAPSHOT_METADATA_SERVICE"
 TOPOLOGY = "plugin.VOLUME_ACCESSIBILITY_CONSTRAINTS"
+ONLINE = "plugin.ONLINE"
 NODE = "node"
+FEW_VOLUMES_MAX = 32
+"""An attach limit up to this is tried out."""
+FEW_VOLUMES = f"node.max_volumes_per_node<={FEW_VOLUMES_MAX}"
 STAGE = "node.STAGE_UNSTAGE_VOLUME"
 STATS = "node.GET_VOLUME_STATS"
 NODE_EXPAND = "node.EXPAND_VOLUME"
@@ -32,6 +36,8 @@ MULTI_WRITER = "node.SINGLE_NODE_MULTI_WRITER"
 MOUNT_GROUP = "node.VOLUME_MOUNT_GROUP"
 DEFER = "node.DEFER_FS_OPS"
 BLOCK = "parameters.block"
+EPHEMERAL = "parameters.ephemeral_context"
+RESTART = "option.restart-command"
 
 
 def case(number: int, *needs: str) -> Callable[[F], F]:

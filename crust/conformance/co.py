@@ -75,6 +75,11 @@ class Co(Calls):
         """Every access type that the driver takes."""
         return [self.mount, block()] if self.options.parameters.block else [self.mount]
 
+    @property
+    def filesystems(self) -> list[csi_pb2.VolumeCapability]:
+        """Every filesystem that the driver makes."""
+        return [mount(each) for each in self.options.parameters.fs_types]
+
     def create_request(
         self,
         capability: csi_pb2.VolumeCapability | None = None,
@@ -113,6 +118,13 @@ class Co(Calls):
         """A new volume."""
         return self.create(self.create_request(capability, size_bytes=size_bytes, source=source))
 
+    def volume_for(self, *capabilities: csi_pb2.VolumeCapability) -> csi_pb2.Volume:
+        """A new volume that is to be used in each of these ways, one after the other."""
+        request = self.create_request()
+        del request.volume_capabilities[:]
+        request.volume_capabilities.extend(capabilities)
+        return self.create(request)
+
     def delete(self, volume_id: str) -> None:
         """DeleteVolume that must be OK."""
         request = csi_pb2.DeleteVolumeRequest(
@@ -138,22 +150,31 @@ class Co(Calls):
         )
 
     def attach(
-        self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability | None = None
+        self,
+        volume: csi_pb2.Volume,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        readonly: bool = False,
     ) -> None:
         """ControllerPublishVolume where the driver attaches; undone in the end."""
         if "controller.PUBLISH_UNPUBLISH_VOLUME" not in self.has:
             return
-        self._undo.append(lambda: self.detach(volume.volume_id))
-        answer = self.finally_(
-            self.controller.ControllerPublishVolume, self.attach_request(volume, capability)
-        )
+        self.will_detach(volume.volume_id)
+        request = self.attach_request(volume, capability, readonly=readonly)
+        answer = self.finally_(self.controller.ControllerPublishVolume, request)
         self._attached[volume.volume_id] = dict(answer.publish_context)
+
+    def will_detach(self, volume_id: str) -> None:
+        """Detach in the end, whatever is there."""
+        self._undo.append(lambda: self.detach(volume_id))
 
     def detach(self, volume_id: str) -> None:
         """ControllerUnpublishVolume where the driver attaches."""
         if "controller.PUBLISH_UNPUBLISH_VOLUME" in self.has:
             request = csi_pb2.ControllerUnpublishVolumeRequest(
-                volume_id=volume_id, node_id=self.node_id()
+                volume_id=volume_id,
+                node_id=self.node_id(),
+                secrets=self.options.parameters.secrets,
             )
             self.finally_(self.controller.ControllerUnpublishVolume, request)
 
@@ -199,6 +220,16 @@ class Co(Calls):
     ) -> None:
         """Attach and stage, where the driver does that; undone in the end."""
         self.attach(volume, capability)
+        self.stage_attached(volume, capability, path=path)
+
+    def stage_attached(
+        self,
+        volume: csi_pb2.Volume,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        path: Path | None = None,
+    ) -> None:
+        """Stage what is attached, where the driver stages; undone in the end."""
         if "node.STAGE_UNSTAGE_VOLUME" not in self.has:
             return
         self._undo.append(lambda: self.unstage(volume, path=path))
@@ -232,6 +263,16 @@ class Co(Calls):
             readonly=readonly,
             secrets=self.options.parameters.secrets,
             volume_context=volume.volume_context,
+        )
+
+    def ephemeral_request(self, volume_id: str, target: Path) -> csi_pb2.NodePublishVolumeRequest:
+        """A NodePublishVolume of an inline ephemeral volume, as a kubelet sends it."""
+        given = self.options.parameters.ephemeral_context
+        return csi_pb2.NodePublishVolumeRequest(
+            volume_id=volume_id,
+            target_path=str(target),
+            volume_capability=self.mount,
+            volume_context={**given, "csi.storage.k8s.io/ephemeral": "true"},
         )
 
     def publish(
@@ -270,6 +311,14 @@ class Co(Calls):
         self.unpublish(volume.volume_id, target)
         self.unstage(volume)
         self.detach(volume.volume_id)
+
+    def can_write(self, place: Path) -> bool:
+        """Whether a byte can be written; who forbids it says EROFS, EPERM or EACCES."""
+        try:
+            self.sight.write(place, b"!")
+        except OSError:
+            return False
+        return True
 
     def undo(self, step: Callable[[], None]) -> None:
         """Do `step` in the end."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from collections.abc import Sequence
 
 from crust.conformance.co import Co
 from crust.wire.csi.v1 import csi_pb2
@@ -41,6 +42,46 @@ def delete(co: Co, snapshot_id: str) -> None:
         snapshot_id=snapshot_id, secrets=co.options.parameters.secrets
     )
     co.finally_(co.controller.DeleteSnapshot, request)
+
+
+def group_request(co: Co, volume_ids: Sequence[str]) -> csi_pb2.CreateVolumeGroupSnapshotRequest:
+    """A CreateVolumeGroupSnapshot that a driver must accept."""
+    return csi_pb2.CreateVolumeGroupSnapshotRequest(
+        name=co.name("group"),
+        source_volume_ids=volume_ids,
+        parameters=co.options.parameters.group_parameters,
+        secrets=co.options.parameters.secrets,
+    )
+
+
+def take_group(
+    co: Co, request: csi_pb2.CreateVolumeGroupSnapshotRequest
+) -> csi_pb2.VolumeGroupSnapshot:
+    """CreateVolumeGroupSnapshot, asked again until it is ready to use."""
+    call = co.groups.CreateVolumeGroupSnapshot
+    made = co.finally_(call, request).group_snapshot
+    deletion = group_deletion(co, made)
+    co.undo(lambda: _delete_group(co, deletion))
+    for _ in range(1000):
+        if made.ready_to_use:
+            return made
+        made = co.finally_(call, request).group_snapshot
+    raise AssertionError("the group never becomes ready to use")
+
+
+def group_deletion(
+    co: Co, made: csi_pb2.VolumeGroupSnapshot
+) -> csi_pb2.DeleteVolumeGroupSnapshotRequest:
+    """What deletes a group."""
+    return csi_pb2.DeleteVolumeGroupSnapshotRequest(
+        group_snapshot_id=made.group_snapshot_id,
+        snapshot_ids=[each.snapshot_id for each in made.snapshots],
+        secrets=co.options.parameters.secrets,
+    )
+
+
+def _delete_group(co: Co, request: csi_pb2.DeleteVolumeGroupSnapshotRequest) -> None:
+    co.finally_(co.groups.DeleteVolumeGroupSnapshot, request)
 
 
 def of_snapshot(snapshot_id: str) -> csi_pb2.VolumeContentSource:

@@ -51,6 +51,8 @@ class Parameters(pydantic.BaseModel):
     """CSI leaves it open; a driver that forwards them to a backend cannot."""
     deferral: bool = True
     """Whether to try deferral where it is advertised; a proxy in front answers that itself."""
+    multi_node: bool = False
+    """Whether a volume can be used on several nodes at once; without it the MULTI_NODE modes are not tried."""
     other_node_id: str = ""
     """A second node that the driver knows; without it the cases of two nodes are skipped."""
 

@@ -33,6 +33,11 @@ RPCS = (
         csi_pb2.DeleteVolumeRequest(volume_id=_ID),
     ),
     Rpc(
+        "controller",
+        lambda co: co.controller.ValidateVolumeCapabilities,
+        csi_pb2.ValidateVolumeCapabilitiesRequest(volume_id=_ID, volume_capabilities=[mount()]),
+    ),
+    Rpc(
         case.PUBLISH,
         lambda co: co.controller.ControllerPublishVolume,
         csi_pb2.ControllerPublishVolumeRequest(
@@ -124,6 +129,23 @@ RPCS = (
         csi_pb2.NodeStageVolumeRequest(
             volume_id=_ID, staging_target_path="/a", volume_capability=mount()
         ),
+    ),
+    Rpc(
+        case.STAGE,
+        lambda co: co.node.NodeUnstageVolume,
+        csi_pb2.NodeUnstageVolumeRequest(volume_id=_ID, staging_target_path="/a"),
+    ),
+    Rpc(
+        case.NODE,
+        lambda co: co.node.NodePublishVolume,
+        csi_pb2.NodePublishVolumeRequest(
+            volume_id=_ID, staging_target_path="/a", target_path="/b", volume_capability=mount()
+        ),
+    ),
+    Rpc(
+        case.NODE,
+        lambda co: co.node.NodeUnpublishVolume,
+        csi_pb2.NodeUnpublishVolumeRequest(volume_id=_ID, target_path="/b"),
     ),
     Rpc(
         case.STATS,

@@ -1,16 +1,17 @@
-"""ControllerPublishVolume, ControllerExpandVolume, ControllerModifyVolume (C-161 to C-184)."""
+"""ControllerPublishVolume, ControllerExpandVolume, ControllerModifyVolume (C-161 to C-182)."""
 
 from crust.conformance.case import (
     BLOCK,
     CREATE,
     EXPAND,
+    FEW_VOLUMES,
     MODIFY,
     NODE,
     PUBLISH,
     READONLY,
     case,
 )
-from crust.conformance.co import Co, Code, block
+from crust.conformance.co import Co, Code, block, mount
 from crust.wire.csi.v1 import csi_pb2
 
 _UNKNOWN = "conformance-no-such-volume"
@@ -81,6 +82,36 @@ def test_a_volume_of_one_writer_is_on_one_node(co: Co) -> None:
     assert co.node_id() in message
 
 
+@case(166, CREATE, PUBLISH, NODE, FEW_VOLUMES)
+def test_a_node_has_no_more_volumes_than_it_says(co: Co) -> None:
+    """ControllerPublishVolume: RESOURCE_EXHAUSTED at the latest above max_volumes_per_node; OK again when one
+    was taken away.
+    """
+    info = co.ask(co.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())
+    call, attached = co.controller.ControllerPublishVolume, list[csi_pb2.Volume]()
+    for _ in range(info.max_volumes_per_node + 1):
+        volume = co.volume()
+        co.will_detach(volume.volume_id)
+        code, message = co.outcome(call, co.attach_request(volume))
+        if code is not Code.OK:
+            break
+        attached.append(volume)
+    assert code is Code.RESOURCE_EXHAUSTED, f"{code.name}: {message}"
+    if attached:
+        co.ask(call, co.attach_request(attached[-1]))
+        co.detach(attached.pop().volume_id)
+        co.ask(call, co.attach_request(volume))
+
+
+@case(167, CREATE, PUBLISH, NODE, BLOCK)
+def test_attached_in_another_way_is_a_conflict(co: Co) -> None:
+    """ControllerPublishVolume: a volume that is on the node with another capability is ALREADY_EXISTS."""
+    volume = co.volume_for(co.mount, block())
+    co.attach(volume)
+    request = co.attach_request(volume, block())
+    co.refused(co.controller.ControllerPublishVolume, request, Code.ALREADY_EXISTS)
+
+
 @case(171, CREATE, EXPAND)
 def test_expand_needs_a_volume_and_a_size(co: Co) -> None:
     """ControllerExpandVolume: INVALID_ARGUMENT without id or capacity_range; NOT_FOUND for no such volume."""
@@ -125,6 +156,37 @@ def test_a_raw_volume_needs_no_expansion_on_the_node(co: Co) -> None:
     volume = co.volume(block())
     size = 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
     assert not _expand(co, volume, size, block()).node_expansion_required
+
+
+@case(175, CREATE, EXPAND)
+def test_a_volume_does_not_grow_for_what_it_cannot_do(co: Co) -> None:
+    """ControllerExpandVolume: a capability that the volume cannot have is INVALID_ARGUMENT, and it does not
+    grow.
+    """
+    volume = co.volume()
+    size = 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
+    request = csi_pb2.ControllerExpandVolumeRequest(
+        volume_id=volume.volume_id,
+        capacity_range=csi_pb2.CapacityRange(required_bytes=size),
+        volume_capability=mount("crust-conformance-fs"),
+    )
+    co.refused(co.controller.ControllerExpandVolume, request, Code.INVALID_ARGUMENT)
+    assert _expand(co, volume, 1).capacity_bytes < size
+
+
+@case(176, CREATE, EXPAND, NODE, "plugin.OFFLINE")
+def test_a_volume_in_use_does_not_grow_offline(co: Co) -> None:
+    """ControllerExpandVolume where expansion is OFFLINE: FAILED_PRECONDITION while the volume is published."""
+    volume = co.volume()
+    co.use(volume)
+    request = csi_pb2.ControllerExpandVolumeRequest(
+        volume_id=volume.volume_id,
+        capacity_range=csi_pb2.CapacityRange(
+            required_bytes=2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
+        ),
+        volume_capability=co.mount,
+    )
+    co.refused(co.controller.ControllerExpandVolume, request, Code.FAILED_PRECONDITION)
 
 
 @case(181, CREATE, MODIFY)

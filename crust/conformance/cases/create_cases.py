@@ -1,7 +1,7 @@
-"""CreateVolume, DeleteVolume, ValidateVolumeCapabilities (C-101 to C-124)."""
+"""CreateVolume, DeleteVolume, ValidateVolumeCapabilities (C-101 to C-125)."""
 
-from crust.conformance.case import CREATE, NODE, case
-from crust.conformance.co import Co, Code, Mode
+from crust.conformance.case import BLOCK, CREATE, NODE, case
+from crust.conformance.co import Co, Code, Mode, block, mount
 from crust.conformance.options import MIB
 from crust.wire.csi.v1 import csi_pb2
 
@@ -183,6 +183,51 @@ def test_a_volume_in_use_is_not_deleted(co: Co) -> None:
     assert co.sight.read(target / "file", 99) == b"kept"
 
 
+@case(115, CREATE, BLOCK)
+def test_create_again_for_another_use_is_refused_or_true(co: Co) -> None:
+    """CreateVolume: a name that exists with other capabilities is ALREADY_EXISTS, or the volume has them, as
+    ValidateVolumeCapabilities confirms.
+    """
+    request = co.create_request(co.mount)
+    volume = co.create(request)
+    del request.volume_capabilities[:]
+    request.volume_capabilities.append(block())
+    code, _ = co.outcome(co.controller.CreateVolume, request)
+    assert code in (Code.OK, Code.ALREADY_EXISTS), code
+    if code is Code.OK:
+        assert _is_confirmed(co, volume, block())
+
+
+@case(116, CREATE)
+def test_a_size_is_rounded_up_and_never_above_the_limit(co: Co) -> None:
+    """CreateVolume: an odd number of bytes is rounded up; with a limit alone the volume is not larger; where
+    no size lies between the two, OUT_OF_RANGE.
+    """
+    size = co.options.parameters.size_bytes
+    odd = co.create(co.create_request(size_bytes=size + 1)).capacity_bytes
+    assert odd == 0 or odd > size
+    limited = co.create_request()
+    limited.capacity_range.CopyFrom(csi_pb2.CapacityRange(limit_bytes=2 * size))
+    assert co.create(limited).capacity_bytes <= 2 * size
+    narrow = co.create_request()
+    narrow.capacity_range.CopyFrom(
+        csi_pb2.CapacityRange(required_bytes=size + 1, limit_bytes=size + 2)
+    )
+    code, _ = co.outcome(co.controller.CreateVolume, narrow)
+    assert code in (Code.OK, Code.OUT_OF_RANGE), code
+    if code is Code.OK:
+        assert co.create(narrow).capacity_bytes in (0, size + 1, size + 2)
+
+
+@case(117, CREATE, NODE)
+def test_the_context_of_a_volume_never_changes(co: Co) -> None:
+    """CreateVolume: volume_context is the same after the volume was used as before."""
+    request = co.create_request()
+    volume = co.create(request)
+    co.release(volume, co.use(volume))
+    assert co.create(request).volume_context == volume.volume_context
+
+
 @case(121, CREATE)
 def test_validate_needs_a_volume_and_capabilities(co: Co) -> None:
     """ValidateVolumeCapabilities: INVALID_ARGUMENT without id or capabilities; NOT_FOUND for no such volume."""
@@ -226,3 +271,39 @@ def test_validate_confirms_all_or_nothing(co: Co) -> None:
     answer = co.ask(co.controller.ValidateVolumeCapabilities, request)
     assert not answer.HasField("confirmed")
     assert answer.message
+
+
+@case(124, CREATE)
+def test_validate_confirms_every_capability_or_none(co: Co) -> None:
+    """ValidateVolumeCapabilities: one that the volume has and one that it has not: OK, nothing confirmed, and
+    a message.
+    """
+    request = csi_pb2.ValidateVolumeCapabilitiesRequest(
+        volume_id=co.volume().volume_id,
+        volume_capabilities=[co.mount, mount("crust-conformance-fs")],
+    )
+    answer = co.ask(co.controller.ValidateVolumeCapabilities, request)
+    assert not answer.HasField("confirmed")
+    assert answer.message
+
+
+@case(125, CREATE)
+def test_a_mode_is_had_or_refused(co: Co) -> None:
+    """CreateVolume: every access mode is INVALID_ARGUMENT, or the volume has it, as ValidateVolumeCapabilities
+    confirms.
+    """
+    for mode in Mode.Mode.values():
+        if mode == Mode.UNKNOWN:
+            continue
+        request = co.create_request(mount(co.mount.mount.fs_type, mode))
+        code, _ = co.outcome(co.controller.CreateVolume, request)
+        assert code in (Code.OK, Code.INVALID_ARGUMENT), f"{Mode.Mode.Name(mode)}: {code.name}"
+        if code is Code.OK:
+            assert _is_confirmed(co, co.create(request), request.volume_capabilities[0])
+
+
+def _is_confirmed(co: Co, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability) -> bool:
+    request = csi_pb2.ValidateVolumeCapabilitiesRequest(
+        volume_id=volume.volume_id, volume_capabilities=[capability]
+    )
+    return co.ask(co.controller.ValidateVolumeCapabilities, request).HasField("confirmed")

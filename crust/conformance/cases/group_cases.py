@@ -18,10 +18,10 @@ def test_a_group_needs_a_name_and_sources(co: Co) -> None:
     volume = co.volume()
     call = co.groups.CreateVolumeGroupSnapshot
     for field in ("name", "source_volume_ids"):
-        request = _request(co, [volume.volume_id])
+        request = copies.group_request(co, [volume.volume_id])
         request.ClearField(field)
         co.refused(call, request, Code.INVALID_ARGUMENT)
-    co.refused(call, _request(co, [volume.volume_id, _UNKNOWN]), Code.NOT_FOUND)
+    co.refused(call, copies.group_request(co, [volume.volume_id, _UNKNOWN]), Code.NOT_FOUND)
 
 
 @case(342, CREATE, GROUP)
@@ -30,8 +30,8 @@ def test_a_group_has_one_snapshot_of_each_volume(co: Co) -> None:
     group.
     """
     ids = [co.volume().volume_id for _ in range(2)]
-    request = _request(co, ids)
-    first, again = _take(co, request), _take(co, request)
+    request = copies.group_request(co, ids)
+    first, again = copies.take_group(co, request), copies.take_group(co, request)
     assert first == again
     assert sorted(each.source_volume_id for each in first.snapshots) == sorted(ids)
     assert {each.group_snapshot_id for each in first.snapshots} == {first.group_snapshot_id}
@@ -42,7 +42,7 @@ def test_a_group_has_one_snapshot_of_each_volume(co: Co) -> None:
 @case(343, CREATE, GROUP)
 def test_a_group_can_be_looked_up(co: Co) -> None:
     """GetVolumeGroupSnapshot: as created; NOT_FOUND for no such group, INVALID_ARGUMENT for other members."""
-    made = _take(co, _request(co, [co.volume().volume_id]))
+    made = copies.take_group(co, copies.group_request(co, [co.volume().volume_id]))
     request = csi_pb2.GetVolumeGroupSnapshotRequest(
         group_snapshot_id=made.group_snapshot_id,
         snapshot_ids=[each.snapshot_id for each in made.snapshots],
@@ -61,7 +61,9 @@ def test_a_group_can_be_looked_up(co: Co) -> None:
 @case(344, CREATE, GROUP, "controller.CREATE_DELETE_SNAPSHOT")
 def test_a_member_is_not_deleted_alone(co: Co) -> None:
     """DeleteSnapshot of a group's member: INVALID_ARGUMENT, and the group is whole."""
-    made = _take(co, _request(co, [co.volume().volume_id for _ in range(2)]))
+    made = copies.take_group(
+        co, copies.group_request(co, [co.volume().volume_id for _ in range(2)])
+    )
     request = csi_pb2.DeleteSnapshotRequest(snapshot_id=made.snapshots[0].snapshot_id)
     co.refused(co.controller.DeleteSnapshot, request, Code.INVALID_ARGUMENT)
     look = csi_pb2.GetVolumeGroupSnapshotRequest(group_snapshot_id=made.group_snapshot_id)
@@ -72,13 +74,13 @@ def test_a_member_is_not_deleted_alone(co: Co) -> None:
 @case(345, CREATE, GROUP)
 def test_a_group_is_deleted_whole_and_again(co: Co) -> None:
     """DeleteVolumeGroupSnapshot: INVALID_ARGUMENT for other members; OK, and OK again; then NOT_FOUND."""
-    made = _take(co, _request(co, [co.volume().volume_id]))
+    made = copies.take_group(co, copies.group_request(co, [co.volume().volume_id]))
     call = co.groups.DeleteVolumeGroupSnapshot
-    request = _deletion(made)
+    request = copies.group_deletion(co, made)
     request.snapshot_ids.append(_UNKNOWN)
     co.refused(call, request, Code.INVALID_ARGUMENT)
     for _ in range(2):
-        co.ask(call, _deletion(made))
+        co.ask(call, copies.group_deletion(co, made))
     look = csi_pb2.GetVolumeGroupSnapshotRequest(
         group_snapshot_id=made.group_snapshot_id,
         snapshot_ids=[each.snapshot_id for each in made.snapshots],
@@ -109,7 +111,10 @@ def test_a_group_keeps_the_order_of_writes(co: Co) -> None:
     writer.start()
     try:
         assert started.wait(co.options.timeout_s)
-        groups = [_take(co, _request(co, [each.volume_id for each in volumes])) for _ in range(3)]
+        groups = [
+            copies.take_group(co, copies.group_request(co, [each.volume_id for each in volumes]))
+            for _ in range(3)
+        ]
     finally:
         stop.set()
         writer.join()
@@ -117,38 +122,6 @@ def test_a_group_keeps_the_order_of_writes(co: Co) -> None:
         members = {each.source_volume_id: each.snapshot_id for each in group.snapshots}
         first, second = (_counter(co, members[each.volume_id]) for each in volumes)
         assert second <= first <= second + 1, f"written as {first}, then {second}"
-
-
-def _request(co: Co, volume_ids: list[str]) -> csi_pb2.CreateVolumeGroupSnapshotRequest:
-    return csi_pb2.CreateVolumeGroupSnapshotRequest(
-        name=co.name("group"),
-        source_volume_ids=volume_ids,
-        parameters=co.options.parameters.group_parameters,
-        secrets=co.options.parameters.secrets,
-    )
-
-
-def _take(co: Co, request: csi_pb2.CreateVolumeGroupSnapshotRequest) -> csi_pb2.VolumeGroupSnapshot:
-    call = co.groups.CreateVolumeGroupSnapshot
-    made = co.finally_(call, request).group_snapshot
-    deletion = _deletion(made)
-    co.undo(lambda: _delete(co, deletion))
-    for _ in range(1000):
-        if made.ready_to_use:
-            return made
-        made = co.finally_(call, request).group_snapshot
-    raise AssertionError("the group never becomes ready to use")
-
-
-def _delete(co: Co, request: csi_pb2.DeleteVolumeGroupSnapshotRequest) -> None:
-    co.finally_(co.groups.DeleteVolumeGroupSnapshot, request)
-
-
-def _deletion(made: csi_pb2.VolumeGroupSnapshot) -> csi_pb2.DeleteVolumeGroupSnapshotRequest:
-    return csi_pb2.DeleteVolumeGroupSnapshotRequest(
-        group_snapshot_id=made.group_snapshot_id,
-        snapshot_ids=[each.snapshot_id for each in made.snapshots],
-    )
 
 
 def _counter(co: Co, snapshot_id: str) -> int:

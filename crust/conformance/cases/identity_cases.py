@@ -1,19 +1,23 @@
-"""Identity, capabilities, and what a node says of itself (C-001 to C-009)."""
+"""Identity, capabilities, and what a node says of itself (C-001 to C-013)."""
 
 import re
+import stat
 from collections import Counter
+from pathlib import Path
 
 from google.protobuf.message import Message
 
-from crust.conformance.case import NODE, TOPOLOGY, case
+from crust.conformance.case import CREATE, NODE, PUBLISH, TOPOLOGY, case
 from crust.conformance.co import Co, Code
 from crust.conformance.unadvertised import RPCS
 from crust.wire.csi.v1 import csi_pb2
 
+_NODE_INFO = ("controller.GET_NODE_INFO", "node.NODE_INFO_FROM_CONTROLLER")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _TOPOLOGY_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}\w)?")
 _TOPOLOGY_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_DEFERRAL = {20526, 20527, 20528}
+_ADDITIONS = 20000
+"""CSI numbers its capabilities from 1; what is not of CSI is far above."""
 _ONLY_1_12 = {"controller": {11}, "node": {4}}
 _ONLY_1_13 = {"controller": {16, 17}, "node": {7, 8}}
 
@@ -76,7 +80,7 @@ def test_a_profile_has_its_own_capabilities_only(co: Co) -> None:
 @case(7, NODE)
 def test_deferral_is_for_those_who_ask(co: Co) -> None:
     """Deferral D-3: a caller that did not opt in is told of no capability that CSI does not have."""
-    assert not _types(co)[1] & _DEFERRAL
+    assert all(each < _ADDITIONS for types in _types(co) for each in types)
     info = co.ask(co.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())
     assert not list(info.supported_file_systems)
 
@@ -102,6 +106,51 @@ def test_the_node_has_a_topology(co: Co) -> None:
     for key, value in segments.items():
         assert _TOPOLOGY_KEY.fullmatch(key), key
         assert _TOPOLOGY_VALUE.fullmatch(value), value
+
+
+@case(10)
+def test_nothing_lies_beside_the_socket(co: Co) -> None:
+    """CSI_ENDPOINT: a plugin makes no other file or directory beside its socket."""
+    beside = list(Path(co.options.socket).parent.iterdir())
+    others = [each.name for each in beside if not stat.S_ISSOCK(each.lstat().st_mode)]
+    assert not others, f"beside the socket: {others}"
+
+
+@case(11, NODE, "node.GET_ID")
+def test_the_node_tells_its_id_alone(co: Co) -> None:
+    """NodeGetID (CSI PR #603): the id that NodeGetInfo tells."""
+    assert co.ask(co.node.NodeGetID, csi_pb2.NodeGetIDRequest()).node_id == co.node_id()
+
+
+@case(12, NODE, *_NODE_INFO)
+def test_the_controller_tells_what_the_node_would(co: Co) -> None:
+    """ControllerGetNodeInfo (CSI PR #603): the topology and the limit of NodeGetInfo, which tells both unless
+    it is told not to; NOT_FOUND for no such node, INVALID_ARGUMENT without an id.
+    """
+    info = co.ask(co.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())
+    call, request = co.controller.ControllerGetNodeInfo, csi_pb2.ControllerGetNodeInfoRequest
+    told = co.ask(call, request(node_id=info.node_id))
+    assert told.accessible_topology == info.accessible_topology
+    assert told.max_volumes_per_node == info.max_volumes_per_node
+    flagged = csi_pb2.NodeGetInfoRequest(controller_get_node_info=True)
+    assert co.ask(co.node.NodeGetInfo, flagged).node_id == info.node_id
+    co.refused(call, request(node_id="conformance-no-such-node"), Code.NOT_FOUND)
+    co.refused(call, request(), Code.INVALID_ARGUMENT)
+
+
+@case(13, CREATE, PUBLISH, NODE, *_NODE_INFO)
+def test_the_controller_tells_whose_slots_are_taken(co: Co) -> None:
+    """ControllerGetNodeInfo (CSI PR #603): published_volume_ids has what is attached to the node, once, and
+    what was detached no more.
+    """
+    volume = co.volume()
+    request = csi_pb2.ControllerGetNodeInfoRequest(node_id=co.node_id())
+    call = co.controller.ControllerGetNodeInfo
+    assert volume.volume_id not in co.ask(call, request).published_volume_ids
+    co.attach(volume)
+    assert list(co.ask(call, request).published_volume_ids).count(volume.volume_id) == 1
+    co.detach(volume.volume_id)
+    assert volume.volume_id not in co.ask(call, request).published_volume_ids
 
 
 def _capabilities(co: Co) -> list[list[Message]]:

@@ -1,6 +1,16 @@
 """ListVolumes, ControllerGetVolume, GetCapacity, volume health (C-131 to C-146)."""
 
-from crust.conformance.case import CAPACITY, CREATE, GET, LIST, LIST_NODES, NODE, PUBLISH, case
+from crust.conformance.case import (
+    CAPACITY,
+    CREATE,
+    EPHEMERAL,
+    GET,
+    LIST,
+    LIST_NODES,
+    NODE,
+    PUBLISH,
+    case,
+)
 from crust.conformance.co import Co, Code
 from crust.wire.csi.v1 import csi_pb2
 
@@ -86,6 +96,19 @@ def test_a_volume_can_be_looked_up(co: Co) -> None:
     co.refused(call, request(), Code.INVALID_ARGUMENT)
 
 
+@case(137, NODE, LIST, EPHEMERAL)
+def test_an_ephemeral_volume_is_in_no_list(co: Co) -> None:
+    """Inline ephemeral volumes: their id is the pod's, so ListVolumes and ControllerListVolumeHealth have none
+    of them.
+    """
+    before = _ids(co)
+    target = co.target()
+    volume_id = "csi-" + co.name("").encode().hex().ljust(64, "0")[:64]
+    co.will_unpublish(volume_id, target)
+    co.ask(co.node.NodePublishVolume, co.ephemeral_request(volume_id, target))
+    assert _ids(co) <= before, "what nobody created is listed"
+
+
 @case(141, CAPACITY)
 def test_capacity_is_told(co: Co) -> None:
     """GetCapacity: not negative; the largest volume is no smaller than the smallest."""
@@ -150,6 +173,16 @@ def _all(co: Co, max_entries: int) -> list[csi_pb2.ListVolumesResponse.Entry]:
         more, token = _page(co, max_entries, token)
         entries += more
     return entries
+
+
+def _ids(co: Co) -> set[str]:
+    """What the lists have of volumes; one that others delete meanwhile may be gone, and none may come."""
+    found = {each.volume.volume_id for each in _all(co, 0)}
+    if _HEALTH_LIST in co.has:
+        request = csi_pb2.ControllerListVolumeHealthRequest()
+        answer = co.ask(co.controller.ControllerListVolumeHealth, request)
+        found |= {each.volume_id for each in answer.entries}
+    return found
 
 
 def _nodes(co: Co, volume_id: str) -> list[str]:

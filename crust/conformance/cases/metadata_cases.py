@@ -1,4 +1,4 @@
-"""Changed and allocated blocks, against a comparison of bytes (C-361 to C-365)."""
+"""Changed and allocated blocks, against a comparison of bytes (C-361 to C-366)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +17,8 @@ Delta = csi_pb2.GetMetadataDeltaResponse
 
 @case(361, CREATE, SNAPSHOT, METADATA, NODE, BLOCK)
 def test_what_is_allocated_holds_every_byte(co: Co) -> None:
-    """GetMetadataAllocated: ascending, apart, at most max_results a message; whatever is not zero lies in
-    it.
+    """GetMetadataAllocated: ascending, apart, of one type (and of one length where that is FIXED_LENGTH),
+    at most max_results a message; whatever is not zero lies in it.
     """
     volume = co.volume(block())
     target = co.use(volume, block())
@@ -87,6 +87,34 @@ def test_metadata_needs_snapshots(co: Co) -> None:
     co.stream_refused(other, both, Code.NOT_FOUND)
 
 
+@case(365, CREATE, SNAPSHOT, METADATA, BLOCK)
+def test_an_empty_snapshot_is_a_stream_that_ends(co: Co) -> None:
+    """GetMetadataAllocated, GetMetadataDelta: of a volume that nobody has written to, OK."""
+    volume = co.volume(block())
+    one, other = (copies.snapshot(co, volume.volume_id).snapshot_id for _ in range(2))
+    size = volume.capacity_bytes or co.options.parameters.size_bytes
+    allocated = csi_pb2.GetMetadataAllocatedRequest(snapshot_id=one)
+    _ranges(co.stream(co.metadata.GetMetadataAllocated, allocated), size)
+    delta = csi_pb2.GetMetadataDeltaRequest(base_snapshot_id=one, target_snapshot_id=other)
+    _ranges(co.stream(co.metadata.GetMetadataDelta, delta), size)
+
+
+@case(366, CREATE, SNAPSHOT, METADATA, BLOCK)
+def test_a_delta_is_of_one_volume_and_within_it(co: Co) -> None:
+    """GetMetadataDelta: beyond the volume OUT_OF_RANGE; snapshots of two volumes INVALID_ARGUMENT (or
+    FAILED_PRECONDITION).
+    """
+    volume, stranger = co.volume(block()), co.volume(block())
+    one, other = (copies.snapshot(co, volume.volume_id).snapshot_id for _ in range(2))
+    foreign = copies.snapshot(co, stranger.volume_id).snapshot_id
+    call, request = co.metadata.GetMetadataDelta, csi_pb2.GetMetadataDeltaRequest
+    size = volume.capacity_bytes or co.options.parameters.size_bytes
+    beyond = request(base_snapshot_id=one, target_snapshot_id=other, starting_offset=4 * size)
+    co.stream_refused(call, beyond, Code.OUT_OF_RANGE)
+    mixed = request(base_snapshot_id=one, target_snapshot_id=foreign)
+    co.stream_refused(call, mixed, Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)
+
+
 def _write(co: Co, target: Path, *, parts: tuple[int, ...], seed: int) -> None:
     size = co.sight.size_bytes(target)
     for part in parts:
@@ -102,6 +130,8 @@ def _ranges(
         assert message.volume_capacity_bytes == size_bytes
         assert not few or len(message.block_metadata) <= few, "more than max_results in a message"
         ranges += [(each.byte_offset, each.size_bytes) for each in message.block_metadata]
+    if any(each.block_metadata_type == csi_pb2.FIXED_LENGTH for each in stream):
+        assert len({length for _, length in ranges}) <= 1, "FIXED_LENGTH, and the lengths differ"
     end = 0
     for offset, length in ranges:
         assert offset >= end, "not ascending, or overlapping"

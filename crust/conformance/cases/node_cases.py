@@ -1,10 +1,17 @@
-"""Staging, publishing and taking back, in every order (C-201 to C-231)."""
-
-from pathlib import Path
+"""Staging, publishing and taking back, in every order (C-201 to C-227)."""
 
 import pytest
 
-from crust.conformance.case import BLOCK, CREATE, MOUNT_GROUP, MULTI_WRITER, NODE, STAGE, case
+from crust.conformance.case import (
+    BLOCK,
+    CREATE,
+    EPHEMERAL,
+    MOUNT_GROUP,
+    MULTI_WRITER,
+    NODE,
+    STAGE,
+    case,
+)
 from crust.conformance.co import Co, Code, Mode, block, mount
 from crust.wire.csi.v1 import csi_pb2
 
@@ -225,21 +232,6 @@ def test_unpublish_needs_a_volume_and_a_path(co: Co) -> None:
     co.refused(call, request(target_path="/a"), Code.INVALID_ARGUMENT)
 
 
-@case(223, CREATE, NODE)
-def test_read_only_is_enforced(co: Co) -> None:
-    """NodePublishVolume: with readonly nothing can be written, to a filesystem or to a device."""
-    for capability in co.kinds:
-        volume = co.volume(capability)
-        file = "file" if capability.HasField("mount") else "."
-        target = co.use(volume, capability)
-        co.sight.write(target / file, _DATA)
-        co.unpublish(volume.volume_id, target)
-        target = co.publish(volume, capability, readonly=True)
-        with pytest.raises(OSError):  # noqa: PT011 - EROFS, EPERM or EACCES, by who enforces it
-            co.sight.write(target / file, b"overwritten")
-        assert co.sight.read(target / file, len(_DATA)) == _DATA
-
-
 @case(224, CREATE, NODE)
 def test_paths_may_be_long(co: Co) -> None:
     """Size Limits: target and staging paths of at least 128 bytes are accepted."""
@@ -274,31 +266,19 @@ def test_the_group_owns_the_volume(co: Co) -> None:
     assert co.sight.group_of(target) == 4321
 
 
-@case(227, NODE, "parameters.ephemeral_context")
+@case(227, NODE, EPHEMERAL)
 def test_an_ephemeral_volume_lives_as_long_as_its_pod(co: Co) -> None:
     """Inline ephemeral volumes: published without more; unpublish deletes, and the next one is empty."""
     target = co.target()
     volume_id = "csi-" + co.name("").encode().hex().ljust(64, "0")[:64]
     for _ in range(2):
         co.will_unpublish(volume_id, target)
-        co.ask(co.node.NodePublishVolume, _ephemeral(co, volume_id, target))
+        co.ask(co.node.NodePublishVolume, co.ephemeral_request(volume_id, target))
         with pytest.raises(FileNotFoundError):
             co.sight.read(target / "file", 1)
         co.sight.write(target / "file", _DATA)
         co.unpublish(volume_id, target)
         assert not target.exists()
-
-
-def _ephemeral(co: Co, volume_id: str, target: Path) -> csi_pb2.NodePublishVolumeRequest:
-    return csi_pb2.NodePublishVolumeRequest(
-        volume_id=volume_id,
-        target_path=str(target),
-        volume_capability=co.mount,
-        volume_context={
-            **co.options.parameters.ephemeral_context,
-            "csi.storage.k8s.io/ephemeral": "true",
-        },
-    )
 
 
 def _second_target(co: Co, mode: Mode.Mode.ValueType) -> None:

@@ -1,49 +1,113 @@
-"""What a driver writes into its log (C-601)."""
+"""What a driver writes into its log (C-601, C-602)."""
 
-from crust.conformance.case import CREATE, NODE, case
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from crust.conformance import copies, growth
+from crust.conformance.case import (
+    CLONE,
+    CREATE,
+    EXPAND,
+    GROUP,
+    NODE,
+    NODE_EXPAND,
+    ONLINE,
+    SNAPSHOT,
+    case,
+)
 from crust.conformance.co import Co
+from crust.conformance.unadvertised import RPCS
 from crust.wire.csi.v1 import csi_pb2
 
+_LOG = "option.log"
+_TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
 
-@case(601, CREATE, NODE, "option.log")
+
+@case(601, CREATE, NODE, _LOG)
 def test_no_secret_is_in_the_log(co: Co) -> None:
-    """Secrets Requirements: neither secrets, nor tokens in volume_context, nor mount flags, when calls
-    pass and when they fail.
+    """Secrets Requirements: neither secrets, nor tokens in volume_context, nor mount flags, in any call of a
+    volume's life, when calls pass and when they fail.
     """
+    password, token, flag = (co.name("planted") for _ in range(3))
+    with _log_has_none_of(co, password, token, flag):
+        _plant_in_all(co, password)
+        volume = co.volume()
+        co.stage(volume)
+        target = co.target()
+        co.will_unpublish(volume.volume_id, target)
+        publish = co.publish_request(volume, target)
+        publish.volume_context[_TOKENS] = token
+        co.ask(co.node.NodePublishVolume, publish)
+        _copy_and_grow(co, volume)
+        publish.volume_capability.mount.mount_flags.append(f"password={flag}")
+        publish.target_path = str(co.target())
+        co.will_unpublish(publish.volume_id, co.target())
+        co.outcome(co.node.NodePublishVolume, publish)
+        co.unpublish(volume.volume_id, target)
+
+
+@case(602, _LOG)
+def test_no_refusal_tells_a_secret(co: Co) -> None:
+    """Secrets Requirements: the same for every RPC, served or not, in calls that are refused; nor do the
+    refusals tell them.
+    """
+    password, token, flag = (co.name("planted") for _ in range(3))
+    with _log_has_none_of(co, password, token, flag):
+        for rpc in RPCS:
+            request = _planted(rpc.request, password, token, flag)
+            call = co.stream_outcome if rpc.streams else co.outcome
+            message = call(rpc.method(co), request)[1]
+            assert not any(each in message for each in (password, token, flag)), (
+                f"{rpc.request.DESCRIPTOR.name} was refused with a planted secret in the message"
+            )
+
+
+def _plant_in_all(co: Co, password: str) -> None:
+    """From here on all that this CO sends has one secret more."""
+    given = co.options.parameters
+    secrets = {**given.secrets, "password": password}
+    co.options = replace(co.options, parameters=given.model_copy(update={"secrets": secrets}))
+
+
+def _copy_and_grow(co: Co, volume: csi_pb2.Volume) -> None:
+    if SNAPSHOT in co.has:
+        made = copies.snapshot(co, volume.volume_id)
+        co.volume(source=copies.of_snapshot(made.snapshot_id))
+    if CLONE in co.has:
+        co.volume(source=copies.of_volume(volume.volume_id))
+    if GROUP in co.has:
+        copies.take_group(co, copies.group_request(co, [volume.volume_id]))
+    if EXPAND in co.has and ONLINE in co.has:
+        co.finally_(co.controller.ControllerExpandVolume, growth.of(co, volume))
+    if NODE_EXPAND in co.has:
+        nowhere = growth.on_the_node(co, volume, co.target())
+        co.outcome(co.node.NodeExpandVolume, nowhere)
+
+
+def _planted(request: Any, password: str, token: str, flag: str) -> Any:
+    planted = type(request)()
+    planted.CopyFrom(request)
+    fields = request.DESCRIPTOR.fields_by_name
+    if "secrets" in fields:
+        planted.secrets["password"] = password
+    if "volume_context" in fields:
+        planted.volume_context[_TOKENS] = token
+    if "volume_capability" in fields:
+        planted.volume_capability.mount.mount_flags.append(f"password={flag}")
+    for each in planted.volume_capabilities if "volume_capabilities" in fields else ():
+        each.mount.mount_flags.append(f"password={flag}")
+    return planted
+
+
+@contextmanager
+def _log_has_none_of(co: Co, *planted: str) -> Iterator[None]:
     assert co.options.log is not None
     before = co.options.log.stat().st_size
-    planted = [co.name("planted") for _ in range(4)]
-    create = co.create_request()
-    create.secrets["password"] = planted[0]
-    volume = co.create(create)
-    co.attach(volume)
-    stage = co.stage_request(volume)
-    stage.secrets["password"] = planted[1]
-    co.undo(lambda: co.unstage(volume))
-    if "node.STAGE_UNSTAGE_VOLUME" in co.has:
-        co.ask(co.node.NodeStageVolume, stage)
-    target = co.target()
-    co.will_unpublish(volume.volume_id, target)
-    publish = co.publish_request(volume, target)
-    publish.secrets["password"] = planted[2]
-    publish.volume_context["csi.storage.k8s.io/serviceAccount.tokens"] = planted[3]
-    co.ask(co.node.NodePublishVolume, publish)
-    _fail_on_purpose(co, publish, planted)
+    yield
     with co.options.log.open("rb") as file:
         file.seek(before)
         written = file.read()
     found = [each for each in planted if each.encode() in written]
     assert not found, f"{len(found)} of {len(planted)} planted secrets are in the log"
-
-
-def _fail_on_purpose(co: Co, publish: csi_pb2.NodePublishVolumeRequest, planted: list[str]) -> None:
-    """Refusals are logged by other lines than successes; mount flags may be credentials."""
-    create = co.create_request()
-    create.name = ""
-    create.secrets["password"] = planted[0]
-    co.outcome(co.controller.CreateVolume, create)
-    planted.append(co.name("planted"))
-    publish.volume_capability.mount.mount_flags.append(f"password={planted[-1]}")
-    publish.target_path = str(co.target())
-    co.will_unpublish(publish.volume_id, co.target())
-    co.outcome(co.node.NodePublishVolume, publish)

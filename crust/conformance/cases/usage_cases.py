@@ -1,7 +1,7 @@
 """NodeGetVolumeStats, NodeExpandVolume, health on the node (C-241 to C-262)."""
 
 from crust.conformance.case import BLOCK, CREATE, EXPAND, NODE_EXPAND, STATS, case
-from crust.conformance.co import Co, Code, block
+from crust.conformance.co import Co, Code, block, mount
 from crust.conformance.options import MIB
 from crust.wire.csi.v1 import csi_pb2
 
@@ -114,6 +114,29 @@ def test_a_filesystem_that_grew_offline_is_grown_when_published(co: Co) -> None:
     target = co.use(volume)
     _expand_node(co, volume, str(target), size, co.mount)
     assert co.sight.size_bytes(target) >= 1.6 * before
+
+
+@case(255, CREATE, NODE_EXPAND)
+def test_node_expand_is_refused_where_it_cannot_be(co: Co) -> None:
+    """NodeExpandVolume: NOT_FOUND where the volume is not, OUT_OF_RANGE for more than it has, INVALID_ARGUMENT
+    for a capability that it cannot have.
+    """
+    volume = co.volume()
+    target = co.use(volume)
+    call = co.node.NodeExpandVolume
+    request = csi_pb2.NodeExpandVolumeRequest(
+        volume_id=volume.volume_id,
+        volume_path=str(co.target()),
+        staging_target_path=str(co.staging(volume)),
+        volume_capability=co.mount,
+    )
+    co.refused(call, request, Code.NOT_FOUND)
+    request.volume_path = str(target)
+    request.volume_capability.CopyFrom(mount("crust-conformance-fs"))
+    co.refused(call, request, Code.INVALID_ARGUMENT)
+    request.volume_capability.CopyFrom(co.mount)
+    request.capacity_range.required_bytes = 1 << 50
+    co.refused(call, request, Code.OUT_OF_RANGE)
 
 
 @case(261, CREATE, "node.GET_VOLUME_HEALTH")

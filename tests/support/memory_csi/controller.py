@@ -6,6 +6,7 @@ from typing import Any
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.memory_csi.state import (
     MIB,
+    PLACE,
     POOL_BYTES,
     Code,
     Content,
@@ -14,29 +15,39 @@ from tests.support.memory_csi.state import (
     State,
     Volume,
     check_capability,
+    check_map,
+    check_place,
     check_text,
+    check_whole_map,
     page,
+    place,
 )
 
 _numbers = itertools.count(1)
 NODE = "node-1"
+SLOTS = 16
+"""How many volumes a node can have."""
 
 
 class Controller:
     """One method per RPC; raises `Refused`."""
 
-    def __init__(self, state: State, faults: set[str]) -> None:
+    def __init__(self, state: State, faults: set[str], *, offline: bool = False) -> None:
         self.state = state
         self.faults = faults
+        self.offline = offline
 
     def CreateVolume(self, request: Any) -> Any:
         self._check_create(request)
         for volume in self.state.volumes.values():
             if self._same_name(volume.request.name, request.name):
-                if not _same(volume.request, request):
-                    raise Refused(Code.ALREADY_EXISTS, "made differently")
+                self._check_same(volume.request, request)
                 return csi_pb2.CreateVolumeResponse(volume=volume.told)
+        if "everywhere" not in self.faults:
+            check_place(request.accessibility_requirements)
         size = request.capacity_range.required_bytes or MIB
+        if "rounds-down" in self.faults:
+            size = size // MIB * MIB
         if size > POOL_BYTES:
             if "keeps-failed" in self.faults:
                 self._make(request, Content(bytearray()), MIB)
@@ -50,8 +61,7 @@ class Controller:
             raise Refused(Code.INVALID_ARGUMENT, "no capability")
         for each in request.volume_capabilities:
             check_capability(each)
-        if sum(len(k) + len(v) for k, v in request.parameters.items()) > 4096:
-            raise Refused(Code.INVALID_ARGUMENT, "the parameters are too long")
+        check_whole_map(request.parameters)
         for key in request.parameters:
             sidecar = key.startswith("csi.storage.k8s.io/") and "no-sidecars" not in self.faults
             if key != "known" and not sidecar:
@@ -59,6 +69,17 @@ class Controller:
         wanted = request.capacity_range
         if wanted.required_bytes < 0 or 0 < wanted.limit_bytes < wanted.required_bytes:
             raise Refused(Code.OUT_OF_RANGE, "no such size")
+
+    def _check_same(self, made: Any, request: Any) -> None:
+        there = True
+        try:
+            check_place(request.accessibility_requirements)
+        except Refused:
+            there = False
+        if "forgets-usage" in self.faults:
+            return
+        if not _same(made, request) or (not there and "everywhere" not in self.faults):
+            raise Refused(Code.ALREADY_EXISTS, "made differently")
 
     def _same_name(self, one: str, other: str) -> bool:
         if "slash-is-underscore" in self.faults:
@@ -81,6 +102,8 @@ class Controller:
             raise Refused(Code.OUT_OF_RANGE, "smaller than its source")
         if "clone-shares" in self.faults and kind == "volume":
             return content
+        if "clone-torn" in self.faults and kind == "volume":
+            return Content(bytearray(size), dict(content.files), content.fs_bytes)
         copied = Content(bytearray(), {}) if "restore-empty" in self.faults else content.copy()
         if "restore-torn" in self.faults and kind == "snapshot":
             copied.raw[: MIB // 2] = bytes(MIB // 2)
@@ -92,6 +115,7 @@ class Controller:
             volume_id=f"vol-{next(_numbers):06}",
             capacity_bytes=size,
             volume_context={"of": "memory"},
+            accessible_topology=[place()],
             content_source=request.volume_content_source
             if request.HasField("volume_content_source")
             else None,
@@ -112,11 +136,19 @@ class Controller:
             raise Refused(Code.FAILED_PRECONDITION, "in use, and gone")
         if "delete-is-nothing" not in self.faults:
             self.state.volumes.pop(request.volume_id, None)
-        if "snapshots-die" in self.faults:
-            for each in list(self.state.snapshots):
-                if self.state.snapshots[each].told.source_volume_id == request.volume_id:
-                    self.state.snapshots[each].content = Content(bytearray())
+        self._lose_copies(request.volume_id)
         return csi_pb2.DeleteVolumeResponse()
+
+    def _lose_copies(self, volume_id: str) -> None:
+        """What a driver does whose copies are not copies."""
+        if "clones-die" in self.faults:
+            for volume in self.state.volumes.values():
+                if volume.request.volume_content_source.volume.volume_id == volume_id:
+                    volume.content.files.clear()
+        if "snapshots-die" in self.faults:
+            for snapshot in self.state.snapshots.values():
+                if snapshot.told.source_volume_id == volume_id:
+                    snapshot.content = Content(bytearray())
 
     def _find(self, volume_id: str) -> Volume:
         check_text(volume_id)
@@ -129,6 +161,15 @@ class Controller:
         if not request.volume_capabilities:
             raise Refused(Code.INVALID_ARGUMENT, "no capability")
         volume = self._find(request.volume_id)
+        check_map(request.volume_context)
+        kinds = {each.WhichOneof("access_type") for each in volume.request.volume_capabilities}
+        for each in request.volume_capabilities:
+            if each.WhichOneof("access_type") not in kinds:
+                return csi_pb2.ValidateVolumeCapabilitiesResponse(message="not made for this")
+            if each.mount.fs_type not in ("", "ext4") and "confirms-the-first" not in self.faults:
+                return csi_pb2.ValidateVolumeCapabilitiesResponse(message="no such filesystem")
+            if each.access_mode.mode == 7 and "a-mode-is-lost" in self.faults:
+                return csi_pb2.ValidateVolumeCapabilitiesResponse(message="no such mode")
         if request.volume_context and request.volume_context != volume.told.volume_context:
             return csi_pb2.ValidateVolumeCapabilitiesResponse(message="another context")
         confirmed = csi_pb2.ValidateVolumeCapabilitiesResponse.Confirmed(
@@ -139,7 +180,8 @@ class Controller:
         return csi_pb2.ValidateVolumeCapabilitiesResponse(confirmed=confirmed)
 
     def ListVolumes(self, request: Any) -> Any:
-        ids = sorted(self.state.volumes)
+        inline = "lists-ephemeral" in self.faults
+        ids = [each for each in sorted(self.state.volumes) if inline or each.startswith("vol-")]
         if "token-is-index" in self.faults:
             found, token = _by_index(ids, request.max_entries, request.starting_token)
         else:
@@ -164,7 +206,23 @@ class Controller:
         return csi_pb2.ControllerListVolumeHealthResponse()
 
     def GetCapacity(self, request: Any) -> Any:
-        return csi_pb2.GetCapacityResponse(available_capacity=POOL_BYTES)
+        check_whole_map(request.parameters)
+        asked = dict(request.accessible_topology.segments)
+        there = asked in ({}, PLACE) or "everywhere" in self.faults
+        return csi_pb2.GetCapacityResponse(available_capacity=POOL_BYTES if there else 0)
+
+    def ControllerGetNodeInfo(self, request: Any) -> Any:
+        check_text(request.node_id, 256)
+        if request.node_id != NODE:
+            raise Refused(Code.NOT_FOUND, "no such node")
+        return csi_pb2.ControllerGetNodeInfoResponse(
+            max_volumes_per_node=SLOTS,
+            accessible_topology=place(),
+            published_volume_ids=self._on_node(request.node_id),
+        )
+
+    def _on_node(self, node_id: str) -> list[str]:
+        return [key for key, each in self.state.volumes.items() if node_id in each.attached]
 
     def ControllerPublishVolume(self, request: Any) -> Any:
         check_text(request.volume_id)
@@ -176,6 +234,10 @@ class Controller:
         others = [each for each in volume.attached if each != request.node_id]
         if others:
             raise Refused(Code.FAILED_PRECONDITION, f"attached to {others[0]}")
+        taken = self._on_node(request.node_id)
+        if request.volume_id not in taken and len(taken) >= SLOTS:
+            raise Refused(Code.RESOURCE_EXHAUSTED, "the node is full")
+        volume.readonly = request.readonly
         how = request.volume_capability.SerializeToString() + bytes([request.readonly])
         if volume.attached.setdefault(request.node_id, how) != how:
             raise Refused(Code.ALREADY_EXISTS, "attached differently")
@@ -195,6 +257,11 @@ class Controller:
         if not request.HasField("capacity_range"):
             raise Refused(Code.INVALID_ARGUMENT, "no size")
         volume = self._find(request.volume_id)
+        if request.HasField("volume_capability"):
+            check_capability(request.volume_capability)
+        used = any(each.volume is volume for each in self.state.targets.values())
+        if used and self.offline:
+            raise Refused(Code.FAILED_PRECONDITION, "in use")
         wanted = request.capacity_range
         size = max(volume.told.capacity_bytes, wanted.required_bytes)
         if "shrinks" in self.faults:
@@ -218,6 +285,9 @@ class Controller:
     def CreateSnapshot(self, request: Any) -> Any:
         check_text(request.source_volume_id)
         check_text(request.name)
+        check_whole_map(request.parameters)
+        if "everywhere" not in self.faults:
+            check_place(request.accessibility_requirements)
         for each in self.state.snapshots.values():
             if each.name == request.name:
                 if each.told.source_volume_id != request.source_volume_id:
@@ -234,6 +304,7 @@ class Controller:
             size_bytes=len(volume.content.raw),
             ready_to_use=True,
             group_snapshot_id=group,
+            accessible_topology=[place()],
         )
         told.creation_time.seconds = 1
         content = volume.content if "snapshot-shares" in self.faults else volume.content.copy()
@@ -246,6 +317,11 @@ class Controller:
         if made is not None and made.told.group_snapshot_id:
             raise Refused(Code.INVALID_ARGUMENT, "a member of a group")
         self.state.snapshots.pop(request.snapshot_id, None)
+        if "restores-die" in self.faults:
+            for volume in self.state.volumes.values():
+                source = volume.request.volume_content_source
+                if source.snapshot.snapshot_id == request.snapshot_id:
+                    volume.content.files.clear()
         return csi_pb2.DeleteSnapshotResponse()
 
     def GetSnapshot(self, request: Any) -> Any:
@@ -281,5 +357,10 @@ def _by_index(ids: list[str], max_entries: int, token: str) -> tuple[list[str], 
 def _same(one: Any, other: Any) -> bool:
     return all(
         getattr(one, field) == getattr(other, field)
-        for field in ("capacity_range", "parameters", "volume_content_source")
+        for field in (
+            "capacity_range",
+            "parameters",
+            "volume_content_source",
+            "volume_capabilities",
+        )
     )

@@ -1,7 +1,6 @@
 """The driver on a socket, and what a suite sees of it."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -16,27 +15,34 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.support.memory_csi.controller import Controller
 from tests.support.memory_csi.groups import Groups, Metadata
 from tests.support.memory_csi.node import Node
-from tests.support.memory_csi.state import Code, Published, Refused, State
+from tests.support.memory_csi.state import Code, Content, Published, Refused, State, check_whole_map
 
 Twist = Callable[[str, Any, Any], Any]
 """Method, request, and the answer or the `Refused` that would be given; returns what is given."""
+
+_MEETING_S = 10.0
+"""How long a call that races waits for another one, which comes."""
 
 _Service = csi_pb2.PluginCapability.Service
 _Expansion = csi_pb2.PluginCapability.VolumeExpansion
 PLUGIN = [_Service.CONTROLLER_SERVICE, _Service.VOLUME_ACCESSIBILITY_CONSTRAINTS]
 PLUGIN += [_Service.GROUP_CONTROLLER_SERVICE, _Service.SNAPSHOT_METADATA_SERVICE]
 DEFERRAL = [20526, 20527, 20528]
+NODE_INFO = {"controller": [20529], "node": [20529, 20530]}
 
 
 class Identity:
     """Identity and every service's capabilities."""
 
-    def __init__(self, profile: str) -> None:
+    def __init__(self, profile: str, expansion: Any) -> None:
+        self._expansion = expansion
+        self.plugin = PLUGIN.copy()
         self.controller = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15]
         self.node = [1, 2, 3, 5, 6]
         if profile == "1.13":
             self.controller += [16, 17]
             self.node += [7, 8]
+            self.plugin += [_Service.SNAPSHOT_ACCESSIBILITY_CONSTRAINTS]
         else:
             self.node += [4]
 
@@ -48,14 +54,9 @@ class Identity:
 
     def GetPluginCapabilities(self, request: Any) -> Any:
         of = csi_pb2.PluginCapability
-        told = [of(service=_Service(type=each)) for each in PLUGIN]
-        told.append(of(volume_expansion=_Expansion(type=_Expansion.ONLINE)))
+        told = [of(service=_Service(type=each)) for each in self.plugin]
+        told.append(of(volume_expansion=_Expansion(type=self._expansion)))
         return csi_pb2.GetPluginCapabilitiesResponse(capabilities=told)
-
-    def ControllerGetCapabilities(self, request: Any) -> Any:
-        of = csi_pb2.ControllerServiceCapability
-        told = [of(rpc=of.RPC(type=each)) for each in self.controller]  # type: ignore[arg-type]
-        return csi_pb2.ControllerGetCapabilitiesResponse(capabilities=told)
 
     def GroupControllerGetCapabilities(self, request: Any) -> Any:
         of = csi_pb2.GroupControllerServiceCapability
@@ -65,21 +66,28 @@ class Identity:
 
 
 class MemoryDriver:
-    """All services. `faults` and `twist` break rules; `slow_s` makes every call overlap with others."""
+    """All services. `faults` and `twist` break rules; `offline` volumes grow only while nobody uses them."""
 
-    def __init__(self, profile: str, faults: set[str] | None = None, twist: Twist | None = None):
+    def __init__(
+        self,
+        profile: str,
+        faults: set[str] | None = None,
+        twist: Twist | None = None,
+        *,
+        offline: bool = False,
+    ) -> None:
         self._profile = profile
         self.state = State()
         self.faults = faults or set()
         self.twist: Twist = twist or (lambda _method, _request, answer: answer)
-        self.identity = Identity(profile)
-        controller = Controller(self.state, self.faults)
+        self.identity = Identity(profile, _Expansion.OFFLINE if offline else _Expansion.ONLINE)
+        controller = Controller(self.state, self.faults, offline=offline)
         rooms = (self.identity, controller, Node(self.state, self.faults), Groups(controller))
         self._rooms: tuple[object, ...] = (*rooms, Metadata(controller))
         self.frozen = False
         self.log = Path("/dev/null")
         self._lock = threading.RLock()
-        self._running: set[bytes] = set()
+        self._racers: dict[str, threading.Event] = {}
 
     def unary(self, method: str, request: Any, context: grpc.ServicerContext) -> Any:
         """One call."""
@@ -100,6 +108,10 @@ class MemoryDriver:
                 self.state.targets.clear()
                 for volume in self.state.volumes.values():
                     volume.staged.clear()
+            if "restart-loses-snapshots" in self.faults:
+                for snapshot in self.state.snapshots.values():
+                    snapshot.content = Content(bytearray())
+                    snapshot.told.size_bytes = 0
             self.frozen = "restart-freezes" in self.faults
 
     def stream(self, method: str, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
@@ -123,32 +135,45 @@ class MemoryDriver:
     def _joined(self, method: str, request: Any, context: grpc.ServicerContext) -> Any:
         if method == "NodeGetCapabilities":
             return self._node_capabilities(context)
+        if method == "ControllerGetCapabilities":
+            return self._controller_capabilities(context)
         work = self._find(method)
-        if method in ("CreateVolume", "NodePublishVolume") and "races" in self.faults:
-            time.sleep(0.02)
+        if method == "CreateSnapshot" and "snapshots-freeze" in self.faults:
+            self.frozen = True
+        if f"races-{method}" in self.faults:
             return self._racing(method, work, request)
         with self._lock:
+            check_whole_map(getattr(request, "secrets", {}))
             return work(request)
 
     def _racing(self, method: str, work: Callable[[Any], Any], request: Any) -> Any:
-        """The classic mistake: look, and then do, with nothing held between."""
-        key = request.SerializeToString()
+        """The classic mistake: look, and then do, with nothing held between. The first one waits for a second."""
         with self._lock:
-            if key in self._running:
-                raise Refused(Code.INTERNAL, "somebody else does this already")
-            self._running.add(key)
-        time.sleep(0.05)
-        try:
-            with self._lock:
-                return work(request)
-        finally:
-            self._running.discard(key)
+            first = method not in self._racers
+            met = self._racers.setdefault(method, threading.Event())
+        if not first:
+            met.set()
+            raise Refused(Code.INTERNAL, "somebody else does this already")
+        met.wait(_MEETING_S)
+        with self._lock:
+            del self._racers[method]
+            return work(request)
+
+    def _controller_capabilities(self, context: grpc.ServicerContext) -> Any:
+        types = [*self.identity.controller]
+        if extensions.NODE_INFO in _opted(context):
+            types += NODE_INFO["controller"]
+        of = csi_pb2.ControllerServiceCapability
+        told = [of(rpc=of.RPC(type=each)) for each in types]  # type: ignore[arg-type]
+        return csi_pb2.ControllerGetCapabilitiesResponse(capabilities=told)
 
     def _node_capabilities(self, context: grpc.ServicerContext) -> Any:
-        opted = (extensions.KEY, extensions.DEFERRAL) in [
-            (key, value) for key, value in context.invocation_metadata()
-        ]
-        types = self.identity.node + (DEFERRAL if opted or "defers-to-all" in self.faults else [])
+        opted = _opted(context)
+        types = [*self.identity.node]
+        if extensions.DEFERRAL in opted or "defers-to-all" in self.faults:
+            types += DEFERRAL
+        if extensions.NODE_INFO in opted:
+            types += NODE_INFO["node"]
         of = csi_pb2.NodeServiceCapability
         told = [of(rpc=of.RPC(type=each)) for each in types]  # type: ignore[arg-type]
         return csi_pb2.NodeGetCapabilitiesResponse(capabilities=told)
@@ -162,6 +187,11 @@ class MemoryDriver:
         raise AssertionError("abort raises")
 
 
+def _opted(context: grpc.ServicerContext) -> list[str]:
+    said = [str(value) for key, value in context.invocation_metadata() if key == extensions.KEY]
+    return ",".join(said).split(",")
+
+
 @contextmanager
 def serving(driver: MemoryDriver, socket: Path) -> Iterator[None]:
     """The driver on its socket, while the block runs."""
@@ -170,6 +200,8 @@ def serving(driver: MemoryDriver, socket: Path) -> Iterator[None]:
     server.add_generic_rpc_handlers((_Handlers(driver),))
     server.add_insecure_port(f"unix:{socket}")
     server.start()
+    if "lock-beside-socket" in driver.faults:
+        socket.with_suffix(".lock").touch()
     try:
         yield
     finally:

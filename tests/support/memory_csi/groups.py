@@ -5,7 +5,7 @@ from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.memory_csi.controller import Controller
-from tests.support.memory_csi.state import Code, Refused, check_text
+from tests.support.memory_csi.state import Code, Refused, check_text, check_whole_map
 
 _STEP = 4096
 
@@ -19,6 +19,7 @@ class Groups:
 
     def CreateVolumeGroupSnapshot(self, request: Any) -> Any:
         check_text(request.name)
+        check_whole_map(request.parameters)
         if not request.source_volume_ids:
             raise Refused(Code.INVALID_ARGUMENT, "no sources")
         for group_id, (made, _) in self._state.groups.items():
@@ -89,7 +90,10 @@ class Metadata:
     def _content(self, snapshot_id: str) -> bytearray:
         if snapshot_id not in self._state.snapshots:
             raise Refused(Code.NOT_FOUND, "no such snapshot")
-        return self._state.snapshots[snapshot_id].content.raw
+        content = self._state.snapshots[snapshot_id].content.raw
+        if "empty-is-an-error" in self._faults and not any(content):
+            raise Refused(Code.FAILED_PRECONDITION, "there is nothing in it")
+        return content
 
     def GetMetadataAllocated(self, request: Any) -> Iterator[Any]:
         check_text(request.snapshot_id)
@@ -103,6 +107,10 @@ class Metadata:
         check_text(request.target_snapshot_id)
         one = self._content(request.base_snapshot_id)
         other = self._content(request.target_snapshot_id)
+        told = self._state.snapshots
+        sources = {told[request.base_snapshot_id].told.source_volume_id}
+        if sources != {told[request.target_snapshot_id].told.source_volume_id}:
+            raise Refused(Code.INVALID_ARGUMENT, "of two volumes")
         everything = "delta-is-everything" in self._faults
         chosen = [
             at
@@ -128,6 +136,8 @@ class Metadata:
                 csi_pb2.BlockMetadata(byte_offset=at, size_bytes=_STEP)
                 for at in chosen[start : start + few]
             ]
+            if "fixed-lengths-differ" in self._faults and len(blocks) > 1:
+                blocks[-1].size_bytes = _STEP // 2
             yield kind(
                 block_metadata_type=csi_pb2.FIXED_LENGTH,
                 volume_capacity_bytes=size,

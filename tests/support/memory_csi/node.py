@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.memory_csi.controller import NODE
+from tests.support.memory_csi.controller import NODE, SLOTS
 from tests.support.memory_csi.state import (
     MIB,
     Code,
@@ -14,11 +14,19 @@ from tests.support.memory_csi.state import (
     State,
     Volume,
     check_capability,
+    check_map,
     check_text,
+    place,
 )
 
 Mode = csi_pb2.VolumeCapability.AccessMode
-_SHARED = {Mode.SINGLE_NODE_MULTI_WRITER, Mode.MULTI_NODE_MULTI_WRITER}
+_SHARED = {
+    Mode.SINGLE_NODE_MULTI_WRITER,
+    Mode.MULTI_NODE_READER_ONLY,
+    Mode.MULTI_NODE_SINGLE_WRITER,
+    Mode.MULTI_NODE_MULTI_WRITER,
+}
+_READERS = {Mode.SINGLE_NODE_READER_ONLY, Mode.MULTI_NODE_READER_ONLY}
 _TARGET_MAX_BYTES = 4096
 
 
@@ -32,9 +40,12 @@ class Node:
     def NodeGetInfo(self, request: Any) -> Any:
         return csi_pb2.NodeGetInfoResponse(
             node_id=NODE,
-            max_volumes_per_node=100,
-            accessible_topology=csi_pb2.Topology(segments={"crust.dev/node": NODE}),
+            max_volumes_per_node=SLOTS,
+            accessible_topology=place(),
         )
+
+    def NodeGetID(self, request: Any) -> Any:
+        return csi_pb2.NodeGetIDResponse(node_id=NODE)
 
     def _find(self, volume_id: str) -> Volume:
         if volume_id not in self.state.volumes:
@@ -44,7 +55,7 @@ class Node:
     def NodeStageVolume(self, request: Any) -> Any:
         check_text(request.volume_id)
         check_text(request.staging_target_path, self._path_limit())
-        check_capability(request.volume_capability)
+        check_capability(request.volume_capability, Code.FAILED_PRECONDITION)
         volume = self._find(request.volume_id)
         how = request.volume_capability.SerializeToString()
         if volume.staged.get(request.staging_target_path, how) != how:
@@ -83,7 +94,9 @@ class Node:
     def NodePublishVolume(self, request: Any) -> Any:
         check_text(request.volume_id)
         check_text(request.target_path, self._path_limit())
-        check_capability(request.volume_capability)
+        check_map(request.volume_context)
+        check_map(request.publish_context)
+        check_capability(request.volume_capability, Code.FAILED_PRECONDITION)
         if request.volume_context.get("csi.storage.k8s.io/ephemeral") == "true":
             self._make_ephemeral(request)
         else:
@@ -93,11 +106,12 @@ class Node:
         there = self.state.targets.get(target)
         if there is not None:
             if there.identity != identity:
+                there.mounts -= "republish-unmounts" in self.faults
                 raise Refused(Code.ALREADY_EXISTS, "published differently")
             there.mounts += "mounts-again" in self.faults
             return self._answer(request, there)
         volume = self._find(request.volume_id)
-        self._check_sharing(volume, request.volume_capability.access_mode.mode)
+        self._check_sharing(volume, request.volume_capability)
         return self._answer(request, self._place(request, target, volume, identity))
 
     def _check_staged(self, request: Any) -> None:
@@ -107,10 +121,14 @@ class Node:
         if request.staging_target_path not in volume.staged:
             raise Refused(Code.FAILED_PRECONDITION, "not staged")
 
-    def _check_sharing(self, volume: Volume, mode: int) -> None:
+    def _check_sharing(self, volume: Volume, capability: csi_pb2.VolumeCapability) -> None:
         others = [each for each in self.state.targets.values() if each.volume is volume]
-        if others and mode not in _SHARED:
+        if others and "never-shares" in self.faults:
+            raise Refused(Code.FAILED_PRECONDITION, "one target")
+        if others and capability.access_mode.mode not in _SHARED:
             raise Refused(Code.FAILED_PRECONDITION, "one writer, one target")
+        if any(each.capability != capability.SerializeToString() for each in others):
+            raise Refused(Code.FAILED_PRECONDITION, "with another capability")
 
     def _identity(self, request: Any) -> Any:
         kept = {
@@ -132,13 +150,26 @@ class Node:
             volume=volume,
             identity=identity,
             is_block=is_block and "block-is-a-file" not in self.faults,
-            readonly=request.readonly and "readonly-is-writable" not in self.faults,
-            mode=request.volume_capability.access_mode.mode,
+            readonly=self._is_readonly(request, volume),
+            capability=request.volume_capability.SerializeToString(),
             group=int(delegated or 0) if "no-group" not in self.faults else 0,
             mounts=0 if request.defer_fs_ops and "defer-mounts" not in self.faults else 1,
             deferred=request.defer_fs_ops,
         )
         return placed
+
+    def _is_readonly(self, request: Any, volume: Volume) -> bool:
+        """Whether nothing may be written; each fault forgets one of the ways to say so."""
+        capability = request.volume_capability
+        if request.readonly and {"readonly-for-ever", "readonly-is-for-all"} & self.faults:
+            volume.readonly = True
+        ways = {
+            "readonly-is-writable": request.readonly,
+            "readers-write": capability.access_mode.mode in _READERS,
+            "ro-is-writable": "ro" in capability.mount.mount_flags,
+            "attached-readonly-is-writable": volume.readonly,
+        }
+        return any(said for fault, said in ways.items() if fault not in self.faults)
 
     def _answer(self, request: Any, published: Published) -> Any:
         if not published.deferred:
@@ -203,6 +234,10 @@ class Node:
 
     def NodeExpandVolume(self, request: Any) -> Any:
         published = self._at(request.volume_id, request.volume_path)
+        if request.HasField("volume_capability"):
+            check_capability(request.volume_capability)
+        if request.capacity_range.required_bytes > published.volume.told.capacity_bytes:
+            raise Refused(Code.OUT_OF_RANGE, "the device has not so much")
         if "never-grows" not in self.faults:
             published.volume.content.fs_bytes = len(published.volume.content.raw)
         if "grow-loses" in self.faults:

@@ -1,5 +1,6 @@
 """What the driver remembers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,11 @@ from crust.wire.csi.v1 import csi_pb2
 Code = grpc.StatusCode
 MIB = 1 << 20
 POOL_BYTES = 1 << 40
+
+
+PLACE = {"crust.dev/node": "node-1"}
+"""Where volumes are."""
+SIDECARS = "csi.storage.k8s.io/"
 
 
 class Refused(Exception):
@@ -44,6 +50,8 @@ class Volume:
     told: csi_pb2.Volume
     content: Content
     attached: dict[str, bytes] = field(default_factory=dict)
+    readonly: bool = False
+    """Attached to be read only."""
     staged: dict[str, bytes] = field(default_factory=dict)
     modified: dict[str, str] = field(default_factory=dict)
 
@@ -65,7 +73,7 @@ class Published:
     identity: Any
     is_block: bool
     readonly: bool
-    mode: int
+    capability: bytes
     group: int = 0
     mounts: int = 1
     deferred: bool = False
@@ -91,10 +99,42 @@ def check_text(value: str, limit: int = 128) -> None:
         raise Refused(Code.INVALID_ARGUMENT, "a string is missing, too long or odd")
 
 
-def check_capability(pb: csi_pb2.VolumeCapability) -> None:
-    """INVALID_ARGUMENT for a capability without type or mode."""
+def check_capability(
+    pb: csi_pb2.VolumeCapability, exceeded: grpc.StatusCode = Code.INVALID_ARGUMENT
+) -> None:
+    """INVALID_ARGUMENT for a capability that is not whole; `exceeded` for one that no volume can have."""
     if pb.WhichOneof("access_type") is None or not pb.access_mode.mode:
         raise Refused(Code.INVALID_ARGUMENT, "the capability is not whole")
+    if sum(map(len, pb.mount.mount_flags)) > 4096:
+        raise Refused(Code.INVALID_ARGUMENT, "the mount flags are too long")
+    if pb.mount.fs_type not in ("", "ext4"):
+        raise Refused(exceeded, "no such filesystem")
+
+
+def check_map(values: Mapping[str, str]) -> None:
+    """INVALID_ARGUMENT for a map of more than 4 KiB, a kubelet's keys left out."""
+    kept = {key: value for key, value in values.items() if not key.startswith(SIDECARS)}
+    check_whole_map(kept)
+
+
+def check_whole_map(values: Mapping[str, str]) -> None:
+    """INVALID_ARGUMENT for a map of more than 4 KiB."""
+    if sum(len(key) + len(value) for key, value in values.items()) > 4096:
+        raise Refused(Code.INVALID_ARGUMENT, "a map is too long")
+
+
+def check_place(requirement: csi_pb2.TopologyRequirement) -> None:
+    """RESOURCE_EXHAUSTED unless one of the requisite topologies is where volumes are."""
+    required = [dict(each.segments) for each in requirement.requisite]
+    if required and PLACE not in required:
+        raise Refused(Code.RESOURCE_EXHAUSTED, "not there")
+    if required and any(dict(each.segments) not in required for each in requirement.preferred):
+        raise Refused(Code.INVALID_ARGUMENT, "what is preferred is not requisite")
+
+
+def place() -> csi_pb2.Topology:
+    """Where volumes are, on the wire."""
+    return csi_pb2.Topology(segments=PLACE)
 
 
 def page(ids: list[str], max_entries: int, token: str) -> tuple[list[str], str]:

@@ -19,6 +19,7 @@ class Mutant:
     twist: Callable[[], Twist] = field(default=lambda: _honest)
     faults: tuple[str, ...] = ()
     profile: Any = "1.13"
+    offline: bool = False
 
 
 def _honest(_method: str, _request: Any, answer: Any) -> Any:
@@ -73,6 +74,15 @@ def faulty(number: int, *faults: str) -> Mutant:
     return Mutant(_name(number), "-".join(faults), faults=faults)
 
 
+def tells_secrets(number: int) -> Mutant:
+    """A refusal that repeats what was sent."""
+
+    def twist(_called: str, request: Any, answer: Any) -> Any:
+        return Refused(answer.code, f"bad: {request}") if isinstance(answer, Refused) else answer
+
+    return Mutant(_name(number), "refusals-repeat-requests", lambda: twist)
+
+
 def _name(number: int) -> str:
     return f"C-{number:03d}"
 
@@ -98,10 +108,65 @@ def _every_other(number: int, method: str) -> Mutant:
     return Mutant(_name(number), f"{method}-one-at-a-time", start)
 
 
+def _context_changes() -> Twist:
+    calls = count()
+
+    def twist(called: str, _request: Any, answer: Any) -> Any:
+        if called == "CreateVolume" and not isinstance(answer, Refused):
+            answer.volume.volume_context["number"] = str(next(calls))
+        return answer
+
+    return twist
+
+
+def _never_free_again() -> Twist:
+    full = []
+
+    def twist(called: str, _request: Any, answer: Any) -> Any:
+        if called != "ControllerPublishVolume":
+            return answer
+        if isinstance(answer, Refused) and answer.code is Code.RESOURCE_EXHAUSTED:
+            full.append(answer)
+        return full[0] if full else answer
+
+    return twist
+
+
+def _new_each_time(method: str) -> Twist:
+    calls = count()
+
+    def twist(called: str, _request: Any, answer: Any) -> Any:
+        if called != method or isinstance(answer, Refused):
+            return answer
+        changed = type(answer)()
+        changed.CopyFrom(answer)
+        changed.snapshot.snapshot_id += f"-{next(calls)}"
+        return changed
+
+    return twist
+
+
+def _refuses_the_retry(method: str) -> Twist:
+    calls = count()
+
+    def twist(called: str, _request: Any, answer: Any) -> Any:
+        again = called == method and next(calls) > 0
+        return Refused(Code.INTERNAL, "done already") if again else answer
+
+    return twist
+
+
+def _mode_of(request: Any) -> int:
+    return (
+        int(request.volume_capabilities[0].access_mode.mode) if request.volume_capabilities else 0
+    )
+
+
 def _unknown(request: Any) -> bool:
     return str(request.volume_id).startswith("conformance")
 
 
+_TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
 _Node = csi_pb2.NodeServiceCapability
 _Plugin = csi_pb2.PluginCapability
 _CONDITION = _Node(rpc=_Node.RPC(type=_Node.RPC.VOLUME_CONDITION))
@@ -125,6 +190,31 @@ IDENTITY = (
     altered(8, "NodeGetInfo", lambda a: a.ClearField("node_id"), "no-id"),
     altered(8, "NodeGetInfo", lambda a: setattr(a, "node_id", "n" * 257), "long-id"),
     altered(9, "NodeGetInfo", lambda a: a.ClearField("accessible_topology"), "no-topology"),
+    faulty(10, "lock-beside-socket"),
+    altered(11, "NodeGetID", lambda a: setattr(a, "node_id", "another"), "other-id"),
+    wrong_code(12, "ControllerGetNodeInfo", GONE),
+    not_refused(12, "ControllerGetNodeInfo", INVALID),
+    altered(
+        12, "ControllerGetNodeInfo", lambda a: setattr(a, "max_volumes_per_node", 1), "other-limit"
+    ),
+    altered(13, "ControllerGetNodeInfo", lambda a: a.ClearField("published_volume_ids"), "none"),
+    altered(
+        13,
+        "ControllerGetNodeInfo",
+        lambda a: a.published_volume_ids.extend(a.published_volume_ids),
+        "twice",
+    ),
+    wrong_code(21, "DeleteSnapshot", INVALID),
+    wrong_code(21, "NodeUnpublishVolume", INVALID),
+    wrong_code(21, "GetMetadataDelta", GONE),
+    not_refused(22, "CreateSnapshot", INVALID),
+    not_refused(22, "CreateVolumeGroupSnapshot", INVALID),
+    not_refused(22, "GetCapacity", INVALID),
+    not_refused(23, "NodePublishVolume", INVALID),
+    refused(23, "NodePublishVolume", lambda r: _TOKENS in r.volume_context, INVALID),
+    not_refused(24, "CreateVolume", INVALID),
+    not_refused(24, "NodePublishVolume", INVALID),
+    not_refused(25, "NodePublishVolume", INVALID),
 )
 
 CREATING = (
@@ -153,10 +243,54 @@ CREATING = (
     faulty(113, "delete-is-nothing"),
     faulty(114, "deletes-in-use"),
     not_refused(114, "DeleteVolume", UNREADY),
+    wrong_code(115, "CreateVolume", EXISTS),
+    faulty(115, "forgets-usage"),
+    faulty(116, "rounds-down"),
+    altered(116, "CreateVolume", lambda a: setattr(a.volume, "capacity_bytes", 1 << 40), "huge"),
+    Mutant("C-117", "context-changes", lambda: _context_changes()),
     not_refused(121, "ValidateVolumeCapabilities", GONE),
     not_refused(121, "ValidateVolumeCapabilities", INVALID),
     altered(122, "ValidateVolumeCapabilities", lambda a: a.ClearField("confirmed"), "never"),
     altered(123, "ValidateVolumeCapabilities", lambda a: a.confirmed.SetInParent(), "always"),
+    faulty(124, "confirms-the-first"),
+    altered(124, "ValidateVolumeCapabilities", lambda a: a.ClearField("message"), "no-message"),
+    faulty(125, "a-mode-is-lost"),
+    refused(125, "CreateVolume", lambda r: _mode_of(r) == 5, Code.INTERNAL),
+)
+
+PLACING = (
+    altered(
+        151,
+        "CreateVolume",
+        lambda a: a.volume.accessible_topology[0].segments.update(other="b"),
+        "another-key",
+    ),
+    altered(
+        152,
+        "CreateVolume",
+        lambda a: a.volume.accessible_topology[0].segments.update({"crust.dev/node": "b"}),
+        "elsewhere",
+    ),
+    faulty(153, "everywhere"),
+    wrong_code(153, "CreateVolume", Code.RESOURCE_EXHAUSTED),
+    wrong_code(154, "CreateVolume", INVALID),
+    refused(155, "CreateVolume", lambda r: len(r.accessibility_requirements.requisite) > 1),
+    faulty(156, "everywhere"),
+    wrong_code(156, "CreateVolume", EXISTS),
+    altered(
+        157,
+        "ListVolumes",
+        lambda a: [each.volume.ClearField("accessible_topology") for each in a.entries],
+        "nowhere",
+    ),
+    faulty(158, "everywhere"),
+    altered(
+        158,
+        "CreateSnapshot",
+        lambda a: a.snapshot.accessible_topology[0].segments.update(other="b"),
+        "another-key",
+    ),
+    faulty(143, "everywhere"),
 )
 
 LISTING = (
@@ -174,6 +308,7 @@ LISTING = (
         "nowhere",
     ),
     wrong_code(136, "ControllerGetVolume", GONE),
+    faulty(137, "lists-ephemeral"),
     altered(136, "ControllerGetVolume", lambda a: a.volume.ClearField("capacity_bytes"), "no-size"),
     altered(141, "GetCapacity", lambda a: setattr(a, "available_capacity", -1), "negative"),
     altered(142, "GetCapacity", lambda a: setattr(a, "available_capacity", 1), "too-little"),
@@ -196,6 +331,11 @@ ATTACHING = (
     faulty(164, "detach-needs-node"),
     not_refused(165, "ControllerPublishVolume", UNREADY),
     _says(165, "it is elsewhere", b"", "does-not-name-the-node"),
+    not_refused(166, "ControllerPublishVolume", Code.RESOURCE_EXHAUSTED),
+    wrong_code(166, "ControllerPublishVolume", Code.RESOURCE_EXHAUSTED),
+    Mutant("C-166", "never-free-again", lambda: _never_free_again()),
+    not_refused(167, "ControllerPublishVolume", EXISTS),
+    faulty(168, "attached-readonly-is-writable"),
     wrong_code(171, "ControllerExpandVolume", GONE),
     not_refused(171, "ControllerExpandVolume", INVALID),
     faulty(172, "shrinks"),
@@ -205,6 +345,14 @@ ATTACHING = (
         "ControllerExpandVolume",
         lambda a: setattr(a, "node_expansion_required", True),
         "always-on-the-node",
+    ),
+    not_refused(175, "ControllerExpandVolume", INVALID),
+    wrong_code(175, "ControllerExpandVolume", INVALID),
+    Mutant(
+        "C-176",
+        "grows-in-use",
+        not_refused(176, "ControllerExpandVolume", UNREADY).twist,
+        offline=True,
     ),
     not_refused(181, "ControllerModifyVolume", INVALID),
     not_refused(182, "ControllerModifyVolume", INVALID),
@@ -218,6 +366,8 @@ PUBLISHING = (
     not_refused(204, "NodeStageVolume", EXISTS),
     faulty(204, "restage-unstages"),
     faulty(205, "format-second-path"),
+    wrong_code(206, "NodeStageVolume", UNREADY),
+    not_refused(206, "NodeStageVolume", UNREADY),
     wrong_code(211, "NodePublishVolume", GONE),
     not_refused(211, "NodePublishVolume", INVALID),
     not_refused(212, "NodePublishVolume", UNREADY),
@@ -234,10 +384,27 @@ PUBLISHING = (
     refused(221, "NodeUnpublishVolume", _unknown),
     not_refused(222, "NodeUnpublishVolume", INVALID),
     faulty(223, "readonly-is-writable"),
+    faulty(223, "readonly-for-ever"),
     faulty(224, "short-paths"),
     faulty(225, "unstage-rips"),
     faulty(226, "no-group"),
     faulty(227, "ephemeral-stays"),
+    wrong_code(228, "NodePublishVolume", UNREADY),
+    not_refused(228, "NodePublishVolume", UNREADY),
+    not_refused(229, "NodePublishVolume", EXISTS),
+    faulty(229, "republish-unmounts"),
+    not_refused(230, "NodePublishVolume", EXISTS),
+    not_refused(231, "NodePublishVolume", UNREADY),
+    faulty(232, "readonly-is-writable"),
+    faulty(232, "never-shares"),
+    faulty(232, "readonly-is-for-all"),
+    faulty(233, "never-shares"),
+    faulty(233, "unpublish-forgets-all"),
+    not_refused(234, "NodePublishVolume", UNREADY),
+    faulty(235, "never-shares"),
+    not_refused(235, "NodePublishVolume", EXISTS),
+    faulty(237, "readers-write"),
+    faulty(238, "ro-is-writable"),
     wrong_code(241, "NodeGetVolumeStats", GONE),
     not_refused(241, "NodeGetVolumeStats", INVALID),
     faulty(242, "stats-stand-still"),
@@ -254,6 +421,9 @@ PUBLISHING = (
     faulty(252, "grow-loses"),
     faulty(253, "device-stays"),
     faulty(254, "never-grows"),
+    wrong_code(255, "NodeExpandVolume", GONE),
+    not_refused(255, "NodeExpandVolume", RANGE),
+    not_refused(255, "NodeExpandVolume", INVALID),
     wrong_code(261, "NodeGetVolumeHealth", GONE),
     altered(
         262, "NodeGetStorageHealth", lambda a: a.backend_health.append(_BACKEND), "says-nothing"
@@ -277,6 +447,12 @@ COPYING = (
     faulty(309, "snapshots-die"),
     not_refused(310, "CreateVolume", EXISTS),
     faulty(311, "clone-shares"),
+    faulty(313, "restores-die"),
+    wrong_code(314, "CreateVolume", RANGE),
+    faulty(314, "never-grows"),
+    faulty(315, "clone-torn"),
+    faulty(315, "clone-shares"),
+    faulty(316, "clones-die"),
     wrong_code(312, "CreateVolume", GONE),
     wrong_code(312, "CreateVolume", RANGE),
     altered(321, "ListSnapshots", lambda a: a.ClearField("entries"), "empty"),
@@ -295,27 +471,64 @@ COPYING = (
     faulty(361, "misses-blocks"),
     faulty(361, "ignores-max-results"),
     faulty(361, "blocks-descend"),
+    faulty(361, "fixed-lengths-differ"),
     faulty(362, "misses-blocks"),
     faulty(362, "delta-is-everything"),
     faulty(363, "offset-ignored"),
     wrong_code(364, "GetMetadataAllocated", GONE),
     wrong_code(364, "GetMetadataDelta", INVALID),
+    faulty(365, "empty-is-an-error"),
+    wrong_code(366, "GetMetadataDelta", RANGE),
+    wrong_code(366, "GetMetadataDelta", INVALID),
 )
 
 TROUBLE = (
-    faulty(401, "races"),
+    faulty(401, "races-CreateVolume"),
     _every_other(402, "CreateVolume"),
-    faulty(403, "races"),
+    faulty(403, "races-NodePublishVolume"),
+    faulty(403, "races-NodeUnpublishVolume"),
     refused(404, "DeleteVolume", lambda r: not _unknown(r), Code.INTERNAL),
     faulty(405, "mounts-again"),
+    faulty(406, "races-ControllerPublishVolume"),
+    faulty(406, "races-ControllerUnpublishVolume"),
+    faulty(407, "races-NodeStageVolume"),
+    faulty(407, "races-NodeUnstageVolume"),
+    faulty(408, "races-CreateSnapshot"),
+    faulty(408, "races-DeleteSnapshot"),
+    faulty(409, "races-CreateVolumeGroupSnapshot"),
+    faulty(409, "races-DeleteVolumeGroupSnapshot"),
+    faulty(410, "races-ControllerExpandVolume"),
+    faulty(411, "races-NodeExpandVolume"),
+    faulty(411, "grow-loses"),
+    faulty(412, "races-DeleteVolume"),
+    Mutant("C-413", "a-snapshot-each-time", lambda: _new_each_time("CreateSnapshot")),
+    faulty(413, "snapshots-freeze"),
+    Mutant("C-414", "refuses-the-retry", lambda: _refuses_the_retry("ControllerExpandVolume")),
+    Mutant("C-415", "refuses-the-retry", lambda: _refuses_the_retry("NodeUnpublishVolume")),
+    faulty(415, "target-stays"),
+    refused(416, "ControllerExpandVolume", lambda _: True, UNREADY),
+    faulty(416, "restore-empty"),
     faulty(501, "defer-mounts"),
     altered(501, "NodePublishVolume", lambda a: a.ClearField("deferred_mount"), "tells-nothing"),
     not_refused(502, "NodePublishVolume", EXISTS),
     refused(503, "NodeUnpublishVolume", lambda _: True, UNREADY),
     faulty(601, "logs-requests"),
+    faulty(602, "logs-requests"),
+    tells_secrets(602),
     faulty(701, "restart-forgets"),
     faulty(702, "restart-forgets"),
     faulty(703, "restart-freezes"),
+    faulty(704, "restart-loses-snapshots"),
+    faulty(704, "restore-empty"),
+    faulty(705, "restart-freezes"),
+    faulty(705, "clone-shares"),
+    faulty(706, "restart-forgets"),
+    faulty(706, "never-grows"),
+    faulty(706, "grow-loses"),
+    faulty(707, "restart-freezes"),
+    faulty(707, "restart-loses-snapshots"),
+    faulty(708, "target-stays"),
+    faulty(708, "delete-is-nothing"),
 )
 
-ALL = (*IDENTITY, *CREATING, *LISTING, *ATTACHING, *PUBLISHING, *COPYING, *TROUBLE)
+ALL = (*IDENTITY, *CREATING, *PLACING, *LISTING, *ATTACHING, *PUBLISHING, *COPYING, *TROUBLE)

@@ -1,0 +1,177 @@
+"""What restores and clones hold, by checksums, on every filesystem and on raw devices (C-305 to C-316)."""
+
+from pathlib import Path
+
+from crust.conformance import copies
+from crust.conformance.case import BLOCK, CLONE, CREATE, NODE, SNAPSHOT, case
+from crust.conformance.co import Co, Code, block
+from crust.conformance.options import MIB
+from crust.wire.csi.v1 import csi_pb2
+
+
+@case(305, CREATE, SNAPSHOT, NODE)
+def test_a_restored_filesystem_is_the_one_of_the_snapshot(co: Co) -> None:
+    """CreateVolume from a snapshot: the files as they were, whatever was written since; mounted beside its
+    source; on every filesystem.
+    """
+    for capability in co.filesystems:
+        volume = co.volume(capability)
+        target = co.use(volume, capability)
+        co.sight.write(target / "file", copies.noise(1))
+        made = copies.snapshot(co, volume.volume_id)
+        co.sight.write(target / "file", copies.noise(2))
+        restored = co.volume(capability, source=copies.of_snapshot(made.snapshot_id))
+        beside = co.use(restored, capability)
+        assert _file(co, beside) == copies.checksum(copies.noise(1))
+        assert _file(co, target) == copies.checksum(copies.noise(2))
+
+
+@case(306, CREATE, SNAPSHOT, NODE, BLOCK)
+def test_a_restored_device_is_the_one_of_the_snapshot(co: Co) -> None:
+    """CreateVolume from a snapshot: the whole device, byte for byte."""
+    volume = co.volume(block())
+    target = co.use(volume, block())
+    _scatter(co, target, 1)
+    before = _device(co, target)
+    made = copies.snapshot(co, volume.volume_id)
+    _scatter(co, target, 2)
+    restored = co.volume(block(), source=copies.of_snapshot(made.snapshot_id))
+    assert restored.content_source.snapshot.snapshot_id == made.snapshot_id
+    assert _device(co, co.use(restored, block())) == before
+
+
+@case(307, CREATE, SNAPSHOT, NODE)
+def test_a_larger_restore_is_larger_inside(co: Co) -> None:
+    """CreateVolume from a snapshot: larger than it, every filesystem is grown when it is published; smaller is
+    OUT_OF_RANGE.
+    """
+    for capability in co.filesystems:
+        volume = co.volume(capability)
+        target = co.use(volume, capability)
+        before, source = co.sight.size_bytes(target), copies.snapshot(co, volume.volume_id)
+        _check_grows(co, volume, capability, before, copies.of_snapshot(source.snapshot_id))
+
+
+@case(309, CREATE, SNAPSHOT, NODE)
+def test_a_snapshot_outlives_its_volume_or_keeps_it(co: Co) -> None:
+    """DeleteVolume with snapshots: FAILED_PRECONDITION, or OK and the snapshot can still be restored."""
+    volume = co.volume()
+    target = co.use(volume)
+    co.sight.write(target / "file", copies.noise(3))
+    made = copies.snapshot(co, volume.volume_id)
+    co.release(volume, target)
+    request = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
+    code, _ = co.outcome(co.controller.DeleteVolume, request)
+    assert code in (Code.OK, Code.FAILED_PRECONDITION), code
+    restored = co.volume(source=copies.of_snapshot(made.snapshot_id))
+    assert _file(co, co.use(restored)) == copies.checksum(copies.noise(3))
+
+
+@case(311, CREATE, CLONE, NODE)
+def test_a_clone_is_a_copy_and_a_volume_of_its_own(co: Co) -> None:
+    """CLONE_VOLUME: the source's files, mounted beside it, and neither sees what is written to the other; on
+    every filesystem.
+    """
+    for capability in co.filesystems:
+        volume = co.volume(capability)
+        target = co.use(volume, capability)
+        co.sight.write(target / "file", copies.noise(4))
+        clone = co.volume(capability, source=copies.of_volume(volume.volume_id))
+        assert clone.content_source.volume.volume_id == volume.volume_id
+        beside = co.use(clone, capability)
+        assert _file(co, beside) == copies.checksum(copies.noise(4))
+        co.sight.write(beside / "file", copies.noise(5))
+        co.sight.write(target / "file", copies.noise(6))
+        assert _file(co, beside) == copies.checksum(copies.noise(5))
+        assert _file(co, target) == copies.checksum(copies.noise(6))
+
+
+@case(313, CREATE, SNAPSHOT, NODE)
+def test_a_restored_volume_outlives_its_snapshot_or_keeps_it(co: Co) -> None:
+    """DeleteSnapshot of what a volume was made of: FAILED_PRECONDITION, or OK, and the volume is whole."""
+    volume = co.volume()
+    co.sight.write(co.use(volume) / "file", copies.noise(7))
+    made = copies.snapshot(co, volume.volume_id)
+    restored = co.volume(source=copies.of_snapshot(made.snapshot_id))
+    request = csi_pb2.DeleteSnapshotRequest(snapshot_id=made.snapshot_id)
+    code, _ = co.outcome(co.controller.DeleteSnapshot, request)
+    assert code in (Code.OK, Code.FAILED_PRECONDITION), code
+    assert _file(co, co.use(restored)) == copies.checksum(copies.noise(7))
+
+
+@case(314, CREATE, CLONE, NODE)
+def test_a_larger_clone_is_larger_inside(co: Co) -> None:
+    """CLONE_VOLUME: larger than its source, every filesystem is grown when it is published; smaller is
+    OUT_OF_RANGE.
+    """
+    for capability in co.filesystems:
+        volume = co.volume(capability)
+        target = co.use(volume, capability)
+        before = co.sight.size_bytes(target)
+        _check_grows(co, volume, capability, before, copies.of_volume(volume.volume_id))
+
+
+@case(315, CREATE, CLONE, NODE, BLOCK)
+def test_a_cloned_device_is_the_source(co: Co) -> None:
+    """CLONE_VOLUME: the whole device, byte for byte, and neither sees what is written to the other."""
+    volume = co.volume(block())
+    target = co.use(volume, block())
+    _scatter(co, target, 3)
+    before = _device(co, target)
+    beside = co.use(co.volume(block(), source=copies.of_volume(volume.volume_id)), block())
+    assert _device(co, beside) == before
+    _scatter(co, beside, 4)
+    assert _device(co, target) == before
+
+
+@case(316, CREATE, SNAPSHOT, CLONE, NODE)
+def test_a_copy_of_a_copy_outlives_all_of_them(co: Co) -> None:
+    """CLONE_VOLUME of a restored volume: its files are whole after snapshot, source and restored volume are
+    deleted, as far as they can be.
+    """
+    volume = co.volume()
+    target = co.use(volume)
+    co.sight.write(target / "file", copies.noise(8))
+    made = copies.snapshot(co, volume.volume_id)
+    restored = co.volume(source=copies.of_snapshot(made.snapshot_id))
+    beside = co.use(restored)
+    clone = co.volume(source=copies.of_volume(restored.volume_id))
+    co.release(restored, beside)
+    co.release(volume, target)
+    co.outcome(
+        co.controller.DeleteSnapshot, csi_pb2.DeleteSnapshotRequest(snapshot_id=made.snapshot_id)
+    )
+    for each in (restored, volume):
+        request = csi_pb2.DeleteVolumeRequest(volume_id=each.volume_id)
+        co.outcome(co.controller.DeleteVolume, request)
+    assert _file(co, co.use(clone)) == copies.checksum(copies.noise(8))
+
+
+def _check_grows(
+    co: Co,
+    volume: csi_pb2.Volume,
+    capability: csi_pb2.VolumeCapability,
+    before: int,
+    source: csi_pb2.VolumeContentSource,
+) -> None:
+    size = volume.capacity_bytes or co.options.parameters.size_bytes
+    larger = co.volume(capability, size_bytes=2 * size, source=source)
+    assert co.sight.size_bytes(co.use(larger, capability)) >= 1.6 * before
+    smaller = co.create_request(capability, size_bytes=size // 2, source=source)
+    smaller.capacity_range.limit_bytes = size // 2
+    co.refused(co.controller.CreateVolume, smaller, Code.OUT_OF_RANGE)
+
+
+def _file(co: Co, target: Path) -> str:
+    return copies.checksum(co.sight.read(target / "file", MIB))
+
+
+def _device(co: Co, target: Path) -> str:
+    return copies.checksum(co.sight.read(target, co.sight.size_bytes(target)))
+
+
+def _scatter(co: Co, target: Path, seed: int) -> None:
+    size = co.sight.size_bytes(target)
+    for part in range(4):
+        offset = size // 4 * part // 4096 * 4096
+        co.sight.write(target, copies.noise(10 * seed + part), offset=offset)

@@ -1,0 +1,168 @@
+"""The second NodePublishVolume of a volume: the specification's table, mode by mode (C-228 to C-236)."""
+
+from pathlib import Path
+
+from crust.conformance.case import BLOCK, CREATE, MULTI_WRITER, NODE, STAGE, case
+from crust.conformance.co import Co, Code, Mode, block, mount
+from crust.wire.csi.v1 import csi_pb2
+
+_DATA = b"what both of them see"
+_EXCEEDED = (Code.FAILED_PRECONDITION, Code.INVALID_ARGUMENT)
+_CONFLICT = (Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION)
+_MULTI_NODE = (
+    Mode.MULTI_NODE_READER_ONLY,
+    Mode.MULTI_NODE_SINGLE_WRITER,
+    Mode.MULTI_NODE_MULTI_WRITER,
+)
+_NO_FILESYSTEM = "crust-conformance-fs"
+
+
+@case(206, CREATE, STAGE)
+def test_what_a_volume_cannot_do_is_not_staged(co: Co) -> None:
+    """NodeStageVolume: a filesystem that there is not is FAILED_PRECONDITION (or INVALID_ARGUMENT), and the
+    volume can be staged after that.
+    """
+    volume = co.volume()
+    co.attach(volume)
+    request = co.stage_request(volume, mount(_NO_FILESYSTEM))
+    co.refused(co.node.NodeStageVolume, request, *_EXCEEDED)
+    co.stage(volume)
+
+
+@case(228, CREATE, NODE)
+def test_what_a_volume_cannot_do_is_not_published(co: Co) -> None:
+    """NodePublishVolume: a filesystem that there is not is FAILED_PRECONDITION (or INVALID_ARGUMENT), and
+    nothing is mounted.
+    """
+    volume = co.volume()
+    co.stage(volume)
+    target = co.target()
+    co.will_unpublish(volume.volume_id, target)
+    request = co.publish_request(volume, target, mount(_NO_FILESYSTEM))
+    co.refused(co.node.NodePublishVolume, request, *_EXCEEDED)
+    assert not co.sight.mounts_at(target)
+
+
+@case(229, CREATE, MULTI_WRITER)
+def test_another_capability_at_the_same_target_is_a_conflict(co: Co) -> None:
+    """NodePublishVolume, second-call table: the same target with another mode, or with mount flags, is
+    ALREADY_EXISTS (or FAILED_PRECONDITION), and what is there stays.
+    """
+    shared = _of_mode(co, Mode.SINGLE_NODE_MULTI_WRITER)
+    alone = _of_mode(co, Mode.SINGLE_NODE_SINGLE_WRITER)
+    flagged = _of_mode(co, Mode.SINGLE_NODE_MULTI_WRITER)
+    flagged.mount.mount_flags.append("noatime")
+    volume = co.volume_for(shared, alone)
+    target = co.use(volume, shared)
+    for other in (alone, flagged):
+        request = co.publish_request(volume, target, other)
+        co.refused(co.node.NodePublishVolume, request, *_CONFLICT)
+    assert co.sight.mounts_at(target) == 1
+    co.sight.write(target / "file", _DATA)
+
+
+@case(230, CREATE, NODE, BLOCK)
+def test_another_access_type_at_the_same_target_is_a_conflict(co: Co) -> None:
+    """NodePublishVolume, second-call table: a device at the target of a filesystem is ALREADY_EXISTS (or
+    FAILED_PRECONDITION).
+    """
+    volume = co.volume_for(co.mount, block())
+    target = co.use(volume, co.mount)
+    request = co.publish_request(volume, target, block())
+    co.refused(co.node.NodePublishVolume, request, *_CONFLICT)
+    assert co.sight.mounts_at(target) == 1
+
+
+@case(231, CREATE, MULTI_WRITER)
+def test_another_capability_at_another_target_is_refused(co: Co) -> None:
+    """NodePublishVolume: a second target with another volume_capability is FAILED_PRECONDITION."""
+    shared = _of_mode(co, Mode.SINGLE_NODE_MULTI_WRITER)
+    alone = _of_mode(co, Mode.SINGLE_NODE_SINGLE_WRITER)
+    volume = co.volume_for(shared, alone)
+    co.use(volume, shared)
+    second = co.target()
+    co.will_unpublish(volume.volume_id, second)
+    request = co.publish_request(volume, second, alone)
+    co.refused(co.node.NodePublishVolume, request, Code.FAILED_PRECONDITION)
+    assert not co.sight.mounts_at(second)
+
+
+@case(232, CREATE, MULTI_WRITER)
+def test_a_reader_beside_a_writer(co: Co) -> None:
+    """NodePublishVolume, second-call table: SINGLE_NODE_MULTI_WRITER at a second target with readonly is OK,
+    in either order; it reads what the other one writes, and cannot write.
+    """
+    shared = _of_mode(co, Mode.SINGLE_NODE_MULTI_WRITER)
+    for reader_first in (False, True):
+        volume = co.volume(shared)
+        co.stage(volume, shared)
+        first = co.publish(volume, shared, readonly=reader_first)
+        second = co.publish(volume, shared, readonly=not reader_first)
+        reader, writer = (first, second) if reader_first else (second, first)
+        co.sight.write(writer / "file", _DATA)
+        assert co.sight.read(reader / "file", 99) == _DATA
+        assert not co.can_write(reader / "file")
+
+
+@case(233, CREATE, MULTI_WRITER, BLOCK)
+def test_several_writers_have_one_device(co: Co) -> None:
+    """NodePublishVolume, second-call table: a raw SINGLE_NODE_MULTI_WRITER volume at two targets is one
+    device, and one of them stays when the other goes.
+    """
+    shared = block(Mode.SINGLE_NODE_MULTI_WRITER)
+    volume = co.volume(shared)
+    first = co.use(volume, shared)
+    second = co.publish(volume, shared)
+    co.sight.write(first, _DATA)
+    assert co.sight.read(second, len(_DATA)) == _DATA
+    co.unpublish(volume.volume_id, first)
+    assert co.sight.read(second, len(_DATA)) == _DATA
+
+
+@case(234, CREATE, NODE)
+def test_one_reader_has_one_target(co: Co) -> None:
+    """NodePublishVolume, second-call table: SINGLE_NODE_READER_ONLY at the same target is OK, at a second one
+    FAILED_PRECONDITION.
+    """
+    reader = _of_mode(co, Mode.SINGLE_NODE_READER_ONLY)
+    volume = _written(co, reader)
+    target = co.use(volume, reader)
+    co.ask(co.node.NodePublishVolume, co.publish_request(volume, target, reader))
+    second = co.target()
+    co.will_unpublish(volume.volume_id, second)
+    request = co.publish_request(volume, second, reader)
+    co.refused(co.node.NodePublishVolume, request, Code.FAILED_PRECONDITION)
+    assert not co.sight.mounts_at(second)
+
+
+@case(235, CREATE, NODE, "parameters.multi_node")
+def test_volumes_of_several_nodes_have_several_targets(co: Co) -> None:
+    """NodePublishVolume, second-call table: the MULTI_NODE modes at a second target of a node are OK, at the
+    same one with other arguments ALREADY_EXISTS.
+    """
+    for mode in _MULTI_NODE:
+        capability = _of_mode(co, mode)
+        volume = _written(co, capability)
+        first = co.use(volume, capability)
+        second = co.publish(volume, capability)
+        assert co.sight.read(first / "file", 99) == _DATA
+        assert co.sight.read(second / "file", 99) == _DATA
+        request = co.publish_request(volume, second, capability, readonly=True)
+        co.refused(co.node.NodePublishVolume, request, Code.ALREADY_EXISTS)
+
+
+def _of_mode(co: Co, mode: Mode.Mode.ValueType) -> csi_pb2.VolumeCapability:
+    return mount(co.mount.mount.fs_type, mode)
+
+
+def _written(co: Co, capability: csi_pb2.VolumeCapability) -> csi_pb2.Volume:
+    """A volume with a file in it, used by a writer before, and by nobody now."""
+    volume = co.volume_for(co.mount, capability)
+    target = co.use(volume, co.mount)
+    _write(co, target)
+    co.release(volume, target)
+    return volume
+
+
+def _write(co: Co, target: Path) -> None:
+    co.sight.write(target / "file", _DATA)
