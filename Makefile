@@ -60,9 +60,9 @@ guest: setup ## build the microVM's kernel and initramfs from the distribution's
 demo: root guest ## the main job, told step by step on this machine (root)
 	$(PRIVATE) $(PY) -m examples.kata.demo
 
-test integration e2e: WITHIN = $(PRIVATE)
+test integration conformance e2e: WITHIN = $(PRIVATE)
 test e2e: REQUIRED = mount,loop,vm
-integration: REQUIRED = mount,loop
+integration conformance: REQUIRED = mount,loop
 
 .PHONY: test
 test: root guest ## all tests, all their set-up included (root)
@@ -75,6 +75,10 @@ unit: $(VENV)/.done ## the tests that need no root
 .PHONY: integration
 integration: root setup ## the tests on real loop devices, mounts and sockets (root)
 	@$(PYTEST) tests/integration
+
+.PHONY: conformance
+conformance: root setup ## crust's driver against its suite, four ways; reports in build/conformance (root)
+	@CRUST_REPORTS=build/conformance $(PYTEST) tests/integration/conformance
 
 .PHONY: e2e
 e2e: root guest ## the tests that boot the microVM (root)

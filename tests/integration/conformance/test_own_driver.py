@@ -1,5 +1,9 @@
-"""crust's own driver passes its suite, in both profiles, alone and through the shim and the proxy."""
+"""crust's own driver passes its suite, in both profiles, alone and through the shim and the proxy.
 
+With CRUST_REPORTS, a directory, each of the four runs leaves a JUnit report there (`make conformance`).
+"""
+
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +54,7 @@ def test_the_driver_conforms(base: Path, profile: Profile, *, behind_proxy: bool
                 parameters=given,
                 log=driver.log,
                 restart_command=driver.restart_command,
+                junit=_report(profile, behind_proxy=behind_proxy),
                 timeout_s=20.0,
             )
         )
@@ -59,3 +64,10 @@ def test_the_driver_conforms(base: Path, profile: Profile, *, behind_proxy: bool
         number for number, why in outcome.skipped.items() if why.startswith(("param", "option"))
     }
     assert for_want_of_options <= _NOT_GIVEN | (_DEFERRAL if behind_proxy else set())
+
+
+def _report(profile: Profile, *, behind_proxy: bool) -> Path | None:
+    if "CRUST_REPORTS" not in os.environ:
+        return None
+    way = "behind-proxy" if behind_proxy else "alone"
+    return Path(os.environ["CRUST_REPORTS"], f"csi-{profile}-{way}.xml").absolute()
