@@ -1,6 +1,7 @@
 """The block driver on a directory of its own, driven as a CO drives it: the servicers' methods, without a socket."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -68,6 +69,7 @@ class Bench:
     root: Path
     profile: CsiProfile = "1.12"
     reach: guests.Guests | None = None
+    io_cgroup: str = ""
     driver: app.Driver = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,6 +79,7 @@ class Bench:
 
     def restart(self) -> None:
         """Forget everything that is only in memory, as a new process would."""
+        self.close()
         self.driver = app.build(
             state_dir=str(self.root / "state"),
             run_dir=str(self.root / "run"),
@@ -84,8 +87,14 @@ class Bench:
             csi_profile=self.profile,
             target_roots=(str(self.root),),
             reach=self.reach,
+            io_cgroup=self.io_cgroup,
         )
         self.driver.open()
+
+    def close(self) -> None:
+        """End what runs beside, if there is a driver already."""
+        with suppress(AttributeError):
+            self.driver.state.throttle.close()
 
     def target(self, name: str) -> str:
         """A target path, below a parent that exists."""
@@ -109,6 +118,7 @@ class Bench:
         size: int = 64 * MIB,
         limit: int = 0,
         parameters: dict[str, str] | None = None,
+        mutable: dict[str, str] | None = None,
     ) -> csi_pb2.Volume:
         """CreateVolume."""
         request = csi_pb2.CreateVolumeRequest(
@@ -116,6 +126,7 @@ class Bench:
             volume_capabilities=[csi.capability_to_wire(capability or mount())],
             capacity_range=csi_pb2.CapacityRange(required_bytes=size, limit_bytes=limit),
             parameters=parameters or {},
+            mutable_parameters=mutable or {},
         )
         return (await self.driver.controller.CreateVolume(request, caller())).volume
 
@@ -131,6 +142,13 @@ class Bench:
         wanted = csi_pb2.CapacityRange(required_bytes=size, limit_bytes=limit)
         request = csi_pb2.ControllerExpandVolumeRequest(volume_id=volume_id, capacity_range=wanted)
         return await self.driver.controller.ControllerExpandVolume(request, caller())
+
+    async def modify(self, volume_id: str, **mutable: str) -> None:
+        """ControllerModifyVolume."""
+        request = csi_pb2.ControllerModifyVolumeRequest(
+            volume_id=volume_id, mutable_parameters=mutable
+        )
+        await self.driver.controller.ControllerModifyVolume(request, caller())
 
     async def stage(
         self,

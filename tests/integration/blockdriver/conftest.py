@@ -12,7 +12,9 @@ from tests.support.block_driver import Bench
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     """A driver on a directory of its own; what a failed test left attached or mounted is taken away."""
-    yield Bench(tmp_path)
+    made = Bench(tmp_path)
+    yield made
+    made.close()
     for mount in sorted(mounts.below(str(tmp_path)), key=lambda each: -len(each.target)):
         mounts.unmount(mount.target)
     for device in loop.list_all():
