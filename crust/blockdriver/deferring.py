@@ -68,7 +68,13 @@ class Deferrer:
         if not ready.entry.readonly:
             # The one who holds the device is a guest whose publish this driver forgot, or a stranger.
             os.close(devices.open_exclusive(ready.device))
+            self._note_guest(ready)
         self._state.ledger.note_published(ready.entry.model_copy(update={"done": True}))
+
+    def _note_guest(self, ready: Ready) -> None:
+        """Before a guest can write, because what it leaves is another thing to mount than what this host left."""
+        if not ready.record.in_guest:
+            self._state.registry.save(ready.record.but(in_guest=True))
 
 
 def _check_host(ready: Ready) -> None:

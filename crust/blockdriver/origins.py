@@ -1,8 +1,8 @@
 """What a new volume is made of, if not of zeros: a snapshot, or another volume as it is now.
 
 The new volume takes over what the driver knew of the bytes, so it is formatted only if its source never was, and
-nobody was ever given it. Its filesystem has the UUID of its source's, which is written down, because xfs and btrfs
-mount no second one of the same UUID unless they are told to.
+nobody was ever given it. Its filesystem has the UUID of its source's, which is written down until it has one of its
+own (`staging`), because xfs and btrfs mount no second one of the same UUID unless they are told to.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from crust.blockdriver import snapshotting, standstill
 from crust.blockdriver.freezes import Freezer
 from crust.blockdriver.guest_freezes import GuestFreezer
 from crust.blockdriver.record import Content, Origin, Record
+from crust.blockdriver.snapshot_record import SnapshotRecord
 from crust.blockdriver.snapshotting import Snapshotter
 from crust.blockdriver.standstill import Moving
 from crust.blockdriver.state import State
@@ -125,14 +126,14 @@ class Origins:
         image = snapshotting.image_of(taken)
         volume_id = volumes.VolumeId(record.volume_id)
         self._state.backend.restore(volume_id, image, record.capacity_bytes)
-        return _filled(record, taken.content, taken.fs_type, taken.filled_bytes)
+        return _filled(record, taken)
 
     def _clone(self, record: Record, source_id: volumes.VolumeId, moving: Moving) -> Record:
         source = self._state.registry.load(source_id)
         volume_id = volumes.VolumeId(record.volume_id)
         with self._freezer.frozen(moving.here):
             self._state.backend.clone(volume_id, source_id, record.capacity_bytes)
-        return _filled(record, source.content, source.fs_type, source.filled_bytes)
+        return _filled(record, source)
 
 
 def least_bytes(wanted: volumes.CapacityRange, origin: Origin | None) -> volumes.CapacityRange:
@@ -158,11 +159,12 @@ def _fs_type(content: Content, fs_type: str) -> str:
     return fs_type if content == "formatted" else ""
 
 
-def _filled(record: Record, content: Content, fs_type: str, filled_bytes: int) -> Record:
+def _filled(record: Record, source: Record | SnapshotRecord) -> Record:
     return record.but(
-        content=content,
-        fs_type=fs_type,
-        filled_bytes=filled_bytes,
+        content=source.content,
+        fs_type=source.fs_type,
+        filled_bytes=source.filled_bytes,
+        in_guest=source.in_guest,
         generation=record.generation + 1,
-        shares_uuid=content in ("formatted", "raw"),
+        shares_uuid=source.content in ("formatted", "raw"),
     )

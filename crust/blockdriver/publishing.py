@@ -21,7 +21,7 @@ from crust.blockdriver.ledger import Published
 from crust.blockdriver.publish_rules import Publish
 from crust.blockdriver.record import Record
 from crust.blockdriver.state import NotStaged, State, is_live
-from crust.host import devices, filesystems, groups, mounts, paths
+from crust.host import devices, groups, mounts, paths, uuids
 
 
 class TargetOccupied(errors.Conflict):
@@ -69,7 +69,7 @@ def check(shared: State, request: Publish) -> Ready:
     if attaching.is_readonly(record):
         entry = entry.model_copy(update={"readonly": True})
     if entry.kind == "mount" and record.shares_uuid:
-        options = filesystems.beside_twin(entry.fs_type, entry.options)
+        options = uuids.beside_twin(entry.fs_type, entry.options)
         entry = entry.model_copy(update={"options": options})
     if entry.kind != staged.kind:
         raise fitness.CapabilityExceeded(request.volume_id, f"it is staged as {staged.kind}")

@@ -56,6 +56,7 @@ class SnapshotRecord(pydantic.BaseModel):
     """What was known of the volume's bytes: see `record`."""
     fs_type: str
     filled_bytes: int
+    in_guest: bool = False
     group_id: str = ""
     """The group snapshot that it is a member of."""
 

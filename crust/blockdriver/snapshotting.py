@@ -197,6 +197,7 @@ def plan(record: Record, snapshot_id: str, name: str, *, group_id: str = "") -> 
         content=record.content,
         fs_type=record.fs_type,
         filled_bytes=record.filled_bytes,
+        in_guest=record.in_guest,
         group_id=group_id,
     )
 

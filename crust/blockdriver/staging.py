@@ -23,7 +23,7 @@ from crust.blockdriver.growing import Grower
 from crust.blockdriver.ledger import Staged
 from crust.blockdriver.record import Record
 from crust.blockdriver.state import State
-from crust.host import devices, filesystems, zeroout
+from crust.host import devices, filesystems, uuids, zeroout
 
 
 class StagingPathMissing(errors.NotReady):
@@ -172,8 +172,15 @@ class Stager:
         await asyncio.to_thread(self._state.registry.save, made)
 
     async def _tell_from_source(self, record: Record, device: str, fs_type: str) -> Record:
-        """A copy gets a UUID of its own where that needs no mount. Cut short, it gets another the next time."""
-        if not record.shares_uuid or not await filesystems.renew_uuid(device, fs_type):
+        """A copy gets a UUID of its own. Cut short, it gets another the next time.
+
+        Where that takes a mount, only if nobody but this host ever had the filesystem. Else it stays until it was
+        unmounted, and is published with what lets it stand beside its twin.
+        """
+        if not record.shares_uuid:
+            return record
+        ours = record.content == "formatted" and not record.in_guest
+        if not await uuids.renew(device, fs_type, may_mount=ours):
             return record
         return await asyncio.to_thread(self._state.registry.save, record.but(shares_uuid=False))
 

@@ -32,6 +32,7 @@ _PACKAGES = {
     "resize2fs": "e2fsprogs",
     "mkfs.xfs": "xfsprogs",
     "xfs_repair": "xfsprogs",
+    "xfs_db": "xfsprogs",
     "mkfs.btrfs": "btrfs-progs",
     "btrfs": "btrfs-progs",
     "btrfstune": "btrfs-progs",

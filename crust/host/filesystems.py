@@ -34,7 +34,6 @@ __all__ = [
     "Signature",
     "TooSmall",
     "UnknownFilesystem",
-    "beside_twin",
     "carries",
     "check",
     "freeze",
@@ -46,7 +45,6 @@ __all__ = [
     "minimum_bytes",
     "needs_growth",
     "probe",
-    "renew_uuid",
     "thaw",
     "thaw_unmounted",
     "usage",
@@ -192,29 +190,6 @@ def is_settled(path: str, fs_type: str) -> bool:
         return _kind(fs_type).superblock(path).clean
     except superblocks.BadSuperblock:
         return False
-
-
-async def renew_uuid(path: str, fs_type: str) -> bool:
-    """Give the unmounted copy of a filesystem a UUID of its own, if that is how it mounts beside the original.
-
-    Whether it has one now. btrfs alone: kernels before 6.7 know a device by nothing else, and would show the
-    original in the copy's place. The UUID in the superblock is changed, not that in every block (btrfstune -m).
-    """
-    if fs_type != "btrfs":
-        return False
-    await commands.run(["btrfstune", "-f", "-m", path], timeout_s=_CHECK_TIMEOUT_S)
-    return True
-
-
-def beside_twin(fs_type: str, options: tuple[str, ...]) -> tuple[str, ...]:
-    """`options` with which a copy of a filesystem mounts while the original, of the same UUID, is mounted.
-
-    xfs: `nouuid`. Not a new UUID on the disk: that needs a log without entries, which only a mount makes, and a
-    guest's filesystem is not to be mounted on the host. ext4 never looks. btrfs: see `renew_uuid`.
-    """
-    if fs_type == "xfs" and "nouuid" not in options:
-        return (*options, "nouuid")
-    return options
 
 
 def is_supported(fs_type: str) -> bool:

@@ -12,7 +12,7 @@ import fcntl
 import os
 
 from crust import errors
-from crust.host import holders, oserrors, syscalls
+from crust.host import detached, oserrors
 
 _FIFREEZE = 0xC0045877
 _FITHAW = 0xC0045878
@@ -85,7 +85,7 @@ def thaw_unmounted(device: str, fs_type: str) -> None:
     first mount. Raises `DeviceInUse` if what has it is no filesystem.
     """
     with oserrors.translating(f"cannot thaw the {fs_type} on {device}"):
-        root = _detached_root(device, fs_type)
+        root = detached.open_root(device, fs_type)
         try:
             fcntl.ioctl(root, _FITHAW, 0)
         except OSError as err:
@@ -93,26 +93,6 @@ def thaw_unmounted(device: str, fs_type: str) -> None:
                 raise
         finally:
             os.close(root)
-
-
-def _detached_root(device: str, fs_type: str) -> int:
-    context = syscalls.fsopen(fs_type)
-    try:
-        syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, "source", device)
-        try:
-            syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE)
-        except OSError as err:
-            if err.errno == errno.EBUSY:
-                raise holders.device_in_use(device) from err
-            raise
-        mount = syscalls.fsmount(context, 0)
-    finally:
-        os.close(context)
-    try:
-        # The mount's own descriptor is an O_PATH one, which takes no ioctl.
-        return os.open(f"/proc/self/fd/{mount}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    finally:
-        os.close(mount)
 
 
 def _ioctl(mountpoint: str, request: int) -> None:

@@ -80,6 +80,16 @@ def read_btrfs(path: str) -> Superblock:
     return Superblock(sector_bytes, _field("<Q", data, 0x70) // sector_bytes, clean=True)
 
 
+def uuid_of_xfs(path: str) -> bytes:
+    """The UUID by which the kernel tells one xfs from another (sb_uuid)."""
+    return _read(path, 0)[32:48]
+
+
+def has_log_of_btrfs(path: str) -> bool:
+    """Whether the next mount of a btrfs has a log tree to replay (log_root)."""
+    return bool(_field("<Q", _read(path, _BTRFS_OFFSET), 0x60))
+
+
 def _is_clean(data: bytes, incompat: int) -> bool:
     """What e2fsck looks at before it says "clean" and goes."""
     state = _field("<H", data, 0x3A)

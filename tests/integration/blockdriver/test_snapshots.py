@@ -189,26 +189,6 @@ async def test_a_clone_of_a_mounted_volume_can_be_larger_and_is_its_own(
         await pool.delete(volume_id)
 
 
-async def test_a_btrfs_and_its_copy_have_two_uuids(cloning: Bench) -> None:
-    source = await cloning.create("source", mount("btrfs"), size=256 * MIB)
-    await up(cloning, source.volume_id, "btrfs")
-    clone = await made_of(cloning, "clone", volume_id=source.volume_id, fs_type="btrfs")
-    await up(cloning, clone.volume_id, "btrfs")
-    found = []
-    for volume in (source, clone):
-        await down(cloning, volume.volume_id)
-        image = cloning.root / "state" / "images" / f"{volume.volume_id}.img"
-        signature = filesystems.probe(str(image))
-        assert isinstance(signature, filesystems.Filesystem)
-        found.append(signature.uuid)
-    assert found[0] != found[1]
-    await up(cloning, clone.volume_id, "btrfs")
-    await down(cloning, clone.volume_id)
-    signature = filesystems.probe(str(image))
-    assert isinstance(signature, filesystems.Filesystem)
-    assert signature.uuid == found[1]
-
-
 async def test_a_raw_volume_is_copied_with_what_its_device_has_not_written_yet(
     cloning: Bench,
 ) -> None:

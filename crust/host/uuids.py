@@ -1,0 +1,87 @@
+"""UUIDs of filesystems that are copies of others: what they need to be mounted beside the original.
+
+ext4 never looks at another's. xfs refuses a second one of the same UUID, unless told not to look (`beside_twin`).
+btrfs before Linux 6.7 knows a device by nothing else, and would show the original in the copy's place.
+
+A new UUID wants an empty log: the log's entries carry the old one, and neither xfs_db nor btrfstune can replay them
+(btrfstune does not even look, and leaves a filesystem that nothing mounts). Only a mount replays, which the caller
+must allow, because what a guest wrote is not mounted on the host for it. Where it may not be, the old UUID stays
+until an unmount has emptied the log. Cut short anywhere, the same again makes another UUID. It is changed in the
+superblocks alone (XFS META_UUID, btrfs metadata_uuid), whatever the size.
+"""
+
+import asyncio
+import os
+
+from crust import errors
+from crust.host import commands, detached, oserrors, superblocks
+
+_TIMEOUT_S = 600.0
+_TEMPORARY_FSIDS = "/sys/fs/btrfs/features/temp_fsid"
+
+
+class LikeItsSource(errors.NotReady):
+    """A copy that this kernel cannot tell from its original, and that cannot be changed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the btrfs on {path} cannot be mounted",
+            why="it has the UUID of the one that it was copied from, and a log that only a mount replays",
+            hint="use Linux 6.7 or later, or copy the volume anew after its last user has unmounted it",
+        )
+        self.path = path
+
+
+async def renew(path: str, fs_type: str, *, may_mount: bool) -> bool:
+    """Give the unmounted copy of a filesystem a UUID of its own; whether it needs no `beside_twin` from now on.
+
+    With `may_mount` its log is replayed by a mount that nobody sees. Raises `LikeItsSource`.
+    """
+    if fs_type == "xfs":
+        return await _renew_xfs(path) or (may_mount and await _replayed_xfs(path))
+    if fs_type == "btrfs":
+        return await _renew_btrfs(path, may_mount=may_mount)
+    return True
+
+
+def beside_twin(fs_type: str, options: tuple[str, ...]) -> tuple[str, ...]:
+    """`options` with which a copy mounts while its original, of the same UUID, is mounted."""
+    if fs_type == "xfs" and "nouuid" not in options:
+        return (*options, "nouuid")
+    return options
+
+
+async def _renew_xfs(path: str) -> bool:
+    before = await asyncio.to_thread(superblocks.uuid_of_xfs, path)
+    # Its status is 0 as well when it refuses because of the log.
+    await commands.run(["xfs_db", "-x", "-c", "uuid generate", path], timeout_s=_TIMEOUT_S)
+    return await asyncio.to_thread(superblocks.uuid_of_xfs, path) != before
+
+
+async def _replayed_xfs(path: str) -> bool:
+    await asyncio.to_thread(_replay, path, "xfs", ("nouuid",))
+    return await _renew_xfs(path)
+
+
+async def _renew_btrfs(path: str, *, may_mount: bool) -> bool:
+    if may_mount and await asyncio.to_thread(superblocks.has_log_of_btrfs, path):
+        await asyncio.to_thread(_replay, path, "btrfs", ())
+    if await asyncio.to_thread(superblocks.has_log_of_btrfs, path):
+        await asyncio.to_thread(_check_told_apart, path)
+        return False
+    await commands.run(["btrfstune", "-f", "-m", path], timeout_s=_TIMEOUT_S)
+    return True
+
+
+def _check_told_apart(path: str) -> None:
+    if not os.path.exists(_TEMPORARY_FSIDS):
+        raise LikeItsSource(path)
+
+
+def _replay(path: str, fs_type: str, flags: tuple[str, ...]) -> None:
+    root = detached.open_root(path, fs_type, flags)
+    with oserrors.translating(f"cannot write back the {fs_type} on {path}"):
+        try:
+            os.fsync(root)
+        finally:
+            os.close(root)

@@ -1,0 +1,177 @@
+"""Copies of a filesystem get a UUID of their own, so that they mount beside their source without being told to."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crust.blockdriver import registry
+from crust.host import filesystems, mounts, uuids
+from tests.integration.blockdriver.test_snapshots import made_of, snapshot, up, write
+from tests.integration.blockdriver.test_snapshots_of_guests import Scene
+from tests.support.block_driver import MIB, Bench, mount
+from tests.support.mounting_guests import MountingGuests
+from tests.support.pools import bench_on
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
+
+RENEWED = [("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    guests = MountingGuests()
+    with bench_on("xfs", tmp_path, reach=guests) as bench:
+        yield Scene(bench, guests)
+
+
+def uuid_of(bench: Bench, volume_id: str) -> str:
+    image = bench.root / "state" / "images" / f"{volume_id}.img"
+    found = filesystems.probe(str(image))
+    assert isinstance(found, filesystems.Filesystem)
+    return found.uuid
+
+
+def shares(bench: Bench, volume_id: str) -> bool:
+    record = bench.driver.state.registry.load(registry.volume_id_of(volume_id))
+    return record.shares_uuid
+
+
+def options_at(target: str) -> tuple[str, ...]:
+    found = mounts.at(target)
+    assert found is not None
+    return found.super_options
+
+
+@pytest.mark.parametrize(("fs_type", "size"), RENEWED)
+async def test_a_copy_of_a_frozen_filesystem_mounts_beside_its_source_as_another(
+    scene: Scene, fs_type: str, size: int
+) -> None:
+    """Frozen, an xfs leaves its log as one that wants to be replayed."""
+    bench = scene.bench
+    source = await bench.create("source", mount(fs_type), size=size)
+    target = await up(bench, source.volume_id, fs_type)
+    write(target, "file", b"kept")
+    taken = await snapshot(bench, source.volume_id)
+    restored = await made_of(bench, "restored", snapshot_id=taken.snapshot_id, fs_type=fs_type)
+    clone = await made_of(bench, "clone", volume_id=source.volume_id, fs_type=fs_type)
+    for volume in (restored, clone):
+        beside = await up(bench, volume.volume_id, fs_type)
+        assert "nouuid" not in options_at(beside)
+        assert Path(beside, "file").read_bytes() == b"kept"
+    second = await made_of(bench, "second", volume_id=clone.volume_id, fs_type=fs_type)
+    assert Path(await up(bench, second.volume_id, fs_type), "file").read_bytes() == b"kept"
+    every = (source, restored, clone, second)
+    for volume in every:
+        await scene.down(volume.volume_id)
+    assert len({uuid_of(bench, each.volume_id) for each in every}) == 4
+    own = uuid_of(bench, clone.volume_id)
+    await up(bench, clone.volume_id, fs_type)
+    await scene.down(clone.volume_id)
+    assert uuid_of(bench, clone.volume_id) == own
+
+
+@pytest.mark.parametrize(("fs_type", "size"), [("xfs", 320 * MIB), ("ext4", 64 * MIB)])
+async def test_a_copy_of_what_a_guest_wrote_is_not_mounted_here_to_be_renamed(
+    scene: Scene, fs_type: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps its source's UUID, and is published as such, until a guest has emptied the log."""
+    bench = scene.bench
+    source = await bench.create("source", mount(fs_type), size=size)
+    inside = await scene.up(source.volume_id, fs_type)
+    write(inside, "file", b"kept")
+    taken = await snapshot(bench, source.volume_id)
+    clone = await made_of(bench, "clone", snapshot_id=taken.snapshot_id, fs_type=fs_type)
+
+    def refuse(*_: object) -> int:
+        raise AssertionError("a guest's filesystem is not mounted on the host")
+
+    monkeypatch.setattr("crust.host.detached.open_root", refuse)
+    target = bench.target(clone.volume_id)
+    await bench.stage(clone.volume_id, mount(fs_type))
+    answer = await bench.publish(clone.volume_id, target, mount(fs_type), deferred=True)
+    by_xfs = fs_type == "xfs"
+    assert ("nouuid" in answer.deferred_mount.mount_options) == by_xfs
+    assert shares(bench, "clone") == by_xfs
+    inside = str(bench.root / "beside")
+    os.mkdir(inside)
+    options = tuple(answer.deferred_mount.mount_options)
+    mounts.mount_device(scene.device(clone.volume_id), inside, fs_type, options)
+    assert Path(inside, "file").read_bytes() == b"kept"
+    mounts.unmount(inside)
+    await scene.down(clone.volume_id)
+
+    await bench.stage(clone.volume_id, mount(fs_type))
+    answer = await bench.publish(clone.volume_id, target, mount(fs_type), deferred=True)
+    assert "nouuid" not in answer.deferred_mount.mount_options
+    assert not shares(bench, "clone")
+    for volume in (clone, source):
+        await scene.down(volume.volume_id)
+    same = uuid_of(bench, clone.volume_id) == uuid_of(bench, source.volume_id)
+    assert same == (fs_type == "ext4")
+
+
+async def test_a_btrfs_with_a_log_keeps_its_uuid_and_its_data(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """btrfstune changes it all the same, and nothing mounts the result."""
+    bench = scene.bench
+    source = await bench.create("source", mount("btrfs"), size=256 * MIB)
+    inside = await scene.up(source.volume_id, "btrfs")
+    image = bench.root / "state" / "images" / f"{source.volume_id}.img"
+    write(inside, "early", b"early")
+    scene.guests.stop(bench.target(source.volume_id))
+    scene.start(source.volume_id, "btrfs")
+    with open(os.path.join(inside, "synced"), "wb") as file:
+        file.write(b"synced")
+        file.flush()
+        os.fsync(file.fileno())  # which leaves it in the log tree
+    taken = image.read_bytes()
+    scene.guests.stop(bench.target(source.volume_id))
+    await scene.down(source.volume_id)
+    clone = await made_of(bench, "clone", volume_id=source.volume_id, fs_type="btrfs")
+    cut = bench.root / "state" / "images" / f"{clone.volume_id}.img"
+    cut.write_bytes(taken)
+    with monkeypatch.context() as older:  # a kernel that would show the source in its place
+        older.setattr(uuids, "_TEMPORARY_FSIDS", "/sys/no/such/feature")
+        with pytest.raises(uuids.LikeItsSource):
+            await bench.stage(clone.volume_id, mount("btrfs"))
+    target = await up(bench, clone.volume_id, "btrfs")
+    assert Path(target, "synced").read_bytes() == b"synced"
+    assert uuid_of(bench, clone.volume_id) == uuid_of(bench, source.volume_id)
+    await scene.down(clone.volume_id)
+    await up(bench, clone.volume_id, "btrfs")
+    assert Path(target, "synced").read_bytes() == b"synced"
+    await scene.down(clone.volume_id)
+    assert uuid_of(bench, clone.volume_id) != uuid_of(bench, source.volume_id)
+
+
+@pytest.mark.parametrize(("fs_type", "size"), RENEWED)
+async def test_a_stage_that_is_cut_short_after_the_change_changes_it_again(
+    scene: Scene, fs_type: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = scene.bench
+    source = await bench.create("source", mount(fs_type), size=size)
+    target = await up(bench, source.volume_id, fs_type)
+    write(target, "file", b"kept")
+    clone = await made_of(bench, "clone", volume_id=source.volume_id, fs_type=fs_type)
+
+    class Killed(BaseException):
+        """The end of a process."""
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.driver.state.registry, "save", die)
+        with pytest.raises(Killed):
+            await bench.stage(clone.volume_id, mount(fs_type))
+    first = uuid_of(bench, clone.volume_id)
+    bench.restart()
+    assert shares(bench, "clone")
+    beside = await up(bench, clone.volume_id, fs_type)
+    assert Path(beside, "file").read_bytes() == b"kept"
+    for volume in (clone, source):
+        await scene.down(volume.volume_id)
+    assert len({first, *(uuid_of(bench, each.volume_id) for each in (clone, source))}) == 3
