@@ -1,4 +1,4 @@
-"""Freeze, thaw and I/O limits on a whole node, asked as a driver asks: by the proxy's Runtime API.
+"""Freeze, thaw and I/O limits on a whole node, asked as a driver asks (the proxy's Runtime API), and by the driver.
 
 One node for the file; each test has volumes and sandboxes of its own.
 """
@@ -107,6 +107,9 @@ async def test_what_is_copied_from_a_frozen_guest_is_one_moments_content(
     assert await api.freeze(target, 60) is False, "no sandbox, nothing to hold"
     image = image_of(node, volume)
     async with writing(node, "one", target) as writer:
+        moving = await asyncio.to_thread(digest, image)
+        await writer.goes_on()
+        assert await asyncio.to_thread(digest, image) != moving, "or equality proves nothing"
         assert await api.freeze(target, 60) is True
         first = await asyncio.to_thread(digest, image)
         copy = tmp_path / "copy"
@@ -125,9 +128,6 @@ async def test_what_is_copied_from_a_frozen_guest_is_one_moments_content(
         assert await api.thaw(target) is True
         assert await growing == 128 * MIB
         await writer.goes_on()
-        assert await asyncio.to_thread(digest, image) != first, (
-            "or equal copies would prove nothing"
-        )
         assert await api.thaw(target) is False
 
 
@@ -136,7 +136,7 @@ async def test_a_guest_that_nobody_thaws_goes_on_in_time_and_tells_that_it_did(
 ) -> None:
     target = await node.publish(await node.volume())
     async with writing(node, "one", target) as writer:
-        assert await api.freeze(target, 1) is True
+        assert await api.freeze(target, 3) is True
         await writer.goes_on()
         assert await api.thaw(target) is False
         assert await api.freeze(target, 60) is True
@@ -167,3 +167,36 @@ async def test_limits_are_in_force_in_the_sandbox_and_in_the_next_one(
     assert await runtime_api.limits_in_force(node) == {str(target): fewer}
     assert await api.limit(target, volumes.IoLimits()) is True
     assert await runtime_api.limits_in_force(node) == {}
+
+
+async def test_a_snapshot_of_what_a_guest_writes_has_all_that_was_synced_before(
+    node: WholeNode,
+) -> None:
+    volume = await node.volume()
+    target = await node.publish(volume)
+    async with writing(node, "one", target) as writer:
+        said = writer.said
+        snapshot = await node.kubelet.snapshot(volume, "while-it-writes")
+        await writer.goes_on()
+    try:
+        copy = await node.publish(await node.volume(snapshot_id=snapshot))
+        assert int(await node.output("two", copy, "cat /data/n")) >= said
+    finally:
+        await node.kubelet.delete_snapshot(snapshot)
+
+
+async def test_a_class_of_another_speed_is_obeyed_by_the_guest_at_once_and_by_the_next_one(
+    node: WholeNode,
+) -> None:
+    volume = await node.volume()
+    target = await node.publish(volume)
+    await node.output("one", target, "true")
+    await node.kubelet.modify(volume, {"readIOPS": "300", "writeBytesPerSecond": "8Mi"})
+    wanted = volumes.IoLimits(read_iops=300, write_bytes_per_second=8 * MIB)
+    assert await runtime_api.limits_in_force(node) == {str(target): wanted}
+    await node.runtime.stop("one")
+    await node.kubelet.unpublish(volume, target)
+    node.published.remove((volume, target))
+    again = await node.publish(volume)
+    await node.output("two", again, "true")
+    assert await runtime_api.limits_in_force(node) == {str(again): wanted}

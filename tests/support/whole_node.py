@@ -41,9 +41,11 @@ class WholeNode:
         size_bytes: int = 64 * MIB,
         capability: csi_pb2.VolumeCapability = MOUNT,
         stage: bool = True,
+        snapshot_id: str = "",
     ) -> csi_pb2.Volume:
         """A new volume, staged."""
-        volume = await self.kubelet.create(f"e2e-{next(_numbers)}", size_bytes, capability)
+        name = f"e2e-{next(_numbers)}"
+        volume = await self.kubelet.create(name, size_bytes, capability, snapshot_id=snapshot_id)
         self.volumes.append(volume)
         if stage:
             await self.kubelet.stage(volume, capability)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import grpc.aio
@@ -87,14 +88,23 @@ class Kubelet:
         return any(each.hello.name == handler for each in answer.handlers)
 
     async def create(
-        self, name: str, size_bytes: int, capability: csi_pb2.VolumeCapability = MOUNT
+        self,
+        name: str,
+        size_bytes: int,
+        capability: csi_pb2.VolumeCapability = MOUNT,
+        *,
+        snapshot_id: str = "",
     ) -> csi_pb2.Volume:
-        """CreateVolume."""
+        """CreateVolume, of a snapshot if one is named."""
+        source = csi_pb2.VolumeContentSource.SnapshotSource(snapshot_id=snapshot_id)
         answer = await self._controller.CreateVolume(
             csi_pb2.CreateVolumeRequest(
                 name=name,
                 capacity_range=csi_pb2.CapacityRange(required_bytes=size_bytes),
                 volume_capabilities=[capability],
+                volume_content_source=csi_pb2.VolumeContentSource(snapshot=source)
+                if snapshot_id
+                else None,
             ),
             timeout=TIMEOUT_S,
         )
@@ -181,6 +191,29 @@ class Kubelet:
         await self._node.NodeUnstageVolume(
             csi_pb2.NodeUnstageVolumeRequest(
                 volume_id=volume.volume_id, staging_target_path=str(self.staging(volume))
+            ),
+            timeout=TIMEOUT_S,
+        )
+
+    async def snapshot(self, volume: csi_pb2.Volume, name: str) -> str:
+        """CreateSnapshot; returns its id."""
+        answer = await self._controller.CreateSnapshot(
+            csi_pb2.CreateSnapshotRequest(source_volume_id=volume.volume_id, name=name),
+            timeout=TIMEOUT_S,
+        )
+        return answer.snapshot.snapshot_id
+
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        """DeleteSnapshot."""
+        await self._controller.DeleteSnapshot(
+            csi_pb2.DeleteSnapshotRequest(snapshot_id=snapshot_id), timeout=TIMEOUT_S
+        )
+
+    async def modify(self, volume: csi_pb2.Volume, parameters: Mapping[str, str]) -> None:
+        """ControllerModifyVolume, as for another VolumeAttributesClass."""
+        await self._controller.ControllerModifyVolume(
+            csi_pb2.ControllerModifyVolumeRequest(
+                volume_id=volume.volume_id, mutable_parameters=parameters
             ),
             timeout=TIMEOUT_S,
         )

@@ -132,6 +132,7 @@ class Node:
                 f"--socket={at.driver_socket}",
                 f"--state-dir={at.base / 'pool'}",
                 f"--run-dir={at.base / 'driver-run'}",
+                f"--runtime-socket={at.crust_run / 'runtime.sock'}",
                 "--node-id=demo-node",
                 root,
             ],
