@@ -17,27 +17,37 @@ _MKFS = {
 
 
 @contextmanager
-def bench_on(
-    fs_type: str, root: Path, *, size: int = 3072 * MIB, reach: guests.Guests | None = None
-) -> Iterator[Bench]:
-    """A driver whose pool lies on a new filesystem. Everything is taken away afterwards."""
-    backing = root / "pool.backing"
+def mounted(fs_type: str, base: Path, home: Path, *, size: int) -> Iterator[None]:
+    """A new filesystem in a file below `base`, mounted at `home`; unmounted and removed when the block is left."""
+    backing = base / "pool.backing"
     with backing.open("wb") as file:
         file.truncate(size)
     subprocess.run([*_MKFS[fs_type], str(backing)], check=True, capture_output=True)
     device = loop.attach_once(str(backing))
-    home = root / "home"
     home.mkdir()
     try:
         mounts.mount_device(device.path, str(home), fs_type)
-        yield Bench(home, reach=reach)
+        try:
+            yield
+        finally:
+            mounts.unmount(str(home))
     finally:
-        for mount in sorted(mounts.below(str(home)), key=lambda each: -len(each.target)):
-            if mount.target != str(home):
-                mounts.unmount(mount.target)
-        for each in loop.list_all():
-            if each.backing.startswith(f"{home}/"):
-                loop.detach(each)
-        mounts.unmount(str(home))
         loop.detach(device)
         backing.unlink()
+
+
+@contextmanager
+def bench_on(
+    fs_type: str, root: Path, *, size: int = 3072 * MIB, reach: guests.Guests | None = None
+) -> Iterator[Bench]:
+    """A driver whose pool lies on a new filesystem. Everything is taken away afterwards."""
+    home = root / "home"
+    with mounted(fs_type, root, home, size=size):
+        try:
+            yield Bench(home, reach=reach)
+        finally:
+            for mount in sorted(mounts.below(str(home)), key=lambda each: -len(each.target)):
+                mounts.unmount(mount.target)
+            for each in loop.list_all():
+                if each.backing.startswith(f"{home}/"):
+                    loop.detach(each)

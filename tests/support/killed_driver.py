@@ -1,0 +1,98 @@
+"""The driver as a process that is killed with -9 at any moment, and a CO that asks until it is answered."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from crust.wire.csi.v1 import csi_pb2_grpc
+
+_TRIES = 1000
+_BACK_OFF_S = 0.02
+_TIMEOUT_S = 60.0
+_RETRIED = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.FAILED_PRECONDITION,  # a formatter of a killed driver still has the device
+)
+
+Answer = TypeVar("Answer")
+
+
+class KilledDriver:
+    """A driver below `root`, started again whenever it was killed. Its pool is `root/pool`, a directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.socket = str(root / "csi.sock")
+        self.answered = 0
+        self._answers = asyncio.Condition()
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it; who calls waits for the socket."""
+        arguments = {
+            "socket": "csi.sock",
+            "state-dir": "pool/state",
+            "run-dir": "run",
+            "target-root": "",
+        }
+        flags = [f"--{name}={self.root / path}" for name, path in arguments.items()]
+        with (self.root / "log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "crust", "driver", "--node-id=node-1", *flags),
+                stdout=log,
+                stderr=log,
+            )
+
+    async def kill(self) -> None:
+        """kill -9, and wait until it is dead."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    async def count(self) -> None:
+        """A call was answered."""
+        async with self._answers:
+            self.answered += 1
+            self._answers.notify_all()
+
+    async def wait_for(self, answered: int) -> None:
+        """Return when so many calls were answered."""
+        async with self._answers:
+            await self._answers.wait_for(lambda: self.answered >= answered)
+
+
+@dataclass(frozen=True, slots=True)
+class Co:
+    """Calls a driver that may die at any moment, with a CO's patience."""
+
+    driver: KilledDriver
+    controller: "csi_pb2_grpc.ControllerAsyncStub"
+    node: "csi_pb2_grpc.NodeAsyncStub"
+
+    @classmethod
+    def of(cls, driver: KilledDriver, connected: grpc.aio.Channel) -> "Co":
+        """A CO on a channel to the driver."""
+        return cls(driver, csi_pb2_grpc.ControllerStub(connected), csi_pb2_grpc.NodeStub(connected))
+
+    async def call(self, method: Callable[..., Awaitable[Answer]], request: Any) -> Answer:
+        """Until there is an answer; what no CO would repeat is raised, and so is a refusal without end."""
+        for left in range(_TRIES, 0, -1):
+            try:
+                answer = await method(request, wait_for_ready=True, timeout=_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _RETRIED or left == 1:
+                    raise AssertionError(
+                        f"{error.code()}: {error.details()} to {request}"
+                    ) from error
+                await asyncio.sleep(_BACK_OFF_S)
+            else:
+                await self.driver.count()
+                return answer
+        raise AssertionError("not reached")

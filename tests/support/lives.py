@@ -1,0 +1,219 @@
+"""The life of one volume as random as a seed makes it: what is synced into it is remembered, and held against it.
+
+The choices follow from the seed; how the calls of many lives meet one another, and the driver's deaths, does not.
+"""
+
+import asyncio
+import os
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crust import volumes
+from crust.rpc import csi
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.block_driver import MIB, block, mount
+from tests.support.killed_driver import Co
+
+NODE = "node-1"
+_SIZES = {"ext4": 32 * MIB, "xfs": 304 * MIB, "": 32 * MIB}
+_MORE = 16 * MIB
+_CHUNK = 64 * 1024
+_FILE = "diary"
+
+
+@dataclass(slots=True)
+class Volume:
+    """A volume, and what must be found in it. `fs_type` is empty for a raw one."""
+
+    name: str
+    fs_type: str
+    size_bytes: int
+    volume_id: str = ""
+    content: list[bytes] = field(default_factory=list)
+
+    @property
+    def capability(self) -> volumes.VolumeCapability:
+        """How it is used."""
+        return mount(self.fs_type) if self.fs_type else block()
+
+
+class Life:
+    """One caller's volume, from creation to its end. `number` makes its name and, with the seed, its choices."""
+
+    def __init__(self, co: Co, root: Path, seed: int, number: int) -> None:
+        self._co = co
+        self._root = root
+        self._chance = random.Random(f"{seed}:{number}")
+        fs_type = self._chance.choice(("ext4", "ext4", "", "", "xfs"))
+        self.volume = Volume(f"pvc-{number}", fs_type, _SIZES[fs_type])
+
+    async def run(self, turns: int) -> Volume | None:
+        """Live so many turns; the volume, if it is to stay."""
+        await self._create(self.volume)
+        for _ in range(turns):
+            await self._turn()
+        if self._chance.random() < 0.15:
+            return self.volume
+        await self.delete(self.volume)
+        return None
+
+    async def _turn(self) -> None:
+        volume = self.volume
+        await self._bring_up(volume)
+        await self._write(volume)
+        if self._chance.random() < 0.25:
+            await self._restore(volume)
+            await self._write(volume)
+        await self._check(volume)
+        await self._take_down(volume)
+        if self._chance.random() < 0.3:
+            await self._expand(volume)
+        if volume.fs_type and self._chance.random() < 0.3:
+            await self._defer(volume)
+
+    async def verify(self, volume: Volume) -> None:
+        """Hold a volume's content against what was synced."""
+        await self._bring_up(volume)
+        await self._check(volume)
+        await self._take_down(volume)
+
+    async def _create(self, volume: Volume, snapshot_id: str = "") -> None:
+        request = csi_pb2.CreateVolumeRequest(
+            name=volume.name,
+            volume_capabilities=[csi.capability_to_wire(volume.capability)],
+            capacity_range=csi_pb2.CapacityRange(required_bytes=volume.size_bytes),
+        )
+        if snapshot_id:
+            request.volume_content_source.snapshot.snapshot_id = snapshot_id
+        made = (await self._co.call(self._co.controller.CreateVolume, request)).volume
+        assert made.capacity_bytes >= volume.size_bytes
+        volume.volume_id = made.volume_id
+
+    async def delete(self, volume: Volume) -> None:
+        """DeleteVolume."""
+        request = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
+        await self._co.call(self._co.controller.DeleteVolume, request)
+
+    async def _bring_up(self, volume: Volume) -> None:
+        await self._attach(volume)
+        await self._stage(volume)
+        await self._co.call(self._co.node.NodePublishVolume, self._publish(volume))
+
+    async def _take_down(self, volume: Volume) -> None:
+        await self._unpublish(volume)
+        await self._release(volume)
+
+    async def _release(self, volume: Volume) -> None:
+        staging = csi_pb2.NodeUnstageVolumeRequest(
+            volume_id=volume.volume_id, staging_target_path=self._staging(volume)
+        )
+        await self._co.call(self._co.node.NodeUnstageVolume, staging)
+        given = csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume.volume_id, node_id=NODE)
+        await self._co.call(self._co.controller.ControllerUnpublishVolume, given)
+
+    async def _attach(self, volume: Volume) -> None:
+        request = csi_pb2.ControllerPublishVolumeRequest(
+            volume_id=volume.volume_id,
+            node_id=NODE,
+            volume_capability=csi.capability_to_wire(volume.capability),
+        )
+        await self._co.call(self._co.controller.ControllerPublishVolume, request)
+
+    async def _stage(self, volume: Volume) -> None:
+        request = csi_pb2.NodeStageVolumeRequest(
+            volume_id=volume.volume_id,
+            staging_target_path=self._staging(volume),
+            volume_capability=csi.capability_to_wire(volume.capability),
+        )
+        await self._co.call(self._co.node.NodeStageVolume, request)
+
+    def _publish(self, volume: Volume) -> csi_pb2.NodePublishVolumeRequest:
+        return csi_pb2.NodePublishVolumeRequest(
+            volume_id=volume.volume_id,
+            staging_target_path=self._staging(volume),
+            target_path=self._target(volume),
+            volume_capability=csi.capability_to_wire(volume.capability),
+        )
+
+    async def _unpublish(self, volume: Volume) -> None:
+        request = csi_pb2.NodeUnpublishVolumeRequest(
+            volume_id=volume.volume_id, target_path=self._target(volume)
+        )
+        await self._co.call(self._co.node.NodeUnpublishVolume, request)
+        assert not os.path.lexists(self._target(volume))
+
+    async def _expand(self, volume: Volume) -> None:
+        volume.size_bytes += _MORE
+        request = csi_pb2.ControllerExpandVolumeRequest(
+            volume_id=volume.volume_id,
+            capacity_range=csi_pb2.CapacityRange(required_bytes=volume.size_bytes),
+        )
+        await self._co.call(self._co.controller.ControllerExpandVolume, request)
+
+    async def _defer(self, volume: Volume) -> None:
+        """Published to a guest that never starts."""
+        await self._attach(volume)
+        await self._stage(volume)
+        request = self._publish(volume)
+        request.defer_fs_ops = True
+        granted = (await self._co.call(self._co.node.NodePublishVolume, request)).deferred_mount
+        assert granted.capacity_bytes == volume.size_bytes
+        await self._take_down(volume)
+
+    async def _restore(self, volume: Volume) -> None:
+        """What a snapshot of the volume in use holds is what was synced before it."""
+        request = csi_pb2.CreateSnapshotRequest(
+            source_volume_id=volume.volume_id, name=f"of-{volume.name}-{len(volume.content)}"
+        )
+        snapshot = (await self._co.call(self._co.controller.CreateSnapshot, request)).snapshot
+        name = f"from-{snapshot.snapshot_id}"
+        copy = Volume(name, volume.fs_type, volume.size_bytes, content=list(volume.content))
+        await self._create(copy, snapshot.snapshot_id)
+        gone = csi_pb2.DeleteSnapshotRequest(snapshot_id=snapshot.snapshot_id)
+        await self._co.call(self._co.controller.DeleteSnapshot, gone)
+        await self.verify(copy)
+        await self.delete(copy)
+
+    async def _write(self, volume: Volume) -> None:
+        chunk = self._chance.randbytes(_CHUNK)
+        await asyncio.to_thread(_write, self._data(volume), len(volume.content), chunk)
+        volume.content.append(chunk)
+
+    async def _check(self, volume: Volume) -> None:
+        found = await asyncio.to_thread(_read, self._data(volume), len(volume.content))
+        assert found == b"".join(volume.content), f"{volume.name} lost bytes"
+
+    def _data(self, volume: Volume) -> str:
+        target = self._target(volume)
+        if volume.fs_type:
+            assert os.path.ismount(target)
+            return os.path.join(target, _FILE)
+        assert Path(target).is_block_device()
+        return target
+
+    def _staging(self, volume: Volume) -> str:
+        path = self._root / "staging" / volume.name
+        path.mkdir(parents=True, exist_ok=True)
+        return str(path)
+
+    def _target(self, volume: Volume) -> str:
+        pod = self._root / "pods" / volume.name
+        pod.mkdir(parents=True, exist_ok=True)
+        return str(pod / "mount")
+
+
+def _write(path: str, place: int, chunk: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | (0 if os.path.exists(path) else os.O_CREAT))
+    try:
+        assert os.pwrite(fd, chunk, place * _CHUNK) == len(chunk)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _read(path: str, chunks: int) -> bytes:
+    if not chunks:
+        return b""
+    with open(path, "rb") as file:
+        return file.read(chunks * _CHUNK)
