@@ -14,9 +14,14 @@ so they are opened without it: then only a mount that can write, now, is refused
 A sandbox claims a volume once, however many of its containers use it: the runtime counts them.
 
 A handler that was restarted adopts the claims of the virtual machines that it finds running. Functions block.
+
+A kubelet hands fsGroup over only to drivers that have VOLUME_MOUNT_GROUP. For others it changes the group of what it
+takes for the volume's root: the sealed target. There it is found, and becomes the record's group, so that it reaches
+the files in the guest and is not lost in silence.
 """
 
 import contextlib
+import dataclasses
 import datetime
 import os
 from collections.abc import Callable
@@ -68,7 +73,10 @@ class ClaimLost(errors.NotReady):
 
 
 class Claim:
-    """A volume that one sandbox has. `record` is as it was when the volume was claimed or adopted."""
+    """A volume that one sandbox has.
+
+    `record` is as it was when the volume was claimed or adopted, with the group that a CO gave to the seal.
+    """
 
     def __init__(
         self,
@@ -195,7 +203,23 @@ def _record(root: str, target: volumes.TargetPath) -> Record:
     entry = store.Store(root).read(target)
     if entry is None:
         raise claims.NotPublished(target)
-    return entry.require()
+    return _with_group_of_seal(entry.require())
+
+
+def _with_group_of_seal(record: Record) -> Record:
+    """A group that the record has comes first; files of a read-only volume are nobody's to change (H-12)."""
+    target = record.target.text
+    seal = mounts.at(target)
+    if record.mount.group is not None or record.readonly or seal is None:
+        return record
+    if not mounts.is_sealed(seal):
+        return record
+    with oserrors.translating(f"cannot look at {target}"):
+        gid = os.stat(target, follow_symlinks=False).st_gid
+    if gid == 0:  # as it was made
+        return record
+    group = volumes.GroupChange(gid)  # a kubelet does not tell its policy
+    return dataclasses.replace(record, mount=dataclasses.replace(record.mount, group=group))
 
 
 def _check_ours(

@@ -121,6 +121,16 @@ async def test_the_group_is_applied_in_the_guest(node: WholeNode, policy: str) -
     assert group == ("4059" if policy == "Always" else "0")
 
 
+async def test_a_group_that_a_kubelet_could_only_give_to_the_target_reaches_the_guest(
+    node: WholeNode,
+) -> None:
+    """So it is with drivers that have no VOLUME_MOUNT_GROUP: the kubelet changes what it takes for the root."""
+    target = await node.publish(await node.volume())
+    await asyncio.to_thread(os.chown, target, -1, 4060)
+    await asyncio.to_thread(os.chmod, target, 0o2775)
+    assert await node.output("one", target, "stat -c '%g %a' /data") == "4060 2775"
+
+
 async def test_a_sub_path_is_resolved_in_the_guest_and_not_out_of_the_volume(
     node: WholeNode,
 ) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -278,3 +279,40 @@ def test_a_release_that_fails_anywhere_still_frees_the_volume(
         found = store.claim_state(TARGET)
         assert found is None or not found.live
     assert len(made) > 1
+
+
+@pytest.mark.spec("H-38")
+@pytest.mark.parametrize("readonly", [False, True])
+def test_a_group_that_a_kubelet_gave_to_the_seal_is_the_volumes(
+    store: Store, device: MakeDevice, tmp_path: Path, *, readonly: bool
+) -> None:
+    """What a kubelet does with fsGroup when the driver has no VOLUME_MOUNT_GROUP: chgrp, g+rwx and setgid."""
+    target = volumes.TargetPath.parse(f"{tmp_path}/mount")
+    Path(target.text).mkdir()
+    mounts.mount_sealed(target.text)
+    store.publish(record_of(device("a"), target, readonly=readonly))
+    with _claim(store, target=target) as claim:
+        assert claim.record.mount.group is None
+    os.chown(target.text, -1, 4059)
+    os.chmod(target.text, 0o2775)
+    with _claim(store, target=target) as claim:
+        found = claim.record.mount.group
+        assert found == (None if readonly else volumes.GroupChange(4059))
+        assert adopt_volume(store.root, target, ONE, HANDLER).record == claim.record
+    mounts.unmount(target.text)
+
+
+@pytest.mark.spec("H-38")
+def test_a_group_that_was_handed_over_comes_before_the_seals(
+    store: Store, device: MakeDevice, tmp_path: Path
+) -> None:
+    target = volumes.TargetPath.parse(f"{tmp_path}/mount")
+    Path(target.text).mkdir()
+    mounts.mount_sealed(target.text)
+    plain = record_of(device("a"), target)
+    wanted = volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
+    store.publish(replace(plain, mount=replace(plain.mount, group=wanted)))
+    os.chown(target.text, -1, 4059)
+    with _claim(store, target=target) as claim:
+        assert claim.record.mount.group == wanted
+    mounts.unmount(target.text)
