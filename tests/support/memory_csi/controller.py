@@ -66,6 +66,7 @@ class Controller:
             sidecar = key.startswith("csi.storage.k8s.io/") and "no-sidecars" not in self.faults
             if key != "known" and not sidecar:
                 raise Refused(Code.INVALID_ARGUMENT, "an unknown parameter")
+        self._check_mutable(request)
         wanted = request.capacity_range
         if wanted.required_bytes < 0 or 0 < wanted.limit_bytes < wanted.required_bytes:
             raise Refused(Code.OUT_OF_RANGE, "no such size")
@@ -277,10 +278,15 @@ class Controller:
 
     def ControllerModifyVolume(self, request: Any) -> Any:
         check_text(request.volume_id)
-        if any(key != "iops" for key in request.mutable_parameters):
-            raise Refused(Code.INVALID_ARGUMENT, "an unknown key")
+        self._check_mutable(request)
         self._find(request.volume_id).modified.update(request.mutable_parameters)
         return csi_pb2.ControllerModifyVolumeResponse()
+
+    def _check_mutable(self, request: Any) -> None:
+        for key in request.mutable_parameters:
+            sidecar = key.startswith("csi.storage.k8s.io/") and "no-sidecars" not in self.faults
+            if key != "iops" and not sidecar:
+                raise Refused(Code.INVALID_ARGUMENT, "an unknown key")
 
     def CreateSnapshot(self, request: Any) -> Any:
         check_text(request.source_volume_id)

@@ -356,6 +356,18 @@ ATTACHING = (
     ),
     not_refused(181, "ControllerModifyVolume", INVALID),
     not_refused(182, "ControllerModifyVolume", INVALID),
+    not_refused(183, "CreateVolume", INVALID),
+    refused(183, "CreateVolume", lambda r: len(r.mutable_parameters) == 1, INVALID),
+    faulty(184, "no-sidecars"),
+    refused(185, "ControllerModifyVolume", lambda r: True, UNREADY),
+    refused(186, "ControllerModifyVolume", lambda r: True, Code.INTERNAL),
+    refused(187, "ControllerExpandVolume", lambda r: True, Code.INTERNAL),
+    altered(
+        187,
+        "ControllerExpandVolume",
+        lambda a: setattr(a, "capacity_bytes", a.capacity_bytes // 2),
+        "as-it-was",
+    ),
 )
 
 PUBLISHING = (

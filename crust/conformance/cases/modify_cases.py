@@ -1,0 +1,97 @@
+"""Mutable parameters, from CreateVolume to a modify that does not come alone (C-183 to C-187).
+
+CSI has no call that tells a volume's mutable parameters, so these cases see answers and not effects.
+"""
+
+from typing import Any
+
+import grpc
+
+from crust.conformance.case import CREATE, EXPAND, MODIFY, NODE, case
+from crust.conformance.co import Co, Code
+from crust.wire.csi.v1 import csi_pb2
+
+_CALLERS = 6
+_UNKNOWN = "crust-conformance-unknown"
+_GIVEN = "parameters.mutable_parameters"
+
+
+@case(183, CREATE, MODIFY, _GIVEN)
+def test_a_volume_is_made_with_mutable_parameters(co: Co) -> None:
+    """CreateVolume: mutable_parameters are taken, and the same request again is the same volume; with a key
+    that is not known it is INVALID_ARGUMENT, and nothing is made.
+    """
+    request = co.create_request()
+    request.mutable_parameters.update(co.options.parameters.mutable_parameters)
+    request.mutable_parameters[_UNKNOWN] = "1"
+    co.refused(co.controller.CreateVolume, request, Code.INVALID_ARGUMENT)
+    del request.mutable_parameters[_UNKNOWN]
+    volume = co.create(request)
+    assert co.ask(co.controller.CreateVolume, request).volume == volume
+
+
+@case(184, CREATE, MODIFY, _GIVEN)
+def test_what_sidecars_add_to_a_modify_is_tolerated(co: Co) -> None:
+    """ControllerModifyVolume: the keys csi.storage.k8s.io/… of external-resizer are no unknown keys."""
+    request = _modify(co, co.volume())
+    request.mutable_parameters["csi.storage.k8s.io/pvc/name"] = "claim"
+    request.mutable_parameters["csi.storage.k8s.io/pvc/namespace"] = "default"
+    request.mutable_parameters["csi.storage.k8s.io/pv/name"] = "pv"
+    co.ask(co.controller.ControllerModifyVolume, request)
+
+
+@case(185, CREATE, MODIFY, NODE, _GIVEN)
+def test_a_volume_in_use_is_modified(co: Co) -> None:
+    """ControllerModifyVolume: OK while the volume is published, whose data and publish are not touched."""
+    volume = co.volume()
+    target = co.use(volume)
+    co.sight.write(target / "file", b"kept")
+    co.ask(co.controller.ControllerModifyVolume, _modify(co, volume))
+    assert co.sight.read(target / "file", 99) == b"kept"
+    assert co.sight.mounts_at(target) == 1
+
+
+@case(186, CREATE, MODIFY, _GIVEN)
+def test_modifying_is_joined(co: Co) -> None:
+    """Concurrency: equal ControllerModifyVolume calls at once are OK or ABORTED, and OK when sent again."""
+    request = _modify(co, co.volume())
+    call = co.controller.ControllerModifyVolume
+    _none_failed(co.together([(call, request)] * _CALLERS))
+    co.finally_(call, request)
+
+
+@case(187, CREATE, MODIFY, EXPAND, _GIVEN)
+def test_a_modify_and_an_expansion_at_once_both_happen(co: Co) -> None:
+    """Concurrency: ControllerModifyVolume beside ControllerExpandVolume: each is OK or ABORTED, and OK when
+    sent again; the volume has the size.
+    """
+    volume = co.volume()
+    size = 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
+    modify = _modify(co, volume)
+    expand = csi_pb2.ControllerExpandVolumeRequest(
+        volume_id=volume.volume_id,
+        capacity_range=csi_pb2.CapacityRange(required_bytes=size),
+        volume_capability=co.mount,
+        secrets=co.options.parameters.secrets,
+    )
+    calls: list[Any] = [
+        (co.controller.ControllerModifyVolume, modify),
+        (co.controller.ControllerExpandVolume, expand),
+    ]
+    _none_failed(co.together(calls))
+    co.finally_(co.controller.ControllerModifyVolume, modify)
+    assert co.finally_(co.controller.ControllerExpandVolume, expand).capacity_bytes >= size
+
+
+def _modify(co: Co, volume: csi_pb2.Volume) -> csi_pb2.ControllerModifyVolumeRequest:
+    return csi_pb2.ControllerModifyVolumeRequest(
+        volume_id=volume.volume_id,
+        mutable_parameters=co.options.parameters.mutable_parameters,
+        secrets=co.options.parameters.secrets,
+    )
+
+
+def _none_failed(answers: list[Any]) -> None:
+    for answer in answers:
+        failed = isinstance(answer, grpc.StatusCode) and answer is not Code.ABORTED
+        assert not failed, f"{answer} for one of several calls at once"
