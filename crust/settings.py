@@ -131,6 +131,9 @@ class DriverSettings(ProgramSettings):
     overcommit: Annotated[float, Field(ge=1, le=100)] = 1.0
     """How much of the pool's room is promised to volumes: 1 means that every volume can be filled."""
 
+    max_volumes: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """How many volumes the node takes; 0: as many as the kernel's memory, threads and mounts allow."""
+
     runtime_socket: SocketPath | Literal[""] = ""
     """The proxy's Runtime API, to reach the guests that have deferred volumes; empty: they are out of reach."""
 

@@ -2,6 +2,8 @@
 
 A file is where it is, so nothing is moved: the publish is an entry in the volume's record, durable before it is
 answered. The node side reads it: a volume that was published read-only is read-only wherever it is then mounted.
+A node has no more of them than it can hold (`State.attach_limit`).
+
 One node at a time has a volume; the nodes that exist are this one, and whichever an older record still names (the
 node was renamed, the pool moved), which keeps the volume until it is taken from it.
 """
@@ -75,7 +77,7 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """How many volumes a node can have (0: any number), and which it has, in one look."""
+    """How many volumes a node can have, and which it has, in one look."""
 
     limit: int
     taken: tuple[volumes.VolumeId, ...]
@@ -120,9 +122,9 @@ class Attacher:
         )
 
     def _add(self, record: Record, wanted: Attached) -> None:
-        limit = self._state.backend.attach_limit()
+        limit = self._state.attach_limit()
         with self._counting:  # two volumes must not both take the last slot
-            if limit and self._state.registry.index.on_node(self._node_id) >= limit:
+            if self._state.registry.index.on_node(self._node_id) >= limit:
                 raise NodeFull(self._node_id, limit)
             self._state.registry.save(record.but(nodes=(wanted,)))
 
@@ -150,7 +152,7 @@ class Attacher:
         if node_id != self._node_id:
             raise NodeNotFound(node_id)
         taken = self._state.registry.index.ids_on_node(node_id)
-        return Slots(self._state.backend.attach_limit(), taken)
+        return Slots(self._state.attach_limit(), taken)
 
     def published_nodes(self, record: Record) -> tuple[str, ...]:
         """Where the volume is: published to by a CO, or staged at this moment whatever was published."""

@@ -133,7 +133,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         self, request: csi_pb2.NodeGetInfoRequest, context: Context
     ) -> csi_pb2.NodeGetInfoResponse:
         """The node's id and place, and how many volumes it can hold; in full also for who will ask the controller."""
-        limit = await asyncio.to_thread(self._rules.state.backend.attach_limit)
+        limit = await asyncio.to_thread(self._rules.state.attach_limit)
         response = csi_pb2.NodeGetInfoResponse(
             node_id=self._here.node_id,
             max_volumes_per_node=limit,

@@ -21,6 +21,7 @@ from crust.blockdriver import fitness, limiting, mkfs_options, preparation, regi
 from crust.blockdriver.backends.protocol import Attachment
 from crust.blockdriver.growing import Grower
 from crust.blockdriver.ledger import Staged
+from crust.blockdriver.places import Places
 from crust.blockdriver.record import Record
 from crust.blockdriver.state import State
 from crust.host import devices, filesystems, uuids, zeroout
@@ -86,11 +87,13 @@ class Stager:
     def __init__(self, shared: State, grower: Grower) -> None:
         self._state = shared
         self._grower = grower
+        self._places = Places(shared)
 
     async def stage(self, request: Stage) -> None:
         """Make the volume ready to be published.
 
         Raises `registry.VolumeNotFound`, `fitness.CapabilityExceeded`, `StagingPathMissing`, `StagedDifferently`,
+        `attaching.NodeFull`,
         the errors of `preparation.judge`, and of the backend and the filesystem's tools.
         """
         begun = await asyncio.to_thread(self._begin, request)
@@ -117,7 +120,8 @@ class Stager:
         if staged is not None and present is not None:
             paths = tuple(dict.fromkeys((*staged.paths, request.path.text)))
             return _Begun(staged.model_copy(update={"paths": paths}), record, present, None)
-        attachment = self._state.backend.attach(request.volume_id)
+        with self._places.taking(request.volume_id):
+            attachment = self._state.backend.attach(request.volume_id)
         limiting.settle(self._state, record, attachment)
         if entry.kind == "block":
             self._give_out_raw(record, attachment)

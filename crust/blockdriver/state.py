@@ -8,7 +8,7 @@ from crust.blockdriver.backends.protocol import Attachment, Backend, Source
 from crust.blockdriver.guests import Guests, OutOfReach
 from crust.blockdriver.ledger import Ledger, Published
 from crust.blockdriver.registry import Registry
-from crust.host import mounts, throttling
+from crust.host import kernel_room, mounts, throttling
 
 _NODE_FILESYSTEMS = ("devtmpfs", "tmpfs")
 
@@ -34,12 +34,19 @@ class State:
     target_roots: tuple[str, ...]
     overcommit: float = 1.0
     """Of the pool's room, how much is promised to volumes."""
+    max_volumes: int = 0
+    """How many volumes this node may hold, as the operator says; 0: as the kernel's limits allow."""
     here: str = "node"
     """This node as a topology segment's value."""
     guests: Guests = field(default_factory=OutOfReach)
     """Whoever has this driver's deferred volumes."""
     throttle: throttling.Throttle = field(default_factory=throttling.NoThrottle)
     """Limits of what this host has mounted."""
+
+    def attach_limit(self) -> int:
+        """How many volumes this node can hold at once; what the engine can have attached is a bound for anybody."""
+        wanted = self.max_volumes or kernel_room.volumes()
+        return min(wanted, self.backend.attach_limit() or wanted)
 
     def staged_attachment(self, volume_id: volumes.VolumeId) -> Attachment:
         """The device of a staged volume; raises `NotStaged`."""

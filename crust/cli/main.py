@@ -96,6 +96,7 @@ def shim(**flags: Any) -> None:
 @click.option("--run-dir", help="Void after a reboot. Default: /run/crust/driver.")
 @click.option("--node-id", help="This node's name. Default: the host's name.")
 @click.option("--overcommit", type=float, help="Room promised, of the room there is. Default: 1.")
+@click.option("--max-volumes", type=int, help="How many the node takes. Default: it is computed.")
 @click.option("--runtime-socket", help="The proxy's Runtime API. Default: guests are out of reach.")
 @click.option("--io-cgroup", help="The group that holds the pods. Default: the kubelet's.")
 @click.option("--modify-window-s", type=float, help="How long a change waits for others.")
@@ -113,6 +114,7 @@ def driver(**flags: Any) -> None:
             csi_profile=settings.csi_profile,
             target_roots=settings.target_roots,
             overcommit=settings.overcommit,
+            max_volumes=settings.max_volumes,
             runtime_socket=settings.runtime_socket,
             io_cgroup=settings.io_cgroup,
             modify_window_s=settings.modify_window_s,

@@ -70,6 +70,7 @@ class Files:
         self._pool = pool
         self._sector_size = sector_size
         self._known: dict[volumes.VolumeId, loop.LoopDevice] = {}
+        self._foreign = 0
         self._occupancy = Occupancy()
         self._snapshots = FileSnapshots(pool)
 
@@ -98,7 +99,9 @@ class Files:
         durable.make_directory(self._pool, 0o700)
         durable.sweep(self._pool)
         for device in loop.list_all():
-            if device.tag.startswith(self._tag) and self._backs_its_volume(device):
+            if not device.tag.startswith(self._tag):
+                self._foreign += 1
+            elif self._backs_its_volume(device):
                 self._known[volumes.VolumeId(device.tag.removeprefix(self._tag))] = device
         self.recount()
 
@@ -222,12 +225,10 @@ class Files:
         self._forget(volume_id)
 
     def attach_limit(self) -> int:
-        """Loop minors that the kernel can still number, less those that other programs have."""
+        """Loop minors that the kernel can number, less those that other programs had at the start."""
         path = Path("/sys/module/loop/parameters/max_part")
         parts = int(path.read_text(encoding="ascii")) if path.exists() else 0
-        ours = {device.number for device in self._known.values()}
-        foreign = sum(1 for device in loop.list_all() if device.number not in ours)
-        return max((_MINORS >> parts.bit_length()) - foreign, 1)
+        return max((_MINORS >> parts.bit_length()) - self._foreign, 1)
 
     def trouble(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
         """A file that is gone or shorter than it was made."""

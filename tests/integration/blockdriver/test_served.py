@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.message import Message
 
 from crust.blockdriver import app
-from crust.host import ownership
+from crust.host import kernel_room, ownership
 from crust.rpc import channel, csi, extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.block_driver import caller, mount
@@ -60,7 +60,7 @@ async def test_deferral_is_shown_only_to_callers_that_know_it(served: grpc.aio.C
     assert {each.rpc.type for each in opted.capabilities} - known == {20526, 20527, 20528}
     info = await node.NodeGetInfo(csi_pb2.NodeGetInfoRequest())
     assert (info.node_id, list(info.supported_file_systems)) == ("n", [])
-    assert info.max_volumes_per_node > 1000
+    assert info.max_volumes_per_node == kernel_room.volumes()
     info = await node.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), metadata=extensions.METADATA)
     assert list(info.supported_file_systems) == ["ext4", "xfs", "btrfs"]
 

@@ -1,5 +1,6 @@
 """Publishing to nodes: idempotent, exclusive, limited, remembered, and seen by the node side."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from crust.blockdriver import attaching, fitness, registry
 from crust.blockdriver.attaching import Attach, Attacher
 from crust.blockdriver.backends.protocol import StillAttached
 from crust.blockdriver.ledger import Staged
+from crust.blockdriver.places import Places
 from crust.blockdriver.provisioning import Provisioner
 from crust.blockdriver.record import Attached, Usage
 from crust.blockdriver.state import State
+from crust.host import kernel_room
 from tests.support import driver_state
 from tests.support.block_driver import Mode, block, mount
 from tests.support.driver_state import NODE
@@ -138,3 +141,36 @@ async def test_a_staged_volume_is_where_it_is_and_is_not_taken_away(
     state.backend.detach(volume_id)
     state.ledger.forget_staged(volume_id)
     assert attacher.published_nodes(state.registry.load(volume_id)) == ()
+
+
+@pytest.mark.parametrize(
+    ("operator", "engine", "kernel", "limit"),
+    [(0, 0, 100, 100), (5, 0, 100, 5), (500, 0, 100, 500), (500, 300, 100, 300), (0, 30, 100, 30)],
+)
+def test_the_operator_knows_better_than_the_kernels_limits_and_nobody_better_than_the_engine(
+    state: State,
+    monkeypatch: pytest.MonkeyPatch,
+    operator: int,
+    engine: int,
+    kernel: int,
+    limit: int,
+) -> None:
+    monkeypatch.setattr(state.backend, "attach_limit", lambda: engine)
+    monkeypatch.setattr(kernel_room, "volumes", lambda: kernel)
+    assert dataclasses.replace(state, max_volumes=operator).attach_limit() == limit
+
+
+async def test_a_volume_that_no_controller_announced_takes_no_place_that_is_not_there(
+    state: State,
+) -> None:
+    ids = [volumes.VolumeId(await made(state, name)) for name in "abc"]
+    places = Places(dataclasses.replace(state, max_volumes=2))
+    with places.taking(ids[0]):
+        state.backend.attach(ids[0])
+    with places.taking(ids[1]):
+        with pytest.raises(attaching.NodeFull), places.taking(ids[2]):
+            pytest.fail("it was given a place")
+        with places.taking(ids[0]):  # it has its own
+            state.backend.detach(ids[0])
+    with places.taking(ids[2]):
+        state.backend.attach(ids[2])
