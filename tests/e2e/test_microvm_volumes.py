@@ -138,10 +138,11 @@ async def test_a_read_only_volume_refuses_writes_and_growth(
         await vm.grow(volume, MIB)
 
 
+@pytest.mark.parametrize("fstype", FILESYSTEMS)
 async def test_a_frozen_volume_holds_its_writers_until_thaw(
-    vm: machine.Machine, mounted: MountDisk
+    vm: machine.Machine, mounted: MountDisk, fstype: str
 ) -> None:
-    volume = await mounted()
+    volume = await mounted(fstype)
     bind = values.Bind(volume, "/data")
     await vm.guest.freeze(volume, 60)
     await vm.guest.freeze(volume, 60)
@@ -155,6 +156,15 @@ async def test_a_frozen_volume_holds_its_writers_until_thaw(
     assert (await writer.collect(MIB)).stdout == b"wrote\n"
     await writer.release()
     assert await vm.guest.thaw(volume) is False
+
+
+async def test_a_read_only_volume_stands_still_as_well(
+    vm: machine.Machine, plug: MountDisk
+) -> None:
+    volume = await plug("ext4", read_only=True)
+    await vm.guest.mount(values.VolumeMount(volume, "ext4", read_only=True))
+    await vm.guest.freeze(volume, 60)
+    assert await vm.guest.thaw(volume) is True
 
 
 async def test_what_waits_for_a_thaw_does_not_keep_the_thaw_away(

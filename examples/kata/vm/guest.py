@@ -12,6 +12,8 @@ from crust import errors
 from examples.kata.vm import agent, containers, faults, values
 
 ANSWER_S = 30.0
+STILL_S = 50.0
+"""A guest may have much to flush before it stands still; a little less than crust's proxy waits."""
 # The guest is given less time than the caller waits, so that its own, better worded timeout arrives.
 _MARGIN_S = 5.0
 
@@ -56,13 +58,16 @@ class Guest:
         args = {"volume": volume, "disk_bytes": disk_bytes, "timeout_s": wait_s}
         return await self._client.call("grow", args, values.Grown, timeout_s)
 
-    async def freeze(self, volume: str, thaw_after_s: int, timeout_s: float = ANSWER_S) -> None:
+    async def freeze(self, volume: str, thaw_after_s: int, timeout_s: float = STILL_S) -> None:
         """Flush and hold all writers for `thaw_after_s` (1 to 600) at most; idempotent."""
         args = {"volume": volume, "thaw_after_s": thaw_after_s}
         await self._client.call("freeze", args, values.Nothing, timeout_s)
 
-    async def thaw(self, volume: str, timeout_s: float = ANSWER_S) -> bool:
-        """Thaw; False means that the time was up before, so what was copied meanwhile is worthless."""
+    async def thaw(self, volume: str, timeout_s: float = STILL_S) -> bool:
+        """Thaw, after a freeze that is still under way.
+
+        False means that the time was up before, so what was copied meanwhile is worthless.
+        """
         args = {"volume": volume}
         return (await self._client.call("thaw", args, values.Thawed, timeout_s)).was_frozen
 
