@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    copying,
     figures,
     guest_io,
     machine,
@@ -29,22 +30,28 @@ BENCHMARKS: dict[str, Callable[[], Coroutine[Any, Any, figures.Result]]] = {
     restarting.NAME: restarting.measure,
     staging.NAME: staging.measure,
     pooling.NAME: pooling.measure,
+    copying.NAME: copying.measure,
     guest_io.NAME: guest_io.measure,
 }
+
+STORAGE = "storage"
+GROUPS = {STORAGE: (staging.NAME, pooling.NAME, copying.NAME)}
+"""Names for several: what the driver alone costs."""
 
 
 def main() -> int:
     """Run the named benchmarks, or all of them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join((*BENCHMARKS, *GROUPS)))
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     arguments = parser.parse_args()
-    unknown = set(arguments.names) - set(BENCHMARKS)
+    names = [each for name in arguments.names for each in GROUPS.get(name, (name,))]
+    unknown = set(names) - set(BENCHMARKS)
     if unknown:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
     logging.basicConfig(level=logging.ERROR)  # that a handler loses a killed proxy is no news here
-    reports = [_run(name) for name in arguments.names or BENCHMARKS]
-    if not arguments.names:
+    reports = [_run(name) for name in names or BENCHMARKS]
+    if not names:
         text = page.render(machine.describe(), reports)
         (arguments.docs / "benchmarks.md").write_text(text)
         plot.draw(reports, arguments.docs / "benchmarks.svg")

@@ -1,0 +1,197 @@
+"""Whether a snapshot and a clone of 2 GiB take longer than of 100 MiB, on the filesystems that share blocks.
+
+A pool on a new xfs and one on a new btrfs, each in a file of its own, with a driver each, and in each two raw volumes
+of one size: one holds 100 MiB, the other 2 GiB, synced. A round takes a snapshot and a clone of either, in turn, and
+deletes them. The volumes are not attached, so nothing is frozen.
+"""
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from benchmarks import figures, node
+from crust.host import loop, mounts
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from examples.kata.demo.node import Places
+
+NAME = "copy"
+ROUNDS = 60
+WARM_UP = 5
+MIB = 1 << 20
+LITTLE, MUCH = 100 * MIB, 2048 * MIB
+SIZE_BYTES = 4096 * MIB
+POOL_BYTES = 32 * 1024 * MIB
+TIMEOUT_S = 120.0
+SAME = 1.5
+SNAPSHOT, CLONE = "snapshot", "clone"
+FILESYSTEMS = {"xfs": ("mkfs.xfs", "-q", "-m", "reflink=1"), "btrfs": ("mkfs.btrfs", "-q")}
+
+Key = tuple[str, str, int]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Milliseconds by filesystem, by what was made, and by how much data it was of."""
+
+    samples: dict[Key, figures.Samples]
+
+    def report(self) -> figures.Report:
+        """The figures against the goals."""
+        return figures.Report(
+            name=NAME,
+            title="Snapshots and clones",
+            method=f"{ROUNDS} rounds of each; raw volumes of {SIZE_BYTES >> 30} GiB that are not attached.",
+            rows=tuple(
+                figures.Row(
+                    _label(key), each, "" if key[2] == LITTLE else _label((*key[:2], LITTLE))
+                )
+                for key, each in sorted(self.samples.items())
+            ),
+            goals=tuple(
+                figures.at_most(
+                    f"{what} on {fs_type}: {_shown(MUCH)} at most {SAME} times {_shown(LITTLE)} (medians)",
+                    self.samples[fs_type, what, MUCH].median
+                    / self.samples[fs_type, what, LITTLE].median,
+                    SAME,
+                    "times",
+                )
+                for fs_type in FILESYSTEMS
+                for what in (SNAPSHOT, CLONE)
+            ),
+            meaning=(
+                "No block is copied; what grows is the number of extents, which is small for data that was written "
+                "in one go. On ext4 pools a copy takes as long as its data is large."
+            ),
+        )
+
+
+@dataclass(slots=True)
+class _Taken:
+    values: dict[Key, list[float]] = field(default_factory=dict)
+
+    def add(self, key: Key, value: float) -> None:
+        """One more."""
+        self.values.setdefault(key, []).append(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """A driver on a filesystem, and its two volumes by how much they hold."""
+
+    fs_type: str
+    controller: "csi_pb2_grpc.ControllerAsyncStub"
+    sources: dict[int, str]
+
+
+async def measure() -> Result:
+    """Run it on a pool of each filesystem, one after the other."""
+    taken = _Taken()
+    for fs_type in FILESYSTEMS:
+        with node.directories() as places, _filesystem(places, fs_type):
+            async with _pool(places, fs_type) as pool:
+                await _rounds(pool, WARM_UP, _Taken())
+                await _rounds(pool, ROUNDS, taken)
+    return Result({key: figures.Samples.of("ms", each) for key, each in taken.values.items()})
+
+
+@contextlib.contextmanager
+def _filesystem(places: Places, fs_type: str) -> Iterator[None]:
+    """A new one in a file, mounted where the driver has its pool."""
+    backing, home = places.base / "backing", places.base / "pool"
+    with backing.open("wb") as file:
+        file.truncate(POOL_BYTES)
+    subprocess.run([*FILESYSTEMS[fs_type], str(backing)], check=True, capture_output=True)
+    device = loop.attach(str(backing))
+    home.mkdir()
+    try:
+        mounts.mount_device(device.path, str(home), fs_type)
+        yield
+    finally:
+        mounts.unmount(str(home))
+        loop.detach(device)
+
+
+@contextlib.asynccontextmanager
+async def _pool(places: Places, fs_type: str) -> AsyncIterator[_Pool]:
+    async with contextlib.AsyncExitStack() as stack:
+        process = await node.start(places, "driver")
+        stack.push_async_callback(process.stop)
+        await node.answers(places.driver_socket)
+        connected = await stack.enter_async_context(channel.connect(places.driver_socket))
+        controller = csi_pb2_grpc.ControllerStub(connected)
+        sources = {}
+        for data_bytes in (LITTLE, MUCH):
+            made = await controller.CreateVolume(_volume(f"of-{data_bytes}"), timeout=TIMEOUT_S)
+            sources[data_bytes] = made.volume.volume_id
+            _fill(places.base / "pool" / "images" / f"{made.volume.volume_id}.img", data_bytes)
+        yield _Pool(fs_type, controller, sources)
+
+
+def _fill(image: Path, data_bytes: int) -> None:
+    chunk = os.urandom(MIB)
+    with image.open("r+b") as file:
+        for _ in range(data_bytes // MIB):
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+async def _rounds(pool: _Pool, count: int, taken: _Taken) -> None:
+    for number in range(count):
+        for data_bytes in (LITTLE, MUCH) if number % 2 else (MUCH, LITTLE):
+            await _snapshot(pool, data_bytes, f"s-{number}", taken)
+            await _clone(pool, data_bytes, f"c-{number}", taken)
+
+
+async def _snapshot(pool: _Pool, data_bytes: int, name: str, taken: _Taken) -> None:
+    source = pool.sources[data_bytes]
+    wanted = csi_pb2.CreateSnapshotRequest(source_volume_id=source, name=f"{name}-{data_bytes}")
+    made, took_ms = await _timed(pool.controller.CreateSnapshot(wanted, timeout=TIMEOUT_S))
+    taken.add((pool.fs_type, SNAPSHOT, data_bytes), took_ms)
+    gone = csi_pb2.DeleteSnapshotRequest(snapshot_id=made.snapshot.snapshot_id)
+    await pool.controller.DeleteSnapshot(gone, timeout=TIMEOUT_S)
+
+
+async def _clone(pool: _Pool, data_bytes: int, name: str, taken: _Taken) -> None:
+    wanted = _volume(f"{name}-{data_bytes}")
+    wanted.volume_content_source.volume.volume_id = pool.sources[data_bytes]
+    made, took_ms = await _timed(pool.controller.CreateVolume(wanted, timeout=TIMEOUT_S))
+    taken.add((pool.fs_type, CLONE, data_bytes), took_ms)
+    gone = csi_pb2.DeleteVolumeRequest(volume_id=made.volume.volume_id)
+    await pool.controller.DeleteVolume(gone, timeout=TIMEOUT_S)
+
+
+def _volume(name: str) -> csi_pb2.CreateVolumeRequest:
+    capability = csi_pb2.VolumeCapability(
+        block=csi_pb2.VolumeCapability.BlockVolume(),
+        access_mode=csi_pb2.VolumeCapability.AccessMode(
+            mode=csi_pb2.VolumeCapability.AccessMode.SINGLE_NODE_WRITER
+        ),
+    )
+    return csi_pb2.CreateVolumeRequest(
+        name=name,
+        capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE_BYTES),
+        volume_capabilities=[capability],
+    )
+
+
+async def _timed(call: Awaitable[T]) -> tuple[T, float]:
+    started_ns = time.perf_counter_ns()
+    answer = await call
+    return answer, (time.perf_counter_ns() - started_ns) / 1e6
+
+
+def _shown(data_bytes: int) -> str:
+    return f"{data_bytes >> 20} MiB" if data_bytes < 1 << 30 else f"{data_bytes >> 30} GiB"
+
+
+def _label(key: Key) -> str:
+    fs_type, what, data_bytes = key
+    return f"{fs_type}: {what} of {_shown(data_bytes)}"
