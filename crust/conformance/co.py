@@ -90,10 +90,12 @@ class Co(Calls):
     ) -> csi_pb2.CreateVolumeRequest:
         """A CreateVolume that a driver must accept."""
         given = self.options.parameters
+        raw = capability is not None and capability.HasField("block")
+        usual_bytes = given.raw_size_bytes if raw and given.raw_size_bytes else given.size_bytes
         return csi_pb2.CreateVolumeRequest(
             name=name or self.name(),
             volume_capabilities=[capability or self.mount],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=size_bytes or given.size_bytes),
+            capacity_range=csi_pb2.CapacityRange(required_bytes=size_bytes or usual_bytes),
             parameters=given.parameters,
             secrets=given.secrets,
             volume_content_source=source,

@@ -3,11 +3,13 @@
 import hashlib
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 from crust.conformance.co import Co
 from crust.wire.csi.v1 import csi_pb2
 
 CHUNK = 64 * 1024
+_PIECE = 4 * 1024 * 1024
 
 
 def snapshot_request(co: Co, volume_id: str, *, name: str = "") -> csi_pb2.CreateSnapshotRequest:
@@ -99,6 +101,14 @@ def of_volume(volume_id: str) -> csi_pb2.VolumeContentSource:
 def noise(seed: int, size_bytes: int = 3 * CHUNK + 17) -> bytes:
     """Bytes that no other seed gives."""
     return random.Random(seed).randbytes(size_bytes)
+
+
+def checksum_of(co: Co, device: Path) -> str:
+    """The checksum of a whole device, which may be larger than memory."""
+    total = hashlib.sha256()
+    for offset in range(0, co.sight.size_bytes(device), _PIECE):
+        total.update(co.sight.read(device, _PIECE, offset=offset))
+    return total.hexdigest()
 
 
 def checksum(data: bytes) -> str:

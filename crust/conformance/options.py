@@ -43,6 +43,8 @@ class Parameters(pydantic.BaseModel):
     """What the driver needs to authenticate."""
     size_bytes: int = pydantic.Field(default=64 * MIB, gt=0)
     """The size of a volume."""
+    raw_size_bytes: int = pydantic.Field(default=0, ge=0)
+    """The size of a raw block volume, which is read from end to end; as others without it."""
     fs_types: tuple[str, ...] = ("ext4",)
     """Filesystems that the driver makes; the first is used where the kind does not matter."""
     block: bool = True

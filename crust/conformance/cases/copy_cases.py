@@ -167,7 +167,7 @@ def _file(co: Co, target: Path) -> str:
 
 
 def _device(co: Co, target: Path) -> str:
-    return copies.checksum(co.sight.read(target, co.sight.size_bytes(target)))
+    return copies.checksum_of(co, target)
 
 
 def _scatter(co: Co, target: Path, seed: int) -> None:
