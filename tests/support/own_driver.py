@@ -15,6 +15,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import io_groups
+
 NAME = "block.csi.crust.dev"
 TIMEOUT_S = 30.0
 POOL_BYTES = 64 << 30
@@ -37,8 +39,10 @@ def serving(base: Path, profile: str, *, behind_proxy: bool) -> Iterator[OwnDriv
     root.mkdir()
     front = base / "front" / "csi.sock"
     front.parent.mkdir()
-    commands = _commands(base, root, front, profile, behind_proxy=behind_proxy)
     with ExitStack() as stack:
+        group = stack.enter_context(io_groups.group())
+        commands = _commands(base, root, front, profile, behind_proxy=behind_proxy)
+        commands["driver"].append(f"--io-cgroup={group.name}")
         stack.enter_context(_reflinking_pool(base))
         for name, arguments in commands.items():
             start = _started(base, name, arguments)
@@ -84,6 +88,7 @@ def _commands(
     if not behind_proxy:
         return alone
     run = base / "run"
+    alone["driver"].append(f"--runtime-socket={run / 'runtime.sock'}")
     return alone | {
         "shim": [
             "shim",
