@@ -10,7 +10,7 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from crust import metrics, settings
-from crust.blockdriver import parameters
+from crust.blockdriver import limit_parameters, parameters
 from crust.cli import main
 from crust.host import filesystems
 from tests.support import error_table
@@ -127,3 +127,17 @@ def test_the_storage_classes_ask_for_what_the_driver_knows() -> None:
         assert parameters.parse(sent, filesystems.SUPPORTED).kept == sent
     for key in (parameters.DEFER, parameters.RUNTIME_HANDLER, parameters.FS_TYPE):
         assert f"| `{key}` |" in PAGE
+
+
+def test_the_volume_attributes_classes_ask_for_what_the_driver_knows_and_leave_nothing_out() -> (
+    None
+):
+    path = DEPLOY / "kubernetes" / "volumeattributesclass.yaml"
+    classes = re.findall(r"^parameters:\n((?:  .*\n)+)", path.read_text("utf-8"), re.MULTILINE)
+    assert len(classes) == 2
+    for each in classes:
+        sent = {key: value.strip('"') for key, value in re.findall(r"^  (\w+): (\S+)$", each, re.M)}
+        assert set(sent) == set(limit_parameters.KEYS)
+        assert len(limit_parameters.parse(sent)) == len(limit_parameters.KEYS)
+    for key in limit_parameters.KEYS:
+        assert f"`{key}`" in PAGE
