@@ -1,12 +1,11 @@
 """crust's driver as a CO meets it: processes, alone or behind the shim and the proxy, that a shell command can kill.
 
 The command is the suite's `--restart-command`: the driver dies by kill -9 and is started again by the shell, so it is
-nobody's child, and what started it is found by the file that has its pid.
+nobody's child, and what started it is found by the file that has its pid. Its successor is started when it is dead
+with all its threads: on a busy machine that takes longer than starting Python, and until then it has the pool's lock.
 """
 
-import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support import io_groups
+from tests.support import io_groups, killing
 
 NAME = "block.csi.crust.dev"
 TIMEOUT_S = 30.0
@@ -46,10 +45,11 @@ def serving(base: Path, profile: str, *, behind_proxy: bool) -> Iterator[OwnDriv
         stack.enter_context(_reflinking_pool(base))
         for name, arguments in commands.items():
             start = _started(base, name, arguments)
-            stack.callback(_stop, base / f"{name}.pid")
+            stack.callback(killing.kill, base / f"{name}.pid")
             subprocess.run(["/bin/sh", str(start)], check=True, timeout=TIMEOUT_S)
         restart = base / "restart.sh"
-        restart.write_text(f"kill -9 $(cat {base}/driver.pid)\n. {base}/driver.sh\n")
+        kill = shlex.join([sys.executable, killing.__file__, str(base / "driver.pid")])
+        restart.write_text(f"{kill} || exit 1\n. {base}/driver.sh\n")
         yield OwnDriver(front, root, base / "log", f"sh {shlex.quote(str(restart))}")
 
 
@@ -113,22 +113,3 @@ def _started(base: Path, name: str, arguments: list[str]) -> Path:
     script = base / f"{name}.sh"
     script.write_text(f"{command} >>{base}/log 2>&1 &\necho $! >{base}/{name}.pid\n")
     return script
-
-
-def _stop(pid_file: Path) -> None:
-    pid = int(pid_file.read_text())
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    until = time.monotonic() + TIMEOUT_S
-    while _lives(pid) and time.monotonic() < until:
-        time.sleep(0.01)  # nobody's child: there is nothing to wait on but a look
-
-
-def _lives(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
