@@ -71,6 +71,10 @@ async def _kill(driver: KilledDriver, chance: random.Random) -> None:
         await driver.wait_for(driver.answered + chance.randint(*ANSWERS_BETWEEN_KILLS))
         await driver.kill()
         await driver.start()
+        while chance.random() < 0.3:
+            await asyncio.sleep(chance.uniform(0, 1))  # waits for nothing: any moment of its start
+            await driver.kill()
+            await driver.start()
 
 
 async def _live(co: Co, root: Path, numbers: Iterator[int]) -> list[Volume]:
