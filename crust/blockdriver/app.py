@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crust import operations, volumes
-from crust.blockdriver import guests, limiting, snapshots, topology
+from crust.blockdriver import capacity, guests, limiting, snapshots, topology
 from crust.blockdriver.attaching import Attacher
 from crust.blockdriver.backends.files import Files
 from crust.blockdriver.backends.protocol import Backend
@@ -109,9 +109,10 @@ def build(  # noqa: PLR0913 - one per setting
         throttle=throttling.Cgroups(io_cgroup),
     )
     grower = Grower(shared)
-    kept = snapshots.compose(shared, state_dir=state_dir, run_dir=run_dir)
-    provisioner = Provisioner(shared, kept.origins)
-    examiner = Examiner(shared, provisioner.room)
+    room = capacity.of(shared)
+    kept = snapshots.compose(shared, room, state_dir=state_dir, run_dir=run_dir)
+    provisioner = Provisioner(shared, kept.origins, room)
+    examiner = Examiner(shared, room, kept.troubles)
     attacher = Attacher(shared, node_id)
     here = Here(name, node_id, csi_profile)
     stager, unpublisher = Stager(shared, grower), Unpublisher(shared)
@@ -127,22 +128,22 @@ def build(  # noqa: PLR0913 - one per setting
         examiner=examiner,
     )
     running = operations.KeyedOperations()
-    changer = Changer(shared, provisioner.room)
+    changer = Changer(shared, room)
     batches = Batches(name, running, changer.apply, window_s=modify_window_s)
-    calls = SnapshotCalls(name, kept.snapshotter, kept.grouper, running)
+    calls = SnapshotCalls(here, kept.snapshotter, kept.grouper, running)
     controller_rules = ControllerRules(
         provisioner=provisioner,
         attacher=attacher,
         lister=Lister(shared, attacher, examiner),
         examiner=examiner,
-        offerer=Offerer(shared, provisioner.room),
+        offerer=Offerer(shared, room),
         snapshots=calls,
         batches=batches,
     )
     return Driver(
         name=name,
         state=shared,
-        identity=Identity(name, shared.backend),
+        identity=Identity(name, shared.backend, csi_profile),
         controller=Controller(here, controller_rules, running),
         group_controller=GroupController(calls),
         snapshot_metadata=ChangedBlocks(calls, shared.backend),

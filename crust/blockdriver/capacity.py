@@ -7,6 +7,9 @@ is kept beside them, so that two creates cannot both take the last room.
 
     room = (free + what the images occupy already) x overcommit - all promises
 
+A snapshot is promised nothing: it does not grow. What its copy is about to take is set aside while it is made, where
+copies take room at all, and is no longer free afterwards.
+
 Free space and promises cost two numbers; what each image occupies may cost a look at some, and is asked only when the
 two numbers do not settle it.
 """
@@ -19,6 +22,7 @@ from crust import errors, volumes
 from crust.blockdriver.backends.protocol import Backend
 from crust.blockdriver.index import Index
 from crust.blockdriver.sizes import MIB
+from crust.blockdriver.state import State
 
 
 class NoRoom(errors.Exhausted):
@@ -34,6 +38,11 @@ class NoRoom(errors.Exhausted):
         self.room_bytes = room_bytes
 
 
+def of(shared: State) -> "Room":
+    """The room of a driver's pool, of which there must be one only."""
+    return Room(shared.registry.index, shared.backend, shared.overcommit)
+
+
 class Room:
     """Grants room, one caller at a time. `overcommit` of 1.5 promises half as much again as there is."""
 
@@ -43,6 +52,7 @@ class Room:
         self._overcommit = overcommit
         self._guard = threading.Lock()
         self._pending: dict[volumes.VolumeId, int] = {}
+        self._aside: dict[str, int] = {}
 
     @contextmanager
     def reserved(self, volume_id: volumes.VolumeId, size_bytes: int) -> Iterator[None]:
@@ -57,6 +67,18 @@ class Room:
         finally:
             with self._guard:
                 del self._pending[volume_id]
+
+    def set_aside(self, what: str, size_bytes: int) -> None:
+        """Keep others from room that is about to be written to, until `give_back`. Raises `NoRoom`."""
+        with self._guard:
+            if size_bytes > 0 and not self._surely_fits(size_bytes):
+                self._check(size_bytes)
+            self._aside[what] = size_bytes
+
+    def give_back(self, what: str) -> None:
+        """It is written, or will not be."""
+        with self._guard:
+            self._aside.pop(what, None)
 
     def available_bytes(self) -> int:
         """What can be promised at this moment, in whole mebibytes, never negative."""
@@ -84,4 +106,4 @@ class Room:
         begun = sum(
             max(size - self._index.capacity_bytes(each), 0) for each, size in self._pending.items()
         )
-        return self._index.promised_bytes() + begun
+        return self._index.promised_bytes() + begun + sum(self._aside.values())

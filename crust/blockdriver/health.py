@@ -5,12 +5,16 @@ without a record has an owner that nobody can name. Looking costs one stat(2) pe
 """
 
 import enum
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.blockdriver import capacity, registry
 from crust.blockdriver.record import Record
 from crust.blockdriver.state import State
+
+_SHOWN = 100
+"""The most sentences of one kind in one answer."""
 
 
 class Kind(enum.Enum):
@@ -56,9 +60,16 @@ class PoolFinding:
 class Examiner:
     """Looks at volumes and at the pool. Every method may block."""
 
-    def __init__(self, shared: State, room: capacity.Room) -> None:
+    def __init__(
+        self,
+        shared: State,
+        room: capacity.Room,
+        troubles: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """`troubles` answers what is wrong with what is no volume: records of snapshots."""
         self._state = shared
         self._room = room
+        self._troubles = troubles
 
     def examine(self, volume_id: volumes.VolumeId) -> Health:
         """A volume's health; raises `registry.VolumeNotFound` if there is neither a record nor an image of it."""
@@ -101,7 +112,11 @@ class Examiner:
             room_bytes = self._room.available_bytes()
         except errors.CrustError as err:
             return (PoolFinding(reachable=False, reason="PoolNotUsable", message=str(err)),)
+        found = [
+            PoolFinding(reachable=True, reason="SnapshotRecordUnreadable", message=each)
+            for each in self._troubles()[:_SHOWN]
+        ]
         if room_bytes == 0:
             text = "all room of the pool is promised: no volume can be made or grown"
-            return (PoolFinding(reachable=True, reason="PoolFull", message=text),)
-        return ()
+            found.append(PoolFinding(reachable=True, reason="PoolFull", message=text))
+        return tuple(found)

@@ -7,6 +7,7 @@ import grpc.aio
 
 import crust
 from crust.blockdriver.backends.protocol import Backend
+from crust.blockdriver.node import CsiProfile
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -16,9 +17,10 @@ _Capability = csi_pb2.PluginCapability
 class Identity(csi_pb2_grpc.IdentityServicer):
     """The Identity service."""
 
-    def __init__(self, name: str, backend: Backend) -> None:
+    def __init__(self, name: str, backend: Backend, csi_profile: CsiProfile) -> None:
         self._name = name
         self._backend = backend
+        self._csi_profile = csi_profile
 
     async def GetPluginInfo(
         self, request: csi_pb2.GetPluginInfoRequest, context: Context
@@ -29,14 +31,16 @@ class Identity(csi_pb2_grpc.IdentityServicer):
     async def GetPluginCapabilities(
         self, request: csi_pb2.GetPluginCapabilitiesRequest, context: Context
     ) -> csi_pb2.GetPluginCapabilitiesResponse:
-        """A controller, volumes that live on one node, and expansion of volumes in use."""
+        """A controller, volumes (in CSI 1.13 snapshots too) that live on one node, expansion of volumes in use."""
         types = _Capability.Service
-        services = (
+        services = [
             types.CONTROLLER_SERVICE,
             types.VOLUME_ACCESSIBILITY_CONSTRAINTS,
             types.GROUP_CONTROLLER_SERVICE,
             types.SNAPSHOT_METADATA_SERVICE,
-        )
+        ]
+        if self._csi_profile == "1.13":
+            services.append(types.SNAPSHOT_ACCESSIBILITY_CONSTRAINTS)
         expansion = _Capability.VolumeExpansion(type=_Capability.VolumeExpansion.ONLINE)
         return csi_pb2.GetPluginCapabilitiesResponse(
             capabilities=[

@@ -76,10 +76,15 @@ class Volume:
 class Provisioner:
     """Makes and removes volumes; one call per volume at a time is the caller's business."""
 
-    def __init__(self, shared: State, sources: origins.Sources = origins.NONE) -> None:
+    def __init__(
+        self,
+        shared: State,
+        sources: origins.Sources = origins.NONE,
+        room: capacity.Room | None = None,
+    ) -> None:
         self._state = shared
         self._sources = sources
-        self.room = capacity.Room(shared.registry.index, shared.backend, shared.overcommit)
+        self.room = room or capacity.of(shared)
 
     async def create(self, request: Create) -> Volume:
         """Make the volume, or find that it is made.

@@ -12,8 +12,9 @@ from typing import Any
 import grpc.aio
 
 from crust import errors, operations, volumes
-from crust.blockdriver import listing, origins, snapshot_record
+from crust.blockdriver import answers, listing, origins, snapshot_record, topology
 from crust.blockdriver.grouping import Grouper
+from crust.blockdriver.node import Here
 from crust.blockdriver.snapshot_record import GroupRecord, SnapshotRecord
 from crust.blockdriver.snapshotting import Snapshotter
 from crust.rpc import limits
@@ -45,9 +46,9 @@ class SameVolumeTwice(errors.InvalidRequest):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SnapshotCalls:
-    """What the Controller does with snapshots. `driver` is part of the keys of operations."""
+    """What the Controller does with snapshots. `here` is the driver and its node."""
 
-    driver: volumes.DriverName
+    here: Here
     snapshotter: Snapshotter
     grouper: Grouper
     running: operations.KeyedOperations
@@ -59,6 +60,9 @@ class SnapshotCalls:
         volume_id = volumes.VolumeId(limits.required(request.source_volume_id, "source_volume_id"))
         name = limits.required(request.name, "name")
         check_parameters(limits.mapping(request.parameters, "parameters"))
+        wanted = answers.requirement(request.accessibility_requirements)
+        if not topology.is_met(wanted, self.here.segment):
+            raise topology.NotAccessible(self.here.segment, "snapshot")
         snapshot_id = snapshot_record.snapshot_id_of(name)
 
         async def work() -> SnapshotRecord:
@@ -66,7 +70,7 @@ class SnapshotCalls:
                 return await self.snapshotter.create(name, volume_id)
 
         record = await self.running.run(self.key(snapshot_id), "CreateSnapshot", volume_id, work)
-        return csi_pb2.CreateSnapshotResponse(snapshot=to_wire(record))
+        return csi_pb2.CreateSnapshotResponse(snapshot=self.to_wire(record))
 
     async def delete(
         self, request: csi_pb2.DeleteSnapshotRequest
@@ -83,10 +87,16 @@ class SnapshotCalls:
     async def get(self, request: csi_pb2.GetSnapshotRequest) -> csi_pb2.GetSnapshotResponse:
         """One that is ready."""
         snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
-        return csi_pb2.GetSnapshotResponse(snapshot=to_wire(self.snapshotter.find(snapshot_id)))
+        return csi_pb2.GetSnapshotResponse(
+            snapshot=self.to_wire(self.snapshotter.find(snapshot_id))
+        )
 
     async def list(self, request: csi_pb2.ListSnapshotsRequest) -> csi_pb2.ListSnapshotsResponse:
-        """In order of ids; what the filters miss is an empty list. The token is the last id of a page."""
+        """In order of ids; what the filters miss is an empty list. The token is the last id of a page.
+
+        A snapshot whose record cannot be read is in no list, because nothing is known of it: the pool's health tells
+        it, and so does `UnreadableSnapshotRecord` whoever asks by its id.
+        """
         source = limits.optional(request.source_volume_id, "source_volume_id")
         snapshot_id = limits.optional(request.snapshot_id, "snapshot_id")
         if request.max_entries < 0:
@@ -94,6 +104,7 @@ class SnapshotCalls:
         token = request.starting_token
         if token and not snapshot_record.is_snapshot_id(token):
             raise listing.BadToken(token)
+        self.snapshotter.shelf.find(snapshot_id)
         found = (
             each
             for each in self.snapshotter.shelf.ready()
@@ -102,12 +113,40 @@ class SnapshotCalls:
             and snapshot_id in ("", each.snapshot_id)
         )
         page, next_token = listing.cut(found, request.max_entries, lambda each: each.snapshot_id)
-        entries = [csi_pb2.ListSnapshotsResponse.Entry(snapshot=to_wire(each)) for each in page]
+        entries = [
+            csi_pb2.ListSnapshotsResponse.Entry(snapshot=self.to_wire(each)) for each in page
+        ]
         return csi_pb2.ListSnapshotsResponse(entries=entries, next_token=next_token)
+
+    def to_wire(self, record: SnapshotRecord) -> csi_pb2.Snapshot:
+        """A snapshot that is ready; in CSI 1.13 with where volumes can be made of it."""
+        pb = csi_pb2.Snapshot(
+            size_bytes=record.size_bytes,
+            snapshot_id=record.snapshot_id,
+            source_volume_id=record.source_volume_id,
+            ready_to_use=True,
+            group_snapshot_id=record.group_id,
+        )
+        pb.creation_time.seconds, pb.creation_time.nanos = divmod(record.created_ns, _NS)
+        if self.here.csi_profile == "1.13":
+            pb.accessible_topology.append(answers.place(self.here.segment))
+        return pb
+
+    def group_to_wire(
+        self, record: GroupRecord, members: Sequence[SnapshotRecord]
+    ) -> csi_pb2.VolumeGroupSnapshot:
+        """A group that is ready."""
+        pb = csi_pb2.VolumeGroupSnapshot(
+            group_snapshot_id=record.group_id,
+            snapshots=[self.to_wire(each) for each in members],
+            ready_to_use=True,
+        )
+        pb.creation_time.seconds, pb.creation_time.nanos = divmod(record.created_ns, _NS)
+        return pb
 
     def key(self, thing_id: str) -> volumes.VolumeKey:
         """The key of a volume, snapshot or group: their ids differ in their first word."""
-        return volumes.VolumeKey(self.driver, volumes.VolumeId(thing_id))
+        return volumes.VolumeKey(self.here.driver, volumes.VolumeId(thing_id))
 
 
 class GroupController(csi_pb2_grpc.GroupControllerServicer):
@@ -142,7 +181,7 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
 
         key = calls.key(snapshot_record.group_id_of(name))
         found = await calls.running.run(key, "CreateVolumeGroupSnapshot", ids, work)
-        return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=_group_to_wire(*found))
+        return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=calls.group_to_wire(*found))
 
     async def DeleteVolumeGroupSnapshot(
         self, request: csi_pb2.DeleteVolumeGroupSnapshotRequest, context: Context
@@ -166,7 +205,9 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
         """One that is ready."""
         group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
         found = self._calls.grouper.get(group_id, _snapshot_ids(request.snapshot_ids))
-        return csi_pb2.GetVolumeGroupSnapshotResponse(group_snapshot=_group_to_wire(*found))
+        return csi_pb2.GetVolumeGroupSnapshotResponse(
+            group_snapshot=self._calls.group_to_wire(*found)
+        )
 
 
 def source(request: csi_pb2.CreateVolumeRequest) -> origins.Wanted | None:
@@ -188,31 +229,6 @@ def check_parameters(sent: Iterable[str]) -> None:
     for key in sent:
         if not key.startswith(_SIDECARS):
             raise UnknownSnapshotParameter(key)
-
-
-def to_wire(record: SnapshotRecord) -> csi_pb2.Snapshot:
-    """A snapshot that is ready."""
-    pb = csi_pb2.Snapshot(
-        size_bytes=record.size_bytes,
-        snapshot_id=record.snapshot_id,
-        source_volume_id=record.source_volume_id,
-        ready_to_use=True,
-        group_snapshot_id=record.group_id,
-    )
-    pb.creation_time.seconds, pb.creation_time.nanos = divmod(record.created_ns, _NS)
-    return pb
-
-
-def _group_to_wire(
-    group: GroupRecord, members: Sequence[SnapshotRecord]
-) -> csi_pb2.VolumeGroupSnapshot:
-    pb = csi_pb2.VolumeGroupSnapshot(
-        group_snapshot_id=group.group_id,
-        snapshots=[to_wire(each) for each in members],
-        ready_to_use=True,
-    )
-    pb.creation_time.seconds, pb.creation_time.nanos = divmod(group.created_ns, _NS)
-    return pb
 
 
 def _volume_ids(sent: Iterable[str]) -> tuple[volumes.VolumeId, ...]:

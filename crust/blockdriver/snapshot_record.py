@@ -165,6 +165,12 @@ class Shelf(Generic[M]):
             ready = [each for each in self._records.values() if each.phase == "ready"]
         return sorted(ready, key=lambda each: each.id)
 
+    def unreadable(self) -> tuple[str, ...]:
+        """Why which records cannot be read; they are kept."""
+        with self._guard:
+            found = sorted(self._unreadable.items())
+        return tuple(str(UnreadableSnapshotRecord(self._path(each), why)) for each, why in found)
+
     def unfinished(self) -> list[M]:
         """Every other record."""
         with self._guard:

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from crust.blockdriver import snapshot_record
+from crust.blockdriver import capacity, snapshot_record
 from crust.blockdriver.freeze_intents import Intents
 from crust.blockdriver.freezes import LIMIT_S, Freezer
 from crust.blockdriver.grouping import Grouper
@@ -26,6 +26,10 @@ class Snapshots:
     grouper: Grouper
     origins: Origins
 
+    def troubles(self) -> tuple[str, ...]:
+        """What is wrong with records of snapshots and groups, a sentence for each."""
+        return (*self.snapshotter.shelf.unreadable(), *self.groups.unreadable())
+
     def open(self) -> None:
         """Thaw first: somebody waits. Then read the records and undo what was half done. After the backend.
 
@@ -42,7 +46,7 @@ class Snapshots:
         self.snapshotter.recover()
 
 
-def compose(shared: State, *, state_dir: str, run_dir: str) -> Snapshots:
+def compose(shared: State, room: capacity.Room, *, state_dir: str, run_dir: str) -> Snapshots:
     """Touches nothing."""
     intents = Intents(run_dir)
     freezer = Freezer(intents, shared.backend)
@@ -51,7 +55,7 @@ def compose(shared: State, *, state_dir: str, run_dir: str) -> Snapshots:
         os.path.join(state_dir, "snapshots"), SnapshotRecord, snapshot_record.is_snapshot_id
     )
     groups = Shelf(os.path.join(state_dir, "groups"), GroupRecord, snapshot_record.is_group_id)
-    snapshotter = Snapshotter(shared, shelf, freezer, guest_freezer)
+    snapshotter = Snapshotter(shared, shelf, room, freezer, guest_freezer)
     return Snapshots(
         intents=intents,
         freezer=freezer,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 from crust import errors, volumes
-from crust.blockdriver import standstill
+from crust.blockdriver import capacity, standstill
 from crust.blockdriver.backends.protocol import Image
 from crust.blockdriver.freezes import Freezer
 from crust.blockdriver.guest_freezes import GuestFreezer
@@ -82,10 +82,12 @@ class Snapshotter:
         self,
         shared: State,
         shelf: Shelf[SnapshotRecord],
+        room: capacity.Room,
         freezer: Freezer,
         guest_freezer: GuestFreezer,
     ) -> None:
         self._state = shared
+        self._room = room
         self._freezer = freezer
         self._guest_freezer = guest_freezer
         self.shelf = shelf
@@ -94,7 +96,7 @@ class Snapshotter:
         """Take a snapshot, or find that it is taken.
 
         Raises `SnapshotOfAnother`, `registry.VolumeNotFound`, the errors of `standstill.check`,
-        `freezes.FrozenTooLong`, those of `GuestFreezer.still`, `ImageMissing`, `Exhausted`.
+        `freezes.FrozenTooLong`, those of `GuestFreezer.still`, `ImageMissing`, `capacity.NoRoom`, `Exhausted`.
         """
         record = await asyncio.to_thread(self._present_or_plan, name, volume_id)
         return record if record.phase == "ready" else (await self.take([record]))[0]
@@ -112,19 +114,24 @@ class Snapshotter:
 
     async def take(self, plans: Sequence[SnapshotRecord]) -> tuple[SnapshotRecord, ...]:
         """Take all of `plans` at one moment, or none. Raises what `create` does, and `NeverStill`."""
-        moving = await asyncio.to_thread(self._begin, plans)
         try:
+            moving = await asyncio.to_thread(self._begin, plans)
             async with self._guest_freezer.still(moving.in_guests):
                 moment_ns = await asyncio.to_thread(self._copy, plans, moving)
         except errors.CrustError:
             await asyncio.to_thread(self._discard_all, plans)
             raise
+        finally:
+            for each in plans:
+                self._room.give_back(each.snapshot_id)
         return await asyncio.to_thread(self._settle, plans, moment_ns)
 
     def _begin(self, plans: Sequence[SnapshotRecord]) -> Moving:
         sources = [volumes.VolumeId(each.source_volume_id) for each in plans]
         moving = standstill.check(self._state, sources)
         for each in plans:
+            source = volumes.VolumeId(each.source_volume_id)
+            self._room.set_aside(each.snapshot_id, self._state.backend.copy_bytes(source))
             self.shelf.save(each)
         return moving
 
@@ -155,7 +162,8 @@ class Snapshotter:
 
     def _discard_all(self, plans: Sequence[SnapshotRecord]) -> None:
         for each in plans:
-            self.discard(each)
+            if self.shelf.find(each.snapshot_id) is not None:
+                self.discard(each)
 
     def find(self, snapshot_id: str) -> SnapshotRecord:
         """A snapshot that is ready; raises `SnapshotNotFound`."""

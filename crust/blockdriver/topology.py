@@ -28,12 +28,12 @@ class BadTopology(errors.InvalidRequest):
 
 
 class NotAccessible(errors.Exhausted):
-    """The volume would be needed where this pool is not (CSI CreateVolume: RESOURCE_EXHAUSTED)."""
+    """A volume or snapshot would be needed where this pool is not (CSI CreateVolume: RESOURCE_EXHAUSTED)."""
 
-    def __init__(self, here: str) -> None:
+    def __init__(self, here: str, what: str = "volume") -> None:
         super().__init__(
-            "no volume can be made where it is required",
-            why=f"volumes of this pool can be used at {KEY}={here} alone",
+            f"no {what} can be made where it is required",
+            why=f"{what}s of this pool can be used at {KEY}={here} alone",
             hint="let the scheduler choose that node, or another driver's pool",
         )
 

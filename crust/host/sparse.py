@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from crust import errors
 from crust.host import oserrors
 
+_BLOCK_BYTES = 512
+"""The unit of st_blocks, whatever the filesystem's."""
+
 
 class NotAnImage(errors.Corrupt):
     """Something that is no regular file lies where an image should."""
@@ -63,6 +66,15 @@ def size_bytes(path: str) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise NotAnImage(path)
     return status.st_size
+
+
+def allocated_bytes(path: str) -> int:
+    """The blocks of the image, shared ones included; 0 for one that is gone."""
+    with oserrors.translating(f"cannot look at the image {path}"):
+        try:
+            return os.lstat(path).st_blocks * _BLOCK_BYTES
+        except FileNotFoundError:
+            return 0
 
 
 def remove(path: str) -> None:

@@ -244,6 +244,10 @@ class Files:
         """On xfs and btrfs."""
         return self._snapshots.by_reference
 
+    def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """All that is no hole, unless files are cloned."""
+        return 0 if self.copies_at_once() else sparse.allocated_bytes(self._path(volume_id))
+
     def take_snapshot(self, image: Image) -> None:
         """A read-only file beside the image."""
         device = self._device_path(image.volume_id)

@@ -185,6 +185,10 @@ class Backend(Protocol):
         """Whether snapshots and clones are of one moment, and take no time, while the volume is written to."""
         ...
 
+    def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """The room that a snapshot of the volume would take now; 0 where it shares with the volume."""
+        ...
+
     def take_snapshot(self, image: Image) -> None:
         """Keep the volume's bytes as they are now, all that was written to this node's device included.
 
