@@ -12,7 +12,8 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 
 TIMEOUT_S = 120.0
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
+_AGAIN_S = 0.2
 # A kubelet and the sidecars come again after UNAVAILABLE, which is what a process that is just starting answers.
 _RETRIES = {
     "methodConfig": [
@@ -72,7 +73,7 @@ class Kubelet:
     async def wait_ready(self, handler: str) -> None:
         """Return when the driver answers through the chain and the handler is registered."""
         async with asyncio.timeout(START_TIMEOUT_S):
-            await self._identity.Probe(csi_pb2.ProbeRequest(), wait_for_ready=True)
+            await self._answered()
             watch = inspect_pb2_grpc.InspectStub(self._inspect)
             events = watch.Watch(inspect_pb2.WatchRequest(), wait_for_ready=True)
             await events.initial_metadata()
@@ -81,6 +82,17 @@ class Kubelet:
                     await events.read()
             finally:
                 events.cancel()
+
+    async def _answered(self) -> None:
+        """Probe until the whole chain is there: its processes start in any order, and as slowly as the machine is."""
+        while True:
+            try:
+                await self._identity.Probe(csi_pb2.ProbeRequest(), wait_for_ready=True)
+                return
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+            await asyncio.sleep(_AGAIN_S)
 
     async def _registered(self, handler: str) -> bool:
         stub = inspect_pb2_grpc.InspectStub(self._inspect)
