@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver import fitness
+from crust.blockdriver import fitness, topology
 from crust.blockdriver.backends.protocol import StillAttached
 from crust.blockdriver.record import Attached, Record
 from crust.blockdriver.state import State
@@ -165,6 +165,15 @@ class Attacher:
 def is_readonly(record: Record) -> bool:
     """Whether the CO published the volume to its node to be read only."""
     return any(each.readonly for each in record.nodes)
+
+
+def check_not_elsewhere(record: Record, here: str) -> None:
+    """Raise `AttachedElsewhere` while a CO has the volume published, and not to `here`, a segment's value.
+
+    Published to no node at all is fine: a CO that attaches nothing (CSIDriver attachRequired: false) never says so.
+    """
+    if record.nodes and all(topology.value_of(each.node_id) != here for each in record.nodes):
+        raise AttachedElsewhere(record.volume_id, record.nodes[0].node_id)
 
 
 def check_not_published(record: Record) -> None:

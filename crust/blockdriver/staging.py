@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from crust import errors, volumes
-from crust.blockdriver import fitness, limiting, mkfs_options, preparation, registry, state
+from crust.blockdriver import (
+    attaching,
+    fitness,
+    limiting,
+    mkfs_options,
+    preparation,
+    registry,
+    state,
+)
 from crust.blockdriver.backends.protocol import Attachment
 from crust.blockdriver.growing import Grower
 from crust.blockdriver.ledger import Staged
@@ -93,8 +101,8 @@ class Stager:
         """Make the volume ready to be published.
 
         Raises `registry.VolumeNotFound`, `fitness.CapabilityExceeded`, `StagingPathMissing`, `StagedDifferently`,
-        `attaching.NodeFull`,
-        the errors of `preparation.judge`, and of the backend and the filesystem's tools.
+        `attaching.AttachedElsewhere`, `attaching.NodeFull`, the errors of `preparation.judge`, and of the backend and
+        the filesystem's tools.
         """
         begun = await asyncio.to_thread(self._begin, request)
         if begun.action is None:
@@ -111,6 +119,7 @@ class Stager:
 
     def _attach(self, request: Stage) -> _Begun:
         record = self._state.registry.load(request.volume_id)
+        attaching.check_not_elsewhere(record, self._state.here)
         self._check(request)
         entry = self._entry(request, record)
         staged = self._state.ledger.staged(request.volume_id)

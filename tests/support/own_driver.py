@@ -19,6 +19,8 @@ from tests.support import io_groups, killing
 NAME = "block.csi.crust.dev"
 TIMEOUT_S = 30.0
 POOL_BYTES = 64 << 30
+MAX_VOLUMES = 24
+"""Few enough that the suite tries them all out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ def _commands(
             f"--state-dir={base / 'pool' / 'state'}",
             f"--run-dir={base / 'driver-run'}",
             "--node-id=conformance-node",
+            f"--max-volumes={MAX_VOLUMES}",
             f"--csi-profile={profile}",
             f"--target-root={root}",
         ]

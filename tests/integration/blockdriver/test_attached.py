@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
+from crust import volumes
+from crust.blockdriver.attaching import AttachedElsewhere
 from crust.blockdriver.backends.protocol import StillAttached
 from crust.blockdriver.node import NotInProfile
+from crust.blockdriver.record import Attached, Usage
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import MIB, Bench, block, caller, mount, write_raw
 
@@ -47,6 +50,23 @@ async def test_a_raw_volume_published_read_only_has_a_device_that_takes_no_write
     with pytest.raises(PermissionError):
         write_raw(target)
     await bench.unpublish(volume_id, target)
+    await bench.unstage(volume_id)
+
+
+async def test_a_volume_is_staged_without_being_published_to_the_node_but_not_while_another_node_has_it(
+    bench: Bench,
+) -> None:
+    """With attachRequired: false nobody publishes to nodes; a moved pool may be on record for its old one."""
+    volume_id = volumes.VolumeId((await bench.create()).volume_id)
+    registry = bench.driver.state.registry
+    usage = Usage(kind="mount", fs_type="ext4", mode=7)
+    elsewhere = Attached(node_id="renamed-since", usage=usage, readonly=False)
+    registry.save(registry.load(volume_id).but(nodes=(elsewhere,)))
+    with pytest.raises(AttachedElsewhere, match="renamed-since"):
+        await bench.stage(volume_id)
+    assert bench.driver.state.backend.attached(volume_id) is None
+    registry.save(registry.load(volume_id).but(nodes=()))
+    await bench.stage(volume_id)
     await bench.unstage(volume_id)
 
 
