@@ -128,8 +128,9 @@ class Changer:
         if change.limits is None:
             return record, None
         limits = limit_parameters.changed(record.io_limits, change.limits)
+        deferred = self._deferred_at(volumes.VolumeId(record.volume_id))
         try:
-            if self._deferred_at(volumes.VolumeId(record.volume_id)):
+            if deferred:
                 self._state.guests.check()
             if limits != limiting.NONE and self._is_on_host(record):
                 self._state.throttle.check()
@@ -137,7 +138,8 @@ class Changer:
             return record, err
         if limits == record.io_limits:
             return record, None
-        before = record.limits_before or record.limits
+        # Of a change that was cut short only guests may not know: on this host the start has made it.
+        before = (record.limits_before if deferred else None) or record.limits
         return record.but(limits=Limits.of(limits), limits_before=before), None
 
     def _expand(

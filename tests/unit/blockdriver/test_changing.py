@@ -224,3 +224,16 @@ async def test_a_record_from_before_limits_has_none(bench: Bench) -> None:
     start, end = text.index(',"limits":'), text.index("}", text.index(',"limits":')) + 1
     path.write_text(text[:start] + text[end:].replace(',"limits_before":null', ""))
     assert bench.limits == volumes.IoLimits()
+
+
+async def test_a_change_that_was_cut_short_is_made_where_no_guest_has_the_volume(
+    bench: Bench,
+) -> None:
+    """The start has set it, so a refusal of the next change goes back to it and not to what was before."""
+    record = bench.state.registry.load(bench.volume_id)
+    cut_short = record.but(limits=Limits(read_iops=70), limits_before=record.limits)
+    bench.state.registry.save(cut_short)
+    bench.state.backend.attach(bench.volume_id)
+    bench.throttle.failure = errors.RuntimeFailed("the kernel says no")
+    assert (await bench.change()).unmodified is not None
+    assert bench.limits == volumes.IoLimits(read_iops=70)

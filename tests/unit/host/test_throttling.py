@@ -1,0 +1,143 @@
+"""Limits by control groups: the words of v2, the choice of a hierarchy, and the watch for new groups of v1."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crust import errors, volumes
+from crust.host import mountinfo, throttling, throttling_v2, throttling_watch
+from crust.host.throttling import NONE, CannotThrottle, Cgroups, NoThrottle
+from crust.host.throttling_watch import GroupWatch
+
+DEVICE = volumes.DeviceIdentity(7, 3, 1)
+LIMITS = volumes.IoLimits(10, 20, 30, 40)
+
+
+def test_a_line_of_v2_names_every_number() -> None:
+    wanted = "7:3 rbps=30 wbps=40 riops=10 wiops=20\n"
+    assert throttling_v2.line(DEVICE, LIMITS) == wanted
+    assert throttling_v2.line(DEVICE, NONE) == "7:3 rbps=max wbps=max riops=max wiops=max\n"
+    many = volumes.IoLimits(read_iops=2**40, read_bytes_per_second=2**40)
+    assert throttling_v2.line(DEVICE, many).split()[1:4:2] == [
+        f"rbps={2**40}",
+        f"riops={2**32 - 1}",
+    ]
+
+
+def test_a_line_of_v2_is_read_among_others() -> None:
+    text = "7:33 rbps=1 wbps=1 riops=1 wiops=1\n7:3 rbps=30 wbps=max riops=10 wiops=max new=5\n"
+    assert throttling_v2.parse(text, DEVICE) == volumes.IoLimits(10, 0, 30, 0)
+    assert throttling_v2.parse("", DEVICE) == NONE
+    assert throttling_v2.parse(throttling_v2.line(DEVICE, LIMITS), DEVICE) == LIMITS
+
+
+def mounted(monkeypatch: pytest.MonkeyPatch, *kinds: tuple[str, Path, str]) -> None:
+    found = tuple(
+        mountinfo.Mount(n, 1, 0, n, "/", str(path), (), fs_type, "none", (options,))
+        for n, (fs_type, path, options) in enumerate(kinds, start=2)
+    )
+    monkeypatch.setattr(mountinfo, "read_all", lambda: found)
+
+
+def hierarchy(root: Path, controllers: str, *groups: str) -> Path:
+    root.mkdir()
+    (root / "cgroup.controllers").write_text(controllers)
+    for group in groups:
+        (root / group).mkdir()
+        (root / group / "io.max").touch()
+    return root
+
+
+def test_the_hierarchy_with_the_io_controller_is_the_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = hierarchy(tmp_path / "unified", "hugetlb pids\n")
+    legacy = tmp_path / "blkio"
+    legacy.mkdir()
+    mounted(monkeypatch, ("cgroup2", without, ""), ("cgroup", legacy, "blkio"))
+    with pytest.raises(CannotThrottle, match=f"kubepods in {legacy}"):
+        Cgroups().check()
+    whole = hierarchy(tmp_path / "whole", "cpu io memory\n", "kubepods")
+    mounted(monkeypatch, ("cgroup2", whole, ""))
+    cgroups = Cgroups()
+    cgroups.check()
+    cgroups.set(DEVICE, LIMITS)
+    assert (whole / "kubepods" / "io.max").read_text() == throttling_v2.line(DEVICE, LIMITS)
+    assert cgroups.limits_of(DEVICE) == LIMITS
+
+
+def test_the_group_that_was_told_is_taken_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = hierarchy(tmp_path / "unified", "io\n", "kubepods.slice", "machine.slice")
+    mounted(monkeypatch, ("cgroup2", root, ""))
+    Cgroups("/machine.slice").set(DEVICE, LIMITS)
+    assert (root / "machine.slice" / "io.max").read_text()
+    assert not (root / "kubepods.slice" / "io.max").read_text()
+    with pytest.raises(CannotThrottle, match="absent"):
+        Cgroups("/absent").set(DEVICE, LIMITS)
+    with pytest.raises(CannotThrottle, match="root group"):
+        Cgroups("/").set(DEVICE, LIMITS)
+
+
+def test_a_node_without_any_is_refused_until_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted(monkeypatch)
+    cgroups = Cgroups()
+    cgroups.set(DEVICE, NONE)
+    assert cgroups.limits_of(DEVICE) == NONE
+    with pytest.raises(CannotThrottle, match="no control group hierarchy"):
+        cgroups.set(DEVICE, LIMITS)
+    mounted(monkeypatch, ("cgroup2", hierarchy(tmp_path / "late", "io", "kubepods"), ""))
+    cgroups.set(DEVICE, LIMITS)
+    cgroups.close()
+
+
+def test_a_group_that_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = hierarchy(tmp_path / "unified", "io\n", "kubepods")
+    mounted(monkeypatch, ("cgroup2", root, ""))
+    (root / "kubepods" / "io.max").unlink()
+    with pytest.raises(CannotThrottle, match=r"\+io"):
+        Cgroups().check()
+
+
+def test_a_node_that_limits_nothing_says_so() -> None:
+    throttle: throttling.Throttle = NoThrottle()
+    throttle.set(DEVICE, NONE)
+    with pytest.raises(CannotThrottle):
+        throttle.set(DEVICE, LIMITS)
+
+
+def test_without_events_a_watch_looks_from_time_to_time_and_a_failure_does_not_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoInstance:
+        def schedule(self, *_: Any, **__: Any) -> None:
+            raise OSError("too many inotify instances")
+
+    monkeypatch.setattr(throttling_watch, "Observer", NoInstance)
+    looked = threading.Semaphore(0)
+
+    def look() -> None:
+        looked.release()
+        raise errors.RuntimeFailed("the kernel says no")
+
+    watch = GroupWatch(str(tmp_path), look, floor_s=0.001)
+    for _ in range(3):
+        assert looked.acquire(timeout=30)
+    watch.stop()
+
+
+def test_a_watch_looks_when_a_directory_is_made_at_any_depth(tmp_path: Path) -> None:
+    looked = threading.Semaphore(0)
+    watch = GroupWatch(str(tmp_path), looked.release, floor_s=3600)
+    (tmp_path / "pod").mkdir()
+    assert looked.acquire(timeout=30)
+    (tmp_path / "pod" / "container").mkdir()
+    assert looked.acquire(timeout=30)
+    watch.stop()
