@@ -92,6 +92,7 @@ def attach(
     readonly: bool = False,
     direct_io: bool = True,
     sector_size: int | None = None,
+    tag: str = "",
 ) -> LoopDevice:
     """Attach the file to a free loop device, even if it is attached already; see `attach_once`.
 
@@ -100,7 +101,7 @@ def attach(
     """
     with _open_backing(backing, readonly=readonly) as fd:
         return _attach(
-            fd, backing, _flags(readonly=readonly, direct_io=direct_io), sector_size or 0
+            fd, backing, _flags(readonly=readonly, direct_io=direct_io), sector_size or 0, tag
         )
 
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 
 from crust import volumes
+from crust.host import sysfs
 from crust.host.throttling_watch import GroupWatch
 
 _FILES = {
@@ -146,5 +147,5 @@ def _inode(group: str) -> int:
 
 def _value(path: str, numbers: Device) -> int:
     name = f"{numbers[0]}:{numbers[1]}"
-    with open(path, encoding="ascii") as file:
-        return next((int(line.split()[1]) for line in file if line.split()[0] == name), 0)
+    lines = (line.split() for line in sysfs.read(path).splitlines())
+    return next((int(value) for device, value in lines if device == name), 0)

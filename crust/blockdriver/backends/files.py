@@ -25,7 +25,7 @@ from crust.blockdriver.backends.protocol import (
     Region,
     StillAttached,
 )
-from crust.host import copying, durable, loop, owned, sparse
+from crust.host import copying, durable, loop, owned, sparse, writers
 
 _SUFFIX = ".img"
 _MINORS = 1 << 20
@@ -173,8 +173,11 @@ class Files:
         if known is not None:
             return known
         size_bytes = self._size_bytes(volume_id)
-        device = loop.attach_once(
-            self._path(volume_id),
+        path = self._path(volume_id)
+        # This process alone attaches what is in the pool: without a writer there is no device to be found.
+        attach = loop.attach_once if writers.has_writers(path) else loop.attach
+        device = attach(
+            path,
             direct_io=self._direct_io,
             sector_size=self._sector_size,
             tag=self._tag + volume_id,
@@ -323,7 +326,8 @@ class Files:
         if known is not None and loop.size_bytes(known):
             return known
         path = self._path(volume_id)
-        found = loop.find(path)
+        # Searching looks at every loop device of the node; most volumes that are asked about have none.
+        found = loop.find(path) if writers.has_writers(path) else ()
         if len(found) > 1:
             raise loop.AttachedDifferently(path, found, "more than one device writes into one file")
         if not found:

@@ -1,0 +1,63 @@
+"""Whether a file has writers, with the file's own answer."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from crust.host import loop, mounts, writers
+from tests.integration.host.conftest import MIB, Attach, MakeFile
+
+pytestmark = pytest.mark.root
+
+
+def test_a_loop_device_and_a_process_that_may_write_are_writers(sparse_file: MakeFile) -> None:
+    path = sparse_file()
+    assert not writers.has_writers(path)
+    with open(path, "rb"):
+        assert not writers.has_writers(path)
+    with open(path, "r+b"):
+        assert writers.has_writers(path)
+    device = loop.attach(path)
+    assert writers.has_writers(path)
+    loop.detach(device)
+    assert not writers.has_writers(path)
+    assert not writers.has_writers(f"{path}-absent")
+
+
+@pytest.mark.parametrize("fs_type", ["xfs", "btrfs", "ext4"])
+def test_every_filesystem_of_a_pool_can_tell(attach: Attach, mountpoint: str, fs_type: str) -> None:
+    device = attach(320 * MIB)
+    subprocess.run([f"mkfs.{fs_type}", "-q", device.path], check=True, capture_output=True)
+    mounts.mount_device(device.path, mountpoint, fs_type)
+    path = Path(mountpoint, "image")
+    path.write_bytes(bytes(MIB))
+    assert not writers.has_writers(str(path))
+    with path.open("ab"):
+        assert writers.has_writers(str(path))
+
+
+def test_whoever_opens_the_file_just_then_gets_it_and_ends_nobody(
+    sparse_file: MakeFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, told = sparse_file(), threading.Event()
+    opener = threading.Thread(target=lambda: os.close(os.open(path, os.O_RDWR)))
+    real = fcntl.fcntl
+
+    def meanwhile(fd: int, command: int, argument: int) -> int:
+        if (command, argument) == (fcntl.F_SETLEASE, fcntl.F_UNLCK):
+            opener.start()
+            assert told.wait(30)
+        return real(fd, command, argument)
+
+    monkeypatch.setattr(fcntl, "fcntl", meanwhile)
+    before = signal.signal(signal.SIGURG, lambda *_: told.set())
+    try:
+        assert not writers.has_writers(path)
+        opener.join()
+    finally:
+        signal.signal(signal.SIGURG, before)
