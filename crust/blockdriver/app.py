@@ -62,7 +62,12 @@ class Driver:
     sweeper: Sweeper
     snapshots: snapshots.Snapshots
     operations: operations.KeyedOperations
+    changer: Changer
     batches: Batches
+
+    async def finish_changes(self) -> None:
+        """Tell guests of limits that an earlier life wrote down and did not tell."""
+        await self.batches.finish(await asyncio.to_thread(self.changer.cut_short))
 
     def open(self) -> None:
         """Read what the disk and the kernel say. Once, before the first call. Blocks.
@@ -151,6 +156,7 @@ def build(  # noqa: PLR0913 - one per setting
         sweeper=Sweeper(name, shared, provisioner, running),
         operations=running,
         snapshots=kept,
+        changer=changer,
         batches=batches,
     )
 
@@ -166,7 +172,7 @@ async def running(
     async with AsyncExitStack() as stack:
         lock = await asyncio.to_thread(_own, state_dir, run_dir)
         stack.callback(lock.close)
-        stack.callback(driver.state.throttle.close)
+        stack.push_async_callback(asyncio.to_thread, driver.state.throttle.close)
         await asyncio.to_thread(driver.open)
         stack.push_async_callback(driver.state.guests.close)
         stack.push_async_callback(driver.operations.drain)
@@ -175,6 +181,7 @@ async def running(
         await stack.enter_async_context(
             _beside("guests' thaw", driver.snapshots.guest_freezer.recover())
         )
+        await stack.enter_async_context(_beside("guests' limits", driver.finish_changes()))
         await stack.enter_async_context(
             server.serving(
                 socket,

@@ -11,7 +11,7 @@ While a volume's application runs the next batch gathers, and waits for it. A ca
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from crust import errors, operations, volumes
@@ -70,6 +70,19 @@ class Batches:
         batch = self._join(volume_id, change)
         return await asyncio.shield(batch.task)
 
+    async def finish(self, volume_ids: Iterable[volumes.VolumeId]) -> None:
+        """Make changes of limits that an earlier life wrote down; what cannot be made now, the CO asks for again."""
+        for volume_id in volume_ids:
+            told = {"volume_id": volume_id}
+            try:
+                unmodified = (await self.ask(volume_id, Change(limits=()))).unmodified
+            except errors.CrustError as err:
+                unmodified = err
+            if unmodified is None:
+                _log.info("finished a change of limits that was cut short", extra=told)
+            else:
+                _log.warning("limits stay unfinished", extra={**told, "error": str(unmodified)})
+
     async def drain(self) -> None:
         """Let nobody wait for company any more; returns when every batch has ended."""
         self._closing.set()
@@ -102,7 +115,9 @@ class Batches:
         try:
             return await self._operations.run(
                 volumes.VolumeKey(self._driver, volume_id),
-                "ControllerModifyVolume" if batch.change.limits else "ControllerExpandVolume",
+                "ControllerModifyVolume"
+                if batch.change.limits is not None
+                else "ControllerExpandVolume",
                 batch.change,
                 lambda: self._apply(volume_id, batch.change),
             )

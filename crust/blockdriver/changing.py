@@ -101,6 +101,21 @@ class Changer:
         await asyncio.to_thread(end, intended)
         return replace(outcome, unmodified=why)
 
+    def cut_short(self) -> tuple[volumes.VolumeId, ...]:
+        """Volumes whose limits were changed by an earlier life, and whose guests may not know. Blocks."""
+        return tuple(
+            each for each in self._state.backend.attached_here() if self._is_cut_short(each)
+        )
+
+    def _is_cut_short(self, volume_id: volumes.VolumeId) -> bool:
+        if not self._deferred_at(volume_id):
+            return False
+        try:
+            record = self._state.registry.find(volume_id)
+        except (errors.Corrupt, errors.Refused):
+            return False
+        return record is not None and record.limits_before is not None
+
     def _begin(
         self, volume_id: volumes.VolumeId, change: Change
     ) -> tuple[Outcome, _Intended | None]:

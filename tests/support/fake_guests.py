@@ -4,6 +4,7 @@ A guest keeps state: frozen or not, and the limits that it obeys. Nothing in her
 the guest's own watchdog to thaw calls `Guest.watchdog`.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ class Guest:
     limits: volumes.IoLimits = field(default_factory=volumes.IoLimits)
     obeyed: volumes.IoLimits | None = None
     error: errors.CrustError | None = None
+    limited: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it was given limits."""
 
     def watchdog(self) -> None:
         """The guest thaws by itself, because it was frozen for too long."""
@@ -68,6 +71,7 @@ class FakeGuests:
         limits.check()
         guest.limits = limits
         guest.obeyed = limits if guest.running else None
+        guest.limited.set()
         return guest.running
 
     async def close(self) -> None:

@@ -2,13 +2,14 @@
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver import changing, guests, limit_parameters, registry
+from crust.blockdriver import app, changing, guests, limit_parameters, registry
 from crust.blockdriver.backends.protocol import Attachment
 from crust.host import loop, mounts, throttling
 from crust.rpc import csi
@@ -366,5 +367,33 @@ async def test_an_unfinished_change_of_a_guest_ends_with_the_retry(limited: Benc
     await limited.modify(made.volume_id, readIOPS="50")
     assert guest.obeyed is not None
     assert guest.obeyed.read_iops == 50
+    await limited.unpublish(made.volume_id, target)
+    await limited.unstage(made.volume_id)
+
+
+async def test_a_started_driver_tells_a_guest_what_the_killed_one_did_not(limited: Bench) -> None:
+    limited.reach = end = FakeGuests()
+    limited.restart()
+    made = await limited.create(mutable=SENT)
+    target = limited.target("pod-a")
+    await limited.stage(made.volume_id)
+    await limited.publish(made.volume_id, target, deferred=True)
+    guest = end.add(target)
+    guest.error = errors.PeerUnavailable("killed before it was told")
+    with pytest.raises(errors.PeerUnavailable):
+        await limited.modify(made.volume_id, readIOPS="50")
+    guest.error = None
+    limited.restart()
+    with tempfile.TemporaryDirectory(prefix="crust-") as short:
+        async with app.running(
+            limited.driver,
+            socket=f"{short}/csi.sock",
+            state_dir=str(limited.root / "state"),
+            run_dir=str(limited.root / "run"),
+        ):
+            await guest.limited.wait()
+    assert guest.limits.read_iops == 50
+    assert end.closed
+    limited.restart()
     await limited.unpublish(made.volume_id, target)
     await limited.unstage(made.volume_id)

@@ -199,3 +199,12 @@ async def test_after_the_drain_of_operations_nothing_is_begun(
     with pytest.raises(operations.ShuttingDown):
         await made.ask(VOLUME, limits(read_iops=10))
     assert not applications.made
+
+
+async def test_what_an_earlier_life_began_is_asked_for_and_a_failure_ends_nothing(
+    applications: Applications, running: operations.KeyedOperations
+) -> None:
+    applications.error = errors.PeerUnavailable("the handler is away")
+    made = batches(applications, running)
+    await made.finish((VOLUME, OTHER))
+    assert applications.made == [(VOLUME, Change(limits=())), (OTHER, Change(limits=()))]

@@ -237,3 +237,21 @@ async def test_a_change_that_was_cut_short_is_made_where_no_guest_has_the_volume
     bench.throttle.failure = errors.RuntimeFailed("the kernel says no")
     assert (await bench.change()).unmodified is not None
     assert bench.limits == volumes.IoLimits(read_iops=70)
+
+
+async def test_what_was_cut_short_before_a_guest_was_told_is_found_and_finished(
+    bench: Bench,
+) -> None:
+    changer = changing.Changer(
+        bench.state, capacity.Room(bench.state.registry.index, bench.state.backend, 1.0)
+    )
+    guest = bench.deferred()
+    bench.state.backend.attach(bench.volume_id)
+    assert changer.cut_short() == ()
+    guest.error = errors.PeerUnavailable("the handler is away")
+    await bench.change()
+    assert changer.cut_short() == (bench.volume_id,)
+    guest.error = None
+    assert await bench.change(Change(limits=())) == changing.Outcome()
+    assert guest.obeyed == AFTER
+    assert changer.cut_short() == ()
