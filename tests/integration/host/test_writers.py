@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -44,20 +45,26 @@ def test_every_filesystem_of_a_pool_can_tell(attach: Attach, mountpoint: str, fs
 def test_whoever_opens_the_file_just_then_gets_it_and_ends_nobody(
     sparse_file: MakeFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, told = sparse_file(), threading.Event()
+    path = sparse_file()
     opener = threading.Thread(target=lambda: os.close(os.open(path, os.O_RDWR)))
     real = fcntl.fcntl
 
     def meanwhile(fd: int, command: int, argument: int) -> int:
         if (command, argument) == (fcntl.F_SETLEASE, fcntl.F_UNLCK):
             opener.start()
-            assert told.wait(30)
+            assert select.select([told], [], [], 30)[0]
         return real(fd, command, argument)
 
     monkeypatch.setattr(fcntl, "fcntl", meanwhile)
-    before = signal.signal(signal.SIGURG, lambda *_: told.set())
+    # A Python handler may run while this thread waits with a lock held; the descriptor is written below Python.
+    told, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.signal(signal.SIGURG, lambda *_: None), signal.set_wakeup_fd(tell)
     try:
         assert not writers.has_writers(path)
         opener.join()
+        assert os.read(told, 8) == bytes([signal.SIGURG])
     finally:
-        signal.signal(signal.SIGURG, before)
+        signal.set_wakeup_fd(before[1])
+        signal.signal(signal.SIGURG, before[0])
+        os.close(told)
+        os.close(tell)

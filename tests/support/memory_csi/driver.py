@@ -147,16 +147,18 @@ class MemoryDriver:
             return work(request)
 
     def _racing(self, method: str, work: Callable[[Any], Any], request: Any) -> Any:
-        """The classic mistake: look, and then do, with nothing held between. The first one waits for a second."""
+        """The classic mistake: look, and then do, with nothing held between. The first waits, until both met."""
         with self._lock:
             first = method not in self._racers
             met = self._racers.setdefault(method, threading.Event())
-        if not first:
+            over = met.is_set()
+        if not first and not over:
             met.set()
             raise Refused(Code.INTERNAL, "somebody else does this already")
         met.wait(_MEETING_S)
         with self._lock:
-            del self._racers[method]
+            if not met.is_set():
+                del self._racers[method]
             return work(request)
 
     def _controller_capabilities(self, context: grpc.ServicerContext) -> Any:

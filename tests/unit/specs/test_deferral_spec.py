@@ -1,6 +1,7 @@
 """specs/deferral.md: clauses are numbered without gaps, and each is named by a test."""
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -16,6 +17,7 @@ def _clauses() -> dict[str, str]:
     return dict(CLAUSE.findall(text))
 
 
+@functools.cache
 def _named() -> dict[str, list[str]]:
     """Clause to the tests that carry its marker, from the source: no test needs to be imported."""
     found: dict[str, list[str]] = defaultdict(list)
