@@ -13,7 +13,8 @@ import fcntl
 import os
 import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from crust import errors
 from crust.host import durable, oserrors
@@ -43,14 +44,8 @@ def clones(directory: str) -> bool:
     with oserrors.translating(f"cannot try to clone in {directory}"):
         names = [_aside(os.path.join(directory, "probe")) for _ in range(2)]
         try:
-            for name in names:
-                os.close(_create(name, 0o600))
-            source, target = (os.open(name, os.O_RDWR | os.O_CLOEXEC) for name in names)
-            try:
+            with _created(names[0]) as source, _created(names[1]) as target:
                 return _clone(source, target)
-            finally:
-                os.close(source)
-                os.close(target)
         finally:
             for name in names:
                 with suppress(FileNotFoundError):
@@ -101,16 +96,13 @@ def _fill_aside(source: str, aside: str, least_bytes: int, grow_to_bytes: int, m
         status = os.fstat(origin)
         if not stat.S_ISREG(status.st_mode) or status.st_size < least_bytes:
             raise SourceTooShort(source, status.st_size, least_bytes)
-        copy_fd = _create(aside, 0o600)
-        try:
+        with _created(aside) as copy_fd:
             if not _clone(origin, copy_fd):
                 _copy_segments(origin, copy_fd, status.st_size)
             if grow_to_bytes > status.st_size:
                 os.ftruncate(copy_fd, grow_to_bytes)
             os.fchmod(copy_fd, mode)
             os.fsync(copy_fd)
-        finally:
-            os.close(copy_fd)
     finally:
         os.close(origin)
 
@@ -148,9 +140,14 @@ def _copy_range(source: int, target: int, start: int, end: int) -> None:
         start += done
 
 
-def _create(path: str, mode: int) -> int:
+@contextmanager
+def _created(path: str) -> Iterator[int]:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(path, flags, mode)
+    fd = os.open(path, flags, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _aside(path: str) -> str:

@@ -145,6 +145,12 @@ def list_all() -> tuple[LoopDevice, ...]:
     return tuple(_attached(None))
 
 
+def numbers() -> int:
+    """How many loop devices the kernel can number."""
+    with oserrors.translating("cannot look at the loop driver"):
+        return loopctl.numbers()
+
+
 def refresh_size(device: LoopDevice) -> None:
     """Make the device as large as its file now is (LOOP_SET_CAPACITY): growing a file alone changes nothing."""
     with oserrors.translating(f"cannot resize {device.path}"), _opened(device.path) as fd:

@@ -32,6 +32,7 @@ AUTOCLEAR = 4
 DIRECT_IO = 16
 
 _MAJOR = 7
+_MINORS = 1 << 20  # MINORBITS
 _NAME_BYTES = 64
 TAG_MAX_BYTES = _NAME_BYTES - 1
 
@@ -60,6 +61,16 @@ def configuration(backing_fd: int, flags: int, sector_size: int, name: str) -> b
     shown = os.fsencode(name)[:TAG_MAX_BYTES]
     info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, flags, shown, b"", b"", 0, 0)
     return _CONFIG.pack(backing_fd, sector_size, info, b"")
+
+
+@functools.cache
+def numbers() -> int:
+    """How many devices there can be: with max_part set, each reserves minor numbers for its partitions."""
+    try:
+        parts = int(sysfs.read("/sys/module/loop/parameters/max_part"))
+    except FileNotFoundError:
+        parts = 0
+    return _MINORS >> parts.bit_length()
 
 
 def free_number() -> int:

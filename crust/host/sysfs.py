@@ -1,18 +1,22 @@
-"""One attribute of sysfs or procfs, in three system calls: a text file of Python's asks eight more things of it."""
+"""One attribute of sysfs or procfs, in three system calls: a text file of Python's asks seven more things of it."""
 
 import os
 
 _LIMIT_BYTES = 4096
-"""An attribute is at most one page."""
+"""An attribute of sysfs is at most one page, and is read in one go."""
 
 
 def read(path: str) -> str:
     """The attribute without its line end; names of files in it may hold any byte. Raises `OSError`."""
-    return os.fsdecode(read_bytes(path)).removesuffix("\n")
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.fsdecode(os.read(fd, _LIMIT_BYTES)).removesuffix("\n")
+    finally:
+        os.close(fd)
 
 
 def read_bytes(path: str) -> bytes:
-    """The whole file, however long procfs makes it. Raises `OSError`."""
+    """A whole file, however long: procfs and cgroupfs have no limit. Raises `OSError`."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = [os.read(fd, _LIMIT_BYTES)]

@@ -147,5 +147,5 @@ def _inode(group: str) -> int:
 
 def _value(path: str, numbers: Device) -> int:
     name = f"{numbers[0]}:{numbers[1]}"
-    lines = (line.split() for line in sysfs.read(path).splitlines())
+    lines = (line.split() for line in sysfs.read_bytes(path).decode("ascii").splitlines())
     return next((int(value) for device, value in lines if device == name), 0)

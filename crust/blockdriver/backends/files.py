@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 
 from crust import errors, volumes
 from crust.blockdriver.backends.file_snapshots import FileSnapshots
@@ -28,8 +27,6 @@ from crust.blockdriver.backends.protocol import (
 from crust.host import copying, durable, loop, owned, sparse, writers
 
 _SUFFIX = ".img"
-_MINORS = 1 << 20
-"""Minor numbers of one major (MINORBITS)."""
 _LARGEST_FILE_BYTES = 16 * 1024**4 - 1024**2
 """The largest file of ext4 with 4 KiB blocks; larger pools exist, larger single files on them do not."""
 
@@ -229,9 +226,7 @@ class Files:
 
     def attach_limit(self) -> int:
         """Loop minors that the kernel can number, less those that other programs had at the start."""
-        path = Path("/sys/module/loop/parameters/max_part")
-        parts = int(path.read_text(encoding="ascii")) if path.exists() else 0
-        return max((_MINORS >> parts.bit_length()) - self._foreign, 1)
+        return max(loop.numbers() - self._foreign, 1)
 
     def trouble(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
         """A file that is gone or shorter than it was made."""
