@@ -1,0 +1,139 @@
+"""Snapshots of volumes that a guest writes, through the whole chain: CSI, driver, proxy, handler, guest; and back.
+
+What is restored is mounted on the host, and read there.
+"""
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from crust import volumes
+from crust.blockdriver.freeze_intents import Intent, Intents
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from examples.kata.demo.node import HANDLER
+from examples.kata.runtime import messages
+from tests.e2e.test_freeze_and_limits import Writer
+from tests.support import runtime_api
+from tests.support.whole_node import WholeNode, whole_node
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
+
+IN_ORDER = """
+i=0
+while :; do i=$((i+1)); echo $i >> /one/log; sync; echo $i >> /two/log; sync; echo $i; done
+"""
+
+
+@pytest_asyncio.fixture
+async def node(guest_image: object, acceleration: object) -> AsyncIterator[WholeNode]:
+    """One per test: the processes that one ends with are not those that it began with."""
+    async with whole_node() as node:
+        yield node
+        await node.tidy()
+
+
+@asynccontextmanager
+async def writing(node: WholeNode, one: Path, two: Path) -> AsyncIterator[Writer]:
+    """A container that writes to one volume and then to the other, and again; killed when the block is left."""
+    writer = Writer()
+    mounts = tuple(
+        messages.Mount(source=str(each), destination=at)
+        for each, at in ((one, "/one"), (two, "/two"))
+    )
+    request = messages.Run(
+        sandbox="one", argv=("/bin/sh", "-ec", IN_ORDER), mounts=mounts, keep=True
+    )
+    running = asyncio.create_task(node.runtime.run(request, writer.hear))
+    try:
+        await writer.goes_on()
+        yield writer
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@asynccontextmanager
+async def grouped(
+    node: WholeNode, *of: csi_pb2.Volume
+) -> AsyncIterator[csi_pb2.VolumeGroupSnapshot]:
+    """A group snapshot, taken as external-snapshotter takes it; removed when the block is left."""
+    async with channel.connect(node.node.places.csi_socket) as to_proxy:
+        stub = csi_pb2_grpc.GroupControllerStub(to_proxy)
+        answer = await stub.CreateVolumeGroupSnapshot(
+            csi_pb2.CreateVolumeGroupSnapshotRequest(
+                name="group", source_volume_ids=[each.volume_id for each in of]
+            ),
+            timeout=100,
+        )
+        group = answer.group_snapshot
+        yield group
+        await stub.DeleteVolumeGroupSnapshot(
+            csi_pb2.DeleteVolumeGroupSnapshotRequest(
+                group_snapshot_id=group.group_snapshot_id,
+                snapshot_ids=[each.snapshot_id for each in group.snapshots],
+            ),
+            timeout=100,
+        )
+
+
+def checked(image: Path) -> str:
+    """What e2fsck says of a filesystem that it must not need to replay; raises if it is not clean."""
+    told = subprocess.run(["dumpe2fs", "-h", image], check=True, capture_output=True, text=True)
+    assert "needs_recovery" not in told.stdout
+    return subprocess.run(
+        ["e2fsck", "-fn", image], check=True, capture_output=True, text=True
+    ).stdout
+
+
+async def written(node: WholeNode, snapshot_id: str) -> list[int]:
+    """The numbers in the log of a snapshot, restored and published on the host."""
+    restored = await node.volume(snapshot_id=snapshot_id)
+    at = await node.publish(restored, defer=False)
+    return [int(line) for line in (at / "log").read_text().splitlines()]
+
+
+async def test_a_group_of_what_a_guest_writes_keeps_the_order_of_its_writes(
+    node: WholeNode,
+) -> None:
+    one, two = await node.volume(), await node.volume()
+    async with writing(node, await node.publish(one), await node.publish(two)) as writer:
+        said = writer.said
+        async with grouped(node, one, two) as group:
+            await writer.goes_on()
+            ids = {each.source_volume_id: each.snapshot_id for each in group.snapshots}
+            for snapshot_id in ids.values():
+                (image,) = (node.node.places.base / "pool").rglob(f"{snapshot_id}.snap")
+                await asyncio.to_thread(checked, image)
+            first, second = [await written(node, ids[each.volume_id]) for each in (one, two)]
+    assert first == list(range(1, len(first) + 1))
+    assert first[: len(second)] == second
+    assert said <= len(second) <= len(first) <= len(second) + 1
+
+
+async def test_a_driver_that_is_killed_leaves_no_guest_frozen_when_it_is_back(
+    node: WholeNode,
+) -> None:
+    """The freeze that it was about to end is ended by the next, long before the guest's own time is over."""
+    one, two = await node.volume(), await node.volume()
+    target = await node.publish(one)
+    async with (
+        writing(node, target, await node.publish(two)) as writer,
+        runtime_api.connected(node) as api,
+    ):
+        assert await api.freeze(target, 60) is True
+        await node.node.kill("driver")
+        intents = Intents(str(node.node.places.base / "driver-run"))
+        await asyncio.to_thread(
+            intents.note, Intent(volumes.VolumeId(one.volume_id), target=str(target))
+        )
+        await node.node.start("driver")
+        await node.kubelet.wait_ready(HANDLER)
+        await writer.goes_on()
+        assert await api.thaw(target) is False
+        assert await asyncio.to_thread(intents.open) == ()
