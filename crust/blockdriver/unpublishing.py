@@ -6,6 +6,7 @@ the proxy's to remove. The answer comes after mountinfo shows that the mount is 
 """
 
 import asyncio
+import os
 
 from crust import errors, volumes
 from crust.blockdriver import registry, state
@@ -73,6 +74,8 @@ class Unpublisher:
         if mount is not None and mounts.is_sealed(mount):
             return  # the proxy's, from a deferred publish that this driver does not remember
         if mount is not None:
+            # An unmount would follow what it is given: /home is a mount as well, and so may be what a link leads to.
+            os.close(paths.open_parent(target, self._state.target_roots))
             self._check_ours(volume_id, target, mount)
             mounts.unmount(target.text)
         paths.remove(target, self._state.target_roots)

@@ -103,6 +103,23 @@ async def test_targets_outside_the_roots_and_behind_links_are_refused(bench: Ben
     await bench.unstage(volume.volume_id)
 
 
+async def test_nothing_is_unmounted_outside_the_roots_or_behind_a_link(
+    bench: Bench, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    (bench.root / "pods" / "link").symlink_to(outside)
+    (outside / "mount").mkdir()
+    mounts.bind(str(bench.root / "staging"), str(outside / "mount"))
+    try:
+        with pytest.raises(paths.PathOutsideRoots):
+            await bench.unpublish("some-unknown-volume", f"{outside}/mount")
+        with pytest.raises(paths.SymlinkInPath):
+            await bench.unpublish("some-unknown-volume", f"{bench.root}/pods/link/mount")
+        assert mounts.at(f"{outside}/mount") is not None
+    finally:
+        mounts.unmount(f"{outside}/mount")
+
+
 async def test_a_target_with_files_or_a_foreign_mount_is_refused_and_kept(bench: Bench) -> None:
     volume = await bench.create()
     await bench.stage(volume.volume_id)
