@@ -43,7 +43,7 @@ class AboveLimit(errors.OutOfRange):
 
 
 class OnlineGrowthRefused(errors.NotReady):
-    """The kernel does not let this process grow a mounted filesystem (CSI NodeExpandVolume: FAILED_PRECONDITION)."""
+    """A mounted filesystem cannot be grown as it is (CSI NodeExpandVolume: FAILED_PRECONDITION)."""
 
     def __init__(self, volume_id: str, why: str) -> None:
         super().__init__(
@@ -94,10 +94,11 @@ class Grower:
         """Grow what is to be grown on this node; answers the device's size in bytes.
 
         Raises `registry.VolumeNotFound`, `fitness.CapabilityNotSupported`, `NotStaged`, `NotHere`, `DeviceTooSmall`,
-        `AboveLimit`, and `OnlineGrowthRefused` where the kernel does not let this process grow a mounted ext4.
+        `AboveLimit`, and `OnlineGrowthRefused` where no mount is writable, or the kernel does not let this process
+        grow a mounted ext4.
         """
         size_bytes, due = await asyncio.to_thread(self._begin, request)
-        if due is not None and due.attachment.size_bytes > due.record.filled_bytes:
+        if due is not None:
             await self._fill(due)
         return size_bytes
 
@@ -118,7 +119,12 @@ class Grower:
         if attachment is None:
             raise NotStaged(request.volume_id)
         _check_size(request, attachment.size_bytes)
-        return attachment.size_bytes, self._due(request, record, attachment)
+        due = self._due(request, record, attachment)
+        if due is None or attachment.size_bytes <= record.filled_bytes:
+            return attachment.size_bytes, None
+        if not due.mountpoint and state.host_mounts(attachment.source):
+            raise OnlineGrowthRefused(request.volume_id, "each of its mounts is read-only")
+        return attachment.size_bytes, due
 
     def _check_capability(self, request: Expand) -> None:
         """CSI NodeExpandVolume: INVALID_ARGUMENT for what the volume cannot do, or was not staged for."""

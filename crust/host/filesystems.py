@@ -253,6 +253,8 @@ async def _check_xfs(path: str) -> bool:
 
 
 async def _grow_ext4(path: str) -> None:
+    # With -f, e2fsck takes a device whose every mount is read-only for its own, and writes under the kernel's feet.
+    os.close(await asyncio.to_thread(devices.open_exclusive, path))
     # resize2fs refuses a filesystem that was mounted since its last full check.
     await _e2fsck(path, "-f", "-p")
     await commands.run(["resize2fs", path], timeout_s=_CHECK_TIMEOUT_S)

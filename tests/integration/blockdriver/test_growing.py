@@ -110,3 +110,23 @@ async def test_a_staged_volume_that_nobody_mounts_grows_at_its_staging_path(benc
     assert stats.usage[0].total > 100 * MIB
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)
+
+
+@pytest.mark.parametrize(("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB)])
+async def test_what_is_mounted_read_only_is_not_grown_under_its_readers(
+    bench: Bench, fs_type: str, size: int
+) -> None:
+    volume = await bench.create(capability=mount(fs_type), size=size)
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id, mount(fs_type))
+    await bench.publish(volume.volume_id, target, mount(fs_type), readonly=True)
+    await bench.expand(volume.volume_id, target, size)
+    await bench.grow(volume.volume_id, 2 * size)
+    for path in (target, bench.staging(volume.volume_id)):
+        with pytest.raises(growing.OnlineGrowthRefused, match="read-only"):
+            await bench.expand(volume.volume_id, path, 2 * size)
+    await bench.unpublish(volume.volume_id, target)
+    await bench.publish(volume.volume_id, target, mount(fs_type))
+    assert (await bench.stats(volume.volume_id, target)).usage[0].total > 1.5 * size
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)

@@ -205,6 +205,19 @@ async def test_ext4_grows_unmounted_also_after_it_was_mounted(
     assert (Path(mountpoint) / "file").read_bytes() == b"kept"
 
 
+async def test_an_ext4_that_is_mounted_read_only_is_left_alone_by_its_check_and_its_growth(
+    attach: Attach, mountpoint: str
+) -> None:
+    """e2fsck -f takes it for its own, although the filesystem below the mount is writable and in use."""
+    device = attach(64 * MIB)
+    await filesystems.make(device.path, "ext4")
+    os.truncate(device.backing, 128 * MIB)
+    loop.refresh_size(device)
+    mounts.mount_device(device.path, mountpoint, "ext4", readonly=True, beside_writers=True)
+    with pytest.raises(devices.DeviceInUse, match=mountpoint):
+        await filesystems.grow_unmounted(device.path, "ext4")
+
+
 async def test_xfs_grows_mounted_only(attach: Attach, mountpoint: str) -> None:
     device = attach(300 * MIB)
     await filesystems.make(device.path, "xfs")
