@@ -1,11 +1,12 @@
 """Changes of one volume that come together are made together.
 
 The first request opens a window; what is asked of the volume meanwhile, more limits or another size, joins it, and
-all are answered by one application. An identical request joins even a running one. A newcomer that contradicts what
-was gathered, the same thing with another value, is refused alone (ABORTED): it comes again when the others are done.
-What is no request at all never gets here, so nobody is refused for a neighbour's mistake.
+all are answered by one application. A newcomer that contradicts what was gathered, the same thing with another value,
+is refused alone (ABORTED): it comes again when the others are done. What is no request at all never gets here, so
+nobody is refused for a neighbour's mistake.
 
-While a volume's application runs the next batch gathers, and waits for it. A caller that leaves takes nothing back.
+While a volume's application runs the next batch gathers, and waits for it. An identical request joins even what runs,
+but only while no next batch gathers, which might undo it. A caller that leaves takes nothing back.
 """
 
 import asyncio
@@ -90,14 +91,14 @@ class Batches:
             await asyncio.wait([each.task for each in batches])
 
     def _join(self, volume_id: volumes.VolumeId, change: Change) -> _Batch:
-        applying = self._applying.get(volume_id)
-        if applying is not None and _is_part(change, applying.change):
-            return applying
         batch = self._gathering.get(volume_id)
         if batch is not None:
             batch.change = _merged(volume_id, batch.change, change)
             batch.requests += 1
             return batch
+        applying = self._applying.get(volume_id)
+        if applying is not None and _is_part(change, applying.change):
+            return applying
         batch = _Batch(change)
         self._gathering[volume_id] = batch
         batch.task = asyncio.create_task(self._run(volume_id, batch), name=f"changes {volume_id}")

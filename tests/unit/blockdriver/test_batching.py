@@ -150,6 +150,26 @@ async def test_an_identical_request_joins_what_runs(
     assert len(applications.made) == 1
 
 
+async def test_what_runs_is_joined_by_nobody_whom_the_next_batch_would_undo(
+    applications: Applications, running: operations.KeyedOperations
+) -> None:
+    """Who asked for 11 may have left, and who comes back to 10 would hear that it is so, just before it is 11."""
+    applications.gate = asyncio.Event()
+    made = batches(applications, running)
+    first = await asked(made, limits(read_iops=10))
+    await applications.begun.acquire()
+    later = await asked(made, limits(read_iops=11), limits(read_iops=10))
+    applications.gate.set()
+    with pytest.raises(batching.ConflictingChange):
+        await later[1]
+    await asyncio.gather(first[0], later[0])
+    await made.ask(VOLUME, limits(read_iops=10))
+    assert [each for _, each in applications.made][-2:] == [
+        limits(read_iops=11),
+        limits(read_iops=10),
+    ]
+
+
 async def test_a_caller_that_leaves_takes_nothing_back(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
