@@ -1,14 +1,11 @@
 """The controller's answers on the wire. What CSI 1.12 and 1.13 say in different words is said here, by profile."""
 
-from crust import volumes
 from crust.blockdriver import topology
 from crust.blockdriver.health import Health, PoolFinding
 from crust.blockdriver.listing import Listed
 from crust.blockdriver.provisioning import Volume
 from crust.rpc import csi, limits
 from crust.wire.csi.v1 import csi_pb2
-
-_TEXT_MAX_BYTES = 128
 
 
 def place(here: str) -> csi_pb2.Topology:
@@ -36,7 +33,7 @@ def entry(value: Listed, here: str, *, tell_condition: bool) -> csi_pb2.ListVolu
     pb = csi_pb2.ListVolumesResponse.Entry(volume=volume(value.volume, here))
     pb.status.published_node_ids.extend(value.nodes)
     if tell_condition:
-        pb.status.volume_condition.CopyFrom(csi.condition_to_wire(_short(value.health)))
+        pb.status.volume_condition.CopyFrom(csi.condition_to_wire(value.health.condition))
     return pb
 
 
@@ -45,7 +42,7 @@ def got(value: Listed, here: str, *, tell_condition: bool) -> csi_pb2.Controller
     pb = csi_pb2.ControllerGetVolumeResponse(volume=volume(value.volume, here))
     pb.status.published_node_ids.extend(value.nodes)
     if tell_condition:
-        pb.status.volume_condition.CopyFrom(csi.condition_to_wire(_short(value.health)))
+        pb.status.volume_condition.CopyFrom(csi.condition_to_wire(value.health.condition))
     return pb
 
 
@@ -56,7 +53,7 @@ def health(value: Health) -> csi_pb2.VolumeHealth:
         pb.health_statuses.add(
             status=csi_pb2.VolumeHealthErrorType.ValueType(finding.kind.value),
             reason=finding.reason,
-            message=shortened(finding.message),
+            message=limits.shortened(finding.message),
         )
     return pb
 
@@ -69,7 +66,7 @@ def pool_health(
     for finding in findings:
         kind = csi_pb2.STORAGE_DEGRADED if finding.reachable else csi_pb2.STORAGE_UNREACHABLE
         pb.backend_health.add(
-            status=kind, reason=finding.reason, message=shortened(finding.message)
+            status=kind, reason=finding.reason, message=limits.shortened(finding.message)
         )
     return pb
 
@@ -91,16 +88,3 @@ def topology_of(request: csi_pb2.GetCapacityRequest) -> topology.Segments:
 
 def _segments(pb: csi_pb2.Topology) -> topology.Segments:
     return topology.segments(limits.mapping(pb.segments, "segments"))
-
-
-def shortened(text: str) -> str:
-    """`text`, within CSI's limit for strings."""
-    data = text.encode()
-    if len(data) <= _TEXT_MAX_BYTES:
-        return text
-    return data[: _TEXT_MAX_BYTES - 3].decode("utf-8", "ignore") + "…"
-
-
-def _short(value: Health) -> volumes.VolumeCondition:
-    condition = value.condition
-    return volumes.VolumeCondition(condition.abnormal, shortened(condition.message))

@@ -14,6 +14,7 @@ from crust.blockdriver.growing import NotHere
 from crust.blockdriver.record import Record
 from crust.blockdriver.state import State
 from crust.host import bounded, devices, filesystems, mounts
+from crust.host import usage as host_usage
 
 
 class AskTheRuntime(errors.NotReady):
@@ -121,13 +122,13 @@ class Meter:
         if not self._tells_condition:
             return None
         trouble = self._trouble(place)
-        return volumes.VolumeCondition(
-            abnormal=bool(trouble), message=trouble or "nothing is wrong"
-        )
+        return volumes.VolumeCondition(bool(trouble), trouble or "nothing is wrong")
 
     def _trouble(self, place: _Place) -> str:
-        if not place.is_raw and "ro" in place.mount.super_options and not place.readonly_wanted:
-            return "the kernel made the filesystem read-only, after an error on the device"
+        if not place.is_raw:
+            found = host_usage.trouble(place.mount, readonly_wanted=place.readonly_wanted)
+            if found:
+                return found
         if devices_size(place.attachment) == 0:
             return "the device is gone"
         volume_id = volumes.VolumeId(place.record.volume_id)

@@ -1,9 +1,13 @@
-"""How full a mounted filesystem is."""
+"""How full a mounted filesystem is, and whether it still is one."""
 
 import os
 
 from crust import volumes
 from crust.host import oserrors
+from crust.host.mountinfo import Mount
+
+_GIVEN_UP = frozenset({"shutdown", "emergency_ro"})
+"""What ext4 says of itself among its options, where older kernels said "ro"."""
 
 
 def usage(mountpoint: str) -> volumes.VolumeStats:
@@ -28,3 +32,16 @@ def usage(mountpoint: str) -> volumes.VolumeStats:
             ),
         )
     )
+
+
+def trouble(mount: Mount, *, readonly_wanted: bool) -> str:
+    """What is wrong with a mounted filesystem, as far as the kernel says; empty when nothing is."""
+    if _GIVEN_UP.intersection(mount.super_options):
+        return "the kernel gave the filesystem up, after an error on the device"
+    if "ro" in mount.super_options and not readonly_wanted:
+        return "the kernel made the filesystem read-only, after an error on the device"
+    try:
+        os.stat(mount.target)
+    except OSError as err:  # xfs shows nothing among its options, and answers nothing any more
+        return f"the filesystem answers with errors: {os.strerror(err.errno or 0)}"
+    return ""

@@ -250,5 +250,5 @@ def condition(pb: csi_pb2.VolumeCondition) -> volumes.VolumeCondition:
 
 
 def condition_to_wire(value: volumes.VolumeCondition) -> csi_pb2.VolumeCondition:
-    """Encode a volume's condition (CSI 1.12)."""
-    return csi_pb2.VolumeCondition(abnormal=value.abnormal, message=value.message)
+    """Encode a volume's condition (CSI 1.12), whose message may be a long sentence of somebody else."""
+    return csi_pb2.VolumeCondition(abnormal=value.abnormal, message=limits.shortened(value.message))

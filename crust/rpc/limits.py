@@ -82,6 +82,14 @@ def check_secrets(request: object) -> None:
     check_context(getattr(request, "secrets", {}), "secrets")
 
 
+def shortened(text: str) -> str:
+    """`text` for an answer, within the limit of strings."""
+    data = text.encode()
+    if len(data) <= volumes.ID_MAX_BYTES:
+        return text
+    return data[: volumes.ID_MAX_BYTES - 3].decode("utf-8", "ignore") + "…"
+
+
 def volume_id(value: str) -> volumes.VolumeId:
     """A volume id of a request. Raises `MissingField`, `FieldTooLong`, `BadCharacters`."""
     return volumes.VolumeId(required(value, "volume_id"))

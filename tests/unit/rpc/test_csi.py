@@ -144,6 +144,16 @@ def test_a_deferred_mount_with_a_credential_is_refused_both_ways() -> None:
         csi.deferred_mount(pb)
 
 
+@pytest.mark.parametrize("text", ["x" * 200, "é" * 100, "a" + "é" * 64])
+def test_a_condition_is_told_within_the_limit_of_strings(text: str) -> None:
+    told = csi.condition_to_wire(volumes.VolumeCondition(abnormal=True, message=text)).message
+    assert 120 < len(told.encode()) <= 128
+    assert told.endswith("…")
+    assert text.startswith(told[:-1])
+    whole = volumes.VolumeCondition(abnormal=True, message=text[:64])
+    assert csi.condition(csi.condition_to_wire(whole)) == whole
+
+
 def test_statistics_survive_the_wire_with_and_without_a_condition() -> None:
     usage = (volumes.VolumeUsage(volumes.UsageUnit.BYTES, 10, 4, 6),)
     for condition in (None, volumes.VolumeCondition(abnormal=True, message="gone")):
