@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from crust import errors, volumes
 from crust.blockdriver import fitness, topology
 from crust.blockdriver.backends.protocol import StillAttached
-from crust.blockdriver.record import Attached, Record
+from crust.blockdriver.record import Attached, Record, Usage
 from crust.blockdriver.state import State
 
 
@@ -105,10 +105,9 @@ class Attacher:
             raise NodeNotFound(request.node_id)
         if why := self._obstacle(request.capability):
             raise fitness.CapabilityNotSupported(why)
-        usage = fitness.usage_of(request.capability, record.fs_type)
-        wanted = Attached(node_id=request.node_id, usage=usage, readonly=request.readonly)
+        wanted = _attached(request)
         present = next((each for each in record.nodes if each.node_id == request.node_id), None)
-        if present is not None and present != wanted:
+        if present is not None and not _is_same(present, wanted):
             raise AttachedDifferently(request.volume_id, request.node_id)
         if present is not None:
             return
@@ -160,6 +159,22 @@ class Attacher:
         if self._state.ledger.staged(volumes.VolumeId(record.volume_id)) is not None:
             nodes.add(self._node_id)
         return tuple(sorted(nodes))
+
+
+def _attached(request: Attach) -> Attached:
+    access, mode = request.capability.access, request.capability.mode.value
+    if isinstance(access, volumes.MountAccess):
+        usage = Usage(kind="mount", fs_type=access.fs_type, mode=mode)
+    else:
+        usage = Usage(kind="block", fs_type="", mode=mode)
+    return Attached(node_id=request.node_id, usage=usage, readonly=request.readonly)
+
+
+def _is_same(present: Attached, wanted: Attached) -> bool:
+    """A filesystem that is not named is whichever the volume has, or will have once it is staged."""
+    before, now = present.usage, wanted.usage
+    alike = (before.kind, before.mode, present.readonly) == (now.kind, now.mode, wanted.readonly)
+    return alike and ("" in (before.fs_type, now.fs_type) or before.fs_type == now.fs_type)
 
 
 def is_readonly(record: Record) -> bool:

@@ -16,7 +16,7 @@ from crust.blockdriver.record import Attached, Usage
 from crust.blockdriver.state import State
 from crust.host import kernel_room
 from tests.support import driver_state
-from tests.support.block_driver import Mode, block, mount
+from tests.support.block_driver import MIB, Mode, block, mount
 from tests.support.driver_state import NODE
 from tests.support.memory_backend import MemoryBackend
 
@@ -59,6 +59,23 @@ async def test_a_repeated_publish_is_fine_and_a_different_one_is_a_conflict(
         with pytest.raises(attaching.AttachedDifferently):
             await attacher.attach(other)
     assert attacher.published_nodes(state.registry.load(volume_id)) == (NODE,)
+
+
+async def test_a_publish_that_names_no_filesystem_is_the_same_before_and_after_there_is_one(
+    state: State, attacher: Attacher
+) -> None:
+    create = driver_state.create("pvc-1", capability=mount("xfs"), required=320 * MIB)
+    volume_id = (await Provisioner(state).create(create)).volume_id
+    await attacher.attach(attach(volume_id, mount("")))
+    staged = state.registry.load(volume_id).but(content="formatted", fs_type="xfs")
+    state.registry.save(staged)
+    await attacher.attach(attach(volume_id, mount("")))
+    await attacher.attach(attach(volume_id, mount("xfs")))
+    await attacher.detach(volume_id, NODE)
+    await attacher.attach(attach(volume_id, mount("xfs")))
+    await attacher.attach(attach(volume_id, mount("")))
+    with pytest.raises(attaching.AttachedDifferently):
+        await attacher.attach(attach(volume_id, mount("ext4")))
 
 
 async def test_an_absent_volume_is_told_before_an_absent_node_and_that_before_a_bad_capability(
