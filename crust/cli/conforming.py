@@ -1,6 +1,8 @@
-"""`crust conformance`: flags to options, and what is missing said in words."""
+"""`crust conformance`: flags to options, and what is missing said in words, before a case runs."""
 
 import importlib.util
+import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from crust import errors
 from crust.conformance import options
 
 
-def run(*, endpoint: str, parameters: Path | None, **flags: Any) -> int:
+def run(*, endpoint: str, parameters: Path | None, junit: Path | None, **flags: Any) -> int:
     """Run the suite; `flags` are the other fields of `Options`. Returns the exit code.
 
     Raises click.ClickException for what cannot be used.
@@ -23,8 +25,32 @@ def run(*, endpoint: str, parameters: Path | None, **flags: Any) -> int:
         chosen = options.Options(
             socket=options.socket_of(endpoint),
             parameters=options.parameters_of(parameters),
+            junit=_writable(junit),
             **flags,
         )
-        return running.run(chosen).exit_code
     except errors.InvalidRequest as err:
-        raise click.ClickException(str(err)) from err
+        raise click.UsageError(str(err)) from err
+    _tell_if_away(chosen.socket, chosen.timeout_s)
+    return running.run(chosen).exit_code
+
+
+def _writable(junit: Path | None) -> Path | None:
+    """The report is written after minutes; that it cannot be is known before."""
+    if junit is None:
+        return None
+    try:
+        junit.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=junit.parent):
+            return junit
+    except OSError as err:
+        raise click.UsageError(f"the report {junit} cannot be written: {err.strerror}") from err
+
+
+def _tell_if_away(path: str, timeout_s: float) -> None:
+    """A driver that is just being started is waited for, and its author told for what."""
+    with socket.socket(socket.AF_UNIX) as one:
+        try:
+            one.connect(path)
+        except OSError as err:
+            why = err.strerror or str(err)
+            click.echo(f"no driver at {path} ({why}), waiting {timeout_s:g} s", err=True)

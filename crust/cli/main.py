@@ -154,25 +154,49 @@ def handlers(run_dir: str) -> None:
 
 @main.command()
 @click.option("--endpoint", required=True, help="The driver's socket, unix:///…/csi.sock.")
-@click.option("--profile", type=click.Choice(["1.12", "1.13"]), default="1.13", show_default=True)
+@click.option(
+    "--profile",
+    type=click.Choice(["1.12", "1.13"]),
+    default="1.13",
+    show_default=True,
+    help="The CSI that the driver speaks.",
+)
 @click.option(
     "--target-root",
     type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
     default="/var/lib/kubelet",
     help="Below it volumes are staged and published. Default: /var/lib/kubelet.",
 )
-@click.option("--junit", type=click.Path(dir_okay=False, resolve_path=True, path_type=Path))
-@click.option("--parameters", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--junit",
+    type=click.Path(dir_okay=False, resolve_path=True, path_type=Path),
+    help="Where the report goes (JUnit XML).",
+)
+@click.option(
+    "--parameters",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What the driver's volumes need (TOML): docs/conformance.md.",
+)
 @click.option(
     "--log",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The driver's log, to look for planted secrets.",
 )
 @click.option("--restart-command", default="", help="Kills the driver and starts it again.")
-@click.option("--only", multiple=True, metavar="C-101", help="Run these cases only.")
-@click.option("--timeout-s", type=float, default=60.0, show_default=True, help="Of each call.")
+@click.option("--only", multiple=True, metavar="C-101", help="Run this case only; may be repeated.")
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Of each call.",
+)
 def conformance(**flags: Any) -> None:
-    """Hold any CSI driver against the rules of the specification."""
+    """Hold any CSI driver against the rules of the specification.
+
+    Run it as root where the driver's mounts are seen. Exit codes: 0 no case failed, 1 some failed, 2 the command
+    cannot be understood or was interrupted, 3 the driver does not answer.
+    """
     from crust.cli import conforming
 
     sys.exit(conforming.run(**flags))

@@ -37,9 +37,7 @@ class Calls:
             answer = method(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
             assert isinstance(error, grpc.Call)
-            raise AssertionError(
-                f"{type(request).__name__} was answered {error.code()}: {error.details()}"
-            ) from error
+            raise AssertionError(_said(request, "was answered", error)) from None
         answers.check_limits(answer)
         return answer
 
@@ -94,9 +92,8 @@ class Calls:
                 answer = method(request, timeout=self._timeout_s, wait_for_ready=True)
             except grpc.RpcError as error:
                 assert isinstance(error, grpc.Call)
-                text = f"{type(request).__name__} was answered {error.code()}: {error.details()}"
                 if error.code() not in PENDING or time.monotonic() > until:
-                    raise AssertionError(text) from error
+                    raise AssertionError(_said(request, "was answered", error)) from None
             else:
                 answers.check_limits(answer)
                 return answer
@@ -111,9 +108,7 @@ class Calls:
             found = list(method(request, timeout=self._timeout_s))
         except grpc.RpcError as error:
             assert isinstance(error, grpc.Call)
-            raise AssertionError(
-                f"{type(request).__name__} ended {error.code()}: {error.details()}"
-            ) from error
+            raise AssertionError(_said(request, "ended", error)) from None
         for each in found:
             answers.check_limits(each)
         return found
@@ -141,6 +136,11 @@ class Calls:
             assert isinstance(error, grpc.Call)
             return error.code(), error.details() or ""
         return Code.OK, ""
+
+
+def _said(request: Message, verb: str, error: grpc.Call) -> str:
+    """What a driver author reads; gRPC's own stack tells nothing more."""
+    return f"{type(request).__name__} {verb} {error.code().name}: {error.details()}"
 
 
 def _settled(future: "grpc._CallFuture[Answer]") -> Answer | grpc.StatusCode:

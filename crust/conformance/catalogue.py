@@ -22,9 +22,12 @@ HEAD = """# The conformance suite
 
 holds any CSI driver on a socket against the rules of the specification. It runs where the driver's mounts are seen:
 on the node, in the driver's mount namespace, as root. `--profile` says which CSI the driver speaks (1.12 or 1.13),
-`--only C-101` runs one case, `--junit FILE` writes a report. A case is skipped only when it needs what the driver
-does not advertise, or what was not given; what was skipped, and why, is listed at the end. Whatever a case makes is
-taken away after it, also when it fails; volumes of others are left alone.
+`--only C-101` runs one case (repeat it for more), `--junit FILE` writes a report. A case is skipped only when it
+needs what the driver does not advertise, or what was not given; what was skipped, and why, is listed at the end.
+Whatever a case makes is taken away after it, also when it fails; volumes of others are left alone.
+
+Exit codes: 0 no case failed, 1 some failed, 2 the command cannot be understood or was interrupted, 3 the driver does
+not answer.
 
 - `--log FILE`: the driver's log, which is searched for planted secrets.
 - `--restart-command COMMAND`: kills the driver and starts it again; run with `sh -c`, returns when it may be called.

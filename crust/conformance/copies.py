@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from crust.conformance.co import Co
+from crust.conformance.co import Co, Code, block
 from crust.wire.csi.v1 import csi_pb2
 
 CHUNK = 64 * 1024
@@ -36,6 +36,29 @@ def take(co: Co, request: csi_pb2.CreateSnapshotRequest) -> csi_pb2.Snapshot:
             return made
         made = co.finally_(co.controller.CreateSnapshot, request).snapshot
     raise AssertionError("the snapshot never becomes ready to use")
+
+
+def of_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Snapshot, Path]:
+    """A snapshot of a published raw device, and where the device is published after it.
+
+    Nothing makes the writers of a raw device wait, so a driver may refuse a copy of one while it is used.
+    """
+    request = snapshot_request(co, volume.volume_id)
+    code, _ = co.outcome(co.controller.CreateSnapshot, request)
+    if code is not Code.FAILED_PRECONDITION:
+        return take(co, request), target
+    co.release(volume, target)
+    return take(co, request), co.use(volume, block())
+
+
+def clone_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Volume, Path]:
+    """A clone of a published raw device, as `of_device`."""
+    request = co.create_request(block(), source=of_volume(volume.volume_id))
+    code, _ = co.outcome(co.controller.CreateVolume, request)
+    if code is not Code.FAILED_PRECONDITION:
+        return co.create(request), target
+    co.release(volume, target)
+    return co.create(request), co.use(volume, block())
 
 
 def delete(co: Co, snapshot_id: str) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 import pydantic
 
 from crust import errors
+from crust.rpc import channel
 
 MIB = 1 << 20
 Profile = Literal["1.12", "1.13"]
@@ -83,6 +84,7 @@ def socket_of(endpoint: str) -> str:
             why="it is no absolute path of a socket",
             hint="give unix:///path/of/csi.sock",
         )
+    channel.target_of(path)
     return path
 
 

@@ -1,6 +1,11 @@
-"""The suite's side of pytest: a CO for every case, skips by ability, and the list of what was skipped."""
+"""The suite's side of pytest: a CO for every case, skips by ability, and what a driver's author reads.
 
-from collections.abc import Iterator
+Cases are told by their numbers and rules, one line each; where the suite is installed, and what its functions are
+called, is nobody's business.
+"""
+
+import inspect
+from collections.abc import Generator, Iterator
 
 import grpc
 import pytest
@@ -25,6 +30,7 @@ class Plugin:
         self.failed: set[str] = set()
         self.passed: set[str] = set()
         self.skipped: dict[str, str] = {}
+        self._rules: dict[str, str] = {}
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """Declare the mark."""
@@ -42,7 +48,7 @@ class Plugin:
             )
             self._has = abilities.of(self._channel, self._options)
         except (AssertionError, grpc.RpcError) as error:
-            pytest.exit(f"the driver does not answer: {error}", 3)
+            pytest.exit(f"the driver at {self._options.socket} does not answer: {error}", 3)
 
     def pytest_sessionfinish(self) -> None:
         """Let go of the driver."""
@@ -55,6 +61,11 @@ class Plugin:
     ) -> None:
         """Cases in the order of their numbers, and only those that are asked for."""
         items.sort(key=number)
+        strangers = set(self._options.only) - {number(each) for each in items}
+        if strangers:  # a misspelt number would run nothing, and nothing would fail
+            told = ", ".join(sorted(strangers))
+            raise pytest.UsageError(f"no such case: {told}; docs/conformance.md lists them")
+        self._rules = {number(each): rule(each) for each in items}
         if self._options.only:
             others = [each for each in items if number(each) not in self._options.only]
             items[:] = [each for each in items if number(each) in self._options.only]
@@ -71,18 +82,43 @@ class Plugin:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Remember what became of each case."""
-        name = str(dict(report.user_properties).get(case.MARK, report.nodeid))
+        name = _name(report)
         if report.failed:
             self.failed.add(name)
+            self.passed.discard(name)
         elif report.when == "call" and report.passed:
             self.passed.add(name)
+        elif report.when == "call" and report.skipped:
+            self.skipped[name] = _why(report)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """A failure's heading is the rule."""
+        report = yield
+        path, line, _ = report.location
+        report.location = (path, line, f"{number(item)} {rule(item)}")
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """One line per case, and one more if what it made cannot be taken away."""
+        if report.when != "call" and report.passed:
+            return None
+        outcome = report.outcome if report.when == "call" or report.skipped else "error"
+        return outcome, f"{_name(report)} {outcome}\n", outcome
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """What was skipped, and why."""
+        """What was skipped and why, and what failed."""
         if self.skipped:
             terminalreporter.section("skipped: not advertised, or not given")
         for each, why in sorted(self.skipped.items()):
             terminalreporter.line(f"{each} needs {why}")
+        if self.failed:
+            terminalreporter.section("failed")
+        for each in sorted(self.failed):
+            terminalreporter.line(f"{each} {self._rules.get(each, '')}".rstrip())
 
     @pytest.fixture
     def co(self) -> Iterator[Co]:
@@ -100,7 +136,23 @@ def number(item: pytest.Item) -> str:
     return str(mark.args[0]) if mark else ""
 
 
+def rule(item: pytest.Item) -> str:
+    """The case's rule, in one line."""
+    text = inspect.getdoc(item.function) if isinstance(item, pytest.Function) else ""
+    return " ".join((text or "").split())
+
+
 def needs(item: pytest.Item) -> tuple[str, ...]:
     """What the case needs."""
     mark = item.get_closest_marker(case.MARK)
     return tuple(mark.args[1]) if mark else ()
+
+
+def _name(report: pytest.TestReport) -> str:
+    return str(dict(report.user_properties).get(case.MARK, report.nodeid))
+
+
+def _why(report: pytest.TestReport) -> str:
+    """What a case that found out while it ran told pytest.skip."""
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: needs ")

@@ -25,9 +25,13 @@ class Outcome:
 
 
 def run(options: Options, sight: Sight | None = None, *, quiet: bool = False) -> Outcome:
-    """Run the cases against the driver. Exit codes: 0 all passed, 1 some failed, 3 no driver, 5 no such case."""
+    """Run the cases against the driver. Exit codes: 0 none failed, 1 some failed, 2 no such case or
+    interrupted, 3 no driver.
+    """
     plugin = Plugin(options, sight or Kernel())
     code = pytest.main(_arguments(options, quiet=quiet), plugins=[plugin])
+    if code == pytest.ExitCode.USAGE_ERROR:
+        code = 2
     return Outcome(int(code), frozenset(plugin.passed), frozenset(plugin.failed), plugin.skipped)
 
 
@@ -41,8 +45,12 @@ def _arguments(options: Options, *, quiet: bool) -> list[str]:
         "--import-mode=importlib",
         "-pno:cacheprovider",
         "--disable-plugin-autoload",
+        # One line per case, which the plugin writes, and no list of pytest's own at the end.
+        "--override-ini=console_output_style=classic",
         "--tb=short",
-        "-qqq" if quiet else "-v",
+        "--no-header",
+        "-rN",
+        "-qqq" if quiet else "-q",
     ]
     if options.junit is not None:
         arguments.append(f"--junit-xml={options.junit}")

@@ -33,7 +33,7 @@ def test_a_restored_device_is_the_one_of_the_snapshot(co: Co) -> None:
     target = co.use(volume, block())
     _scatter(co, target, 1)
     before = _device(co, target)
-    made = copies.snapshot(co, volume.volume_id)
+    made, target = copies.of_device(co, volume, target)
     _scatter(co, target, 2)
     restored = co.volume(block(), source=copies.of_snapshot(made.snapshot_id))
     assert restored.content_source.snapshot.snapshot_id == made.snapshot_id
@@ -118,7 +118,8 @@ def test_a_cloned_device_is_the_source(co: Co) -> None:
     target = co.use(volume, block())
     _scatter(co, target, 3)
     before = _device(co, target)
-    beside = co.use(co.volume(block(), source=copies.of_volume(volume.volume_id)), block())
+    clone, target = copies.clone_device(co, volume, target)
+    beside = co.use(clone, block())
     assert _device(co, beside) == before
     _scatter(co, beside, 4)
     assert _device(co, target) == before

@@ -73,8 +73,10 @@ def test_a_profile_has_its_own_capabilities_only(co: Co) -> None:
     """Under CSI 1.13 nothing of the volume condition is advertised, under 1.12 nothing of volume health."""
     foreign = _ONLY_1_12 if co.options.profile == "1.13" else _ONLY_1_13
     controller, node = _types(co)
-    assert not controller & foreign["controller"]
-    assert not node & foreign["node"]
+    strangers = (controller & foreign["controller"], node & foreign["node"])
+    assert not any(strangers), (
+        f"CSI {co.options.profile} does not have what the controller and the node advertise: {strangers}"
+    )
 
 
 @case(7, NODE)

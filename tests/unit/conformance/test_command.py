@@ -32,8 +32,9 @@ def test_a_parameters_file_that_is_wrong_is_refused(tmp_path: Path, text: str) -
 def test_an_endpoint_is_a_socket() -> None:
     assert options.socket_of("unix:///a/csi.sock") == "/a/csi.sock"
     assert options.socket_of("/a/csi.sock") == "/a/csi.sock"
-    with pytest.raises(errors.InvalidRequest):
-        options.socket_of("tcp://localhost:1")
+    for endpoint in ("tcp://localhost:1", "csi.sock", f"/{'a' * 200}"):
+        with pytest.raises(errors.InvalidRequest):
+            options.socket_of(endpoint)
 
 
 def test_a_driver_that_is_not_there_is_told(tmp_path: Path) -> None:
@@ -41,13 +42,61 @@ def test_a_driver_that_is_not_there_is_told(tmp_path: Path) -> None:
     arguments += [f"--target-root={tmp_path}", "--timeout-s=0.2"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 3
+    assert f"no driver at {tmp_path}/csi.sock (No such file or directory)" in result.output
+    assert f"the driver at {tmp_path}/csi.sock does not answer" in result.output
 
 
 def test_an_endpoint_that_cannot_be_is_told(tmp_path: Path) -> None:
     arguments = ["conformance", "--endpoint=tcp://a", f"--target-root={tmp_path}"]
     result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "give unix:///path/of/csi.sock" in result.output
+
+
+def test_a_report_that_cannot_be_written_is_told_before_a_case_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    arguments = ["conformance", f"--endpoint={tmp_path}/csi.sock", f"--target-root={tmp_path}"]
+    result = CliRunner().invoke(main, [*arguments, f"--junit={tmp_path}/file/report.xml"])
+    assert result.exit_code == 2
+    assert f"the report {tmp_path}/file/report.xml cannot be written" in result.output
+
+
+@pytest.mark.parametrize("only", [("C-999",), ("C-001", "c-101")])
+def test_a_case_that_is_not_there_is_told_and_none_is_run(
+    tmp_path: Path, only: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver = MemoryDriver("1.13")
+    socket = tmp_path / "csi.sock"
+    given = Options(socket=str(socket), target_root=tmp_path, only=only, timeout_s=3.0)
+    with serving(driver, socket):
+        outcome = running.run(given, Eyes(driver))
+    assert (outcome.exit_code, outcome.passed) == (2, frozenset())
+    assert f"no such case: {only[-1]}" in capsys.readouterr().err
+
+
+def test_a_case_is_told_by_its_number_and_a_failed_one_by_its_rule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver = MemoryDriver("1.13")
+    socket = tmp_path / "plugin" / "csi.sock"
+    socket.parent.mkdir()
+    given = Options(
+        socket=str(socket),
+        target_root=tmp_path,
+        profile="1.12",
+        only=("C-001", "C-006", "C-601"),
+        timeout_s=3.0,
+    )
+    with serving(driver, socket):
+        outcome = running.run(given, Eyes(driver))
+    told = capsys.readouterr().out
+    assert outcome.exit_code == 1
+    assert told.startswith("C-001 passed\nC-006 failed\nC-601 skipped\n")
+    assert "CSI 1.12 does not have what the controller and the node advertise: ({16, 17}" in told
+    *_, heading, rule, _ = told.splitlines()
+    assert "failed" in heading
+    assert rule.startswith("C-006 Under CSI 1.13 nothing of the volume condition")
+    assert str(running.CASES) not in "".join(told.splitlines()[:3])
 
 
 def test_what_is_not_advertised_is_skipped_and_told(

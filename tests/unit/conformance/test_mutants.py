@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from crust.conformance import catalogue, running
 from crust.conformance.case import number_of
 from crust.conformance.options import MIB, Options, Parameters, Profile
 from tests.support.memory_csi.driver import Eyes, MemoryDriver, serving
+from tests.support.memory_csi.state import Code, Refused
 from tests.unit.conformance.mutants import ALL, Mutant
 
 PAGE = Path(__file__).parents[3] / "docs" / "conformance.md"
@@ -39,6 +41,30 @@ def test_a_correct_driver_passes_every_case(tmp_path: Path, profile: Profile) ->
 def test_a_correct_driver_that_expands_offline_passes_that_case(tmp_path: Path) -> None:
     outcome = run(MemoryDriver("1.13", offline=True), tmp_path, "1.13", "C-176")
     assert outcome.passed == {"C-176"}, outcome.failed
+
+
+def test_a_driver_need_not_copy_raw_devices_in_use_nor_track_changes(tmp_path: Path) -> None:
+    """CSI leaves both open, and the driver says FAILED_PRECONDITION: what can be held against it still is."""
+    driver = MemoryDriver("1.13")
+
+    def twist(method: str, request: Any, answer: Any) -> Any:
+        source = {
+            "CreateSnapshot": lambda: request.source_volume_id,
+            "CreateVolume": lambda: request.volume_content_source.volume.volume_id,
+        }.get(method, str)()
+        used = [each for each in driver.state.targets.values() if each.is_block]
+        raw = {each.volume.told.volume_id for each in used}
+        if source in raw or method == "GetMetadataDelta":
+            return Refused(Code.FAILED_PRECONDITION, "not now")
+        return answer
+
+    driver.twist = twist
+    asked = ("C-306", "C-315", "C-361", "C-362", "C-363", "C-365")
+    outcome = run(driver, tmp_path, "1.13", *asked)
+    assert outcome.failed == frozenset()
+    assert outcome.passed == {"C-306", "C-315", "C-361", "C-363"}
+    assert set(outcome.skipped) == {"C-362", "C-365"}
+    assert "not now" in outcome.skipped["C-362"]
 
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda each: f"{each.case}-{each.name}")
