@@ -170,7 +170,11 @@ class DeferredVolumes:
         target: volumes.TargetPath,
         change: Callable[[volumes.DeferredMount], volumes.DeferredMount],
     ) -> None:
-        self.remember(await asyncio.to_thread(self._rewrite, target, change))
+        record = await asyncio.to_thread(self._rewrite, target, change)
+        known = self._known.get(target.text)
+        # Until this process heard of it the volume may have been withdrawn, or its record changed once more.
+        if known is not None and known.generation <= record.generation:
+            self.remember(record)
 
     def _rewrite(
         self,

@@ -134,6 +134,26 @@ async def test_a_sandbox_that_begins_while_the_record_is_written_is_told(
     assert recorded(node, target) == LIMITS
 
 
+async def test_a_volume_that_is_withdrawn_while_its_record_is_written_stays_withdrawn(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = node.places.target("one")
+    rewrite, loop = Store.rewrite, asyncio.get_running_loop()
+
+    def rewrite_then_withdraw(self: Store, record: Any) -> Any:
+        made = rewrite(self, record)
+        unpublishing = asyncio.run_coroutine_threadsafe(node.co.unpublish("vol-1", target), loop)
+        unpublishing.result(30)
+        return made
+
+    async with node.handler():
+        await node.co.publish("vol-1", target)
+        monkeypatch.setattr(Store, "rewrite", rewrite_then_withdraw)
+        await limit(node, target)
+        await refused(limit(node, target), Code.NOT_FOUND, target)
+        await node.co.unpublish("vol-1", target)
+
+
 @pytest.mark.spec("D-33")
 async def test_a_sandbox_that_begins_meanwhile_and_refuses_leaves_all_as_it_was(
     node: Node, monkeypatch: pytest.MonkeyPatch
