@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from crust import errors
 from examples.kata.guest import image
 from examples.kata.vm import faults, machine, spec, values
 from tests.e2e.conftest import MIB, make_disk, shell
@@ -257,6 +258,21 @@ async def test_a_filesystem_that_turned_read_only_is_reported_as_abnormal(
     await vm.stop()
 
 
+async def _with_another_agent(vm: machine.Machine) -> machine.Machine:
+    """The VM after its agent was killed by the kernel, and PID 1 has started another; "killer" sleeps in /data."""
+    first = vm.guest.hello.agent
+    script = "echo f > /proc/sysrq-trigger; exec sleep 1000"
+    # The one who would answer may be dead already.
+    killer = values.ContainerSpec("killer", ("sh", "-c", script), (_DATA,))
+    with contextlib.suppress(faults.AgentLost, faults.AgentSilent):
+        await vm.guest.start(killer, timeout_s=2)
+    while vm.guest.hello.agent == first:
+        # The killing is asynchronous: a greeting may still be answered by the one about to die.
+        await vm.close()
+        vm = await machine.adopt(vm.directory)
+    return vm
+
+
 async def test_an_agent_that_dies_is_started_again_and_the_volumes_stay(
     vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
 ) -> None:
@@ -266,20 +282,10 @@ async def test_an_agent_that_dies_is_started_again_and_the_volumes_stay(
     """
     disk = await asyncio.to_thread(make_disk, tmp_path / "disk", "ext4")
     vm = await machine.start(wanted, vm_directory)
-    first = vm.guest.hello.agent
     await vm.attach("vol", disk)
     await vm.guest.mount(values.VolumeMount("vol", "ext4"))
     await vm.guest.freeze("vol", 600)
-    script = "echo f > /proc/sysrq-trigger; exec sleep 1000"
-    # The one who would answer may be dead already.
-    with contextlib.suppress(faults.AgentLost, faults.AgentSilent):
-        await vm.guest.start(values.ContainerSpec("killer", ("sh", "-c", script), (_DATA,)))
-    await vm.close()
-    vm = await machine.adopt(vm_directory)
-    while vm.guest.hello.agent == first:
-        # The killing is asynchronous: this greeting was still answered by the one about to die.
-        await vm.close()
-        vm = await machine.adopt(vm_directory)
+    vm = await _with_another_agent(vm)
     assert vm.guest.hello.volumes == ["vol"]
     assert (await vm.guest.health())["vol"] == values.Condition(abnormal=False, message="")
     with pytest.raises(faults.GuestBusy, match="sleep 1000"):
@@ -292,6 +298,28 @@ async def test_an_agent_that_dies_is_started_again_and_the_volumes_stay(
     assert await writer.read() is not None
     assert await vm.guest.shutdown() == []
     await vm.kill()
+
+
+async def test_an_agent_that_dies_while_a_growth_waits_for_a_thaw_leaves_nothing_frozen(
+    vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
+) -> None:
+    """If it waited in the kernel its process could not end: no other would be started, and nobody would thaw."""
+    disk = await asyncio.to_thread(make_disk, tmp_path / "disk", "ext4")
+    vm = await machine.start(wanted, vm_directory)
+    await vm.attach("vol", disk)
+    await vm.guest.mount(values.VolumeMount("vol", "ext4"))
+    await vm.guest.freeze("vol", 600)
+    os.truncate(disk, 128 * MIB)
+    growing = asyncio.create_task(vm.grow("vol", 128 * MIB))
+    for _ in range(3):  # requests that come after it are answered: it has begun
+        await shell(vm, "true")
+    assert not growing.done()
+    vm = await _with_another_agent(vm)
+    with pytest.raises(errors.PeerUnavailable):
+        await growing
+    assert await vm.guest.thaw("vol") is False
+    assert (await vm.grow("vol", 128 * MIB)).total_bytes > 100 * MIB
+    assert await vm.stop() == []
 
 
 async def test_the_agent_survives_every_bad_request(

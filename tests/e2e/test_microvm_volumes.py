@@ -170,16 +170,13 @@ async def test_a_read_only_volume_stands_still_as_well(
 async def test_what_waits_for_a_thaw_does_not_keep_the_thaw_away(
     vm: machine.Machine, mounted: MountDisk, tmp_path: Path
 ) -> None:
-    """Growing a frozen filesystem waits in the kernel, with the volume's lock in the agent held."""
+    """A growth waits for it with the volume's lock in the agent held."""
     volume = await mounted()
     for thaw_after_s, size_bytes in ((60, 128 * MIB), (3, 256 * MIB)):
         await vm.guest.freeze(volume, thaw_after_s)
         os.truncate(tmp_path / volume, size_bytes)
-        seen = vm.console.text().count("ext4_ioctl")
         growing = asyncio.create_task(vm.grow(volume, size_bytes))
-        while not growing.done() and vm.console.text().count("ext4_ioctl") == seen:
-            # what the kernel has blocked, on the console
-            await shell(vm, "cd /proc; echo 8 > sysrq-trigger; echo w > sysrq-trigger")
+        await shell(vm, "true")  # a request that came after it is answered: it has begun
         assert not growing.done() or thaw_after_s == 3
         if thaw_after_s == 60:
             assert await vm.guest.thaw(volume) is True

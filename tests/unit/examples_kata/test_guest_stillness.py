@@ -1,7 +1,8 @@
 """Freeze and thaw in the guest agent, on a filesystem that only counts, with a clock and timers that a test moves."""
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -77,12 +78,33 @@ def still(kernel: Kernel) -> stillness.Still:
 
 def freeze(still: stillness.Still, thaw_after_s: float = 10) -> None:
     with still.lock:
+        still.wait_until_unmoved()
         still.freeze(PATH, thaw_after_s)
 
 
 def thaw(still: stillness.Still) -> bool:
     with still.lock:
         return still.thaw(PATH)
+
+
+@contextlib.contextmanager
+def waiting(still: stillness.Still, work: Callable[[], None]) -> Iterator[None]:
+    """`work` runs in a thread, and waits for its turn as the block begins; it has ended when the block is left."""
+    waits = threading.Event()
+    wait_for = still.lock.wait_for
+
+    def noted(predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        if not predicate():
+            waits.set()
+        return wait_for(predicate, timeout)
+
+    still.lock.wait_for = noted  # type: ignore[method-assign]
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert waits.wait(30), "it did not wait"
+    yield
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_a_freeze_flushes_first_and_has_its_watchdog_before_it_begins(
@@ -168,3 +190,48 @@ def test_what_could_not_be_frozen_says_so(kernel: Kernel, still: stillness.Still
     with pytest.raises(OSError, match="EOPNOTSUPP"):
         freeze(still)
     assert not kernel.frozen
+    assert not any(each.runs for each in kernel.timers)
+
+
+@pytest.mark.parametrize("in_time", [True, False], ids=["thawed", "watchdog"])
+def test_what_changes_the_filesystem_waits_for_the_thaw_outside_of_the_kernel(
+    kernel: Kernel, still: stillness.Still, *, in_time: bool
+) -> None:
+    def grow() -> None:
+        with still.moving():
+            kernel.calls.append("grow")
+
+    freeze(still)
+    with waiting(still, grow):
+        kernel.calls.clear()
+        if in_time:
+            assert thaw(still) is True
+        else:
+            kernel.timers[0].call()
+    assert kernel.calls == ["thaw", "grow"]
+
+
+def test_a_freeze_waits_for_what_changes_the_filesystem_and_a_thaw_does_not(
+    kernel: Kernel, still: stillness.Still
+) -> None:
+    with contextlib.ExitStack() as ending, still.moving():
+        ending.enter_context(waiting(still, lambda: freeze(still)))
+        assert thaw(still) is False
+        kernel.calls.append("grown")
+    assert kernel.calls == ["thaw", "grown", "flush", "freeze"]
+
+
+def test_a_change_that_does_not_end_refuses_the_freeze(
+    kernel: Kernel, still: stillness.Still, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stillness, "_CHANGES_S", 0.001)
+    with still.moving(), pytest.raises(protocol.Fault, match="busy"):
+        freeze(still)
+    assert kernel.calls == []
+
+
+def test_a_change_that_fails_keeps_no_freeze_away(kernel: Kernel, still: stillness.Still) -> None:
+    with contextlib.suppress(OSError), still.moving():
+        raise OSError(28, "ENOSPC")
+    freeze(still)
+    assert kernel.frozen

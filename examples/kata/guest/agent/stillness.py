@@ -1,7 +1,8 @@
 """Frozen filesystems, and their thaw in time, whoever has died.
 
-A freeze has a lock of its own, beside the volume's. Whatever changes a volume (growth, fsGroup) waits in the kernel
-for the thaw, and holds the volume's lock meanwhile: a thaw that needed that lock would never come.
+A freeze has a lock of its own, beside the volume's: what changes a volume (growth, fsGroup) holds the volume's while
+it waits for the thaw. It waits here and not in the kernel (`Still.moving`), because a thread that waits there cannot
+be killed: the process of an agent that dies would not end, so no other agent would be started, which thaws.
 
 The watchdog is started before the filesystem is frozen, so that none is frozen without one, and counts from there.
 What is dirty is flushed before that, while the writers still go on: FIFREEZE holds them before it flushes. A kernel
@@ -12,6 +13,7 @@ An agent that dies takes its watchdogs along; the next one thaws all that it fin
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -19,10 +21,13 @@ from . import filesystems, protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _AGAIN_S = 1.0
 """A thaw that failed is tried again after this."""
+
+_CHANGES_S = 30.0
+"""How long a freeze waits for what changes the filesystem at that moment."""
 
 
 class Still:
@@ -33,10 +38,29 @@ class Still:
         timer: Callable[[float, Callable[[], None]], threading.Timer] = threading.Timer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.Condition(threading.Lock())
         self._timer = timer
         self._clock = clock
         self._watchdog: threading.Timer | None = None
+        self._moves = False
+
+    @contextlib.contextmanager
+    def moving(self) -> Iterator[None]:
+        """Wait for the thaw, and keep freezes away while the block changes the filesystem. Takes the lock itself."""
+        with self.lock:
+            self.lock.wait_for(lambda: self._watchdog is None)
+            self._moves = True
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._moves = False
+                self.lock.notify_all()
+
+    def wait_until_unmoved(self) -> None:
+        """Before a freeze: let what changes the filesystem end. Gives the lock up meanwhile. Faults: busy."""
+        if not self.lock.wait_for(lambda: not self._moves, _CHANGES_S):
+            raise protocol.Fault("busy", "the filesystem is being changed", "try again")
 
     def freeze(self, path: str, thaw_after_s: float) -> None:
         """Flush and hold all writers; frozen already is success, and the time begins anew. Faults: timeout."""
@@ -44,7 +68,12 @@ class Still:
             filesystems.flush(path)
         ends_s = self._clock() + thaw_after_s
         self._watch(path, thaw_after_s)
-        filesystems.freeze(path)
+        try:
+            filesystems.freeze(path)
+        except OSError:
+            with contextlib.suppress(OSError):  # then the watchdog tries again
+                self.thaw(path)
+            raise
         if self._clock() >= ends_s:
             self.thaw(path)
             raise protocol.Fault(
@@ -70,6 +99,7 @@ class Still:
         if self._watchdog is not None:
             self._watchdog.cancel()
             self._watchdog = None
+            self.lock.notify_all()
 
     def _thaw_late(self, path: str, watchdog: threading.Timer) -> None:
         with self.lock:

@@ -91,7 +91,7 @@ class Volumes:
         return {"usage": filesystems.usage(self._mounted(name))}
 
     def grow(self, args: protocol.Args) -> dict[str, Any]:
-        """Wait until the disk has `disk_bytes`, then grow the filesystem to it. Faults: timeout, read_only."""
+        """Wait until the disk has `disk_bytes` and nothing is frozen; then grow. Faults: timeout, read_only."""
         name = args.name("volume")
         disk_bytes = args.integer("disk_bytes", 1, 2**63 - 1)
         timeout_s = args.integer("timeout_s", 0, 3600, 30)
@@ -105,7 +105,8 @@ class Volumes:
                 )
             disk = self._disk(name)
             actual_bytes = devices.wait_for_size(disk, disk_bytes, timeout_s)
-            filesystems.grow(path, wanted["fstype"], actual_bytes)
+            with self._still(name).moving():
+                filesystems.grow(path, wanted["fstype"], actual_bytes)
             return {"usage": filesystems.usage(path), "disk_bytes": actual_bytes}
 
     def freeze(self, args: protocol.Args) -> dict[str, Any]:
@@ -115,6 +116,7 @@ class Volumes:
         args.end()
         still = self._still(name)
         with still.lock:
+            still.wait_until_unmoved()
             if self._ending:
                 raise protocol.Fault("busy", "the machine is shutting down")
             still.freeze(self._mounted(name), thaw_after_s)
@@ -189,7 +191,8 @@ class Volumes:
         if read_only:
             # Ownership lives on the volume; a read-only mount shows what its owner wrote.
             return 0
-        return ownership.apply(self.path(name), gid, policy, read_only=read_only)
+        with self._still(name).moving():
+            return ownership.apply(self.path(name), gid, policy, read_only=read_only)
 
     def _let_go(self, name: str) -> None:
         path = self.path(name)
