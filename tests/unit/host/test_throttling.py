@@ -106,6 +106,18 @@ def test_a_group_that_cannot_be_written_is_told(
         Cgroups().check()
 
 
+def test_a_kernel_without_throttling_refuses_limits_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kubepods").mkdir()
+    mounted(monkeypatch, ("cgroup", tmp_path, "blkio"))
+    cgroups = Cgroups()
+    assert cgroups.limits_of(DEVICE) == NONE
+    cgroups.set(DEVICE, NONE)
+    with pytest.raises(CannotThrottle, match="is not there"):
+        cgroups.set(DEVICE, LIMITS)
+
+
 def test_a_node_that_limits_nothing_says_so() -> None:
     throttle: throttling.Throttle = NoThrottle()
     throttle.set(DEVICE, NONE)
