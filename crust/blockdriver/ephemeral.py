@@ -43,6 +43,18 @@ class BadSize(errors.InvalidRequest):
         )
 
 
+class HasAnOwner(errors.InvalidRequest):
+    """A volume that a CO created is published as if it were a pod's own."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"{volume_id} is not published as an ephemeral volume",
+            why=f"it was created by CreateVolume, and the volume context says {KEY}: true",
+            hint="take that key out of the PersistentVolume's attributes",
+        )
+        self.volume_id = volume_id
+
+
 def is_wanted(request: Publish) -> bool:
     """Whether a publish is of an ephemeral volume."""
     return dict(request.volume_context).get(KEY) == "true"
@@ -87,8 +99,11 @@ class Ephemeral:
     async def publish(self, request: Publish, then: Callable[[Publish], Awaitable[T]]) -> T:
         """Make what `request` asks for, and publish it by `then`.
 
-        Raises `BadSize`, what the steps raise, and `provisioning.ExistsDifferently` for another size than before.
+        Raises `HasAnOwner`, `BadSize`, `provisioning.ExistsDifferently` (another size than before), and what the
+        steps raise.
         """
+        if self.state.registry.index.has(request.volume_id):
+            raise HasAnOwner(request.volume_id)
         create = _create(request)
         existed = self.is_one(request.volume_id)
         own = replace(request, volume_id=id_of(request.volume_id), staging=_staging(request.target))

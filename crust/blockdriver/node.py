@@ -13,7 +13,7 @@ from crust.blockdriver.deferring import Deferrer
 from crust.blockdriver.ephemeral import Ephemeral
 from crust.blockdriver.growing import Expand, Grower
 from crust.blockdriver.health import Examiner
-from crust.blockdriver.publish_rules import Publish
+from crust.blockdriver.publish_rules import Publish, fingerprint
 from crust.blockdriver.publishing import Publisher
 from crust.blockdriver.staging import Stage, Stager
 from crust.blockdriver.state import State
@@ -202,8 +202,13 @@ class Node(csi_pb2_grpc.NodeServicer):
     ) -> csi_pb2.NodePublishVolumeResponse:
         """Mount on the host, or answer what a guest needs to mount."""
         publish = _publish(request)
+        inline = ephemeral.is_wanted(publish)
         granted = await self._run(
-            publish.volume_id, "NodePublishVolume", publish, lambda: self._granted(publish)
+            publish.volume_id,
+            "NodePublishVolume",
+            (publish.target, fingerprint(publish), inline),  # a retry with fresh tokens joins
+            lambda: self._granted(publish),
+            inline=inline,
         )
         if granted is None:
             return csi_pb2.NodePublishVolumeResponse()
@@ -231,7 +236,11 @@ class Node(csi_pb2_grpc.NodeServicer):
         inline = self._rules.ephemeral.is_one(volume_id)
         rule = self._rules.ephemeral if inline else self._rules.unpublisher
         await self._run(
-            volume_id, "NodeUnpublishVolume", target, lambda: rule.unpublish(volume_id, target)
+            volume_id,
+            "NodeUnpublishVolume",
+            target,
+            lambda: rule.unpublish(volume_id, target),
+            inline=inline,
         )
         return csi_pb2.NodeUnpublishVolumeResponse()
 
@@ -270,9 +279,18 @@ class Node(csi_pb2_grpc.NodeServicer):
         name: str,
         identity: object,
         work: Callable[[], Awaitable[T]],
+        *,
+        inline: bool = False,
     ) -> T:
-        key = volumes.VolumeKey(self._here.driver, volume_id)
-        return await self._running.run(key, name, identity, work)
+        """Run `work`; of an `inline` volume beside nobody who knows it by the driver's own id (the sweeper)."""
+        driver = self._here.driver
+        own = [volumes.VolumeKey(driver, ephemeral.id_of(volume_id))] if inline else []
+
+        async def alone() -> T:
+            with self._running.holding(own, name):
+                return await work()
+
+        return await self._running.run(volumes.VolumeKey(driver, volume_id), name, identity, alone)
 
 
 def _optional_path(text: str, role: str) -> volumes.TargetPath | None:

@@ -1,12 +1,14 @@
 """Inline ephemeral volumes: made by their publish, removed by their unpublish, and by nothing else."""
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from crust import errors, volumes
+from crust import errors, operations, volumes
 from crust.blockdriver import ephemeral, provisioning
-from crust.host import loop, mounts
+from crust.host import filesystems, loop, mounts
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import MIB, Bench, block, caller, is_there
 
@@ -85,6 +87,56 @@ async def test_it_can_be_raw_and_a_guest_can_mount_it(bench: Bench) -> None:
     answer = await bench.inline(VOLUME, target, attributes={"size": "64Mi"}, deferred=True)
     assert answer.deferred_mount.capacity_bytes == 64 * MIB
     assert not is_there(target)
+    await bench.unpublish(VOLUME, target)
+    assert left_behind(bench) == []
+
+
+async def test_a_volume_that_was_created_is_not_taken_for_a_pods_own(bench: Bench) -> None:
+    volume = await bench.create()
+    target = bench.target("a")
+    with pytest.raises(ephemeral.HasAnOwner):
+        await bench.inline(volume.volume_id, target)
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, target)
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+    assert await listed(bench) == [volume.volume_id]
+
+
+async def test_nobody_takes_it_away_while_it_is_being_published(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweeper knows it by the driver's id and the CO by its own: they are one volume all the same."""
+    target, own = bench.target("a"), ephemeral.id_of(VOLUME)
+    making, go_on = asyncio.Event(), asyncio.Event()
+    make = filesystems.make
+
+    async def wait_and_make(path: str, fs_type: str, **options: Any) -> None:
+        making.set()
+        await go_on.wait()
+        await make(path, fs_type, **options)
+
+    monkeypatch.setattr(filesystems, "make", wait_and_make)
+    publish = asyncio.create_task(bench.inline(VOLUME, target, attributes={"size": "64Mi"}))
+    await making.wait()
+    await bench.driver.sweeper.sweep(grace_s=0)
+    with pytest.raises(operations.Busy):
+        await bench.expand(own, target)
+    with pytest.raises(operations.Busy):
+        await bench.unpublish(VOLUME, target)
+    go_on.set()
+    await publish
+    Path(target, "file").write_text("words")
+    await bench.unpublish(VOLUME, target)
+    assert left_behind(bench) == []
+
+
+async def test_a_retry_with_fresh_tokens_joins_the_publish_that_runs(bench: Bench) -> None:
+    target, key = bench.target("a"), "csi.storage.k8s.io/serviceAccount.tokens"
+    await asyncio.gather(
+        bench.inline(VOLUME, target, attributes={"size": "64Mi", key: "one"}),
+        bench.inline(VOLUME, target, attributes={"size": "64Mi", key: "two"}),
+    )
     await bench.unpublish(VOLUME, target)
     assert left_behind(bench) == []
 
