@@ -12,6 +12,7 @@ The two versions of control groups are different enough to have files of their o
 the whole tree below a group, and `throttling_v1`, where each group has lines, and limits, to itself.
 """
 
+import errno
 import os
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from crust.host.throttling_v1 import Blkio
 from crust.host.throttling_v2 import IoMax
 
 NONE = volumes.IoLimits()
+_GONE = (errno.ENOENT, errno.ENODEV)
 KUBELETS = ("kubepods.slice", "kubepods")
 """Where a kubelet keeps its pods, with systemd's control groups and without."""
 
@@ -113,8 +115,12 @@ class Cgroups:
         found = self._find()
         if found is None:
             return  # where nothing was ever limited nothing is left to be taken away
-        with oserrors.translating(f"cannot set the I/O limits of {device}"):
+        try:
             found.set(device, limits)
+        except OSError as err:
+            if err.errno in _GONE:  # as NOT_FOUND it would say that the volume does not exist
+                raise CannotThrottle(f"{device}: {oserrors.reason(err)}") from err
+            raise oserrors.translate(err, f"cannot set the I/O limits of {device}") from err
 
     def close(self) -> None:
         """See `Throttle`."""

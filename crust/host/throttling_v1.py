@@ -103,9 +103,17 @@ class Blkio:
         present = {group: _inode(group) for group in self._tree()}
         new = [group for group, inode in present.items() if self._told.get(group) != inode]
         for group in new:
-            for numbers, limits in self._held.items():
-                _tell(group, numbers, limits)
+            self._tell_held(group)
         self._told = present
+
+    def _tell_held(self, group: str) -> None:
+        for numbers, limits in tuple(self._held.items()):
+            try:
+                _tell(group, numbers, limits)
+            except OSError as err:
+                if err.errno != errno.ENODEV:
+                    raise
+                del self._held[numbers]  # the device is gone, and the others need their lines
 
     def _tree(self) -> Iterator[str]:
         group = self._group()

@@ -1,5 +1,7 @@
 """Limits by control groups: the words of v2, the choice of a hierarchy, and the watch for new groups of v1."""
 
+import errno
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import pytest
 
 from crust import errors, volumes
-from crust.host import mountinfo, throttling, throttling_v2, throttling_watch
+from crust.host import mountinfo, throttling, throttling_v1, throttling_v2, throttling_watch
 from crust.host.throttling import NONE, CannotThrottle, Cgroups, NoThrottle
 from crust.host.throttling_watch import GroupWatch
 
@@ -96,6 +98,20 @@ def test_a_node_without_any_is_refused_until_there_is_one(
     cgroups.close()
 
 
+def test_what_goes_away_while_it_is_limited_is_not_a_volume_that_does_not_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = hierarchy(tmp_path / "unified", "io\n", "kubepods")
+    mounted(monkeypatch, ("cgroup2", root, ""))
+
+    def gone(*_: object) -> None:
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(throttling_v2, "_write", gone)
+    with pytest.raises(CannotThrottle, match="ENODEV"):
+        Cgroups().set(DEVICE, LIMITS)
+
+
 def test_a_group_that_cannot_be_written_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +132,41 @@ def test_a_kernel_without_throttling_refuses_limits_and_nothing_else(
     cgroups.set(DEVICE, NONE)
     with pytest.raises(CannotThrottle, match="is not there"):
         cgroups.set(DEVICE, LIMITS)
+
+
+def legacy_group(path: Path) -> Path:
+    """A group of v1, as files."""
+    path.mkdir()
+    for each in throttling_v1._FILES:
+        (path / each).touch()
+    return path
+
+
+def test_a_device_that_is_gone_keeps_no_new_group_from_the_lines_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = legacy_group(tmp_path / "blkio")
+    group = legacy_group(root / "kubepods")
+    blkio = throttling_v1.Blkio(str(root), ("kubepods",))
+    monkeypatch.setattr(blkio, "_begin_watch", lambda: None)
+    gone, other = volumes.DeviceIdentity(7, 9, 1), DEVICE
+    for each in (gone, other):
+        blkio.set(each, LIMITS)
+    real = os.write
+
+    def write(fd: int, data: bytes) -> int:
+        if data.startswith(b"7:9 "):
+            raise OSError(errno.ENODEV, "No such device")
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", write)
+    pod = legacy_group(group / "pod")
+    for _ in range(2):
+        blkio.tell_new_groups()
+        assert (pod / "blkio.throttle.read_iops_device").read_text().strip() == "7:3 10"
+    with pytest.raises(OSError, match="No such device"):
+        blkio.set(gone, LIMITS)
+    blkio.set(gone, NONE)
 
 
 def test_a_node_that_limits_nothing_says_so() -> None:
