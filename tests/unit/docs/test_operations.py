@@ -1,5 +1,6 @@
 """docs/operations.md and deploy/: settings, metrics, parameters and errors are those of the code."""
 
+import inspect
 import re
 import tomllib
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from crust import metrics, settings
-from crust.blockdriver import limit_parameters, parameters
+from crust.blockdriver import health, limit_parameters, mkfs_options, parameters, usage
 from crust.cli import main
 from crust.host import filesystems
 from tests.support import error_table
@@ -19,6 +20,12 @@ ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 DEPLOY = ROOT / "deploy"
 COMMON = settings.ProgramSettings.model_fields
+REASONS = {
+    reason
+    for module in (health, usage)
+    for reason in re.findall(r'(?:Kind\.\w+|reason=)[, ]*"([A-Z]\w+)"', inspect.getsource(module))
+}
+"""What the driver's health says in one word."""
 PROGRAMS: dict[str, type[settings.ProgramSettings]] = {
     "proxy": settings.ProxySettings,
     "shim": settings.ShimSettings,
@@ -109,7 +116,26 @@ def test_every_error_that_the_page_names_exists() -> None:
     named = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", PAGE)) - {"FailedMount"}
     known = {each.__name__ for each in error_table.all_classes()} | {"InTrouble", "NoSandboxHasIt"}
     assert len(named) > 40
-    assert named - known == set()
+    assert named - known - REASONS == set()
+
+
+def test_every_reason_of_a_bad_health_is_explained() -> None:
+    assert len(REASONS) > 5
+    assert {
+        each for each in REASONS if f"| `{each}`" not in PAGE and f"`, `{each}`" not in PAGE
+    } == set()
+
+
+def test_every_parameter_of_a_storage_class_is_explained() -> None:
+    explained = PAGE.partition("### StorageClass\n")[2].partition("\n###")[0]
+    keys = [*mkfs_options.KEYS, *limit_parameters.KEYS]
+    assert [each for each in keys if f"`{each}`" not in explained] == []
+
+
+def test_the_snapshot_classes_have_no_parameters() -> None:
+    text = (DEPLOY / "kubernetes" / "volumesnapshotclass.yaml").read_text(encoding="utf-8")
+    assert text.count("driver: block.csi.crust.dev") == 2
+    assert "parameters:" not in text
 
 
 def test_links_within_the_page_lead_somewhere() -> None:
