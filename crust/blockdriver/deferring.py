@@ -9,7 +9,7 @@ import asyncio
 import os
 
 from crust import errors, volumes
-from crust.blockdriver import publishing, state
+from crust.blockdriver import limiting, publishing, state
 from crust.blockdriver.publish_rules import Publish
 from crust.blockdriver.publishing import Ready
 from crust.blockdriver.state import State
@@ -59,16 +59,22 @@ class Deferrer:
         if not isinstance(access, volumes.MountAccess):
             raise RawNeedsNoDeferral(request.volume_id)
         ready = publishing.check(self._state, request)
-        _check_host(ready)
+        is_free = devices.is_free(ready.device, ready.attachment.source.identity)
+        if not is_free:
+            _check_host(ready)
         if ready.present is None:
-            self._grant(ready)
+            self._grant(ready, is_free=is_free)
         return _describe(ready, access.group)
 
-    def _grant(self, ready: Ready) -> None:
+    def _grant(self, ready: Ready, *, is_free: bool) -> None:
         if not ready.entry.readonly:
-            # The one who holds the device is a guest whose publish this driver forgot, or a stranger.
-            os.close(devices.open_exclusive(ready.device))
+            if not is_free:
+                # The one who holds the device is a guest whose publish this driver forgot, or a stranger.
+                os.close(devices.open_exclusive(ready.device))
             self._note_guest(ready)
+        if ready.record.io_limits != limiting.NONE:
+            # What a host mount left until the unstage would hold the hypervisor too.
+            limiting.settle(self._state, ready.record, ready.attachment)
         self._state.ledger.note_published(ready.entry.model_copy(update={"done": True}))
 
     def _note_guest(self, ready: Ready) -> None:

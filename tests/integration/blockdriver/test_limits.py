@@ -277,7 +277,9 @@ async def test_a_volume_from_a_deferred_life_to_a_mounted_one(
     await limited.stage(made.volume_id)
     await limited.publish(made.volume_id, target)
     await limited.unpublish(made.volume_id, target)
+    assert in_force(limited, group, made.volume_id) == LIMITS
     await limited.publish(made.volume_id, target, deferred=True)
+    assert in_force(limited, group, made.volume_id) == NONE  # its hypervisor is in a pod's group
     limited.reach.add(target)
     await limited.modify(made.volume_id, readIOPS="50")
     assert in_force(limited, group, made.volume_id) == NONE
