@@ -1,17 +1,32 @@
 """CSI Identity: who the driver is, what it serves, whether it can serve now."""
 
-import asyncio
 from typing import Any
 
 import grpc.aio
 
 import crust
+from crust import errors
 from crust.blockdriver.backends.protocol import Backend
 from crust.blockdriver.node import CsiProfile
+from crust.host import bounded
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _Capability = csi_pb2.PluginCapability
+
+_PROBE_TIMEOUT_S = 2.0
+"""Less than the 3 s of Kubernetes' livenessprobe."""
+
+
+class PoolSilent(errors.NotReady):
+    """The pool has not answered in time whether it can be used (CSI Probe: FAILED_PRECONDITION)."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(
+            "the block driver cannot serve volumes",
+            why=f"its pool has not answered for {timeout_s:g} s",
+            hint="look at the pool's disk and the kernel log",
+        )
 
 
 class Identity(csi_pb2_grpc.IdentityServicer):
@@ -21,6 +36,7 @@ class Identity(csi_pb2_grpc.IdentityServicer):
         self._name = name
         self._backend = backend
         self._csi_profile = csi_profile
+        self._looks: bounded.BoundedCalls[None] = bounded.BoundedCalls(limit=1)
 
     async def GetPluginInfo(
         self, request: csi_pb2.GetPluginInfoRequest, context: Context
@@ -50,8 +66,14 @@ class Identity(csi_pb2_grpc.IdentityServicer):
         )
 
     async def Probe(self, request: csi_pb2.ProbeRequest, context: Context) -> csi_pb2.ProbeResponse:
-        """Ready, or FAILED_PRECONDITION with what is missing. Never looks at a volume: one that hangs is not us."""
-        await asyncio.to_thread(self._backend.check)
+        """Ready, or FAILED_PRECONDITION with what is missing.
+
+        Never looks at a volume, and takes no thread from those that serve volumes: one that hangs is not us.
+        """
+        try:
+            await self._looks.call("pool", self._backend.check, timeout_s=_PROBE_TIMEOUT_S)
+        except bounded.NoAnswer as err:
+            raise PoolSilent(err.timeout_s) from err
         response = csi_pb2.ProbeResponse()
         response.ready.value = True
         return response

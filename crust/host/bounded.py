@@ -1,9 +1,9 @@
 """Calls into the kernel that may never come back, such as statvfs(2) of a hung filesystem.
 
 Each key has at most one call in flight, on a thread of its own: later callers join it, everyone waits only as long
-as they like, and a thread that hangs hangs alone, instead of eating the pool that serves everybody else. How many
-threads may hang is bounded; beyond that new keys are refused at once. Threads cannot be killed: a hung one ends
-with its system call or with the process.
+as they like, and a thread that hangs hangs alone, instead of eating the pool that serves everybody else. The number
+of threads is bounded: a new key waits until one is free, and is refused at once when all of them hang. Threads cannot
+be killed: a hung one ends with its system call or with the process.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ class NoAnswer(errors.PeerUnavailable):
 class TooManyHanging(errors.Exhausted):
     """So many calls hang that another one would only join them."""
 
-    def __init__(self, key: str, count: int) -> None:
+    def __init__(self, key: str, hanging: int, running: int) -> None:
         super().__init__(
             f"{key} is not asked",
-            why=f"{count} system calls hang already",
+            why=f"of {running} system calls that run at this moment {hanging} hang",
             hint="look at their devices",
         )
         self.key = key
@@ -48,23 +48,37 @@ class BoundedCalls(Generic[T]):
     def __init__(self, *, limit: int = 16) -> None:
         self._limit = limit
         self._flights: dict[str, asyncio.Future[T]] = {}
+        self._hanging: set[str] = set()
 
     async def call(self, key: str, function: Callable[[], T], *, timeout_s: float) -> T:
         """The result of `function`, or of the call of this key that is under way already.
 
         Raises `NoAnswer`, `TooManyHanging`, and whatever `function` raises.
         """
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._start(key, function)
+        flight: asyncio.Future[T] | None = None
         try:
-            return await asyncio.wait_for(asyncio.shield(flight), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                flight = await self._flight(key, function)
+                return await asyncio.shield(flight)
         except TimeoutError as err:
+            if flight is None:
+                raise self._too_many(key) from err
+            if not flight.done():
+                self._hanging.add(key)
             raise NoAnswer(key, timeout_s) from err
 
+    async def _flight(self, key: str, function: Callable[[], T]) -> asyncio.Future[T]:
+        """The call of this key, begun now or under way already; waits for a thread."""
+        while key not in self._flights and len(self._flights) >= self._limit:
+            if len(self._hanging) >= self._limit:
+                raise self._too_many(key)
+            await asyncio.wait(self._flights.values(), return_when=asyncio.FIRST_COMPLETED)
+        return self._flights.get(key) or self._start(key, function)
+
+    def _too_many(self, key: str) -> TooManyHanging:
+        return TooManyHanging(key, len(self._hanging), len(self._flights))
+
     def _start(self, key: str, function: Callable[[], T]) -> asyncio.Future[T]:
-        if len(self._flights) >= self._limit:
-            raise TooManyHanging(key, len(self._flights))
         loop = asyncio.get_running_loop()
         flight: asyncio.Future[T] = loop.create_future()
         self._flights[key] = flight
@@ -76,6 +90,7 @@ class BoundedCalls(Generic[T]):
 
     def _land(self, key: str, flight: asyncio.Future[T]) -> None:
         del self._flights[key]
+        self._hanging.discard(key)
         if not flight.cancelled():
             flight.exception()  # seen, even if everybody has left
 

@@ -34,17 +34,48 @@ async def test_a_call_that_hangs_is_answered_in_time_and_joined_not_repeated() -
 async def test_the_number_of_hanging_calls_is_bounded() -> None:
     calls: BoundedCalls[None] = BoundedCalls(limit=2)
     release = threading.Event()
-    waiting = []
     for key in ("a", "b"):
-        waiting.append(
-            asyncio.create_task(calls.call(key, lambda: void(release.wait()), timeout_s=10))
-        )
-        await asyncio.sleep(0)
-    with pytest.raises(TooManyHanging):
-        await calls.call("c", lambda: None, timeout_s=10)
+        with pytest.raises(NoAnswer):
+            await calls.call(key, lambda: void(release.wait()), timeout_s=0.01)
+    with pytest.raises(TooManyHanging, match=r"of 2 .* 2 hang"):
+        await calls.call("c", lambda: None, timeout_s=3600)
     release.set()
-    await asyncio.gather(*waiting)
+    for key in ("a", "b"):
+        await calls.call(key, lambda: None, timeout_s=10)
     await calls.call("c", lambda: None, timeout_s=10)
+
+
+async def test_calls_that_do_not_hang_are_all_answered_however_many_come_at_once() -> None:
+    calls: BoundedCalls[int] = BoundedCalls(limit=2)
+    release, guard, seen = threading.Event(), threading.Lock(), [0, 0]
+
+    def work() -> int:
+        with guard:
+            seen[0] += 1
+            seen[1] = max(seen)
+        release.wait()
+        with guard:
+            seen[0] -= 1
+        return 1
+
+    waiting = [asyncio.create_task(calls.call(str(n), work, timeout_s=3600)) for n in range(20)]
+    await asyncio.sleep(0)
+    release.set()
+    assert await asyncio.gather(*waiting) == [1] * 20
+    assert seen[0] == 0
+    assert seen[1] <= 2
+
+
+async def test_who_gets_no_thread_in_time_is_told_why() -> None:
+    calls: BoundedCalls[None] = BoundedCalls(limit=1)
+    release = threading.Event()
+    first = asyncio.create_task(calls.call("a", lambda: void(release.wait()), timeout_s=3600))
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyHanging, match=r"of 1 .* 0 hang"):
+        await calls.call("b", lambda: None, timeout_s=0.01)
+    release.set()
+    await first
+    await calls.call("b", lambda: None, timeout_s=10)
 
 
 async def test_every_waiter_gets_the_error_and_the_next_call_starts_afresh() -> None:
