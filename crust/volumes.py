@@ -6,6 +6,7 @@ it again, except for symbolic links, which only the moment of use can know (`cru
 """
 
 import enum
+import functools
 import hashlib
 import os
 from dataclasses import dataclass, field
@@ -39,6 +40,11 @@ class BadPath(errors.InvalidRequest):
         self.path = path
 
 
+@functools.lru_cache(maxsize=64)
+def _normal(root: str) -> str:
+    return str(PurePosixPath(root))
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class TargetPath:
     """A target path of CSI: absolute, normalised, short enough for the system (path_resolution(7)).
@@ -63,9 +69,10 @@ class TargetPath:
             raise BadPath(role, text, "it has a '.' or '..' component")
         if "" in parts:
             raise BadPath(role, text, "it has an empty component or a trailing slash")
-        if len(os.fsencode(text)) >= PATH_MAX_BYTES:
+        size = len(os.fsencode(text))
+        if size >= PATH_MAX_BYTES:
             raise BadPath(role, text, f"it is longer than {PATH_MAX_BYTES - 1} bytes")
-        if any(len(os.fsencode(part)) > NAME_MAX_BYTES for part in parts):
+        if size > NAME_MAX_BYTES and any(len(os.fsencode(each)) > NAME_MAX_BYTES for each in parts):
             raise BadPath(role, text, f"a component is longer than {NAME_MAX_BYTES} bytes")
         return cls(text)
 
@@ -76,7 +83,7 @@ class TargetPath:
 
     def is_below(self, root: str) -> bool:
         """Whether the path lies below `root`, component by component and not by prefix."""
-        return self.text != root and PurePosixPath(self.text).is_relative_to(root)
+        return self.text.startswith(f"{_normal(root).rstrip('/')}/")
 
     def __str__(self) -> str:
         return self.text

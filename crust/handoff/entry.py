@@ -73,6 +73,14 @@ class Entry:
 def read(paths: EntryPaths) -> Entry | None:
     """The entry, readable or not; None if it is absent."""
     try:
+        os.lstat(
+            paths.directory
+        )  # most often there is none, and an error of ours costs more than the look
+    except FileNotFoundError:
+        return None
+    except OSError:
+        pass  # told below
+    try:
         check_directory(paths.directory)
         record = _read_record(paths)
     except errors.NotFound:

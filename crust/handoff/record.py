@@ -6,6 +6,7 @@ Serialising is deterministic, one line, and passes the same checks as reading, s
 """
 
 import datetime
+import functools
 import itertools
 import json
 from dataclasses import asdict, dataclass, replace
@@ -133,15 +134,20 @@ class Record:
 
     def to_bytes(self) -> bytes:
         """One line of JSON. Raises `UnfitMount` for what `parse` would not read back."""
-        try:
-            model = mount_info.MountInfo.model_validate(_model_of(self))
-        except pydantic.ValidationError as err:
-            raise UnfitMount(self.target, reasons(err)) from None
-        plain = model.model_dump(mode="json", by_alias=True, exclude_none=True)
-        data = f"{json.dumps(plain, separators=(',', ':'))}\n".encode("ascii")
-        if len(data) > LIMIT_BYTES:
-            raise UnfitMount(self.target, f"its record would have {len(data)} bytes")
-        return data
+        return _bytes_of(self)
+
+
+@functools.lru_cache(maxsize=16)  # a record is checked when it is made and written soon after
+def _bytes_of(record: Record) -> bytes:
+    try:
+        model = mount_info.MountInfo.model_validate(_model_of(record))
+    except pydantic.ValidationError as err:
+        raise UnfitMount(record.target, reasons(err)) from None
+    plain = model.model_dump(mode="json", by_alias=True, exclude_none=True)
+    data = f"{json.dumps(plain, separators=(',', ':'))}\n".encode("ascii")
+    if len(data) > LIMIT_BYTES:
+        raise UnfitMount(record.target, f"its record would have {len(data)} bytes")
+    return data
 
 
 def parse(data: bytes, *, path: str = layout.RECORD, digest: str | None = None) -> Record:

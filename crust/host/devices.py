@@ -22,6 +22,7 @@ __all__ = [
     "NotABlockDevice",
     "identify",
     "is_blank",
+    "is_free",
     "is_readonly",
     "open_exclusive",
     "reads_zero",
@@ -93,6 +94,23 @@ def try_exclusive(path: str) -> int | None:
             if err.errno == errno.EBUSY:
                 return None
             raise
+
+
+def is_free(path: str, identity: volumes.DeviceIdentity) -> bool:
+    """Whether the path leads to this device and nobody has it mounted, or holds it exclusively, at this moment.
+
+    False says nothing: somebody may have it, or it cannot be opened, or the path leads elsewhere.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(fd)
+    finally:
+        os.close(fd)
+    number = os.makedev(identity.major, identity.minor)
+    return stat.S_ISBLK(status.st_mode) and status.st_rdev == number
 
 
 def set_readonly(path: str, *, readonly: bool) -> None:

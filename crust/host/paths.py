@@ -128,13 +128,18 @@ def _walk(root: int, above: str, target: TargetPath) -> int:
     return directory
 
 
-def make_directory(target: TargetPath, roots: Sequence[str], *, mode: int = 0o750) -> None:
-    """Make the target directory. One that is there is kept, if it is empty or a mountpoint; else `WrongType`."""
+def make_directory(target: TargetPath, roots: Sequence[str], *, mode: int = 0o750) -> bool:
+    """Make the target directory. One that is there is kept, if it is empty or a mountpoint; else `WrongType`.
+
+    Whether it was made, and so cannot be a mountpoint.
+    """
     with _parent(target, roots) as (parent, name), oserrors.translating(f"cannot make {target}"):
         try:
             os.mkdir(name, mode, dir_fd=parent)
         except FileExistsError:
             _check_free_directory(target, parent, name)
+            return False
+    return True
 
 
 def make_file(target: TargetPath, roots: Sequence[str], *, mode: int = 0o600) -> None:

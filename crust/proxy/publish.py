@@ -112,7 +112,9 @@ class DeferredPublish:
                 record = await asyncio.to_thread(self._place, record, is_new=known is None)
                 self._deferred.remember(record)
             undo.pop_all()
-        self._tell(record, decision, is_new=known is None)
+        if known is None:
+            # when the answer is on its way: who asked need not wait for what is told to others
+            asyncio.get_running_loop().call_soon(_tell, self._events, record, decision)
         return csi_pb2.NodePublishVolumeResponse()
 
     async def _admit(self, wanted: _Wanted, known: Record | None, decision: Decision) -> Handler:
@@ -170,21 +172,20 @@ class DeferredPublish:
         except errors.CrustError as error:
             _log.warning("seal left behind", extra={"target": target.text, "error": str(error)})
 
-    def _tell(self, record: Record, decision: Decision, *, is_new: bool) -> None:
-        if not is_new:
-            return
-        metrics.deferred_publishes.labels(record.key.driver, record.handler).inc()
-        _log.info(
-            "deferred",
-            extra={
-                "volume": str(record.key),
-                "target": record.target.text,
-                "handler": record.handler,
-                "device": record.device,
-                "decider": decision.decider,
-            },
-        )
-        self._events.tell(Event("published", record.target.text, record.handler))
+
+def _tell(events: Events, record: Record, decision: Decision) -> None:
+    metrics.deferred_publishes.labels(record.key.driver, record.handler).inc()
+    _log.info(
+        "deferred",
+        extra={
+            "volume": str(record.key),
+            "target": record.target.text,
+            "handler": record.handler,
+            "device": record.device,
+            "decider": decision.decider,
+        },
+    )
+    events.tell(Event("published", record.target.text, record.handler))
 
 
 def _flagged(request: csi_pb2.NodePublishVolumeRequest) -> csi_pb2.NodePublishVolumeRequest:

@@ -88,3 +88,20 @@ def test_partition_has_the_identity_of_its_disk(attach: Attach) -> None:
         assert (part.major, part.minor) != (device.identity.major, device.identity.minor)
     finally:
         run("partx", "-d", device.path)
+
+
+def test_a_device_is_free_until_it_is_mounted_held_or_another_one(
+    attach: Attach, mountpoint: str
+) -> None:
+    device, other = attach(64 * MIB), attach(64 * MIB)
+    identity = devices.identify(device.path)
+    assert devices.is_free(device.path, identity)
+    assert not devices.is_free(other.path, identity)
+    assert not devices.is_free("/dev/null", identity)
+    assert not devices.is_free("/dev/absent", identity)
+    fence = devices.open_exclusive(device.path)
+    assert not devices.is_free(device.path, identity)
+    os.close(fence)
+    subprocess.run(["mkfs.ext4", "-q", device.path], check=True)
+    mounts.mount_device(device.path, mountpoint, "ext4", readonly=True)
+    assert not devices.is_free(device.path, identity)
