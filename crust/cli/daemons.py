@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,10 @@ from crust import settings as settings_module
 from crust.host import oserrors
 
 _log = logging.getLogger(__name__)
+
+_THREADS = 64
+"""A system call on a dead disk keeps its thread. Python's own number follows the processors: six hung volumes would
+stop a node of two. They are made when they are needed."""
 
 Settings = TypeVar("Settings", bound=settings_module.ProgramSettings)
 
@@ -52,7 +57,7 @@ def serve(
     os.umask(0o077)
     try:
         with _metrics(loaded.metrics_address):
-            asyncio.run(_until_signal(run(loaded)), debug=False)
+            asyncio.run(until_signal(run(loaded)), debug=False)
     except errors.CrustError as error:
         _log.error("cannot serve", extra={"program": program, "error": str(error)})
         sys.exit(1)
@@ -89,10 +94,11 @@ def _text(program: str, path: Path) -> str:
         raise settings_module.BadSettings(program, f"{path} cannot be read: {err}") from err
 
 
-async def _until_signal(work: Awaitable[None]) -> None:
+async def until_signal(work: Awaitable[None]) -> None:
     """Run until done, or until SIGTERM or SIGINT cancels it; cancellation lets running operations finish."""
-    task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS))
+    task = asyncio.ensure_future(work)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
     try:
