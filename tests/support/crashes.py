@@ -85,7 +85,7 @@ def failure_points(
     """Like `crash_points`, with ENOSPC raised once at each point; yields the error that came out of the operation."""
     for number in within:
         prepare(number)
-        with at_call(number, _no_space) as count:
+        with at_call(number, no_space) as count:
             try:
                 operation(number)
             except Exception as error:
@@ -113,5 +113,6 @@ def _dies_at(number: int, operation: Callable[[int], None]) -> bool:
     return False
 
 
-def _no_space(name: str) -> None:
+def no_space(name: str) -> None:
+    """For `at_call`: the disk is full."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)

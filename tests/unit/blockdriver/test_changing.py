@@ -1,22 +1,26 @@
 """ControllerModifyVolume and ControllerExpandVolume, on a backend in memory: whole, or not at all."""
 
-from dataclasses import dataclass, replace
+import asyncio
+import contextlib
+import itertools
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver import capacity, changing, guests, registry
+from crust.blockdriver import capacity, changing, guests, limiting, registry
 from crust.blockdriver.changing import Change, Expanded, Expansion
 from crust.blockdriver.ledger import Published
 from crust.blockdriver.provisioning import ExistsDifferently, Provisioner
 from crust.blockdriver.record import Limits, Record
 from crust.blockdriver.state import State
-from tests.support import driver_state
+from tests.support import crashes, driver_state
 from tests.support.block_driver import MIB, Mode, mount
 from tests.support.fake_guests import FakeGuests, Guest
 from tests.support.fake_throttle import FakeThrottle
-from tests.support.memory_backend import ROOM_BYTES
+from tests.support.memory_backend import ROOM_BYTES, MemoryBackend
 
 TARGETS = ("/pods/one/mount", "/pods/two/mount")
 OLD = volumes.IoLimits(read_iops=100, write_iops=200)
@@ -255,3 +259,68 @@ async def test_what_was_cut_short_before_a_guest_was_told_is_found_and_finished(
     assert await bench.change(Change(limits=())) == changing.Outcome()
     assert guest.obeyed == AFTER
     assert changer.cut_short() == ()
+
+
+class Killed(BaseException):
+    """The process ends here; what it had in memory is gone."""
+
+
+def killed(_call: str) -> None:
+    raise Killed
+
+
+async def restarted(bench: Bench, root: Path) -> None:
+    """The driver starts again, and does what it does then."""
+    reopened = driver_state.opened(root, backend=cast("MemoryBackend", bench.state.backend))
+    bench.state = replace(reopened, guests=bench.guests, throttle=bench.throttle)
+    limiting.recover(bench.state)
+    changer = changing.Changer(bench.state, capacity.of(bench.state))
+    for volume_id in await asyncio.to_thread(changer.cut_short):
+        await changer.apply(volume_id, Change(limits=()))
+
+
+@pytest.mark.parametrize("refuses", [False, True], ids=["agrees", "refuses"])
+async def test_wherever_it_is_killed_record_and_guests_say_the_same_after_the_next_start(
+    bench: Bench, tmp_path: Path, *, refuses: bool
+) -> None:
+    first, second = bench.deferred(TARGETS[0]), bench.deferred(TARGETS[1])
+    bench.state.backend.attach(bench.volume_id)
+    seen = set()
+    for number in itertools.count():
+        second.error = None
+        await bench.change(Change(limits=tuple(asdict(OLD).items())))
+        second.error = errors.NotReady("the handler cannot limit") if refuses else None
+        with crashes.at_call(number, killed) as count, contextlib.suppress(Killed):
+            await bench.change()
+        if count() <= number:
+            break
+        await restarted(bench, tmp_path)
+        assert bench.state.registry.load(bench.volume_id).limits_before is None
+        assert bench.limits == first.obeyed
+        assert refuses or bench.limits == second.obeyed
+        seen.add(bench.limits)
+    assert number > 10
+    assert seen == ({OLD} if refuses else {OLD, AFTER})
+
+
+async def test_a_disk_that_is_full_at_any_moment_leaves_nothing_that_a_retry_does_not_finish(
+    bench: Bench, tmp_path: Path
+) -> None:
+    guest = bench.deferred()
+    bench.state.backend.attach(bench.volume_id)
+    for number in itertools.count():
+        await bench.change(Change(limits=tuple(asdict(OLD).items())))
+        failed = False
+        with crashes.at_call(number, crashes.no_space) as count:
+            try:
+                outcome = await bench.change()
+            except errors.Exhausted:
+                failed = True
+        if count() <= number:
+            break
+        assert failed or outcome.unmodified is None
+        await restarted(bench, tmp_path)
+        assert bench.limits == guest.obeyed
+        assert await bench.change() == changing.Outcome()
+        assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
+    assert number > 10

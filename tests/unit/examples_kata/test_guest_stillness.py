@@ -98,7 +98,7 @@ def waiting(still: stillness.Still, work: Callable[[], None]) -> Iterator[None]:
             waits.set()
         return wait_for(predicate, timeout)
 
-    still.lock.wait_for = noted  # type: ignore[method-assign]
+    still.lock.wait_for = noted  # type: ignore[assignment,method-assign]
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     assert waits.wait(30), "it did not wait"
