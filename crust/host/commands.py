@@ -164,10 +164,11 @@ async def _read_head(process: asyncio.subprocess.Process, limit_bytes: int) -> b
     assert process.stdout is not None
     head = bytearray()
     while chunk := await process.stdout.read(65536):
+        if len(head) > limit_bytes:
+            continue  # to the end: asyncio tells of no exit before that
         head += chunk
         if len(head) > limit_bytes:
             _signal(process, signal.SIGKILL)
-            break
     return bytes(head)
 
 

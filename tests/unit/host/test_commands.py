@@ -4,6 +4,7 @@ import asyncio
 import os
 import select
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -138,9 +139,22 @@ async def test_program_that_ignores_sigterm_is_killed(
     assert await asyncio.to_thread(ends, pidfd)
 
 
-async def test_endless_output_is_a_failure_and_not_all_memory() -> None:
-    with pytest.raises(commands.CommandFailed, match="more than 100000 bytes"):
-        await commands.run(["yes"], timeout_s=LONG_S, output_limit_bytes=100_000)
+async def test_endless_output_is_a_failure_and_not_all_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More is there than asyncio holds when the first of it is read: the exit is told once all of it was."""
+    start = commands._start
+
+    async def start_and_fill(argv: Sequence[str], *, has_input: bool) -> asyncio.subprocess.Process:
+        process = await start(argv, has_input=has_input)
+        while not process.stdout._paused:  # type: ignore[union-attr]  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        return process
+
+    monkeypatch.setattr(commands, "_start", start_and_fill)
+    argv = ["sh", "-c", "exec 2>&-; exec yes"]
+    with pytest.raises(commands.CommandFailed, match="more than 1000 bytes"):
+        await commands.run(argv, timeout_s=LONG_S, output_limit_bytes=1000)
 
 
 async def test_program_that_does_not_read_its_input_is_no_failure() -> None:
