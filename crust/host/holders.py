@@ -1,19 +1,19 @@
 """Who keeps a mount or a device busy: for the sentence of an error, when something was refused already.
 
 Reads /proc of every process, which takes milliseconds, and so never runs on the happy path. Best effort: processes
-come and go while it looks, and those of other PID namespaces are not seen.
+come and go while it looks, and those of other PID namespaces are not seen. What a process has open may lie on a file
+server that hangs, so nothing here asks for more than the kernel knows by itself.
 """
 
 import errno
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from crust import errors
-from crust.host import loopctl, mountinfo
+from crust.host import loopctl, mountinfo, syscalls
 
 _SHOWN = 5
 
@@ -34,15 +34,20 @@ class DeviceInUse(errors.NotReady):
     """Something else has the block device: a mount, or a process that holds it exclusively."""
 
     def __init__(
-        self, path: str, mounts: tuple[str, ...] = (), holders: tuple[Holder, ...] = ()
+        self,
+        path: str,
+        mounts: tuple[str, ...] = (),
+        loops: tuple[str, ...] = (),
+        holders: tuple[Holder, ...] = (),
     ) -> None:
         super().__init__(
             f"{path} is in use",
-            why=_sentence(mounts, holders) or "the kernel does not say by whom",
+            why=_sentence(mounts, holders, loops) or "the kernel does not say by whom",
             hint="unmount it, or stop who holds it, first",
         )
         self.path = path
         self.mounts = mounts
+        self.loops = loops
         self.holders = holders
 
 
@@ -79,7 +84,7 @@ def device_in_use(path: str) -> DeviceInUse:
     except OSError:
         return DeviceInUse(path)
     mounts = mountinfo.of_device(os.major(number), os.minor(number))
-    return DeviceInUse(path, tuple(m.target for m in mounts), of_device(number))
+    return DeviceInUse(path, tuple(m.target for m in mounts), _loops_on(number), of_device(number))
 
 
 def is_exclusively_held(path: str) -> bool:
@@ -102,8 +107,7 @@ def of_device(number: int) -> tuple[Holder, ...]:
     found: set[Holder] = set()
     for process, descriptor in _descriptors():
         with suppress(OSError):
-            status = os.stat(descriptor)
-            if stat.S_ISBLK(status.st_mode) and status.st_rdev == number:
+            if syscalls.block_device_at(str(descriptor)) == number:
                 found.add(_holder(process, f"fd {descriptor.name}"))
     return tuple(sorted(found))
 
@@ -168,13 +172,32 @@ def _descriptors() -> Iterator[tuple[Path, Path]]:
 
 
 def _loops_below(target: str) -> tuple[str, ...]:
+    """The loop devices of files in a mount, or of the device whose node is bound there."""
     with suppress(OSError):
+        bound = syscalls.block_device_at(target)
+        if bound is not None:
+            return _loops_on(bound)
         return tuple(
             f"/dev/loop{number}"
             for number in loopctl.bound_numbers()
             if loopctl.backing_file(number).startswith(f"{target}/")
         )
     return ()
+
+
+def _loops_on(number: int) -> tuple[str, ...]:
+    """The loop devices upon a block device: a kubelet keeps one on each raw volume, by which it holds it."""
+    return tuple(f"/dev/loop{each}" for each in loopctl.bound_numbers() if _is_upon(each, number))
+
+
+def _is_upon(loop_number: int, number: int) -> bool:
+    with suppress(OSError):
+        fd = os.open(loopctl.node(loop_number), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return loopctl.status(fd).backing_device == number
+        finally:
+            os.close(fd)
+    return False
 
 
 def _links_below(process: Path, target: str) -> Iterator[str]:
