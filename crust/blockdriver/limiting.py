@@ -38,8 +38,13 @@ def hold(shared: State, record: Record, attachment: Attachment) -> None:
 
 
 def release(shared: State, attachment: Attachment) -> None:
-    """Take all limits of a device away: it is not used yet, or not any more."""
+    """Take all limits of a device away, whoever set them."""
     shared.throttle.set(attachment.source.identity, NONE)
+
+
+def let_go(shared: State, attachment: Attachment) -> None:
+    """`release` of a device that was settled since the start, and has no limits but those that were set since."""
+    shared.throttle.release(attachment.source.identity)
 
 
 def settle(shared: State, record: Record, attachment: Attachment) -> None:

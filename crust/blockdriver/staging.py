@@ -32,7 +32,7 @@ from crust.blockdriver.ledger import Staged
 from crust.blockdriver.places import Places
 from crust.blockdriver.record import Record
 from crust.blockdriver.state import State
-from crust.host import devices, filesystems, uuids, zeroout
+from crust.host import devices, filesystems, superblocks, uuids, zeroout
 
 
 class StagingPathMissing(errors.NotReady):
@@ -224,14 +224,20 @@ class Stager:
             raise StillPublished(volume_id, tuple(entry.target for entry in published))
         attachment = self._state.backend.attached(volume_id)
         if attachment is not None:
-            mounted = state.host_mounts(attachment.source)
-            if mounted:
-                raise StillPublished(volume_id, tuple(mount.target for mount in mounted))
-            limiting.release(self._state, attachment)
+            _check_unmounted(volume_id, attachment)
+            limiting.let_go(self._state, attachment)
             self._state.backend.detach(volume_id)
         for stale in self._state.ledger.published_of(volume_id):
             self._state.ledger.forget_published(volumes.TargetPath(stale.target))
         self._state.ledger.forget_staged(volume_id)
+
+
+def _check_unmounted(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
+    if devices.is_free(attachment.source.path, attachment.source.identity):
+        return
+    mounted = state.host_mounts(attachment.source)
+    if mounted:
+        raise StillPublished(volume_id, tuple(mount.target for mount in mounted))
 
 
 def _judge(record: Record, fs_type: str, attachment: Attachment) -> preparation.Action | None:
@@ -243,28 +249,34 @@ def _judge(record: Record, fs_type: str, attachment: Attachment) -> preparation.
     fence = devices.try_exclusive(device)
     if fence is None:
         return _judge_held(record, fs_type, attachment)
-    try:  # while it is open the kernel keeps what was read, and a second look costs nothing
-        action = _action(record, fs_type, device)
-        is_ready = action is preparation.Action.KEEP and _needs_nothing(record, attachment)
-        return None if is_ready and filesystems.is_settled(device, fs_type) else action
+    try:
+        found = _vouched(record, fs_type, device)
+        if found is None:
+            return _judge_unknown(record, fs_type, device)
+        is_ready = found.clean and _needs_nothing(record, attachment)
+        return None if is_ready else preparation.Action.KEEP
     finally:
         os.close(fence)
 
 
 def _judge_held(record: Record, fs_type: str, attachment: Attachment) -> preparation.Action | None:
-    action = _action(record, fs_type, attachment.source.path)
+    device = attachment.source.path
+    known = _vouched(record, fs_type, device) is not None
+    action = preparation.Action.KEEP if known else _judge_unknown(record, fs_type, device)
     if action is preparation.Action.KEEP and state.host_mounts(attachment.source):
         return None
-    os.close(
-        devices.open_exclusive(attachment.source.path)
-    )  # which says by whom, or finds it free by now
+    os.close(devices.open_exclusive(device))  # which says by whom, or finds it free by now
     return action
 
 
-def _action(record: Record, fs_type: str, device: str) -> preparation.Action:
-    vouched = (record.content, record.fs_type) == ("formatted", fs_type)
-    if vouched and filesystems.carries(device, fs_type):
-        return preparation.Action.KEEP
+def _vouched(record: Record, fs_type: str, device: str) -> superblocks.Superblock | None:
+    """The superblock of a filesystem that is on the device by our record's word and its own: one read."""
+    if (record.content, record.fs_type) != ("formatted", fs_type):
+        return None
+    return filesystems.superblock(device, fs_type)
+
+
+def _judge_unknown(record: Record, fs_type: str, device: str) -> preparation.Action:
     found = filesystems.probe(device)
     return preparation.judge(record, fs_type, found, is_blank=lambda: devices.is_blank(device))
 

@@ -34,17 +34,16 @@ __all__ = [
     "Signature",
     "TooSmall",
     "UnknownFilesystem",
-    "carries",
     "check",
     "freeze",
     "grow_mounted",
     "grow_unmounted",
-    "is_settled",
     "is_supported",
     "make",
     "minimum_bytes",
     "needs_growth",
     "probe",
+    "superblock",
     "thaw",
     "thaw_unmounted",
     "usage",
@@ -172,24 +171,16 @@ def needs_growth(path: str, fs_type: str) -> bool:
     return devices.size_bytes(path) - found.size_bytes >= found.block_size_bytes
 
 
-def carries(path: str, fs_type: str) -> bool:
-    """Whether the superblock on the device is that of the filesystem: one read, where `probe` makes many.
+def superblock(path: str, fs_type: str) -> superblocks.Superblock | None:
+    """The superblock on the device, None if it is not that of the filesystem: one read, where `probe` makes many.
 
-    For a device that the caller's own record vouches for; what is on any other one, `probe` must say.
+    For a device that the caller's own record vouches for; what is on any other one, `probe` must say. If it is
+    `clean`, `check` would find nothing to do.
     """
     try:
-        _kind(fs_type).superblock(path)
+        return _kind(fs_type).superblock(path)
     except superblocks.BadSuperblock:
-        return False
-    return True
-
-
-def is_settled(path: str, fs_type: str) -> bool:
-    """Whether the superblock is the filesystem's and says that `check` would find nothing to do."""
-    try:
-        return _kind(fs_type).superblock(path).clean
-    except superblocks.BadSuperblock:
-        return False
+        return None
 
 
 def is_supported(fs_type: str) -> bool:

@@ -57,6 +57,10 @@ class Throttle(Protocol):
         """
         ...
 
+    def release(self, device: volumes.DeviceIdentity) -> None:
+        """Take away what `set` made or found since the start: nothing is looked at that was not set."""
+        ...
+
     def close(self) -> None:
         """Stop what runs beside; the limits stay."""
         ...
@@ -77,6 +81,9 @@ class NoThrottle:
         """Refuses any limit."""
         if limits != NONE:
             self.check()
+
+    def release(self, device: volumes.DeviceIdentity) -> None:
+        """Nothing was set."""
 
     def close(self) -> None:
         """Nothing runs."""
@@ -121,6 +128,12 @@ class Cgroups:
             if err.errno in _GONE:  # as NOT_FOUND it would say that the volume does not exist
                 raise CannotThrottle(f"{device}: {oserrors.reason(err)}") from err
             raise oserrors.translate(err, f"cannot set the I/O limits of {device}") from err
+
+    def release(self, device: volumes.DeviceIdentity) -> None:
+        """See `Throttle`."""
+        if self._found is not None:
+            with oserrors.translating(f"cannot take the I/O limits of {device} away"):
+                self._found.release(device)
 
     def close(self) -> None:
         """See `Throttle`."""

@@ -73,6 +73,19 @@ class Blkio:
             if self._held and self._watch is None:
                 self._watch = self._begin_watch()
 
+    def release(self, device: volumes.DeviceIdentity) -> None:
+        """Take the lines away that this process knows of."""
+        numbers = (device.major, device.minor)
+        with self._guard:
+            limits = self._held.get(numbers)
+            if limits is None:
+                return
+            try:
+                self._take_away(device)
+            except OSError:
+                self._held[numbers] = limits  # asked again, they are known
+                raise
+
     def tell_new_groups(self) -> None:
         """Give the groups that are new the lines that the others have."""
         with self._guard:

@@ -36,5 +36,9 @@ class FakeThrottle:
         if limits != NONE:
             self.lines[device.major, device.minor] = limits
 
+    def release(self, device: volumes.DeviceIdentity) -> None:
+        """Takes the line away; every line is one that was set."""
+        self.set(device, NONE)
+
     def close(self) -> None:
         """Nothing runs."""

@@ -1,12 +1,13 @@
 """I/O limits of loop devices, by the control groups of the real kernel."""
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from crust import volumes
+from crust import errors, volumes
 from crust.host import loop, throttling, throttling_v1
 from crust.host.throttling import NONE, Cgroups
 from tests.integration.host.conftest import MIB, Attach
@@ -99,6 +100,40 @@ def test_a_new_process_takes_away_what_a_killed_one_left_in_every_group(
     Cgroups(group.name).set(device.identity, NONE)
     for each in (group, pod, container):
         assert lines(each, device) == NONE
+
+
+def test_what_was_set_is_released_and_what_was_not_is_not_even_looked_at(
+    group: IoGroup, cgroups: Cgroups, device: loop.LoopDevice
+) -> None:
+    cgroups.set(device.identity, LIMITS)
+    cgroups.release(device.identity)
+    assert lines(group, device) == NONE
+    cgroups.release(device.identity)
+    if not group.legacy:
+        return
+    _alone(group).set(device.identity, LIMITS)  # somebody else, of whom this one never heard
+    cgroups.release(device.identity)
+    assert cgroups.limits_of(device.identity) == LIMITS
+    cgroups.set(device.identity, NONE)
+    assert lines(group, device) == NONE
+
+
+def test_a_release_that_fails_is_repeated(
+    group: IoGroup,
+    cgroups: Cgroups,
+    device: loop.LoopDevice,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(_fd: int, _data: bytes) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    cgroups.set(device.identity, LIMITS)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", broken)
+        with pytest.raises(errors.CrustError):
+            cgroups.release(device.identity)
+    cgroups.release(device.identity)
+    assert lines(group, device) == NONE
 
 
 def test_groups_that_come_later_are_limited(
