@@ -225,6 +225,8 @@ class Stager:
         attachment = self._state.backend.attached(volume_id)
         if attachment is not None:
             _check_unmounted(volume_id, attachment)
+            if staged is None or staged.kind == "block":
+                _check_unbound(volume_id, attachment)
             limiting.let_go(self._state, attachment)
             self._state.backend.detach(volume_id)
         for stale in self._state.ledger.published_of(volume_id):
@@ -238,6 +240,12 @@ def _check_unmounted(volume_id: volumes.VolumeId, attachment: Attachment) -> Non
     mounted = state.host_mounts(attachment.source)
     if mounted:
         raise StillPublished(volume_id, tuple(mount.target for mount in mounted))
+
+
+def _check_unbound(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
+    bound = state.node_mounts(attachment.source)
+    if bound:
+        raise StillPublished(volume_id, tuple(mount.target for mount in bound))
 
 
 def _judge(record: Record, fs_type: str, attachment: Attachment) -> preparation.Action | None:

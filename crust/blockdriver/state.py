@@ -91,6 +91,17 @@ def is_node(mount: mounts.Mount, source: Source) -> bool:
     return mount.fs_type in _NODE_FILESYSTEMS and name == os.path.basename(source.path)
 
 
+def is_visible(mount: mounts.Mount) -> bool:
+    """Whether the mount's own path leads to it, and not to what covers it."""
+    found = mounts.at(mount.target)
+    return found is not None and found.mount_id == mount.mount_id
+
+
+def node_mounts(source: Source) -> tuple[mounts.Mount, ...]:
+    """Every bind in this namespace of the device's node: it keeps the number, whichever device has that later."""
+    return tuple(each for each in mounts.read_all() if is_node(each, source))
+
+
 def host_mounts(source: Source) -> tuple[mounts.Mount, ...]:
     """Every mount in this namespace of the filesystem on the device."""
     return mounts.of_device(source.identity.major, source.identity.minor)

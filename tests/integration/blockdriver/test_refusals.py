@@ -13,7 +13,7 @@ from crust.blockdriver import (
     staging,
 )
 from crust.host import mounts, paths
-from tests.support.block_driver import MIB, Bench, is_there, mount
+from tests.support.block_driver import MIB, Bench, block, is_there, mount
 
 pytestmark = pytest.mark.root
 
@@ -150,3 +150,25 @@ async def test_a_target_of_another_volume_is_refused_while_that_is_there(bench: 
     await bench.unpublish(second.volume_id, target)
     for volume in (first, second):
         await bench.unstage(volume.volume_id)
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+async def test_a_raw_device_is_not_detached_while_its_node_is_bound_anywhere(
+    bench: Bench, *, forgotten: bool
+) -> None:
+    """Its number is given to the next volume, and whoever still has the node would read that one's bytes."""
+    volume = await bench.create(capability=block())
+    target, kubelets = bench.target("pod-a"), bench.root / "kubelets"
+    kubelets.touch()
+    await bench.stage(volume.volume_id, block())
+    await bench.publish(volume.volume_id, target, block())
+    mounts.bind(target, str(kubelets))
+    if forgotten:
+        for path in bench.root.glob("run/*/*/*"):
+            path.unlink()
+        bench.restart()
+    await bench.unpublish(volume.volume_id, target)
+    with pytest.raises(staging.StillPublished, match=str(kubelets)):
+        await bench.unstage(volume.volume_id)
+    mounts.unmount(str(kubelets))
+    await bench.unstage(volume.volume_id)
