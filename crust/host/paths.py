@@ -172,24 +172,25 @@ def remove(target: TargetPath, roots: Sequence[str]) -> None:
 
 def _remove(target: TargetPath, parent: int, name: str) -> None:
     with oserrors.translating(f"cannot remove {target}"):
-        status = _look(target, parent, name)
-        if _is_mountpoint(parent, name):
-            raise StillMounted(target)
-        if stat.S_ISDIR(status.st_mode):
-            _remove_directory(target, parent, name)
-        elif stat.S_ISREG(status.st_mode) and not status.st_size:
-            os.unlink(name, dir_fd=parent)
-        else:
-            raise WrongType(target, "it is neither an empty directory nor an empty file")
+        # Tried first: the kernel refuses it for all that is not to be removed, and then there is time to ask why.
+        try:
+            os.rmdir(name, dir_fd=parent)
+        except OSError as err:
+            _remove_other(target, parent, name, err)
 
 
-def _remove_directory(target: TargetPath, parent: int, name: str) -> None:
-    try:
-        os.rmdir(name, dir_fd=parent)
-    except OSError as err:
-        if err.errno == errno.ENOTEMPTY:
-            raise WrongType(target, "the directory is not empty") from err
-        raise
+def _remove_other(target: TargetPath, parent: int, name: str, refused: OSError) -> None:
+    status = _look(target, parent, name)
+    if _is_mountpoint(parent, name):
+        raise StillMounted(target) from refused
+    if stat.S_ISREG(status.st_mode) and not status.st_size:
+        os.unlink(name, dir_fd=parent)
+        return
+    if refused.errno == errno.ENOTEMPTY:
+        raise WrongType(target, "the directory is not empty") from refused
+    if not stat.S_ISDIR(status.st_mode):
+        raise WrongType(target, "it is neither an empty directory nor an empty file") from refused
+    raise refused
 
 
 @contextmanager
