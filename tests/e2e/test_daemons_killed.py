@@ -67,12 +67,16 @@ async def check_nothing_is_pretended(api: runtime_api.RuntimeApi, target: Path) 
 
 @pytest.mark.parametrize("victim", ["driver", "shim", "proxy"])
 async def test_any_daemon_is_killed_and_everything_goes_on(node: WholeNode, victim: str) -> None:
+    """A freeze too, which is the guest's, until it is thawed."""
     volume = await node.volume()
     target = await node.publish(volume)
     await node.output("one", target, "echo kept > /data/f")
-    await node.node.kill(victim)
-    await node.node.start(victim)
-    await node.kubelet.wait_ready(HANDLER)
+    async with runtime_api.connected(node) as api:
+        assert await api.freeze(target, 60) is True
+        await node.node.kill(victim)
+        await node.node.start(victim)
+        await node.kubelet.wait_ready(HANDLER)
+        assert await api.thaw(target) is True
     assert (await node.kubelet.stats(volume, target))[BYTES].used > 0
     assert await node.kubelet.expand(volume, target, 128 * MIB) == 128 * MIB
     assert await node.output("one", target, "cat /data/f") == "kept"
