@@ -2,7 +2,8 @@
 
 A file is where it is, so nothing is moved: the publish is an entry in the volume's record, durable before it is
 answered. The node side reads it: a volume that was published read-only is read-only wherever it is then mounted.
-A node has no more of them than it can hold (`State.attach_limit`).
+A node has no more of them than it can hold (`State.attach_limit`), and those that pods brought without a controller's
+word count as well: a volume that is sent where it cannot be staged keeps its pod waiting there.
 
 One node at a time has a volume; the nodes that exist are this one, and whichever an older record still names (the
 node was renamed, the pool moved), which keeps the volume until it is taken from it.
@@ -123,9 +124,14 @@ class Attacher:
     def _add(self, record: Record, wanted: Attached) -> None:
         limit = self._state.attach_limit()
         with self._counting:  # two volumes must not both take the last slot
-            if self._state.registry.index.on_node(self._node_id) >= limit:
+            others = self._taken() - {volumes.VolumeId(record.volume_id)}
+            if len(others) >= limit:
                 raise NodeFull(self._node_id, limit)
             self._state.registry.save(record.but(nodes=(wanted,)))
+
+    def _taken(self) -> set[volumes.VolumeId]:
+        published = self._state.registry.index.on_node(self._node_id)
+        return {*published, *self._state.backend.attached_here()}
 
     async def detach(self, volume_id: volumes.VolumeId, node_id: str) -> None:
         """Take the volume from the node, or from all if `node_id` is empty; not published is fine.
@@ -150,8 +156,7 @@ class Attacher:
         """What `node_id` can hold and holds; raises `NodeNotFound`. Blocks."""
         if node_id != self._node_id:
             raise NodeNotFound(node_id)
-        taken = self._state.registry.index.ids_on_node(node_id)
-        return Slots(self._state.attach_limit(), taken)
+        return Slots(self._state.attach_limit(), tuple(sorted(self._taken())))
 
     def published_nodes(self, record: Record) -> tuple[str, ...]:
         """Where the volume is: published to by a CO, or staged at this moment whatever was published."""

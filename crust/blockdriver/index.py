@@ -1,4 +1,4 @@
-"""All records at a glance: their ids in order, their sizes, and how many volumes each node has.
+"""All records at a glance: their ids in order, their sizes, and which volumes each node has.
 
 The records are the truth and the index is a sum of them, so that a page of a list, the room that is promised and a
 node's attach limit cost the same with 20 volumes and with 2,000. It changes only where a record does.
@@ -6,7 +6,7 @@ node's attach limit cost the same with 20 volumes and with 2,000. It changes onl
 
 import bisect
 import threading
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 
 from crust import volumes
@@ -28,7 +28,7 @@ class Index:
         self._ids: list[volumes.VolumeId] = []
         self._entries: dict[volumes.VolumeId, _Entry] = {}
         self._promised_bytes = 0
-        self._on_node: Counter[str] = Counter()
+        self._on_node: defaultdict[str, set[volumes.VolumeId]] = defaultdict(set)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -50,7 +50,8 @@ class Index:
                 bisect.insort(self._ids, volume_id)
             self._entries[volume_id] = entry
             self._promised_bytes += entry.capacity_bytes
-            self._on_node.update(entry.nodes)
+            for node_id in entry.nodes:
+                self._on_node[node_id].add(volume_id)
 
     def drop(self, volume_id: volumes.VolumeId) -> None:
         """Forget a volume; absent is fine."""
@@ -92,17 +93,13 @@ class Index:
         with self._guard:
             return self._promised_bytes
 
-    def on_node(self, node_id: str) -> int:
-        """How many volumes are published to a node."""
+    def on_node(self, node_id: str) -> frozenset[volumes.VolumeId]:
+        """Which volumes are published to a node."""
         with self._guard:
-            return self._on_node[node_id]
-
-    def ids_on_node(self, node_id: str) -> tuple[volumes.VolumeId, ...]:
-        """Which volumes are published to a node, in one look."""
-        with self._guard:
-            return tuple(each for each in self._ids if node_id in self._entries[each].nodes)
+            return frozenset(self._on_node.get(node_id, ()))
 
     def _subtract(self, volume_id: volumes.VolumeId) -> None:
         entry = self._entries[volume_id]
         self._promised_bytes -= entry.capacity_bytes
-        self._on_node.subtract(entry.nodes)
+        for node_id in entry.nodes:
+            self._on_node[node_id].discard(volume_id)

@@ -115,7 +115,7 @@ async def test_a_publish_outlives_the_process_and_keeps_the_volume_from_being_de
     assert isinstance(backend, MemoryBackend)
     again = driver_state.opened(tmp_path, backend=backend)
     assert attaching.is_readonly(again.registry.load(volume_id))
-    assert again.registry.index.on_node(NODE) == 1
+    assert again.registry.index.on_node(NODE) == {volume_id}
     with pytest.raises(attaching.AttachedElsewhere):
         await Provisioner(again).delete(volume_id)
     await Attacher(again, NODE).detach(volume_id, NODE)
@@ -140,6 +140,23 @@ async def test_the_last_slot_is_given_once(
     assert (slots.limit, set(slots.taken)) == (2, {ids[1], ids[2]})
     with pytest.raises(errors.NotFound):
         attacher.slots("other")
+
+
+async def test_what_pods_brought_by_themselves_takes_slots_too(
+    state: State, attacher: Attacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state.backend, "attach_limit", lambda: 2)
+    published, brought, third = [await made(state, name) for name in "abc"]
+    state.backend.attach(brought)
+    await attacher.attach(attach(published))
+    state.backend.attach(published)
+    assert set(attacher.slots(NODE).taken) == {published, brought}
+    with pytest.raises(attaching.NodeFull):
+        await attacher.attach(attach(third))
+    await attacher.attach(attach(brought))
+    await attacher.detach(brought, NODE)
+    state.backend.detach(brought)
+    await attacher.attach(attach(third))
 
 
 async def test_a_staged_volume_is_where_it_is_and_is_not_taken_away(
