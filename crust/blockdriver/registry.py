@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from crust import errors, volumes
 from crust.blockdriver.index import Index
 from crust.blockdriver.record import LIMIT_BYTES, Record, UnreadableRecord
+from crust.blockdriver.reserve import Reserve
 from crust.host import durable
 
 _ID = re.compile(r"vol-[0-9a-f]{40}")
@@ -46,6 +47,7 @@ class Registry:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
+        self._reserve = Reserve(f"{directory}.reserve")
         self.index = Index()
 
     def open(self) -> None:
@@ -55,6 +57,7 @@ class Registry:
         """
         durable.make_directory(self._directory, 0o700)
         durable.sweep(self._directory)
+        self._reserve.keep()
         self.index.clear()
         for volume_id in self._on_disk():
             self.index.put(volume_id, self._readable(volume_id))
@@ -87,15 +90,22 @@ class Registry:
         return record
 
     def save(self, record: Record) -> Record:
-        """Make `record` the truth, durably; answers it."""
+        """Make `record` the truth, durably; answers it. A volume that exists has room for that on a full disk too."""
         volume_id = volumes.VolumeId(record.volume_id)
-        durable.publish(self._path(volume_id), record.encode())
+        try:
+            durable.publish(self._path(volume_id), record.encode())
+        except errors.Exhausted:
+            if not self.index.has(volume_id) or not self._reserve.spend():
+                raise
+            durable.publish(self._path(volume_id), record.encode())
+            self._reserve.keep()
         self.index.put(volume_id, record)
         return record
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
         """Forget a volume, durably; absent is fine."""
         durable.remove(self._path(volume_id))
+        self._reserve.keep()
         self.index.drop(volume_id)
 
     def age_s(self, volume_id: volumes.VolumeId) -> float:
