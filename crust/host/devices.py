@@ -101,15 +101,20 @@ def is_free(path: str, identity: volumes.DeviceIdentity) -> bool:
 
     False says nothing: somebody may have it, or it cannot be opened, or the path leads elsewhere.
     """
+    number = os.makedev(identity.major, identity.minor)
     try:
+        if not _is_device(os.stat(path), number):
+            return False  # looked at first: to open a device has effects, and who named this one may be wrong
         fd = os.open(path, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        status = os.fstat(fd)
+        return _is_device(os.fstat(fd), number)
     finally:
         os.close(fd)
-    number = os.makedev(identity.major, identity.minor)
+
+
+def _is_device(status: os.stat_result, number: int) -> bool:
     return stat.S_ISBLK(status.st_mode) and status.st_rdev == number
 
 
