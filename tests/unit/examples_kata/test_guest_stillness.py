@@ -77,13 +77,13 @@ def still(kernel: Kernel) -> stillness.Still:
 
 
 def freeze(still: stillness.Still, thaw_after_s: float = 10) -> None:
-    with still.lock:
+    with still.turn():
         still.wait_until_unmoved()
         still.freeze(PATH, thaw_after_s)
 
 
 def thaw(still: stillness.Still) -> bool:
-    with still.lock:
+    with still.turn():
         return still.thaw(PATH)
 
 
@@ -211,14 +211,30 @@ def test_what_changes_the_filesystem_waits_for_the_thaw_outside_of_the_kernel(
     assert kernel.calls == ["thaw", "grow"]
 
 
-def test_a_freeze_waits_for_what_changes_the_filesystem_and_a_thaw_does_not(
+def test_a_freeze_waits_for_what_changes_the_filesystem_and_an_unmount_does_not(
     kernel: Kernel, still: stillness.Still
 ) -> None:
     with contextlib.ExitStack() as ending, still.moving():
         ending.enter_context(waiting(still, lambda: freeze(still)))
-        assert thaw(still) is False
+        with still.lock:
+            assert still.thaw(PATH) is False
         kernel.calls.append("grown")
     assert kernel.calls == ["thaw", "grown", "flush", "freeze"]
+
+
+def test_a_thaw_is_not_overtaken_by_a_freeze_that_waits(
+    kernel: Kernel, still: stillness.Still
+) -> None:
+    """Its caller gave it up, and will not thaw again."""
+    told: list[bool] = []
+    thawing = threading.Thread(target=lambda: told.append(thaw(still)), daemon=True)
+    with contextlib.ExitStack() as ending, still.moving():
+        ending.enter_context(waiting(still, lambda: freeze(still)))
+        thawing.start()
+        thawing.join(0.05)
+    thawing.join(30)
+    assert told == [True]
+    assert not kernel.frozen
 
 
 def test_a_change_that_does_not_end_refuses_the_freeze(

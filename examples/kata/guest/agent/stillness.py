@@ -42,7 +42,14 @@ class Still:
         self._timer = timer
         self._clock = clock
         self._watchdog: threading.Timer | None = None
+        self._turn = threading.Lock()
         self._moves = False
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """The lock, for a caller's freeze or thaw: a thaw waits for a freeze that gives the lock up meanwhile."""
+        with self._turn, self.lock:
+            yield
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:

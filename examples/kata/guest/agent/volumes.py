@@ -115,7 +115,7 @@ class Volumes:
         thaw_after_s = args.integer("thaw_after_s", 1, 600)
         args.end()
         still = self._still(name)
-        with still.lock:
+        with still.turn():
             still.wait_until_unmoved()
             if self._ending:
                 raise protocol.Fault("busy", "the machine is shutting down")
@@ -127,7 +127,7 @@ class Volumes:
         name = args.name("volume")
         args.end()
         still = self._still(name)
-        with still.lock:
+        with still.turn():
             return {"was_frozen": still.thaw(self._mounted(name))}
 
     def health(self) -> dict[str, Any]:
