@@ -74,6 +74,7 @@ class Driver:
 
         Raises `ledger.UnreadableEntry` and whatever keeps the directories from being made.
         """
+        self.snapshots.thaw()
         self.state.registry.open()
         self.state.backend.open()
         self.state.ledger.open(boot.boot_id())

@@ -7,12 +7,14 @@ of a deferred publish. The line goes when the thaw is known. A reboot thaws ever
 another boot's lines are void.
 """
 
+import logging
 import os
 from dataclasses import dataclass
 
-from crust import volumes
+from crust import errors, volumes
 from crust.host import boot, durable
 
+_log = logging.getLogger(__name__)
 _LIMIT_BYTES = 8192
 _GUEST = "guest:"
 
@@ -30,10 +32,12 @@ class Intents:
     """The lines below one directory. Every method blocks; one call per volume at a time."""
 
     def __init__(self, run_dir: str) -> None:
+        self._run_dir = run_dir
         self._directory = os.path.join(run_dir, "freezes")
 
     def open(self) -> tuple[Intent, ...]:
-        """What an earlier life of this boot may have left frozen. Makes the directory."""
+        """What an earlier life of this boot may have left frozen. Makes the directories."""
+        durable.make_directory(self._run_dir, 0o700)
         durable.make_directory(self._directory, 0o700)
         durable.sweep(self._directory)
         found = (self._read(volumes.VolumeId(name)) for name in os.listdir(self._directory))
@@ -50,7 +54,11 @@ class Intents:
         durable.remove(self._path(volume_id), survives_power_cut=False)
 
     def _read(self, volume_id: volumes.VolumeId) -> Intent | None:
-        data = durable.read(self._path(volume_id), limit_bytes=_LIMIT_BYTES)
+        try:
+            data = durable.read(self._path(volume_id), limit_bytes=_LIMIT_BYTES)
+        except errors.CrustError as err:  # the others' writers must not wait for that
+            _log.error("unreadable freeze", extra={"volume_id": volume_id, "error": str(err)})
+            return None
         boot_id, _, what = data.decode("utf-8", "replace").removesuffix("\n").partition(" ")
         if boot_id != boot.boot_id():
             self.forget(volume_id)

@@ -1,8 +1,9 @@
 """Filesystems of this host that stand still while their images are copied, and never for longer.
 
 A freeze outlives the process that made it, so it is written down before it is made, and whoever starts next thaws
-(`Freezer.thaw_left`) before anybody is served. In a living process a timer thaws what takes too long: a stopped
-database is an outage, and the copy is then given up as torn. Of a group all are frozen before the first is copied.
+before it looks at anything else (`Freezer.thaw_mounted`). In a living process a timer thaws what takes too long: a
+stopped database is an outage, and the copy is then given up as torn. Of a group all are frozen before the first is
+copied.
 
 Guests' filesystems are frozen by `guest_freezes`, around this.
 """
@@ -15,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from crust import errors, volumes
+from crust.blockdriver import state
 from crust.blockdriver.backends.protocol import Backend
 from crust.blockdriver.freeze_intents import Intent, Intents
 from crust.host import devices, filesystems, holders, mounts
@@ -62,14 +64,21 @@ class Freezer:
         self._backend = backend
         self._limit_s = limit_s
 
-    def thaw_left(self, left: Intent) -> None:
-        """Thaw what an earlier life may have left frozen; what cannot be is kept for the next start, and told."""
-        try:
-            self._thaw_by_identity(left)
-        except errors.CrustError as err:
-            _log.error("left frozen", extra={"volume_id": left.volume_id, "error": str(err)})
-            return
-        self._intents.forget(left.volume_id)
+    def thaw_mounted(self, left: Intent) -> None:
+        """Thaw what an earlier life may have left frozen, if it is mounted here. Needs no backend."""
+        with _telling(left):
+            mount = _mount_of(left.identity)
+            if mount is None:
+                return
+            filesystems.thaw(mount.target)
+            _log.warning("thawed what was left frozen", extra={"volume_id": left.volume_id})
+            self._intents.forget(left.volume_id)
+
+    def thaw_unmounted(self, left: Intent) -> None:
+        """The same if it is mounted no more, or covered: frozen, it lives on where nobody reaches it."""
+        with _telling(left):
+            self._thaw_unmounted(left)
+            self._intents.forget(left.volume_id)
 
     @contextmanager
     def frozen(self, members: Sequence[Freezable]) -> Iterator[None]:
@@ -128,13 +137,7 @@ class Freezer:
             return err
         return None
 
-    def _thaw_by_identity(self, left: Intent) -> None:
-        mount = _mount_of(left.identity)
-        if mount is not None:
-            filesystems.thaw(mount.target)
-            _log.warning("thawed what was left frozen", extra={"volume_id": left.volume_id})
-            return
-        # Frozen, a filesystem can be unmounted, and lives on where nobody reaches it.
+    def _thaw_unmounted(self, left: Intent) -> None:
         attachment = self._backend.attached(left.volume_id)
         if attachment is None or str(attachment.source.identity) != left.identity:
             return  # a device that is gone took its filesystem along
@@ -147,17 +150,26 @@ class Freezer:
         with suppress(devices.DeviceInUse):  # it is a guest's by now, or a tool's
             filesystems.thaw_unmounted(device, found.type)
             _log.warning(
-                "thawed what was left frozen and unmounted", extra={"volume_id": left.volume_id}
+                "thawed what was left frozen and out of reach", extra={"volume_id": left.volume_id}
             )
 
 
+@contextmanager
+def _telling(left: Intent) -> Iterator[None]:
+    """What cannot be thawed is kept for the next start."""
+    try:
+        yield
+    except errors.CrustError as err:
+        _log.error("left frozen", extra={"volume_id": left.volume_id, "error": str(err)})
+
+
 def _mount_of(identity: str) -> mounts.Mount | None:
-    """A mount of the very device that was meant; its numbers may be another's by now."""
+    """A mount of the very device that was meant, whose numbers may be another's by now, and which can be reached."""
     numbers = re.fullmatch(r"(\d+):(\d+)@\d+", identity)
     if numbers is None:
         return None
     for mount in mounts.of_device(int(numbers[1]), int(numbers[2])):
         with suppress(errors.CrustError):
-            if str(devices.identify(mount.source)) == identity:
+            if state.is_visible(mount) and str(devices.identify(mount.source)) == identity:
                 return mount
     return None

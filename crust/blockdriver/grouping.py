@@ -6,6 +6,7 @@ group's record is written before its members', and removed after them.
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from crust import errors, volumes
 from crust.blockdriver import snapshotting
@@ -72,20 +73,14 @@ class Grouper:
 
     def _present_or_plan(self, name: str, ids: list[volumes.VolumeId]) -> GroupRecord:
         present = self._shelf.find(group_id_of(name))
-        if present is not None and present.phase == "deleting":
+        if present is not None and present.phase != "ready":  # nobody was told of it
             self._discard(present)
             present = None
-        if present is not None and [volume_id for volume_id, _ in present.members] != ids:
+        if present is None:
+            return _plan(name, ids)
+        if [volume_id for volume_id, _ in present.members] != ids:
             raise GroupOfOthers(name)
-        if present is not None and present.phase == "ready":
-            return present
-        return GroupRecord(
-            group_id=group_id_of(name),
-            name=name,
-            phase="creating",
-            created_ns=0,
-            members=tuple((each, member_id_of(name, each)) for each in ids),
-        )
+        return present
 
     async def _take(self, group: GroupRecord) -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
         plans = await asyncio.to_thread(self._begin, group)
@@ -134,7 +129,9 @@ class Grouper:
         return () if group is None else tuple(snapshot_id for _, snapshot_id in group.members)
 
     def _discard(self, group: GroupRecord) -> None:
-        self._shelf.save(group.model_copy(update={"phase": "deleting"}))
+        """See `Snapshotter.discard`."""
+        with suppress(errors.Exhausted):
+            self._shelf.save(group.model_copy(update={"phase": "deleting"}))
         for _, snapshot_id in group.members:
             member = self._snapshotter.shelf.find(snapshot_id)
             if member is not None:
@@ -143,6 +140,16 @@ class Grouper:
 
     def _members(self, group: GroupRecord) -> tuple[SnapshotRecord, ...]:
         return tuple(self._snapshotter.find(snapshot_id) for _, snapshot_id in group.members)
+
+
+def _plan(name: str, ids: Sequence[volumes.VolumeId]) -> GroupRecord:
+    return GroupRecord(
+        group_id=group_id_of(name),
+        name=name,
+        phase="creating",
+        created_ns=0,
+        members=tuple((each, member_id_of(name, each)) for each in ids),
+    )
 
 
 def _check_members(group: GroupRecord, snapshot_ids: Sequence[str]) -> None:

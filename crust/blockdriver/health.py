@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.blockdriver import capacity, registry
-from crust.blockdriver.record import Record
+from crust.blockdriver.record import UNREADABLE, Record
 from crust.blockdriver.state import State
 
 _SHOWN = 100
@@ -75,7 +75,7 @@ class Examiner:
         """A volume's health; raises `registry.VolumeNotFound` if there is neither a record nor an image of it."""
         try:
             record = self._state.registry.find(volume_id)
-        except (errors.Corrupt, errors.Refused) as err:
+        except UNREADABLE as err:
             return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordUnreadable", str(err)),))
         if record is None:
             return self._without_record(volume_id)
@@ -86,19 +86,32 @@ class Examiner:
     def of(self, record: Record) -> Health:
         """The health of a volume whose record was read just now."""
         volume_id = volumes.VolumeId(record.volume_id)
+        try:
+            found = self._look_at(volume_id, record.capacity_bytes)
+        except (
+            UNREADABLE
+        ) as err:  # one bad sector must not keep the other volumes from being listed
+            found = Finding(Kind.INACCESSIBLE, "ImageUnreadable", str(err))
+        return Health(volume_id, (found,) if found else ())
+
+    def _look_at(self, volume_id: volumes.VolumeId, size_bytes: int) -> Finding | None:
         if not self._state.backend.exists(volume_id):
             text = f"the image of {volume_id} is gone; the driver did not remove it"
-            return Health(volume_id, (Finding(Kind.DATA_LOSS, "ImageMissing", text),))
-        trouble = self._state.backend.trouble(volume_id, record.capacity_bytes)
-        if trouble:
-            return Health(volume_id, (Finding(Kind.DATA_LOSS, "ImageDamaged", trouble),))
-        return Health(volume_id)
+            return Finding(Kind.DATA_LOSS, "ImageMissing", text)
+        trouble = self._state.backend.trouble(volume_id, size_bytes)
+        return Finding(Kind.DATA_LOSS, "ImageDamaged", trouble) if trouble else None
 
     def _without_record(self, volume_id: volumes.VolumeId) -> Health:
-        if not registry.is_ours(volume_id) or not self._state.backend.exists(volume_id):
+        if not registry.is_ours(volume_id) or not self._is_there(volume_id):
             raise registry.VolumeNotFound(volume_id)
         text = f"there is an image of {volume_id} and no record of whose it is; it is kept"
         return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordMissing", text),))
+
+    def _is_there(self, volume_id: volumes.VolumeId) -> bool:
+        try:
+            return self._state.backend.exists(volume_id)
+        except UNREADABLE:
+            return True
 
     def ids(self) -> tuple[volumes.VolumeId, ...]:
         """Every volume there is a record or an image of, in order."""

@@ -47,7 +47,10 @@ class Sweeper:
     async def forever(self) -> None:
         """Sweep until cancelled; a sweep that fails is told, and does not end it."""
         while True:
-            await self.sweep(grace_s=GRACE_S)
+            try:
+                await self.sweep(grace_s=GRACE_S)
+            except errors.CrustError as err:
+                _log.warning("a sweep failed", extra={"error": str(err)})
             await asyncio.sleep(PERIOD_S)
 
     async def sweep(self, *, grace_s: float) -> tuple[volumes.VolumeId, ...]:

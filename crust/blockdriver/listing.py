@@ -14,6 +14,7 @@ from crust import errors, volumes
 from crust.blockdriver import ephemeral, provisioning, registry
 from crust.blockdriver.attaching import Attacher
 from crust.blockdriver.health import Examiner, Health
+from crust.blockdriver.record import UNREADABLE
 from crust.blockdriver.state import State
 
 PAGE_MAX = 5000
@@ -62,7 +63,7 @@ class Lister:
         health = self._examiner.examine(volume_id)
         try:
             record = self._state.registry.find(volume_id)
-        except (errors.Corrupt, errors.Refused):
+        except UNREADABLE:
             return Listed(provisioning.Volume(volume_id, 0), (), health)
         if record is None or record.phase != "ready" or ephemeral.is_name(record.name):
             raise registry.VolumeNotFound(volume_id)
@@ -82,7 +83,7 @@ class Lister:
 
     def _health(self, volume_id: volumes.VolumeId) -> Health:
         """A pod's own volume has an id that no CO knows: it is in no list, and its node tells its health."""
-        with contextlib.suppress(errors.Corrupt, errors.Refused):
+        with contextlib.suppress(*UNREADABLE):
             record = self._state.registry.find(volume_id)
             if record is not None and ephemeral.is_name(record.name):
                 raise registry.VolumeNotFound(volume_id)

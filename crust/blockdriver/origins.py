@@ -132,7 +132,12 @@ class Origins:
         source = self._state.registry.load(source_id)
         volume_id = volumes.VolumeId(record.volume_id)
         with self._freezer.frozen(moving.here):
-            self._state.backend.clone(volume_id, source_id, record.capacity_bytes)
+            self._state.backend.clone(
+                volume_id,
+                source_id,
+                source_bytes=source.capacity_bytes,
+                size_bytes=record.capacity_bytes,
+            )
         return _filled(record, source)
 
 

@@ -7,6 +7,7 @@ Deleting goes the other way and ends with the record. An image without a record 
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from crust import errors, volumes
@@ -119,10 +120,20 @@ class Provisioner:
 
     def _present(self, volume_id: volumes.VolumeId) -> Record | None:
         present = self._state.registry.find(volume_id)
-        if present is None or present.phase != "deleting":
+        if present is None or not self._is_void(present):
             return present
         self._finish_delete(present)
         return None
+
+    def _is_void(self, record: Record) -> bool:
+        """Whether it is being removed, or was begun as a copy of what has another size or filesystem by now."""
+        if record.phase != "creating" or record.origin is None:
+            return record.phase == "deleting"
+        try:
+            now = self._sources.find(origins.Wanted(record.origin.kind, record.origin.id))
+        except errors.NotFound:
+            return False  # the filling says so
+        return now != record.origin
 
     def _origin(self, request: Create, present: Record | None) -> Origin | None:
         """What the volume is made of; of one that was begun it is on record, and may be gone since."""
@@ -195,7 +206,10 @@ class Provisioner:
             raise StillAttached(volume_id, f"{attachment.source.path}, staged at {where}")
         attaching.check_not_published(record)
         self._state.ledger.forget_staged(volume_id)  # its device is gone: the ledger is stale
-        self._finish_delete(self._state.registry.save(record.but(phase="deleting")))
+        # A full disk has no room to write that down, and needs this most.
+        with suppress(errors.Exhausted):
+            self._state.registry.save(record.but(phase="deleting"))
+        self._finish_delete(record)
 
     def _finish_delete(self, record: Record) -> None:
         volume_id = volumes.VolumeId(record.volume_id)

@@ -24,6 +24,10 @@ Phase = Literal["creating", "ready", "deleting"]
 Content = Literal["new", "formatting", "formatted", "raw"]
 
 
+UNREADABLE = (errors.Corrupt, errors.Refused, errors.RuntimeFailed)
+"""What is wrong with one volume's record or image alone: damaged, another user's, a bad sector."""
+
+
 class UnreadableRecord(errors.Corrupt):
     """A volume's record is not what this driver writes."""
 

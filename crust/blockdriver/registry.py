@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from crust import errors, volumes
 from crust.blockdriver.index import Index
-from crust.blockdriver.record import LIMIT_BYTES, Record, UnreadableRecord
+from crust.blockdriver.record import LIMIT_BYTES, UNREADABLE, Record, UnreadableRecord
 from crust.blockdriver.reserve import Reserve
 from crust.host import durable
 
@@ -65,7 +65,7 @@ class Registry:
     def _readable(self, volume_id: volumes.VolumeId) -> Record | None:
         try:
             return self.find(volume_id)
-        except (errors.Corrupt, errors.Refused):
+        except UNREADABLE:
             return None
 
     def find(self, volume_id: volumes.VolumeId) -> Record | None:

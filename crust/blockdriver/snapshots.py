@@ -30,8 +30,14 @@ class Snapshots:
         """What is wrong with records of snapshots and groups, a sentence for each."""
         return (*self.snapshotter.shelf.unreadable(), *self.groups.unreadable())
 
+    def thaw(self) -> None:
+        """Before all else, because somebody waits, and what is read later can keep the driver from starting."""
+        for left in self.intents.open():
+            if not left.target:
+                self.freezer.thaw_mounted(left)
+
     def open(self) -> None:
-        """Thaw first: somebody waits. Then read the records and undo what was half done. After the backend.
+        """Thaw what only the backend finds, then read the records and undo what was half done. After the backend.
 
         What is frozen in guests is thawed by `guest_freezer.recover`, which needs the proxy and may have to wait.
         """
@@ -39,7 +45,7 @@ class Snapshots:
             if left.target:
                 self.guest_freezer.remember(left)
             else:
-                self.freezer.thaw_left(left)
+                self.freezer.thaw_unmounted(left)
         self.groups.open()
         self.snapshotter.shelf.open()
         self.grouper.recover()

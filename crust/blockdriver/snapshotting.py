@@ -13,6 +13,7 @@ moment of the last one. If one has, they are copied again, a few times; then the
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from crust import errors, volumes
 from crust.blockdriver import capacity, standstill
@@ -103,14 +104,14 @@ class Snapshotter:
 
     def _present_or_plan(self, name: str, volume_id: volumes.VolumeId) -> SnapshotRecord:
         present = self.shelf.find(snapshot_id_of(name))
-        if present is not None and present.phase == "deleting":
+        if present is not None and present.phase != "ready":  # nobody was told of it
             self.discard(present)
             present = None
-        if present is not None and present.source_volume_id != volume_id:
+        if present is None:
+            return plan(self._state.registry.load(volume_id), snapshot_id_of(name), name)
+        if present.source_volume_id != volume_id:
             raise SnapshotOfAnother(name, present.source_volume_id)
-        if present is not None and present.phase == "ready":
-            return present
-        return plan(self._state.registry.load(volume_id), snapshot_id_of(name), name)
+        return present
 
     async def take(self, plans: Sequence[SnapshotRecord]) -> tuple[SnapshotRecord, ...]:
         """Take all of `plans` at one moment, or none. Raises what `create` does, and `NeverStill`."""
@@ -182,8 +183,12 @@ class Snapshotter:
         self.discard(record)
 
     def discard(self, record: SnapshotRecord) -> None:
-        """Remove a snapshot, whoever's, in an order that a crash may cut anywhere."""
-        self.shelf.save(record.model_copy(update={"phase": "deleting"}))
+        """Remove a snapshot, whoever's, in an order that a crash may cut anywhere.
+
+        A full disk has no room for the intent, and needs this most: then it is the caller's retry that goes on.
+        """
+        with suppress(errors.Exhausted):
+            self.shelf.save(record.model_copy(update={"phase": "deleting"}))
         self._state.backend.delete_snapshot(image_of(record))
         self.shelf.remove(record.snapshot_id)
 

@@ -20,7 +20,7 @@ from crust.blockdriver.backends.protocol import Source
 from crust.blockdriver.freezes import Freezable
 from crust.blockdriver.guest_freezes import InGuest
 from crust.blockdriver.state import State
-from crust.host import mounts
+from crust.host import holders
 
 
 class RawWrites(errors.NotReady):
@@ -48,6 +48,19 @@ class NotReachable(errors.NotReady):
         self.volume_id = volume_id
 
 
+class HeldUnseen(errors.NotReady):
+    """Something has the device of a volume that is published nowhere: a mount that was taken off lazily lives on."""
+
+    def __init__(self, volume_id: str, device: str) -> None:
+        super().__init__(
+            f"{volume_id} cannot be copied now",
+            why=f"it is published nowhere, and something holds {device}: a program, or a mount that nobody sees",
+            hint="end what was left of its last user, then retry",
+        )
+        self.volume_id = volume_id
+        self.device = device
+
+
 @dataclass(frozen=True, slots=True)
 class Moving:
     """What of some volumes moves: what is to be frozen, here and in guests, and what can only be watched."""
@@ -60,7 +73,7 @@ class Moving:
 def check(shared: State, volume_ids: Iterable[volumes.VolumeId]) -> Moving:
     """What is to stand still while the volumes are copied, all of them at one moment.
 
-    Raises `RawWrites`, `NotReachable`. Holds as long as nobody else operates on the volumes.
+    Raises `RawWrites`, `NotReachable`, `HeldUnseen`. Holds as long as nobody else operates on the volumes.
     """
     found = [_check(shared, each) for each in volume_ids]
     return Moving(
@@ -71,7 +84,8 @@ def check(shared: State, volume_ids: Iterable[volumes.VolumeId]) -> Moving:
 
 
 def _check(shared: State, volume_id: volumes.VolumeId) -> Moving:
-    writers = [each for each in shared.live_publishes(volume_id) if not each.readonly]
+    live = shared.live_publishes(volume_id)
+    writers = [each for each in live if not each.readonly]
     attachment = shared.backend.attached(volume_id)
     deferred = next((each for each in writers if each.deferred), None)
     if deferred is not None:
@@ -84,7 +98,14 @@ def _check(shared: State, volume_id: volumes.VolumeId) -> Moving:
     if raw is not None:
         return Moving(raw=(volume_id,))
     here = _mounted(volume_id, attachment.source) if attachment else None
+    if attachment is not None and here is None and not live:
+        _check_unheld(volume_id, attachment.source.path)
     return Moving(here=(here,) if here else ())
+
+
+def _check_unheld(volume_id: volumes.VolumeId, device: str) -> None:
+    if holders.is_exclusively_held(device):
+        raise HeldUnseen(volume_id, device)
 
 
 def _mounted(volume_id: volumes.VolumeId, source: Source) -> Freezable | None:
@@ -92,8 +113,6 @@ def _mounted(volume_id: volumes.VolumeId, source: Source) -> Freezable | None:
     if not found:
         return None
     for mount in found:
-        # What covers a mountpoint would be frozen in its stead.
-        visible = mounts.at(mount.target)
-        if visible is not None and visible.mount_id == mount.mount_id:
+        if state.is_visible(mount):  # what covers a mountpoint would be frozen in its stead
             return Freezable(volume_id, source.identity, mount.target)
     raise NotReachable(volume_id)

@@ -39,6 +39,18 @@ class SourceTooShort(errors.Corrupt):
         self.path = path
 
 
+class CannotShare(errors.NotReady):
+    """A file of a filesystem that clones files cannot be cloned itself."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} is not copied",
+            why="its filesystem shares the blocks of files, and not of this one: it may be one without checksums",
+            hint="while nobody uses it, copy it to a new file (cp --reflink=never), and put that in its place",
+        )
+        self.path = path
+
+
 def clones(directory: str) -> bool:
     """Whether files of `directory` are cloned by reference, at one moment; tried with two empty files."""
     with oserrors.translating(f"cannot try to clone in {directory}"):
@@ -71,17 +83,32 @@ def piles_up_extents(directory: str) -> bool:
 
 
 def copy(
-    source: str, target: str, *, least_bytes: int, grow_to_bytes: int = 0, mode: int = 0o600
+    source: str,
+    target: str,
+    *,
+    least_bytes: int,
+    grow_to_bytes: int = 0,
+    mode: int = 0o600,
+    at_once: bool = False,
 ) -> None:
     """Make `target` a copy of `source`, durably, in place of whatever lies there.
 
     `least_bytes` is what the source must have; the copy ends with a hole up to `grow_to_bytes`. Both files must be
-    of one filesystem. Raises `SourceTooShort`, `NotFound`, `Exhausted`.
+    of one filesystem. With `at_once` it is by reference or not at all, for a source that somebody writes to. Raises
+    `SourceTooShort`, `CannotShare`, `NotFound`, `Exhausted`.
     """
     aside = _aside(target)
     with oserrors.translating(f"cannot copy {source} to {target}"):
         try:
-            _fill_aside(source, aside, least_bytes, grow_to_bytes, mode)
+            with _opened(source, least_bytes) as (origin, size_bytes), _created(aside) as copy_fd:
+                if not _clone(origin, copy_fd):
+                    if at_once:
+                        raise CannotShare(source)
+                    _copy_segments(origin, copy_fd, size_bytes)
+                if grow_to_bytes > size_bytes:
+                    os.ftruncate(copy_fd, grow_to_bytes)
+                os.fchmod(copy_fd, mode)
+                os.fsync(copy_fd)
             os.rename(aside, target)
         finally:
             with suppress(FileNotFoundError):
@@ -89,22 +116,17 @@ def copy(
         durable.sync_directory(os.path.dirname(target))
 
 
-def _fill_aside(source: str, aside: str, least_bytes: int, grow_to_bytes: int, mode: int) -> None:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    origin = os.open(source, flags)
+@contextmanager
+def _opened(source: str, least_bytes: int) -> Iterator[tuple[int, int]]:
+    """A descriptor and the size of a file that has at least `least_bytes`."""
+    fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        status = os.fstat(origin)
+        status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size < least_bytes:
             raise SourceTooShort(source, status.st_size, least_bytes)
-        with _created(aside) as copy_fd:
-            if not _clone(origin, copy_fd):
-                _copy_segments(origin, copy_fd, status.st_size)
-            if grow_to_bytes > status.st_size:
-                os.ftruncate(copy_fd, grow_to_bytes)
-            os.fchmod(copy_fd, mode)
-            os.fsync(copy_fd)
+        yield fd, status.st_size
     finally:
-        os.close(origin)
+        os.close(fd)
 
 
 def _clone(source: int, target: int) -> bool:

@@ -37,8 +37,13 @@ class Space:
 
 
 def exists(path: str) -> bool:
-    """Whether there is anything at `path`."""
-    return os.path.lexists(path)
+    """Whether there is anything at `path`. What cannot be looked at is not said to be absent."""
+    with oserrors.translating(f"cannot look at {path}"):
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return True
 
 
 def create(path: str, size_bytes: int) -> None:

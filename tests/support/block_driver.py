@@ -70,6 +70,7 @@ class Bench:
     profile: CsiProfile = "1.12"
     reach: guests.Guests | None = None
     io_cgroup: str = ""
+    overcommit: float = 1.0
     driver: app.Driver = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,6 +89,7 @@ class Bench:
             target_roots=(str(self.root),),
             reach=self.reach,
             io_cgroup=self.io_cgroup,
+            overcommit=self.overcommit,
         )
         self.driver.open()
 

@@ -145,10 +145,19 @@ class MemoryBackend:
         self._check_room(size_bytes)
         self.images[volume_id] = max(size_bytes, self.snapshots[image.snapshot_id])
 
-    def clone(self, volume_id: volumes.VolumeId, source: volumes.VolumeId, size_bytes: int) -> None:
+    def clone(
+        self,
+        volume_id: volumes.VolumeId,
+        source: volumes.VolumeId,
+        *,
+        source_bytes: int,
+        size_bytes: int,
+    ) -> None:
         """An image at least as large as the source."""
         if source not in self.images:
             raise ImageMissing(source)
+        if self.images[source] < source_bytes:
+            raise errors.Corrupt(f"{source} is cut short")
         self._check_room(size_bytes)
         self.images[volume_id] = max(size_bytes, self.images[source])
 

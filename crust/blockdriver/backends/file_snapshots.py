@@ -10,7 +10,7 @@ compared by where their blocks are; on other filesystems the blocks say nothing 
 import os
 from functools import cached_property
 
-from crust import errors, volumes
+from crust import errors
 from crust.blockdriver.backends.protocol import (
     Image,
     ImageMissing,
@@ -41,7 +41,11 @@ class FileSnapshots:
             _write_back(device_path)
         try:
             copying.copy(
-                volume_path, self._path(image), least_bytes=image.size_bytes, mode=_READ_ONLY
+                volume_path,
+                self._path(image),
+                least_bytes=image.size_bytes,
+                mode=_READ_ONLY,
+                at_once=self.by_reference,
             )
         except errors.NotFound as err:
             raise ImageMissing(image.volume_id) from err
@@ -70,19 +74,23 @@ class FileSnapshots:
 
     def clone(
         self,
-        source: volumes.VolumeId,
         source_path: str,
         device_path: str | None,
         volume_path: str,
+        *,
+        source_bytes: int,
         size_bytes: int,
     ) -> None:
-        """Copy a volume's file to another volume's. Raises `ImageMissing`."""
+        """Copy a volume's file to another volume's. Raises `NotFound`."""
         if device_path is not None:
             _write_back(device_path)
-        try:
-            copying.copy(source_path, volume_path, least_bytes=0, grow_to_bytes=size_bytes)
-        except errors.NotFound as err:
-            raise ImageMissing(source) from err
+        copying.copy(
+            source_path,
+            volume_path,
+            least_bytes=source_bytes,
+            grow_to_bytes=size_bytes,
+            at_once=self.by_reference,
+        )
 
     def allocated(self, image: Image) -> tuple[Region, ...]:
         """The parts that are no holes."""

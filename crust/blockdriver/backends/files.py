@@ -116,18 +116,17 @@ class Files:
         return sparse.exists(self._path(volume_id))
 
     def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
-        """Make a sparse file; raises `PoolFull`."""
-        self._check_room(size_bytes)
-        sparse.create(self._path(volume_id), size_bytes)
+        """Make a sparse file, which takes no room yet; raises `PoolFull`."""
+        with self._told_when_full(size_bytes):
+            sparse.create(self._path(volume_id), size_bytes)
         self._occupancy.touched(volume_id)
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Grow the file, never shrink it; raises `PoolFull`, `ImageMissing`."""
-        present_bytes = self._size_bytes(volume_id)
-        if present_bytes >= size_bytes:
+        if self._size_bytes(volume_id) >= size_bytes:
             return
-        self._check_room(size_bytes - present_bytes)
-        sparse.grow(self._path(volume_id), size_bytes)
+        with self._told_when_full(size_bytes):
+            sparse.grow(self._path(volume_id), size_bytes)
         self._occupancy.touched(volume_id)
 
     def delete(self, volume_id: volumes.VolumeId) -> None:
@@ -267,13 +266,27 @@ class Files:
         with self._told_when_full(size_bytes), self._touching(volume_id):
             self._snapshots.restore(image, self._path(volume_id), size_bytes)
 
-    def clone(self, volume_id: volumes.VolumeId, source: volumes.VolumeId, size_bytes: int) -> None:
+    def clone(
+        self,
+        volume_id: volumes.VolumeId,
+        source: volumes.VolumeId,
+        *,
+        source_bytes: int,
+        size_bytes: int,
+    ) -> None:
         """A copy of the volume's file."""
         device = self._device_path(source)
         with self._told_when_full(size_bytes), self._touching(volume_id, source):
-            self._snapshots.clone(
-                source, self._path(source), device, self._path(volume_id), size_bytes
-            )
+            try:
+                self._snapshots.clone(
+                    self._path(source),
+                    device,
+                    self._path(volume_id),
+                    source_bytes=source_bytes,
+                    size_bytes=size_bytes,
+                )
+            except errors.NotFound as err:
+                raise ImageMissing(source) from err
 
     def allocated(self, image: Image) -> tuple[Region, ...]:
         """What is no hole in the snapshot's file."""
@@ -314,6 +327,8 @@ class Files:
             status = os.lstat(self._path(volumes.VolumeId(device.tag.removeprefix(self._tag))))
         except FileNotFoundError:
             return False
+        except OSError:
+            return True  # not known to be another's: left as it is
         return device.file == (status.st_dev, status.st_ino)
 
     def _device(self, volume_id: volumes.VolumeId) -> loop.LoopDevice | None:
@@ -340,11 +355,6 @@ class Files:
             return sparse.size_bytes(self._path(volume_id))
         except errors.NotFound as err:
             raise ImageMissing(volume_id) from err
-
-    def _check_room(self, wanted_bytes: int) -> None:
-        available_bytes = sparse.space(self._pool).available_bytes
-        if wanted_bytes > available_bytes:
-            raise PoolFull(self._pool, wanted_bytes, available_bytes)
 
     def _path(self, volume_id: volumes.VolumeId) -> str:
         if not volume_id.replace("-", "").isalnum() or not volume_id.isascii():

@@ -214,8 +214,18 @@ class Backend(Protocol):
         """
         ...
 
-    def clone(self, volume_id: volumes.VolumeId, source: volumes.VolumeId, size_bytes: int) -> None:
-        """Like `restore`, from a volume as it is now. Raises `ImageMissing`, `Exhausted`."""
+    def clone(
+        self,
+        volume_id: volumes.VolumeId,
+        source: volumes.VolumeId,
+        *,
+        source_bytes: int,
+        size_bytes: int,
+    ) -> None:
+        """Like `restore`, from a volume as it is now, which must have `source_bytes`.
+
+        Raises `ImageMissing`, `Exhausted`, and `Corrupt` for a source that was cut short.
+        """
         ...
 
     def allocated(self, image: Image) -> tuple[Region, ...]:

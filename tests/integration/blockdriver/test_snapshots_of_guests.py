@@ -165,8 +165,8 @@ def meanwhile(
         take(image)
         act()
 
-    def cloning(volume_id: volumes.VolumeId, source: volumes.VolumeId, size_bytes: int) -> None:
-        clone(volume_id, source, size_bytes)
+    def cloning(volume_id: volumes.VolumeId, source: volumes.VolumeId, **sizes: int) -> None:
+        clone(volume_id, source, **sizes)
         act()
 
     monkeypatch.setattr(backend, "take_snapshot", taking)

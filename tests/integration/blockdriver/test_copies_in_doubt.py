@@ -1,0 +1,197 @@
+"""Copies of what was damaged, has changed since, or is written to where nobody looks: refused, or right."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crust import errors
+from crust.blockdriver import ledger, origins, registry, standstill
+from crust.host import boot, copying, devices, filesystems, mounts
+from tests.integration.blockdriver.test_snapshots import (
+    down,
+    is_frozen,
+    made_of,
+    snapshot,
+    unmount_lazily,
+    up,
+    write,
+)
+from tests.support.block_driver import MIB, Bench, block, mount
+from tests.support.pools import bench_on
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
+
+
+@pytest.fixture(params=["ext4", "xfs"])
+def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    with bench_on(request.param, tmp_path) as bench:
+        yield bench
+
+
+@pytest.fixture
+def on_btrfs(tmp_path: Path) -> Iterator[Bench]:
+    with bench_on("btrfs", tmp_path) as bench:
+        yield bench
+
+
+def image(bench: Bench, volume_id: str) -> Path:
+    return bench.root / "state" / "images" / f"{volume_id}.img"
+
+
+def device(bench: Bench, name: str) -> str:
+    attachment = bench.driver.state.backend.attached(registry.volume_id_of(name))
+    assert attachment is not None
+    return attachment.source.path
+
+
+def left_frozen(bench: Bench, volume_id: str, target: str) -> Path:
+    """Freeze as a driver does that dies then; answers what it noted."""
+    identity = devices.identify(device(bench, "source"))
+    entry = bench.root / "run" / "freezes" / volume_id
+    entry.write_text(f"{boot.boot_id()} {identity}\n")
+    entry.chmod(0o600)
+    filesystems.freeze(target)
+    return entry
+
+
+def cover(target: str) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "none", target], check=True)
+
+
+async def begun(bench: Bench, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clone that was recorded, and could not be filled."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise errors.NotReady("not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.driver.state.backend, "clone", refuse)
+        with pytest.raises(errors.NotReady, match="not now"):
+            await made_of(bench, "clone", volume_id=source)
+
+
+async def test_what_was_cut_short_is_not_copied_as_if_it_were_whole(pool: Bench) -> None:
+    source = await pool.create("source")
+    os.truncate(image(pool, source.volume_id), 10 * MIB)
+    with pytest.raises(copying.SourceTooShort):
+        await snapshot(pool, source.volume_id)
+    with pytest.raises(copying.SourceTooShort):
+        await made_of(pool, "clone", volume_id=source.volume_id)
+    assert not image(pool, registry.volume_id_of("clone")).exists()
+
+
+async def test_a_clone_that_was_begun_has_the_size_that_its_source_has_by_now(
+    pool: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await pool.create("source")
+    await begun(pool, source.volume_id, monkeypatch)
+    await pool.grow(source.volume_id, 128 * MIB)
+    with pytest.raises(origins.SmallerThanSource):
+        await made_of(pool, "clone", volume_id=source.volume_id, size=64 * MIB)
+    clone = await made_of(pool, "clone", volume_id=source.volume_id)
+    assert clone.capacity_bytes == 128 * MIB
+    assert image(pool, clone.volume_id).stat().st_size == 128 * MIB
+
+
+async def test_a_clone_that_was_begun_is_not_promised_another_filesystem_than_its_source_has_by_now(
+    pool: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await pool.create("source", block(), size=320 * MIB)
+    await begun(pool, source.volume_id, monkeypatch)
+    await pool.stage(source.volume_id, mount("xfs"))
+    await pool.unstage(source.volume_id)
+    with pytest.raises(origins.OtherFilesystem):
+        await made_of(pool, "clone", volume_id=source.volume_id)
+    await made_of(pool, "clone", volume_id=source.volume_id, fs_type="xfs")
+
+
+async def test_a_clone_whose_source_is_gone_leaves_nothing(
+    pool: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await pool.create("source")
+    await begun(pool, source.volume_id, monkeypatch)
+    await pool.delete(source.volume_id)
+    with pytest.raises(registry.VolumeNotFound):
+        await made_of(pool, "clone", volume_id=source.volume_id)
+    assert pool.driver.state.registry.ids() == ()
+
+
+async def test_what_was_unmounted_lazily_and_is_still_written_to_is_not_copied(pool: Bench) -> None:
+    source = await pool.create("source")
+    target = await up(pool, source.volume_id)
+    with open(os.path.join(target, "file"), "wb") as file:
+        file.write(b"x")
+        unmount_lazily(target)
+        with pytest.raises(standstill.HeldUnseen):
+            await snapshot(pool, source.volume_id)
+        with pytest.raises(standstill.HeldUnseen):
+            await made_of(pool, "clone", volume_id=source.volume_id)
+    await snapshot(pool, source.volume_id)
+    await down(pool, source.volume_id)
+
+
+async def test_a_volume_that_is_published_to_be_read_is_copied(pool: Bench) -> None:
+    """Its device is held exclusively, and nobody writes."""
+    source = await pool.create("source")
+    target = await up(pool, source.volume_id)
+    write(target, "file", b"x")
+    await down(pool, source.volume_id)
+    await pool.stage(source.volume_id)
+    await pool.publish(source.volume_id, target, readonly=True)
+    await snapshot(pool, source.volume_id)
+    await pool.unpublish(source.volume_id, target)
+    await pool.publish(source.volume_id, target, readonly=True, deferred=True)
+    fence = devices.open_exclusive(device(pool, "source"))
+    await snapshot(pool, source.volume_id, "second")
+    os.close(fence)
+    await down(pool, source.volume_id)
+
+
+async def test_what_was_left_frozen_is_thawed_though_something_is_mounted_over_it(
+    pool: Bench,
+) -> None:
+    source = await pool.create("source")
+    target = await up(pool, source.volume_id)
+    entry = left_frozen(pool, source.volume_id, target)
+    cover(target)
+    pool.restart()
+    mounts.unmount(target)
+    assert not is_frozen(target)
+    assert not entry.exists()
+    await down(pool, source.volume_id)
+
+
+async def test_what_was_left_frozen_is_thawed_though_the_driver_cannot_start(pool: Bench) -> None:
+    source = await pool.create("source")
+    target = await up(pool, source.volume_id)
+    left_frozen(pool, source.volume_id, target)
+    (pool.root / "run" / "freezes" / "unreadable").mkdir()
+    [entry] = (pool.root / "run" / boot.boot_id() / "published").iterdir()
+    kept = entry.read_bytes()
+    entry.write_bytes(b"{")
+    with pytest.raises(ledger.UnreadableEntry):
+        pool.restart()
+    assert not is_frozen(target)
+    entry.write_bytes(kept)
+    pool.restart()
+    await down(pool, source.volume_id)
+
+
+async def test_a_file_that_its_filesystem_cannot_clone_is_not_copied_piece_by_piece(
+    on_btrfs: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others there are cloned at one moment, and all rules count on it. Old kernels refuse one without checksums."""
+    source = await on_btrfs.create("source", block())
+    await up(on_btrfs, source.volume_id, raw=True)
+    assert on_btrfs.driver.state.backend.copies_at_once()
+    monkeypatch.setattr(copying, "_FICLONE", 0)  # which no file knows
+    with pytest.raises(copying.CannotShare):
+        await snapshot(on_btrfs, source.volume_id)
+    with pytest.raises(copying.CannotShare):
+        await made_of(on_btrfs, "clone", volume_id=source.volume_id, raw=True)
+    images = on_btrfs.root / "state" / "images"
+    assert [path.name for path in images.iterdir()] == [f"{source.volume_id}.img"]
+    await down(on_btrfs, source.volume_id)
