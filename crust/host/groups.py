@@ -91,6 +91,8 @@ def _change_file(parent: int, name: str, status: os.stat_result, gid: int) -> No
         if status.st_gid != gid:
             os.chown(name, -1, gid, dir_fd=parent, follow_symlinks=False)
         return
+    if status.st_gid == gid and status.st_mode & _FILE_BITS == _FILE_BITS:
+        return  # most files of a volume that had the group before: a kubelet asks for it at every start of a pod
     # By descriptor: chmod(2) by name follows a link that was put there since we looked. O_PATH, because opening a
     # file would need no permission here but would disturb leases.
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
