@@ -30,6 +30,7 @@ class Plugin:
         self.failed: set[str] = set()
         self.passed: set[str] = set()
         self.skipped: dict[str, str] = {}
+        self.is_driver_gone = False
         self._rules: dict[str, str] = {}
 
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -42,13 +43,16 @@ class Plugin:
         options = [*channel.OPTIONS, ("grpc.default_authority", "localhost")]
         self._channel = grpc.insecure_channel(target, options=options)
         try:
-            probe = csi_pb2.ProbeRequest()
-            Calls(self._options.timeout_s).finally_(
-                csi_pb2_grpc.IdentityStub(self._channel).Probe, probe
-            )
+            self._probe()
             self._has = abilities.of(self._channel, self._options)
         except (AssertionError, grpc.RpcError) as error:
             pytest.exit(f"the driver at {self._options.socket} does not answer: {error}", 3)
+
+    def _probe(self) -> None:
+        """Probe, once the driver is there. Raises AssertionError if that takes too long."""
+        assert self._channel is not None
+        probe = csi_pb2_grpc.IdentityStub(self._channel).Probe
+        Calls(self._options.timeout_s).finally_(probe, csi_pb2.ProbeRequest())
 
     def pytest_sessionfinish(self) -> None:
         """Let go of the driver."""
@@ -108,6 +112,18 @@ class Plugin:
             return None
         outcome = report.outcome if report.when == "call" or report.skipped else "error"
         return outcome, f"{_name(report)} {outcome}\n", outcome
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        """A driver that died of a case is not waited for by each of those that are left."""
+        if number(item) not in self.failed:
+            return
+        try:
+            self._probe()
+        except AssertionError as error:
+            self.is_driver_gone = True
+            socket = self._options.socket
+            item.session.shouldstop = f"the driver at {socket} does not answer any more: {error}"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """What was skipped and why, and what failed."""

@@ -12,6 +12,7 @@ from crust.conformance.sight import Kernel, Sight
 
 CASES = Path(__file__).parent / "cases"
 FILES = "*_cases.py"
+_NO_DRIVER = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,9 @@ def run(options: Options, sight: Sight | None = None, *, quiet: bool = False) ->
     plugin = Plugin(options, sight or Kernel())
     code = pytest.main(_arguments(options, quiet=quiet), plugins=[plugin])
     if code == pytest.ExitCode.USAGE_ERROR:
-        code = 2
-    return Outcome(int(code), frozenset(plugin.passed), frozenset(plugin.failed), plugin.skipped)
+        code = pytest.ExitCode.INTERRUPTED
+    code = _NO_DRIVER if plugin.is_driver_gone else int(code)
+    return Outcome(code, frozenset(plugin.passed), frozenset(plugin.failed), plugin.skipped)
 
 
 def _arguments(options: Options, *, quiet: bool) -> list[str]:

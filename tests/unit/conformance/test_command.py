@@ -1,6 +1,9 @@
 """`crust conformance`: what it makes of its flags, of a parameters file, and of a driver that is not there."""
 
+import threading
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +14,7 @@ from crust.conformance import options, running
 from crust.conformance.case import CREATE
 from crust.conformance.options import Options
 from tests.support.memory_csi.driver import Eyes, MemoryDriver, serving
+from tests.support.memory_csi.state import Code, Refused
 
 
 def test_a_parameters_file_is_read(tmp_path: Path) -> None:
@@ -126,3 +130,38 @@ def test_the_report_names_the_cases_by_number(tmp_path: Path) -> None:
     with serving(driver, tmp_path / "csi.sock"):
         running.run(given, Eyes(driver), quiet=True)
     assert '<property name="case" value="C-001"' in (tmp_path / "report.xml").read_text()
+
+
+def test_a_driver_that_dies_of_a_case_ends_the_run_and_what_was_found_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver = MemoryDriver("1.13")
+    socket = tmp_path / "plugin" / "csi.sock"
+    socket.parent.mkdir()
+    given = Options(
+        socket=str(socket),
+        target_root=tmp_path,
+        only=("C-001", "C-102", "C-103"),
+        junit=tmp_path / "report.xml",
+        timeout_s=3.0,
+    )
+    with ExitStack() as served:
+        served.enter_context(serving(driver, socket))
+        death = threading.Thread(target=served.close)
+
+        def twist(method: str, _request: Any, answer: Any) -> Any:
+            if method != "CreateVolume":
+                return answer
+            death.start()
+            return Refused(Code.INTERNAL, "dying")
+
+        driver.twist = twist
+        outcome = running.run(given, Eyes(driver))
+        death.join()
+    assert outcome.exit_code == 3
+    assert outcome.passed == {"C-001"}
+    assert outcome.failed == {"C-102"}
+    told = capsys.readouterr().out
+    assert "does not answer any more" in told
+    assert "C-102 CreateVolume" in told.splitlines()[-3]
+    assert 'value="C-102"' in (tmp_path / "report.xml").read_text()
