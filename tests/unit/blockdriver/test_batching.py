@@ -78,6 +78,20 @@ async def test_requests_within_the_window_are_one_application(
     assert applications.made == [(VOLUME, whole)]
 
 
+async def test_the_window_stays_open_for_who_comes_later(
+    applications: Applications, running: operations.KeyedOperations
+) -> None:
+    made = batches(applications, running, LONG_S)
+    tasks = await asked(made, limits(read_iops=10))
+    for _ in range(100):  # as often as there is anything to run
+        await asyncio.sleep(0)
+    assert not applications.made
+    tasks += await asked(made, size(7))
+    await made.drain()
+    await asyncio.gather(*tasks)
+    assert len(applications.made) == 1
+
+
 async def test_a_window_ends_by_itself(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
@@ -102,7 +116,9 @@ async def test_a_newcomer_that_contradicts_is_refused_alone(
 ) -> None:
     made = batches(applications, running, LONG_S)
     tasks = await asked(made, first, newcomer, limits(read_bytes_per_second=99))
-    with pytest.raises(batching.ConflictingChange):
+    with pytest.raises(
+        batching.ConflictingChange, match=r"asks for another (read_iops|write_iops|size)"
+    ):
         await tasks[1]
     await made.drain()
     await tasks[0]
