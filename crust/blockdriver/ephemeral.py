@@ -3,13 +3,14 @@
 There is no CreateVolume, no stage and no DeleteVolume: NodePublishVolume makes, stages and publishes, and
 NodeUnpublishVolume takes all of it back. Each step is the same one that other volumes go through, with its record,
 its reservation and its crash behaviour; a step that was done is found done, so a retry goes on where the last call
-ended. The CO's id (`csi-` and a digest) names the volume on this node alone and never reaches a list.
+ended. A volume whose record is damaged is kept and told, and its pod does not wait for it. The CO's id (`csi-` and a digest) names the volume on this node alone and never reaches a list.
 
 A reboot does not end a pod: its volume is found again with what was in it. A publish that fails takes back only what
 it made itself.
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from crust import errors, volumes
 from crust.blockdriver import quantities, registry
 from crust.blockdriver.provisioning import Create, Provisioner
 from crust.blockdriver.publish_rules import Publish
+from crust.blockdriver.record import UNREADABLE
 from crust.blockdriver.staging import Stage, Stager
 from crust.blockdriver.state import State
 from crust.blockdriver.unpublishing import Unpublisher
@@ -30,6 +32,8 @@ _NAME = "\0ephemeral\0"
 """No CreateVolume can have such a name: control characters are refused."""
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class BadSize(errors.InvalidRequest):
@@ -126,6 +130,12 @@ class Ephemeral:
         if await asyncio.to_thread(self.state.live_publishes, own):
             return
         await self.stager.unstage(own, _staging(target))
+        try:
+            await asyncio.to_thread(self.state.registry.find, own)
+        except UNREADABLE as err:
+            # Its pod is gone, and must not wait for a person who looks at what is left.
+            _log.error("left behind", extra={"volume_id": own, "error": str(err)})
+            return
         await self.provisioner.delete(own)
 
 

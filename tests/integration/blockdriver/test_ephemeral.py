@@ -141,6 +141,19 @@ async def test_a_retry_with_fresh_tokens_joins_the_publish_that_runs(bench: Benc
     assert left_behind(bench) == []
 
 
+async def test_a_pod_does_not_wait_for_a_volume_that_is_damaged(bench: Bench) -> None:
+    target, own = bench.target("a"), ephemeral.id_of(VOLUME)
+    await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
+    (bench.root / "state" / "records" / f"{own}.json").write_text("no record")
+    for _ in range(2):
+        await bench.unpublish(VOLUME, target)
+        assert not is_there(target)
+        assert left_behind(bench) == [f"{own}.img", own]
+        bench.restart()
+    health = bench.driver.node._rules.examiner.examine(own)
+    assert [each.reason for each in health.findings] == ["RecordUnreadable"]
+
+
 def test_sizes_are_read_as_kubernetes_writes_them() -> None:
     assert ephemeral.size_bytes("1") == 1
     assert ephemeral.size_bytes("64Mi") == 64 * MIB

@@ -139,3 +139,16 @@ def test_a_guest_is_told_no_option_of_the_host_and_the_ledger_holds_no_credentia
     with pytest.raises(mount_options.CredentialInOptions):
         entry(secret)
     assert "x1y2" not in repr(secret)
+
+
+def test_a_publish_is_still_the_same_one_after_an_update_of_the_driver() -> None:
+    """A kubelet publishes again whenever tokens change; what an earlier version wrote down must be equal then."""
+    group = volumes.GroupChange(2000)
+    context = {"crust.dev/defer": "never", "csi.storage.k8s.io/pod.uid": "u"}
+    filesystem = publish(
+        capability=mount("xfs", "noatime", group=group), readonly=True, context=context
+    )
+    expected = "d74d2a9bd486dd2e2cc1d1b8a2648a72e347f06820112a8e56171a87728b0e1a"
+    assert publish_rules.fingerprint(filesystem) == expected
+    expected = "136a1501b2634a0eeeb36b6051b0c2cd304a0d8b925bf5119ebca16f102a2b7e"
+    assert publish_rules.fingerprint(publish(capability=block())) == expected
