@@ -3,7 +3,8 @@
 There is no CreateVolume, no stage and no DeleteVolume: NodePublishVolume makes, stages and publishes, and
 NodeUnpublishVolume takes all of it back. Each step is the same one that other volumes go through, with its record,
 its reservation and its crash behaviour; a step that was done is found done, so a retry goes on where the last call
-ended. A volume whose record is damaged is kept and told, and its pod does not wait for it. The CO's id (`csi-` and a digest) names the volume on this node alone and never reaches a list.
+ended. The CO's id (`csi-` and a digest) names the volume on this node alone and never reaches a list. A volume whose
+record is damaged is kept and told, and its pod does not wait for it.
 
 A reboot does not end a pod: its volume is found again with what was in it. A publish that fails takes back only what
 it made itself.
