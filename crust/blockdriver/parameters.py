@@ -14,6 +14,8 @@ FS_TYPE = "csi.storage.k8s.io/fstype"
 DEFER = "crust.dev/defer"
 RUNTIME_HANDLER = "crust.dev/runtime-handler"
 _SIDECARS = "csi.storage.k8s.io/"
+_IN_CONTEXTS = (_SIDECARS, "storage.kubernetes.io/")
+"""A PersistentVolume's attributes have the provisioner's own identity among them, under the second."""
 _KEYS = (FS_TYPE, DEFER, RUNTIME_HANDLER, *mkfs_options.KEYS, *limit_parameters.KEYS)
 _DEFER_VALUES = ("always", "never")
 
@@ -67,6 +69,11 @@ def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameter
             raise UnknownParameter(key)
     limits = limit_parameters.changed(volumes.IoLimits(), limit_parameters.among(kept))
     return Parameters(kept.get(FS_TYPE, ""), kept, limits)
+
+
+def without_sidecars(context: Mapping[str, str]) -> dict[str, str]:
+    """Of a volume context that a CO sends back, what this driver gave."""
+    return {key: value for key, value in context.items() if not key.startswith(_IN_CONTEXTS)}
 
 
 def _checked(key: str, value: str, fs_types: tuple[str, ...]) -> str:

@@ -230,7 +230,7 @@ class Provisioner:
             if why := self._obstacle(capability) or _mismatch(record, capability):
                 return why
         recorded = parameters.Parameters("", record.parameters)
-        if context and dict(context) != recorded.volume_context:
+        if context and parameters.without_sidecars(context) != recorded.volume_context:
             return "the volume has another volume_context"
         try:
             sent = parameters.parse(sent_parameters, self._state.fs_types)

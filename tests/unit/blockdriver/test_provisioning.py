@@ -244,5 +244,9 @@ async def test_a_capability_is_confirmed_or_the_reason_is_told(provisioner: Prov
     assert "xfs" in await ask(mount("xfs")) or "ext4" in await ask(mount("xfs"))
     assert "MULTI_NODE" in await ask(mount(mode=Mode.MULTI_NODE_MULTI_WRITER))
     assert "volume_context" in await ask(mount(), foreign="context")
+    provisioner_identity = {
+        "storage.kubernetes.io/csiProvisionerIdentity": "1-2-block.csi.crust.dev"
+    }
+    assert await ask(mount(), **provisioner_identity) == ""
     with pytest.raises(registry.VolumeNotFound):
         await provisioner.validate(registry.volume_id_of("other"), (mount(),), {}, {}, {})
