@@ -134,8 +134,10 @@ def test_a_device_that_the_host_has_mounted_is_not_claimed(
 def test_a_device_that_was_attached_anew_is_not_taken_for_the_one_that_was_meant(
     store: Store, device: MakeDevice
 ) -> None:
-    store.publish(record_of(device("a"), TARGET))
-    again = device("a")
+    """Under the same number, as it is unless others on the machine attach or detach something meanwhile."""
+    meant, again = device("a").identity, device("a")
+    number = replace(again.identity, disk_sequence=meant.disk_sequence)
+    store.publish(record_of(replace(again, identity=number), TARGET))
     with pytest.raises(DeviceChanged, match=str(again.identity)):
         _claim(store)
     assert _is_free(store, again.path)
