@@ -43,7 +43,7 @@ def release(shared: State, attachment: Attachment) -> None:
 
 
 def let_go(shared: State, attachment: Attachment) -> None:
-    """`release` of a device that was settled since the start, and has no limits but those that were set since."""
+    """`release`, which costs nothing if the device was settled in this life and has no limits."""
     shared.throttle.release(attachment.source.identity)
 
 

@@ -58,7 +58,7 @@ class Throttle(Protocol):
         ...
 
     def release(self, device: volumes.DeviceIdentity) -> None:
-        """Take away what `set` made or found since the start: nothing is looked at that was not set."""
+        """Take all limits away; a device that `set` has left without any is not even looked at."""
         ...
 
     def close(self) -> None:
@@ -131,9 +131,10 @@ class Cgroups:
 
     def release(self, device: volumes.DeviceIdentity) -> None:
         """See `Throttle`."""
-        if self._found is not None:
+        found = self._find()
+        if found is not None:
             with oserrors.translating(f"cannot take the I/O limits of {device} away"):
-                self._found.release(device)
+                found.release(device)
 
     def close(self) -> None:
         """See `Throttle`."""

@@ -39,6 +39,7 @@ class Blkio:
         self._groups = groups
         self._guard = threading.Lock()
         self._held: dict[Device, volumes.IoLimits] = {}
+        self._settled: set[Device] = set()
         self._told: dict[str, int] = {}
         self._watch: GroupWatch | None = None
 
@@ -70,21 +71,16 @@ class Blkio:
                 self._tell_all(numbers, limits)
             else:
                 self._tell_new()
+            self._settled.add(numbers)
             if self._held and self._watch is None:
                 self._watch = self._begin_watch()
 
     def release(self, device: volumes.DeviceIdentity) -> None:
-        """Take the lines away that this process knows of."""
+        """Take the lines away. What was settled in this life, and has none by its word, is not looked at."""
         numbers = (device.major, device.minor)
         with self._guard:
-            limits = self._held.get(numbers)
-            if limits is None:
-                return
-            try:
+            if numbers in self._held or numbers not in self._settled:
                 self._take_away(device)
-            except OSError:
-                self._held[numbers] = limits  # asked again, they are known
-                raise
 
     def tell_new_groups(self) -> None:
         """Give the groups that are new the lines that the others have."""
@@ -101,11 +97,12 @@ class Blkio:
 
     def _take_away(self, device: volumes.DeviceIdentity) -> None:
         numbers = (device.major, device.minor)
-        if self._held.pop(numbers, None) is None and self.get(device) == _NONE:
+        if numbers not in self._held and self.get(device) == _NONE:
             return
         for group in self._tree():
             _tell(group, numbers, _NONE)
         _tell(self._root, numbers, _NONE)
+        self._held.pop(numbers, None)  # not before: after a failure they are there, and known to be
 
     def _tell_all(self, numbers: Device, limits: volumes.IoLimits) -> None:
         self._tell_new()
