@@ -58,6 +58,14 @@ class Bench:
         return guest
 
 
+class Killed(BaseException):
+    """The process ends here; what it had in memory is gone."""
+
+
+def killed(_call: str) -> None:
+    raise Killed
+
+
 @pytest.fixture
 async def bench(tmp_path: Path) -> Bench:
     throttle, reach = FakeThrottle(), FakeGuests()
@@ -138,7 +146,8 @@ async def test_a_publish_that_is_just_being_made_is_waited_for(bench: Bench) -> 
 async def test_guests_out_of_reach_refuse_before_anything_is_written(bench: Bench) -> None:
     bench.deferred()
     bench.state = replace(bench.state, guests=guests.OutOfReach())
-    assert isinstance((await bench.change()).unmodified, guests.NoRuntimeSocket)
+    with crashes.at_call(0, killed):
+        assert isinstance((await bench.change()).unmodified, guests.NoRuntimeSocket)
     assert bench.limits == OLD
 
 
@@ -238,6 +247,7 @@ async def test_a_change_that_was_cut_short_is_made_where_no_guest_has_the_volume
     cut_short = record.but(limits=Limits(read_iops=70), limits_before=record.limits)
     bench.state.registry.save(cut_short)
     bench.state.backend.attach(bench.volume_id)
+    assert changing.Changer(bench.state, capacity.of(bench.state)).cut_short() == ()
     bench.throttle.failure = errors.RuntimeFailed("the kernel says no")
     assert (await bench.change()).unmodified is not None
     assert bench.limits == volumes.IoLimits(read_iops=70)
@@ -246,9 +256,7 @@ async def test_a_change_that_was_cut_short_is_made_where_no_guest_has_the_volume
 async def test_what_was_cut_short_before_a_guest_was_told_is_found_and_finished(
     bench: Bench,
 ) -> None:
-    changer = changing.Changer(
-        bench.state, capacity.Room(bench.state.registry.index, bench.state.backend, 1.0)
-    )
+    changer = changing.Changer(bench.state, capacity.of(bench.state))
     guest = bench.deferred()
     bench.state.backend.attach(bench.volume_id)
     assert changer.cut_short() == ()
@@ -259,14 +267,6 @@ async def test_what_was_cut_short_before_a_guest_was_told_is_found_and_finished(
     assert await bench.change(Change(limits=())) == changing.Outcome()
     assert guest.obeyed == AFTER
     assert changer.cut_short() == ()
-
-
-class Killed(BaseException):
-    """The process ends here; what it had in memory is gone."""
-
-
-def killed(_call: str) -> None:
-    raise Killed
 
 
 async def restarted(bench: Bench, root: Path) -> None:
@@ -324,3 +324,12 @@ async def test_a_disk_that_is_full_at_any_moment_leaves_nothing_that_a_retry_doe
         assert await bench.change() == changing.Outcome()
         assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
     assert number > 10
+
+
+async def test_a_record_that_cannot_be_read_keeps_no_other_volume_from_its_guests(
+    bench: Bench,
+) -> None:
+    bench.deferred()
+    bench.state.backend.attach(bench.volume_id)
+    Path(bench.state.registry._path(bench.volume_id)).write_text("not JSON")
+    assert changing.Changer(bench.state, capacity.of(bench.state)).cut_short() == ()
