@@ -185,8 +185,8 @@ class Provisioner:
         assert record.origin is not None
         try:
             filled = await self._sources.fill(record, record.origin)
-        except (errors.Exhausted, errors.NotFound):
-            # The room is somebody else's now, or the source is gone.
+        except errors.CrustError:
+            # Nothing of it is kept: its room is somebody else's now, and perhaps nobody asks for it again.
             await asyncio.to_thread(self._finish_delete, record)
             raise
         return await asyncio.to_thread(self._state.registry.save, filled.but(phase="ready"))

@@ -58,6 +58,11 @@ async def snapshot(bench: Bench, volume_id: str, name: str = "snap") -> csi_pb2.
     return (await bench.driver.controller.CreateSnapshot(request, caller())).snapshot
 
 
+def records(bench: Bench) -> set[str]:
+    """The volumes that are on record, whatever their phase."""
+    return {path.stem for path in (bench.root / "state" / "records").iterdir()}
+
+
 async def drop(bench: Bench, snapshot_id: str) -> None:
     request = csi_pb2.DeleteSnapshotRequest(snapshot_id=snapshot_id)
     await bench.driver.controller.DeleteSnapshot(request, caller())
@@ -216,6 +221,7 @@ async def test_a_raw_volume_that_is_written_to_is_not_copied_where_that_takes_ti
         await snapshot(copying, source.volume_id)
     with pytest.raises(standstill.RawWrites):
         await made_of(copying, "clone", volume_id=source.volume_id, raw=True)
+    assert records(copying) == {source.volume_id}, "a clone that was refused holds room"
     await down(copying, source.volume_id)
     await snapshot(copying, source.volume_id)
 
@@ -226,6 +232,9 @@ async def test_a_volume_of_a_guest_out_of_reach_is_refused_rather_than_torn(clon
     await cloning.publish(source.volume_id, cloning.target("pod"), deferred=True)
     with pytest.raises(guests.NoRuntimeSocket):
         await snapshot(cloning, source.volume_id)
+    with pytest.raises(guests.NoRuntimeSocket):
+        await made_of(cloning, "clone", volume_id=source.volume_id)
+    assert records(cloning) == {source.volume_id}
     await cloning.unpublish(source.volume_id, cloning.target("pod"))
     await snapshot(cloning, source.volume_id)
 
