@@ -109,14 +109,14 @@ class GroupPolicy(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """The group that the files of a volume shall have. `gid` is 1 to 2**32 - 2."""
+    """The group that the files of a volume shall have. `gid` is 1 to 2**32 - 2, and 0 where this host mounts it."""
 
     gid: int
     policy: GroupPolicy = GroupPolicy.ALWAYS
 
     @classmethod
     def parse(cls, gid: str, policy: GroupPolicy = GroupPolicy.ALWAYS) -> Self:
-        """Read the decimal text of CSI's group fields; raises `InvalidRequest`.
+        """Read the decimal text of a group for a runtime; raises `InvalidRequest`.
 
         0 is refused (runtimes ignore it in silence), and so is 2**32 - 1, which chown(2) reads as
         "leave it".

@@ -28,6 +28,18 @@ class RawNeedsNoDeferral(errors.InvalidRequest):
         self.volume_id = volume_id
 
 
+class GroupOfRoot(errors.InvalidRequest):
+    """A guest is to give a volume's files the group 0."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"{volume_id} cannot be published with deferral",
+            why="its group is to be 0, which runtimes take for none at all",
+            hint="correct fsGroup in the pod's security context, or publish it without deferral",
+        )
+        self.volume_id = volume_id
+
+
 class MountedOnHost(errors.NotReady):
     """The host has the filesystem mounted that a guest is to mount."""
 
@@ -50,7 +62,8 @@ class Deferrer:
     async def publish(self, request: Publish) -> volumes.DeferredMount:
         """Grant the volume to a guest, or find that this target has it already.
 
-        Raises what `publishing.check` raises, `RawNeedsNoDeferral`, `MountedOnHost`, `devices.DeviceInUse`.
+        Raises `RawNeedsNoDeferral`, `GroupOfRoot`, what `publishing.check` raises, `MountedOnHost`,
+        `devices.DeviceInUse`.
         """
         return await asyncio.to_thread(self._publish, request)
 
@@ -58,6 +71,8 @@ class Deferrer:
         access = request.capability.access
         if not isinstance(access, volumes.MountAccess):
             raise RawNeedsNoDeferral(request.volume_id)
+        if access.group is not None and access.group.gid == 0:
+            raise GroupOfRoot(request.volume_id)
         ready = publishing.check(self._state, request)
         is_free = devices.is_free(ready.device, ready.attachment.source.identity)
         if not is_free:

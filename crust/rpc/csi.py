@@ -97,6 +97,10 @@ def _group(delegated: str, supplemental: str, policy: str) -> volumes.GroupChang
             hint="send the same group in both, or one of them",
         )
     group = supplemental or delegated
+    if delegated == "0" and not supplemental:
+        return volumes.GroupChange(
+            0
+        )  # a pod may well ask for root's group, and a host mount can have it
     return volumes.GroupChange.parse(group, _group_policy(policy)) if group else None
 
 

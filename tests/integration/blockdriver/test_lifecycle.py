@@ -8,6 +8,7 @@ import pytest
 
 from crust import volumes
 from crust.blockdriver import (
+    deferring,
     growing,
     preparation,
     publish_rules,
@@ -16,7 +17,9 @@ from crust.blockdriver import (
 )
 from crust.blockdriver.backends import protocol
 from crust.host import devices, loop, mounts, superblocks
-from tests.support.block_driver import MIB, Bench, block, is_there, mount, write_raw
+from crust.rpc import csi
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.block_driver import MIB, Bench, block, caller, is_there, mount, write_raw
 
 pytestmark = pytest.mark.root
 
@@ -219,6 +222,33 @@ async def test_a_group_is_given_to_every_file_and_no_link_is_followed(bench: Ben
     assert (Path(target) / "link").lstat().st_gid == 2345
     assert outside.stat().st_gid == owned
     await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_roots_group_is_given_where_the_host_mounts_and_refused_for_a_guest(
+    bench: Bench,
+) -> None:
+    """A pod with fsGroup 0 is nothing unusual."""
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, target, mount(group=volumes.GroupChange(2345)))
+    (Path(target) / "file").touch(mode=0o600)
+    await bench.unpublish(volume.volume_id, target)
+    root = mount(group=volumes.GroupChange(0))
+    await bench.publish(volume.volume_id, target, root)
+    assert (Path(target) / "file").stat().st_gid == 0
+    assert (Path(target) / "file").stat().st_mode & 0o660 == 0o660
+    await bench.unpublish(volume.volume_id, target)
+    request = csi_pb2.NodePublishVolumeRequest(
+        volume_id=volume.volume_id,
+        staging_target_path=bench.staging(volume.volume_id),
+        target_path=target,
+        volume_capability=csi.capability_to_wire(root),
+        defer_fs_ops=True,
+    )
+    with pytest.raises(deferring.GroupOfRoot):
+        await bench.driver.node.NodePublishVolume(request, caller())
     await bench.unstage(volume.volume_id)
 
 

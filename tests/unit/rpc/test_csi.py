@@ -52,7 +52,20 @@ def test_the_two_group_fields_must_agree() -> None:
 @pytest.mark.spec("D-5")
 def test_a_group_that_is_no_gid_is_refused(group: str) -> None:
     with pytest.raises(errors.InvalidRequest):
-        csi.capability(mount(volume_mount_group=group))
+        csi.capability(mount(volume_supplemental_group=group))
+    if group != "0":
+        with pytest.raises(errors.InvalidRequest):
+            csi.capability(mount(volume_mount_group=group))
+
+
+def test_roots_group_can_be_given_by_the_host_and_not_by_a_guest() -> None:
+    capability = csi.capability(mount(volume_mount_group="0"))
+    assert capability.access == volumes.MountAccess(group=volumes.GroupChange(0))
+    assert csi.capability(csi.capability_to_wire(capability)) == capability
+    with pytest.raises(errors.InvalidRequest, match="'0'"):
+        csi.capability(csi.capability_to_wire(capability, deferred=True))
+    with pytest.raises(errors.InvalidRequest, match="'0'"):
+        csi.capability(mount(volume_mount_group="0", volume_supplemental_group="0"))
 
 
 @pytest.mark.spec("D-5")
