@@ -16,7 +16,6 @@ alone, which never waits.
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -66,7 +65,7 @@ class KeyedOperations:
 
     def __init__(self) -> None:
         self._running: dict[Hashable, _Running] = {}
-        self._beside: Counter[Hashable] = Counter()
+        self._beside: dict[Hashable, list[str]] = {}
         self._draining = False
 
     async def run(
@@ -81,8 +80,7 @@ class KeyedOperations:
             raise ShuttingDown()
         running = self._running.get(key)
         if running is None:
-            if self._beside[key]:
-                raise Busy(key, "a call that is handed on", 0)
+            self._check_beside(key)
             running = self._start(key, name, identity, work)
         elif running.name != name or running.identity != identity:
             raise Busy(key, running.name, time.monotonic() - running.started_s)
@@ -93,19 +91,19 @@ class KeyedOperations:
             running.waiters -= 1
 
     @contextmanager
-    def beside(self, key: Hashable) -> Iterator[None]:
-        """Something that is no operation, but must not meet one of `key`: neither starts while the other runs.
+    def beside(self, key: Hashable, name: str = "a call that is handed on") -> Iterator[None]:
+        """Something that must not meet an operation of `key`, and is none: neither starts while the other runs.
 
         Any number may be beside each other. Raises `Busy`.
         """
         running = self._running.get(key)
         if running is not None:
             raise Busy(key, running.name, time.monotonic() - running.started_s)
-        self._beside[key] += 1
+        self._beside.setdefault(key, []).append(name)
         try:
             yield
         finally:
-            self._beside[key] -= 1
+            self._beside[key].remove(name)
             if not self._beside[key]:
                 del self._beside[key]
 
@@ -122,8 +120,7 @@ class KeyedOperations:
             holder = self._running.get(key)
             if holder is not None:
                 raise Busy(key, holder.name, time.monotonic() - holder.started_s)
-            if self._beside[key]:
-                raise Busy(key, "a call that is handed on", 0)
+            self._check_beside(key)
         self._running.update({key: _Running(name, object(), task) for key in wanted})
         try:
             yield
@@ -136,6 +133,10 @@ class KeyedOperations:
         self._draining = True
         while self._running:
             await asyncio.wait([running.task for running in self._running.values()])
+
+    def _check_beside(self, key: Hashable) -> None:
+        if key in self._beside:
+            raise Busy(key, self._beside[key][0], 0)
 
     def _start(
         self, key: Hashable, name: str, identity: object, work: Callable[[], Awaitable[T]]

@@ -1,6 +1,7 @@
 """CSI Controller: decode, call, encode. What is not here is UNIMPLEMENTED, and not advertised."""
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,11 +85,9 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         """Idempotent by name."""
         create = _create(request)
         key = self._key(registry.volume_id_of(create.name))
-        # One that names itself is not held twice: it is not there, or not made of itself, and will hear so.
-        source = {self._key(volumes.VolumeId(create.source.id))} - {key} if create.source else ()
 
         async def work() -> Volume:
-            with self._running.holding(source, "CreateVolume"):
+            with self._with_source(create, key):
                 return await self._provisioner.create(create)
 
         volume = await self._running.run(key, "CreateVolume", create, work)
@@ -279,6 +278,18 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         if unmodified is not None:
             raise unmodified
         return csi_pb2.ControllerModifyVolumeResponse()
+
+    def _with_source(
+        self, create: Create, key: volumes.VolumeKey
+    ) -> contextlib.AbstractContextManager[None]:
+        """Nobody else operates on the source; of one snapshot, which cannot change, any number is made at once."""
+        source = self._key(volumes.VolumeId(create.source.id)) if create.source else key
+        # One that names itself is not held twice: it is not there, or not made of itself, and will hear so.
+        if create.source is None or source == key:
+            return contextlib.nullcontext()
+        if create.source.kind == "snapshot":
+            return self._running.beside(source, "CreateVolume")
+        return self._running.holding({source}, "CreateVolume")
 
     def _key(self, volume_id: volumes.VolumeId) -> volumes.VolumeKey:
         return volumes.VolumeKey(self._here.driver, volume_id)

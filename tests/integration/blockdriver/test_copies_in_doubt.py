@@ -1,17 +1,21 @@
 """Copies of what was damaged, has changed since, or is written to where nobody looks: refused, or right."""
 
+import asyncio
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from crust import errors
-from crust.blockdriver import ledger, origins, registry, standstill
+from crust import errors, operations, volumes
+from crust.blockdriver import ledger, origins, registry, snapshotting, standstill
+from crust.blockdriver.backends import protocol
 from crust.host import boot, copying, devices, filesystems, mounts
 from tests.integration.blockdriver.test_snapshots import (
     down,
+    drop,
     is_frozen,
     made_of,
     snapshot,
@@ -195,3 +199,31 @@ async def test_a_file_that_its_filesystem_cannot_clone_is_not_copied_piece_by_pi
     images = on_btrfs.root / "state" / "images"
     assert [path.name for path in images.iterdir()] == [f"{source.volume_id}.img"]
     await down(on_btrfs, source.volume_id)
+
+
+async def test_one_snapshot_is_restored_to_several_volumes_at_once_and_not_deleted_meanwhile(
+    pool: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await pool.create("source")
+    taken = await snapshot(pool, source.volume_id)
+    backend, both = pool.driver.state.backend, threading.Barrier(3, timeout=30)
+    restore = backend.restore
+
+    def together(volume_id: volumes.VolumeId, image: protocol.Image, size_bytes: int) -> None:
+        both.wait()
+        restore(volume_id, image, size_bytes)
+        both.wait()
+
+    monkeypatch.setattr(backend, "restore", together)
+    made = [
+        asyncio.create_task(made_of(pool, name, snapshot_id=taken.snapshot_id)) for name in "ab"
+    ]
+    await asyncio.to_thread(both.wait)
+    with pytest.raises(operations.Busy, match="CreateVolume"):
+        await drop(pool, taken.snapshot_id)
+    await asyncio.to_thread(both.wait)
+    for each in await asyncio.gather(*made):
+        assert image(pool, each.volume_id).stat().st_size == 64 * MIB
+    await drop(pool, taken.snapshot_id)
+    with pytest.raises(snapshotting.SnapshotNotFound):
+        await made_of(pool, "c", snapshot_id=registry.volume_id_of("c"))
