@@ -44,7 +44,6 @@ class _Place:
     attachment: Attachment
     mount: mounts.Mount
     is_raw: bool
-    readonly_wanted: bool
 
 
 class Meter:
@@ -114,9 +113,7 @@ class Meter:
         mount = mounts.at(look.path.text)
         if attachment is None or mount is None or not state.shows(mount, attachment.source):
             raise NotHere(look.volume_id, look.path.text)
-        is_raw = state.is_node(mount, attachment.source)
-        readonly = entry is not None and entry.readonly
-        return _Place(record, attachment, mount, is_raw, readonly)
+        return _Place(record, attachment, mount, state.is_node(mount, attachment.source))
 
     def _condition(self, place: _Place) -> volumes.VolumeCondition | None:
         if not self._tells_condition:
@@ -125,10 +122,8 @@ class Meter:
         return volumes.VolumeCondition(bool(trouble), trouble or "nothing is wrong")
 
     def _trouble(self, place: _Place) -> str:
-        if not place.is_raw:
-            found = host_usage.trouble(place.mount, readonly_wanted=place.readonly_wanted)
-            if found:
-                return found
+        if not place.is_raw and (found := host_usage.trouble(place.mount)):
+            return found
         if devices_size(place.attachment) == 0:
             return "the device is gone"
         volume_id = volumes.VolumeId(place.record.volume_id)

@@ -34,11 +34,11 @@ def usage(mountpoint: str) -> volumes.VolumeStats:
     )
 
 
-def trouble(mount: Mount, *, readonly_wanted: bool) -> str:
+def trouble(mount: Mount) -> str:
     """What is wrong with a mounted filesystem, as far as the kernel says; empty when nothing is."""
     if _GIVEN_UP.intersection(mount.super_options):
         return "the kernel gave the filesystem up, after an error on the device"
-    if "ro" in mount.super_options and not readonly_wanted:
+    if "ro" in mount.super_options and "ro" not in mount.options:  # nobody asked for it
         return "the kernel made the filesystem read-only, after an error on the device"
     try:
         os.stat(mount.target)

@@ -3,12 +3,13 @@
 import fcntl
 import os
 import struct
+import subprocess
 
 import pytest
 
 from crust.host import mounts
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.block_driver import MIB, Bench, caller, is_there, mount
+from tests.support.block_driver import MIB, Bench, Mode, caller, is_there, mount
 
 pytestmark = pytest.mark.root
 
@@ -24,6 +25,12 @@ def give_up(mountpoint: str) -> None:
         fcntl.ioctl(fd, _GOING_DOWN, struct.pack("I", _WITHOUT_LOG))
     finally:
         os.close(fd)
+
+
+def make_read_only(mountpoint: str) -> None:
+    """The filesystem and not its mount, as the kernel does after an error."""
+    for options in ("remount,ro", "remount,bind,rw"):
+        subprocess.run(["mount", "-o", options, mountpoint], check=True)
 
 
 async def published(bench: Bench, fs_type: str, size: int) -> tuple[str, str]:
@@ -71,5 +78,26 @@ async def test_csi_1_13_calls_it_inaccessible(bench: Bench, fs_type: str, size: 
     answer = await bench.driver.node.NodeGetVolumeHealth(request, caller())
     told = answer.volume_health.health_statuses
     assert [each.status for each in told] == [csi_pb2.INACCESSIBLE]
+    await bench.unpublish(volume_id, target)
+    await bench.unstage(volume_id)
+
+
+async def test_a_filesystem_that_became_read_only_is_told_and_one_that_was_to_be_is_not(
+    bench: Bench,
+) -> None:
+    volume_id, target = await published(bench, "ext4", 64 * MIB)
+    make_read_only(target)
+    condition = (await bench.stats(volume_id, target)).condition
+    assert condition is not None
+    assert "read-only" in condition.message
+    await bench.unpublish(volume_id, target)
+    reader = mount(mode=Mode.SINGLE_NODE_READER_ONLY)
+    await bench.publish(volume_id, target, reader, readonly=True)
+    for path in bench.root.glob("run/*/published/*"):
+        path.unlink()
+    bench.restart()
+    condition = (await bench.stats(volume_id, target)).condition
+    assert condition is not None
+    assert not condition.abnormal
     await bench.unpublish(volume_id, target)
     await bench.unstage(volume_id)
