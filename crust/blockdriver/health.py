@@ -5,7 +5,8 @@ without a record has an owner that nobody can name. Looking costs one stat(2) pe
 """
 
 import enum
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from crust import errors, volumes
@@ -14,7 +15,7 @@ from crust.blockdriver.record import UNREADABLE, Record
 from crust.blockdriver.state import State
 
 _SHOWN = 100
-"""The most sentences of one kind in one answer."""
+"""The most sentences of snapshots in one answer."""
 
 
 class Kind(enum.Enum):
@@ -64,9 +65,9 @@ class Examiner:
         self,
         shared: State,
         room: capacity.Room,
-        troubles: Callable[[], Sequence[str]] = tuple,
+        troubles: Callable[[], Iterable[PoolFinding]] = tuple,
     ) -> None:
-        """`troubles` answers what is wrong with what is no volume: records of snapshots."""
+        """`troubles` answers what is wrong with what is no volume: snapshots."""
         self._state = shared
         self._room = room
         self._troubles = troubles
@@ -123,12 +124,9 @@ class Examiner:
         try:
             self._state.backend.check()
             room_bytes = self._room.available_bytes()
+            found = list(itertools.islice(self._troubles(), _SHOWN))
         except errors.CrustError as err:
             return (PoolFinding(reachable=False, reason="PoolNotUsable", message=str(err)),)
-        found = [
-            PoolFinding(reachable=True, reason="SnapshotRecordUnreadable", message=each)
-            for each in self._troubles()[:_SHOWN]
-        ]
         if room_bytes == 0:
             text = "all room of the pool is promised: no volume can be made or grown"
             found.append(PoolFinding(reachable=True, reason="PoolFull", message=text))

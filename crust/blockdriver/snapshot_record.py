@@ -165,6 +165,17 @@ class Shelf(Generic[M]):
             ready = [each for each in self._records.values() if each.phase == "ready"]
         return sorted(ready, key=lambda each: each.id)
 
+    def is_ready(self, record_id: str) -> bool:
+        """Whether it is in phase "ready" at this moment."""
+        with self._guard:
+            record = self._records.get(record_id)
+            return record is not None and record.phase == "ready"
+
+    def has(self, record_id: str) -> bool:
+        """Whether there is a record, in whatever phase, readable or not."""
+        with self._guard:
+            return record_id in self._records or record_id in self._unreadable
+
     def unreadable(self) -> tuple[str, ...]:
         """Why which records cannot be read; they are kept."""
         with self._guard:

@@ -1,13 +1,16 @@
 """What the driver has for snapshots, put together."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from crust.blockdriver import capacity, snapshot_record
+from crust.blockdriver import capacity, snapshot_health, snapshot_record
+from crust.blockdriver.backends.protocol import Backend
 from crust.blockdriver.freeze_intents import Intents
 from crust.blockdriver.freezes import LIMIT_S, Freezer
 from crust.blockdriver.grouping import Grouper
 from crust.blockdriver.guest_freezes import GuestFreezer
+from crust.blockdriver.health import PoolFinding
 from crust.blockdriver.origins import Origins
 from crust.blockdriver.snapshot_record import GroupRecord, Shelf, SnapshotRecord
 from crust.blockdriver.snapshotting import Snapshotter
@@ -25,10 +28,11 @@ class Snapshots:
     snapshotter: Snapshotter
     grouper: Grouper
     origins: Origins
+    backend: Backend
 
-    def troubles(self) -> tuple[str, ...]:
-        """What is wrong with records of snapshots and groups, a sentence for each."""
-        return (*self.snapshotter.shelf.unreadable(), *self.groups.unreadable())
+    def troubles(self) -> Iterator[PoolFinding]:
+        """What is wrong with snapshots and groups. Blocks."""
+        return snapshot_health.troubles(self.snapshotter.shelf, self.groups, self.backend)
 
     def thaw(self) -> None:
         """Before all else, because somebody waits, and what is read later can keep the driver from starting."""
@@ -70,4 +74,5 @@ def compose(shared: State, room: capacity.Room, *, state_dir: str, run_dir: str)
         snapshotter=snapshotter,
         grouper=Grouper(shared, groups, snapshotter),
         origins=Origins(shared, snapshotter, freezer, guest_freezer),
+        backend=shared.backend,
     )

@@ -71,6 +71,10 @@ class MemoryBackend:
         """All of them."""
         return frozenset(self.images)
 
+    def snapshot_ids(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset(self.snapshots)
+
     def occupied(self) -> Mapping[volumes.VolumeId, int]:
         """Every image, and nothing written to it."""
         return dict.fromkeys(self.images, 0)

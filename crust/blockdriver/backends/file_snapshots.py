@@ -35,6 +35,10 @@ class FileSnapshots:
         """Whether the pool's filesystem clones files; found out by trying, once."""
         return copying.clones(self._pool)
 
+    def ids(self) -> frozenset[str]:
+        """Every snapshot there is a file of."""
+        return frozenset(sparse.names(self._pool, _SUFFIX))
+
     def take(self, image: Image, volume_path: str, device_path: str | None) -> None:
         """Copy a volume's file, after what its device has not written yet. Raises `ImageMissing`."""
         if device_path is not None:

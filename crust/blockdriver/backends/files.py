@@ -149,6 +149,10 @@ class Files:
         """The files of the pool."""
         return frozenset(volumes.VolumeId(name) for name in sparse.names(self._pool, _SUFFIX))
 
+    def snapshot_ids(self) -> frozenset[str]:
+        """The snapshots' files."""
+        return self._snapshots.ids()
+
     def occupied(self) -> Mapping[volumes.VolumeId, int]:
         """The blocks of each image that no clone or snapshot has too."""
         return self._occupancy.now(self.attached_here(), self._count)

@@ -134,6 +134,10 @@ class Backend(Protocol):
         """Every image of a volume there is, recorded or not. Cheap."""
         ...
 
+    def snapshot_ids(self) -> frozenset[str]:
+        """Every snapshot there is, recorded or not. Asked for the pool's health alone."""
+        ...
+
     def occupied(self) -> Mapping[volumes.VolumeId, int]:
         """The bytes of the pool that each image has to itself: what it shares, its next write may have to take.
 

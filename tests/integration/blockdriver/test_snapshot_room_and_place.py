@@ -147,3 +147,29 @@ async def test_a_record_that_cannot_be_read_is_told_and_kept(tmp_path: Path) -> 
     assert [path.read_bytes() for path in damaged] == [b"{}"] * 2
     images = {path.name for path in (state / "images").glob("*.snap")}
     assert images == {f"{each.snapshot_id}.snap" for each in (taken, *made.snapshots)}
+
+
+async def test_a_snapshot_without_an_image_and_an_image_without_a_snapshot_are_told_and_kept(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path, profile="1.13")
+    source = await bench.create("source")
+    kept, lost = (
+        await snapshot(bench, source.volume_id),
+        await snapshot(bench, source.volume_id, "b"),
+    )
+    await group(bench, source.volume_id)
+    images = tmp_path / "state" / "images"
+    stray = images / f"{snapshot_record.snapshot_id_of('nobody')}.snap"
+    (images / f"{lost.snapshot_id}.snap").rename(stray)
+    bench.restart()
+    health = await bench.driver.node.NodeGetStorageHealth(
+        csi_pb2.NodeGetStorageHealthRequest(), caller()
+    )
+    told = {each.reason: each.message for each in health.backend_health}
+    assert set(told) == {"SnapshotImageMissing", "SnapshotRecordMissing"}
+    assert lost.snapshot_id in told["SnapshotImageMissing"]
+    assert stray.stem in told["SnapshotRecordMissing"]
+    assert stray.exists()
+    listed = await bench.driver.controller.ListSnapshots(csi_pb2.ListSnapshotsRequest(), caller())
+    assert {kept.snapshot_id, lost.snapshot_id} < {e.snapshot.snapshot_id for e in listed.entries}

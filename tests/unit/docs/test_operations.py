@@ -11,7 +11,14 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from crust import metrics, settings
-from crust.blockdriver import health, limit_parameters, mkfs_options, parameters, usage
+from crust.blockdriver import (
+    health,
+    limit_parameters,
+    mkfs_options,
+    parameters,
+    snapshot_health,
+    usage,
+)
 from crust.cli import main
 from crust.host import filesystems
 from tests.support import error_table
@@ -20,10 +27,11 @@ ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 DEPLOY = ROOT / "deploy"
 COMMON = settings.ProgramSettings.model_fields
+_TOLD = re.compile(r'(?:Kind\.\w+|reason=|_finding\()[, ]*"([A-Z]\w+)"')
 REASONS = {
     reason
-    for module in (health, usage)
-    for reason in re.findall(r'(?:Kind\.\w+|reason=)[, ]*"([A-Z]\w+)"', inspect.getsource(module))
+    for module in (health, snapshot_health, usage)
+    for reason in _TOLD.findall(inspect.getsource(module))
 }
 """What the driver's health says in one word."""
 PROGRAMS: dict[str, type[settings.ProgramSettings]] = {
