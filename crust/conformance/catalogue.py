@@ -30,7 +30,8 @@ Exit codes: 0 no case failed, 1 some failed, 2 the command cannot be understood 
 not answer.
 
 - `--log FILE`: the driver's log, which is searched for planted secrets.
-- `--restart-command COMMAND`: kills the driver and starts it again; run with `sh -c`, returns when it may be called.
+- `--restart-command COMMAND`: kills the driver and starts it again; run with `sh -c`, returns when it is started,
+  e.g. `'systemctl kill --signal=KILL my-driver; systemctl restart my-driver'`.
 - `--parameters FILE`: TOML, any of these keys:
 
 """

@@ -1,9 +1,8 @@
 """A driver that is killed between any two calls, and during them (C-701 to C-708)."""
 
-import subprocess
 from typing import Any
 
-from crust.conformance import copies, growth
+from crust.conformance import copies, growth, restarting
 from crust.conformance.case import (
     CLONE,
     CREATE,
@@ -214,10 +213,5 @@ def _killed_during(co: Co, method: Any, request: Any) -> None:
 
 def _restart(co: Co) -> None:
     """The operator's command kills the driver and starts it again; the socket answers when Probe does."""
-    subprocess.run(
-        ["/bin/sh", "-c", co.options.restart_command],
-        check=True,
-        timeout=co.options.timeout_s,
-        capture_output=True,
-    )
+    restarting.run(co.options.restart_command, co.options.timeout_s)
     co.finally_(co.identity.Probe, csi_pb2.ProbeRequest())
