@@ -110,16 +110,24 @@ class Ephemeral:
         if self.state.registry.index.has(request.volume_id):
             raise HasAnOwner(request.volume_id)
         create = _create(request)
-        existed = self.is_one(request.volume_id)
         own = replace(request, volume_id=id_of(request.volume_id), staging=_staging(request.target))
+        record = await asyncio.to_thread(self.state.registry.find, own.volume_id)
+        existed = record is not None and record.phase == "ready"
         try:
             await self.provisioner.create(create)
             await self.stager.stage(Stage(own.volume_id, own.staging, own.capability))
             return await then(own)
         except errors.CrustError:
             if not existed:
-                await self._remove(own.volume_id, own.target)
+                await self._take_back(own)
             raise
+
+    async def _take_back(self, own: Publish) -> None:
+        """The caller hears why it was not published; what cannot be removed is removed with the pod."""
+        try:
+            await self._remove(own.volume_id, own.target)
+        except errors.CrustError as err:
+            _log.warning("left behind", extra={"volume_id": own.volume_id, "error": str(err)})
 
     async def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         """Unpublish and delete; raises what the steps raise, and is then called again."""

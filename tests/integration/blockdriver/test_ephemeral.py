@@ -8,9 +8,10 @@ import pytest
 
 from crust import errors, operations, volumes
 from crust.blockdriver import ephemeral, provisioning
+from crust.blockdriver.staging import Stager
 from crust.host import filesystems, loop, mounts
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.block_driver import MIB, Bench, block, caller, is_there
+from tests.support.block_driver import MIB, Bench, block, caller, is_there, mount
 
 pytestmark = pytest.mark.root
 
@@ -76,6 +77,36 @@ async def test_a_publish_that_fails_takes_back_what_it_made(bench: Bench) -> Non
     assert left_behind(bench) == []
     with pytest.raises(errors.Exhausted):
         await bench.inline(VOLUME, bench.target("a"), attributes={"size": "9Ti"})
+    assert left_behind(bench) == []
+
+
+async def test_what_an_earlier_life_began_and_gave_to_nobody_is_taken_back_too(
+    bench: Bench,
+) -> None:
+    target, own = bench.target("a"), ephemeral.id_of(VOLUME)
+    await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
+    record = bench.driver.state.registry.load(own)
+    begun = record.but(phase="creating", content="new", fs_type="", filled_bytes=0)
+    await bench.unpublish(VOLUME, target)
+    bench.driver.state.registry.save(begun)  # as if the driver had died after it wrote this
+    with pytest.raises(errors.InvalidRequest, match="bogus"):
+        await bench.inline(VOLUME, target, mount("ext4", "bogus"), attributes={"size": "64Mi"})
+    assert left_behind(bench) == []
+
+
+async def test_the_caller_hears_why_it_was_not_published_also_if_something_stays(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = bench.target("a")
+
+    async def held(*_: object) -> None:
+        raise errors.NotReady("somebody holds the device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Stager, "unstage", held)
+        with pytest.raises(errors.InvalidRequest, match="bogus"):
+            await bench.inline(VOLUME, target, mount("ext4", "bogus"), attributes={"size": "64Mi"})
+    await bench.unpublish(VOLUME, target)
     assert left_behind(bench) == []
 
 
