@@ -180,7 +180,7 @@ async def running(
         stack.push_async_callback(driver.batches.drain)
         await stack.enter_async_context(_beside("sweeper", driver.sweeper.forever()))
         await stack.enter_async_context(
-            _beside("guests' thaw", driver.snapshots.guest_freezer.recover())
+            _beside("guests' thaw", driver.snapshots.guest_freezer.keep_recovering())
         )
         await stack.enter_async_context(_beside("guests' limits", driver.finish_changes()))
         await stack.enter_async_context(

@@ -8,10 +8,12 @@ exclusively meanwhile, as a sandbox that takes it would (`claim_volume`), so tha
 missed. Once more at the end the guest is asked, for a runtime that opens devices without that.
 
 What will be frozen is on disk before (`freeze_intents`), and a restart thaws guests as well, at once: a filesystem
-that is frozen is an outage.
+that is frozen is an outage. So a thaw that does not reach its guest, because the proxy or the handler restarts, is
+tried until it does, or the guest has thawed by itself.
 """
 
 import asyncio
+import functools
 import logging
 import math
 import os
@@ -25,7 +27,7 @@ from crust.blockdriver.guests import Guests
 from crust.host import devices
 
 _PAUSE_S = 0.5
-"""Between two tries to reach a proxy that is away, after a restart of this driver."""
+"""Between two tries to reach a proxy that is away."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +73,8 @@ class GuestFreezer:
         self._intents = intents
         self._limit_s = limit_s
         self._left: dict[volumes.VolumeId, volumes.TargetPath] = {}
+        self._trying: set[volumes.VolumeId] = set()
+        self._more = asyncio.Event()
 
     @asynccontextmanager
     async def still(self, members: Sequence[InGuest]) -> AsyncIterator[None]:
@@ -104,8 +108,26 @@ class GuestFreezer:
     async def recover(self) -> None:
         """Thaw what is remembered, or wait until it has thawed by itself."""
         async with asyncio.TaskGroup() as group:
-            for volume_id in tuple(self._left):
-                group.create_task(self._recover(volume_id), name=f"thaw {volume_id}")
+            self._begin_to_recover(group)
+
+    async def keep_recovering(self) -> None:
+        """`recover`, now and whenever a thaw did not reach its guest, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._more.clear()
+                self._begin_to_recover(group)
+                await self._more.wait()
+
+    def _begin_to_recover(self, group: asyncio.TaskGroup) -> None:
+        for volume_id in self._left.keys() - self._trying:
+            self._trying.add(volume_id)
+            task = group.create_task(self._recover(volume_id), name=f"thaw {volume_id}")
+            task.add_done_callback(functools.partial(self._recovered, volume_id))
+
+    def _recovered(self, volume_id: volumes.VolumeId, _: asyncio.Task[None]) -> None:
+        self._trying.discard(volume_id)
+        if volume_id in self._left:  # since it was looked at for the last time
+            self._more.set()
 
     async def _freeze(self, member: InGuest) -> bool:
         self._left.pop(member.volume_id, None)
@@ -136,9 +158,10 @@ class GuestFreezer:
         try:
             still = await self._guests.thaw(member.target)
         except errors.CrustError as err:
-            # What is left is the guest's own watchdog, and the next start.
             _log.error("cannot thaw", extra={"volume_id": member.volume_id, "error": str(err)})
             if isinstance(err, errors.PeerUnavailable):
+                self._left[member.volume_id] = member.target
+                self._more.set()
                 return False
             still = False
         await asyncio.to_thread(self._intents.forget, member.volume_id)
@@ -168,7 +191,14 @@ class GuestFreezer:
                     _log.warning("thawed what was left frozen", extra={"volume_id": volume_id})
             break
         if self._left.pop(volume_id, None) is not None:
+            await self._forget(volume_id)
+
+    async def _forget(self, volume_id: volumes.VolumeId) -> None:
+        """What cannot be forgotten now is thawed once more by the next start, which does no harm."""
+        try:
             await asyncio.to_thread(self._intents.forget, volume_id)
+        except errors.CrustError as err:
+            _log.warning("not forgotten", extra={"volume_id": volume_id, "error": str(err)})
 
 
 def _fence(member: InGuest, fences: ExitStack) -> None:

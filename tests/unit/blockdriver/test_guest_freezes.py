@@ -1,5 +1,6 @@
 """Guests that stand still for a copy, and those that did not."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,29 @@ async def test_a_restart_waits_for_a_proxy_that_is_away(
     assert noted == [["vol-1"]] * 3
     assert not guest.frozen
     assert node.noted() == []
+
+
+async def test_a_thaw_that_does_not_reach_its_guest_is_tried_until_it_does(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy restarts while a guest is frozen: its writers do not wait for their own watchdog."""
+    monkeypatch.setattr(guest_freezes, "_PAUSE_S", 0.001)
+    guest = node.guests.add(ONE.target.text)
+    recovering = asyncio.create_task(node.freezer.keep_recovering())
+    for _ in range(2):
+        with pytest.raises(guest_freezes.GuestMoved):
+            async with node.freezer.still([ONE]):
+                guest.error = errors.PeerUnavailable("the proxy is away")
+        tries = len(node.guests.asked)
+        while len(node.guests.asked) < tries + 3:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert (guest.frozen, node.noted()) == (True, ["vol-1"])
+        guest.error = None
+        while node.noted():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert not guest.frozen
+    recovering.cancel()
+    await asyncio.wait([recovering])
 
 
 @pytest.mark.parametrize(
