@@ -29,7 +29,7 @@ class LoopDevice:
     """A loop device as it was when looked at. `direct_io` is what the kernel granted, not what was asked.
 
     `backing` is what the file is called now, and `file` what it is: (device, inode). `tag` is what the attacher left:
-    losetup(8) leaves the file's name of then.
+    losetup(8) leaves the file's name of then. One that is not `is_whole` has an offset or a size limit.
     """
 
     path: str
@@ -40,6 +40,7 @@ class LoopDevice:
     identity: volumes.DeviceIdentity
     direct_io: bool
     readonly: bool
+    is_whole: bool
 
 
 class NoLoopDevice(errors.Exhausted):
@@ -115,8 +116,8 @@ def attach_once(
 ) -> LoopDevice:
     """The one loop device of the file: the one it has, as it is, or else a new one, of at most 63 bytes of `tag`.
 
-    Raises `AttachPending`, `AttachedDifferently` (other read-only state, or more than one device), and what
-    `attach` raises. Two processes that call this never attach twice.
+    Raises `AttachPending`, `AttachedDifferently` (other read-only state, a part of the file, more than one device), and
+    what `attach` raises. Two processes that call this never attach twice.
     """
     with _open_backing(backing, readonly=readonly) as fd:
         if not ownership.FileLock.try_lock(fd):
@@ -295,6 +296,7 @@ def _describe(number: int, status: loopctl.Status) -> LoopDevice:
         identity=loopctl.identity(number),
         direct_io=bool(status.flags & loopctl.DIRECT_IO),
         readonly=bool(status.flags & loopctl.READ_ONLY),
+        is_whole=status.is_whole,
     )
 
 
@@ -304,6 +306,8 @@ def _the_one(backing: str, found: tuple[LoopDevice, ...], *, readonly: bool) -> 
     if found[0].readonly != readonly:
         state = "read-only" if found[0].readonly else "writable"
         raise AttachedDifferently(backing, found, f"that device is {state}")
+    if not found[0].is_whole:
+        raise AttachedDifferently(backing, found, "that device shows a part of it alone")
     return found[0]
 
 

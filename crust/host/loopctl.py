@@ -50,12 +50,13 @@ _GONE_TIMEOUT_S = 2.0
 class Status:
     """What LOOP_GET_STATUS64 says. `device` and `inode` are st_dev and st_ino of the backing file.
 
-    `backing_device` is the st_rdev of what is backed by a block device.
+    `backing_device` is the st_rdev of what is backed by a block device; not `is_whole` has an offset or a size limit.
     """
 
     device: int
     inode: int
     backing_device: int
+    is_whole: bool
     flags: int
     name: str
 
@@ -101,9 +102,9 @@ def status(fd: int) -> Status:
     """What a device is attached to; ENXIO when to nothing."""
     fields = _INFO.unpack(fcntl.ioctl(fd, _GET_STATUS64, bytes(_INFO.size)))
     name = os.fsdecode(fields[9].partition(b"\0")[0])
-    return Status(
-        device=fields[0], inode=fields[1], backing_device=fields[2], flags=fields[8], name=name
-    )
+    device, inode, backing_device, offset, size_limit = fields[:5]
+    is_whole = not offset and not size_limit
+    return Status(device, inode, backing_device, is_whole, flags=fields[8], name=name)
 
 
 def set_flags(fd: int, flags: int) -> None:

@@ -102,6 +102,20 @@ def test_attach_once_gives_the_device_that_is_there(attach: Attach) -> None:
     assert len(loop.find(device.backing)) == 1
 
 
+@pytest.mark.parametrize("part", ["--offset=1048576", "--sizelimit=1048576"])
+def test_a_device_of_a_part_of_the_file_is_not_taken_for_the_file(
+    sparse_file: MakeFile, part: str
+) -> None:
+    """Whoever looked into an image by hand may have left one: what is written to it lands elsewhere in the volume."""
+    backing = sparse_file()
+    run("losetup", "--find", part, backing)
+    [device] = loop.find(backing)
+    with pytest.raises(loop.AttachedDifferently, match="a part"):
+        loop.attach_once(backing)
+    loop.detach(device)
+    loop.detach(loop.attach_once(backing))
+
+
 def test_the_tag_stays_when_the_file_is_gone_and_is_cut_by_nobody_at_63_bytes(
     sparse_file: MakeFile,
 ) -> None:
