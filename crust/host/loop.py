@@ -116,8 +116,8 @@ def attach_once(
 ) -> LoopDevice:
     """The one loop device of the file: the one it has, as it is, or else a new one, of at most 63 bytes of `tag`.
 
-    Raises `AttachPending`, `AttachedDifferently` (other read-only state, a part of the file, more than one device), and
-    what `attach` raises. Two processes that call this never attach twice.
+    Raises `AttachPending`, `AttachedDifferently` (other read-only state, a part of the file, more than one device),
+    and what `attach` raises. Two processes that call this never attach twice.
     """
     with _open_backing(backing, readonly=readonly) as fd:
         if not ownership.FileLock.try_lock(fd):
