@@ -290,6 +290,33 @@ async def test_a_volume_from_a_deferred_life_to_a_mounted_one(
     await limited.unstage(made.volume_id)
 
 
+async def test_readers_on_the_host_and_in_guests_have_the_same_limits_or_the_old_ones(
+    limited: Bench, group: IoGroup
+) -> None:
+    limited.reach = end = FakeGuests()
+    limited.restart()
+    made = await limited.create(mutable=SENT)
+    one, two, host = (limited.target(name) for name in ("one", "two", "host"))
+    await limited.stage(made.volume_id)
+    await limited.publish(made.volume_id, one, readonly=True, deferred=True)
+    await limited.publish(made.volume_id, host, readonly=True)
+    await limited.publish(made.volume_id, two, readonly=True, deferred=True)
+    assert in_force(limited, group, made.volume_id) == LIMITS
+    readers = [end.add(each) for each in (one, two)]
+    await limited.modify(made.volume_id, readIOPS="50")
+    after = volumes.IoLimits(read_iops=50, write_bytes_per_second=20 * MIB)
+    assert [each.obeyed for each in readers] == [after] * 2
+    assert in_force(limited, group, made.volume_id) == after
+    readers[1].error = errors.NotReady("the handler cannot limit")
+    with pytest.raises(errors.NotReady, match="cannot limit"):
+        await limited.modify(made.volume_id, readIOPS="70")
+    assert readers[0].obeyed == after
+    assert in_force(limited, group, made.volume_id) == after
+    for target in (one, two, host):
+        await limited.unpublish(made.volume_id, target)
+    await limited.unstage(made.volume_id)
+
+
 async def test_an_inline_volume_has_the_limits_that_its_pod_asks_for(
     limited: Bench, group: IoGroup
 ) -> None:
