@@ -194,7 +194,7 @@ class Changer:
 
     def _set_here(self, record: Record) -> None:
         attachment = self._state.backend.attached(volumes.VolumeId(record.volume_id))
-        if attachment is not None:
+        if attachment is not None and attachment.device is not None:
             limiting.settle(self._state, record, attachment)
 
     async def _tell_guests(self, intended: _Intended) -> errors.CrustError | None:

@@ -139,9 +139,10 @@ class Freezer:
 
     def _thaw_unmounted(self, left: Intent) -> None:
         attachment = self._backend.attached(left.volume_id)
-        if attachment is None or str(attachment.source.identity) != left.identity:
+        source = attachment.device if attachment else None
+        if source is None or str(source.identity) != left.identity:
             return  # a device that is gone took its filesystem along
-        device = attachment.source.path
+        device = source.path
         if not holders.is_exclusively_held(device):
             return  # no filesystem has it open
         found = filesystems.probe(device)

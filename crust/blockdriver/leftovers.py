@@ -107,26 +107,31 @@ class Sweeper:
         if attachment is None or self._state.ledger.staged(volume_id) is not None:
             return
         if not _is_shown(attachment):
-            limiting.release(self._state, attachment)
+            self._release(attachment)
             self._state.backend.detach(volume_id)
             _log.info("detached what was left behind", extra={"volume_id": volume_id})
 
     def _drop_strays(self) -> None:
         """No volume's operation: the device is not the one that an operation of the volume would find."""
         for stray in self._state.backend.strays():
-            told = {"device": stray.source.path}
+            told = {"device": stray.shown}
             if _is_shown(stray):
                 _log.info("stays attached, and its image is gone", extra=told)
                 continue
             try:
-                limiting.release(self._state, stray)
+                self._release(stray)
                 self._state.backend.drop(stray)
             except errors.CrustError as err:
                 _log.info("stays attached", extra={**told, "error": str(err)})
             else:
                 _log.warning("detached a device whose image is gone", extra=told)
 
+    def _release(self, attachment: Attachment) -> None:
+        if attachment.device is not None:
+            limiting.release(self._state, attachment)
+
 
 def _is_shown(attachment: Attachment) -> bool:
     """Asked of the kernel, because a ledger can be lost: a raw device's node is bound and not open."""
-    return any(state.shows(each, attachment.source) for each in mounts.below("/"))
+    device = attachment.device
+    return device is not None and any(state.shows(each, device) for each in mounts.below("/"))

@@ -203,7 +203,7 @@ class Provisioner:
         attachment = self._state.backend.attached(volume_id)
         if attachment is not None:
             where = ", ".join(staged.paths) if staged else "no staging path"
-            raise StillAttached(volume_id, f"{attachment.source.path}, staged at {where}")
+            raise StillAttached(volume_id, f"{attachment.shown}, staged at {where}")
         attaching.check_not_published(record)
         self._state.ledger.forget_staged(volume_id)  # its device is gone: the ledger is stale
         # A full disk has no room to write that down, and needs this most.

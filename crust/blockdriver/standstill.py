@@ -87,19 +87,19 @@ def _check(shared: State, volume_id: volumes.VolumeId) -> Moving:
     live = shared.live_publishes(volume_id)
     writers = [each for each in live if not each.readonly]
     attachment = shared.backend.attached(volume_id)
+    device = attachment.device if attachment else None
     deferred = next((each for each in writers if each.deferred), None)
     if deferred is not None:
-        device = attachment.source.path if attachment else ""
         target = volumes.TargetPath(deferred.target)
-        return Moving(in_guests=(InGuest(volume_id, target, device),))
+        return Moving(in_guests=(InGuest(volume_id, target, device.path if device else ""),))
     raw = next((each for each in writers if each.kind == "block"), None)
     if raw is not None and not shared.backend.copies_at_once():
         raise RawWrites(volume_id, raw.target)
     if raw is not None:
         return Moving(raw=(volume_id,))
-    here = _mounted(volume_id, attachment.source) if attachment else None
-    if attachment is not None and here is None and not live:
-        _check_unheld(volume_id, attachment.source.path)
+    here = _mounted(volume_id, device) if device else None
+    if device is not None and here is None and not live:
+        _check_unheld(volume_id, device.path)
     return Moving(here=(here,) if here else ())
 
 

@@ -63,7 +63,7 @@ class State:
         if not entries:
             return ()
         attachment = self.backend.attached(volume_id)
-        source = attachment.source if attachment else None
+        source = attachment.device if attachment else None
         return tuple(entry for entry in entries if is_live(entry, source))
 
 

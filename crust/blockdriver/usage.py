@@ -111,9 +111,10 @@ class Meter:
             raise AskTheRuntime(look.volume_id, look.path.text)
         attachment = self._state.backend.attached(look.volume_id)
         mount = mounts.at(look.path.text)
-        if attachment is None or mount is None or not state.shows(mount, attachment.source):
+        device = attachment.device if attachment else None
+        if attachment is None or device is None or mount is None or not state.shows(mount, device):
             raise NotHere(look.volume_id, look.path.text)
-        return _Place(record, attachment, mount, state.is_node(mount, attachment.source))
+        return _Place(record, attachment, mount, state.is_node(mount, device))
 
     def _condition(self, place: _Place) -> volumes.VolumeCondition | None:
         if not self._tells_condition:

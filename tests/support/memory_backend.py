@@ -1,4 +1,7 @@
-"""A backend whose images are numbers, for rules that need no bytes. Tells the engine's errors as `Files` does."""
+"""A backend whose images are numbers, for rules that need no bytes. Tells the engine's errors as `Files` does.
+
+Without `has_devices` nothing is a device of this host, as with an engine whose images only hypervisors open.
+"""
 
 from collections.abc import Mapping
 
@@ -26,7 +29,8 @@ class MemoryBackend:
         volumes.AccessMode.SINGLE_NODE_MULTI_WRITER,
     })  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_devices: bool = True) -> None:
+        self._has_devices = has_devices
         self.images: dict[volumes.VolumeId, int] = {}
         self.snapshots: dict[str, int] = {}
         self._attached: set[volumes.VolumeId] = set()
@@ -181,4 +185,5 @@ class MemoryBackend:
 
     def _attachment(self, volume_id: volumes.VolumeId) -> Attachment:
         identity = volumes.DeviceIdentity(0, 0, 1)
-        return Attachment(volumes.BlockSource("/memory", identity), self.images[volume_id])
+        device = volumes.BlockSource("/memory", identity) if self._has_devices else None
+        return Attachment(device, self.images[volume_id])

@@ -1,9 +1,9 @@
 """What the driver needs of whatever holds the bytes.
 
-A volume is an id and a size. `attach` makes it usable on this node and answers a `Source`, which today is a block
-device; an engine whose images a hypervisor opens over the network answers another kind of source there, and needs no
-host device at all. So the driver asks a source for nothing but what the act at hand needs, and a host mount of a
-source that is no block device is refused where it is asked for.
+A volume is an id and a size. `attach` makes it usable on this node, which need not mean a block device of this host:
+an image that a hypervisor opens itself, over the network, has none. So creating, deleting, copying, listing and
+looking never ask for a device, and what cannot be done without one, a host mount above all, is refused where it is
+asked for (`NoHostDevice`).
 
 Every method is plain and may block: the driver makes one hop to a thread per operation. Every change is idempotent
 and durable when it returns, and is serialised per volume by the caller. State is read from the engine and the
@@ -17,7 +17,7 @@ from typing import Protocol
 from crust import errors, volumes
 
 Source = volumes.BlockSource
-"""How a guest or this host reaches the bytes."""
+"""How this host reaches the bytes."""
 
 
 class ImageMissing(errors.Corrupt):
@@ -42,12 +42,35 @@ class StillAttached(errors.NotReady):
         self.volume_id = volume_id
 
 
+class NoHostDevice(errors.NotReady):
+    """A volume that this host has no block device of: only a hypervisor opens it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the volume cannot be used on this host",
+            why="its engine gives it to hypervisors alone, and makes no device of it here",
+            hint="publish it with deferral, to a runtime that opens such images",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A volume that is usable on this node."""
+    """A volume that is usable on this node; `device` is None where only a hypervisor opens it."""
 
-    source: Source
+    device: Source | None
     size_bytes: int
+
+    @property
+    def source(self) -> Source:
+        """The device, for what cannot be done without it; raises `NoHostDevice`."""
+        if self.device is None:
+            raise NoHostDevice()
+        return self.device
+
+    @property
+    def shown(self) -> str:
+        """Where it is, for people."""
+        return self.device.path if self.device else "an image that only a hypervisor opens"
 
 
 @dataclass(frozen=True, slots=True)

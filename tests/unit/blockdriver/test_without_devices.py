@@ -1,0 +1,125 @@
+"""An engine whose images only hypervisors open: what needs no device of this host works, and the rest says so."""
+
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from crust.blockdriver import app, registry
+from crust.blockdriver.backends import protocol
+from crust.blockdriver.ledger import Published
+from crust.rpc import csi
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.block_driver import MIB, caller, mount
+from tests.support.fake_guests import FakeGuests
+from tests.support.memory_backend import MemoryBackend
+
+
+@pytest.fixture
+def reach() -> FakeGuests:
+    return FakeGuests()
+
+
+@pytest.fixture
+def driver(tmp_path: Path, reach: FakeGuests) -> app.Driver:
+    (tmp_path / "state").mkdir()
+    made = app.build(
+        state_dir=str(tmp_path / "state"),
+        run_dir=str(tmp_path / "run"),
+        node_id="node-1",
+        csi_profile="1.13",
+        target_roots=(str(tmp_path),),
+        backend=MemoryBackend(has_devices=False),
+        reach=reach,
+    )
+    made.open()
+    return made
+
+
+async def create(
+    driver: app.Driver, name: str, *, source: str = "", snapshot: str = ""
+) -> volumes.VolumeId:
+    request = csi_pb2.CreateVolumeRequest(
+        name=name, volume_capabilities=[csi.capability_to_wire(mount())]
+    )
+    if source:
+        request.volume_content_source.volume.volume_id = source
+    if snapshot:
+        request.volume_content_source.snapshot.snapshot_id = snapshot
+    answer = await driver.controller.CreateVolume(request, caller())
+    return volumes.VolumeId(answer.volume.volume_id)
+
+
+async def take(driver: app.Driver, volume_id: str) -> str:
+    request = csi_pb2.CreateSnapshotRequest(source_volume_id=volume_id, name="snap")
+    return (await driver.controller.CreateSnapshot(request, caller())).snapshot.snapshot_id
+
+
+async def test_a_volume_lives_is_copied_told_changed_and_removed(driver: app.Driver) -> None:
+    one = await create(driver, "one")
+    driver.state.backend.attach(one)
+    taken = await take(driver, one)
+    await create(driver, "restored", snapshot=taken)
+    await create(driver, "clone", source=one)
+    listed = await driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
+    assert len(listed.entries) == 3
+    health = await driver.controller.ControllerListVolumeHealth(
+        csi_pb2.ControllerListVolumeHealthRequest(), caller()
+    )
+    assert len(health.entries) == 3
+    await driver.controller.ControllerExpandVolume(
+        csi_pb2.ControllerExpandVolumeRequest(
+            volume_id=one, capacity_range=csi_pb2.CapacityRange(required_bytes=2048 * MIB)
+        ),
+        caller(),
+    )
+    await driver.controller.ControllerModifyVolume(
+        csi_pb2.ControllerModifyVolumeRequest(
+            volume_id=one, mutable_parameters={"readIOPS": "100"}
+        ),
+        caller(),
+    )
+    delete = csi_pb2.DeleteVolumeRequest(volume_id=one)
+    with pytest.raises(protocol.StillAttached, match="hypervisor"):
+        await driver.controller.DeleteVolume(delete, caller())
+    await driver.sweeper.sweep(grace_s=0)
+    assert driver.state.backend.attached(one) is None, "it was never staged"
+    await driver.controller.DeleteVolume(delete, caller())
+    await driver.snapshots.snapshotter.create("again", registry.volume_id_of("clone"))
+
+
+async def test_a_guest_that_opens_the_image_itself_stands_still_for_a_snapshot(
+    driver: app.Driver, reach: FakeGuests, tmp_path: Path
+) -> None:
+    one, target = await create(driver, "one"), str(tmp_path / "target")
+    driver.state.backend.attach(one)
+    guest = reach.add(target)
+    driver.state.ledger.note_published(
+        Published(
+            volume_id=one,
+            target=target,
+            kind="mount",
+            fs_type="ext4",
+            mode=1,
+            options=(),
+            readonly=False,
+            deferred=True,
+            fingerprint="",
+            done=True,
+        )
+    )
+    await take(driver, one)
+    assert [verb for verb, _ in reach.asked] == ["freeze", "thaw"]
+    assert not guest.frozen
+
+
+async def test_a_host_mount_is_refused_by_name(driver: app.Driver, tmp_path: Path) -> None:
+    one = await create(driver, "one")
+    (tmp_path / "staging").mkdir()
+    request = csi_pb2.NodeStageVolumeRequest(
+        volume_id=one,
+        staging_target_path=str(tmp_path / "staging"),
+        volume_capability=csi.capability_to_wire(mount()),
+    )
+    with pytest.raises(protocol.NoHostDevice):
+        await driver.node.NodeStageVolume(request, caller())
