@@ -5,6 +5,7 @@ a scan at the start and whenever the watch says "look again". Whatever changes t
 """
 
 import asyncio
+import datetime
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -18,6 +19,9 @@ from crust.proxy import leases
 
 Shared = volumes.VolumeKey | volumes.DeviceIdentity
 """What two publishes may have in common, so that only one of them may write."""
+
+Holder = tuple[str, datetime.datetime | None]
+"""A sandbox and when it took the volume; the name is empty while it has not written it."""
 
 
 class NotDeferred(errors.NotFound):
@@ -149,8 +153,14 @@ class DeferredVolumes:
 
     async def is_claimed(self, record: Record) -> bool:
         """Whether a sandbox has the volume, or begins with it."""
+        return await self.holder(record) is not None
+
+    async def holder(self, record: Record) -> Holder | None:
+        """Which sandbox has the volume, or begins with it: equal as long as it is the same one."""
         entry = await asyncio.to_thread(self.store.read, record.target)
-        return entry is not None and entry.live
+        if entry is None or entry.claim is None or not entry.live:
+            return None
+        return entry.claim.sandbox_id, entry.claim.claimed_at
 
     def remember(self, record: Record) -> None:
         """Put a record that was published into the picture."""

@@ -3,7 +3,7 @@
 The handler first, the record after it: a handler that refuses leaves the record as it was. If the record cannot be
 written, the handler is told the old limits again. A kill in between leaves a sandbox that obeys limits that nobody
 was promised; the caller's retry mends that. A sandbox may begin while the record is written, having read the old one:
-so the claim is looked at again afterwards, and a sandbox that is there now is told.
+so the claim is looked at again afterwards, and a sandbox that is there now and was not told before is told.
 
 The handler must be there even if no sandbox is: limits that are given to one that cannot limit would be ignored in
 silence.
@@ -57,28 +57,28 @@ class Limiting:
         record = self._deferred.expect(target.text)
         handler = await self._handlers.owner(record.handler)
         fitness.check_limits(handler, limits)
-        applied = await self._deferred.is_claimed(record)
-        if applied:
+        told = await self._deferred.holder(record)
+        if told is not None:
             await self._tell_sandbox(handler, target, limits)
         try:
             await self._deferred.change_limits(target, limits)
         except errors.CrustError:
-            if applied:
+            if told is not None:
                 await self._take_back(handler, record)
             raise
-        if not applied and await self._deferred.is_claimed(record):
-            applied = await self._catch_up(handler, record, limits)
-        self._tell(record, limits, applied=applied)
-        return applied
+        has_it = await self._deferred.holder(record)
+        if has_it not in (None, told):
+            await self._catch_up(handler, record, limits)
+        self._tell(record, limits, applied=has_it is not None)
+        return has_it is not None
 
-    async def _catch_up(self, handler: Handler, record: Record, limits: volumes.IoLimits) -> bool:
+    async def _catch_up(self, handler: Handler, record: Record, limits: volumes.IoLimits) -> None:
         """Tell a sandbox that began meanwhile; if it refuses, nothing has changed."""
         try:
             await self._tell_sandbox(handler, record.target, limits)
         except errors.CrustError:
             await self._deferred.change_limits(record.target, record.mount.io_limits)
             raise
-        return True
 
     async def _take_back(self, handler: Handler, record: Record) -> None:
         """The reason why the record could not be written is the one to report."""

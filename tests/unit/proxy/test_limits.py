@@ -1,6 +1,7 @@
 """I/O limits of deferred volumes: handed over with the publish, changed in sandbox and record, or nowhere."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -155,6 +156,47 @@ async def test_a_volume_that_is_withdrawn_while_its_record_is_written_stays_with
 
 
 @pytest.mark.spec("D-33")
+async def test_a_sandbox_that_takes_the_place_of_the_one_that_was_told_is_told_too(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = node.places.target("one")
+    fake, told = FakeHandler(), ExitStack()
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        told.enter_context(node.sandbox(target))
+
+        def ends() -> None:
+            told.close()
+            fake.limits.clear()
+
+        begun = _sandbox_begins_with_the_next_rewrite(
+            node, target, monkeypatch, before=ends, name="sandbox-2"
+        )
+        assert (await limit(node, target)).applied
+        begun.close()
+    assert fake.limits == {target: LIMITS}
+
+
+@pytest.mark.spec("D-33")
+async def test_a_sandbox_that_ends_once_it_was_told_obeys_nothing_any_more(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = node.places.target("one")
+    sandbox, rewrite = ExitStack(), Store.rewrite
+
+    def end_and_rewrite(self: Store, record: Any) -> Any:
+        sandbox.close()
+        return rewrite(self, record)
+
+    async with node.handler():
+        await node.co.publish("vol-1", target)
+        sandbox.enter_context(node.sandbox(target))
+        monkeypatch.setattr(Store, "rewrite", end_and_rewrite)
+        assert not (await limit(node, target)).applied
+    assert recorded(node, target) == LIMITS
+
+
+@pytest.mark.spec("D-33")
 async def test_a_sandbox_that_begins_meanwhile_and_refuses_leaves_all_as_it_was(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,14 +309,20 @@ async def test_limits_that_are_set_are_told_to_who_watches(kata: Node) -> None:
 
 
 def _sandbox_begins_with_the_next_rewrite(
-    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
+    node: Node,
+    target: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    before: Callable[[], None] = lambda: None,
+    **options: Any,
 ) -> Any:
     """A sandbox takes the volume just before its record is written: it has read the one before."""
     begun, rewrite = ExitStack(), Store.rewrite
 
     def begin_then_rewrite(self: Store, record: Any) -> Any:
         monkeypatch.setattr(Store, "rewrite", rewrite)
-        begun.enter_context(node.sandbox(target))
+        before()
+        begun.enter_context(node.sandbox(target, **options))
         return rewrite(self, record)
 
     monkeypatch.setattr(Store, "rewrite", begin_then_rewrite)
