@@ -5,9 +5,9 @@ targets of a device. A read-only target is a read-only *mount* of a writable fil
 write; only under a reader-only mode, or beside a guest that reads, is the filesystem itself read-only. A read-only
 raw volume needs a read-only device, since a read-only bind of a node stops no write.
 
-Steps: entry in the ledger, target made, mounted; with a group the entry is not done until the group is applied. A
-failure takes them back; a crash leaves an entry that the same request finishes and NodeUnpublishVolume removes. An
-entry without its mount says nothing (`state.is_live`).
+Steps: entry in the ledger, target made, mounted; with a group, or growth that is due, the entry is not done until
+that is made. A failure takes them back; a crash leaves an entry that the same request finishes and that
+NodeUnpublishVolume removes. An entry without its mount says nothing (`state.is_live`).
 """
 
 import asyncio
@@ -107,18 +107,18 @@ class Publisher:
         ready = await asyncio.to_thread(self._publish, request)
         if ready is None:
             return
-        # Growth is due and comes first where it can; xfs grows after its first mount.
-        fs_type = ready.entry.fs_type
-        await self._grower.fill(ready.record, fs_type, ready.attachment)
+        # Growth is due and comes first where it can; xfs grows after its first mount, and is not done before.
+        fs_type, target = ready.entry.fs_type, request.target.text
+        if ready.present is None:
+            await self._grower.fill(ready.record, fs_type, ready.attachment)
         await asyncio.to_thread(self._publish, request, growth_considered=True)
         record = await asyncio.to_thread(self._state.registry.load, request.volume_id)
         try:
-            await self._grower.fill(
-                record, fs_type, ready.attachment, mountpoint=request.target.text
-            )
+            await self._grower.fill(record, fs_type, ready.attachment, mountpoint=target)
         except errors.CrustError:
             await asyncio.to_thread(self._take_back, ready)
             raise
+        await asyncio.to_thread(self._state.ledger.note_published, _done(ready))
 
     def _publish(self, request: Publish, *, growth_considered: bool = False) -> Ready | None:
         """Do it all in one hop; or answer what has to grow before, having changed nothing."""
@@ -128,12 +128,14 @@ class Publisher:
             limiting.hold(self._state, ready.record, ready.attachment)
             return None
         mounted = self._look(ready)
-        if not mounted and not growth_considered and self._growth_is_due(ready):
+        # One that is mounted and not in the ledger may have been answered long ago: a pod may be using it.
+        unanswered = not mounted or ready.present is not None
+        if unanswered and not growth_considered and self._growth_is_due(ready):
             return ready
-        done = ready.entry.model_copy(update={"done": True})
         group = _group(ready)
         # Where nothing follows the mount, the mount itself says whether it was done.
-        self._state.ledger.note_published(done if group is None else ready.entry)
+        last = group is None and not growth_considered
+        self._state.ledger.note_published(_done(ready) if last else ready.entry)
         try:
             if not mounted:
                 self._mount(ready)
@@ -143,8 +145,8 @@ class Publisher:
         except errors.CrustError:
             self._take_back(ready)
             raise
-        if group is not None:
-            self._state.ledger.note_published(done)
+        if group is not None and not growth_considered:
+            self._state.ledger.note_published(_done(ready))
         return None
 
     def _look(self, ready: Ready) -> bool:
@@ -191,6 +193,10 @@ class Publisher:
         self._state.ledger.forget_published(ready.request.target)
         if mounts.at(ready.entry.target) is None:
             paths.remove(ready.request.target, self._state.target_roots)
+
+
+def _done(ready: Ready) -> Published:
+    return ready.entry.model_copy(update={"done": True})
 
 
 def _group(ready: Ready) -> volumes.GroupChange | None:

@@ -5,7 +5,7 @@ import pytest
 from crust.blockdriver import (
     growing,
 )
-from crust.host import capabilities, devices
+from crust.host import capabilities, devices, filesystems, mounts
 from tests.support.block_driver import MIB, Bench, block, mount
 
 pytestmark = pytest.mark.root
@@ -128,5 +128,57 @@ async def test_what_is_mounted_read_only_is_not_grown_under_its_readers(
     await bench.unpublish(volume.volume_id, target)
     await bench.publish(volume.volume_id, target, mount(fs_type))
     assert (await bench.stats(volume.volume_id, target)).usage[0].total > 1.5 * size
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+class Killed(BaseException):
+    """As good as kill -9: nobody takes anything back."""
+
+
+@pytest.mark.parametrize("fs_type", ["xfs", "btrfs"])
+async def test_a_driver_that_died_between_mount_and_growth_grows_when_it_is_asked_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, fs_type: str
+) -> None:
+    volume = await bench.create(capability=mount(fs_type), size=320 * MIB)
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id, mount(fs_type))
+    await bench.unstage(volume.volume_id)
+    await bench.grow(volume.volume_id, 640 * MIB)
+    await bench.stage(volume.volume_id, mount(fs_type))
+
+    async def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(filesystems, "grow_mounted", die)
+        with pytest.raises(Killed):
+            await bench.publish(volume.volume_id, target, mount(fs_type))
+    assert mounts.at(target) is not None
+    bench.restart()
+    await bench.publish(volume.volume_id, target, mount(fs_type))
+    assert (await bench.stats(volume.volume_id, target)).usage[0].total > 500 * MIB
+    assert len(mounts.below(str(bench.root))) == 1
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_a_publish_that_is_repeated_under_a_running_pod_neither_grows_nor_ends_it(
+    bench: Bench,
+) -> None:
+    """An ext4 that this process may not grow while it is mounted: the ledger is lost, and the pod must not notice."""
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, target)
+    before = mounts.at(target)
+    await bench.grow(volume.volume_id, 128 * MIB)
+    await bench.publish(volume.volume_id, target)
+    for path in bench.root.glob("run/*/published/*"):
+        path.unlink()
+    bench.restart()
+    for _ in range(2):
+        await bench.publish(volume.volume_id, target)
+    assert mounts.at(target) == before
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)
