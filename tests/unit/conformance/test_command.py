@@ -57,12 +57,16 @@ def test_an_endpoint_that_cannot_be_is_told(tmp_path: Path) -> None:
     assert "give unix:///path/of/csi.sock" in result.output
 
 
-def test_a_report_that_cannot_be_written_is_told_before_a_case_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["{tmp}/file", "/proc/sys"])
+def test_a_report_that_cannot_be_written_is_told_before_a_case_runs(
+    tmp_path: Path, place: str
+) -> None:
     (tmp_path / "file").touch()
+    report = f"{place.format(tmp=tmp_path)}/report.xml"
     arguments = ["conformance", f"--endpoint={tmp_path}/csi.sock", f"--target-root={tmp_path}"]
-    result = CliRunner().invoke(main, [*arguments, f"--junit={tmp_path}/file/report.xml"])
+    result = CliRunner().invoke(main, [*arguments, f"--junit={report}"])
     assert result.exit_code == 2
-    assert f"the report {tmp_path}/file/report.xml cannot be written" in result.output
+    assert f"the report {report} cannot be written" in result.output
 
 
 @pytest.mark.parametrize("only", [("C-999",), ("C-001", "c-101")])
@@ -100,6 +104,7 @@ def test_a_case_is_told_by_its_number_and_a_failed_one_by_its_rule(
     *_, heading, rule, _ = told.splitlines()
     assert "failed" in heading
     assert rule.startswith("C-006 Under CSI 1.13 nothing of the volume condition")
+    assert told.count(rule) == 2, "the heading of the failure is the rule, too"
     assert str(running.CASES) not in "".join(told.splitlines()[:3])
 
 
