@@ -75,7 +75,8 @@ def test_a_profile_has_its_own_capabilities_only(co: Co) -> None:
     controller, node = _types(co)
     strangers = (controller & foreign["controller"], node & foreign["node"])
     assert not any(strangers), (
-        f"CSI {co.options.profile} does not have what the controller and the node advertise: {strangers}"
+        f"CSI {co.options.profile} does not have what the controller and the node advertise: {strangers};"
+        " --profile says which CSI the driver speaks"
     )
 
 
