@@ -237,11 +237,18 @@ async def run(  # noqa: PLR0913 - one per setting
 @asynccontextmanager
 async def _beside(name: str, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_ended)
     try:
         yield
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        told = {"task": task.get_name()}
+        _log.error("what runs beside the calls has ended", extra=told, exc_info=task.exception())
 
 
 def _own(state_dir: str, run_dir: str) -> ownership.ProcessLock:

@@ -21,6 +21,9 @@ from crust.blockdriver.changing import Change, Outcome
 
 _log = logging.getLogger(__name__)
 
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""How long a start waits between its tries for guests that are out of reach. Each try has the volume to itself."""
+
 Apply = Callable[[volumes.VolumeId, Change], Awaitable[Outcome]]
 
 
@@ -72,17 +75,29 @@ class Batches:
         return await asyncio.shield(batch.task)
 
     async def finish(self, volume_ids: Iterable[volumes.VolumeId]) -> None:
-        """Make changes of limits that an earlier life wrote down; what cannot be made now, the CO asks for again."""
-        for volume_id in volume_ids:
-            told = {"volume_id": volume_id}
-            try:
-                unmodified = (await self.ask(volume_id, Change(limits=()))).unmodified
-            except errors.CrustError as err:
-                unmodified = err
-            if unmodified is None:
-                _log.info("finished a change of limits that was cut short", extra=told)
-            else:
-                _log.warning("limits stay unfinished", extra={**told, "error": str(unmodified)})
+        """Make changes of limits that an earlier life wrote down; what cannot be made now, the CO asks for again.
+
+        After a restart of the whole node the proxy and the handlers are there a while later.
+        """
+        left = list(volume_ids)
+        for pause_s in (0.0, *_PAUSES_S):
+            await asyncio.sleep(pause_s)
+            left = [each for each in left if not await self._finish(each)]
+            if not left:
+                return
+
+    async def _finish(self, volume_id: volumes.VolumeId) -> bool:
+        """Whether there is an answer; none while a guest is out of reach, or another operation has the volume."""
+        try:
+            unmodified = (await self.ask(volume_id, Change(limits=()))).unmodified
+        except errors.CrustError as err:
+            unmodified = err
+        if unmodified is None:
+            _log.info("finished a change of limits", extra={"volume_id": volume_id})
+            return True
+        extra = {"volume_id": volume_id, "error": str(unmodified)}
+        _log.warning("a change of limits is unfinished", extra=extra)
+        return not isinstance(unmodified, errors.PeerUnavailable | errors.OperationPending)
 
     async def drain(self) -> None:
         """Let nobody wait for company any more; returns when every batch has ended."""

@@ -189,3 +189,30 @@ async def test_a_pool_that_is_gone_is_told_by_the_probe_and_mended_without_a_res
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     (tmp_path / "away").rename(images)
     assert (await identity.Probe(csi_pb2.ProbeRequest())).ready.value
+
+
+async def test_what_runs_beside_the_calls_does_not_end_unheard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the calls are served all the same."""
+    driver = build(tmp_path)
+
+    def broken() -> None:
+        raise ValueError("a mistake of ours")
+
+    monkeypatch.setattr(driver.changer, "cut_short", broken)
+    async with (
+        app.running(
+            driver,
+            socket=f"{tmp_path}/csi.sock",
+            state_dir=f"{tmp_path}/state",
+            run_dir=f"{tmp_path}/run",
+        ),
+        channel.connect(f"{tmp_path}/csi.sock") as connected,
+    ):
+        identity = csi_pb2_grpc.IdentityStub(connected)
+        while not (told := [each for each in caplog.records if "has ended" in each.message]):
+            assert (await identity.Probe(csi_pb2.ProbeRequest())).ready.value
+    (record,) = told
+    assert record.exc_info is not None
+    assert "a mistake of ours" in str(record.exc_info[1])

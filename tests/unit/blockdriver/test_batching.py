@@ -237,10 +237,41 @@ async def test_after_the_drain_of_operations_nothing_is_begun(
     assert not applications.made
 
 
-async def test_what_an_earlier_life_began_is_asked_for_and_a_failure_ends_nothing(
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "_PAUSES_S", (0.0, 0.0))
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (errors.PeerUnavailable("the handler is away"), 3),
+        (operations.Busy("vol-1", "NodeStageVolume", 1), 3),
+        (errors.NotReady("the handler cannot limit"), 1),
+    ],
+)
+async def test_what_an_earlier_life_began_is_asked_for_until_there_is_an_answer(
+    applications: Applications,
+    running: operations.KeyedOperations,
+    error: errors.CrustError,
+    tries: int,
+) -> None:
+    applications.error = error
+    await batches(applications, running).finish((VOLUME, OTHER))
+    assert applications.made == [(VOLUME, Change(limits=())), (OTHER, Change(limits=()))] * tries
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_what_an_earlier_life_began_is_finished_when_the_guest_can_be_reached(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
-    applications.error = errors.PeerUnavailable("the handler is away")
-    made = batches(applications, running)
-    await made.finish((VOLUME, OTHER))
-    assert applications.made == [(VOLUME, Change(limits=())), (OTHER, Change(limits=()))]
+    away = errors.PeerUnavailable("the handler is away")
+    answers = [Outcome(unmodified=away), Outcome(), Outcome()]
+
+    async def apply(volume_id: volumes.VolumeId, change: Change) -> Outcome:
+        await applications.apply(volume_id, change)
+        return answers.pop(0)
+
+    await Batches(DRIVER, running, apply, window_s=0).finish((VOLUME, OTHER))
+    assert [each for each, _ in applications.made] == [VOLUME, OTHER, VOLUME]
