@@ -1,0 +1,107 @@
+"""What a kubelet does around the calls: its own binds and loop devices, its files, its retries with fresh tokens."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from crust.host import devices, mounts
+from tests.support.block_driver import MIB, Bench, block, is_there
+
+pytestmark = pytest.mark.root
+
+TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
+
+
+@contextmanager
+def held(path: str) -> Iterator[None]:
+    """With the loop device by which a kubelet keeps a raw volume's device from going away."""
+    argv = ["losetup", "--find", "--show", path]
+    holder = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        yield
+    finally:
+        subprocess.run(["losetup", "--detach", holder], check=True)
+
+
+async def test_a_raw_volume_is_mapped_into_a_pod_and_taken_out_again(bench: Bench) -> None:
+    volume_id = (await bench.create(capability=block())).volume_id
+    kubelets = bench.root / "volumeDevices"
+    (kubelets / "publish").mkdir(parents=True)
+    (kubelets / "dev").mkdir()
+    target, bound = f"{kubelets}/publish/pod-uid", kubelets / "dev" / "pod-uid"
+    await bench.stage(volume_id, block())
+    await bench.publish(volume_id, target, block())
+    bound.touch()
+    mounts.bind(target, str(bound))
+
+    with held(str(bound)):
+        for path in (target, str(bound)):
+            stats = await bench.stats(volume_id, path)
+            assert stats.usage == (volumes.VolumeUsage(volumes.UsageUnit.BYTES, 64 * MIB, 0, 0),)
+        await bench.grow(volume_id, 128 * MIB)
+        assert devices.size_bytes(str(bound)) == 128 * MIB
+        assert await bench.expand(volume_id, target, 128 * MIB) == 128 * MIB
+        bench.restart()
+        await bench.publish(volume_id, target, block())
+
+    mounts.unmount(str(bound))
+    await bench.unpublish(volume_id, target)
+    await bench.unstage(volume_id)
+    assert not is_there(target)
+    await bench.delete(volume_id)
+
+
+async def test_a_publish_is_repeated_with_fresh_tokens_under_a_running_pod(bench: Bench) -> None:
+    volume_id = (await bench.create()).volume_id
+    target = bench.target("pod-a")
+    await bench.stage(volume_id)
+    await bench.publish(volume_id, target, context={TOKENS: "first", "crust.dev/defer": "never"})
+    before = mounts.at(target)
+    with (Path(target) / "open").open("w"):
+        for token in ("second", "third"):
+            bench.restart()
+            context = {TOKENS: token, "crust.dev/defer": "never"}
+            await bench.publish(volume_id, target, context=context)
+    assert mounts.at(target) == before
+    written = b"".join(path.read_bytes() for path in bench.root.glob("run/*/*/*.json"))
+    assert b"first" not in written
+    assert b"third" not in written
+    await bench.unpublish(volume_id, target)
+    await bench.unstage(volume_id)
+
+
+async def test_a_pods_directory_is_empty_but_for_the_kubelets_own_file(bench: Bench) -> None:
+    """It is removed by rmdir alone; anything of ours would keep the pod there for good."""
+    volume_id = (await bench.create()).volume_id
+    target = Path(bench.target("pod-a"))
+    (target.parent / "vol_data.json").write_text("{}")
+    await bench.stage(volume_id)
+    for deferred in (False, True):
+        await bench.publish(volume_id, str(target), deferred=deferred)
+        assert set(os.listdir(target.parent)) <= {"vol_data.json", "mount"}
+        bench.restart()
+        await bench.unpublish(volume_id, str(target))
+        assert os.listdir(target.parent) == ["vol_data.json"]
+    assert os.listdir(bench.staging(volume_id)) == []
+    await bench.unstage(volume_id)
+
+
+async def test_a_pod_that_ends_while_its_node_was_down_is_torn_down_from_memory(
+    bench: Bench,
+) -> None:
+    """After a reboot nothing is mounted or attached, and the kubelet takes down what its files say was up."""
+    volume_id = (await bench.create()).volume_id
+    target = Path(bench.target("pod-a"))
+    target.mkdir()
+    await bench.unpublish(volume_id, str(target))
+    assert not target.exists()
+    await bench.unstage(volume_id)
+    await bench.unstage(volume_id, path=f"{bench.root}/staging/removed-meanwhile")
+    await bench.delete(volume_id)
+    await bench.unpublish(volume_id, str(target))
+    await bench.unstage(volume_id)
