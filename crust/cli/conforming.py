@@ -1,8 +1,11 @@
 """`crust conformance`: flags to options, and what is missing said in words, before a case runs."""
 
 import importlib.util
+import signal
 import socket
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,18 @@ def run(*, endpoint: str, parameters: Path | None, junit: Path | None, **flags: 
     except errors.InvalidRequest as err:
         raise click.UsageError(str(err)) from err
     _tell_if_away(chosen.socket, chosen.timeout_s)
-    return running.run(chosen).exit_code
+    with _termination_as_interrupt():
+        return running.run(chosen).exit_code
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """A run that is ended from outside takes away what its case has made, as one that is interrupted by a key."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _writable(junit: Path | None) -> Path | None:

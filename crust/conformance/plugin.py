@@ -54,8 +54,9 @@ class Plugin:
         probe = csi_pb2_grpc.IdentityStub(self._channel).Probe
         Calls(self._options.timeout_s).finally_(probe, csi_pb2.ProbeRequest())
 
+    @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
-        """Let go of the driver."""
+        """Let go of the driver; of a run that was interrupted, after its case has taken away what it made."""
         if self._channel is not None:
             self._channel.close()
 

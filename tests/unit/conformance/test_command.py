@@ -1,5 +1,7 @@
 """`crust conformance`: what it makes of its flags, of a parameters file, and of a driver that is not there."""
 
+import os
+import signal
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -170,3 +172,23 @@ def test_a_driver_that_dies_of_a_case_ends_the_run_and_what_was_found_is_told(
     assert "does not answer any more" in told
     assert "C-102 CreateVolume" in told.splitlines()[-3]
     assert 'value="C-102"' in (tmp_path / "report.xml").read_text()
+
+
+def test_a_run_that_is_terminated_takes_away_what_its_case_has_made(tmp_path: Path) -> None:
+    driver = MemoryDriver("1.13")
+    (tmp_path / "plugin").mkdir()
+    made: list[int] = []
+
+    def twist(method: str, _request: Any, answer: Any) -> Any:
+        if method == "ValidateVolumeCapabilities":
+            made.append(len(driver.state.volumes))
+            os.kill(os.getpid(), signal.SIGTERM)
+        return answer
+
+    driver.twist = twist
+    arguments = ["conformance", f"--endpoint={tmp_path}/plugin/csi.sock"]
+    arguments += [f"--target-root={tmp_path}", "--only=C-122", "--only=C-123"]
+    with serving(driver, tmp_path / "plugin" / "csi.sock"):
+        result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert (made, driver.state.volumes) == ([1], {})
