@@ -24,7 +24,8 @@ holds any CSI driver on a socket against the rules of the specification. It runs
 on the node, in the driver's mount namespace, as root. `--profile` says which CSI the driver speaks (1.12 or 1.13),
 `--only C-101` runs one case (repeat it for more), `--junit FILE` writes a report. A case is skipped only when it
 needs what the driver does not advertise, or what was not given; what was skipped, and why, is listed at the end.
-Whatever a case makes is taken away after it, also when it fails; volumes of others are left alone.
+Whatever a case makes is taken away after it, also when it fails or the run is ended (SIGINT, SIGTERM); volumes of
+others are left alone. A driver that stops answering ends the run.
 
 Exit codes: 0 no case failed, 1 some failed, 2 the command cannot be understood or was interrupted, 3 the driver does
 not answer.
