@@ -170,6 +170,7 @@ def _filled(record: Record, source: Record | SnapshotRecord) -> Record:
         fs_type=source.fs_type,
         filled_bytes=source.filled_bytes,
         in_guest=source.in_guest,
+        renews_uuid=source.renews_uuid,
         generation=record.generation + 1,
         shares_uuid=source.content in ("formatted", "raw"),
     )

@@ -164,7 +164,7 @@ class Stager:
             return
         if record.content == "formatting":
             zeroout.zero_device(attachment.source.path)
-        self._state.registry.save(record.but(content="raw", fs_type=""))
+        self._state.registry.save(record.but(content="raw", fs_type="", renews_uuid=False))
 
     async def _prepare(self, begun: _Begun) -> None:
         device, fs_type = begun.attachment.source.path, begun.entry.fs_type
@@ -185,7 +185,7 @@ class Stager:
         await asyncio.to_thread(self._state.registry.save, made)
 
     async def _tell_from_source(self, record: Record, device: str, fs_type: str) -> Record:
-        """A copy gets a UUID of its own. Cut short, it gets another the next time.
+        """A copy gets a UUID of its own. Cut short, it gets another the next time, because the intent is on record.
 
         Where that takes a mount, only if nobody but this host ever had the filesystem. Else it stays until it was
         unmounted, and is published with what lets it stand beside its twin.
@@ -193,9 +193,10 @@ class Stager:
         if not record.shares_uuid:
             return record
         ours = record.content == "formatted" and not record.in_guest
-        if not await uuids.renew(device, fs_type, may_mount=ours):
-            return record
-        return await asyncio.to_thread(self._state.registry.save, record.but(shares_uuid=False))
+        intent = await asyncio.to_thread(self._state.registry.save, record.but(renews_uuid=True))
+        renewed = await uuids.renew(device, fs_type, may_mount=ours, was_begun=record.renews_uuid)
+        known = intent.but(renews_uuid=False, shares_uuid=not renewed)
+        return await asyncio.to_thread(self._state.registry.save, known)
 
     def _intend(self, begun: _Begun) -> None:
         if begun.action is preparation.Action.CLEAR_AND_MAKE:

@@ -6,17 +6,24 @@ btrfs before Linux 6.7 knows a device by nothing else, and would show the origin
 A new UUID wants an empty log: the log's entries carry the old one, and neither xfs_db nor btrfstune can replay them
 (btrfstune does not even look, and leaves a filesystem that nothing mounts). Only a mount replays, which the caller
 must allow, because what a guest wrote is not mounted on the host for it. Where it may not be, the old UUID stays
-until an unmount has emptied the log. Cut short anywhere, the same again makes another UUID. It is changed in the
-superblocks alone (XFS META_UUID, btrfs metadata_uuid), whatever the size.
+until an unmount has emptied the log. It is changed in the superblocks (XFS META_UUID, btrfs metadata_uuid), whatever
+the size, and an xfs gets an empty log of the new UUID.
+
+Cut short, both are left so that nothing mounts them, and the same again is no help. So the caller says whether an
+earlier try may have been. Then a log of xfs that is torn was empty before, because xfs_db begins with no other, and
+is thrown away; one that was zeroed gets the numbers that the metadata ask for, which xfs_repair alone does; and btrfs
+loses its mark (`btrfs_uuid`).
 """
 
 import asyncio
 import os
 
 from crust import errors
-from crust.host import commands, detached, oserrors, superblocks
+from crust.host import btrfs_uuid, commands, detached, oserrors, superblocks
 
 _TIMEOUT_S = 600.0
+_TORN = b"cannot find log head/tail"
+"""What xfs_db says of a log that is neither empty nor to be replayed."""
 _TEMPORARY_FSIDS = "/sys/fs/btrfs/features/temp_fsid"
 
 
@@ -32,14 +39,18 @@ class LikeItsSource(errors.NotReady):
         self.path = path
 
 
-async def renew(path: str, fs_type: str, *, may_mount: bool) -> bool:
+async def renew(path: str, fs_type: str, *, may_mount: bool, was_begun: bool = False) -> bool:
     """Give the unmounted copy of a filesystem a UUID of its own; whether it needs no `beside_twin` from now on.
 
-    With `may_mount` its log is replayed by a mount that nobody sees. Raises `LikeItsSource`.
+    With `may_mount` its log is replayed by a mount that nobody sees. `was_begun`: an earlier try may have been cut
+    short, and nobody had the filesystem since. Raises `LikeItsSource`.
     """
     if fs_type == "xfs":
-        return await _renew_xfs(path) or (may_mount and await _replayed_xfs(path))
+        done = await _renew_xfs(path, was_begun=was_begun)
+        return done or (may_mount and await _replayed_xfs(path, was_begun=was_begun))
     if fs_type == "btrfs":
+        if was_begun:
+            await asyncio.to_thread(btrfs_uuid.settle, path)
         return await _renew_btrfs(path, may_mount=may_mount)
     return True
 
@@ -51,16 +62,23 @@ def beside_twin(fs_type: str, options: tuple[str, ...]) -> tuple[str, ...]:
     return options
 
 
-async def _renew_xfs(path: str) -> bool:
+async def _renew_xfs(path: str, *, was_begun: bool = False) -> bool:
     before = await asyncio.to_thread(superblocks.uuid_of_xfs, path)
     # Its status is 0 as well when it refuses because of the log.
-    await commands.run(["xfs_db", "-x", "-c", "uuid generate", path], timeout_s=_TIMEOUT_S)
-    return await asyncio.to_thread(superblocks.uuid_of_xfs, path) != before
+    generate = ["xfs_db", "-x", "-c", "uuid generate", path]
+    done = await commands.run(generate, timeout_s=_TIMEOUT_S)
+    if was_begun and _TORN in done.stdout:
+        await commands.run(["xfs_repair", "-L", path], timeout_s=_TIMEOUT_S)
+        await commands.run(generate, timeout_s=_TIMEOUT_S)
+    changed = await asyncio.to_thread(superblocks.uuid_of_xfs, path) != before
+    if was_begun and changed:
+        await commands.run(["xfs_repair", path], timeout_s=_TIMEOUT_S)
+    return changed
 
 
-async def _replayed_xfs(path: str) -> bool:
+async def _replayed_xfs(path: str, *, was_begun: bool) -> bool:
     await asyncio.to_thread(_replay, path, "xfs", ("nouuid",))
-    return await _renew_xfs(path)
+    return await _renew_xfs(path, was_begun=was_begun)
 
 
 async def _renew_btrfs(path: str, *, may_mount: bool) -> bool:

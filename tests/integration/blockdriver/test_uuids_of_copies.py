@@ -1,14 +1,18 @@
 """Copies of a filesystem get a UUID of their own, so that they mount beside their source without being told to."""
 
 import os
+import struct
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from crust.blockdriver import registry
-from crust.host import filesystems, mounts, uuids
-from tests.integration.blockdriver.test_snapshots import made_of, snapshot, up, write
+from crust.blockdriver.record import Record
+from crust.host import btrfs_uuid, filesystems, mounts, uuids
+from crust.wire.csi.v1 import csi_pb2
+from tests.integration.blockdriver.test_snapshots import drop, made_of, snapshot, up, write
 from tests.integration.blockdriver.test_snapshots_of_guests import Scene
 from tests.support.block_driver import MIB, Bench, mount
 from tests.support.mounting_guests import MountingGuests
@@ -160,18 +164,122 @@ async def test_a_stage_that_is_cut_short_after_the_change_changes_it_again(
     class Killed(BaseException):
         """The end of a process."""
 
-    def die(*_: object) -> None:
-        raise Killed
+    save = bench.driver.state.registry.save
+
+    def die_when_it_is_done(record: Record) -> Record:
+        if not record.renews_uuid:
+            raise Killed
+        return save(record)
 
     with monkeypatch.context() as patched:
-        patched.setattr(bench.driver.state.registry, "save", die)
+        patched.setattr(bench.driver.state.registry, "save", die_when_it_is_done)
         with pytest.raises(Killed):
             await bench.stage(clone.volume_id, mount(fs_type))
     first = uuid_of(bench, clone.volume_id)
     bench.restart()
     assert shares(bench, "clone")
+    assert bench.driver.state.registry.load(registry.volume_id_of("clone")).renews_uuid
     beside = await up(bench, clone.volume_id, fs_type)
     assert Path(beside, "file").read_bytes() == b"kept"
     for volume in (clone, source):
         await scene.down(volume.volume_id)
     assert len({first, *(uuid_of(bench, each.volume_id) for each in (clone, source))}) == 3
+
+
+def cut_short(image: Path, limit_bytes: int) -> bytes:
+    """Have xfs_db die at its first write behind `limit_bytes`; answers what it would say if it were run again."""
+    tool = ["xfs_db", "-x", "-c", "uuid generate"]
+    dying = f'ulimit -f {limit_bytes // 1024}; exec "$@"'
+    subprocess.run(["bash", "-c", dying, "bash", *tool, str(image)], check=False)
+    aside = image.with_suffix(".again")
+    subprocess.run(["cp", "--reflink=always", str(image), str(aside)], check=True)
+    again = subprocess.run([*tool, str(aside)], check=True, capture_output=True)
+    aside.unlink()
+    return again.stdout + again.stderr
+
+
+def mark(image: Path) -> None:
+    """What btrfstune has written when it dies in the middle."""
+    with image.open("r+b") as file:
+        for place in btrfs_uuid._PLACES[:2]:
+            file.seek(place)
+            block = bytearray(file.read(4096))
+            (flags,) = struct.unpack_from("<Q", block, 0x38)
+            struct.pack_into("<Q", block, 0x38, flags | 1 << 36)
+            block[:4] = btrfs_uuid._sum(block)
+            file.seek(place)
+            file.write(block)
+
+
+def refused(image: Path) -> bytes:
+    again = subprocess.run(["btrfstune", "-fm", str(image)], check=False, capture_output=True)
+    return again.stderr
+
+
+async def used_source(scene: Scene, fs_type: str, size: int) -> str:
+    """A volume whose log has gone some way."""
+    source = await scene.bench.create("source", mount(fs_type), size=size)
+    target = await up(scene.bench, source.volume_id, fs_type)
+    write(target, "file", b"kept")
+    for number in range(500):
+        write(target, f"more-{number}", b"x" * 5000)
+    await scene.down(source.volume_id)
+    return source.volume_id
+
+
+async def begun_clone(scene: Scene, source: str, fs_type: str) -> Path:
+    """The image of a clone whose change of UUID is on record and not done."""
+    clone = await made_of(scene.bench, "clone", volume_id=source, fs_type=fs_type)
+    known = scene.bench.driver.state.registry
+    known.save(known.load(registry.volume_id_of("clone")).but(renews_uuid=True))
+    return scene.bench.root / "state" / "images" / f"{clone.volume_id}.img"
+
+
+async def restored_of(scene: Scene, snapshot_id: str) -> csi_pb2.Volume:
+    return await made_of(scene.bench, "restored", snapshot_id=snapshot_id, fs_type="xfs")
+
+
+async def check_mended(scene: Scene, source: str, fs_type: str) -> None:
+    """The clone mounts as another than its source, with the files."""
+    bench, clone = scene.bench, registry.volume_id_of("clone")
+    beside = await up(bench, clone, fs_type)
+    assert Path(beside, "file").read_bytes() == b"kept"
+    assert "nouuid" not in options_at(beside)
+    assert not bench.driver.state.registry.load(clone).renews_uuid
+    await scene.down(clone)
+    assert uuid_of(bench, clone) != uuid_of(bench, source)
+    await bench.delete(clone)
+
+
+async def test_an_xfs_whose_log_was_being_cleared_when_the_power_failed_is_mended(
+    scene: Scene,
+) -> None:
+    """Nothing mounts it; xfs_db refuses it, or makes of it what nothing mounts either."""
+    size = 320 * MIB
+    source = await used_source(scene, "xfs", size)
+    said = []
+    for part in (0.2, 0.52, 0.6, 0.7):
+        image = await begun_clone(scene, source, "xfs")
+        said.append(cut_short(image, int(size * part)))
+        torn = registry.volume_id_of("clone")
+        copy = await made_of(scene.bench, "copy", volume_id=torn, fs_type="xfs")
+        taken = await snapshot(scene.bench, torn)
+        await check_mended(scene, source, "xfs")
+        for volume_id in (copy.volume_id, (await restored_of(scene, taken.snapshot_id)).volume_id):
+            assert Path(await up(scene.bench, volume_id, "xfs"), "file").read_bytes() == b"kept"
+            await scene.down(volume_id)
+            await scene.bench.delete(volume_id)
+        await drop(scene.bench, taken.snapshot_id)
+    assert any(b"totally zeroed log" in each for each in said)
+    assert any(b"cannot find log head" in each for each in said)
+
+
+async def test_a_btrfs_that_was_being_changed_when_the_power_failed_is_mended(
+    scene: Scene,
+) -> None:
+    """Its mark keeps btrfstune and mount(2) away."""
+    source = await used_source(scene, "btrfs", 256 * MIB)
+    image = await begun_clone(scene, source, "btrfs")
+    mark(image)
+    assert b"in progress" in refused(image)
+    await check_mended(scene, source, "btrfs")
