@@ -72,7 +72,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 @pytest.fixture
-def still(kernel: Kernel) -> stillness.Still:
+def still(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> stillness.Still:
+    monkeypatch.setattr(stillness, "_CHANGES_S", 3600)  # who waits is told, and does not find out
     return stillness.Still(kernel.timer, lambda: kernel.now_s)
 
 
