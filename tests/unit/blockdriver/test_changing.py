@@ -303,6 +303,30 @@ async def test_wherever_it_is_killed_record_and_guests_say_the_same_after_the_ne
     assert seen == ({OLD} if refuses else {OLD, AFTER})
 
 
+async def test_wherever_it_is_killed_the_retry_finishes_size_and_limits_together(
+    bench: Bench, tmp_path: Path
+) -> None:
+    guest = bench.deferred()
+    backend = cast("MemoryBackend", bench.state.backend)
+    backend.attach(bench.volume_id)
+    for number in itertools.count():
+        await bench.change(Change(limits=tuple(asdict(OLD).items())))
+        wanted = 64 * MIB * (number + 2)
+        both = replace(NEW, expansion=Expansion(volumes.CapacityRange(wanted)))
+        with crashes.at_call(number, killed) as count, contextlib.suppress(Killed):
+            await bench.change(both)
+        if count() <= number:
+            break
+        await restarted(bench, tmp_path)
+        record = bench.state.registry.load(bench.volume_id)
+        assert record.capacity_bytes <= backend.images[bench.volume_id]
+        assert bench.limits == guest.obeyed
+        done = Expanded(wanted, node_expansion_required=True)
+        assert await bench.change(both) == changing.Outcome(done)
+        assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
+    assert number > 10
+
+
 async def test_a_disk_that_is_full_at_any_moment_leaves_nothing_that_a_retry_does_not_finish(
     bench: Bench, tmp_path: Path
 ) -> None:
