@@ -25,11 +25,12 @@ from crust.blockdriver.deferring import Deferrer
 from crust.blockdriver.ephemeral import Ephemeral
 from crust.blockdriver.growing import Grower
 from crust.blockdriver.health import Examiner
+from crust.blockdriver.here import NODE_ID_MAX_BYTES, CsiProfile, Here
 from crust.blockdriver.identity import Identity
 from crust.blockdriver.ledger import Ledger
 from crust.blockdriver.leftovers import Sweeper
 from crust.blockdriver.listing import Lister
-from crust.blockdriver.node import NODE_ID_MAX_BYTES, CsiProfile, Here, Node, Rules
+from crust.blockdriver.node import Node, Rules
 from crust.blockdriver.offering import Offerer
 from crust.blockdriver.provisioning import Provisioner
 from crust.blockdriver.publishing import Publisher

@@ -13,8 +13,8 @@ from crust.blockdriver.attaching import Attach, Attacher
 from crust.blockdriver.batching import Batches
 from crust.blockdriver.changing import Change, Expansion
 from crust.blockdriver.health import Examiner
+from crust.blockdriver.here import NODE_ID_MAX_BYTES, Here
 from crust.blockdriver.listing import Lister
-from crust.blockdriver.node import NODE_ID_MAX_BYTES, Here
 from crust.blockdriver.offering import Offerer
 from crust.blockdriver.provisioning import Create, Provisioner, Volume
 from crust.blockdriver.snapshot_calls import SnapshotCalls

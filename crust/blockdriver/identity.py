@@ -7,7 +7,7 @@ import grpc.aio
 import crust
 from crust import errors
 from crust.blockdriver.backends.protocol import Backend
-from crust.blockdriver.node import CsiProfile
+from crust.blockdriver.here import CsiProfile
 from crust.host import bounded
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 

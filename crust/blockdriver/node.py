@@ -3,16 +3,17 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import grpc.aio
 
 from crust import errors, operations, volumes
-from crust.blockdriver import answers, ephemeral, topology
+from crust.blockdriver import answers, ephemeral
 from crust.blockdriver.deferring import Deferrer
 from crust.blockdriver.ephemeral import Ephemeral
 from crust.blockdriver.growing import Expand, Grower
 from crust.blockdriver.health import Examiner
+from crust.blockdriver.here import Here
 from crust.blockdriver.publish_rules import Publish, fingerprint
 from crust.blockdriver.publishing import Publisher
 from crust.blockdriver.staging import Stage, Stager
@@ -23,9 +24,6 @@ from crust.rpc import csi, extensions, limits
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
-CsiProfile = Literal["1.12", "1.13"]
-NODE_ID_MAX_BYTES = 256
-"""CSI NodeGetInfoResponse."""
 T = TypeVar("T")
 
 _Rpc = csi_pb2.NodeServiceCapability.RPC
@@ -45,17 +43,6 @@ _DEFERRAL = (
     _Rpc.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP,
     _Rpc.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY,
 )
-
-
-class NotInProfile(errors.Unsupported):
-    """An RPC of another version of CSI than the one that is served."""
-
-    def __init__(self, profile: str) -> None:
-        super().__init__(
-            "this call is not served",
-            why=f"it belongs to CSI {profile}, and the driver serves another version",
-            hint=f"start the driver with csi_profile {profile}",
-        )
 
 
 class StagingPathNotGiven(errors.NotReady):
@@ -82,30 +69,6 @@ class Rules:
     grower: Grower
     meter: Meter
     examiner: Examiner
-
-
-@dataclass(frozen=True, slots=True)
-class Here:
-    """Who this node and driver are for the CO."""
-
-    driver: volumes.DriverName
-    node_id: str
-    csi_profile: CsiProfile
-
-    @property
-    def tells_condition(self) -> bool:
-        """Whether health is told as CSI 1.12 does."""
-        return self.csi_profile == "1.12"
-
-    @property
-    def segment(self) -> str:
-        """The value of this node's topology segment."""
-        return topology.value_of(self.node_id)
-
-    def require(self, profile: CsiProfile) -> None:
-        """Raise `NotInProfile` unless `profile` is served."""
-        if self.csi_profile != profile:
-            raise NotInProfile(profile)
 
 
 class Node(csi_pb2_grpc.NodeServicer):

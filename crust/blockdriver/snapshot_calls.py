@@ -14,7 +14,7 @@ import grpc.aio
 from crust import errors, operations, volumes
 from crust.blockdriver import answers, listing, origins, snapshot_record, topology
 from crust.blockdriver.grouping import Grouper
-from crust.blockdriver.node import Here
+from crust.blockdriver.here import Here
 from crust.blockdriver.snapshot_record import GroupRecord, SnapshotRecord
 from crust.blockdriver.snapshotting import Snapshotter
 from crust.rpc import limits

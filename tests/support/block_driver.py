@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from crust import volumes
 from crust.blockdriver import app, ephemeral, guests
-from crust.blockdriver.node import CsiProfile
+from crust.blockdriver.here import CsiProfile
 from crust.rpc import csi, extensions
 from crust.wire.csi.v1 import csi_pb2
 

@@ -8,7 +8,7 @@ import pytest
 from crust import volumes
 from crust.blockdriver.attaching import AttachedElsewhere
 from crust.blockdriver.backends.protocol import StillAttached
-from crust.blockdriver.node import NotInProfile
+from crust.blockdriver.here import NotInProfile
 from crust.blockdriver.record import Attached, Usage
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import MIB, Bench, block, caller, mount, write_raw
