@@ -22,7 +22,8 @@ from crust.blockdriver.record import Content, Phase
 from crust.host import durable
 
 SCHEMA: Literal[1] = 1
-_LIMIT_BYTES = 64 * 1024
+_LIMIT_BYTES = 16 * 1024 * 1024
+"""More than a group has of as many volumes as one gRPC message can name."""
 _SUFFIX = ".json"
 _SNAPSHOT_ID = re.compile(r"snap-[0-9a-f]{40}")
 _GROUP_ID = re.compile(r"group-[0-9a-f]{40}")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver import snapshot_record
-from crust.blockdriver.snapshot_record import Shelf, SnapshotRecord
+from crust.blockdriver import registry, snapshot_record
+from crust.blockdriver.snapshot_record import GroupRecord, Shelf, SnapshotRecord
 
 ID = snapshot_record.snapshot_id_of("snap")
 
@@ -82,3 +82,24 @@ def test_no_name_of_a_snapshot_is_that_of_a_groups_member() -> None:
     assert member not in {snapshot_record.snapshot_id_of(name) for name in names}
     assert member != snapshot_record.member_id_of("g", "vol-2")
     assert member != snapshot_record.member_id_of("h", "vol-1")
+
+
+def test_a_group_of_a_whole_pool_comes_back_after_a_restart(tmp_path: Path) -> None:
+    def groups() -> Shelf[GroupRecord]:
+        made = Shelf(str(tmp_path), GroupRecord, snapshot_record.is_group_id)
+        made.open()
+        return made
+
+    ids = [registry.volume_id_of(str(number)) for number in range(20_000)]
+    saved = groups().save(
+        GroupRecord(
+            group_id=snapshot_record.group_id_of("g"),
+            name="g",
+            phase="ready",
+            created_ns=1,
+            members=tuple((each, snapshot_record.member_id_of("g", each)) for each in ids),
+        )
+    )
+    again = groups()
+    assert again.unreadable() == ()
+    assert again.find(saved.group_id) == saved
