@@ -16,17 +16,20 @@ pytestmark = pytest.mark.root
 
 @pytest.fixture(params=["ext4", "xfs", "btrfs"])
 def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    with bench_on(request.param, tmp_path, size=512 * MIB) as bench:
+    with bench_on(request.param, tmp_path, size=320 * MIB) as bench:
         yield bench
 
 
 def fill(bench: Bench) -> None:
     """Every block, the filesystem's reserve for root too."""
     with (bench.root / "fill").open("wb", buffering=0) as file:
-        for size in (MIB, 4096):
+        for size in (16 * MIB, MIB, 4096):
             with suppress(OSError):
                 while True:
-                    file.write(bytes(size))
+                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), size)
+        with suppress(OSError):
+            while True:  # what the filesystem keeps back from an allocation without data
+                file.write(bytes(4096))
         os.fsync(file.fileno())
 
 
