@@ -5,27 +5,16 @@ where the blocks of two files *are* (FIEMAP): what both share by reference is th
 byte being read. That is exact as long as neither file changes; blocks whose place says nothing (compressed, inline,
 not yet placed) count as different, so that it errs on the safe side alone.
 
-Source: Linux Documentation/filesystems/fiemap.rst, lseek(2).
+Source: lseek(2), and `fiemap`.
 """
 
 import errno
-import fcntl
 import itertools
 import os
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from crust.host import oserrors
-
-_FS_IOC_FIEMAP = 0xC020660B  # _IOWR('f', 11, struct fiemap)
-_HEAD = struct.Struct("=QQIIII")
-_EXTENT = struct.Struct("=QQQQQIIII")
-_SYNC = 0x1
-_LAST, _UNWRITTEN = 0x1, 0x800
-_PLACE_UNKNOWN = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400
-"""FIEMAP_EXTENT_UNKNOWN, DELALLOC, ENCODED, DATA_ENCRYPTED, NOT_ALIGNED, DATA_INLINE, DATA_TAIL."""
-_BATCH = 512
+from crust.host import fiemap, oserrors
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -97,26 +86,13 @@ def _placed_of(path: str) -> list[_Placed]:
 
 
 def _placed(fd: int) -> Iterator[_Placed]:
-    size, position = os.fstat(fd).st_size, 0
-    while position < size:
-        batch = _map(fd, position)
-        if not batch:
+    size = os.fstat(fd).st_size
+    for start, place, length, flags in fiemap.extents(fd, sync=True):
+        if start >= size:
             return
-        for start, place, length, flags in batch:
-            position = start + length
-            if not flags & _UNWRITTEN:  # reads as zeros, as a hole does
-                yield _Placed(start, min(position, size), None if flags & _PLACE_UNKNOWN else place)
-            if flags & _LAST:
-                return
-
-
-def _map(fd: int, start: int) -> list[tuple[int, int, int, int]]:
-    head = _HEAD.pack(start, (1 << 64) - 1 - start, _SYNC, 0, _BATCH, 0)
-    answer = bytearray(head + bytes(_BATCH * _EXTENT.size))
-    fcntl.ioctl(fd, _FS_IOC_FIEMAP, answer)
-    count = _HEAD.unpack_from(answer)[3]
-    fields = (_EXTENT.unpack_from(answer, _HEAD.size + n * _EXTENT.size) for n in range(count))
-    return [(each[0], each[1], each[2], each[5]) for each in fields]
+        if not flags & fiemap.UNWRITTEN:  # reads as zeros, as a hole does
+            known = None if flags & fiemap.PLACE_UNKNOWN else place
+            yield _Placed(start, min(start + length, size), known)
 
 
 def _differences(old: list[_Placed], new: list[_Placed]) -> Iterator[Extent]:

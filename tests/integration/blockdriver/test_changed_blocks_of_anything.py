@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from crust.blockdriver import registry
 from tests.integration.blockdriver.test_snapshots import (
     blocks,
     covered,
@@ -148,3 +149,23 @@ def cut(fd: int, offset: int, length: int) -> None:
     if offset < size:
         os.ftruncate(fd, offset)
         os.ftruncate(fd, max(size, offset + length))
+
+
+async def test_more_changes_than_the_kernel_tells_at_once(cloning: Bench) -> None:
+    source = await cloning.create("source", block(), size=16 * MIB)
+    target = await up(cloning, source.volume_id, raw=True)
+    base = await snapshot(cloning, source.volume_id, "base")
+    wanted = set(range(0, 16 * MIB, 8 * KIB))
+    fd = os.open(target, os.O_RDWR)
+    for offset in sorted(wanted, key=lambda each: each % (64 * KIB)):  # never two neighbours
+        os.pwrite(fd, b"x" * 4 * KIB, offset)
+        if offset >= 16 * MIB - 64 * KIB:
+            os.fsync(fd)
+    os.close(fd)
+    new = await snapshot(cloning, source.volume_id, "new")
+    assert covered(await blocks(cloning, new.snapshot_id, base.snapshot_id)) == wanted
+    assert covered(await blocks(cloning, new.snapshot_id)) == wanted
+    owned = cloning.driver.state.backend.occupied()
+    assert owned.get(registry.volume_id_of("source"), 0) == 0, "the snapshot has all of it too"
+    await drop(cloning, new.snapshot_id)
+    await down(cloning, source.volume_id)
