@@ -33,6 +33,7 @@ from crust.blockdriver.places import Places
 from crust.blockdriver.record import Record
 from crust.blockdriver.state import State
 from crust.host import devices, filesystems, superblocks, uuids, zeroout
+from crust.host.fitting import Fitting
 
 
 class StagingPathMissing(errors.NotReady):
@@ -96,6 +97,7 @@ class Stager:
         self._state = shared
         self._grower = grower
         self._places = Places(shared)
+        self._fitting = Fitting()
 
     async def stage(self, request: Stage) -> None:
         """Make the volume ready to be published.
@@ -175,7 +177,7 @@ class Stager:
             return
         await asyncio.to_thread(self._intend, begun)
         words = mkfs_options.words(fs_type, begun.record.parameters)
-        await filesystems.make(device, fs_type, extra_options=words)
+        await self._fitting.make(device, fs_type, extra_options=words)
         made = begun.record.but(
             content="formatted",
             fs_type=fs_type,
