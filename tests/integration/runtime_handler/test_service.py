@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 
 import pytest
@@ -158,10 +158,17 @@ async def test_stopping_waits_for_a_running_expansion(
 ) -> None:
     path = f"{run_dir}/other.sock"
     served = Handler(volumes.HandlerName("kata"), "1", path, frozenset({"ext4"}), frozenset())
-    async with service.serving(path, runtime):
-        wanted = volumes.CapacityRange(3 * GIB)
+    wanted = volumes.CapacityRange(3 * GIB)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(service.serving(path, runtime))
         await given_up(lambda: peers.expand(served, TARGET, wanted, 0.05), runtime.growing)
-        asyncio.get_running_loop().call_soon(runtime.may_grow.set)
+        leaving = asyncio.create_task(stack.aclose())
+        await asyncio.sleep(0)  # it begins
+        with pytest.raises(errors.PeerUnavailable, match="this process is stopping"):
+            await peers.expand(served, TARGET, wanted, None)
+        assert not leaving.done()
+        runtime.may_grow.set()
+        await leaving
     assert runtime.sizes[TARGET.text] == 3 * GIB
 
 
