@@ -94,13 +94,14 @@ async def run(
     input: bytes | None = None,
     ok: Sequence[int] = (0,),
     output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
+    inherits: Sequence[int] = (),
 ) -> Completed:
     """Run a program to its end; raises `CommandMissing`, `CommandFailed`, `CommandTimedOut`.
 
     `input` is its standard input, else empty. Standard output beyond the limit is a failure; of standard error the
-    last 4 KiB are kept.
+    last 4 KiB are kept. `inherits` are descriptors that it has open as long as it runs, also when we are gone.
     """
-    process = await _start(argv, has_input=input is not None)
+    process = await _start(argv, has_input=input is not None, inherits=inherits)
     try:
         async with asyncio.timeout(timeout_s):
             stdout, stderr_tail = await _converse(process, input, output_limit_bytes)
@@ -121,7 +122,9 @@ async def run(
     return Completed(code, stdout, text)
 
 
-async def _start(argv: Sequence[str], *, has_input: bool) -> asyncio.subprocess.Process:
+async def _start(
+    argv: Sequence[str], *, has_input: bool, inherits: Sequence[int]
+) -> asyncio.subprocess.Process:
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     try:
         return await asyncio.create_subprocess_exec(
@@ -131,6 +134,7 @@ async def _start(argv: Sequence[str], *, has_input: bool) -> asyncio.subprocess.
             stderr=pipe,
             env=_ENVIRONMENT,
             start_new_session=True,
+            pass_fds=tuple(inherits),
         )
     except FileNotFoundError as err:
         raise CommandMissing(argv[0]) from err

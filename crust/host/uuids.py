@@ -19,7 +19,7 @@ import asyncio
 import os
 
 from crust import errors
-from crust.host import btrfs_uuid, commands, detached, oserrors, superblocks
+from crust.host import btrfs_uuid, commands, detached, devices, oserrors, superblocks
 
 _TIMEOUT_S = 600.0
 _TORN = b"cannot find log head/tail"
@@ -65,11 +65,10 @@ def beside_twin(fs_type: str, options: tuple[str, ...]) -> tuple[str, ...]:
 async def _renew_xfs(path: str, *, was_begun: bool = False) -> bool:
     before = await asyncio.to_thread(superblocks.uuid_of_xfs, path)
     # Its status is 0 as well when it refuses because of the log.
-    generate = ["xfs_db", "-x", "-c", "uuid generate", path]
-    done = await commands.run(generate, timeout_s=_TIMEOUT_S)
+    done = await _fenced("xfs_db", "-x", "-c", "uuid generate", path)
     if was_begun and _TORN in done.stdout:
         await commands.run(["xfs_repair", "-L", path], timeout_s=_TIMEOUT_S)
-        await commands.run(generate, timeout_s=_TIMEOUT_S)
+        await _fenced("xfs_db", "-x", "-c", "uuid generate", path)
     changed = await asyncio.to_thread(superblocks.uuid_of_xfs, path) != before
     if was_begun and changed:
         await commands.run(["xfs_repair", path], timeout_s=_TIMEOUT_S)
@@ -87,8 +86,17 @@ async def _renew_btrfs(path: str, *, may_mount: bool) -> bool:
     if await asyncio.to_thread(superblocks.has_log_of_btrfs, path):
         await asyncio.to_thread(_check_told_apart, path)
         return False
-    await commands.run(["btrfstune", "-f", "-m", path], timeout_s=_TIMEOUT_S)
+    await _fenced("btrfstune", "-f", "-m", path)
     return True
+
+
+async def _fenced(*argv: str) -> commands.Completed:
+    """Run a tool that does not keep others from the device itself: it inherits what does, and may outlive us."""
+    fence = await asyncio.to_thread(devices.open_exclusive, argv[-1])
+    try:
+        return await commands.run(argv, timeout_s=_TIMEOUT_S, inherits=(fence,))
+    finally:
+        os.close(fence)
 
 
 def _check_told_apart(path: str) -> None:

@@ -3,14 +3,15 @@
 import os
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crust.blockdriver import registry
 from crust.blockdriver.record import Record
-from crust.host import btrfs_uuid, filesystems, mounts, uuids
+from crust.host import btrfs_uuid, commands, devices, filesystems, mounts, uuids
 from crust.wire.csi.v1 import csi_pb2
 from tests.integration.blockdriver.test_snapshots import drop, made_of, snapshot, up, write
 from tests.integration.blockdriver.test_snapshots_of_guests import Scene
@@ -283,3 +284,37 @@ async def test_a_btrfs_that_was_being_changed_when_the_power_failed_is_mended(
     mark(image)
     assert b"in progress" in refused(image)
     await check_mended(scene, source, "btrfs")
+
+
+@pytest.mark.parametrize(("fs_type", "size"), RENEWED)
+async def test_a_tool_that_outlives_the_driver_keeps_the_next_from_the_device(
+    scene: Scene, fs_type: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """xfs_db and btrfstune open a device as anybody may; mounted meanwhile it would be torn."""
+    bench = scene.bench
+    source = await used_source(scene, fs_type, size)
+    clone = await made_of(bench, "clone", volume_id=source, fs_type=fs_type)
+    tools: list[subprocess.Popen[bytes]] = []
+
+    class Killed(BaseException):
+        """The end of the driver, and not of what it began."""
+
+    async def begin(argv: Sequence[str], **how: Any) -> commands.Completed:
+        tools.append(lasting(how["inherits"]))
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(commands, "run", begin)
+        with pytest.raises(Killed):
+            await bench.stage(clone.volume_id, mount(fs_type))
+    bench.restart()
+    with pytest.raises(devices.DeviceInUse):
+        await bench.stage(clone.volume_id, mount(fs_type))
+    [tool] = tools
+    tool.communicate()
+    await check_mended(scene, source, fs_type)
+
+
+def lasting(inherits: Sequence[int]) -> subprocess.Popen[bytes]:
+    """A program that runs until its input ends."""
+    return subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=tuple(inherits))

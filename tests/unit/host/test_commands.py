@@ -4,8 +4,8 @@ import asyncio
 import os
 import select
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +34,18 @@ async def started(argv: list[str], tmp_path: Path) -> tuple[asyncio.Task[command
     os.mkfifo(ready)
     task = asyncio.create_task(commands.run([*argv, str(ready)], timeout_s=LONG_S))
     return task, os.pidfd_open(int(await asyncio.to_thread(ready.read_text)))
+
+
+async def test_a_descriptor_that_is_inherited_is_open_in_the_program_and_no_other_is(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    fds = [os.open(tmp_path / "file", os.O_RDONLY | os.O_CLOEXEC) for _ in range(2)]
+    look = ["sh", "-c", f"readlink /proc/self/fd/{fds[0]}; readlink /proc/self/fd/{fds[1]}; true"]
+    done = await commands.run(look, timeout_s=LONG_S, inherits=fds[:1])
+    assert done.stdout.decode() == f"{tmp_path}/file\n"
+    for fd in fds:
+        os.close(fd)
 
 
 async def test_output_and_input_pass() -> None:
@@ -145,8 +157,8 @@ async def test_endless_output_is_a_failure_and_not_all_memory(
     """More is there than asyncio holds when the first of it is read: the exit is told once all of it was."""
     start = commands._start
 
-    async def start_and_fill(argv: Sequence[str], *, has_input: bool) -> asyncio.subprocess.Process:
-        process = await start(argv, has_input=has_input)
+    async def start_and_fill(*args: Any, **options: Any) -> asyncio.subprocess.Process:
+        process = await start(*args, **options)
         while not process.stdout._paused:  # type: ignore[union-attr]  # noqa: ASYNC110
             await asyncio.sleep(0)
         return process
