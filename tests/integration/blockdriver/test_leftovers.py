@@ -1,10 +1,11 @@
 """What crashes leave behind goes, after its time; what is anybody's stays."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from crust import volumes
+from crust import errors, volumes
 from crust.blockdriver import leftovers, registry
 from crust.host import loop
 from tests.support.block_driver import MIB, Bench, block, mount
@@ -136,3 +137,24 @@ async def test_a_device_that_somebody_else_attached_is_never_touched(
     assert sorted(devices(bench)) == sorted([ours.path, theirs.path])
     for each in (ours, theirs):
         loop.detach(each)
+
+
+async def test_a_sweep_that_fails_is_not_the_last(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again, tries = asyncio.Event(), 0
+
+    async def sweeping(**_: object) -> tuple[volumes.VolumeId, ...]:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise errors.RuntimeFailed("the disk does not answer")
+        again.set()
+        await asyncio.get_running_loop().create_future()
+        return ()
+
+    monkeypatch.setattr(leftovers, "PERIOD_S", 0)
+    monkeypatch.setattr(bench.driver.sweeper, "sweep", sweeping)
+    forever = asyncio.create_task(bench.driver.sweeper.forever())
+    await again.wait()
+    forever.cancel()
