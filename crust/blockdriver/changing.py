@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from crust import errors, volumes
 from crust.blockdriver import capacity, fitness, growing, limit_parameters, limiting, sizes
 from crust.blockdriver.backends.protocol import ImageMissing
-from crust.blockdriver.record import Limits, Record
+from crust.blockdriver.record import UNREADABLE, Limits, Record
 from crust.blockdriver.state import State
 
 _log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Changer:
             return False
         try:
             record = self._state.registry.find(volume_id)
-        except (errors.Corrupt, errors.Refused):
+        except UNREADABLE:  # told with the volume's health
             return False
         return record is not None and record.limits_before is not None
 
