@@ -74,7 +74,6 @@ class DeferredVolumes:
         self._unreadable = {
             entry.digest: entry.error for entry in entries if entry.error is not None
         }
-        self._tell()
         return entries
 
     def find(self, target: str) -> Record | None:
@@ -167,13 +166,11 @@ class DeferredVolumes:
         self._drop(record.target.text)
         self._put(record)
         self._changes += 1
-        self._tell()
 
     def forget(self, target: str) -> None:
         """Take a record that was withdrawn out of the picture."""
         self._drop(target)
         self._changes += 1
-        self._tell()
 
     async def _change(
         self,
@@ -217,7 +214,11 @@ class DeferredVolumes:
 
     def _put(self, record: Record) -> None:
         self._known[record.target.text] = record
-        self._numbers[record.key.driver] += 1
+        driver = record.key.driver
+        if driver not in self._numbers:
+            # counted when somebody asks, and not at every publish
+            metrics.deferred_volumes.labels(driver).set_function(lambda: self._numbers[driver])
+        self._numbers[driver] += 1
         for each in _shared(leases.of(record)):
             self._sharing[each][record.target.text] = record
 
@@ -230,10 +231,6 @@ class DeferredVolumes:
             del self._sharing[each][target]
             if not self._sharing[each]:
                 del self._sharing[each]
-
-    def _tell(self) -> None:
-        for driver, number in self._numbers.items():
-            metrics.deferred_volumes.labels(driver).set(number)
 
 
 def _shared(lease: leases.Lease) -> tuple[Shared, ...]:

@@ -244,8 +244,9 @@ def _caller(context: passthrough.Context) -> Caller:
 
 def _identity(request: Message) -> bytes:
     """What makes two requests the same: their fields, less the secrets (which may be renewed)."""
-    plain = type(request)()
-    plain.CopyFrom(request)
-    if "secrets" in plain.DESCRIPTOR.fields_by_name:
+    plain = request
+    if getattr(request, "secrets", None):
+        plain = type(request)()
+        plain.CopyFrom(request)
         plain.ClearField("secrets")
     return plain.SerializeToString(deterministic=True)

@@ -9,7 +9,6 @@ first, when a later step fails; what a kill leaves is found by the retry or by t
 import asyncio
 import contextlib
 import logging
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -103,15 +102,17 @@ class DeferredPublish:
     ) -> csi_pb2.NodePublishVolumeResponse:
         known = self._deferred.find(wanted.target.text)
         handler = await self._admit(wanted, known, decision)
-        async with AsyncExitStack() as undo:
-            response = await backend.publish(_flagged(request), caller)
-            if known is None:  # a retry of a publish that stands must not take it down
-                undo.push_async_callback(self._unpublish, backend, wanted, caller)
+        _flag(request)
+        response = await backend.publish(request, caller)
+        try:
             record = self._record(wanted, handler, response)
             with self._deferred.reserved(record):
                 record = await asyncio.to_thread(self._place, record, is_new=known is None)
                 self._deferred.remember(record)
-            undo.pop_all()
+        except BaseException:
+            if known is None:  # a retry of a publish that stands must not take it down
+                await self._unpublish(backend, wanted, caller)
+            raise
         if known is None:
             # when the answer is on its way: who asked need not wait for what is told to others
             asyncio.get_running_loop().call_soon(_tell, self._events, record, decision)
@@ -188,12 +189,9 @@ def _tell(events: Events, record: Record, decision: Decision) -> None:
     events.tell(Event("published", record.target.text, record.handler))
 
 
-def _flagged(request: csi_pb2.NodePublishVolumeRequest) -> csi_pb2.NodePublishVolumeRequest:
-    """The request for the shim: the flag, and the group in the deferral's own field as well (KEP-2857)."""
-    flagged = csi_pb2.NodePublishVolumeRequest()
-    flagged.CopyFrom(request)
-    flagged.defer_fs_ops = True
-    mount = flagged.volume_capability.mount
+def _flag(request: csi_pb2.NodePublishVolumeRequest) -> None:
+    """Make it the request for the shim: the flag, and the group in the deferral's own field as well (KEP-2857)."""
+    request.defer_fs_ops = True
+    mount = request.volume_capability.mount
     if mount.volume_mount_group and not mount.volume_supplemental_group:
         mount.volume_supplemental_group = mount.volume_mount_group
-    return flagged
