@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from crust import errors
 from crust.host import oserrors, syscalls
@@ -95,26 +95,38 @@ def is_known_free(target: TargetPath, roots: Sequence[str]) -> bool:
     root = next((root for root in roots if target.is_below(root)), None)
     if root is None:
         return False
-    with ExitStack() as opened:
-        try:
-            directory = _until(opened, syscalls.open_cached_root(root))
-            above, _, name = target.text[len(root.rstrip("/")) + 1 :].rpartition("/")
-            if above:
-                directory = _until(opened, syscalls.open_cached_beneath(directory, above))
-        except OSError:
-            return False
-        try:
-            child = _until(opened, syscalls.open_cached_child(directory, name))
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
+    above, _, name = target.text[len(root.rstrip("/")) + 1 :].rpartition("/")
+    try:
+        parent = _open_cached(root, above)
+    except OSError:
+        return False
+    try:
+        return _is_free_child(parent, name)
+    except OSError:
+        return False
+    finally:
+        os.close(parent)
+
+
+def _open_cached(root: str, above: str) -> int:
+    directory = syscalls.open_cached_root(root)
+    if not above:
+        return directory
+    try:
+        return syscalls.open_cached_beneath(directory, above)
+    finally:
+        os.close(directory)
+
+
+def _is_free_child(parent: int, name: str) -> bool:
+    try:
+        child = syscalls.open_cached_child(parent, name)
+    except FileNotFoundError:
+        return True
+    try:
         return not syscalls.is_mount_root(child)
-
-
-def _until(opened: ExitStack, descriptor: int) -> int:
-    opened.callback(os.close, descriptor)
-    return descriptor
+    finally:
+        os.close(child)
 
 
 def _walk(root: int, above: str, target: TargetPath) -> int:
