@@ -46,7 +46,12 @@ class Freezing:
         handler = await self._handlers.owner(record.handler)
         if Feature.FREEZE not in handler.features:
             raise CannotFreeze(record.target, handler.name)
-        await self._peers.freeze(handler, record.target, thaw_after_s, timeout_s)
+        try:
+            await self._peers.freeze(handler, record.target, thaw_after_s, timeout_s)
+        except errors.CrustError:
+            if await self._has_ended(record):
+                return False
+            raise
         self._tell("frozen", record, f"for {thaw_after_s} s at most")
         return True
 
@@ -58,9 +63,18 @@ class Freezing:
         if not await self._deferred.is_claimed(record):
             return False
         handler = await self._handlers.owner(record.handler)
-        was_frozen = await self._thaw(handler, record, timeout_s)
+        try:
+            was_frozen = await self._thaw(handler, record, timeout_s)
+        except errors.CrustError:
+            if await self._has_ended(record):
+                return False
+            raise
         self._tell("thawed", record, "" if was_frozen else "it was not frozen any more")
         return was_frozen
+
+    async def _has_ended(self, record: Record) -> bool:
+        """Whether the sandbox was just ending when it was seen: who gives a claim up holds its lock a moment too."""
+        return not await self._deferred.is_claimed(record)
 
     async def _thaw(self, handler: Handler, record: Record, timeout_s: float | None) -> bool:
         if Feature.FREEZE not in handler.features:

@@ -91,6 +91,25 @@ async def test_a_sandbox_that_its_handler_does_not_know_is_not_nothing(node: Nod
                 await refused(call, Code.FAILED_PRECONDITION, "no such volume", "'kata'")
 
 
+@pytest.mark.spec("D-30", "D-31")
+@pytest.mark.parametrize(("call", "answer"), [(freeze, "held"), (thaw, "was_frozen")])
+async def test_a_sandbox_that_ends_while_its_handler_is_asked_is_nothing_any_more(
+    node: Node, call: Any, answer: str
+) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler(gate=Gate(), error=errors.NotReady("no sandbox has it"))
+    assert fake.gate is not None
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            asked = asyncio.ensure_future(call(node, target))
+            await fake.gate.entered.wait()
+        fake.gate.opened.set()
+        assert getattr(await asked, answer) is False
+        with node.sandbox(target):
+            await refused(call(node, target), Code.FAILED_PRECONDITION, "no sandbox has it")
+
+
 @pytest.mark.spec("D-30")
 async def test_a_handler_that_cannot_freeze_is_refused_and_not_asked(node: Node) -> None:
     target = node.places.target("one")
