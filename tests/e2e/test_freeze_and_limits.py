@@ -31,7 +31,13 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 
-WRITER = "i=0; while :; do i=$((i+1)); echo $i > /data/n; cp /data/n /data/f$((i%9)); sync; echo $i; done"
+# By rename: at any moment the number is whole, also the moment between truncating a file and writing to it.
+WRITER = """
+i=0
+while :; do
+    i=$((i+1)); echo $i > /data/next; cp /data/next /data/f$((i%9)); mv /data/next /data/n; sync; echo $i
+done
+"""
 LIMITS = volumes.IoLimits(500, 400, 30 * MIB, 20 * MIB)
 
 
