@@ -10,12 +10,21 @@ from pathlib import Path
 import pytest
 
 from crust import errors, operations, volumes
-from crust.blockdriver import ledger, origins, registry, snapshotting, standstill
+from crust.blockdriver import (
+    grouping,
+    ledger,
+    origins,
+    registry,
+    snapshot_record,
+    snapshotting,
+    standstill,
+)
 from crust.blockdriver.backends import protocol
 from crust.host import boot, copying, devices, filesystems, mounts
 from tests.integration.blockdriver.test_snapshots import (
     down,
     drop,
+    group,
     is_frozen,
     made_of,
     snapshot,
@@ -227,3 +236,29 @@ async def test_one_snapshot_is_restored_to_several_volumes_at_once_and_not_delet
     await drop(pool, taken.snapshot_id)
     with pytest.raises(snapshotting.SnapshotNotFound):
         await made_of(pool, "c", snapshot_id=registry.volume_id_of("c"))
+
+
+async def test_a_name_that_a_snapshot_was_begun_with_is_free_for_another_volume(
+    pool: Bench,
+) -> None:
+    """What could not even be thrown away, for want of room: nobody was ever told of it."""
+    one, other = await pool.create("one"), await pool.create("other")
+    snapshotter = pool.driver.snapshots.snapshotter
+    record = pool.driver.state.registry.load(volumes.VolumeId(one.volume_id))
+    snapshotter.shelf.save(
+        snapshotting.plan(record, snapshot_record.snapshot_id_of("snap"), "snap")
+    )
+    taken = await snapshot(pool, other.volume_id)
+    assert taken.source_volume_id == other.volume_id
+    with pytest.raises(snapshotting.SnapshotOfAnother):
+        await snapshot(pool, one.volume_id)
+
+
+async def test_a_name_that_a_group_was_begun_with_is_free_for_other_volumes(pool: Bench) -> None:
+    one, two, other = [(await pool.create(name)).volume_id for name in ("one", "two", "other")]
+    begun_with = sorted(map(volumes.VolumeId, (one, two)))
+    pool.driver.snapshots.grouper._shelf.save(grouping._plan("g", begun_with))
+    taken = await group(pool, one, other)
+    assert {each.source_volume_id for each in taken.snapshots} == {one, other}
+    with pytest.raises(grouping.GroupOfOthers):
+        await group(pool, one, two)
