@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks import figures, node
-from crust.host import loop, mounts
+from crust.host.block import loop
+from crust.host.mounts import mounts
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.kata.demo.node import Places

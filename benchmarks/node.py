@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crust import volumes
-from crust.host import loop, mounts
+from crust.host.block import loop
+from crust.host.mounts import mounts
 from crust.rpc import channel
 from crust.runtime_handler import registration, service
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc

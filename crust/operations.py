@@ -9,7 +9,7 @@ changes the host runs here, as a task of its own:
 - the caller's cancellation cancels the wait, never the work;
 - `drain` refuses newcomers and waits for what runs, before a process may exit.
 
-Locks: the process lock (`crust.host.ownership`) is outside; inside an operation other keys are taken by `holding`
+Locks: the process lock (`crust.host.files.flocks`) is outside; inside an operation other keys are taken by `holding`
 alone, which never waits.
 """
 

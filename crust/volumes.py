@@ -2,7 +2,7 @@
 
 No I/O and no wire types in here: `convert` modules turn protobuf into these at the edge, and every
 room below speaks in these. A value that exists is valid; whoever holds a `TargetPath` need not check
-it again, except for symbolic links, which only the moment of use can know (`crust.host.paths`).
+it again, except for symbolic links, which only the moment of use can know (`crust.host.files.paths`).
 """
 
 import enum

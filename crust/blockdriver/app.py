@@ -13,34 +13,39 @@ from dataclasses import dataclass
 from typing import Any
 
 from crust import operations, volumes
-from crust.blockdriver import capacity, guests, limiting, snapshots, topology
-from crust.blockdriver.attaching import Attacher
-from crust.blockdriver.backends.files import Files
-from crust.blockdriver.backends.protocol import Backend
-from crust.blockdriver.batching import Batches
-from crust.blockdriver.changed_blocks import ChangedBlocks
-from crust.blockdriver.changing import Changer
-from crust.blockdriver.controller import Controller, ControllerRules
-from crust.blockdriver.deferring import Deferrer
-from crust.blockdriver.ephemeral import Ephemeral
-from crust.blockdriver.growing import Grower
-from crust.blockdriver.health import Examiner
-from crust.blockdriver.here import NODE_ID_MAX_BYTES, CsiProfile, Here
-from crust.blockdriver.identity import Identity
-from crust.blockdriver.ledger import Ledger
-from crust.blockdriver.leftovers import Sweeper
-from crust.blockdriver.listing import Lister
-from crust.blockdriver.node import Node, Rules
-from crust.blockdriver.offering import Offerer
-from crust.blockdriver.provisioning import Provisioner
-from crust.blockdriver.publishing import Publisher
-from crust.blockdriver.registry import Registry
-from crust.blockdriver.snapshot_calls import GroupController, SnapshotCalls
-from crust.blockdriver.staging import Stager
-from crust.blockdriver.state import State
-from crust.blockdriver.unpublishing import Unpublisher
-from crust.blockdriver.usage import Meter
-from crust.host import boot, durable, filesystems, ownership, throttling
+from crust.blockdriver.controller import capacity, topology
+from crust.blockdriver.controller.coalesce import Coalescer
+from crust.blockdriver.controller.controller_publish import ControllerPublish
+from crust.blockdriver.controller.create_volume import Provisioner
+from crust.blockdriver.controller.get_capacity import CapacityReport
+from crust.blockdriver.controller.health import HealthCheck
+from crust.blockdriver.controller.list_volumes import VolumeLister
+from crust.blockdriver.controller.modify_volume import VolumeModifier
+from crust.blockdriver.engines.files.engine import Files
+from crust.blockdriver.engines.protocol import Backend
+from crust.blockdriver.node import guests, io_limits
+from crust.blockdriver.node.deferred_publish import DeferredNodePublish
+from crust.blockdriver.node.ephemeral import EphemeralVolumes
+from crust.blockdriver.node.node_expand import NodeExpand
+from crust.blockdriver.node.node_publish import NodePublish
+from crust.blockdriver.node.node_stage import NodeStage
+from crust.blockdriver.node.node_state import NodeState
+from crust.blockdriver.node.node_stats import NodeStats
+from crust.blockdriver.node.node_unpublish import NodeUnpublish
+from crust.blockdriver.node.orphans import GarbageCollector
+from crust.blockdriver.node.state import State
+from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.services.controller import Controller, ControllerRules
+from crust.blockdriver.services.identity import Identity
+from crust.blockdriver.services.node import Node, Rules
+from crust.blockdriver.services.node_identity import NODE_ID_MAX_BYTES, CsiProfile, NodeIdentity
+from crust.blockdriver.services.snapshot_calls import GroupController, SnapshotCalls
+from crust.blockdriver.snapshots import parts
+from crust.blockdriver.snapshots.changed_blocks import ChangedBlocks
+from crust.host.cgroups import throttling
+from crust.host.files import durable, flocks
+from crust.host.filesystems import filesystems
+from crust.host.process import boot
 from crust.rpc import limits, server
 from crust.wire.csi.v1 import csi_pb2_grpc
 
@@ -60,26 +65,26 @@ class Driver:
     group_controller: GroupController
     snapshot_metadata: ChangedBlocks
     node: Node
-    sweeper: Sweeper
-    snapshots: snapshots.Snapshots
+    garbage_collector: GarbageCollector
+    snapshots: parts.Snapshots
     operations: operations.KeyedOperations
-    changer: Changer
-    batches: Batches
+    modifier: VolumeModifier
+    batches: Coalescer
 
     async def finish_changes(self) -> None:
         """Tell guests of limits that an earlier life wrote down and did not tell."""
-        await self.batches.finish(await asyncio.to_thread(self.changer.cut_short))
+        await self.batches.finish(await asyncio.to_thread(self.modifier.cut_short))
 
     def open(self) -> None:
         """Read what the disk and the kernel say. Once, before the first call. Blocks.
 
-        Raises `ledger.UnreadableEntry` and whatever keeps the directories from being made.
+        Raises `node_state.UnreadableEntry` and whatever keeps the directories from being made.
         """
         self.snapshots.thaw()
-        self.state.registry.open()
+        self.state.volume_records.open()
         self.state.backend.open()
-        self.state.ledger.open(boot.boot_id())
-        limiting.recover(self.state)
+        self.state.node_state.open(boot.boot_id())
+        io_limits.recover(self.state)
         self.snapshots.open()
 
 
@@ -93,57 +98,57 @@ def build(  # noqa: PLR0913 - one per setting
     backend: Backend | None = None,
     overcommit: float = 1.0,
     max_volumes: int = 0,
-    reach: guests.Guests | None = None,
+    runtime_guests: guests.Guests | None = None,
     io_cgroup: str = "",
     modify_window_s: float = 0,
 ) -> Driver:
     """Compose a driver; touches nothing. Volumes are sparse files below `state_dir` unless `backend` says else.
 
-    `reach` is the way to guests that have deferred volumes; without one they are out of reach.
+    `runtime_guests` is the way to guests that have deferred volumes; without one they are out of reach.
     """
     limits.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
     name = volumes.DriverName(DRIVER_NAME)
     shared = State(
-        registry=Registry(os.path.join(state_dir, "records")),
-        ledger=Ledger(run_dir),
+        volume_records=VolumeRecords(os.path.join(state_dir, "records")),
+        node_state=NodeState(run_dir),
         backend=backend or Files(os.path.join(state_dir, "images")),
         fs_types=filesystems.SUPPORTED,
         target_roots=target_roots,
         overcommit=overcommit,
         max_volumes=max_volumes,
         here=topology.value_of(node_id),
-        guests=reach or guests.OutOfReach(),
+        guests=runtime_guests or guests.UnreachableGuests(),
         throttle=throttling.Cgroups(io_cgroup),
     )
-    grower = Grower(shared)
+    node_expand = NodeExpand(shared)
     room = capacity.of(shared)
-    kept = snapshots.compose(shared, room, state_dir=state_dir, run_dir=run_dir)
-    provisioner = Provisioner(shared, kept.origins, room)
-    examiner = Examiner(shared, room, kept.troubles)
-    attacher = Attacher(shared, node_id)
-    here = Here(name, node_id, csi_profile)
-    stager, unpublisher = Stager(shared, grower), Unpublisher(shared)
+    kept = parts.compose(shared, room, state_dir=state_dir, run_dir=run_dir)
+    provisioner = Provisioner(shared, kept.content_sources, room)
+    health_check = HealthCheck(shared, room, kept.snapshot_findings)
+    attacher = ControllerPublish(shared, node_id)
+    here = NodeIdentity(name, node_id, csi_profile)
+    node_stage, node_unpublish = NodeStage(shared, node_expand), NodeUnpublish(shared)
     rules = Rules(
         state=shared,
-        stager=stager,
-        publisher=Publisher(shared, grower),
-        deferrer=Deferrer(shared),
-        unpublisher=unpublisher,
-        ephemeral=Ephemeral(shared, provisioner, stager, unpublisher),
-        grower=grower,
-        meter=Meter(shared, examiner, tells_condition=here.tells_condition),
-        examiner=examiner,
+        node_stage=node_stage,
+        node_publish=NodePublish(shared, node_expand),
+        deferred_publish=DeferredNodePublish(shared),
+        node_unpublish=node_unpublish,
+        ephemeral=EphemeralVolumes(shared, provisioner, node_stage, node_unpublish),
+        node_expand=node_expand,
+        node_stats=NodeStats(shared, health_check, tells_condition=here.tells_condition),
+        health_check=health_check,
     )
     running = operations.KeyedOperations()
-    changer = Changer(shared, room)
-    batches = Batches(name, running, changer.apply, window_s=modify_window_s)
-    calls = SnapshotCalls(here, kept.snapshotter, kept.grouper, running)
+    modifier = VolumeModifier(shared, room)
+    batches = Coalescer(name, running, modifier.apply, window_s=modify_window_s)
+    calls = SnapshotCalls(here, kept.volume_snapshots, kept.group_snapshots, running)
     controller_rules = ControllerRules(
         provisioner=provisioner,
         attacher=attacher,
-        lister=Lister(shared, attacher, examiner),
-        examiner=examiner,
-        offerer=Offerer(shared, room),
+        lister=VolumeLister(shared, attacher, health_check),
+        health_check=health_check,
+        offerer=CapacityReport(shared, room),
         snapshots=calls,
         batches=batches,
     )
@@ -155,10 +160,10 @@ def build(  # noqa: PLR0913 - one per setting
         group_controller=GroupController(calls),
         snapshot_metadata=ChangedBlocks(calls, shared.backend),
         node=Node(here, rules, running),
-        sweeper=Sweeper(name, shared, provisioner, running),
+        garbage_collector=GarbageCollector(name, shared, provisioner, running),
         operations=running,
         snapshots=kept,
-        changer=changer,
+        modifier=modifier,
         batches=batches,
     )
 
@@ -169,7 +174,7 @@ async def running(
 ) -> AsyncIterator[Driver]:
     """The driver, serving on `socket` while the block runs; every running operation ends before it is left.
 
-    Raises `ownership.AlreadyOwned` when another process has the pool, and what `server.serving` raises.
+    Raises `flocks.AlreadyOwned` when another process has the pool, and what `server.serving` raises.
     """
     async with AsyncExitStack() as stack:
         lock = await asyncio.to_thread(_own, state_dir, run_dir)
@@ -179,7 +184,7 @@ async def running(
         stack.push_async_callback(driver.state.guests.close)
         stack.push_async_callback(driver.operations.drain)
         stack.push_async_callback(driver.batches.drain)
-        await stack.enter_async_context(_beside("sweeper", driver.sweeper.forever()))
+        await stack.enter_async_context(_beside("sweeper", driver.garbage_collector.forever()))
         await stack.enter_async_context(
             _beside("guests' thaw", driver.snapshots.guest_freezer.keep_recovering())
         )
@@ -227,7 +232,7 @@ async def run(  # noqa: PLR0913 - one per setting
         target_roots=target_roots,
         overcommit=overcommit,
         max_volumes=max_volumes,
-        reach=guests.reach(runtime_socket),
+        runtime_guests=guests.runtime_guests(runtime_socket),
         io_cgroup=io_cgroup,
         modify_window_s=modify_window_s,
     )
@@ -252,10 +257,10 @@ def _ended(task: asyncio.Task[None]) -> None:
         _log.error("what runs beside the calls has ended", extra=told, exc_info=task.exception())
 
 
-def _own(state_dir: str, run_dir: str) -> ownership.ProcessLock:
+def _own(state_dir: str, run_dir: str) -> flocks.ProcessLock:
     for path in (state_dir, run_dir):
         _make_directories(path)
-    return ownership.ProcessLock.acquire(os.path.join(state_dir, "driver.lock"))
+    return flocks.ProcessLock.acquire(os.path.join(state_dir, "driver.lock"))
 
 
 def _make_directories(path: str) -> None:

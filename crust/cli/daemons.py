@@ -15,7 +15,7 @@ import click
 
 from crust import errors, logs
 from crust import settings as settings_module
-from crust.host import oserrors
+from crust.host.process import oserrors
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ import pydantic
 from crust import errors, volumes
 from crust.handoff import layout
 from crust.handoff.record import UnreadableRecord, reasons
-from crust.host import durable, ofdlocks, oserrors
+from crust.host.files import durable, ofdlocks
+from crust.host.process import oserrors
 
 LIMIT_BYTES = 16 * 1024
 SCHEMA = 1

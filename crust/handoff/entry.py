@@ -15,7 +15,8 @@ from crust.handoff import record as records
 from crust.handoff.claims import Claim
 from crust.handoff.layout import EntryPaths, Layout
 from crust.handoff.record import Record
-from crust.host import durable, oserrors
+from crust.host.files import durable
+from crust.host.process import oserrors
 
 
 class ForeignOwner(errors.Refused):

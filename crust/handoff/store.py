@@ -26,7 +26,8 @@ from crust.handoff.claims import Claim, NotPublished
 from crust.handoff.entry import Entry, ForeignOwner, UnknownName, check_directory, names
 from crust.handoff.layout import EntryPaths, Layout
 from crust.handoff.record import Record
-from crust.host import durable, oserrors
+from crust.host.files import durable
+from crust.host.process import oserrors
 
 __all__ = [
     "Entry",

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from crust import operations, volumes
 from crust.handoff import store as stores
-from crust.host import devices as host_devices
-from crust.host import durable, ownership
+from crust.host.block import devices as host_devices
+from crust.host.files import durable, flocks
 from crust.proxy.backend import Backend
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
@@ -95,9 +95,9 @@ class _Parts:
     devices: Devices
 
 
-def _own(run_dir: str) -> ownership.ProcessLock:
+def _own(run_dir: str) -> flocks.ProcessLock:
     durable.make_directory(run_dir, 0o700)
-    return ownership.ProcessLock.acquire(f"{run_dir}/proxy.lock")
+    return flocks.ProcessLock.acquire(f"{run_dir}/proxy.lock")
 
 
 async def _look(store: stores.Store) -> DeferredVolumes:

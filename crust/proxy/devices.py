@@ -1,4 +1,4 @@
-"""What the proxy asks about block devices; `crust.host.devices` answers. Both functions block."""
+"""What the proxy asks about block devices; `crust.host.block.devices` answers. Both functions block."""
 
 from typing import Protocol
 

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from crust import errors, volumes
-from crust.host import devices, mounts, paths
+from crust.host.block import devices
+from crust.host.files import paths
+from crust.host.mounts import mounts
 
 
 class TargetMounted(errors.NotReady):

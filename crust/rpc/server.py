@@ -19,7 +19,8 @@ import grpc
 import grpc.aio
 
 from crust import errors
-from crust.host import oserrors, ownership
+from crust.host.files import flocks
+from crust.host.process import oserrors
 from crust.rpc import channel, interceptors
 
 Registration = Callable[[grpc.aio.Server], None]
@@ -73,7 +74,7 @@ async def serving(
     """Serve on `socket_path` until the block is left; then let running calls finish.
 
     `lock_path` defaults to the socket's path with `.lock` added. `name` is the server's in logs and metrics.
-    Raises `SocketInUse`, `NotASocket`, `CannotBind`, `ownership.AlreadyOwned`, `channel.SocketPathTooLong`.
+    Raises `SocketInUse`, `NotASocket`, `CannotBind`, `flocks.AlreadyOwned`, `channel.SocketPathTooLong`.
     """
     target = channel.target_of(socket_path)
     lock = await asyncio.to_thread(_claim, socket_path, lock_path or f"{socket_path}.lock")
@@ -103,11 +104,11 @@ GRACE_S = 5.0
 _PROBE_S = 2.0
 
 
-def _claim(socket_path: str, lock_path: str) -> ownership.ProcessLock:
+def _claim(socket_path: str, lock_path: str) -> flocks.ProcessLock:
     for path in (socket_path, lock_path):
         with oserrors.translating(f"the directory of {path} cannot be made"):
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = ownership.ProcessLock.acquire(lock_path)
+    lock = flocks.ProcessLock.acquire(lock_path)
     try:
         _check_free(socket_path)
     except BaseException:

@@ -30,7 +30,9 @@ from typing import Self
 from crust import errors, volumes
 from crust.handoff import claims, layout, store
 from crust.handoff.record import Record
-from crust.host import devices, holders, mounts, oserrors
+from crust.host.block import devices, holders
+from crust.host.mounts import mounts
+from crust.host.process import oserrors
 
 
 class WrongHandler(errors.NotReady):

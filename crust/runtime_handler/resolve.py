@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from crust import errors, volumes
 from crust.handoff import store
 from crust.handoff.record import Record
-from crust.host import mounts, oserrors
+from crust.host.mounts import mounts
+from crust.host.process import oserrors
 
 
 class SealedWithoutEntry(errors.NotReady):

@@ -11,7 +11,8 @@ import pytest
 import pytest_asyncio
 
 from crust import volumes
-from crust.host import loop, mounts
+from crust.host.block import loop
+from crust.host.mounts import mounts
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.node import HANDLER
 from tests.support import runtime_api

@@ -15,7 +15,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from crust.host import loop
+from crust.host.block import loop
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import capability
 from examples.kata.runtime.client import RuntimeRefused

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from crust.host import throttling_v2
+from crust.host.cgroups import throttling_v2
 from examples.kata.guest import archive, image
 from examples.kata.vm import spec
 from tests.support import io_max_in_guest

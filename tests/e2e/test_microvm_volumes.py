@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crust import volumes
-from crust.host import loop
+from crust.host.block import loop
 from examples.kata.vm import faults, machine, values
 from tests.e2e.conftest import MIB, SMALLEST, MountDisk, attempt, make_disk, shell
 

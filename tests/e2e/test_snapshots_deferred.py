@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from crust import volumes
-from crust.blockdriver.freeze_intents import Intent, Intents
+from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.kata.demo.node import HANDLER

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from crust import volumes
-from crust.blockdriver import app, ephemeral, guests
-from crust.blockdriver.here import CsiProfile
+from crust.blockdriver import app
+from crust.blockdriver.node import ephemeral, guests
+from crust.blockdriver.services.node_identity import CsiProfile
 from crust.rpc import csi, extensions
 from crust.wire.csi.v1 import csi_pb2
 
@@ -68,7 +69,7 @@ class Bench:
 
     root: Path
     profile: CsiProfile = "1.12"
-    reach: guests.Guests | None = None
+    runtime_guests: guests.Guests | None = None
     io_cgroup: str = ""
     overcommit: float = 1.0
     driver: app.Driver = field(init=False)
@@ -87,7 +88,7 @@ class Bench:
             node_id="node-1",
             csi_profile=self.profile,
             target_roots=(str(self.root),),
-            reach=self.reach,
+            runtime_guests=self.runtime_guests,
             io_cgroup=self.io_cgroup,
             overcommit=self.overcommit,
         )

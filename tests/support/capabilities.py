@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from crust import errors
-from crust.host import loop, mounts
+from crust.host.block import loop
+from crust.host.mounts import mounts
 
 OF_MARKER = {"root": ("mount", "loop"), "vm": ("mount", "loop", "vm")}
 """The capabilities that each marker of pyproject.toml stands for."""

@@ -4,12 +4,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from crust import errors, volumes
-from crust.blockdriver import capacity, topology
-from crust.blockdriver.changing import Change, Changer, Expanded, Expansion, Outcome
-from crust.blockdriver.ledger import Ledger
-from crust.blockdriver.provisioning import Create
-from crust.blockdriver.registry import Registry
-from crust.blockdriver.state import State
+from crust.blockdriver.controller import capacity, topology
+from crust.blockdriver.controller.create_volume import Create
+from crust.blockdriver.controller.modify_volume import (
+    Change,
+    Expanded,
+    Expansion,
+    Outcome,
+    VolumeModifier,
+)
+from crust.blockdriver.node.node_state import NodeState
+from crust.blockdriver.node.state import State
+from crust.blockdriver.records.volume_records import VolumeRecords
 from tests.support.block_driver import mount
 from tests.support.memory_backend import MemoryBackend
 
@@ -19,16 +25,16 @@ NODE = "node-1"
 def opened(root: Path, *, backend: MemoryBackend | None = None, overcommit: float = 1.0) -> State:
     """A state as after a start; called again on the same directory, as after a restart."""
     made = State(
-        registry=Registry(f"{root}/records"),
-        ledger=Ledger(f"{root}/run"),
+        volume_records=VolumeRecords(f"{root}/records"),
+        node_state=NodeState(f"{root}/run"),
         backend=backend or MemoryBackend(),
         fs_types=("ext4", "xfs"),
         target_roots=("/",),
         overcommit=overcommit,
         here=topology.value_of(NODE),
     )
-    made.registry.open()
-    made.ledger.open("00000000-0000-0000-0000-000000000000")
+    made.volume_records.open()
+    made.node_state.open("00000000-0000-0000-0000-000000000000")
     return made
 
 
@@ -52,8 +58,8 @@ def create(
 
 async def change(state: State, volume_id: volumes.VolumeId, what: Change) -> Outcome:
     """An application of changes; with what else was promised, as the driver counts it."""
-    room = capacity.Room(state.registry.index, state.backend, state.overcommit)
-    return await Changer(state, room).apply(volume_id, what)
+    room = capacity.PoolCapacity(state.volume_records.index, state.backend, state.overcommit)
+    return await VolumeModifier(state, room).apply(volume_id, what)
 
 
 async def expand(

@@ -1,13 +1,14 @@
 """Targets and devices without a kernel: a seal is a file, so that it outlives a killed proxy as a mount does.
 
-The walk to the target is the real one (`crust.host.paths`); only mounting is played.
+The walk to the target is the real one (`crust.host.files.paths`); only mounting is played.
 """
 
 import os
 from dataclasses import dataclass, field
 
 from crust import errors, volumes
-from crust.host import mountinfo, paths
+from crust.host.files import paths
+from crust.host.mounts import mountinfo
 from crust.proxy import targets
 
 SEAL = ".sealed"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from crust import errors, volumes
-from crust.host.throttling import CannotThrottle
+from crust.host.cgroups.throttling import CannotThrottle
 
 NONE = volumes.IoLimits()
 

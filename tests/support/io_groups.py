@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crust import volumes
-from crust.host import mountinfo, mounts, throttling_v2
+from crust.host.cgroups import throttling_v2
+from crust.host.mounts import mountinfo, mounts
 
 _PREFIX = "crust-test-"
 _V1 = {

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crust import errors
-from crust.host import loop, mounts
+from crust.host.block import loop
+from crust.host.mounts import mounts
 
 _TRACKER = "multiprocessing.resource_tracker"
 """A child that Python itself starts with the first pool of processes, and keeps."""

@@ -6,7 +6,7 @@ Without `has_devices` nothing is a device of this host, as with an engine whose 
 from collections.abc import Mapping
 
 from crust import errors, volumes
-from crust.blockdriver.backends.protocol import (
+from crust.blockdriver.engines.protocol import (
     Attachment,
     Image,
     ImageMissing,

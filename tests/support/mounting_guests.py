@@ -4,7 +4,8 @@ import os
 from dataclasses import dataclass, field
 
 from crust import errors, volumes
-from crust.host import filesystems, mounts
+from crust.host.filesystems import filesystems
+from crust.host.mounts import mounts
 
 
 @dataclass

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from crust.blockdriver import guests
-from crust.host import loop, mounts
+from crust.blockdriver.node import guests
+from crust.host.block import loop
+from crust.host.mounts import mounts
 from tests.support.block_driver import MIB, Bench
 
 _MKFS = {
@@ -38,13 +39,13 @@ def mounted(fs_type: str, base: Path, home: Path, *, size: int) -> Iterator[None
 
 @contextmanager
 def bench_on(
-    fs_type: str, root: Path, *, size: int = 3072 * MIB, reach: guests.Guests | None = None
+    fs_type: str, root: Path, *, size: int = 3072 * MIB, runtime_guests: guests.Guests | None = None
 ) -> Iterator[Bench]:
     """A driver whose pool lies on a new filesystem. Everything is taken away afterwards."""
     home = root / "home"
     with mounted(fs_type, root, home, size=size):
         try:
-            yield Bench(home, reach=reach)
+            yield Bench(home, runtime_guests=runtime_guests)
         finally:
             for mount in sorted(mounts.below(str(home)), key=lambda each: -len(each.target)):
                 mounts.unmount(mount.target)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from crust.handoff import layout
-from crust.host import mounts
+from crust.host.mounts import mounts
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import Kubelet
 from examples.kata.demo.node import HANDLER, Node

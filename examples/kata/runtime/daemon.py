@@ -12,7 +12,7 @@ from pathlib import Path
 
 import crust
 from crust import volumes
-from crust.host import durable, ownership
+from crust.host.files import durable, flocks
 from crust.runtime_handler import registration, service
 from crust.runtime_handler.registration import Feature
 from examples.kata.guest import image
@@ -86,6 +86,6 @@ async def running(options: Options) -> AsyncIterator[Sandboxes]:
         yield sandboxes
 
 
-def _own(run_dir: Path) -> ownership.ProcessLock:
+def _own(run_dir: Path) -> flocks.ProcessLock:
     durable.make_directory(run_dir, 0o700)
-    return ownership.ProcessLock.acquire(run_dir / "runtime.lock")
+    return flocks.ProcessLock.acquire(run_dir / "runtime.lock")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from crust import errors, volumes
 from crust.handoff import claims
-from crust.host import devices
+from crust.host.block import devices
 from crust.runtime_handler.service import HeldVolume
 from examples.kata.runtime.sandbox import Sandbox
 from examples.kata.runtime.sandboxes import Sandboxes

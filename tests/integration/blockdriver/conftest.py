@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from crust.host import loop, mounts
+from crust.host.block import loop
+from crust.host.mounts import mounts
 from tests.support.block_driver import Bench
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from crust import volumes
-from crust.blockdriver.attaching import AttachedElsewhere
-from crust.blockdriver.backends.protocol import StillAttached
-from crust.blockdriver.here import NotInProfile
-from crust.blockdriver.record import Attached, Usage
+from crust.blockdriver.controller.controller_publish import PublishedToOtherNode
+from crust.blockdriver.engines.protocol import StillAttached
+from crust.blockdriver.records.volume_record import Attached, Usage
+from crust.blockdriver.services.node_identity import NotInCsiProfile
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import MIB, Bench, block, caller, mount, write_raw
 
@@ -58,14 +58,14 @@ async def test_a_volume_is_staged_without_being_published_to_the_node_but_not_wh
 ) -> None:
     """With attachRequired: false nobody publishes to nodes; a moved pool may be on record for its old one."""
     volume_id = volumes.VolumeId((await bench.create()).volume_id)
-    registry = bench.driver.state.registry
+    volume_records = bench.driver.state.volume_records
     usage = Usage(kind="mount", fs_type="ext4", mode=7)
     elsewhere = Attached(node_id="renamed-since", usage=usage, readonly=False)
-    registry.save(registry.load(volume_id).but(nodes=(elsewhere,)))
-    with pytest.raises(AttachedElsewhere, match="renamed-since"):
+    volume_records.save(volume_records.load(volume_id).but(nodes=(elsewhere,)))
+    with pytest.raises(PublishedToOtherNode, match="renamed-since"):
         await bench.stage(volume_id)
     assert bench.driver.state.backend.attached(volume_id) is None
-    registry.save(registry.load(volume_id).but(nodes=()))
+    volume_records.save(volume_records.load(volume_id).but(nodes=()))
     await bench.stage(volume_id)
     await bench.unstage(volume_id)
 
@@ -95,7 +95,7 @@ async def test_a_lost_image_is_told_by_both_profiles_and_never_cleaned_away(tmp_
     image.rename(tmp_path / "away")
     entry = (await entries(bench))[volume_id]
     assert entry.status.volume_condition.abnormal
-    with pytest.raises(NotInProfile):
+    with pytest.raises(NotInCsiProfile):
         await bench.driver.controller.ControllerListVolumeHealth(
             csi_pb2.ControllerListVolumeHealthRequest(), caller()
         )

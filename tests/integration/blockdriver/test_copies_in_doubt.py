@@ -10,17 +10,15 @@ from pathlib import Path
 import pytest
 
 from crust import errors, operations, volumes
-from crust.blockdriver import (
-    grouping,
-    ledger,
-    origins,
-    registry,
-    snapshot_record,
-    snapshotting,
-    standstill,
-)
-from crust.blockdriver.backends import protocol
-from crust.host import boot, copying, devices, filesystems, mounts
+from crust.blockdriver.engines import protocol
+from crust.blockdriver.node import node_state
+from crust.blockdriver.records import snapshot_record, volume_records
+from crust.blockdriver.snapshots import content_source, group_snapshot, quiesce, take_snapshot
+from crust.host.block import devices
+from crust.host.files import copying
+from crust.host.filesystems import filesystems
+from crust.host.mounts import mounts
+from crust.host.process import boot
 from tests.integration.blockdriver.test_snapshots import (
     down,
     drop,
@@ -55,7 +53,7 @@ def image(bench: Bench, volume_id: str) -> Path:
 
 
 def device(bench: Bench, name: str) -> str:
-    attachment = bench.driver.state.backend.attached(registry.volume_id_of(name))
+    attachment = bench.driver.state.backend.attached(volume_records.volume_id_of(name))
     assert attachment is not None
     return attachment.source.path
 
@@ -93,7 +91,7 @@ async def test_what_was_cut_short_is_not_copied_as_if_it_were_whole(pool: Bench)
         await snapshot(pool, source.volume_id)
     with pytest.raises(copying.SourceTooShort):
         await made_of(pool, "clone", volume_id=source.volume_id)
-    assert not image(pool, registry.volume_id_of("clone")).exists()
+    assert not image(pool, volume_records.volume_id_of("clone")).exists()
 
 
 async def test_a_clone_that_was_begun_has_the_size_that_its_source_has_by_now(
@@ -102,7 +100,7 @@ async def test_a_clone_that_was_begun_has_the_size_that_its_source_has_by_now(
     source = await pool.create("source")
     await begun(pool, source.volume_id, monkeypatch)
     await pool.grow(source.volume_id, 128 * MIB)
-    with pytest.raises(origins.SmallerThanSource):
+    with pytest.raises(content_source.SmallerThanSource):
         await made_of(pool, "clone", volume_id=source.volume_id, size=64 * MIB)
     clone = await made_of(pool, "clone", volume_id=source.volume_id)
     assert clone.capacity_bytes == 128 * MIB
@@ -116,7 +114,7 @@ async def test_a_clone_that_was_begun_is_not_promised_another_filesystem_than_it
     await begun(pool, source.volume_id, monkeypatch)
     await pool.stage(source.volume_id, mount("xfs"))
     await pool.unstage(source.volume_id)
-    with pytest.raises(origins.OtherFilesystem):
+    with pytest.raises(content_source.SourceFilesystemDiffers):
         await made_of(pool, "clone", volume_id=source.volume_id)
     await made_of(pool, "clone", volume_id=source.volume_id, fs_type="xfs")
 
@@ -127,9 +125,9 @@ async def test_a_clone_whose_source_is_gone_leaves_nothing(
     source = await pool.create("source")
     await begun(pool, source.volume_id, monkeypatch)
     await pool.delete(source.volume_id)
-    with pytest.raises(registry.VolumeNotFound):
+    with pytest.raises(volume_records.VolumeNotFound):
         await made_of(pool, "clone", volume_id=source.volume_id)
-    assert pool.driver.state.registry.ids() == ()
+    assert pool.driver.state.volume_records.ids() == ()
 
 
 async def test_what_was_unmounted_lazily_and_is_still_written_to_is_not_copied(pool: Bench) -> None:
@@ -138,9 +136,9 @@ async def test_what_was_unmounted_lazily_and_is_still_written_to_is_not_copied(p
     with open(os.path.join(target, "file"), "wb") as file:
         file.write(b"x")
         unmount_lazily(target)
-        with pytest.raises(standstill.HeldUnseen):
+        with pytest.raises(quiesce.BusyAfterLazyUnmount):
             await snapshot(pool, source.volume_id)
-        with pytest.raises(standstill.HeldUnseen):
+        with pytest.raises(quiesce.BusyAfterLazyUnmount):
             await made_of(pool, "clone", volume_id=source.volume_id)
     await snapshot(pool, source.volume_id)
     await down(pool, source.volume_id)
@@ -185,7 +183,7 @@ async def test_what_was_left_frozen_is_thawed_though_the_driver_cannot_start(poo
     [entry] = (pool.root / "run" / boot.boot_id() / "published").iterdir()
     kept = entry.read_bytes()
     entry.write_bytes(b"{")
-    with pytest.raises(ledger.UnreadableEntry):
+    with pytest.raises(node_state.UnreadableEntry):
         pool.restart()
     assert not is_frozen(target)
     entry.write_bytes(kept)
@@ -234,8 +232,8 @@ async def test_one_snapshot_is_restored_to_several_volumes_at_once_and_not_delet
     for each in await asyncio.gather(*made):
         assert image(pool, each.volume_id).stat().st_size == 64 * MIB
     await drop(pool, taken.snapshot_id)
-    with pytest.raises(snapshotting.SnapshotNotFound):
-        await made_of(pool, "c", snapshot_id=registry.volume_id_of("c"))
+    with pytest.raises(take_snapshot.SnapshotNotFound):
+        await made_of(pool, "c", snapshot_id=volume_records.volume_id_of("c"))
 
 
 async def test_a_name_that_a_snapshot_was_begun_with_is_free_for_another_volume(
@@ -243,22 +241,24 @@ async def test_a_name_that_a_snapshot_was_begun_with_is_free_for_another_volume(
 ) -> None:
     """What could not even be thrown away, for want of room: nobody was ever told of it."""
     one, other = await pool.create("one"), await pool.create("other")
-    snapshotter = pool.driver.snapshots.snapshotter
-    record = pool.driver.state.registry.load(volumes.VolumeId(one.volume_id))
-    snapshotter.shelf.save(
-        snapshotting.plan(record, snapshot_record.snapshot_id_of("snap"), "snap")
+    volume_snapshots = pool.driver.snapshots.volume_snapshots
+    record = pool.driver.state.volume_records.load(volumes.VolumeId(one.volume_id))
+    volume_snapshots.snapshot_records.save(
+        take_snapshot.plan(record, snapshot_record.snapshot_id_of("snap"), "snap")
     )
     taken = await snapshot(pool, other.volume_id)
     assert taken.source_volume_id == other.volume_id
-    with pytest.raises(snapshotting.SnapshotOfAnother):
+    with pytest.raises(take_snapshot.SnapshotNameTaken):
         await snapshot(pool, one.volume_id)
 
 
 async def test_a_name_that_a_group_was_begun_with_is_free_for_other_volumes(pool: Bench) -> None:
     one, two, other = [(await pool.create(name)).volume_id for name in ("one", "two", "other")]
     begun_with = sorted(map(volumes.VolumeId, (one, two)))
-    pool.driver.snapshots.grouper._shelf.save(grouping._plan("g", begun_with))
+    pool.driver.snapshots.group_snapshots._snapshot_records.save(
+        group_snapshot._plan("g", begun_with)
+    )
     taken = await group(pool, one, other)
     assert {each.source_volume_id for each in taken.snapshots} == {one, other}
-    with pytest.raises(grouping.GroupOfOthers):
+    with pytest.raises(group_snapshot.GroupNameTaken):
         await group(pool, one, two)

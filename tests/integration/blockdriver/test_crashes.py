@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver import registry
-from crust.host import loop, mounts
+from crust.blockdriver.records import volume_records
+from crust.host.block import loop
+from crust.host.mounts import mounts
 from tests.support import leaks
 from tests.support.block_driver import Bench, block, mount
 from tests.support.crashes import crash_points, failure_points
@@ -180,7 +181,7 @@ def test_a_full_disk_at_any_call_is_an_error_that_a_retry_overcomes(bench: Bench
             asyncio.run(take_down(bench, f"v{number - 1}"))
             check_nothing_left(bench)
         bench.target(f"v{number}")
-        bench.staging(registry.volume_id_of(f"v{number}"))
+        bench.staging(volume_records.volume_id_of(f"v{number}"))
 
     last = 0
     for number, error in failure_points(prepare, lambda n: asyncio.run(life(n))):
@@ -201,7 +202,7 @@ def test_a_raw_volume_whose_first_stage_was_cut_short_by_a_formatter_reads_as_ze
         await bench.publish(volume_id, bench.target("v"), block())
 
     volume = asyncio.run(bench.create("v"))
-    records = bench.driver.state.registry
+    records = bench.driver.state.volume_records
     record = records.load(volumes.VolumeId(volume.volume_id))
     records.save(record.but(content="formatting", fs_type="ext4"))
     with open(image_of(bench, volume.volume_id), "r+b") as image:

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from crust import errors, operations, volumes
-from crust.blockdriver import ephemeral, provisioning
-from crust.blockdriver.staging import Stager
-from crust.host import filesystems, loop, mounts
+from crust.blockdriver.controller import create_volume
+from crust.blockdriver.node import ephemeral
+from crust.blockdriver.node.node_stage import NodeStage
+from crust.host.block import loop
+from crust.host.filesystems import filesystems
+from crust.host.mounts import mounts
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import MIB, Bench, block, caller, is_there, mount
 
@@ -21,7 +24,7 @@ VOLUME = f"csi-{'0a' * 32}"
 def left_behind(bench: Bench) -> list[str]:
     images = [each.name for each in (bench.root / "state" / "images").iterdir()]
     devices = [each.path for each in loop.list_all() if str(bench.root) in each.backing]
-    return [*images, *devices, *bench.driver.state.registry.ids()]
+    return [*images, *devices, *bench.driver.state.volume_records.ids()]
 
 
 async def listed(bench: Bench) -> list[str]:
@@ -51,7 +54,7 @@ async def test_a_pod_that_outlives_a_reboot_finds_what_it_wrote(bench: Bench) ->
     bench.restart()
     await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
     assert Path(target, "file").read_text() == "words"
-    with pytest.raises(provisioning.ExistsDifferently):
+    with pytest.raises(create_volume.ExistsDifferently):
         await bench.inline(VOLUME, target, attributes={"size": "1Gi"})
     assert Path(target, "file").read_text() == "words"
     bench.restart()
@@ -85,10 +88,10 @@ async def test_what_an_earlier_life_began_and_gave_to_nobody_is_taken_back_too(
 ) -> None:
     target, own = bench.target("a"), ephemeral.id_of(VOLUME)
     await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
-    record = bench.driver.state.registry.load(own)
+    record = bench.driver.state.volume_records.load(own)
     begun = record.but(phase="creating", content="new", fs_type="", filled_bytes=0)
     await bench.unpublish(VOLUME, target)
-    bench.driver.state.registry.save(begun)  # as if the driver had died after it wrote this
+    bench.driver.state.volume_records.save(begun)  # as if the driver had died after it wrote this
     with pytest.raises(errors.InvalidRequest, match="bogus"):
         await bench.inline(VOLUME, target, mount("ext4", "bogus"), attributes={"size": "64Mi"})
     assert left_behind(bench) == []
@@ -103,7 +106,7 @@ async def test_the_caller_hears_why_it_was_not_published_also_if_something_stays
         raise errors.NotReady("somebody holds the device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Stager, "unstage", held)
+        patched.setattr(NodeStage, "unstage", held)
         with pytest.raises(errors.InvalidRequest, match="bogus"):
             await bench.inline(VOLUME, target, mount("ext4", "bogus"), attributes={"size": "64Mi"})
     await bench.unpublish(VOLUME, target)
@@ -125,7 +128,7 @@ async def test_it_can_be_raw_and_a_guest_can_mount_it(bench: Bench) -> None:
 async def test_a_volume_that_was_created_is_not_taken_for_a_pods_own(bench: Bench) -> None:
     volume = await bench.create()
     target = bench.target("a")
-    with pytest.raises(ephemeral.HasAnOwner):
+    with pytest.raises(ephemeral.NotEphemeral):
         await bench.inline(volume.volume_id, target)
     await bench.stage(volume.volume_id)
     await bench.publish(volume.volume_id, target)
@@ -150,7 +153,7 @@ async def test_nobody_takes_it_away_while_it_is_being_published(
     monkeypatch.setattr(filesystems, "make", wait_and_make)
     publish = asyncio.create_task(bench.inline(VOLUME, target, attributes={"size": "64Mi"}))
     await making.wait()
-    await bench.driver.sweeper.sweep(grace_s=0)
+    await bench.driver.garbage_collector.sweep(grace_s=0)
     with pytest.raises(operations.Busy):
         await bench.expand(own, target)
     with pytest.raises(operations.Busy):
@@ -181,7 +184,7 @@ async def test_a_pod_does_not_wait_for_a_volume_that_is_damaged(bench: Bench) ->
         assert not is_there(target)
         assert left_behind(bench) == [f"{own}.img", own]
         bench.restart()
-    health = bench.driver.node._rules.examiner.examine(own)
+    health = bench.driver.node._rules.health_check.examine(own)
     assert [each.reason for each in health.findings] == ["RecordUnreadable"]
 
 

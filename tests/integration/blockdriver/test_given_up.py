@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from crust.host import mounts
+from crust.host.mounts import mounts
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import MIB, Bench, Mode, caller, is_there, mount
 

@@ -2,10 +2,11 @@
 
 import pytest
 
-from crust.blockdriver import (
-    growing,
-)
-from crust.host import capabilities, devices, filesystems, mounts
+from crust.blockdriver.node import node_expand
+from crust.host.block import devices
+from crust.host.filesystems import filesystems
+from crust.host.mounts import mounts
+from crust.host.process import capabilities
 from tests.support.block_driver import MIB, Bench, block, mount
 
 pytestmark = pytest.mark.root
@@ -38,13 +39,13 @@ async def test_what_can_grow_while_it_is_mounted_does(bench: Bench, fs_type: str
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id, mount(fs_type))
     await bench.publish(volume.volume_id, target, mount(fs_type))
-    with pytest.raises(growing.DeviceTooSmall):
+    with pytest.raises(node_expand.DeviceTooSmall):
         await bench.expand(volume.volume_id, target, 640 * MIB)
     await bench.grow(volume.volume_id, 640 * MIB)
     assert await bench.expand(volume.volume_id, target, 640 * MIB) == 640 * MIB
     stats = await bench.stats(volume.volume_id, target)
     assert stats.usage[0].total > 500 * MIB
-    with pytest.raises(growing.AboveLimit):
+    with pytest.raises(node_expand.AboveLimit):
         await bench.expand(volume.volume_id, target, limit=320 * MIB)
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)
@@ -87,7 +88,7 @@ async def test_an_ext4_grows_while_it_is_mounted_where_the_kernel_lets_us(bench:
     if capabilities.has_cap_sys_resource():
         await bench.expand(volume.volume_id, target, 128 * MIB)
     else:
-        with pytest.raises(growing.OnlineGrowthRefused, match="CAP_SYS_RESOURCE"):
+        with pytest.raises(node_expand.OnlineGrowthRefused, match="CAP_SYS_RESOURCE"):
             await bench.expand(volume.volume_id, target, 128 * MIB)
         await bench.unpublish(volume.volume_id, target)
         await bench.unstage(volume.volume_id)
@@ -123,7 +124,7 @@ async def test_what_is_mounted_read_only_is_not_grown_under_its_readers(
     await bench.expand(volume.volume_id, target, size)
     await bench.grow(volume.volume_id, 2 * size)
     for path in (target, bench.staging(volume.volume_id)):
-        with pytest.raises(growing.OnlineGrowthRefused, match="read-only"):
+        with pytest.raises(node_expand.OnlineGrowthRefused, match="read-only"):
             await bench.expand(volume.volume_id, path, 2 * size)
     await bench.unpublish(volume.volume_id, target)
     await bench.publish(volume.volume_id, target, mount(fs_type))

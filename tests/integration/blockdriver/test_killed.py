@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from crust import errors
-from crust.host import freezing, loop, mounts
+from crust.host.block import loop
+from crust.host.filesystems import freeze
+from crust.host.mounts import mounts
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
 from tests.support import pools
@@ -113,11 +115,11 @@ def _check_nothing_left(root: Path, survivors: list[Volume]) -> None:
     assert [path for path in root.glob("run/*/*/*") if path.suffix == ".json"] == []
 
 
-async def _room(root: Path, co: Co) -> int:
+async def _capacity(root: Path, co: Co) -> int:
     """What the pool can promise, when xfs has given back all blocks of deleted files: a freeze waits for that."""
     pool = str(root / "pool")
-    freezing.freeze(pool)
-    freezing.thaw(pool)
+    freeze.freeze(pool)
+    freeze.thaw(pool)
     asked = csi_pb2.GetCapacityRequest()
     return (await co.call(co.controller.GetCapacity, asked)).available_capacity
 
@@ -127,7 +129,7 @@ async def test_no_leak_and_no_lost_byte_however_often_the_driver_is_killed(
 ) -> None:
     async with channel.connect(driver.socket) as connected:
         co = Co.of(driver, connected)
-        before = await _room(root, co)
+        before = await _capacity(root, co)
         survivors = await _survivors(driver, co)
         for volume in survivors:
             await Life(co, root, SEED, 0).verify(volume)
@@ -137,8 +139,10 @@ async def test_no_leak_and_no_lost_byte_however_often_the_driver_is_killed(
                 image = root / "pool" / "state" / "images" / f"{volume.volume_id}.img"
                 subprocess.run(["e2fsck", "-fn", str(image)], check=True, capture_output=True)  # noqa: ASYNC221
         promised = sum(volume.size_bytes for volume in survivors)
-        assert before - promised - SLACK_BYTES <= await _room(root, co) <= before - promised + MIB
+        assert (
+            before - promised - SLACK_BYTES <= await _capacity(root, co) <= before - promised + MIB
+        )
         for volume in survivors:
             await Life(co, root, SEED, 0).delete(volume)
         _check_nothing_left(root, [])
-        assert before - SLACK_BYTES <= await _room(root, co) <= before
+        assert before - SLACK_BYTES <= await _capacity(root, co) <= before

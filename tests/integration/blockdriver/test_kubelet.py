@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from crust import volumes
-from crust.host import devices, mounts
+from crust.host.block import devices
+from crust.host.mounts import mounts
 from tests.support.block_driver import MIB, Bench, block, is_there
 
 pytestmark = pytest.mark.root

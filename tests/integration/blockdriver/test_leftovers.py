@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver import leftovers, registry
-from crust.host import loop
+from crust.blockdriver.node import orphans
+from crust.blockdriver.records import volume_records
+from crust.host.block import loop
 from tests.support.block_driver import MIB, Bench, block, mount
 
 pytestmark = pytest.mark.root
@@ -18,7 +19,7 @@ def devices(bench: Bench) -> list[str]:
 
 
 async def sweep(bench: Bench, *, grace_s: float = 0.0) -> tuple[volumes.VolumeId, ...]:
-    return await bench.driver.sweeper.sweep(grace_s=grace_s)
+    return await bench.driver.garbage_collector.sweep(grace_s=grace_s)
 
 
 async def test_a_volume_whose_create_never_answered_goes_when_its_time_is_over(
@@ -26,23 +27,23 @@ async def test_a_volume_whose_create_never_answered_goes_when_its_time_is_over(
 ) -> None:
     volume_id = volumes.VolumeId((await bench.create()).volume_id)
     kept = volumes.VolumeId((await bench.create("pvc-2")).volume_id)
-    known = bench.driver.state.registry
+    known = bench.driver.state.volume_records
     known.save(known.load(volume_id).but(phase="creating"))
     bench.restart()
-    assert await sweep(bench, grace_s=leftovers.GRACE_S) == ()
+    assert await sweep(bench, grace_s=orphans.GRACE_S) == ()
     assert await sweep(bench) == (volume_id,)
-    assert bench.driver.state.registry.ids() == (kept,)
+    assert bench.driver.state.volume_records.ids() == (kept,)
     assert [each.name for each in (bench.root / "state" / "images").iterdir()] == [f"{kept}.img"]
     assert (await bench.create()).volume_id == volume_id
 
 
 async def test_a_delete_that_was_cut_short_is_finished_at_once(bench: Bench) -> None:
     volume_id = volumes.VolumeId((await bench.create()).volume_id)
-    known = bench.driver.state.registry
+    known = bench.driver.state.volume_records
     known.save(known.load(volume_id).but(phase="deleting"))
     bench.restart()
-    assert await sweep(bench, grace_s=leftovers.GRACE_S) == (volume_id,)
-    assert bench.driver.state.registry.ids() == ()
+    assert await sweep(bench, grace_s=orphans.GRACE_S) == (volume_id,)
+    assert bench.driver.state.volume_records.ids() == ()
 
 
 async def test_a_device_that_was_attached_and_never_staged_is_detached(bench: Bench) -> None:
@@ -63,9 +64,9 @@ async def test_what_is_staged_or_still_used_keeps_its_device(bench: Bench) -> No
     mounted, other = (await bench.create("c")).volume_id, bench.target("c")
     await bench.stage(mounted)
     await bench.publish(mounted, other)
-    ledger = bench.driver.state.ledger
+    node_state = bench.driver.state.node_state
     for each in (used, mounted):
-        ledger.forget_staged(volumes.VolumeId(each))
+        node_state.forget_staged(volumes.VolumeId(each))
     bench.restart()
     await sweep(bench)
     assert len(devices(bench)) == 3
@@ -83,12 +84,12 @@ async def test_an_image_without_a_record_and_a_record_without_an_image_are_kept(
     lost = (await bench.create("lost", mount())).volume_id
     images = bench.root / "state" / "images"
     (images / f"{lost}.img").unlink()
-    stray = images / f"{registry.volume_id_of('stray')}.img"
+    stray = images / f"{volume_records.volume_id_of('stray')}.img"
     stray.write_bytes(b"whose?")
     bench.restart()
     assert await sweep(bench) == ()
     assert stray.read_bytes() == b"whose?"
-    assert bench.driver.state.registry.ids() == (lost,)
+    assert bench.driver.state.volume_records.ids() == (lost,)
 
 
 async def test_a_device_whose_image_was_removed_is_known_by_its_tag_and_goes_when_nobody_has_it(
@@ -153,8 +154,8 @@ async def test_a_sweep_that_fails_is_not_the_last(
         await asyncio.get_running_loop().create_future()
         return ()
 
-    monkeypatch.setattr(leftovers, "PERIOD_S", 0)
-    monkeypatch.setattr(bench.driver.sweeper, "sweep", sweeping)
-    forever = asyncio.create_task(bench.driver.sweeper.forever())
+    monkeypatch.setattr(orphans, "PERIOD_S", 0)
+    monkeypatch.setattr(bench.driver.garbage_collector, "sweep", sweeping)
+    forever = asyncio.create_task(bench.driver.garbage_collector.forever())
     await again.wait()
     forever.cancel()

@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 
 from crust import volumes
-from crust.blockdriver import (
-    deferring,
-    growing,
-    preparation,
+from crust.blockdriver.engines import protocol
+from crust.blockdriver.node import (
+    deferred_publish,
+    format_decision,
+    node_expand,
+    node_stage,
+    node_stats,
     publish_rules,
-    staging,
-    usage,
 )
-from crust.blockdriver.backends import protocol
-from crust.host import devices, loop, mounts, superblocks
+from crust.host.block import devices, loop
+from crust.host.filesystems import superblocks
+from crust.host.mounts import mounts
 from crust.rpc import csi
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import MIB, Bench, block, caller, is_there, mount, write_raw
@@ -82,7 +84,7 @@ async def test_every_step_may_be_repeated_by_a_driver_that_was_restarted(bench: 
     await bench.publish(volume.volume_id, target)
     assert len(mounts.below(str(bench.root))) == 1
     bench.restart()
-    with pytest.raises(staging.StillPublished, match="pod-a"):
+    with pytest.raises(node_stage.StillPublished, match="pod-a"):
         await bench.unstage(volume.volume_id)
     await bench.unpublish(volume.volume_id, target)
     bench.restart()
@@ -118,7 +120,7 @@ async def test_a_raw_volume_is_the_device_itself(bench: Bench) -> None:
     assert stats.usage == (volumes.VolumeUsage(volumes.UsageUnit.BYTES, 64 * MIB, 0, 0),)
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)
-    with pytest.raises(preparation.NoFilesystem):
+    with pytest.raises(format_decision.NoFilesystem):
         await bench.stage(volume.volume_id, mount())
     await bench.unstage(volume.volume_id)
     await bench.delete(volume.volume_id)
@@ -167,7 +169,7 @@ async def test_statistics_are_those_of_the_mounted_filesystem(bench: Bench) -> N
     volume = await bench.create()
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id)
-    with pytest.raises(growing.NotHere):
+    with pytest.raises(node_expand.NotPublishedAtPath):
         await bench.stats(volume.volume_id, target)
     await bench.publish(volume.volume_id, target)
     (Path(target) / "file").write_bytes(os.urandom(8 * MIB))
@@ -181,7 +183,7 @@ async def test_statistics_are_those_of_the_mounted_filesystem(bench: Bench) -> N
     assert not stats.condition.abnormal
     await bench.unpublish(volume.volume_id, target)
     await bench.publish(volume.volume_id, target, deferred=True)
-    with pytest.raises(usage.AskTheRuntime):
+    with pytest.raises(node_stats.StatsInGuest):
         await bench.stats(volume.volume_id, target)
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)
@@ -247,7 +249,7 @@ async def test_roots_group_is_given_where_the_host_mounts_and_refused_for_a_gues
         volume_capability=csi.capability_to_wire(root),
         defer_fs_ops=True,
     )
-    with pytest.raises(deferring.GroupOfRoot):
+    with pytest.raises(deferred_publish.GroupOfRoot):
         await bench.driver.node.NodePublishVolume(request, caller())
     await bench.unstage(volume.volume_id)
 

@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver import app, changing, guests, limit_parameters, registry
-from crust.blockdriver.backends.protocol import Attachment
-from crust.host import loop, mounts, throttling
+from crust.blockdriver import app
+from crust.blockdriver.controller import io_limit_parameters, modify_volume
+from crust.blockdriver.engines.protocol import Attachment
+from crust.blockdriver.node import guests
+from crust.blockdriver.records import volume_records
+from crust.host.block import loop
+from crust.host.cgroups import throttling
+from crust.host.mounts import mounts
 from crust.rpc import csi
 from crust.wire.csi.v1 import csi_pb2
 from tests.support import io_groups, io_race
@@ -123,7 +128,10 @@ async def test_a_modify_with_one_bad_key_changes_nothing(
     with pytest.raises(errors.InvalidRequest):
         await limited.modify(made.volume_id, **sent)
     assert in_force(limited, group, made.volume_id) == LIMITS
-    assert limited.driver.state.registry.load(volumes.VolumeId(made.volume_id)).io_limits == LIMITS
+    assert (
+        limited.driver.state.volume_records.load(volumes.VolumeId(made.volume_id)).io_limits
+        == LIMITS
+    )
     with pytest.raises(errors.InvalidRequest):
         await limited.create("other", mutable=sent)
     await limited.unpublish(made.volume_id, target)
@@ -136,10 +144,10 @@ async def test_what_is_asked_of_modify_is_held_against_csi(limited: Bench) -> No
     made = await limited.create()
     with pytest.raises(errors.InvalidRequest, match="mutable_parameters"):
         await limited.modify(made.volume_id)
-    with pytest.raises(registry.VolumeNotFound):
-        await limited.modify(registry.volume_id_of("other"), **SENT)
-    with pytest.raises(limit_parameters.UnknownMutableParameter):
-        await limited.modify(registry.volume_id_of("other"), iops="1")
+    with pytest.raises(volume_records.VolumeNotFound):
+        await limited.modify(volume_records.volume_id_of("other"), **SENT)
+    with pytest.raises(io_limit_parameters.UnknownMutableParameter):
+        await limited.modify(volume_records.volume_id_of("other"), iops="1")
     await limited.modify(made.volume_id, **{"csi.storage.k8s.io/pvc/name": "data"})
 
 
@@ -234,7 +242,7 @@ def test_a_driver_killed_during_a_modify_has_all_of_it_or_nothing_after_a_start(
 async def test_a_deferred_volume_is_modified_in_its_guest_alone(
     limited: Bench, group: IoGroup
 ) -> None:
-    limited.reach = end = FakeGuests()
+    limited.runtime_guests = end = FakeGuests()
     limited.restart()
     made = await limited.create(mutable=SENT)
     target = limited.target("pod-a")
@@ -270,7 +278,7 @@ async def test_without_a_runtime_socket_a_deferred_volume_cannot_be_modified(
 async def test_a_volume_from_a_deferred_life_to_a_mounted_one(
     limited: Bench, group: IoGroup
 ) -> None:
-    limited.reach = FakeGuests()
+    limited.runtime_guests = FakeGuests()
     limited.restart()
     made = await limited.create(mutable=SENT)
     target = limited.target("pod-a")
@@ -280,7 +288,7 @@ async def test_a_volume_from_a_deferred_life_to_a_mounted_one(
     assert in_force(limited, group, made.volume_id) == LIMITS
     await limited.publish(made.volume_id, target, deferred=True)
     assert in_force(limited, group, made.volume_id) == NONE  # its hypervisor is in a pod's group
-    limited.reach.add(target)
+    limited.runtime_guests.add(target)
     await limited.modify(made.volume_id, readIOPS="50")
     assert in_force(limited, group, made.volume_id) == NONE
     await limited.unpublish(made.volume_id, target)
@@ -293,7 +301,7 @@ async def test_a_volume_from_a_deferred_life_to_a_mounted_one(
 async def test_readers_on_the_host_and_in_guests_have_the_same_limits_or_the_old_ones(
     limited: Bench, group: IoGroup
 ) -> None:
-    limited.reach = end = FakeGuests()
+    limited.runtime_guests = end = FakeGuests()
     limited.restart()
     made = await limited.create(mutable=SENT)
     one, two, host = (limited.target(name) for name in ("one", "two", "host"))
@@ -337,7 +345,7 @@ async def test_a_copy_has_limits_of_its_own(limited: Bench) -> None:
     )
     request.volume_content_source.volume.volume_id = made.volume_id
     copy = (await limited.driver.controller.CreateVolume(request, caller())).volume
-    record = limited.driver.state.registry.load(volumes.VolumeId(copy.volume_id))
+    record = limited.driver.state.volume_records.load(volumes.VolumeId(copy.volume_id))
     assert record.io_limits == NONE
 
 
@@ -379,13 +387,13 @@ async def test_validate_confirms_the_limits_that_there_are(limited: Bench) -> No
 
 
 async def test_an_unfinished_change_of_a_guest_ends_with_the_retry(limited: Bench) -> None:
-    limited.reach = end = FakeGuests()
+    limited.runtime_guests = end = FakeGuests()
     limited.restart()
     made = await limited.create(mutable=SENT)
     target = limited.target("pod-a")
     await limited.stage(made.volume_id)
     await limited.publish(made.volume_id, target, deferred=True)
-    with pytest.raises(changing.PublishUnderWay):
+    with pytest.raises(modify_volume.PublishInProgress):
         await limited.modify(made.volume_id, readIOPS="50")
     guest = end.add(target)
     guest.error = errors.PeerUnavailable("away")
@@ -401,7 +409,7 @@ async def test_an_unfinished_change_of_a_guest_ends_with_the_retry(limited: Benc
 
 
 async def test_a_started_driver_tells_a_guest_what_the_killed_one_did_not(limited: Bench) -> None:
-    limited.reach = end = FakeGuests()
+    limited.runtime_guests = end = FakeGuests()
     limited.restart()
     made = await limited.create(mutable=SENT)
     target = limited.target("pod-a")

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from crust import volumes
-from crust.host import filesystems, owned
+from crust.host.files import owned
+from crust.host.filesystems import filesystems
 from crust.wire.csi.v1 import csi_pb2
 from tests.support import pools
 from tests.support.block_driver import MIB, Bench, caller

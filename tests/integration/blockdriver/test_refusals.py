@@ -6,13 +6,9 @@ from pathlib import Path
 import pytest
 
 from crust import errors
-from crust.blockdriver import (
-    preparation,
-    publish_rules,
-    publishing,
-    staging,
-)
-from crust.host import mounts, paths
+from crust.blockdriver.node import format_decision, node_publish, node_stage, publish_rules
+from crust.host.files import paths
+from crust.host.mounts import mounts
 from tests.support.block_driver import MIB, Bench, block, is_there, mount
 
 pytestmark = pytest.mark.root
@@ -59,7 +55,7 @@ async def test_foreign_content_is_never_formatted(bench: Bench) -> None:
         file.seek(32 * MIB)
         file.write(b"somebody's backup superblock")
     before = image.read_bytes()
-    with pytest.raises(preparation.ContentInDoubt):
+    with pytest.raises(format_decision.ContentInDoubt):
         await bench.stage(volume.volume_id)
     assert image.read_bytes() == before
     await bench.unstage(volume.volume_id)
@@ -72,7 +68,7 @@ async def test_a_formatted_volume_that_reads_blank_is_not_formatted_again(bench:
     image = bench.root / "state" / "images" / f"{volume.volume_id}.img"
     os.truncate(image, 0)
     os.truncate(image, 64 * MIB)
-    with pytest.raises(preparation.ContentInDoubt, match="ext4 was made"):
+    with pytest.raises(format_decision.ContentInDoubt, match="ext4 was made"):
         await bench.stage(volume.volume_id)
     await bench.unstage(volume.volume_id)
 
@@ -80,10 +76,10 @@ async def test_a_formatted_volume_that_reads_blank_is_not_formatted_again(bench:
 async def test_another_filesystem_than_the_present_one_is_refused(bench: Bench) -> None:
     volume = await bench.create(size=320 * MIB)
     await bench.stage(volume.volume_id)
-    with pytest.raises(staging.StagedDifferently):
+    with pytest.raises(node_stage.StagedDifferently):
         await bench.stage(volume.volume_id, mount("xfs"))
     await bench.unstage(volume.volume_id)
-    with pytest.raises(preparation.FormattedDifferently):
+    with pytest.raises(format_decision.FormattedDifferently):
         await bench.stage(volume.volume_id, mount("xfs"))
     await bench.unstage(volume.volume_id)
 
@@ -98,7 +94,7 @@ async def test_targets_outside_the_roots_and_behind_links_are_refused(bench: Ben
     with pytest.raises(paths.PathOutsideRoots):
         await bench.publish(volume.volume_id, "/etc/crust-test-target")
     assert mounts.below(str(bench.root)) == ()
-    with pytest.raises(staging.StagingPathMissing):
+    with pytest.raises(node_stage.StagingPathMissing):
         await bench.stage(volume.volume_id, path=f"{bench.root}/staging/absent")
     await bench.unstage(volume.volume_id)
 
@@ -131,7 +127,7 @@ async def test_a_target_with_files_or_a_foreign_mount_is_refused_and_kept(bench:
     assert (target / "precious").read_text() == "kept"
     (target / "precious").unlink()
     mounts.mount_sealed(str(target))
-    with pytest.raises(publishing.TargetOccupied, match="seal"):
+    with pytest.raises(node_publish.TargetOccupied, match="seal"):
         await bench.publish(volume.volume_id, str(target))
     mounts.unmount(str(target))
     await bench.unstage(volume.volume_id)
@@ -168,7 +164,7 @@ async def test_a_raw_device_is_not_detached_while_its_node_is_bound_anywhere(
             path.unlink()
         bench.restart()
     await bench.unpublish(volume.volume_id, target)
-    with pytest.raises(staging.StillPublished, match=str(kubelets)):
+    with pytest.raises(node_stage.StillPublished, match=str(kubelets)):
         await bench.unstage(volume.volume_id)
     mounts.unmount(str(kubelets))
     await bench.unstage(volume.volume_id)

@@ -10,7 +10,8 @@ import pytest
 from google.protobuf.message import Message
 
 from crust.blockdriver import app
-from crust.host import kernel_room, ownership
+from crust.host.files import flocks
+from crust.host.mounts import mount_capacity
 from crust.rpc import channel, csi, extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.block_driver import caller, mount
@@ -60,7 +61,7 @@ async def test_deferral_is_shown_only_to_callers_that_know_it(served: grpc.aio.C
     assert {each.rpc.type for each in opted.capabilities} - known == {20526, 20527, 20528}
     info = await node.NodeGetInfo(csi_pb2.NodeGetInfoRequest())
     assert (info.node_id, list(info.supported_file_systems)) == ("n", [])
-    assert info.max_volumes_per_node == kernel_room.volumes()
+    assert info.max_volumes_per_node == mount_capacity.volumes()
     info = await node.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), metadata=extensions.METADATA)
     assert list(info.supported_file_systems) == ["ext4", "xfs", "btrfs"]
 
@@ -152,7 +153,7 @@ def changed(message: M, **fields: object) -> M:
 
 
 async def test_a_pool_has_one_driver(served: grpc.aio.Channel, tmp_path: Path) -> None:
-    with pytest.raises(ownership.AlreadyOwned):
+    with pytest.raises(flocks.AlreadyOwned):
         async with app.running(
             build(tmp_path),
             socket=f"{tmp_path}/other.sock",
@@ -200,7 +201,7 @@ async def test_what_runs_beside_the_calls_does_not_end_unheard(
     def broken() -> None:
         raise ValueError("a mistake of ours")
 
-    monkeypatch.setattr(driver.changer, "cut_short", broken)
+    monkeypatch.setattr(driver.modifier, "cut_short", broken)
     async with (
         app.running(
             driver,

@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 
 from crust import errors, operations, volumes
-from crust.blockdriver import (
-    deferring,
-    publish_rules,
-    staging,
-)
-from crust.host import devices, loop, mounts
+from crust.blockdriver.node import deferred_publish, node_stage, publish_rules
+from crust.host.block import devices, loop
+from crust.host.mounts import mounts
 from tests.support.block_driver import MIB, Bench, Mode, is_there, mount
 
 pytestmark = pytest.mark.root
@@ -51,7 +48,7 @@ async def test_a_volume_is_mounted_by_one_kernel_at_a_time(bench: Bench) -> None
         await bench.publish(volume.volume_id, host)
     with pytest.raises(publish_rules.PublishedElsewhere, match="pod-guest"):
         await bench.publish(volume.volume_id, host, deferred=True)
-    with pytest.raises(staging.StillPublished, match="pod-guest"):
+    with pytest.raises(node_stage.StillPublished, match="pod-guest"):
         await bench.unstage(volume.volume_id)
     await bench.unpublish(volume.volume_id, guest)
     await bench.publish(volume.volume_id, host)
@@ -70,9 +67,9 @@ async def test_a_mount_that_the_driver_does_not_know_stops_a_deferred_publish(
     await bench.stage(volume.volume_id)
     [device] = loop.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
     mounts.mount_device(device.path, str(stray), "ext4")
-    with pytest.raises(deferring.MountedOnHost, match="stray"):
+    with pytest.raises(deferred_publish.MountedOnHost, match="stray"):
         await bench.publish(volume.volume_id, bench.target("pod-a"), deferred=True)
-    with pytest.raises(staging.StillPublished, match="stray"):
+    with pytest.raises(node_stage.StillPublished, match="stray"):
         await bench.unstage(volume.volume_id)
     mounts.unmount(str(stray))
     await bench.unstage(volume.volume_id)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from crust import errors
-from crust.blockdriver import freezes
-from crust.host import filesystems
+from crust.blockdriver.snapshots import host_freeze
+from crust.host.filesystems import filesystems
 from crust.wire.csi.v1 import csi_pb2
 from tests.integration.blockdriver.test_snapshots import (
     down,
@@ -88,7 +88,7 @@ class Scene:
         frozen, marks = freezer.frozen, []
 
         @contextmanager
-        def marked(members: Sequence[freezes.Freezable]) -> Iterator[None]:
+        def marked(members: Sequence[host_freeze.Freezable]) -> Iterator[None]:
             marks.append(count())
             with frozen(members):
                 yield

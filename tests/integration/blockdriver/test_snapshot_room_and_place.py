@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver import capacity, snapshot_record, topology
-from crust.blockdriver.backends import protocol
+from crust.blockdriver.controller import capacity, topology
+from crust.blockdriver.engines import protocol
+from crust.blockdriver.records import snapshot_record
 from crust.wire.csi.v1 import csi_pb2
 from tests.integration.blockdriver.test_snapshots import down, group, snapshot, up, write
 from tests.support.block_driver import MIB, Bench, caller
@@ -41,9 +42,9 @@ async def test_a_snapshot_takes_no_room_that_is_promised_to_others(small: Bench)
     if small.driver.state.backend.copies_at_once():
         await snapshot(small, volume_id)
     else:
-        with pytest.raises(capacity.NoRoom):
+        with pytest.raises(capacity.OutOfCapacity):
             await snapshot(small, volume_id)
-        with pytest.raises(capacity.NoRoom):
+        with pytest.raises(capacity.OutOfCapacity):
             await group(small, volume_id)
         folders = ("state/snapshots", "state/groups", "run/freezes")
         assert [path for each in folders for path in (small.root / each).iterdir()] == []
@@ -59,7 +60,7 @@ async def test_room_is_set_aside_before_a_copy_begins(
     meanwhile: list[int] = []
 
     def looking(image: protocol.Image) -> None:
-        meanwhile.append(small.driver.snapshots.snapshotter._room.available_bytes())
+        meanwhile.append(small.driver.snapshots.volume_snapshots._capacity.available_bytes())
         take(image)
 
     monkeypatch.setattr(backend, "take_snapshot", looking)

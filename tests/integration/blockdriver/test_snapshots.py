@@ -10,21 +10,23 @@ from pathlib import Path
 import pytest
 
 from crust import errors, operations
-from crust.blockdriver import (
+from crust.blockdriver.controller import create_volume, list_volumes
+from crust.blockdriver.engines import protocol
+from crust.blockdriver.node import guests
+from crust.blockdriver.records import volume_records
+from crust.blockdriver.services import snapshot_calls
+from crust.blockdriver.snapshots import (
     changed_blocks,
-    freezes,
-    grouping,
-    guests,
-    listing,
-    origins,
-    provisioning,
-    registry,
-    snapshot_calls,
-    snapshotting,
-    standstill,
+    content_source,
+    group_snapshot,
+    host_freeze,
+    quiesce,
+    take_snapshot,
 )
-from crust.blockdriver.backends import protocol
-from crust.host import boot, devices, filesystems, mounts
+from crust.host.block import devices
+from crust.host.filesystems import filesystems
+from crust.host.mounts import mounts
+from crust.host.process import boot
 from crust.rpc import csi, limits
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import MIB, Bench, block, caller, mount
@@ -217,9 +219,9 @@ async def test_a_raw_volume_that_is_written_to_is_not_copied_where_that_takes_ti
 ) -> None:
     source = await copying.create("source", block())
     await up(copying, source.volume_id, raw=True)
-    with pytest.raises(standstill.RawWrites):
+    with pytest.raises(quiesce.RawDeviceInUse):
         await snapshot(copying, source.volume_id)
-    with pytest.raises(standstill.RawWrites):
+    with pytest.raises(quiesce.RawDeviceInUse):
         await made_of(copying, "clone", volume_id=source.volume_id, raw=True)
     assert records(copying) == {source.volume_id}, "a clone that was refused holds room"
     await down(copying, source.volume_id)
@@ -256,7 +258,7 @@ async def test_a_device_on_btrfs_writes_through_the_page_cache_so_that_clones_ha
     """With direct I/O every request left an extent there, and a clone of 2 GiB took four times that of 100 MiB."""
     volume = await pool.create("one", block())
     await up(pool, volume.volume_id, raw=True)
-    attachment = pool.driver.state.backend.attached(registry.volume_id_of("one"))
+    attachment = pool.driver.state.backend.attached(volume_records.volume_id_of("one"))
     assert attachment is not None
     name = os.path.basename(attachment.source.path)
     on_btrfs = pool_type(pool) == "btrfs"
@@ -273,23 +275,23 @@ async def test_the_same_request_gets_the_same_snapshot_and_errors_are_those_of_c
     assert again == taken
     assert taken.ready_to_use
     assert taken.creation_time.seconds > 0
-    with pytest.raises(snapshotting.SnapshotOfAnother):
+    with pytest.raises(take_snapshot.SnapshotNameTaken):
         await snapshot(cloning, two.volume_id)
-    with pytest.raises(registry.VolumeNotFound):
-        await snapshot(cloning, registry.volume_id_of("none"), "other")
-    with pytest.raises(snapshotting.SnapshotNotFound):
+    with pytest.raises(volume_records.VolumeNotFound):
+        await snapshot(cloning, volume_records.volume_id_of("none"), "other")
+    with pytest.raises(take_snapshot.SnapshotNotFound):
         await made_of(cloning, "a", snapshot_id="snap-none")
-    with pytest.raises(registry.VolumeNotFound):
+    with pytest.raises(volume_records.VolumeNotFound):
         await made_of(cloning, "a", volume_id="vol-none")
-    with pytest.raises(origins.SmallerThanSource):
+    with pytest.raises(content_source.SmallerThanSource):
         await made_of(cloning, "a", snapshot_id=taken.snapshot_id, size=MIB)
-    with pytest.raises(registry.VolumeNotFound):
-        await made_of(cloning, "a", volume_id=registry.volume_id_of("a"))
+    with pytest.raises(volume_records.VolumeNotFound):
+        await made_of(cloning, "a", volume_id=volume_records.volume_id_of("a"))
     made = await made_of(cloning, "a", snapshot_id=taken.snapshot_id)
     assert await made_of(cloning, "a", snapshot_id=taken.snapshot_id) == made
-    with pytest.raises(provisioning.ExistsDifferently):
+    with pytest.raises(create_volume.ExistsDifferently):
         await made_of(cloning, "a", volume_id=one.volume_id)
-    with pytest.raises(provisioning.ExistsDifferently):
+    with pytest.raises(create_volume.ExistsDifferently):
         await cloning.create("a")
     await drop(cloning, taken.snapshot_id)
     assert await made_of(cloning, "a", snapshot_id=taken.snapshot_id) == made
@@ -306,7 +308,7 @@ async def test_a_source_with_another_filesystem_is_refused(cloning: Bench) -> No
     source = await cloning.create("source", size=320 * MIB)
     await up(cloning, source.volume_id)
     taken = await snapshot(cloning, source.volume_id)
-    with pytest.raises(origins.OtherFilesystem):
+    with pytest.raises(content_source.SourceFilesystemDiffers):
         await made_of(cloning, "a", snapshot_id=taken.snapshot_id, fs_type="xfs")
     made = await made_of(cloning, "b", snapshot_id=taken.snapshot_id, fs_type="")
     await up(cloning, made.volume_id, "")
@@ -334,15 +336,15 @@ async def test_snapshots_are_listed_in_pages_that_survive_change(cloning: Bench)
     assert [each.snapshot.source_volume_id for each in filtered.entries] == [two.volume_id]
     assert len((await listed(snapshot_id=ids[0])).entries) == 1
     assert len((await listed(snapshot_id="snap-none")).entries) == 0
-    with pytest.raises(listing.BadToken):
+    with pytest.raises(list_volumes.BadToken):
         await listed(starting_token="nonsense")
-    with pytest.raises(listing.NegativeCount):
+    with pytest.raises(list_volumes.NegativeCount):
         await listed(max_entries=-1)
     got = await cloning.driver.controller.GetSnapshot(
         csi_pb2.GetSnapshotRequest(snapshot_id=ids[0]), caller()
     )
     assert got.snapshot.snapshot_id == ids[0]
-    with pytest.raises(snapshotting.SnapshotNotFound):
+    with pytest.raises(take_snapshot.SnapshotNotFound):
         await cloning.driver.controller.GetSnapshot(
             csi_pb2.GetSnapshotRequest(snapshot_id=ids[1]), caller()
         )
@@ -353,7 +355,7 @@ async def test_snapshots_are_listed_in_pages_that_survive_change(cloning: Bench)
 async def test_a_volume_is_not_touched_while_it_is_copied(cloning: Bench) -> None:
     source = await cloning.create("source")
     running = cloning.driver.operations
-    key = cloning.driver.controller._key(registry.volume_id_of("source"))
+    key = cloning.driver.controller._key(volume_records.volume_id_of("source"))
     with running.beside(key), pytest.raises(operations.Busy):
         await snapshot(cloning, source.volume_id)
     await snapshot(cloning, source.volume_id)
@@ -362,7 +364,7 @@ async def test_a_volume_is_not_touched_while_it_is_copied(cloning: Bench) -> Non
 async def test_a_freeze_that_a_dead_driver_left_is_undone_by_the_next(copying: Bench) -> None:
     source = await copying.create("source")
     target = await up(copying, source.volume_id)
-    attachment = copying.driver.state.backend.attached(registry.volume_id_of("source"))
+    attachment = copying.driver.state.backend.attached(volume_records.volume_id_of("source"))
     assert attachment is not None
     entry = copying.root / "run" / "freezes" / source.volume_id
     entry.write_text(f"{boot.boot_id()} {attachment.source.identity}\n")
@@ -383,7 +385,7 @@ async def test_a_frozen_filesystem_that_was_unmounted_is_thawed_all_the_same(
     """Somebody unmounted it lazily: it lives on, holds the device, and no path leads to it."""
     source = await copying.create("source", mount(fs_type), size=size)
     target = await up(copying, source.volume_id, fs_type)
-    attachment = copying.driver.state.backend.attached(registry.volume_id_of("source"))
+    attachment = copying.driver.state.backend.attached(volume_records.volume_id_of("source"))
     assert attachment is not None
     entry = copying.root / "run" / "freezes" / source.volume_id
     entry.write_text(f"{boot.boot_id()} {attachment.source.identity}\n")
@@ -403,7 +405,7 @@ async def test_a_frozen_filesystem_that_was_unmounted_is_thawed_all_the_same(
 async def test_a_freeze_of_what_is_gone_is_forgotten(copying: Bench) -> None:
     source = await copying.create("source")
     await up(copying, source.volume_id)
-    attachment = copying.driver.state.backend.attached(registry.volume_id_of("source"))
+    attachment = copying.driver.state.backend.attached(volume_records.volume_id_of("source"))
     assert attachment is not None
     entry = copying.root / "run" / "freezes" / source.volume_id
     await copying.unpublish(source.volume_id, copying.target(source.volume_id))
@@ -430,10 +432,10 @@ async def test_what_takes_too_long_is_thawed_and_given_up(
 
     monkeypatch.setattr(copying.driver.snapshots.freezer, "_limit_s", 0.2)
     monkeypatch.setattr(backend, "take_snapshot", slowly)
-    with pytest.raises(freezes.FrozenTooLong):
+    with pytest.raises(host_freeze.FrozenTooLong):
         await snapshot(copying, source.volume_id)
     assert not is_frozen(target)
-    assert copying.driver.snapshots.snapshotter.shelf.ready() == []
+    assert copying.driver.snapshots.volume_snapshots.snapshot_records.ready() == []
     assert not list((copying.root / "state" / "images").glob("*.snap"))
     await down(copying, source.volume_id)
 
@@ -482,15 +484,15 @@ async def test_a_group_is_deleted_as_one_and_says_what_csi_says(cloning: Bench) 
     taken = await group(cloning, *ids[:2])
     members = [each.snapshot_id for each in taken.snapshots]
     servicer = cloning.driver.group_controller
-    with pytest.raises(grouping.GroupOfOthers):
+    with pytest.raises(group_snapshot.GroupNameTaken):
         await group(cloning, *ids)
-    with pytest.raises(registry.VolumeNotFound):
-        await group(cloning, ids[0], registry.volume_id_of("none"), name="h")
+    with pytest.raises(volume_records.VolumeNotFound):
+        await group(cloning, ids[0], volume_records.volume_id_of("none"), name="h")
     with pytest.raises(limits.MissingField):
         await group(cloning, name="h")
     with pytest.raises(snapshot_calls.SameVolumeTwice):
         await group(cloning, ids[0], ids[0], name="h")
-    with pytest.raises(snapshotting.MemberOfGroup):
+    with pytest.raises(take_snapshot.SnapshotBelongsToGroup):
         await drop(cloning, members[0])
 
     async def get(*named: str) -> csi_pb2.VolumeGroupSnapshot:
@@ -509,13 +511,13 @@ async def test_a_group_is_deleted_as_one_and_says_what_csi_says(cloning: Bench) 
     servicer = cloning.driver.group_controller
     assert await get(*members) == taken
     for call in (get, delete):
-        with pytest.raises(grouping.WrongMembers):
+        with pytest.raises(group_snapshot.GroupMembersDiffer):
             await call(members[0])
     await delete(*members)
     await delete(*members)
-    with pytest.raises(grouping.GroupNotFound):
+    with pytest.raises(group_snapshot.GroupNotFound):
         await get(*members)
-    assert cloning.driver.snapshots.snapshotter.shelf.ready() == []
+    assert cloning.driver.snapshots.volume_snapshots.snapshot_records.ready() == []
     assert not list((cloning.root / "state" / "images").glob("*.snap"))
 
 
@@ -590,9 +592,9 @@ async def test_raw_devices_that_are_always_written_to_have_no_one_moment(
 
     with monkeypatch.context() as patched:
         patched.setattr(backend, "take_snapshot", interrupted)
-        with pytest.raises(snapshotting.NeverStill):
+        with pytest.raises(take_snapshot.RawDevicesNeverIdle):
             await group(cloning, *ids)
-    assert cloning.driver.snapshots.snapshotter.shelf.ready() == []
+    assert cloning.driver.snapshots.volume_snapshots.snapshot_records.ready() == []
     assert not list((cloning.root / "state" / "images").glob("*.snap"))
     await group(cloning, *ids)
     for volume_id in ids:
@@ -604,7 +606,7 @@ async def test_a_group_with_a_raw_device_in_use_has_no_one_moment_where_copies_t
 ) -> None:
     one, two = await copying.create("one", block()), await copying.create("two")
     await up(copying, one.volume_id, raw=True)
-    with pytest.raises(standstill.RawWrites):
+    with pytest.raises(quiesce.RawDeviceInUse):
         await group(copying, one.volume_id, two.volume_id)
     await down(copying, one.volume_id)
     await group(copying, one.volume_id, two.volume_id)
@@ -692,11 +694,11 @@ async def test_changed_blocks_are_exactly_those_that_a_byte_comparison_finds(
     assert covered(rest) == {n for n in covered(changed) if n >= 10 * MIB}
     assert await blocks(cloning, new.snapshot_id, start=64 * MIB) == []
     for start in (-1, 64 * MIB + 1):
-        with pytest.raises(changed_blocks.OffsetBehindEnd):
+        with pytest.raises(changed_blocks.OffsetPastEnd):
             await blocks(cloning, new.snapshot_id, start=start)
-    with pytest.raises(changed_blocks.NegativeResults):
+    with pytest.raises(changed_blocks.NegativeMaxResults):
         await blocks(cloning, new.snapshot_id, count=-1)
-    with pytest.raises(snapshotting.SnapshotNotFound):
+    with pytest.raises(take_snapshot.SnapshotNotFound):
         await blocks(cloning, "snap-none")
 
 
@@ -704,7 +706,7 @@ async def test_changed_blocks_are_of_one_volume(cloning: Bench) -> None:
     one, two = await cloning.create("one"), await cloning.create("two")
     first = await snapshot(cloning, one.volume_id, "a")
     second = await snapshot(cloning, two.volume_id, "b")
-    with pytest.raises(changed_blocks.OfTwoVolumes):
+    with pytest.raises(changed_blocks.UnrelatedSnapshots):
         await blocks(cloning, first.snapshot_id, second.snapshot_id)
 
 
@@ -727,12 +729,14 @@ async def test_on_ext4_allocated_blocks_are_known_and_changed_ones_are_not(
 async def test_a_snapshot_that_a_crash_interrupted_leaves_nothing(copying: Bench) -> None:
     source = await copying.create("source")
     taken = await snapshot(copying, source.volume_id)
-    shelf = copying.driver.snapshots.snapshotter.shelf
-    record = shelf.find(taken.snapshot_id)
+    snapshot_records = copying.driver.snapshots.volume_snapshots.snapshot_records
+    record = snapshot_records.find(taken.snapshot_id)
     assert record is not None
-    shelf.save(record.model_copy(update={"phase": "creating"}))
+    snapshot_records.save(record.model_copy(update={"phase": "creating"}))
     copying.restart()
-    assert copying.driver.snapshots.snapshotter.shelf.find(taken.snapshot_id) is None
+    assert (
+        copying.driver.snapshots.volume_snapshots.snapshot_records.find(taken.snapshot_id) is None
+    )
     assert not list((copying.root / "state" / "images").glob("*.snap"))
     assert (await snapshot(copying, source.volume_id)).snapshot_id == taken.snapshot_id
     assert mounts.below(str(copying.root / "pods")) == ()

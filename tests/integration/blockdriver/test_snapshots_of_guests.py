@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from crust import volumes
-from crust.blockdriver import guest_freezes
-from crust.blockdriver.backends import protocol
-from crust.host import devices, filesystems, mounts
+from crust.blockdriver.engines import protocol
+from crust.blockdriver.snapshots import guest_freeze
+from crust.host.block import devices
+from crust.host.filesystems import filesystems
+from crust.host.mounts import mounts
 from tests.integration.blockdriver.test_snapshots import (
     digest,
     down,
@@ -78,14 +80,14 @@ class Scene:
 @pytest.fixture(params=["ext4", "xfs", "btrfs"])
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     guests = MountingGuests()
-    with bench_on(request.param, tmp_path, reach=guests) as bench:
+    with bench_on(request.param, tmp_path, runtime_guests=guests) as bench:
         yield Scene(bench, guests)
 
 
 @pytest.fixture
 def on_xfs(tmp_path: Path) -> Iterator[Scene]:
     guests = MountingGuests()
-    with bench_on("xfs", tmp_path, reach=guests) as bench:
+    with bench_on("xfs", tmp_path, runtime_guests=guests) as bench:
         yield Scene(bench, guests)
 
 
@@ -183,12 +185,12 @@ async def test_a_copy_of_a_guest_that_went_on_too_early_is_thrown_away(
     inside = await on_xfs.up(source.volume_id)
     with monkeypatch.context() as patched:
         meanwhile(on_xfs, patched, lambda: filesystems.thaw(inside))
-        with pytest.raises(guest_freezes.GuestMoved):
+        with pytest.raises(guest_freeze.ThawedEarly):
             await snapshot(bench, source.volume_id)
-        with pytest.raises(guest_freezes.GuestMoved):
+        with pytest.raises(guest_freeze.ThawedEarly):
             await group(bench, source.volume_id, other.volume_id)
         assert on_xfs.left() == []
-        with pytest.raises(guest_freezes.GuestMoved):
+        with pytest.raises(guest_freeze.ThawedEarly):
             await made_of(bench, "clone", volume_id=source.volume_id)
     write(inside, "later", b"later")
     await snapshot(bench, source.volume_id)
@@ -226,7 +228,7 @@ async def test_a_device_that_something_else_has_is_not_copied(on_xfs: Scene) -> 
     source = await bench.create("source")
     await on_xfs.hand_over(source.volume_id)
     fence = devices.open_exclusive(on_xfs.device(source.volume_id))
-    with pytest.raises(guest_freezes.SandboxBegins):
+    with pytest.raises(guest_freeze.SandboxStarting):
         await snapshot(bench, source.volume_id)
     assert on_xfs.left() == []
     os.close(fence)

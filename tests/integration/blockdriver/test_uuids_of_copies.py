@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from crust.blockdriver import registry
-from crust.blockdriver.record import Record
-from crust.host import btrfs_uuid, commands, devices, filesystems, mounts, uuids
+from crust.blockdriver.records import volume_records
+from crust.blockdriver.records.volume_record import Record
+from crust.host.block import devices
+from crust.host.filesystems import btrfs_uuid, filesystems, uuids
+from crust.host.mounts import mounts
+from crust.host.process import commands
 from crust.wire.csi.v1 import csi_pb2
 from tests.integration.blockdriver.test_snapshots import drop, made_of, snapshot, up, write
 from tests.integration.blockdriver.test_snapshots_of_guests import Scene
@@ -27,7 +30,7 @@ RENEWED = [("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
     guests = MountingGuests()
-    with bench_on("xfs", tmp_path, reach=guests) as bench:
+    with bench_on("xfs", tmp_path, runtime_guests=guests) as bench:
         yield Scene(bench, guests)
 
 
@@ -39,7 +42,7 @@ def uuid_of(bench: Bench, volume_id: str) -> str:
 
 
 def shares(bench: Bench, volume_id: str) -> bool:
-    record = bench.driver.state.registry.load(registry.volume_id_of(volume_id))
+    record = bench.driver.state.volume_records.load(volume_records.volume_id_of(volume_id))
     return record.shares_uuid
 
 
@@ -92,7 +95,7 @@ async def test_a_copy_of_what_a_guest_wrote_is_not_mounted_here_to_be_renamed(
     def refuse(*_: object) -> int:
         raise AssertionError("a guest's filesystem is not mounted on the host")
 
-    monkeypatch.setattr("crust.host.detached.open_root", refuse)
+    monkeypatch.setattr("crust.host.mounts.detached.open_root", refuse)
     target = bench.target(clone.volume_id)
     await bench.stage(clone.volume_id, mount(fs_type))
     answer = await bench.publish(clone.volume_id, target, mount(fs_type), deferred=True)
@@ -140,7 +143,7 @@ async def test_a_btrfs_with_a_log_keeps_its_uuid_and_its_data(
     cut.write_bytes(taken)
     with monkeypatch.context() as older:  # a kernel that would show the source in its place
         older.setattr(uuids, "_TEMPORARY_FSIDS", "/sys/no/such/feature")
-        with pytest.raises(uuids.LikeItsSource):
+        with pytest.raises(uuids.DuplicateFilesystemUuid):
             await bench.stage(clone.volume_id, mount("btrfs"))
     target = await up(bench, clone.volume_id, "btrfs")
     assert Path(target, "synced").read_bytes() == b"synced"
@@ -165,7 +168,7 @@ async def test_a_stage_that_is_cut_short_after_the_change_changes_it_again(
     class Killed(BaseException):
         """The end of a process."""
 
-    save = bench.driver.state.registry.save
+    save = bench.driver.state.volume_records.save
 
     def die_when_it_is_done(record: Record) -> Record:
         if not record.renews_uuid:
@@ -173,13 +176,13 @@ async def test_a_stage_that_is_cut_short_after_the_change_changes_it_again(
         return save(record)
 
     with monkeypatch.context() as patched:
-        patched.setattr(bench.driver.state.registry, "save", die_when_it_is_done)
+        patched.setattr(bench.driver.state.volume_records, "save", die_when_it_is_done)
         with pytest.raises(Killed):
             await bench.stage(clone.volume_id, mount(fs_type))
     first = uuid_of(bench, clone.volume_id)
     bench.restart()
     assert shares(bench, "clone")
-    assert bench.driver.state.registry.load(registry.volume_id_of("clone")).renews_uuid
+    assert bench.driver.state.volume_records.load(volume_records.volume_id_of("clone")).renews_uuid
     beside = await up(bench, clone.volume_id, fs_type)
     assert Path(beside, "file").read_bytes() == b"kept"
     for volume in (clone, source):
@@ -231,8 +234,8 @@ async def used_source(scene: Scene, fs_type: str, size: int) -> str:
 async def begun_clone(scene: Scene, source: str, fs_type: str) -> Path:
     """The image of a clone whose change of UUID is on record and not done."""
     clone = await made_of(scene.bench, "clone", volume_id=source, fs_type=fs_type)
-    known = scene.bench.driver.state.registry
-    known.save(known.load(registry.volume_id_of("clone")).but(renews_uuid=True))
+    known = scene.bench.driver.state.volume_records
+    known.save(known.load(volume_records.volume_id_of("clone")).but(renews_uuid=True))
     return scene.bench.root / "state" / "images" / f"{clone.volume_id}.img"
 
 
@@ -242,11 +245,11 @@ async def restored_of(scene: Scene, snapshot_id: str) -> csi_pb2.Volume:
 
 async def check_mended(scene: Scene, source: str, fs_type: str) -> None:
     """The clone mounts as another than its source, with the files."""
-    bench, clone = scene.bench, registry.volume_id_of("clone")
+    bench, clone = scene.bench, volume_records.volume_id_of("clone")
     beside = await up(bench, clone, fs_type)
     assert Path(beside, "file").read_bytes() == b"kept"
     assert "nouuid" not in options_at(beside)
-    assert not bench.driver.state.registry.load(clone).renews_uuid
+    assert not bench.driver.state.volume_records.load(clone).renews_uuid
     await scene.down(clone)
     assert uuid_of(bench, clone) != uuid_of(bench, source)
     await bench.delete(clone)
@@ -262,7 +265,7 @@ async def test_an_xfs_whose_log_was_being_cleared_when_the_power_failed_is_mende
     for part in (0.2, 0.52, 0.6, 0.7):
         image = await begun_clone(scene, source, "xfs")
         said.append(cut_short(image, int(size * part)))
-        torn = registry.volume_id_of("clone")
+        torn = volume_records.volume_id_of("clone")
         copy = await made_of(scene.bench, "copy", volume_id=torn, fs_type="xfs")
         taken = await snapshot(scene.bench, torn)
         await check_mended(scene, source, "xfs")

@@ -14,7 +14,8 @@ import pytest
 from crust import volumes
 from crust.blockdriver import app as driver_app
 from crust.handoff import store
-from crust.host import devices, loop, mounts
+from crust.host.block import devices, loop
+from crust.host.mounts import mounts
 from crust.proxy import app as proxy_app
 from crust.proxy import targets
 from crust.rpc import channel

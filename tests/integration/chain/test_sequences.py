@@ -15,7 +15,8 @@ import pytest
 
 from crust import volumes
 from crust.handoff import layout
-from crust.host import loop, mounts
+from crust.host.block import loop
+from crust.host.mounts import mounts
 from tests.integration.chain.conftest import MODE, Chain
 from tests.support.refusals import refused
 

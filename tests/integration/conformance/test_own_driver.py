@@ -12,7 +12,7 @@ import pytest
 
 from crust.conformance import running
 from crust.conformance.options import MIB, Options, Parameters, Profile
-from crust.host import loop
+from crust.host.block import loop
 from tests.support import own_driver
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(400)]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from crust.host import loop, mounts
+from crust.host.block import loop
+from crust.host.mounts import mounts
 
 MIB = 1024 * 1024
 

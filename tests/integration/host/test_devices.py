@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from crust.host import devices, loop, mounts
+from crust.host.block import devices, loop
+from crust.host.mounts import mounts
 from tests.integration.host.conftest import MIB, Attach, partition_table, run, write
 
 pytestmark = pytest.mark.root

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from crust import errors
-from crust.host import capabilities, commands, devices, filesystems, loop, mounts, superblocks
+from crust.host.block import devices, loop
+from crust.host.filesystems import filesystems, superblocks
+from crust.host.mounts import mounts
+from crust.host.process import capabilities, commands
 from crust.volumes import UsageUnit
 from tests.integration.host.conftest import MIB, Attach, partition_table, read, run, write
 
@@ -224,7 +227,7 @@ async def test_xfs_grows_mounted_only(attach: Attach, mountpoint: str) -> None:
     os.truncate(device.backing, 600 * MIB)
     loop.refresh_size(device)
     assert filesystems.needs_growth(device.path, "xfs")
-    with pytest.raises(filesystems.GrowsOnlyMounted):
+    with pytest.raises(filesystems.OnlyGrowsMounted):
         await filesystems.grow_unmounted(device.path, "xfs")
     mounts.mount_device(device.path, mountpoint, "xfs")
     before = filesystems.usage(mountpoint).usage[0].total

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from crust.host import commands, devices, filesystems, mounts
-from crust.host.fitting import Fitting
+from crust.host.block import devices
+from crust.host.filesystems import filesystems
+from crust.host.filesystems.mkfs_compatibility import MkfsCompatibility
+from crust.host.mounts import mounts
+from crust.host.process import commands
 from tests.integration.host.conftest import MIB, Attach, run
 
 pytestmark = pytest.mark.root
@@ -23,7 +26,7 @@ async def test_what_the_kernel_mounts_is_made_once(
     attach: Attach, monkeypatch: pytest.MonkeyPatch, fs_type: str
 ) -> None:
     asked = record(monkeypatch)
-    fitting = Fitting()
+    fitting = MkfsCompatibility()
     for name in ("one", "two"):
         device = attach(SIZES[fs_type], name)
         await fitting.make(device.path, fs_type)
@@ -39,7 +42,7 @@ async def test_what_the_kernel_does_not_know_is_left_out_and_stays_left_out(
     attach: Attach, monkeypatch: pytest.MonkeyPatch, mountpoint: str, fs_type: str
 ) -> None:
     asked = record(monkeypatch, future=_OF_THE_FUTURE[fs_type])
-    fitting = Fitting()
+    fitting = MkfsCompatibility()
     for name in ("one", "two"):
         device = attach(SIZES[fs_type], name)
         await fitting.make(device.path, fs_type)
@@ -52,7 +55,7 @@ async def test_what_the_kernel_does_not_know_is_left_out_and_stays_left_out(
 
 async def test_options_that_are_wrong_are_told_as_they_are(attach: Attach) -> None:
     with pytest.raises(commands.CommandFailed, match="bogus"):
-        await Fitting().make(attach().path, "ext4", extra_options=("-O", "bogus"))
+        await MkfsCompatibility().make(attach().path, "ext4", extra_options=("-O", "bogus"))
 
 
 async def test_a_device_that_somebody_has_is_not_cleared(
@@ -69,7 +72,7 @@ async def test_a_device_that_somebody_has_is_not_cleared(
 
     monkeypatch.setattr(filesystems, "make", make)
     try:
-        await Fitting().make(device.path, "ext4")
+        await MkfsCompatibility().make(device.path, "ext4")
     finally:
         os.close(held[0])
     assert len(held) == 1

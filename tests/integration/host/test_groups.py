@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from crust import volumes
-from crust.host import groups, mounts
+from crust.host.mounts import fs_group, mounts
 
 pytestmark = pytest.mark.root
 
@@ -25,7 +25,7 @@ def test_files_become_group_writable_and_directories_hand_the_group_down(tmp_pat
     (tmp_path / "a" / "file").touch(mode=0o400)
     (tmp_path / "a" / "file").chmod(0o4511)
     os.mkfifo(tmp_path / "a" / "pipe")
-    groups.apply(str(tmp_path), ALWAYS)
+    fs_group.apply(str(tmp_path), ALWAYS)
     for path in (tmp_path, tmp_path / "a", tmp_path / "a" / "b"):
         assert path.stat().st_gid == GID
         assert mode(path) & 0o2770 == 0o2770
@@ -39,10 +39,10 @@ def test_a_root_that_has_the_group_already_proves_an_earlier_pass(tmp_path: Path
     before = (tmp_path / "file").stat().st_gid
     os.chown(tmp_path, -1, GID)
     tmp_path.chmod(0o2770)
-    groups.apply(str(tmp_path), ON_MISMATCH)
+    fs_group.apply(str(tmp_path), ON_MISMATCH)
     assert (tmp_path / "file").stat().st_gid == before
     tmp_path.chmod(0o770)
-    groups.apply(str(tmp_path), ON_MISMATCH)
+    fs_group.apply(str(tmp_path), ON_MISMATCH)
     assert (tmp_path / "file").stat().st_gid == GID
 
 
@@ -56,7 +56,7 @@ def test_links_are_changed_themselves_and_other_filesystems_left_alone(tmp_path:
     (volume / "to-file").symlink_to(outside / "file")
     (volume / "other").mkdir()
     mounts.mount_sealed(str(volume / "other"))
-    groups.apply(str(volume), ALWAYS)
+    fs_group.apply(str(volume), ALWAYS)
     assert (volume / "to-directory").lstat().st_gid == GID
     assert outside.stat().st_gid != GID
     now = (outside / "file").stat()
@@ -73,6 +73,6 @@ def test_a_tree_deeper_than_the_stack_of_python_is_walked_to_its_end(tmp_path: P
         child = os.open("d", os.O_RDONLY, dir_fd=parent)
         os.close(parent)
         parent = child
-    groups.apply(str(tmp_path), ALWAYS)
+    fs_group.apply(str(tmp_path), ALWAYS)
     assert os.fstat(parent).st_gid == GID
     os.close(parent)

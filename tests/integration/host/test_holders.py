@@ -11,7 +11,8 @@ from typing import TypeVar
 
 import pytest
 
-from crust.host import devices, holders, loop, mounts
+from crust.host.block import devices, holders, loop
+from crust.host.mounts import mounts
 from tests.integration.host.conftest import Attach
 
 pytestmark = pytest.mark.root

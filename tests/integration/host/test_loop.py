@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from crust import errors
-from crust.host import devices, loop, loopctl, mounts
+from crust.host.block import devices, loop, loopctl
+from crust.host.mounts import mounts
 from tests.integration.host.conftest import MIB, Attach, MakeFile, run
 
 pytestmark = pytest.mark.root
@@ -110,7 +111,7 @@ def test_a_device_of_a_part_of_the_file_is_not_taken_for_the_file(
     backing = sparse_file()
     run("losetup", "--find", part, backing)
     [device] = loop.find(backing)
-    with pytest.raises(loop.AttachedDifferently, match="a part"):
+    with pytest.raises(loop.PublishedToNodeDifferently, match="a part"):
         loop.attach_once(backing)
     loop.detach(device)
     loop.detach(loop.attach_once(backing))
@@ -149,14 +150,14 @@ def test_a_device_has_a_size_until_it_is_detached(attach: Attach) -> None:
 
 def test_attach_once_does_not_give_a_device_of_the_other_kind(attach: Attach) -> None:
     device = attach(readonly=True)
-    with pytest.raises(loop.AttachedDifferently, match="read-only"):
+    with pytest.raises(loop.PublishedToNodeDifferently, match="read-only"):
         loop.attach_once(device.backing)
 
 
 def test_two_devices_on_one_file_are_a_conflict(attach: Attach) -> None:
     first = attach()
     second = loop.attach(first.backing)
-    with pytest.raises(loop.AttachedDifferently) as caught:
+    with pytest.raises(loop.PublishedToNodeDifferently) as caught:
         loop.attach_once(first.backing)
     assert {device.path for device in caught.value.devices} == {first.path, second.path}
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from crust import errors
-from crust.host import devices, holders, loop, mounts
+from crust.host.block import devices, holders, loop
+from crust.host.mounts import mounts
 from tests.integration.host.conftest import MIB, Attach, run
 
 pytestmark = pytest.mark.root

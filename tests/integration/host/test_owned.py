@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from crust.host import filesystems, mounts, owned
+from crust.host.files import owned
+from crust.host.filesystems import filesystems
+from crust.host.mounts import mounts
 from tests.integration.host.conftest import MIB, Attach
 
 pytestmark = pytest.mark.root

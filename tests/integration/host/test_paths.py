@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from crust.host import loop, mounts, paths
+from crust.host.block import loop
+from crust.host.files import paths
+from crust.host.mounts import mounts
 from crust.volumes import TargetPath
 from tests.integration.host.conftest import Attach
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.host import loop, throttling, throttling_v1
-from crust.host.throttling import NONE, Cgroups
+from crust.host.block import loop
+from crust.host.cgroups import throttling, throttling_v1
+from crust.host.cgroups.throttling import NONE, Cgroups
 from tests.integration.host.conftest import MIB, Attach
 from tests.support import io_groups, io_race
 from tests.support.io_groups import IoGroup

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from crust.host import loop, mounts, writers
+from crust.host.block import loop
+from crust.host.files import writers
+from crust.host.mounts import mounts
 from tests.integration.host.conftest import MIB, Attach, MakeFile
 
 pytestmark = pytest.mark.root

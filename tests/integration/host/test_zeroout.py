@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.host import devices, loop, zeroout
+from crust.host.block import devices, loop, zeroout
 
 pytestmark = pytest.mark.root
 

@@ -11,8 +11,9 @@ import grpc
 import pytest
 
 from crust import volumes
-from crust.host import devices as host_devices
-from crust.host import loop, mounts
+from crust.host.block import devices as host_devices
+from crust.host.block import loop
+from crust.host.mounts import mounts
 from crust.proxy import targets
 from crust.runtime_handler import claim_volume
 from crust.wire.csi.v1 import csi_pb2

@@ -11,7 +11,7 @@ import pytest
 from crust import volumes
 from crust.handoff.record import Record
 from crust.handoff.store import Store
-from crust.host import loop
+from crust.host.block import loop
 from tests.support.records import MOUNT, a_record
 
 MakeDevice = Callable[[str], loop.LoopDevice]

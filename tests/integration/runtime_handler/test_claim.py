@@ -15,7 +15,8 @@ from crust.handoff import claims
 from crust.handoff.claims import HeldBySandbox, NotPublished, State
 from crust.handoff.record import UnreadableRecord
 from crust.handoff.store import Store
-from crust.host import devices, mounts
+from crust.host.block import devices
+from crust.host.mounts import mounts
 from crust.runtime_handler import (
     Claim,
     ClaimLost,

@@ -8,7 +8,7 @@ import pytest
 from crust import volumes
 from crust.handoff.record import Record
 from crust.handoff.store import Store
-from crust.host import mounts
+from crust.host.mounts import mounts
 from crust.runtime_handler import NotDeferred, Resolved, SealedWithoutEntry, resolve_source
 from tests.support.records import a_record
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from crust.host import loop, mounts
+from crust.host.block import loop
+from crust.host.mounts import mounts
 from tests.support import leaks
 
 pytestmark = pytest.mark.root

@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver import attaching, fitness, registry
-from crust.blockdriver.attaching import Attach, Attacher
-from crust.blockdriver.backends.protocol import StillAttached
-from crust.blockdriver.ledger import Staged
-from crust.blockdriver.places import Places
-from crust.blockdriver.provisioning import Provisioner
-from crust.blockdriver.record import Attached, Usage
-from crust.blockdriver.state import State
-from crust.host import kernel_room
+from crust.blockdriver.controller import controller_publish
+from crust.blockdriver.controller.controller_publish import Attach, ControllerPublish
+from crust.blockdriver.controller.create_volume import Provisioner
+from crust.blockdriver.engines.protocol import StillAttached
+from crust.blockdriver.node.attach_limit import AttachSlots
+from crust.blockdriver.node.node_state import Staged
+from crust.blockdriver.node.state import State
+from crust.blockdriver.records import capability_check, volume_records
+from crust.blockdriver.records.volume_record import Attached, Usage
+from crust.host.mounts import mount_capacity
 from tests.support import driver_state
 from tests.support.block_driver import MIB, Mode, block, mount
 from tests.support.driver_state import NODE
@@ -27,8 +28,8 @@ def state(tmp_path: Path) -> State:
 
 
 @pytest.fixture
-def attacher(state: State) -> Attacher:
-    return Attacher(state, NODE)
+def attacher(state: State) -> ControllerPublish:
+    return ControllerPublish(state, NODE)
 
 
 async def made(state: State, name: str = "pvc-1") -> volumes.VolumeId:
@@ -46,7 +47,7 @@ def attach(
 
 
 async def test_a_repeated_publish_is_fine_and_a_different_one_is_a_conflict(
-    state: State, attacher: Attacher
+    state: State, attacher: ControllerPublish
 ) -> None:
     volume_id = await made(state)
     await attacher.attach(attach(volume_id))
@@ -56,82 +57,82 @@ async def test_a_repeated_publish_is_fine_and_a_different_one_is_a_conflict(
         attach(volume_id, block()),
         attach(volume_id, mount(mode=Mode.SINGLE_NODE_WRITER)),
     ):
-        with pytest.raises(attaching.AttachedDifferently):
+        with pytest.raises(controller_publish.PublishedToNodeDifferently):
             await attacher.attach(other)
-    assert attacher.published_nodes(state.registry.load(volume_id)) == (NODE,)
+    assert attacher.published_nodes(state.volume_records.load(volume_id)) == (NODE,)
 
 
 async def test_a_publish_that_names_no_filesystem_is_the_same_before_and_after_there_is_one(
-    state: State, attacher: Attacher
+    state: State, attacher: ControllerPublish
 ) -> None:
     create = driver_state.create("pvc-1", capability=mount("xfs"), required=320 * MIB)
     volume_id = (await Provisioner(state).create(create)).volume_id
     await attacher.attach(attach(volume_id, mount("")))
-    staged = state.registry.load(volume_id).but(content="formatted", fs_type="xfs")
-    state.registry.save(staged)
+    staged = state.volume_records.load(volume_id).but(content="formatted", fs_type="xfs")
+    state.volume_records.save(staged)
     await attacher.attach(attach(volume_id, mount("")))
     await attacher.attach(attach(volume_id, mount("xfs")))
     await attacher.detach(volume_id, NODE)
     await attacher.attach(attach(volume_id, mount("xfs")))
     await attacher.attach(attach(volume_id, mount("")))
-    with pytest.raises(attaching.AttachedDifferently):
+    with pytest.raises(controller_publish.PublishedToNodeDifferently):
         await attacher.attach(attach(volume_id, mount("ext4")))
 
 
 async def test_an_absent_volume_is_told_before_an_absent_node_and_that_before_a_bad_capability(
-    state: State, attacher: Attacher
+    state: State, attacher: ControllerPublish
 ) -> None:
     bad = mount(mode=Mode.MULTI_NODE_MULTI_WRITER)
-    with pytest.raises(registry.VolumeNotFound):
-        await attacher.attach(attach(registry.volume_id_of("none"), bad, node="other"))
+    with pytest.raises(volume_records.VolumeNotFound):
+        await attacher.attach(attach(volume_records.volume_id_of("none"), bad, node="other"))
     volume_id = await made(state)
-    with pytest.raises(attaching.NodeNotFound):
+    with pytest.raises(controller_publish.NodeNotFound):
         await attacher.attach(attach(volume_id, bad, node="other"))
-    with pytest.raises(fitness.CapabilityNotSupported):
+    with pytest.raises(capability_check.CapabilityNotSupported):
         await attacher.attach(attach(volume_id, bad))
 
 
 async def test_a_volume_that_another_node_has_names_it_until_it_is_taken_from_there(
-    state: State, attacher: Attacher
+    state: State, attacher: ControllerPublish
 ) -> None:
     volume_id = await made(state)
     usage = Usage(kind="mount", fs_type="ext4", mode=7)
     old = Attached(node_id="renamed-since", usage=usage, readonly=False)
-    state.registry.save(state.registry.load(volume_id).but(nodes=(old,)))
-    with pytest.raises(attaching.AttachedElsewhere, match="renamed-since"):
+    state.volume_records.save(state.volume_records.load(volume_id).but(nodes=(old,)))
+    with pytest.raises(controller_publish.PublishedToOtherNode, match="renamed-since"):
         await attacher.attach(attach(volume_id))
     await attacher.detach(volume_id, NODE)
-    assert attacher.published_nodes(state.registry.load(volume_id)) == ("renamed-since",)
+    assert attacher.published_nodes(state.volume_records.load(volume_id)) == ("renamed-since",)
     await attacher.detach(volume_id, "")
     await attacher.attach(attach(volume_id))
 
 
 async def test_a_publish_outlives_the_process_and_keeps_the_volume_from_being_deleted(
-    state: State, attacher: Attacher, tmp_path: Path
+    state: State, attacher: ControllerPublish, tmp_path: Path
 ) -> None:
     volume_id = await made(state)
     await attacher.attach(attach(volume_id, readonly=True))
     backend = state.backend
     assert isinstance(backend, MemoryBackend)
     again = driver_state.opened(tmp_path, backend=backend)
-    assert attaching.is_readonly(again.registry.load(volume_id))
-    assert again.registry.index.on_node(NODE) == {volume_id}
-    with pytest.raises(attaching.AttachedElsewhere):
+    assert controller_publish.is_readonly(again.volume_records.load(volume_id))
+    assert again.volume_records.index.on_node(NODE) == {volume_id}
+    with pytest.raises(controller_publish.PublishedToOtherNode):
         await Provisioner(again).delete(volume_id)
-    await Attacher(again, NODE).detach(volume_id, NODE)
-    await Attacher(again, NODE).detach(volume_id, NODE)
+    await ControllerPublish(again, NODE).detach(volume_id, NODE)
+    await ControllerPublish(again, NODE).detach(volume_id, NODE)
     await Provisioner(again).delete(volume_id)
-    await Attacher(again, NODE).detach(volume_id, "")
+    await ControllerPublish(again, NODE).detach(volume_id, "")
 
 
 async def test_the_last_slot_is_given_once(
-    state: State, attacher: Attacher, monkeypatch: pytest.MonkeyPatch
+    state: State, attacher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state.backend, "attach_limit", lambda: 2)
     ids = [await made(state, name) for name in "abc"]
     await attacher.attach(attach(ids[0]))
     await attacher.attach(attach(ids[1]))
-    with pytest.raises(attaching.NodeFull):
+    with pytest.raises(controller_publish.AttachLimitReached):
         await attacher.attach(attach(ids[2]))
     await attacher.attach(attach(ids[1]))
     await attacher.detach(ids[0], NODE)
@@ -143,7 +144,7 @@ async def test_the_last_slot_is_given_once(
 
 
 async def test_what_pods_brought_by_themselves_takes_slots_too(
-    state: State, attacher: Attacher, monkeypatch: pytest.MonkeyPatch
+    state: State, attacher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state.backend, "attach_limit", lambda: 2)
     published, brought, third = [await made(state, name) for name in "abc"]
@@ -151,7 +152,7 @@ async def test_what_pods_brought_by_themselves_takes_slots_too(
     await attacher.attach(attach(published))
     state.backend.attach(published)
     assert set(attacher.slots(NODE).taken) == {published, brought}
-    with pytest.raises(attaching.NodeFull):
+    with pytest.raises(controller_publish.AttachLimitReached):
         await attacher.attach(attach(third))
     await attacher.attach(attach(brought))
     await attacher.detach(brought, NODE)
@@ -160,21 +161,21 @@ async def test_what_pods_brought_by_themselves_takes_slots_too(
 
 
 async def test_a_staged_volume_is_where_it_is_and_is_not_taken_away(
-    state: State, attacher: Attacher
+    state: State, attacher: ControllerPublish
 ) -> None:
     volume_id = await made(state)
     await attacher.attach(attach(volume_id))
     state.backend.attach(volume_id)
-    state.ledger.note_staged(
+    state.node_state.note_staged(
         Staged(volume_id=volume_id, kind="mount", fs_type="ext4", paths=("/s",))
     )
     with pytest.raises(StillAttached):
         await attacher.detach(volume_id, "")
-    state.registry.save(state.registry.load(volume_id).but(nodes=()))
-    assert attacher.published_nodes(state.registry.load(volume_id)) == (NODE,)
+    state.volume_records.save(state.volume_records.load(volume_id).but(nodes=()))
+    assert attacher.published_nodes(state.volume_records.load(volume_id)) == (NODE,)
     state.backend.detach(volume_id)
-    state.ledger.forget_staged(volume_id)
-    assert attacher.published_nodes(state.registry.load(volume_id)) == ()
+    state.node_state.forget_staged(volume_id)
+    assert attacher.published_nodes(state.volume_records.load(volume_id)) == ()
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_the_operator_knows_better_than_the_kernels_limits_and_nobody_better_tha
     limit: int,
 ) -> None:
     monkeypatch.setattr(state.backend, "attach_limit", lambda: engine)
-    monkeypatch.setattr(kernel_room, "volumes", lambda: kernel)
+    monkeypatch.setattr(mount_capacity, "volumes", lambda: kernel)
     assert dataclasses.replace(state, max_volumes=operator).attach_limit() == limit
 
 
@@ -198,11 +199,11 @@ async def test_a_volume_that_no_controller_announced_takes_no_place_that_is_not_
     state: State,
 ) -> None:
     ids = [volumes.VolumeId(await made(state, name)) for name in "abc"]
-    places = Places(dataclasses.replace(state, max_volumes=2))
+    places = AttachSlots(dataclasses.replace(state, max_volumes=2))
     with places.taking(ids[0]):
         state.backend.attach(ids[0])
     with places.taking(ids[1]):
-        with pytest.raises(attaching.NodeFull), places.taking(ids[2]):
+        with pytest.raises(controller_publish.AttachLimitReached), places.taking(ids[2]):
             pytest.fail("it was given a place")
         with places.taking(ids[0]):  # it has its own
             state.backend.detach(ids[0])

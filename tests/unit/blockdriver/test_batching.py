@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from crust import errors, operations, volumes
-from crust.blockdriver import batching
-from crust.blockdriver.batching import Batches
-from crust.blockdriver.changing import Change, Expansion, Outcome
+from crust.blockdriver.controller import coalesce
+from crust.blockdriver.controller.coalesce import Coalescer
+from crust.blockdriver.controller.modify_volume import Change, Expansion, Outcome
 
 DRIVER = volumes.DriverName("block.csi.crust.dev")
 VOLUME = volumes.VolumeId("vol-1")
@@ -56,11 +56,11 @@ def running() -> operations.KeyedOperations:
 
 def batches(
     applications: Applications, running: operations.KeyedOperations, window_s: float = 0
-) -> Batches:
-    return Batches(DRIVER, running, applications.apply, window_s=window_s)
+) -> Coalescer:
+    return Coalescer(DRIVER, running, applications.apply, window_s=window_s)
 
 
-async def asked(made: Batches, *changes: Change) -> list[asyncio.Task[Outcome]]:
+async def asked(made: Coalescer, *changes: Change) -> list[asyncio.Task[Outcome]]:
     """Requests that came in this order and wait."""
     tasks = [asyncio.create_task(made.ask(VOLUME, each)) for each in changes]
     await asyncio.sleep(0)
@@ -117,7 +117,7 @@ async def test_a_newcomer_that_contradicts_is_refused_alone(
     made = batches(applications, running, LONG_S)
     tasks = await asked(made, first, newcomer, limits(read_bytes_per_second=99))
     with pytest.raises(
-        batching.ConflictingChange, match=r"asks for another (read_iops|write_iops|size)"
+        coalesce.ConflictingChange, match=r"asks for another (read_iops|write_iops|size)"
     ):
         await tasks[1]
     await made.drain()
@@ -176,7 +176,7 @@ async def test_what_runs_is_joined_by_nobody_whom_the_next_batch_would_undo(
     await applications.begun.acquire()
     later = await asked(made, limits(read_iops=11), limits(read_iops=10))
     applications.gate.set()
-    with pytest.raises(batching.ConflictingChange):
+    with pytest.raises(coalesce.ConflictingChange):
         await later[1]
     await asyncio.gather(first[0], later[0])
     await made.ask(VOLUME, limits(read_iops=10))
@@ -239,7 +239,7 @@ async def test_after_the_drain_of_operations_nothing_is_begun(
 
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(coalesce, "_PAUSES_S", (0.0, 0.0))
 
 
 @pytest.mark.usefixtures("no_pauses")
@@ -273,5 +273,5 @@ async def test_what_an_earlier_life_began_is_finished_when_the_guest_can_be_reac
         await applications.apply(volume_id, change)
         return answers.pop(0)
 
-    await Batches(DRIVER, running, apply, window_s=0).finish((VOLUME, OTHER))
+    await Coalescer(DRIVER, running, apply, window_s=0).finish((VOLUME, OTHER))
     assert [each for each, _ in applications.made] == [VOLUME, OTHER, VOLUME]

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver import capacity, provisioning, topology
-from crust.blockdriver.offering import Asked, Offerer
-from crust.blockdriver.provisioning import Provisioner
-from crust.blockdriver.state import State
+from crust.blockdriver.controller import capacity, create_volume, topology
+from crust.blockdriver.controller.create_volume import Provisioner
+from crust.blockdriver.controller.get_capacity import CapacityQuery, CapacityReport
+from crust.blockdriver.node.state import State
 from tests.support import driver_state
 from tests.support.block_driver import MIB, Mode, mount
 from tests.support.memory_backend import ROOM_BYTES, MemoryBackend
@@ -29,7 +29,7 @@ def provisioner(state: State) -> Provisioner:
     return Provisioner(state)
 
 
-def sized(name: str, size_bytes: int) -> provisioning.Create:
+def sized(name: str, size_bytes: int) -> create_volume.Create:
     return driver_state.create(name, required=size_bytes)
 
 
@@ -41,11 +41,11 @@ async def test_of_many_that_want_the_last_room_at_once_as_many_get_it_as_it_hold
         *(provisioner.create(sized(f"v{number}", wanted)) for number in range(12)),
         return_exceptions=True,
     )
-    made = [each for each in answers if isinstance(each, provisioning.Volume)]
-    refused = [each for each in answers if isinstance(each, capacity.NoRoom)]
+    made = [each for each in answers if isinstance(each, create_volume.Volume)]
+    refused = [each for each in answers if isinstance(each, capacity.OutOfCapacity)]
     assert (len(made), len(refused)) == (4, 8)
     assert provisioner.room.available_bytes() == 0
-    assert len(state.registry.ids()) == 4
+    assert len(state.volume_records.ids()) == 4
     await provisioner.delete(made[0].volume_id)
     assert provisioner.room.available_bytes() == wanted
 
@@ -59,7 +59,7 @@ async def test_what_a_volume_has_written_is_not_counted_twice(
     monkeypatch.setattr(state.backend, "occupied", lambda: {made.volume_id: 3 * GIB})
     assert provisioner.room.available_bytes() == ROOM_BYTES - 4 * GIB
     await provisioner.create(sized("b", ROOM_BYTES - 4 * GIB))
-    with pytest.raises(capacity.NoRoom):
+    with pytest.raises(capacity.OutOfCapacity):
         await provisioner.create(sized("c", 16 * MIB))
 
 
@@ -67,11 +67,11 @@ async def test_growth_asks_for_the_difference_and_leaves_the_volume_as_it_was_if
     state: State, provisioner: Provisioner
 ) -> None:
     made = await provisioner.create(sized("a", 6 * GIB))
-    with pytest.raises(capacity.NoRoom):
+    with pytest.raises(capacity.OutOfCapacity):
         await driver_state.expand(
             state, made.volume_id, volumes.CapacityRange(ROOM_BYTES + MIB), None
         )
-    assert state.registry.load(made.volume_id).capacity_bytes == 6 * GIB
+    assert state.volume_records.load(made.volume_id).capacity_bytes == 6 * GIB
     grown = await driver_state.expand(
         state, made.volume_id, volumes.CapacityRange(ROOM_BYTES), None
     )
@@ -83,7 +83,7 @@ async def test_overcommitted_room_is_more_than_there_is(tmp_path: Path) -> None:
     provisioner = Provisioner(state)
     for name in ("a", "b"):
         await provisioner.create(sized(name, ROOM_BYTES))
-    with pytest.raises(capacity.NoRoom):
+    with pytest.raises(capacity.OutOfCapacity):
         await provisioner.create(sized("c", 16 * MIB))
 
 
@@ -100,12 +100,12 @@ async def test_promises_outlive_the_process(
 def test_capacity_is_that_of_the_kind_and_place_that_is_asked_about(
     state: State, provisioner: Provisioner
 ) -> None:
-    offerer = Offerer(state, provisioner.room)
+    offerer = CapacityReport(state, provisioner.room)
 
     def ask(
         capability: volumes.VolumeCapability | None = None, place: topology.Segments = ()
     ) -> tuple[int, int, int]:
-        offer = offerer.offer(Asked((capability,) if capability else (), (), place))
+        offer = offerer.offer(CapacityQuery((capability,) if capability else (), (), place))
         return offer.available_bytes, offer.maximum_bytes, offer.minimum_bytes
 
     assert ask() == (ROOM_BYTES, ROOM_BYTES, MIB)
@@ -113,21 +113,21 @@ def test_capacity_is_that_of_the_kind_and_place_that_is_asked_about(
     assert ask(mount(), ELSEWHERE) == (0, 0, 0)
     assert ask(mount(mode=Mode.MULTI_NODE_MULTI_WRITER)) == (0, 0, 0)
     with pytest.raises(errors.InvalidRequest):
-        offerer.offer(Asked((), (("odd", ""),), ()))
+        offerer.offer(CapacityQuery((), (("odd", ""),), ()))
 
 
 async def test_a_volume_is_made_where_it_is_required_or_not_at_all(
     state: State, provisioner: Provisioner
 ) -> None:
-    async def make(name: str, requisite: tuple[topology.Segments, ...]) -> provisioning.Volume:
+    async def make(name: str, requisite: tuple[topology.Segments, ...]) -> create_volume.Volume:
         place = topology.requirement(requisite, requisite[:1])
         return await provisioner.create(driver_state.create(name, required=GIB, place=place))
 
     made = await make("a", (ELSEWHERE, HERE))
     with pytest.raises(topology.NotAccessible):
         await make("b", (ELSEWHERE,))
-    assert state.registry.ids() == (made.volume_id,)
-    with pytest.raises(provisioning.ExistsDifferently, match="accessibility"):
+    assert state.volume_records.ids() == (made.volume_id,)
+    with pytest.raises(create_volume.ExistsDifferently, match="accessibility"):
         await make("a", (ELSEWHERE,))
     preferred = topology.requirement((), (ELSEWHERE,))
     await provisioner.create(driver_state.create("c", required=GIB, place=preferred))

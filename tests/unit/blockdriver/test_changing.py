@@ -10,12 +10,14 @@ from typing import cast
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver import capacity, changing, guests, limiting, registry
-from crust.blockdriver.changing import Change, Expanded, Expansion
-from crust.blockdriver.ledger import Published
-from crust.blockdriver.provisioning import ExistsDifferently, Provisioner
-from crust.blockdriver.record import Limits, Record
-from crust.blockdriver.state import State
+from crust.blockdriver.controller import capacity, modify_volume
+from crust.blockdriver.controller.create_volume import ExistsDifferently, Provisioner
+from crust.blockdriver.controller.modify_volume import Change, Expanded, Expansion
+from crust.blockdriver.node import guests, io_limits
+from crust.blockdriver.node.node_state import Published
+from crust.blockdriver.node.state import State
+from crust.blockdriver.records import volume_records
+from crust.blockdriver.records.volume_record import Limits, Record
 from tests.support import crashes, driver_state
 from tests.support.block_driver import MIB, Mode, mount
 from tests.support.fake_guests import FakeGuests, Guest
@@ -39,14 +41,14 @@ class Bench:
 
     @property
     def limits(self) -> volumes.IoLimits:
-        return self.state.registry.load(self.volume_id).io_limits
+        return self.state.volume_records.load(self.volume_id).io_limits
 
-    async def change(self, what: Change = NEW) -> changing.Outcome:
+    async def change(self, what: Change = NEW) -> modify_volume.Outcome:
         return await driver_state.change(self.state, self.volume_id, what)
 
     def deferred(self, target: str = TARGETS[0], *, running: bool = True) -> Guest:
         """A guest that has the volume, and obeys the old limits."""
-        self.state.ledger.note_published(
+        self.state.node_state.note_published(
             Published(
                 volume_id=self.volume_id, target=target, kind="mount", fs_type="ext4",
                 mode=Mode.SINGLE_NODE_MULTI_WRITER.value, options=(), readonly=False,
@@ -68,39 +70,39 @@ def killed(_call: str) -> None:
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> Bench:
-    throttle, reach = FakeThrottle(), FakeGuests()
-    state = replace(driver_state.opened(tmp_path), guests=reach, throttle=throttle)
+    throttle, runtime_guests = FakeThrottle(), FakeGuests()
+    state = replace(driver_state.opened(tmp_path), guests=runtime_guests, throttle=throttle)
     request = replace(
         driver_state.create(required=64 * MIB), limits=(("read_iops", 100), ("write_iops", 200))
     )
     made = await Provisioner(state).create(request)
-    return Bench(state, reach, throttle, made.volume_id)
+    return Bench(state, runtime_guests, throttle, made.volume_id)
 
 
 async def test_a_volume_that_nobody_uses_is_changed_on_record(bench: Bench) -> None:
     assert bench.limits == OLD
-    assert await bench.change() == changing.Outcome()
+    assert await bench.change() == modify_volume.Outcome()
     assert bench.limits == AFTER
-    assert bench.state.registry.load(bench.volume_id).limits_before is None
-    assert await bench.change() == changing.Outcome()
+    assert bench.state.volume_records.load(bench.volume_id).limits_before is None
+    assert await bench.change() == modify_volume.Outcome()
     assert bench.limits == AFTER
 
 
 async def test_a_volume_that_is_not_there_is_not_found(bench: Bench) -> None:
-    bench.volume_id = registry.volume_id_of("another")
-    with pytest.raises(registry.VolumeNotFound):
+    bench.volume_id = volume_records.volume_id_of("another")
+    with pytest.raises(volume_records.VolumeNotFound):
         await bench.change()
 
 
 async def test_the_guest_is_told_all_limits(bench: Bench) -> None:
     guest = bench.deferred()
-    assert await bench.change() == changing.Outcome()
+    assert await bench.change() == modify_volume.Outcome()
     assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
 
 
 async def test_without_a_sandbox_the_next_one_gets_them(bench: Bench) -> None:
     guest = bench.deferred(running=False)
-    assert await bench.change() == changing.Outcome()
+    assert await bench.change() == modify_volume.Outcome()
     assert (bench.limits, guest.limits) == (AFTER, AFTER)
 
 
@@ -110,18 +112,18 @@ async def test_a_guest_that_refuses_leaves_all_as_it_was(bench: Bench) -> None:
     outcome = await bench.change()
     assert str(outcome.unmodified) == "the handler cannot limit"
     assert (bench.limits, first.obeyed, second.obeyed) == (OLD, OLD, OLD)
-    assert bench.state.registry.load(bench.volume_id).limits_before is None
+    assert bench.state.volume_records.load(bench.volume_id).limits_before is None
 
 
 async def test_a_guest_that_is_away_leaves_the_intent_and_a_retry_finishes_it(bench: Bench) -> None:
     guest = bench.deferred()
     guest.error = errors.PeerUnavailable("the handler is away")
     assert isinstance((await bench.change()).unmodified, errors.PeerUnavailable)
-    assert bench.state.registry.load(bench.volume_id).limits_before == Limits.of(OLD)
+    assert bench.state.volume_records.load(bench.volume_id).limits_before == Limits.of(OLD)
     guest.error = None
-    assert await bench.change() == changing.Outcome()
+    assert await bench.change() == modify_volume.Outcome()
     assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
-    assert bench.state.registry.load(bench.volume_id).limits_before is None
+    assert bench.state.volume_records.load(bench.volume_id).limits_before is None
 
 
 async def test_what_held_before_an_unfinished_change_comes_back_when_its_retry_is_refused(
@@ -133,19 +135,19 @@ async def test_what_held_before_an_unfinished_change_comes_back_when_its_retry_i
     guest.error = errors.NotReady("this handler cannot limit")
     assert isinstance((await bench.change()).unmodified, errors.NotReady)
     assert bench.limits == OLD
-    assert bench.state.registry.load(bench.volume_id).limits_before is None
+    assert bench.state.volume_records.load(bench.volume_id).limits_before is None
 
 
 async def test_a_publish_that_is_just_being_made_is_waited_for(bench: Bench) -> None:
     bench.deferred()
     bench.guests.by_target.clear()
-    assert isinstance((await bench.change()).unmodified, changing.PublishUnderWay)
+    assert isinstance((await bench.change()).unmodified, modify_volume.PublishInProgress)
     assert bench.limits == OLD
 
 
 async def test_guests_out_of_reach_refuse_before_anything_is_written(bench: Bench) -> None:
     bench.deferred()
-    bench.state = replace(bench.state, guests=guests.OutOfReach())
+    bench.state = replace(bench.state, guests=guests.UnreachableGuests())
     with crashes.at_call(0, killed):
         assert isinstance((await bench.change()).unmodified, guests.NoRuntimeSocket)
     assert bench.limits == OLD
@@ -161,16 +163,16 @@ async def test_a_kernel_that_refuses_leaves_all_as_it_was(bench: Bench) -> None:
 
 async def test_size_and_limits_are_one_write(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Record] = []
-    save = bench.state.registry.save
+    save = bench.state.volume_records.save
 
     def noted(record: Record) -> Record:
         written.append(record)
         return save(record)
 
-    monkeypatch.setattr(bench.state.registry, "save", noted)
+    monkeypatch.setattr(bench.state.volume_records, "save", noted)
     expansion = Expansion(volumes.CapacityRange(128 * MIB), mount())
     outcome = await bench.change(replace(NEW, expansion=expansion))
-    assert outcome == changing.Outcome(Expanded(128 * MIB, node_expansion_required=True))
+    assert outcome == modify_volume.Outcome(Expanded(128 * MIB, node_expansion_required=True))
     assert (written[0].capacity_bytes, written[0].io_limits) == (128 * MIB, AFTER)
     assert written[1] == written[0].but(limits_before=None)
     assert len(written) == 2
@@ -179,10 +181,10 @@ async def test_size_and_limits_are_one_write(bench: Bench, monkeypatch: pytest.M
 async def test_a_size_that_is_not_possible_is_no_reason_to_refuse_the_limits(bench: Bench) -> None:
     expansion = Expansion(volumes.CapacityRange(ROOM_BYTES + 64 * MIB))
     outcome = await bench.change(replace(NEW, expansion=expansion))
-    assert isinstance(outcome.expanded, capacity.NoRoom)
+    assert isinstance(outcome.expanded, capacity.OutOfCapacity)
     assert outcome.unmodified is None
     assert bench.limits == AFTER
-    assert bench.state.registry.load(bench.volume_id).capacity_bytes == 64 * MIB
+    assert bench.state.volume_records.load(bench.volume_id).capacity_bytes == 64 * MIB
 
 
 async def test_limits_that_are_refused_are_no_reason_to_refuse_the_size(bench: Bench) -> None:
@@ -191,7 +193,7 @@ async def test_limits_that_are_refused_are_no_reason_to_refuse_the_size(bench: B
     outcome = await bench.change(replace(NEW, expansion=expansion))
     assert isinstance(outcome.expanded, Expanded)
     assert isinstance(outcome.unmodified, errors.NotReady)
-    record = bench.state.registry.load(bench.volume_id)
+    record = bench.state.volume_records.load(bench.volume_id)
     assert (record.capacity_bytes, record.io_limits) == (128 * MIB, OLD)
 
 
@@ -214,7 +216,7 @@ async def test_mutable_parameters_come_before_the_classs(bench: Bench) -> None:
     sent = {"readIOPS": "300", "writeIOPS": "400"}
     request = replace(driver_state.create("other", sent=sent), limits=(("read_iops", 30),))
     made = await Provisioner(bench.state).create(request)
-    record = bench.state.registry.load(made.volume_id)
+    record = bench.state.volume_records.load(made.volume_id)
     assert record.io_limits == volumes.IoLimits(read_iops=30, write_iops=400)
 
 
@@ -232,7 +234,7 @@ async def test_what_is_validated_is_what_the_volume_has_now(bench: Bench) -> Non
 
 
 async def test_a_record_from_before_limits_has_none(bench: Bench) -> None:
-    path = Path(bench.state.registry._path(bench.volume_id))
+    path = Path(bench.state.volume_records._path(bench.volume_id))
     text = path.read_text()
     start, end = text.index(',"limits":'), text.index("}", text.index(',"limits":')) + 1
     path.write_text(text[:start] + text[end:].replace(',"limits_before":null', ""))
@@ -243,11 +245,11 @@ async def test_a_change_that_was_cut_short_is_made_where_no_guest_has_the_volume
     bench: Bench,
 ) -> None:
     """The start has set it, so a refusal of the next change goes back to it and not to what was before."""
-    record = bench.state.registry.load(bench.volume_id)
+    record = bench.state.volume_records.load(bench.volume_id)
     cut_short = record.but(limits=Limits(read_iops=70), limits_before=record.limits)
-    bench.state.registry.save(cut_short)
+    bench.state.volume_records.save(cut_short)
     bench.state.backend.attach(bench.volume_id)
-    assert changing.Changer(bench.state, capacity.of(bench.state)).cut_short() == ()
+    assert modify_volume.VolumeModifier(bench.state, capacity.of(bench.state)).cut_short() == ()
     bench.throttle.failure = errors.RuntimeFailed("the kernel says no")
     assert (await bench.change()).unmodified is not None
     assert bench.limits == volumes.IoLimits(read_iops=70)
@@ -256,27 +258,27 @@ async def test_a_change_that_was_cut_short_is_made_where_no_guest_has_the_volume
 async def test_what_was_cut_short_before_a_guest_was_told_is_found_and_finished(
     bench: Bench,
 ) -> None:
-    changer = changing.Changer(bench.state, capacity.of(bench.state))
+    modifier = modify_volume.VolumeModifier(bench.state, capacity.of(bench.state))
     guest = bench.deferred()
     bench.state.backend.attach(bench.volume_id)
-    assert changer.cut_short() == ()
+    assert modifier.cut_short() == ()
     guest.error = errors.PeerUnavailable("the handler is away")
     await bench.change()
-    assert changer.cut_short() == (bench.volume_id,)
+    assert modifier.cut_short() == (bench.volume_id,)
     guest.error = None
-    assert await bench.change(Change(limits=())) == changing.Outcome()
+    assert await bench.change(Change(limits=())) == modify_volume.Outcome()
     assert guest.obeyed == AFTER
-    assert changer.cut_short() == ()
+    assert modifier.cut_short() == ()
 
 
 async def restarted(bench: Bench, root: Path) -> None:
     """The driver starts again, and does what it does then."""
     reopened = driver_state.opened(root, backend=cast("MemoryBackend", bench.state.backend))
     bench.state = replace(reopened, guests=bench.guests, throttle=bench.throttle)
-    limiting.recover(bench.state)
-    changer = changing.Changer(bench.state, capacity.of(bench.state))
-    for volume_id in await asyncio.to_thread(changer.cut_short):
-        await changer.apply(volume_id, Change(limits=()))
+    io_limits.recover(bench.state)
+    modifier = modify_volume.VolumeModifier(bench.state, capacity.of(bench.state))
+    for volume_id in await asyncio.to_thread(modifier.cut_short):
+        await modifier.apply(volume_id, Change(limits=()))
 
 
 @pytest.mark.parametrize("refuses", [False, True], ids=["agrees", "refuses"])
@@ -295,7 +297,7 @@ async def test_wherever_it_is_killed_record_and_guests_say_the_same_after_the_ne
         if count() <= number:
             break
         await restarted(bench, tmp_path)
-        assert bench.state.registry.load(bench.volume_id).limits_before is None
+        assert bench.state.volume_records.load(bench.volume_id).limits_before is None
         assert bench.limits == first.obeyed
         assert refuses or bench.limits == second.obeyed
         seen.add(bench.limits)
@@ -318,11 +320,11 @@ async def test_wherever_it_is_killed_the_retry_finishes_size_and_limits_together
         if count() <= number:
             break
         await restarted(bench, tmp_path)
-        record = bench.state.registry.load(bench.volume_id)
+        record = bench.state.volume_records.load(bench.volume_id)
         assert record.capacity_bytes <= backend.images[bench.volume_id]
         assert bench.limits == guest.obeyed
         done = Expanded(wanted, node_expansion_required=True)
-        assert await bench.change(both) == changing.Outcome(done)
+        assert await bench.change(both) == modify_volume.Outcome(done)
         assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
     assert number > 10
 
@@ -345,7 +347,7 @@ async def test_a_disk_that_is_full_at_any_moment_leaves_nothing_that_a_retry_doe
         assert failed or outcome.unmodified is None
         await restarted(bench, tmp_path)
         assert bench.limits == guest.obeyed
-        assert await bench.change() == changing.Outcome()
+        assert await bench.change() == modify_volume.Outcome()
         assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
     assert number > 10
 
@@ -355,5 +357,5 @@ async def test_a_record_that_cannot_be_read_keeps_no_other_volume_from_its_guest
 ) -> None:
     bench.deferred()
     bench.state.backend.attach(bench.volume_id)
-    Path(bench.state.registry._path(bench.volume_id)).write_text("not JSON")
-    assert changing.Changer(bench.state, capacity.of(bench.state)).cut_short() == ()
+    Path(bench.state.volume_records._path(bench.volume_id)).write_text("not JSON")
+    assert modify_volume.VolumeModifier(bench.state, capacity.of(bench.state)).cut_short() == ()

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver import guest_freezes, guests
-from crust.blockdriver.freeze_intents import Intent, Intents
-from crust.blockdriver.guest_freezes import GuestFreezer, InGuest
+from crust.blockdriver.node import guests
+from crust.blockdriver.snapshots import guest_freeze
+from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
+from crust.blockdriver.snapshots.guest_freeze import GuestFreezer, InGuest
 from tests.support.fake_guests import FakeGuests
 
 ONE = InGuest(volumes.VolumeId("vol-1"), volumes.TargetPath("/pods/one/mount"), "")
@@ -58,7 +59,7 @@ async def test_nothing_is_asked_when_no_guest_is_meant(node: Node) -> None:
 async def test_a_guest_that_thawed_by_itself_is_told_afterwards(node: Node) -> None:
     node.guests.add(ONE.target.text)
     two = node.guests.add(TWO.target.text)
-    with pytest.raises(guest_freezes.GuestMoved, match="vol-2"):
+    with pytest.raises(guest_freeze.ThawedEarly, match="vol-2"):
         async with node.freezer.still([ONE, TWO]):
             two.watchdog()
     assert not node.guests.by_target[ONE.target.text].frozen
@@ -67,7 +68,7 @@ async def test_a_guest_that_thawed_by_itself_is_told_afterwards(node: Node) -> N
 
 async def test_a_guest_that_cannot_be_thawed_has_not_said_that_it_stood_still(node: Node) -> None:
     guest = node.guests.add(ONE.target.text)
-    with pytest.raises(guest_freezes.GuestMoved):
+    with pytest.raises(guest_freeze.ThawedEarly):
         async with node.freezer.still([ONE]):
             guest.error = errors.PeerUnavailable("the handler is away")
     assert node.noted() == ["vol-1"], "the next start thaws it"
@@ -107,7 +108,7 @@ async def test_what_no_sandbox_has_stands_still_unless_one_begins(node: Node) ->
     guest = node.guests.add(ONE.target.text, running=False)
     async with node.freezer.still([ONE]):
         assert node.noted() == []
-    with pytest.raises(guest_freezes.GuestMoved, match="began"):
+    with pytest.raises(guest_freeze.ThawedEarly, match="began"):
         async with node.freezer.still([ONE]):
             guest.running = True
     assert not guest.frozen
@@ -122,7 +123,7 @@ async def test_what_was_never_handed_over_stands_still(node: Node) -> None:
 async def test_a_driver_without_a_runtime_socket_says_so(tmp_path: Path) -> None:
     intents = Intents(str(tmp_path))
     intents.open()
-    freezer = GuestFreezer(guests.OutOfReach(), intents, limit_s=10)
+    freezer = GuestFreezer(guests.UnreachableGuests(), intents, limit_s=10)
     with pytest.raises(guests.NoRuntimeSocket):
         async with freezer.still([ONE]):
             pytest.fail("it is not copied")
@@ -154,7 +155,7 @@ async def test_a_restart_waits_for_a_proxy_that_is_away(
             raise errors.PeerUnavailable("the proxy is away")
         return await thaw(target)
 
-    monkeypatch.setattr(guest_freezes, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(guest_freeze, "_PAUSE_S", 0.001)
     monkeypatch.setattr(node.guests, "thaw", away_at_first)
     await node.freezer.recover()
     assert noted == [["vol-1"]] * 3
@@ -166,11 +167,11 @@ async def test_a_thaw_that_does_not_reach_its_guest_is_tried_until_it_does(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proxy restarts while a guest is frozen: its writers do not wait for their own watchdog."""
-    monkeypatch.setattr(guest_freezes, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(guest_freeze, "_PAUSE_S", 0.001)
     guest = node.guests.add(ONE.target.text)
     recovering = asyncio.create_task(node.freezer.keep_recovering())
     for _ in range(2):
-        with pytest.raises(guest_freezes.GuestMoved):
+        with pytest.raises(guest_freeze.ThawedEarly):
             async with node.freezer.still([ONE]):
                 guest.error = errors.PeerUnavailable("the proxy is away")
         tries = len(node.guests.asked)

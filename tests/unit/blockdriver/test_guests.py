@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver import guests
+from crust.blockdriver.node import guests
 from crust.rpc import channel
 from tests.support import fake_guests
 from tests.support.fake_guests import FakeGuests
@@ -35,7 +35,7 @@ async def way(request: pytest.FixtureRequest) -> AsyncIterator[Way]:
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix="crust-"))
         socket = f"{root}/runtime.sock"
         await stack.enter_async_context(fake_guests.serving(end, socket))
-        reached = guests.reach(socket)
+        reached = guests.runtime_guests(socket)
         stack.push_async_callback(reached.close)
         yield Way(reached, end)
 
@@ -104,7 +104,7 @@ async def test_a_proxy_that_is_away_is_unavailable_and_found_again() -> None:
     end = FakeGuests()
     guest = end.add(TARGET.text)
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        reached = guests.reach(f"{root}/runtime.sock")
+        reached = guests.runtime_guests(f"{root}/runtime.sock")
         with pytest.raises(errors.PeerUnavailable):
             await reached.freeze(TARGET, 30)
         async with fake_guests.serving(end, f"{root}/runtime.sock"):
@@ -117,7 +117,7 @@ async def test_a_proxy_that_is_away_is_unavailable_and_found_again() -> None:
 
 
 async def test_without_a_socket_everything_is_refused_with_the_remedy() -> None:
-    reached = guests.reach("")
+    reached = guests.runtime_guests("")
     for ask in (
         reached.freeze(TARGET, 30),
         reached.thaw(TARGET),
@@ -132,4 +132,4 @@ async def test_without_a_socket_everything_is_refused_with_the_remedy() -> None:
 
 def test_a_path_that_cannot_be_a_socket_is_told_at_the_start() -> None:
     with pytest.raises(channel.SocketPathTooLong):
-        guests.reach("/" + "x" * 107)
+        guests.runtime_guests("/" + "x" * 107)

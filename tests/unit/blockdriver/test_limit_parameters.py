@@ -2,8 +2,8 @@
 
 import pytest
 
-from crust import volumes
-from crust.blockdriver import limit_parameters, parameters, quantities
+from crust import quantities, volumes
+from crust.blockdriver.controller import io_limit_parameters, parameters
 
 FS_TYPES = ("ext4",)
 
@@ -14,29 +14,33 @@ def test_each_key_sets_its_limit_and_leaves_the_others() -> None:
         "readIOPS": volumes.IoLimits(3000, 2, 3, 4),
         "writeIOPS": volumes.IoLimits(1, 3000, 3, 4),
     }.items():
-        assert limit_parameters.changed(before, limit_parameters.parse({key: "3000"})) == after
+        assert (
+            io_limit_parameters.changed(before, io_limit_parameters.parse({key: "3000"})) == after
+        )
     for key, after in {
         "readBytesPerSecond": volumes.IoLimits(1, 2, 10 << 20, 4),
         "writeBytesPerSecond": volumes.IoLimits(1, 2, 3, 10 << 20),
     }.items():
-        assert limit_parameters.changed(before, limit_parameters.parse({key: "10Mi"})) == after
+        assert (
+            io_limit_parameters.changed(before, io_limit_parameters.parse({key: "10Mi"})) == after
+        )
 
 
 def test_zero_takes_a_limit_away() -> None:
     before = volumes.IoLimits(read_iops=10, write_iops=20)
-    after = limit_parameters.changed(before, limit_parameters.parse({"readIOPS": "0"}))
+    after = io_limit_parameters.changed(before, io_limit_parameters.parse({"readIOPS": "0"}))
     assert after == volumes.IoLimits(write_iops=20)
 
 
 def test_what_sidecars_add_changes_nothing() -> None:
     sent = {"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pv/name": "pv-1"}
-    assert limit_parameters.parse(sent) == ()
+    assert io_limit_parameters.parse(sent) == ()
 
 
 @pytest.mark.parametrize("key", ["iops", "readiops", "", "crust.dev/defer"])
 def test_a_key_that_is_not_known_is_refused_by_name(key: str) -> None:
-    with pytest.raises(limit_parameters.UnknownMutableParameter, match="readIOPS"):
-        limit_parameters.parse({"writeIOPS": "100", key: "1"})
+    with pytest.raises(io_limit_parameters.UnknownMutableParameter, match="readIOPS"):
+        io_limit_parameters.parse({"writeIOPS": "100", key: "1"})
 
 
 @pytest.mark.parametrize(
@@ -57,15 +61,15 @@ def test_a_key_that_is_not_known_is_refused_by_name(key: str) -> None:
     ],
 )
 def test_a_number_that_cannot_be_held_is_refused(key: str, value: str) -> None:
-    with pytest.raises(limit_parameters.BadLimit, match=key):
-        limit_parameters.parse({key: value})
-    with pytest.raises(limit_parameters.BadLimit, match=key):
+    with pytest.raises(io_limit_parameters.BadLimit, match=key):
+        io_limit_parameters.parse({key: value})
+    with pytest.raises(io_limit_parameters.BadLimit, match=key):
         parameters.parse({key: value}, FS_TYPES)
 
 
 @pytest.mark.parametrize(("key", "value"), [("readIOPS", "10"), ("writeBytesPerSecond", "64Ki")])
 def test_the_least_limit_is_one(key: str, value: str) -> None:
-    assert dict(limit_parameters.parse({key: value})) != {}
+    assert dict(io_limit_parameters.parse({key: value})) != {}
 
 
 def test_a_storage_class_gives_the_first_limits_and_keeps_what_it_said() -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver import ephemeral, listing, registry
-from crust.blockdriver.attaching import Attacher
-from crust.blockdriver.health import Examiner, Kind
-from crust.blockdriver.listing import Lister
-from crust.blockdriver.provisioning import Provisioner
-from crust.blockdriver.state import State
+from crust.blockdriver.controller import list_volumes
+from crust.blockdriver.controller.controller_publish import ControllerPublish
+from crust.blockdriver.controller.create_volume import Provisioner
+from crust.blockdriver.controller.health import HealthCheck, Kind
+from crust.blockdriver.controller.list_volumes import VolumeLister
+from crust.blockdriver.node import ephemeral
+from crust.blockdriver.node.state import State
+from crust.blockdriver.records import volume_records
 from tests.support import driver_state
 from tests.support.block_driver import MIB
 from tests.support.driver_state import NODE
@@ -29,13 +31,13 @@ def provisioner(state: State) -> Provisioner:
 
 
 @pytest.fixture
-def examiner(state: State, provisioner: Provisioner) -> Examiner:
-    return Examiner(state, provisioner.room)
+def health_check(state: State, provisioner: Provisioner) -> HealthCheck:
+    return HealthCheck(state, provisioner.room)
 
 
 @pytest.fixture
-def lister(state: State, examiner: Examiner) -> Lister:
-    return Lister(state, Attacher(state, NODE), examiner)
+def lister(state: State, health_check: HealthCheck) -> VolumeLister:
+    return VolumeLister(state, ControllerPublish(state, NODE), health_check)
 
 
 async def volumes_made(provisioner: Provisioner, count: int) -> list[volumes.VolumeId]:
@@ -47,12 +49,12 @@ async def volumes_made(provisioner: Provisioner, count: int) -> list[volumes.Vol
     return sorted(each.volume_id for each in made)
 
 
-def ids(page: tuple[listing.Listed, ...]) -> list[str]:
+def ids(page: tuple[list_volumes.Listed, ...]) -> list[str]:
     return [each.volume.volume_id for each in page]
 
 
 async def test_pages_hold_every_volume_once_and_the_last_has_no_token(
-    provisioner: Provisioner, lister: Lister
+    provisioner: Provisioner, lister: VolumeLister
 ) -> None:
     made = await volumes_made(provisioner, 7)
     seen: list[str] = []
@@ -66,7 +68,7 @@ async def test_pages_hold_every_volume_once_and_the_last_has_no_token(
 
 
 async def test_a_list_goes_on_where_it_was_whatever_is_created_and_deleted_meanwhile(
-    provisioner: Provisioner, lister: Lister
+    provisioner: Provisioner, lister: VolumeLister
 ) -> None:
     made = await volumes_made(provisioner, 6)
     first, token = lister.page(3, "")
@@ -80,43 +82,49 @@ async def test_a_list_goes_on_where_it_was_whatever_is_created_and_deleted_meanw
 
 
 @pytest.mark.parametrize("token", ["x", "vol-", "0", "../../etc/passwd", f"vol-{'0' * 41}"])
-def test_a_token_that_was_never_given_starts_the_caller_over(lister: Lister, token: str) -> None:
-    with pytest.raises(listing.BadToken):
+def test_a_token_that_was_never_given_starts_the_caller_over(
+    lister: VolumeLister, token: str
+) -> None:
+    with pytest.raises(list_volumes.BadToken):
         lister.page(0, token)
-    with pytest.raises(listing.BadToken):
+    with pytest.raises(list_volumes.BadToken):
         lister.health_page(0, token)
 
 
-def test_a_negative_count_is_refused(lister: Lister) -> None:
-    with pytest.raises(listing.NegativeCount):
+def test_a_negative_count_is_refused(lister: VolumeLister) -> None:
+    with pytest.raises(list_volumes.NegativeCount):
         lister.page(-1, "")
 
 
 async def test_what_is_half_made_is_not_listed_and_takes_no_place_on_a_page(
-    state: State, provisioner: Provisioner, lister: Lister
+    state: State, provisioner: Provisioner, lister: VolumeLister
 ) -> None:
     made = await volumes_made(provisioner, 4)
     for each in made[1:]:
-        state.registry.save(state.registry.load(each).but(phase="deleting"))
+        state.volume_records.save(state.volume_records.load(each).but(phase="deleting"))
     page, token = lister.page(1, "")
     assert (ids(page), token) == ([made[0]], "")
-    with pytest.raises(registry.VolumeNotFound):
+    with pytest.raises(volume_records.VolumeNotFound):
         lister.get(made[1])
 
 
 async def test_a_pods_own_volume_is_in_no_list(
-    state: State, provisioner: Provisioner, lister: Lister, examiner: Examiner
+    state: State, provisioner: Provisioner, lister: VolumeLister, health_check: HealthCheck
 ) -> None:
     made = await volumes_made(provisioner, 1)
     inline = ephemeral.id_of("csi-0")
     await provisioner.create(driver_state.create("\0ephemeral\0csi-0", required=16 * MIB))
     assert ids(lister.page(0, "")[0]) == made
     assert [each.volume_id for each in lister.health_page(0, "")[0]] == made
-    assert not examiner.examine(inline).findings
+    assert not health_check.examine(inline).findings
 
 
 async def test_lost_and_damaged_volumes_are_told_and_still_listed(
-    state: State, provisioner: Provisioner, lister: Lister, examiner: Examiner, tmp_path: Path
+    state: State,
+    provisioner: Provisioner,
+    lister: VolumeLister,
+    health_check: HealthCheck,
+    tmp_path: Path,
 ) -> None:
     well, lost, short, unreadable = await volumes_made(provisioner, 4)
     backend = state.backend
@@ -124,7 +132,7 @@ async def test_lost_and_damaged_volumes_are_told_and_still_listed(
     del backend.images[lost]
     backend.images[short] = MIB
     Path(f"{tmp_path}/records/{unreadable}.json").write_text("{")
-    stray = registry.volume_id_of("nobody's")
+    stray = volume_records.volume_id_of("nobody's")
     backend.images[stray] = MIB
     found = {each.volume_id: each for each in lister.health_page(0, "")[0]}
     assert {key: [each.reason for each in value.findings] for key, value in found.items()} == {
@@ -140,8 +148,8 @@ async def test_lost_and_damaged_volumes_are_told_and_still_listed(
     assert not listed[well].health.condition.abnormal
     assert listed[lost].health.condition.abnormal
     assert listed[unreadable].volume.capacity_bytes == 0
-    with pytest.raises(registry.VolumeNotFound):
-        examiner.examine(registry.volume_id_of("none"))
+    with pytest.raises(volume_records.VolumeNotFound):
+        health_check.examine(volume_records.volume_id_of("none"))
 
 
 async def test_a_restart_lists_the_same_and_survives_a_record_that_cannot_be_read(
@@ -151,19 +159,22 @@ async def test_a_restart_lists_the_same_and_survives_a_record_that_cannot_be_rea
     Path(f"{tmp_path}/records/{made[1]}.json").write_text("{")
     os.chmod(f"{tmp_path}/records/{made[1]}.json", 0o600)
     again = driver_state.opened(tmp_path)
-    assert list(again.registry.ids()) == made
-    assert again.registry.index.promised_bytes() == 32 * MIB
+    assert list(again.volume_records.ids()) == made
+    assert again.volume_records.index.promised_bytes() == 32 * MIB
 
 
 async def test_the_pool_is_unwell_when_it_cannot_be_used_or_has_no_room(
-    state: State, provisioner: Provisioner, examiner: Examiner, monkeypatch: pytest.MonkeyPatch
+    state: State,
+    provisioner: Provisioner,
+    health_check: HealthCheck,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert examiner.pool() == ()
+    assert health_check.pool() == ()
     monkeypatch.setattr(state.backend, "available_bytes", lambda: 0)
-    assert [each.reason for each in examiner.pool()] == ["PoolFull"]
+    assert [each.reason for each in health_check.pool()] == ["PoolFull"]
 
     def away() -> None:
         raise errors.NotReady("the pool is away")
 
     monkeypatch.setattr(state.backend, "check", away)
-    assert [each.reachable for each in examiner.pool()] == [False]
+    assert [each.reachable for each in health_check.pool()] == [False]

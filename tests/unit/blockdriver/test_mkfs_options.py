@@ -2,7 +2,8 @@
 
 import pytest
 
-from crust.blockdriver import mkfs_options, parameters
+from crust.blockdriver.controller import parameters
+from crust.host.filesystems import mkfs_options
 
 FS_TYPES = ("ext4", "xfs", "btrfs")
 

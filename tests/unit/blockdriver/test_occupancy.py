@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from crust import volumes
-from crust.blockdriver.backends.occupancy import SETTLING_S, Occupancy
-from crust.host.owned import Owned
+from crust.blockdriver.engines.files.occupancy import SETTLING_S, Occupancy
+from crust.host.files.owned import Owned
 
 A, B, C = (volumes.VolumeId(name) for name in "abc")
 

@@ -5,10 +5,10 @@ import itertools
 import pytest
 
 from crust import errors
-from crust.blockdriver import preparation
-from crust.blockdriver.preparation import Action
-from crust.blockdriver.record import Content, Record
-from crust.host import filesystems
+from crust.blockdriver.node import format_decision
+from crust.blockdriver.node.format_decision import Action
+from crust.blockdriver.records.volume_record import Content, Record
+from crust.host.filesystems import filesystems
 
 EXT4 = filesystems.Filesystem("ext4", "")
 XFS = filesystems.Filesystem("xfs", "")
@@ -36,7 +36,7 @@ def judge(
     content: Content, found: filesystems.Signature, *, wanted: str = "ext4", zeros: bool = True
 ) -> Action | type[Exception]:
     try:
-        return preparation.judge(record(content), wanted, found, is_blank=lambda: zeros)
+        return format_decision.judge(record(content), wanted, found, is_blank=lambda: zeros)
     except errors.CrustError as error:
         return type(error)
 
@@ -63,15 +63,15 @@ def test_only_an_interrupted_mkfs_is_cleared_and_made_again() -> None:
     ("content", "found", "expected"),
     [
         ("formatted", EXT4, Action.KEEP),
-        ("formatted", XFS, preparation.ContentInDoubt),
-        ("formatted", BLANK, preparation.ContentInDoubt),
-        ("formatted", TABLE, preparation.ContentInDoubt),
+        ("formatted", XFS, format_decision.ContentInDoubt),
+        ("formatted", BLANK, format_decision.ContentInDoubt),
+        ("formatted", TABLE, format_decision.ContentInDoubt),
         ("raw", EXT4, Action.KEEP),
-        ("raw", XFS, preparation.FormattedDifferently),
-        ("raw", BLANK, preparation.NoFilesystem),
-        ("raw", TABLE, preparation.NoFilesystem),
-        ("new", EXT4, preparation.ContentInDoubt),
-        ("formatting", XFS, preparation.ContentInDoubt),
+        ("raw", XFS, format_decision.FormattedDifferently),
+        ("raw", BLANK, format_decision.NoFilesystem),
+        ("raw", TABLE, format_decision.NoFilesystem),
+        ("new", EXT4, format_decision.ContentInDoubt),
+        ("formatting", XFS, format_decision.ContentInDoubt),
     ],
 )
 def test_what_is_on_a_device_is_kept_or_complained_about(
@@ -81,4 +81,4 @@ def test_what_is_on_a_device_is_kept_or_complained_about(
 
 
 def test_another_filesystem_than_was_made_is_refused_and_not_made() -> None:
-    assert judge("formatted", EXT4, wanted="xfs") is preparation.FormattedDifferently
+    assert judge("formatted", EXT4, wanted="xfs") is format_decision.FormattedDifferently

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from crust import errors
-from crust.blockdriver import identity
-from crust.blockdriver.identity import Identity
+from crust.blockdriver.services import identity
+from crust.blockdriver.services.identity import Identity
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import caller
 from tests.support.memory_backend import MemoryBackend
@@ -54,7 +54,7 @@ async def test_a_pool_that_does_not_answer_is_not_ready(monkeypatch: pytest.Monk
     dead = threading.Event()
     served = Identity("driver", Checked(lambda: void(dead.wait())), "1.12")
     for _ in range(2):
-        with pytest.raises(identity.PoolSilent):
+        with pytest.raises(identity.PoolNotResponding):
             await probe(served)
     dead.set()
     monkeypatch.setattr(identity, "_PROBE_TIMEOUT_S", 30)

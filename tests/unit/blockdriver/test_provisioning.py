@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver import fitness, parameters, provisioning, registry, sizes
-from crust.blockdriver.backends import protocol
-from crust.blockdriver.growing import AboveLimit
-from crust.blockdriver.ledger import Ledger
-from crust.blockdriver.provisioning import Create, Provisioner
-from crust.blockdriver.registry import Registry
-from crust.blockdriver.state import State
+from crust.blockdriver.controller import create_volume, parameters, volume_size
+from crust.blockdriver.controller.create_volume import Create, Provisioner
+from crust.blockdriver.engines import protocol
+from crust.blockdriver.node.node_expand import AboveLimit
+from crust.blockdriver.node.node_state import NodeState
+from crust.blockdriver.node.state import State
+from crust.blockdriver.records import capability_check, volume_records
+from crust.blockdriver.records.volume_records import VolumeRecords
 from tests.support import driver_state
 from tests.support.block_driver import MIB, Mode, block, mount
 from tests.support.memory_backend import MemoryBackend
@@ -23,14 +24,14 @@ GIB = 1024 * MIB
 @pytest.fixture
 def state(tmp_path: Path) -> State:
     made = State(
-        registry=Registry(f"{tmp_path}/records"),
-        ledger=Ledger(f"{tmp_path}/run"),
+        volume_records=VolumeRecords(f"{tmp_path}/records"),
+        node_state=NodeState(f"{tmp_path}/run"),
         backend=MemoryBackend(),
         fs_types=("ext4", "xfs"),
         target_roots=("/",),
     )
-    made.registry.open()
-    made.ledger.open("00000000-0000-0000-0000-000000000000")
+    made.volume_records.open()
+    made.node_state.open("00000000-0000-0000-0000-000000000000")
     return made
 
 
@@ -61,8 +62,8 @@ async def test_a_volumes_id_follows_from_its_name_whatever_the_name_holds(
     names = ["a", "../../etc/passwd", "ü" * 64, "a/b", "x" * 128]
     ids = [(await provisioner.create(create(name))).volume_id for name in names]
     assert len(set(ids)) == len(names)
-    assert all(registry.is_ours(volume_id) for volume_id in ids)
-    assert ids == [registry.volume_id_of(name) for name in names]
+    assert all(volume_records.is_ours(volume_id) for volume_id in ids)
+    assert ids == [volume_records.volume_id_of(name) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -86,14 +87,14 @@ async def test_a_size_is_never_below_what_is_required_nor_above_the_limit(
 async def test_an_xfs_is_at_least_as_large_as_mkfs_makes_it(provisioner: Provisioner) -> None:
     made = await provisioner.create(create(required=1, capability=mount("xfs")))
     assert made.capacity_bytes == 300 * MIB
-    with pytest.raises(sizes.SizeNotPossible):
+    with pytest.raises(volume_size.SizeNotPossible):
         await provisioner.create(create("b", limit=200 * MIB, capability=mount("xfs")))
 
 
 async def test_a_size_without_any_multiple_of_a_sector_is_out_of_range(
     provisioner: Provisioner,
 ) -> None:
-    with pytest.raises(sizes.SizeNotPossible):
+    with pytest.raises(volume_size.SizeNotPossible):
         await provisioner.create(create(required=10**9 + 1, limit=10**9 + 1))
 
 
@@ -112,7 +113,7 @@ async def test_a_name_that_is_taken_by_another_volume_is_a_conflict(
     provisioner: Provisioner, other: Create
 ) -> None:
     await provisioner.create(create(required=GIB))
-    with pytest.raises(provisioning.ExistsDifferently):
+    with pytest.raises(create_volume.ExistsDifferently):
         await provisioner.create(other)
 
 
@@ -154,7 +155,7 @@ async def test_a_parameter_that_means_nothing_is_refused(
 ) -> None:
     with pytest.raises(errors.InvalidRequest):
         await provisioner.create(create(sent={key: value}))
-    assert list(state.registry.ids()) == []
+    assert list(state.volume_records.ids()) == []
 
 
 @pytest.mark.parametrize(
@@ -169,23 +170,23 @@ async def test_a_parameter_that_means_nothing_is_refused(
 async def test_a_capability_that_cannot_be_honoured_is_refused_before_anything_is_made(
     provisioner: Provisioner, state: State, capability: volumes.VolumeCapability
 ) -> None:
-    with pytest.raises(fitness.CapabilityNotSupported) as caught:
+    with pytest.raises(capability_check.CapabilityNotSupported) as caught:
         await provisioner.create(create(capability=capability))
     assert "x1y2" not in str(caught.value)
-    assert list(state.registry.ids()) == []
+    assert list(state.volume_records.ids()) == []
 
 
 async def test_a_full_pool_leaves_no_record_behind(provisioner: Provisioner, state: State) -> None:
     with pytest.raises(errors.Exhausted):
         await provisioner.create(create(required=100 * GIB))
-    assert list(state.registry.ids()) == []
+    assert list(state.volume_records.ids()) == []
 
 
 async def test_an_image_that_nobody_recorded_is_not_overwritten(
     provisioner: Provisioner, state: State
 ) -> None:
-    state.backend.create(registry.volume_id_of("pvc-1"), MIB)
-    with pytest.raises(provisioning.StrayImage):
+    state.backend.create(volume_records.volume_id_of("pvc-1"), MIB)
+    with pytest.raises(create_volume.OrphanImage):
         await provisioner.create(create())
 
 
@@ -206,12 +207,12 @@ async def test_a_delete_that_was_cut_short_is_finished_by_a_create_of_the_same_n
     provisioner: Provisioner, state: State
 ) -> None:
     made = await provisioner.create(create(required=GIB))
-    record = state.registry.load(made.volume_id)
-    state.registry.save(record.but(phase="deleting", content="formatted", fs_type="ext4"))
-    with pytest.raises(registry.VolumeNotFound):
+    record = state.volume_records.load(made.volume_id)
+    state.volume_records.save(record.but(phase="deleting", content="formatted", fs_type="ext4"))
+    with pytest.raises(volume_records.VolumeNotFound):
         await driver_state.expand(state, made.volume_id, volumes.CapacityRange(2 * GIB), None)
     await provisioner.create(create(required=64 * MIB))
-    again = state.registry.load(made.volume_id)
+    again = state.volume_records.load(made.volume_id)
     assert (again.content, again.capacity_bytes) == ("new", 64 * MIB)
 
 
@@ -227,7 +228,7 @@ async def test_expanding_rounds_up_keeps_the_limit_and_never_shrinks(
         await driver_state.expand(state, made.volume_id, volumes.CapacityRange(0, GIB), None)
     with pytest.raises(errors.Exhausted):
         await driver_state.expand(state, made.volume_id, volumes.CapacityRange(100 * GIB), None)
-    with pytest.raises(sizes.SizeNotPossible):
+    with pytest.raises(volume_size.SizeNotPossible):
         await driver_state.expand(state, made.volume_id, volumes.CapacityRange(1 << 60), None)
     same = await driver_state.expand(state, made.volume_id, volumes.CapacityRange(MIB), None)
     assert same.capacity_bytes == GIB + MIB
@@ -248,5 +249,5 @@ async def test_a_capability_is_confirmed_or_the_reason_is_told(provisioner: Prov
         "storage.kubernetes.io/csiProvisionerIdentity": "1-2-block.csi.crust.dev"
     }
     assert await ask(mount(), **provisioner_identity) == ""
-    with pytest.raises(registry.VolumeNotFound):
-        await provisioner.validate(registry.volume_id_of("other"), (mount(),), {}, {}, {})
+    with pytest.raises(volume_records.VolumeNotFound):
+        await provisioner.validate(volume_records.volume_id_of("other"), (mount(),), {}, {}, {})

@@ -3,9 +3,9 @@
 import pytest
 
 from crust import mount_options, volumes
-from crust.blockdriver import publish_rules
-from crust.blockdriver.ledger import Published
-from crust.blockdriver.publish_rules import Publish
+from crust.blockdriver.node import publish_rules
+from crust.blockdriver.node.node_state import Published
+from crust.blockdriver.node.publish_rules import Publish
 from tests.support.block_driver import Mode, block, mount
 
 SHARED = {

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver import registry, snapshot_record
-from crust.blockdriver.snapshot_record import GroupRecord, Shelf, SnapshotRecord
+from crust.blockdriver.records import snapshot_record, volume_records
+from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
 
 ID = snapshot_record.snapshot_id_of("snap")
 
 
-def shelf_in(directory: Path) -> Shelf[SnapshotRecord]:
-    made = Shelf(str(directory), SnapshotRecord, snapshot_record.is_snapshot_id)
+def shelf_in(directory: Path) -> SnapshotRecords[SnapshotRecord]:
+    made = SnapshotRecords(str(directory), SnapshotRecord, snapshot_record.is_snapshot_id)
     made.open()
     return made
 
@@ -40,12 +40,12 @@ def test_a_record_comes_back_after_a_restart_and_is_gone_when_removed(tmp_path: 
 
 
 def test_only_ready_ones_are_shown_and_the_others_are_for_recovery(tmp_path: Path) -> None:
-    shelf = shelf_in(tmp_path)
+    snapshot_records = shelf_in(tmp_path)
     names = ["a", "b", "c", "d"]
     for name in names:
-        shelf.save(snapshot(name))
-    shelf.save(snapshot("x", phase="creating"))
-    shelf.save(snapshot("y", phase="deleting"))
+        snapshot_records.save(snapshot(name))
+    snapshot_records.save(snapshot("x", phase="creating"))
+    snapshot_records.save(snapshot("y", phase="deleting"))
     again = shelf_in(tmp_path)
     ids = [each.snapshot_id for each in again.ready()]
     assert ids == sorted(map(snapshot_record.snapshot_id_of, names))
@@ -62,10 +62,10 @@ def test_one_unreadable_record_is_told_and_keeps_nobody_else_from_being_served(
     path = tmp_path / f"{ID}.json"
     path.write_bytes(data)
     path.chmod(0o600)
-    shelf = shelf_in(tmp_path)
+    snapshot_records = shelf_in(tmp_path)
     with pytest.raises(snapshot_record.UnreadableSnapshotRecord):
-        shelf.find(ID)
-    assert len(shelf.ready()) == 1
+        snapshot_records.find(ID)
+    assert len(snapshot_records.ready()) == 1
 
 
 def test_a_record_under_anothers_name_is_not_believed(tmp_path: Path) -> None:
@@ -85,12 +85,12 @@ def test_no_name_of_a_snapshot_is_that_of_a_groups_member() -> None:
 
 
 def test_a_group_of_a_whole_pool_comes_back_after_a_restart(tmp_path: Path) -> None:
-    def groups() -> Shelf[GroupRecord]:
-        made = Shelf(str(tmp_path), GroupRecord, snapshot_record.is_group_id)
+    def groups() -> SnapshotRecords[GroupRecord]:
+        made = SnapshotRecords(str(tmp_path), GroupRecord, snapshot_record.is_group_id)
         made.open()
         return made
 
-    ids = [registry.volume_id_of(str(number)) for number in range(20_000)]
+    ids = [volume_records.volume_id_of(str(number)) for number in range(20_000)]
     saved = groups().save(
         GroupRecord(
             group_id=snapshot_record.group_id_of("g"),

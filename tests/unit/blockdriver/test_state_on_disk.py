@@ -6,18 +6,19 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver import ledger, record, registry
-from crust.blockdriver.ledger import Ledger, Published, Staged
-from crust.blockdriver.record import Record
-from crust.blockdriver.registry import Registry
+from crust.blockdriver.node import node_state
+from crust.blockdriver.node.node_state import NodeState, Published, Staged
+from crust.blockdriver.records import volume_record, volume_records
+from crust.blockdriver.records.volume_record import Record
+from crust.blockdriver.records.volume_records import VolumeRecords
 
 BOOT = "11111111-2222-3333-4444-555555555555"
-VOLUME = registry.volume_id_of("pvc")
+VOLUME = volume_records.volume_id_of("pvc")
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> Registry:
-    made = Registry(str(tmp_path))
+def records(tmp_path: Path) -> VolumeRecords:
+    made = VolumeRecords(str(tmp_path))
     made.open()
     return made
 
@@ -29,8 +30,8 @@ def volume(**changes: object) -> Record:
     return plain.but(**changes)
 
 
-def test_a_record_comes_back_as_it_was_saved(records: Registry) -> None:
-    usage = record.Usage(kind="mount", fs_type="ext4", mode=1)
+def test_a_record_comes_back_as_it_was_saved(records: VolumeRecords) -> None:
+    usage = volume_record.Usage(kind="mount", fs_type="ext4", mode=1)
     saved = records.save(volume(usages=(usage,), parameters={"a": "b"}, content="formatted"))
     assert records.load(VOLUME) == saved
     assert list(records.ids()) == [VOLUME]
@@ -40,25 +41,27 @@ def test_a_record_comes_back_as_it_was_saved(records: Registry) -> None:
 
 @pytest.mark.parametrize("phase", ["creating", "deleting"])
 def test_a_volume_between_two_states_does_not_exist_for_users(
-    records: Registry, phase: str
+    records: VolumeRecords, phase: str
 ) -> None:
     records.save(volume(phase=phase))
-    with pytest.raises(registry.VolumeNotFound):
+    with pytest.raises(volume_records.VolumeNotFound):
         records.load(VOLUME)
     assert records.find(VOLUME) is not None
 
 
 @pytest.mark.parametrize("volume_id", ["", "../records/x", "vol-", "vol-" + "0" * 41, "vol-\n"])
-def test_an_id_that_is_none_of_ours_never_becomes_a_path(records: Registry, volume_id: str) -> None:
+def test_an_id_that_is_none_of_ours_never_becomes_a_path(
+    records: VolumeRecords, volume_id: str
+) -> None:
     assert records.find(volumes.VolumeId(volume_id)) is None
 
 
-def test_a_record_of_a_newer_schema_is_left_alone(records: Registry, tmp_path: Path) -> None:
+def test_a_record_of_a_newer_schema_is_left_alone(records: VolumeRecords, tmp_path: Path) -> None:
     records.save(volume())
     path = tmp_path / f"{VOLUME}.json"
     newer = json.loads(path.read_text()) | {"schema": 2, "shiny": True}
     path.write_text(json.dumps(newer))
-    with pytest.raises(record.NewerSchema, match="schema 2"):
+    with pytest.raises(volume_record.NewerSchema, match="schema 2"):
         records.load(VOLUME)
 
 
@@ -73,22 +76,24 @@ def test_a_record_of_a_newer_schema_is_left_alone(records: Registry, tmp_path: P
     ],
 )
 def test_a_record_that_is_not_ours_is_corrupt_and_stays(
-    records: Registry, tmp_path: Path, change: dict[str, object]
+    records: VolumeRecords, tmp_path: Path, change: dict[str, object]
 ) -> None:
     records.save(volume())
     path = tmp_path / f"{VOLUME}.json"
     text = json.dumps(json.loads(path.read_text()) | change)
     path.write_text(text)
-    with pytest.raises(record.UnreadableRecord):
+    with pytest.raises(volume_record.UnreadableRecord):
         records.load(VOLUME)
     assert path.read_text() == text
 
 
-def test_a_record_under_another_volumes_name_is_corrupt(records: Registry, tmp_path: Path) -> None:
+def test_a_record_under_another_volumes_name_is_corrupt(
+    records: VolumeRecords, tmp_path: Path
+) -> None:
     records.save(volume())
-    other = registry.volume_id_of("other")
+    other = volume_records.volume_id_of("other")
     (tmp_path / f"{VOLUME}.json").rename(tmp_path / f"{other}.json")
-    with pytest.raises(record.UnreadableRecord, match="describes"):
+    with pytest.raises(volume_record.UnreadableRecord, match="describes"):
         records.load(other)
 
 
@@ -107,8 +112,8 @@ def entry(target: str = "/pods/a/mount") -> Published:
     )
 
 
-def opened(root: Path, boot: str = BOOT) -> Ledger:
-    made = Ledger(str(root))
+def opened(root: Path, boot: str = BOOT) -> NodeState:
+    made = NodeState(str(root))
     made.open(boot)
     return made
 
@@ -134,7 +139,7 @@ def test_the_ledger_is_read_back_after_a_restart_and_void_after_a_reboot(tmp_pat
 
 def test_what_the_first_version_of_the_ledger_wrote_is_read(tmp_path: Path) -> None:
     """An update comes in the middle of a boot: a field that is added later needs a default."""
-    opened = Ledger(str(tmp_path))
+    opened = NodeState(str(tmp_path))
     opened.open(BOOT)
     staged = f'{{"volume_id":"{VOLUME}","kind":"mount","fs_type":"ext4","paths":["/s"]}}'
     published = (
@@ -165,7 +170,7 @@ def test_a_damaged_entry_keeps_the_driver_from_serving_on_a_guess(tmp_path: Path
     first.note_published(entry())
     [path] = (tmp_path / BOOT / "published").iterdir()
     path.write_text("{")
-    with pytest.raises(ledger.UnreadableEntry, match=path.name):
+    with pytest.raises(node_state.UnreadableEntry, match=path.name):
         opened(tmp_path)
 
 

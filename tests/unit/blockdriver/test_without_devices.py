@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from crust import volumes
-from crust.blockdriver import app, registry
-from crust.blockdriver.backends import protocol
-from crust.blockdriver.ledger import Published
+from crust.blockdriver import app
+from crust.blockdriver.engines import protocol
+from crust.blockdriver.node.node_state import Published
+from crust.blockdriver.records import volume_records
 from crust.rpc import csi
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import MIB, caller, mount
@@ -16,12 +17,12 @@ from tests.support.memory_backend import MemoryBackend
 
 
 @pytest.fixture
-def reach() -> FakeGuests:
+def runtime_guests() -> FakeGuests:
     return FakeGuests()
 
 
 @pytest.fixture
-def driver(tmp_path: Path, reach: FakeGuests) -> app.Driver:
+def driver(tmp_path: Path, runtime_guests: FakeGuests) -> app.Driver:
     (tmp_path / "state").mkdir()
     made = app.build(
         state_dir=str(tmp_path / "state"),
@@ -30,7 +31,7 @@ def driver(tmp_path: Path, reach: FakeGuests) -> app.Driver:
         csi_profile="1.13",
         target_roots=(str(tmp_path),),
         backend=MemoryBackend(has_devices=False),
-        reach=reach,
+        runtime_guests=runtime_guests,
     )
     made.open()
     return made
@@ -82,19 +83,19 @@ async def test_a_volume_lives_is_copied_told_changed_and_removed(driver: app.Dri
     delete = csi_pb2.DeleteVolumeRequest(volume_id=one)
     with pytest.raises(protocol.StillAttached, match="hypervisor"):
         await driver.controller.DeleteVolume(delete, caller())
-    await driver.sweeper.sweep(grace_s=0)
+    await driver.garbage_collector.sweep(grace_s=0)
     assert driver.state.backend.attached(one) is None, "it was never staged"
     await driver.controller.DeleteVolume(delete, caller())
-    await driver.snapshots.snapshotter.create("again", registry.volume_id_of("clone"))
+    await driver.snapshots.volume_snapshots.create("again", volume_records.volume_id_of("clone"))
 
 
 async def test_a_guest_that_opens_the_image_itself_stands_still_for_a_snapshot(
-    driver: app.Driver, reach: FakeGuests, tmp_path: Path
+    driver: app.Driver, runtime_guests: FakeGuests, tmp_path: Path
 ) -> None:
     one, target = await create(driver, "one"), str(tmp_path / "target")
     driver.state.backend.attach(one)
-    guest = reach.add(target)
-    driver.state.ledger.note_published(
+    guest = runtime_guests.add(target)
+    driver.state.node_state.note_published(
         Published(
             volume_id=one,
             target=target,
@@ -109,7 +110,7 @@ async def test_a_guest_that_opens_the_image_itself_stands_still_for_a_snapshot(
         )
     )
     await take(driver, one)
-    assert [verb for verb, _ in reach.asked] == ["freeze", "thaw"]
+    assert [verb for verb, _ in runtime_guests.asked] == ["freeze", "thaw"]
     assert not guest.frozen
 
 

@@ -11,16 +11,11 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from crust import metrics, settings
-from crust.blockdriver import (
-    health,
-    limit_parameters,
-    mkfs_options,
-    parameters,
-    snapshot_health,
-    usage,
-)
+from crust.blockdriver.controller import health, io_limit_parameters, parameters
+from crust.blockdriver.node import node_stats
+from crust.blockdriver.snapshots import health as snapshot_health
 from crust.cli import main
-from crust.host import filesystems
+from crust.host.filesystems import filesystems, mkfs_options
 from tests.support import error_table
 
 ROOT = Path(__file__).parents[3]
@@ -30,7 +25,7 @@ COMMON = settings.ProgramSettings.model_fields
 _TOLD = re.compile(r'(?:Kind\.\w+|reason=|_finding\()[, ]*"([A-Z]\w+)"')
 REASONS = {
     reason
-    for module in (health, snapshot_health, usage)
+    for module in (health, snapshot_health, node_stats)
     for reason in _TOLD.findall(inspect.getsource(module))
 }
 """What the driver's health says in one word."""
@@ -136,7 +131,7 @@ def test_every_reason_of_a_bad_health_is_explained() -> None:
 
 def test_every_parameter_of_a_storage_class_is_explained() -> None:
     explained = PAGE.partition("### StorageClass\n")[2].partition("\n###")[0]
-    keys = [*mkfs_options.KEYS, *limit_parameters.KEYS]
+    keys = [*mkfs_options.KEYS, *io_limit_parameters.KEYS]
     assert [each for each in keys if f"`{each}`" not in explained] == []
 
 
@@ -171,7 +166,7 @@ def test_the_volume_attributes_classes_ask_for_what_the_driver_knows_and_leave_n
     assert len(classes) == 2
     for each in classes:
         sent = {key: value.strip('"') for key, value in re.findall(r"^  (\w+): (\S+)$", each, re.M)}
-        assert set(sent) == set(limit_parameters.KEYS)
-        assert len(limit_parameters.parse(sent)) == len(limit_parameters.KEYS)
-    for key in limit_parameters.KEYS:
+        assert set(sent) == set(io_limit_parameters.KEYS)
+        assert len(io_limit_parameters.parse(sent)) == len(io_limit_parameters.KEYS)
+    for key in io_limit_parameters.KEYS:
         assert f"`{key}`" in PAGE

@@ -24,7 +24,9 @@ def places() -> Iterator[nodes.Places]:
         yield nodes.Places.make(root)
 
 
-async def test_an_unreadable_entry_that_is_moved_away_lets_the_pod_go(places: nodes.Places) -> None:
+async def test_an_unreadable_entry_that_is_moved_away_lets_the_pod_go(
+    places: nodes.Places,
+) -> None:
     """ "An entry is unreadable", step 4."""
     target = places.target("one")
     async with nodes.running(places) as node, node.handler():
@@ -58,7 +60,9 @@ async def test_entries_that_survived_a_reboot_go_with_the_old_pods_unpublish(
         assert node.entry(old) is None
 
 
-async def test_what_is_collected_for_a_bug_report_holds_no_secret(places: nodes.Places) -> None:
+async def test_what_is_collected_for_a_bug_report_holds_no_secret(
+    places: nodes.Places,
+) -> None:
     """ "For a bug report": records, of a volume whose publish carried secrets and a token."""
     target = places.target("one")
     async with nodes.running(places) as node, node.handler():

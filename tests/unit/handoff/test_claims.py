@@ -14,7 +14,7 @@ from crust.handoff import claims, layout
 from crust.handoff.claims import Claim, ClaimLock, HeldBySandbox, NotPublished, State
 from crust.handoff.record import UnreadableRecord
 from crust.handoff.store import Store
-from crust.host import ofdlocks
+from crust.host.files import ofdlocks
 from tests.support.records import TARGET, a_record
 
 

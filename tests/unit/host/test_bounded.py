@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from crust import errors
-from crust.host.bounded import BoundedCalls, NoAnswer, TooManyHanging
+from crust.host.process.bounded_calls import BoundedCalls, CallTimedOut, TooManyHungCalls
 
 
 async def test_a_call_that_hangs_is_answered_in_time_and_joined_not_repeated() -> None:
@@ -21,7 +21,7 @@ async def test_a_call_that_hangs_is_answered_in_time_and_joined_not_repeated() -
         return 7
 
     for _ in range(3):
-        with pytest.raises(NoAnswer, match="does not answer"):
+        with pytest.raises(CallTimedOut, match="does not answer"):
             await calls.call("/hung", hang, timeout_s=0.01)
     assert await calls.call("/fine", lambda: 1, timeout_s=10) == 1
     waiting = asyncio.create_task(calls.call("/hung", hang, timeout_s=10))
@@ -35,9 +35,9 @@ async def test_the_number_of_hanging_calls_is_bounded() -> None:
     calls: BoundedCalls[None] = BoundedCalls(limit=2)
     release = threading.Event()
     for key in ("a", "b"):
-        with pytest.raises(NoAnswer):
+        with pytest.raises(CallTimedOut):
             await calls.call(key, lambda: void(release.wait()), timeout_s=0.01)
-    with pytest.raises(TooManyHanging, match=r"of 2 .* 2 hang"):
+    with pytest.raises(TooManyHungCalls, match=r"of 2 .* 2 hang"):
         await calls.call("c", lambda: None, timeout_s=3600)
     release.set()
     for key in ("a", "b"):
@@ -71,7 +71,7 @@ async def test_who_gets_no_thread_in_time_is_told_why() -> None:
     release = threading.Event()
     first = asyncio.create_task(calls.call("a", lambda: void(release.wait()), timeout_s=3600))
     await asyncio.sleep(0)
-    with pytest.raises(TooManyHanging, match=r"of 1 .* 0 hang"):
+    with pytest.raises(TooManyHungCalls, match=r"of 1 .* 0 hang"):
         await calls.call("b", lambda: None, timeout_s=0.01)
     release.set()
     await first
@@ -98,7 +98,7 @@ async def test_an_error_that_nobody_waits_for_any_more_is_not_reported_as_lost()
         release.wait()
         raise errors.NotFound("late")
 
-    with pytest.raises(NoAnswer):
+    with pytest.raises(CallTimedOut):
         await calls.call("key", fail_late, timeout_s=0.01)
     late = asyncio.create_task(calls.call("key", fail_late, timeout_s=10))
     await asyncio.sleep(0)

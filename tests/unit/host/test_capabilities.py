@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from crust.host import boot, capabilities
+from crust.host.process import boot, capabilities
 
 
 def test_capabilities_agree_with_the_kernels_list() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from crust import errors
-from crust.host import commands
+from crust.host.process import commands
 
 pytestmark = pytest.mark.usefixtures("strict_event_loop")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust import errors
-from crust.host import devices
+from crust.host.block import devices
 
 MIB = 1024 * 1024
 SIZE = 300 * MIB

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crust import errors
-from crust.host import durable
+from crust.host.files import durable
 
 LIMIT = 1000
 

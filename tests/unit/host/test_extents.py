@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from crust import errors
-from crust.host import copying, extents
-from crust.host.extents import Extent, _differences, _merged, _Placed
+from crust.host.files import copying, extents
+from crust.host.files.extents import Extent, _differences, _merged, _Placed
 
 
 def differing(old: list[_Placed], new: list[_Placed]) -> list[Extent]:

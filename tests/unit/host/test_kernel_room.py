@@ -2,7 +2,7 @@
 
 import pytest
 
-from crust.host import kernel_room
+from crust.host.mounts import mount_capacity
 
 MIB = 1024 * 1024
 PLENTY = 1 << 50
@@ -21,9 +21,9 @@ PLENTY = 1 << 50
 def test_the_scarcest_resource_decides(
     memory_bytes: int, threads: int, mounts: int, fit: int
 ) -> None:
-    found = kernel_room.room(memory_bytes=memory_bytes, threads=threads, mounts=mounts)
+    found = mount_capacity.room(memory_bytes=memory_bytes, threads=threads, mounts=mounts)
     assert found == fit
 
 
 def test_this_kernel_tells_its_limits() -> None:
-    assert kernel_room.volumes() >= 1
+    assert mount_capacity.volumes() >= 1

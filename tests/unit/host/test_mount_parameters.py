@@ -2,7 +2,7 @@
 
 import pytest
 
-from crust.host import mount_parameters
+from crust.host.mounts import mount_parameters
 
 NOSUID, NODEV, NOATIME, STRICTATIME = 0x02, 0x04, 0x10, 0x20
 

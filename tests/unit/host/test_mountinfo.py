@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from crust.host import mountinfo
+from crust.host.mounts import mountinfo
 
 LINES = (
     b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 shared:7 - ext3 /dev/root rw,errors=continue\n"

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from crust import errors
-from crust.host import oserrors
+from crust.host.process import oserrors
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust import errors
-from crust.host import paths
+from crust.host.files import paths
 from crust.volumes import TargetPath
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust import errors
-from crust.host import sparse
+from crust.host.files import sparse
 
 
 def test_an_image_takes_no_space_and_grows_only(tmp_path: Path) -> None:

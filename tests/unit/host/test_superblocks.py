@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.host import superblocks
+from crust.host.filesystems import superblocks
 
 
 def ext4(path: Path, **fields: tuple[int, str, int]) -> str:

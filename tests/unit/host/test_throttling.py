@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from crust import errors, volumes
-from crust.host import mountinfo, throttling, throttling_v1, throttling_v2, throttling_watch
-from crust.host.throttling import NONE, CannotThrottle, Cgroups, NoThrottle
-from crust.host.throttling_watch import GroupWatch
+from crust.host.cgroups import throttling, throttling_v1, throttling_v2, throttling_watch
+from crust.host.cgroups.throttling import NONE, CannotThrottle, Cgroups, NoThrottle
+from crust.host.cgroups.throttling_watch import GroupWatch
+from crust.host.mounts import mountinfo
 
 DEVICE = volumes.DeviceIdentity(7, 3, 1)
 LIMITS = volumes.IoLimits(10, 20, 30, 40)

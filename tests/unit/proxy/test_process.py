@@ -76,7 +76,9 @@ async def test_a_second_one_is_refused_with_the_first_ones_process(places: Place
         assert Path(places.csi).is_socket()
 
 
-async def test_the_cos_socket_that_another_process_serves_is_left_alone(places: Places) -> None:
+async def test_the_cos_socket_that_another_process_serves_is_left_alone(
+    places: Places,
+) -> None:
     async def ignore(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
         await writer.wait_closed()

@@ -212,7 +212,7 @@ async def test_an_unknown_method_of_the_backend_is_unimplemented(short: str) -> 
         await plain.stop(grace=None)
 
 
-class Asked:
+class CapacityQuery:
     """What `Passthrough` needs of a call's context."""
 
     refused: grpc.StatusCode | None = None
@@ -248,7 +248,7 @@ async def test_a_refusal_that_comes_before_the_request_is_read_is_the_peers_own(
             async with channel.connect(f"{short}/b.sock") as onwards:
                 await asyncio.wait_for(onwards.channel_ready(), 20)
                 behave = passthrough.Passthrough(onwards).service(_Details(UNKNOWN)).stream_stream
-                context = Asked()
+                context = CapacityQuery()
                 with pytest.raises(grpc.aio.AbortError):
                     await anext(behave(requests(), context))
                 assert context.refused is grpc.StatusCode.UNIMPLEMENTED

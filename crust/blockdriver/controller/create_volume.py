@@ -1,0 +1,284 @@
+"""CreateVolume, DeleteVolume, ValidateVolumeCapabilities.
+
+Creating: the record in phase "creating" first, then the image, then the record in phase "ready". The id follows from
+the name, so whoever retries after a crash, at whatever line, continues; and a volume that was begun can be deleted.
+Deleting goes the other way and ends with the record. An image without a record is not ours to overwrite.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from crust import errors, volumes
+from crust.blockdriver.controller import (
+    capacity,
+    controller_publish,
+    io_limit_parameters,
+    parameters,
+    topology,
+    volume_size,
+)
+from crust.blockdriver.engines.protocol import StillAttached
+from crust.blockdriver.node.state import State
+from crust.blockdriver.records import capability_check, volume_records
+from crust.blockdriver.records.volume_record import ContentSource, Limits, Record
+from crust.blockdriver.snapshots import content_source
+
+
+class ExistsDifferently(errors.Conflict):
+    """A volume of this name exists and is not what is asked for."""
+
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(
+            f"the volume {name!r} exists already",
+            why=f"with {what} than asked for",
+            hint="choose another name, or delete the volume first",
+        )
+        self.name = name
+
+
+class OrphanImage(errors.Corrupt):
+    """There are bytes where a new volume's image would be, and no record of whose they are."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"{volume_id} is not created",
+            why="an image of that id exists, and no record of a volume",
+            hint="find out whose it is, and move it away; nothing was changed",
+        )
+        self.volume_id = volume_id
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A CreateVolume, decoded; `parameters` as they were sent. `limits` are those of mutable_parameters."""
+
+    name: str
+    wanted: volumes.CapacityRange
+    capabilities: tuple[volumes.VolumeCapability, ...]
+    parameters: tuple[tuple[str, str], ...] = ()
+    accessibility: topology.Requirement = topology.ANYWHERE
+    source: content_source.Wanted | None = None
+    limits: io_limit_parameters.Changes = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A volume as a CO sees it."""
+
+    volume_id: volumes.VolumeId
+    capacity_bytes: int
+    context: dict[str, str] = field(default_factory=dict)
+    source: content_source.Wanted | None = None
+
+
+class Provisioner:
+    """Makes and removes volumes; one call per volume at a time is the caller's business."""
+
+    def __init__(
+        self,
+        shared: State,
+        sources: content_source.Sources = content_source.NONE,
+        room: capacity.PoolCapacity | None = None,
+    ) -> None:
+        self._state = shared
+        self._sources = sources
+        self.room = room or capacity.of(shared)
+
+    async def create(self, request: Create) -> Volume:
+        """Make the volume, or find that it is made.
+
+        Raises `capability_check.CapabilityNotSupported`, `parameters.UnknownParameter`, `parameters.BadParameter`,
+        `volume_size.SizeNotPossible`, `ExistsDifferently`, `OrphanImage`, `topology.NotAccessible`,
+        `capacity.OutOfCapacity`.
+        """
+        record = await asyncio.to_thread(self._create, request)
+        if record.phase == "creating":
+            record = await self._finish_create(record)
+        return describe(record)
+
+    def _create(self, request: Create) -> Record:
+        """All but the filling of what is made of something, for which a guest may have to stand still."""
+        read = parameters.parse(dict(request.parameters), self._state.fs_types)
+        for capability in request.capabilities:
+            if why := self._obstacle(capability):
+                raise capability_check.CapabilityNotSupported(why)
+        present = self._present(volume_records.volume_id_of(request.name))
+        wanted = self._plan(request, read, self._origin(request, present))
+        accessible = topology.is_met(request.accessibility, self._state.here)
+        if present is None and not accessible:
+            raise topology.NotAccessible(self._state.here)
+        if present is None:
+            present = self._begin(request, wanted)
+        if not accessible:
+            raise ExistsDifferently(request.name, "another accessibility")
+        _check_same(present, wanted, request.wanted)
+        if present.phase == "ready" or present.origin is not None:
+            return present
+        return self._make(present)
+
+    def _present(self, volume_id: volumes.VolumeId) -> Record | None:
+        present = self._state.volume_records.find(volume_id)
+        if present is None or not self._is_void(present):
+            return present
+        self._finish_delete(present)
+        return None
+
+    def _is_void(self, record: Record) -> bool:
+        """Whether it is being removed, or was begun as a copy of what has another size or filesystem by now."""
+        if record.phase != "creating" or record.origin is None:
+            return record.phase == "deleting"
+        try:
+            now = self._sources.find(content_source.Wanted(record.origin.kind, record.origin.id))
+        except errors.NotFound:
+            return False  # the filling says so
+        return now != record.origin
+
+    def _origin(self, request: Create, present: Record | None) -> ContentSource | None:
+        """What the volume is made of; of one that was begun it is on record, and may be gone since."""
+        if request.source is None:
+            return None
+        known = present.origin if present else None
+        if known is not None and (known.kind, known.id) == (request.source.kind, request.source.id):
+            return known
+        if present is not None:
+            raise ExistsDifferently(request.name, "another source")
+        return self._sources.find(request.source)
+
+    def _plan(
+        self, request: Create, read: parameters.Parameters, origin: ContentSource | None
+    ) -> Record:
+        """The record of the volume that is asked for, with the least size it may have."""
+        fs_type = read.fs_type or (origin.fs_type if origin else "")
+        usages = capability_check.usages_of(request.capabilities, fs_type)
+        fs_types = {usage.fs_type for usage in usages if usage.kind == "mount"}
+        return Record(
+            volume_id=volume_records.volume_id_of(request.name),
+            name=request.name,
+            phase="creating",
+            capacity_bytes=volume_size.minimum_bytes(fs_types),
+            parameters=read.kept,
+            usages=usages,
+            origin=origin,
+            limits=Limits.of(io_limit_parameters.changed(read.limits, request.limits)),
+        )
+
+    def _begin(self, request: Create, wanted: Record) -> Record:
+        volume_id = volumes.VolumeId(wanted.volume_id)
+        maximum = self._state.backend.maximum_bytes()
+        content_source.check_filesystems(wanted)
+        asked = content_source.least_bytes(request.wanted, wanted.origin)
+        size_bytes = volume_size.choose(asked, minimum=wanted.capacity_bytes, maximum=maximum)
+        if self._state.backend.exists(volume_id):
+            raise OrphanImage(volume_id)
+        with self.room.reserved(volume_id, size_bytes):
+            return self._state.volume_records.save(wanted.but(capacity_bytes=size_bytes))
+
+    def _make(self, record: Record) -> Record:
+        try:
+            self._state.backend.create(volumes.VolumeId(record.volume_id), record.capacity_bytes)
+        except errors.Exhausted:
+            self._finish_delete(record)  # the room is somebody else's now: leave nothing behind
+            raise
+        return self._state.volume_records.save(record.but(phase="ready"))
+
+    async def _finish_create(self, record: Record) -> Record:
+        assert record.origin is not None
+        try:
+            filled = await self._sources.fill(record, record.origin)
+        except errors.CrustError:
+            # Nothing of it is kept: its room is somebody else's now, and perhaps nobody asks for it again.
+            await asyncio.to_thread(self._finish_delete, record)
+            raise
+        return await asyncio.to_thread(self._state.volume_records.save, filled.but(phase="ready"))
+
+    async def delete(self, volume_id: volumes.VolumeId) -> None:
+        """Remove the volume; absent is fine. Raises `StillAttached` or `controller_publish.PublishedToOtherNode` in
+        use.
+        """
+        await asyncio.to_thread(self._delete, volume_id)
+
+    def _delete(self, volume_id: volumes.VolumeId) -> None:
+        record = self._state.volume_records.find(volume_id)
+        if record is None:
+            return
+        staged = self._state.node_state.staged(volume_id)
+        attachment = self._state.backend.attached(volume_id)
+        if attachment is not None:
+            where = ", ".join(staged.paths) if staged else "no staging path"
+            raise StillAttached(volume_id, f"{attachment.shown}, staged at {where}")
+        controller_publish.check_not_published(record)
+        self._state.node_state.forget_staged(volume_id)  # its device is gone: the ledger is stale
+        # A full disk has no room to write that down, and needs this most.
+        with suppress(errors.Exhausted):
+            self._state.volume_records.save(record.but(phase="deleting"))
+        self._finish_delete(record)
+
+    def _finish_delete(self, record: Record) -> None:
+        volume_id = volumes.VolumeId(record.volume_id)
+        self._state.backend.delete(volume_id)
+        self._state.volume_records.remove(volume_id)
+
+    async def validate(
+        self,
+        volume_id: volumes.VolumeId,
+        capabilities: tuple[volumes.VolumeCapability, ...],
+        context: Mapping[str, str],
+        sent_parameters: Mapping[str, str],
+        sent_mutable: Mapping[str, str],
+    ) -> str:
+        """Why the volume does not have all that is asked about; empty when it has. Raises `VolumeNotFound`."""
+        record = await asyncio.to_thread(self._state.volume_records.load, volume_id)
+        for capability in capabilities:
+            if why := self._obstacle(capability) or _mismatch(record, capability):
+                return why
+        recorded = parameters.Parameters("", record.parameters)
+        if context and parameters.without_sidecars(context) != recorded.volume_context:
+            return "the volume has another volume_context"
+        try:
+            sent = parameters.parse(sent_parameters, self._state.fs_types)
+            limits = io_limit_parameters.parse(sent_mutable)
+        except errors.InvalidRequest as err:
+            return str(err)
+        if io_limit_parameters.changed(record.io_limits, limits) != record.io_limits:
+            return "the volume has other mutable_parameters now"
+        if sent_parameters and sent.kept != record.parameters:
+            return "the volume was created with other parameters"
+        return ""
+
+    def _obstacle(self, capability: volumes.VolumeCapability) -> str:
+        return capability_check.obstacle(
+            capability, modes=self._state.backend.modes, fs_types=self._state.fs_types
+        )
+
+
+def describe(record: Record) -> Volume:
+    """A volume as a CO sees it, from its record."""
+    context = parameters.Parameters("", record.parameters).volume_context
+    origin = record.origin
+    source = content_source.Wanted(origin.kind, origin.id) if origin else None
+    return Volume(volumes.VolumeId(record.volume_id), record.capacity_bytes, context, source)
+
+
+def _check_same(present: Record, wanted: Record, size: volumes.CapacityRange) -> None:
+    if present.name != wanted.name:
+        raise ExistsDifferently(wanted.name, "the same id under another name")
+    if not volume_size.satisfies(present.capacity_bytes, size):
+        raise ExistsDifferently(wanted.name, "another size")
+    if present.parameters != wanted.parameters:
+        raise ExistsDifferently(wanted.name, "other parameters")
+    if present.origin != wanted.origin:
+        raise ExistsDifferently(wanted.name, "another source")
+    if present.usages != wanted.usages:
+        raise ExistsDifferently(wanted.name, "other capabilities")
+    if present.limits != wanted.limits:
+        raise ExistsDifferently(wanted.name, "other mutable parameters")
+
+
+def _mismatch(record: Record, capability: volumes.VolumeCapability) -> str:
+    access = capability.access
+    if isinstance(access, volumes.BlockAccess) or not access.fs_type:
+        return ""
+    present = capability_check.wanted_fs_type(volumes.MountAccess(), record)
+    return "" if access.fs_type == present else f"the volume's filesystem is {present}"

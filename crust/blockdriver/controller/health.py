@@ -1,0 +1,134 @@
+"""What is wrong with volumes and with the pool. It is told, never mended by deleting, and never hidden.
+
+A volume exists while there is a record or an image of it: a record without an image has lost its data, an image
+without a record has an owner that nobody can name. Looking costs one stat(2) per volume and never waits for one.
+"""
+
+import enum
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from crust import errors, volumes
+from crust.blockdriver.controller import capacity
+from crust.blockdriver.node.state import State
+from crust.blockdriver.records import volume_records
+from crust.blockdriver.records.volume_record import UNREADABLE, Record
+
+_SHOWN = 100
+"""The most sentences of snapshots in one answer."""
+
+
+class Kind(enum.Enum):
+    """VolumeHealthErrorType of CSI 1.13."""
+
+    DEGRADED = 1
+    INACCESSIBLE = 2
+    DATA_LOSS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong. `reason` is a word for programs, `message` a sentence for people."""
+
+    kind: Kind
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What is known of a volume; nothing wrong if there are no findings."""
+
+    volume_id: volumes.VolumeId
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def condition(self) -> volumes.VolumeCondition:
+        """The same, as CSI 1.12 says it."""
+        text = "; ".join(each.message for each in self.findings)
+        return volumes.VolumeCondition(bool(self.findings), text or "nothing is wrong")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFinding:
+    """What is wrong with the pool as a whole; `reachable` when volumes can still be used."""
+
+    reachable: bool
+    reason: str
+    message: str
+
+
+class HealthCheck:
+    """Looks at volumes and at the pool. Every method may block."""
+
+    def __init__(
+        self,
+        shared: State,
+        room: capacity.PoolCapacity,
+        snapshot_findings: Callable[[], Iterable[PoolFinding]] = tuple,
+    ) -> None:
+        """`snapshot_findings` answers what is wrong with what is no volume: snapshots."""
+        self._state = shared
+        self._capacity = room
+        self._snapshot_findings = snapshot_findings
+
+    def examine(self, volume_id: volumes.VolumeId) -> Health:
+        """A volume's health; raises `volume_records.VolumeNotFound` without a record and an image."""
+        try:
+            record = self._state.volume_records.find(volume_id)
+        except UNREADABLE as err:
+            return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordUnreadable", str(err)),))
+        if record is None:
+            return self._without_record(volume_id)
+        if record.phase != "ready":
+            raise volume_records.VolumeNotFound(volume_id)
+        return self.of(record)
+
+    def of(self, record: Record) -> Health:
+        """The health of a volume whose record was read just now."""
+        volume_id = volumes.VolumeId(record.volume_id)
+        try:
+            found = self._look_at(volume_id, record.capacity_bytes)
+        except (
+            UNREADABLE
+        ) as err:  # one bad sector must not keep the other volumes from being listed
+            found = Finding(Kind.INACCESSIBLE, "ImageUnreadable", str(err))
+        return Health(volume_id, (found,) if found else ())
+
+    def _look_at(self, volume_id: volumes.VolumeId, size_bytes: int) -> Finding | None:
+        if not self._state.backend.exists(volume_id):
+            text = f"the image of {volume_id} is gone; the driver did not remove it"
+            return Finding(Kind.DATA_LOSS, "ImageMissing", text)
+        trouble = self._state.backend.trouble(volume_id, size_bytes)
+        return Finding(Kind.DATA_LOSS, "ImageDamaged", trouble) if trouble else None
+
+    def _without_record(self, volume_id: volumes.VolumeId) -> Health:
+        if not volume_records.is_ours(volume_id) or not self._is_there(volume_id):
+            raise volume_records.VolumeNotFound(volume_id)
+        text = f"there is an image of {volume_id} and no record of whose it is; it is kept"
+        return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordMissing", text),))
+
+    def _is_there(self, volume_id: volumes.VolumeId) -> bool:
+        try:
+            return self._state.backend.exists(volume_id)
+        except UNREADABLE:
+            return True
+
+    def ids(self) -> tuple[volumes.VolumeId, ...]:
+        """Every volume there is a record or an image of, in order."""
+        images = {each for each in self._state.backend.image_ids() if volume_records.is_ours(each)}
+        return tuple(sorted(images.union(self._state.volume_records.ids())))
+
+    def pool(self) -> tuple[PoolFinding, ...]:
+        """What is wrong with the pool."""
+        try:
+            self._state.backend.check()
+            room_bytes = self._capacity.available_bytes()
+            found = list(itertools.islice(self._snapshot_findings(), _SHOWN))
+        except errors.CrustError as err:
+            return (PoolFinding(reachable=False, reason="PoolNotUsable", message=str(err)),)
+        if room_bytes == 0:
+            text = "all room of the pool is promised: no volume can be made or grown"
+            found.append(PoolFinding(reachable=True, reason="PoolFull", message=text))
+        return tuple(found)

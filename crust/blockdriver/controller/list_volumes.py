@@ -1,0 +1,124 @@
+"""ListVolumes, ControllerGetVolume and their like for health: pages of a list that changes while it is read.
+
+A page's token is the last id on it, and ids are listed in order. So a volume that is there from the first page to
+the last is listed exactly once, whatever is created or deleted meanwhile, the token's own volume included, and
+nothing is kept between two calls.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from crust import errors, volumes
+from crust.blockdriver.controller import create_volume
+from crust.blockdriver.controller.controller_publish import ControllerPublish
+from crust.blockdriver.controller.health import Health, HealthCheck
+from crust.blockdriver.node import ephemeral
+from crust.blockdriver.node.state import State
+from crust.blockdriver.records import volume_records
+from crust.blockdriver.records.volume_record import UNREADABLE
+
+PAGE_MAX = 5000
+"""The longest page, also when a caller sets no limit: its answer must fit a gRPC message."""
+
+T = TypeVar("T")
+
+
+class BadToken(errors.OperationPending):
+    """CSI ListVolumes: a starting_token that is none is ABORTED, and the CO starts over."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__(
+            f"the starting_token {token[:64]!r} is not usable",
+            why="it is not one that this driver gave",
+            hint="start from the beginning, without a token",
+        )
+
+
+class NegativeCount(errors.InvalidRequest):
+    """max_entries below zero."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__("max_entries is not usable", why=f"{count} is negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A volume, where it is published, and how it is."""
+
+    volume: create_volume.Volume
+    nodes: tuple[str, ...]
+    health: Health
+
+
+class VolumeLister:
+    """Lists volumes. Every method may block."""
+
+    def __init__(
+        self, shared: State, attacher: ControllerPublish, health_check: HealthCheck
+    ) -> None:
+        self._state = shared
+        self._attacher = attacher
+        self._health_check = health_check
+
+    def get(self, volume_id: volumes.VolumeId) -> Listed:
+        """One volume; raises `volume_records.VolumeNotFound`. One without a readable record has no size to tell."""
+        health = self._health_check.examine(volume_id)
+        try:
+            record = self._state.volume_records.find(volume_id)
+        except UNREADABLE:
+            return Listed(create_volume.Volume(volume_id, 0), (), health)
+        if record is None or record.phase != "ready" or ephemeral.is_name(record.name):
+            raise volume_records.VolumeNotFound(volume_id)
+        return Listed(
+            create_volume.describe(record), self._attacher.published_nodes(record), health
+        )
+
+    def page(self, count: int, token: str) -> tuple[tuple[Listed, ...], str]:
+        """Volumes after `token`, and the next token. Raises `BadToken`, `NegativeCount`."""
+        check(count, token)
+        ids = (each for each in self._state.volume_records.index.page(token, 0))
+        return cut(self._existing(ids, self.get), count, lambda each: each.volume.volume_id)
+
+    def health_page(self, count: int, token: str) -> tuple[tuple[Health, ...], str]:
+        """The health of volumes after `token`, and the next token. Raises `BadToken`, `NegativeCount`."""
+        check(count, token)
+        ids = (each for each in self._health_check.ids() if each > token)
+        return cut(self._existing(ids, self._health), count, lambda each: each.volume_id)
+
+    def _health(self, volume_id: volumes.VolumeId) -> Health:
+        """A pod's own volume has an id that no CO knows: it is in no list, and its node tells its health."""
+        with contextlib.suppress(*UNREADABLE):
+            record = self._state.volume_records.find(volume_id)
+            if record is not None and ephemeral.is_name(record.name):
+                raise volume_records.VolumeNotFound(volume_id)
+        return self._health_check.examine(volume_id)
+
+    def _existing(
+        self, ids: Iterator[volumes.VolumeId], look: Callable[[volumes.VolumeId], T]
+    ) -> Iterator[T]:
+        for volume_id in ids:
+            try:
+                yield look(volume_id)
+            except errors.NotFound:
+                continue  # half made, or gone since the ids were read
+
+
+def check(count: int, token: str) -> None:
+    """Check a request for a page; raises `BadToken`, `NegativeCount`."""
+    if count < 0:
+        raise NegativeCount(count)
+    if token and not volume_records.is_ours(token):
+        raise BadToken(token)
+
+
+def cut(found: Iterator[T], count: int, id_of: Callable[[T], str]) -> tuple[tuple[T, ...], str]:
+    """The first `count` of `found`, and the token for the rest; looks at one more than it answers."""
+    limit = min(count or PAGE_MAX, PAGE_MAX)
+    page: list[T] = []
+    for each in found:
+        if len(page) == limit:
+            return tuple(page), id_of(page[-1])
+        page.append(each)
+    return tuple(page), ""

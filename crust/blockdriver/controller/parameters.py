@@ -1,0 +1,89 @@
+"""The parameters of a StorageClass, read once at CreateVolume.
+
+A key that is not known is refused: a misspelt one would otherwise do nothing, for the life of the volume. Keys of
+the sidecars (`csi.storage.k8s.io/…`, from --extra-create-metadata) say nothing about the volume and are not kept.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from crust import errors, volumes
+from crust.blockdriver.controller import io_limit_parameters
+from crust.host.filesystems import mkfs_options
+
+FS_TYPE = "csi.storage.k8s.io/fstype"
+DEFER = "crust.dev/defer"
+RUNTIME_HANDLER = "crust.dev/runtime-handler"
+_SIDECARS = "csi.storage.k8s.io/"
+_IN_CONTEXTS = (_SIDECARS, "storage.kubernetes.io/")
+"""A PersistentVolume's attributes have the provisioner's own identity among them, under the second."""
+_KEYS = (FS_TYPE, DEFER, RUNTIME_HANDLER, *mkfs_options.KEYS, *io_limit_parameters.KEYS)
+_DEFER_VALUES = ("always", "never")
+
+
+class UnknownParameter(errors.InvalidRequest):
+    """A key that this driver has no meaning for."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"the parameter {key[:128]!r} is not known",
+            why=f"this driver knows {', '.join(_KEYS)}",
+            hint="correct the StorageClass",
+        )
+        self.key = key
+
+
+class BadParameter(errors.InvalidRequest):
+    """A known key with a value that it cannot have."""
+
+    def __init__(self, key: str, value: str, allowed: str) -> None:
+        super().__init__(
+            f"the parameter {key} cannot be {value[:64]!r}",
+            why=f"it must be {allowed}",
+            hint="correct the StorageClass",
+        )
+        self.key = key
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What the parameters say. `kept` is what makes two requests differ, and what is recorded."""
+
+    fs_type: str
+    kept: dict[str, str]
+    limits: volumes.IoLimits = volumes.IoLimits()  # noqa: RUF009 - frozen
+    """The first I/O limits; mutable parameters come before them."""
+
+    @property
+    def volume_context(self) -> dict[str, str]:
+        """What every later call is told: who mounts, and nothing that may ever change."""
+        return {key: self.kept[key] for key in (DEFER, RUNTIME_HANDLER) if key in self.kept}
+
+
+def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameters:
+    """Read parameters; raises `UnknownParameter`, `BadParameter`, `io_limit_parameters.BadLimit`."""
+    kept: dict[str, str] = {}
+    for key, value in parameters.items():
+        if key in _KEYS:
+            kept[key] = _checked(key, value, fs_types)
+        elif not key.startswith(_SIDECARS):
+            raise UnknownParameter(key)
+    limits = io_limit_parameters.changed(volumes.IoLimits(), io_limit_parameters.among(kept))
+    return Parameters(kept.get(FS_TYPE, ""), kept, limits)
+
+
+def without_sidecars(context: Mapping[str, str]) -> dict[str, str]:
+    """Of a volume context that a CO sends back, what this driver gave."""
+    return {key: value for key, value in context.items() if not key.startswith(_IN_CONTEXTS)}
+
+
+def _checked(key: str, value: str, fs_types: tuple[str, ...]) -> str:
+    if key == FS_TYPE and value not in fs_types:
+        raise BadParameter(key, value, f"one of {', '.join(fs_types)}")
+    if key == DEFER and value not in _DEFER_VALUES:
+        raise BadParameter(key, value, f"one of {', '.join(_DEFER_VALUES)}")
+    if key == RUNTIME_HANDLER and not value:
+        raise BadParameter(key, value, "the name of a runtime handler")
+    if key in mkfs_options.KEYS and (allowed := mkfs_options.allowed(key, value)):
+        raise BadParameter(key, value, allowed)
+    return value

@@ -1,0 +1,58 @@
+"""How large a volume is made: never less than required, never more than the limit, rounded up.
+
+Sizes are whole mebibytes where the limit leaves room for it and whole 512-byte sectors where it does not, because a
+loop device shows only whole sectors.
+"""
+
+from collections.abc import Iterable
+
+from crust import errors, volumes
+from crust.host.filesystems import filesystems
+
+MIB = 1024 * 1024
+SECTOR_BYTES = 512
+DEFAULT_BYTES = 1024 * MIB
+"""What a request without a size gets, if its limit allows."""
+
+_RAW_MINIMUM_BYTES = MIB
+
+
+class SizeNotPossible(errors.OutOfRange):
+    """No size satisfies both the request and the pool."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            "a volume of that size cannot be made",
+            why=why,
+            hint="change the requested size or its limit",
+        )
+
+
+def minimum_bytes(fs_types: Iterable[str]) -> int:
+    """The least size of a volume that shall be able to carry any of `fs_types`; raw use needs one mebibyte."""
+    return max((filesystems.minimum_bytes(each) for each in fs_types), default=_RAW_MINIMUM_BYTES)
+
+
+def choose(wanted: volumes.CapacityRange, *, minimum: int, maximum: int) -> int:
+    """The size in bytes for a new volume; raises `SizeNotPossible`."""
+    limit = wanted.limit_bytes or maximum
+    base = max(wanted.required_bytes or min(DEFAULT_BYTES, limit), minimum)
+    size = _round_up(base, MIB)
+    if size > limit:
+        size = _round_up(base, SECTOR_BYTES)
+    if size > limit:
+        raise SizeNotPossible(f"at least {size} bytes are needed and at most {limit} are allowed")
+    if size > maximum:
+        raise SizeNotPossible(f"{size} bytes are more than the largest volume, {maximum}")
+    return size
+
+
+def satisfies(size_bytes: int, wanted: volumes.CapacityRange) -> bool:
+    """Whether an existing volume of `size_bytes` is what `wanted` asks for."""
+    if size_bytes < wanted.required_bytes:
+        return False
+    return not wanted.limit_bytes or size_bytes <= wanted.limit_bytes
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step

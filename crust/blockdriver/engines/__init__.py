@@ -1,0 +1,1 @@
+"""Where the bytes of volumes are. `protocol` says what the driver needs; `files` is the default engine."""

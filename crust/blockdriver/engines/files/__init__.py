@@ -1,0 +1,1 @@
+"""Volumes as sparse files of one directory, attached by loop devices."""

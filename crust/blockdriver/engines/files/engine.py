@@ -1,0 +1,373 @@
+"""Volumes as sparse files, attached by loop devices.
+
+A loop device belongs to a file by (device, inode), whoever attached it and whenever, so a restart finds what an
+earlier life attached. Looking through all loop devices takes time that grows with their number; the device of a
+volume is remembered, and believed only after its disk sequence was compared, which no second attachment can have.
+
+Each carries a tag: the pool, by what its directory is, and the volume's id. So a device is known as ours when its
+file was unlinked, and one that somebody else attached, to an image of ours even, is never taken for ours at a start.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+
+from crust import errors, volumes
+from crust.blockdriver.engines.files.occupancy import Occupancy
+from crust.blockdriver.engines.files.snapshots import FileSnapshots
+from crust.blockdriver.engines.protocol import (
+    Attachment,
+    Image,
+    ImageMissing,
+    Region,
+    StillAttached,
+)
+from crust.host.block import loop
+from crust.host.files import copying, durable, owned, sparse, writers
+
+_SUFFIX = ".img"
+_LARGEST_FILE_BYTES = 16 * 1024**4 - 1024**2
+"""The largest file of ext4 with 4 KiB blocks; larger pools exist, larger single files on them do not."""
+
+
+class PoolNotUsable(errors.NotReady):
+    """The directory of the images, or the loop driver, cannot be used."""
+
+    def __init__(self, pool: str, why: str) -> None:
+        super().__init__(
+            "the block driver cannot serve volumes",
+            why=f"{pool}: {why}",
+            hint="mend it; no restart is needed",
+        )
+        self.pool = pool
+
+
+class PoolFull(errors.Exhausted):
+    """The pool has no room for a volume of this size."""
+
+    def __init__(self, pool: str, wanted_bytes: int, available_bytes: int) -> None:
+        super().__init__(
+            f"no room for {wanted_bytes} bytes",
+            why=f"{pool} has {available_bytes} bytes left",
+            hint="free some space, or ask for a smaller volume",
+        )
+        self.wanted_bytes = wanted_bytes
+        self.available_bytes = available_bytes
+
+
+class Files:
+    """Sparse files in one directory. `sector_size` of the loop devices, in bytes.
+
+    It is never left to the kernel: that takes the alignment which the file needs for direct I/O, and on xfs a file
+    needs another one once it shares blocks with a snapshot. A filesystem made with smaller sectors mounts no more.
+    """
+
+    def __init__(self, pool: str, *, sector_size: int = 512) -> None:
+        self._pool = pool
+        self._sector_size = sector_size
+        self._known: dict[volumes.VolumeId, loop.LoopDevice] = {}
+        self._foreign = 0
+        self._occupancy = Occupancy()
+        self._snapshots = FileSnapshots(pool)
+
+    @cached_property
+    def _tag(self) -> str:
+        """What marks a loop device as this pool's, with the volume's id behind it: 63 bytes, all that is kept."""
+        status = os.stat(self._pool)
+        pool = hashlib.sha256(f"{status.st_dev}:{status.st_ino}".encode()).hexdigest()
+        return f"crust:{pool[:12]}:"
+
+    @cached_property
+    def _direct_io(self) -> bool:
+        return not copying.piles_up_extents(self._pool)
+
+    @property
+    def modes(self) -> frozenset[volumes.AccessMode]:
+        """One node only: the file is on this one."""
+        mode = volumes.AccessMode
+        return frozenset({
+            mode.SINGLE_NODE_WRITER, mode.SINGLE_NODE_READER_ONLY,
+            mode.SINGLE_NODE_SINGLE_WRITER, mode.SINGLE_NODE_MULTI_WRITER,
+        })  # fmt: skip
+
+    def open(self) -> None:
+        """Make the pool's directory, and remember which volumes are attached."""
+        durable.make_directory(self._pool, 0o700)
+        durable.sweep(self._pool)
+        for device in loop.list_all():
+            if not device.tag.startswith(self._tag):
+                self._foreign += 1
+            elif self._backs_its_volume(device):
+                self._known[volumes.VolumeId(device.tag.removeprefix(self._tag))] = device
+        self.recount()
+
+    def check(self) -> None:
+        """Whether the pool takes writes and the kernel has loop devices."""
+        if not os.path.isdir(self._pool):
+            raise PoolNotUsable(self._pool, "there is no such directory")
+        if sparse.space(self._pool).readonly:
+            raise PoolNotUsable(self._pool, "its filesystem is read-only")
+        if not os.access("/dev/loop-control", os.R_OK | os.W_OK):
+            raise PoolNotUsable("/dev/loop-control", "it is absent or not accessible")
+
+    def exists(self, volume_id: volumes.VolumeId) -> bool:
+        """Whether there is an image of this name."""
+        return sparse.exists(self._path(volume_id))
+
+    def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+        """Make a sparse file, which takes no room yet; raises `PoolFull`."""
+        with self._told_when_full(size_bytes):
+            sparse.create(self._path(volume_id), size_bytes)
+        self._occupancy.touched(volume_id)
+
+    def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+        """Grow the file, never shrink it; raises `PoolFull`, `ImageMissing`."""
+        if self._size_bytes(volume_id) >= size_bytes:
+            return
+        with self._told_when_full(size_bytes):
+            sparse.grow(self._path(volume_id), size_bytes)
+        self._occupancy.touched(volume_id)
+
+    def delete(self, volume_id: volumes.VolumeId) -> None:
+        """Unlink the file, unless a loop device still has it: its writer would write on into nothing."""
+        attachment = self.attached(volume_id)
+        if attachment is not None:
+            raise StillAttached(volume_id, attachment.source.path)
+        sparse.remove(self._path(volume_id))
+        self._occupancy.deleted(volume_id)
+
+    def maximum_bytes(self) -> int:
+        """The largest file, however much room there is: too little room is another error than too large a size."""
+        return _LARGEST_FILE_BYTES
+
+    def available_bytes(self) -> int:
+        """The free space of the pool's filesystem."""
+        return sparse.space(self._pool).available_bytes
+
+    def image_ids(self) -> frozenset[volumes.VolumeId]:
+        """The files of the pool."""
+        return frozenset(volumes.VolumeId(name) for name in sparse.names(self._pool, _SUFFIX))
+
+    def snapshot_ids(self) -> frozenset[str]:
+        """The snapshots' files."""
+        return self._snapshots.ids()
+
+    def occupied(self) -> Mapping[volumes.VolumeId, int]:
+        """The blocks of each image that no clone or snapshot has too."""
+        return self._occupancy.now(self.attached_here(), self._count)
+
+    def recount(self) -> None:
+        """Somebody may have written to the files."""
+        self._occupancy.recount(self.image_ids())
+
+    def _count(self, volume_id: volumes.VolumeId) -> owned.Owned | None:
+        try:
+            return owned.owned(self._path(volume_id))
+        except (errors.NotFound, errors.InvalidRequest):
+            return None  # removed since, or no name of ours
+
+    def attach(self, volume_id: volumes.VolumeId) -> Attachment:
+        """One loop device per file, whoever asks; direct I/O where it serves clones as well."""
+        known = self._still_attached(volume_id)
+        if known is not None:
+            return known
+        size_bytes = self._size_bytes(volume_id)
+        path = self._path(volume_id)
+        # This process alone attaches what is in the pool: without a writer there is no device to be found.
+        attach = loop.attach_once if writers.has_writers(path) else loop.attach
+        device = attach(
+            path,
+            direct_io=self._direct_io,
+            sector_size=self._sector_size,
+            tag=self._tag + volume_id,
+        )
+        self._known[volume_id] = device
+        return _attachment(device, loop.size_bytes(device) or size_bytes)
+
+    def attached_here(self) -> tuple[volumes.VolumeId, ...]:
+        """Those whose file has a loop device, since before the start or since."""
+        return tuple(self._known.copy())
+
+    def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """The loop device of the file, from the kernel."""
+        known = self._still_attached(volume_id)
+        if known is not None:
+            return known
+        device = self._device(volume_id)
+        return None if device is None else _attachment(device, loop.size_bytes(device))
+
+    def strays(self) -> tuple[Attachment, ...]:
+        """Loop devices with this pool's tag whose file is no volume's image any more."""
+        return tuple(
+            _attachment(device, loop.size_bytes(device))
+            for device in loop.list_all()
+            if device.tag.startswith(self._tag) and not self._backs_its_volume(device)
+        )
+
+    def drop(self, stray: Attachment) -> None:
+        """Detach it, if it still is one; raises `loop.StillHeld`."""
+        for device in loop.list_all():
+            same = device.identity == stray.source.identity and device.tag.startswith(self._tag)
+            if same and not self._backs_its_volume(device):
+                loop.detach(device)
+
+    def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """Let the loop device take the file's size."""
+        device = self._device(volume_id)
+        if device is None:
+            return None
+        loop.refresh_size(device)
+        return _attachment(device, loop.size_bytes(device))
+
+    def detach(self, volume_id: volumes.VolumeId) -> None:
+        """Detach the file's loop device; raises `loop.StillHeld`."""
+        device = self._device(volume_id)
+        if device is not None:
+            loop.detach(device)
+        self._forget(volume_id)
+
+    def attach_limit(self) -> int:
+        """Loop minors that the kernel can number, less those that other programs had at the start."""
+        return max(loop.numbers() - self._foreign, 1)
+
+    def trouble(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
+        """A file that is gone or shorter than it was made."""
+        try:
+            present_bytes = self._size_bytes(volume_id)
+        except errors.Corrupt as err:
+            return str(err)
+        if present_bytes < size_bytes:
+            return f"the image has {present_bytes} bytes and should have {size_bytes}"
+        return ""
+
+    def copies_at_once(self) -> bool:
+        """On xfs and btrfs."""
+        return self._snapshots.by_reference
+
+    def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """All that is no hole, unless files are cloned."""
+        return 0 if self.copies_at_once() else sparse.allocated_bytes(self._path(volume_id))
+
+    def take_snapshot(self, image: Image) -> None:
+        """A read-only file beside the image."""
+        device = self._device_path(image.volume_id)
+        with self._told_when_full(image.size_bytes), self._touching(image.volume_id):
+            self._snapshots.take(image, self._path(image.volume_id), device)
+
+    def moved_on(self, image: Image) -> bool:
+        """By where the blocks are: a write to a block that is shared with a snapshot goes elsewhere."""
+        device = self._device_path(image.volume_id)
+        return self._snapshots.moved_on(image, self._path(image.volume_id), device)
+
+    def delete_snapshot(self, image: Image) -> None:
+        """Unlink the file."""
+        self._snapshots.delete(image)
+        self._occupancy.deleted()
+
+    def restore(self, volume_id: volumes.VolumeId, image: Image, size_bytes: int) -> None:
+        """A copy of the snapshot's file, in place of a volume's that was not attached yet."""
+        with self._told_when_full(size_bytes), self._touching(volume_id):
+            self._snapshots.restore(image, self._path(volume_id), size_bytes)
+
+    def clone(
+        self,
+        volume_id: volumes.VolumeId,
+        source: volumes.VolumeId,
+        *,
+        source_bytes: int,
+        size_bytes: int,
+    ) -> None:
+        """A copy of the volume's file."""
+        device = self._device_path(source)
+        with self._told_when_full(size_bytes), self._touching(volume_id, source):
+            try:
+                self._snapshots.clone(
+                    self._path(source),
+                    device,
+                    self._path(volume_id),
+                    source_bytes=source_bytes,
+                    size_bytes=size_bytes,
+                )
+            except errors.NotFound as err:
+                raise ImageMissing(source) from err
+
+    def allocated(self, image: Image) -> tuple[Region, ...]:
+        """What is no hole in the snapshot's file."""
+        return self._snapshots.allocated(image)
+
+    def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
+        """What the two files do not share."""
+        return self._snapshots.changed(base, target)
+
+    def _device_path(self, volume_id: volumes.VolumeId) -> str | None:
+        device = self._device(volume_id)
+        return None if device is None else device.path
+
+    @contextmanager
+    def _touching(self, *images: volumes.VolumeId) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for each in images:
+                self._occupancy.touched(each)
+
+    @contextmanager
+    def _told_when_full(self, wanted_bytes: int) -> Iterator[None]:
+        try:
+            yield
+        except errors.Exhausted as err:
+            available_bytes = sparse.space(self._pool).available_bytes
+            raise PoolFull(self._pool, wanted_bytes, available_bytes) from err
+
+    def _still_attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """The device that is remembered, if it is still that: a disk sequence is never given twice."""
+        known = self._known.get(volume_id)
+        size_bytes = loop.size_bytes(known) if known is not None else 0
+        return _attachment(known, size_bytes) if known is not None and size_bytes else None
+
+    def _backs_its_volume(self, device: loop.LoopDevice) -> bool:
+        try:
+            status = os.lstat(self._path(volumes.VolumeId(device.tag.removeprefix(self._tag))))
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # not known to be another's: left as it is
+        return device.file == (status.st_dev, status.st_ino)
+
+    def _device(self, volume_id: volumes.VolumeId) -> loop.LoopDevice | None:
+        known = self._known.get(volume_id)
+        if known is not None and loop.size_bytes(known):
+            return known
+        path = self._path(volume_id)
+        # Searching looks at every loop device of the node; most volumes that are asked about have none.
+        found = loop.find(path) if writers.has_writers(path) else ()
+        if len(found) > 1:
+            raise loop.PublishedToNodeDifferently(
+                path, found, "more than one device writes into one file"
+            )
+        if not found:
+            self._forget(volume_id)
+            return None
+        self._known[volume_id] = found[0]
+        return found[0]
+
+    def _forget(self, volume_id: volumes.VolumeId) -> None:
+        if self._known.pop(volume_id, None) is not None:
+            self._occupancy.touched(volume_id)
+
+    def _size_bytes(self, volume_id: volumes.VolumeId) -> int:
+        try:
+            return sparse.size_bytes(self._path(volume_id))
+        except errors.NotFound as err:
+            raise ImageMissing(volume_id) from err
+
+    def _path(self, volume_id: volumes.VolumeId) -> str:
+        if not volume_id.replace("-", "").isalnum() or not volume_id.isascii():
+            raise errors.InvalidRequest(f"{volume_id!r} cannot be the name of an image")
+        return os.path.join(self._pool, volume_id + _SUFFIX)
+
+
+def _attachment(device: loop.LoopDevice, size_bytes: int) -> Attachment:
+    return Attachment(volumes.BlockSource(device.path, device.identity), size_bytes)

@@ -1,0 +1,134 @@
+"""Snapshots and clones of volumes that are files: read-only files beside the images, by reference where that goes.
+
+    <pool>/<volume id>.img     a volume
+    <pool>/<snapshot id>.snap  a snapshot; mode 0400, and never opened for writing
+
+On xfs and btrfs a copy shares its blocks with its source until one of them is written to. Then two snapshots can be
+compared by where their blocks are; on other filesystems the blocks say nothing about each other.
+"""
+
+import os
+from functools import cached_property
+
+from crust import errors
+from crust.blockdriver.engines.protocol import (
+    Image,
+    ImageMissing,
+    NoChangeTracking,
+    Region,
+    SnapshotMissing,
+)
+from crust.host.files import copying, extents, sparse
+from crust.host.process import oserrors
+
+_SUFFIX = ".snap"
+_READ_ONLY = 0o400
+
+
+class FileSnapshots:
+    """The snapshots in a pool's directory, which must exist."""
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+
+    @cached_property
+    def by_reference(self) -> bool:
+        """Whether the pool's filesystem clones files; found out by trying, once."""
+        return copying.clones(self._pool)
+
+    def ids(self) -> frozenset[str]:
+        """Every snapshot there is a file of."""
+        return frozenset(sparse.names(self._pool, _SUFFIX))
+
+    def take(self, image: Image, volume_path: str, device_path: str | None) -> None:
+        """Copy a volume's file, after what its device has not written yet. Raises `ImageMissing`."""
+        if device_path is not None:
+            _write_back(device_path)
+        try:
+            copying.copy(
+                volume_path,
+                self._path(image),
+                least_bytes=image.size_bytes,
+                mode=_READ_ONLY,
+                at_once=self.by_reference,
+            )
+        except errors.NotFound as err:
+            raise ImageMissing(image.volume_id) from err
+
+    def moved_on(self, image: Image, volume_path: str, device_path: str | None) -> bool:
+        """Whether the file, after what its device has not written yet, has other blocks than the snapshot."""
+        if device_path is not None:
+            _write_back(device_path)
+        return bool(extents.differing(self._path(image), volume_path))
+
+    def delete(self, image: Image) -> None:
+        """Unlink the file; absent is fine."""
+        sparse.remove(self._path(image))
+
+    def restore(self, image: Image, volume_path: str, size_bytes: int) -> None:
+        """Copy a snapshot to a volume's file. Raises `SnapshotMissing`."""
+        try:
+            copying.copy(
+                self._path(image),
+                volume_path,
+                least_bytes=image.size_bytes,
+                grow_to_bytes=size_bytes,
+            )
+        except errors.NotFound as err:
+            raise SnapshotMissing(image.snapshot_id) from err
+
+    def clone(
+        self,
+        source_path: str,
+        device_path: str | None,
+        volume_path: str,
+        *,
+        source_bytes: int,
+        size_bytes: int,
+    ) -> None:
+        """Copy a volume's file to another volume's. Raises `NotFound`."""
+        if device_path is not None:
+            _write_back(device_path)
+        copying.copy(
+            source_path,
+            volume_path,
+            least_bytes=source_bytes,
+            grow_to_bytes=size_bytes,
+            at_once=self.by_reference,
+        )
+
+    def allocated(self, image: Image) -> tuple[Region, ...]:
+        """The parts that are no holes."""
+        try:
+            return _regions(extents.allocated(self._path(image)))
+        except errors.NotFound as err:
+            raise SnapshotMissing(image.snapshot_id) from err
+
+    def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
+        """The parts that are not the same blocks of the pool."""
+        if not self.by_reference:
+            raise NoChangeTracking(f"the filesystem of {self._pool} does not share blocks of files")
+        for image in (base, target):
+            if not sparse.exists(self._path(image)):
+                raise SnapshotMissing(image.snapshot_id)
+        return _regions(extents.differing(self._path(base), self._path(target)))
+
+    def _path(self, image: Image) -> str:
+        name = image.snapshot_id
+        if not name.replace("-", "").isalnum() or not name.isascii():
+            raise errors.InvalidRequest(f"{name!r} cannot be the name of an image")
+        return os.path.join(self._pool, name + _SUFFIX)
+
+
+def _regions(found: tuple[extents.Extent, ...]) -> tuple[Region, ...]:
+    return tuple(Region(each.offset, each.length) for each in found)
+
+
+def _write_back(device_path: str) -> None:
+    """What was written to the device's node waits in the node's own page cache, of which its file knows nothing."""
+    with oserrors.translating(f"cannot write back {device_path}"):
+        fd = os.open(device_path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,122 @@
+"""NodePublishVolume with deferral: nothing is mounted; the answer says what a guest needs to mount the volume itself.
+
+The driver's part of the lease (one kernel at a time) is here: no host mount of the device, no other deferred publish,
+nobody who holds it. All-read-only sharing is the exception, and then the host's filesystem instance must be
+read-only too, because a writable one keeps a journal that a reading guest would find dirty.
+"""
+
+import asyncio
+import os
+
+from crust import errors, volumes
+from crust.blockdriver.node import io_limits, node_publish, state
+from crust.blockdriver.node.node_publish import Ready
+from crust.blockdriver.node.publish_rules import Publish
+from crust.blockdriver.node.state import State
+from crust.host.block import devices
+
+
+class RawNeedsNoDeferral(errors.InvalidRequest):
+    """A raw block volume has no filesystem that somebody could mount."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"{volume_id} cannot be published with deferral",
+            why="it is a raw block volume: there is nothing to mount",
+            hint="publish it without deferral; the runtime finds the device at the target",
+        )
+        self.volume_id = volume_id
+
+
+class GroupOfRoot(errors.InvalidRequest):
+    """A guest is to give a volume's files the group 0."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"{volume_id} cannot be published with deferral",
+            why="its group is to be 0, which runtimes take for none at all",
+            hint="correct fsGroup in the pod's security context, or publish it without deferral",
+        )
+        self.volume_id = volume_id
+
+
+class MountedOnHost(errors.NotReady):
+    """The host has the filesystem mounted that a guest is to mount."""
+
+    def __init__(self, volume_id: str, targets: tuple[str, ...]) -> None:
+        super().__init__(
+            f"{volume_id} cannot be published with deferral",
+            why=f"this host has it mounted at {', '.join(targets)}",
+            hint="unpublish it there first",
+        )
+        self.volume_id = volume_id
+        self.targets = targets
+
+
+class DeferredNodePublish:
+    """Publishes that a guest mounts; one call per volume at a time is the caller's business."""
+
+    def __init__(self, shared: State) -> None:
+        self._state = shared
+
+    async def publish(self, request: Publish) -> volumes.DeferredMount:
+        """Grant the volume to a guest, or find that this target has it already.
+
+        Raises `RawNeedsNoDeferral`, `GroupOfRoot`, what `node_publish.check` raises, `MountedOnHost`,
+        `devices.DeviceInUse`.
+        """
+        return await asyncio.to_thread(self._publish, request)
+
+    def _publish(self, request: Publish) -> volumes.DeferredMount:
+        access = request.capability.access
+        if not isinstance(access, volumes.MountAccess):
+            raise RawNeedsNoDeferral(request.volume_id)
+        if access.group is not None and access.group.gid == 0:
+            raise GroupOfRoot(request.volume_id)
+        ready = node_publish.check(self._state, request)
+        is_free = devices.is_free(ready.device, ready.attachment.source.identity)
+        if not is_free:
+            _check_host(ready)
+        if ready.present is None:
+            self._grant(ready, is_free=is_free)
+        return _describe(ready, access.group)
+
+    def _grant(self, ready: Ready, *, is_free: bool) -> None:
+        if not ready.entry.readonly:
+            if not is_free:
+                # The one who holds the device is a guest whose publish this driver forgot, or a stranger.
+                os.close(devices.open_exclusive(ready.device))
+            self._note_guest(ready)
+        if ready.record.io_limits != io_limits.NONE:
+            # What a host mount left until the unstage would hold the hypervisor too.
+            io_limits.settle(self._state, ready.record, ready.attachment)
+        self._state.node_state.note_published(ready.entry.model_copy(update={"done": True}))
+
+    def _note_guest(self, ready: Ready) -> None:
+        """Before a guest can write, because what it leaves is another thing to mount than what this host left."""
+        if not ready.record.in_guest:
+            self._state.volume_records.save(ready.record.but(in_guest=True))
+
+
+def _check_host(ready: Ready) -> None:
+    mounted = state.host_mounts(ready.attachment.source)
+    in_the_way = tuple(
+        mount.target
+        for mount in mounted
+        if not (ready.entry.readonly and "ro" in mount.super_options)
+    )
+    if in_the_way:
+        raise MountedOnHost(ready.entry.volume_id, in_the_way)
+
+
+def _describe(ready: Ready, group: volumes.GroupChange | None) -> volumes.DeferredMount:
+    return volumes.DeferredMount(
+        source=ready.attachment.source,
+        fs_type=ready.entry.fs_type,
+        mount_options=ready.entry.options,
+        group=group,
+        readonly=ready.entry.readonly,
+        capacity_bytes=ready.attachment.size_bytes,
+        content_generation=ready.record.generation,
+        io_limits=ready.record.io_limits,
+    )

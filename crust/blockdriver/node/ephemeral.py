@@ -1,0 +1,164 @@
+"""Inline ephemeral volumes: a volume that a pod's own manifest asks for, and that lives as long as the pod.
+
+There is no CreateVolume, no stage and no DeleteVolume: NodePublishVolume makes, stages and publishes, and
+NodeUnpublishVolume takes all of it back. Each step is the same one that other volumes go through, with its record,
+its reservation and its crash behaviour; a step that was done is found done, so a retry goes on where the last call
+ended. The CO's id (`csi-` and a digest) names the volume on this node alone and never reaches a list. A volume whose
+record is damaged is kept and told, and its pod does not wait for it.
+
+A reboot does not end a pod: its volume is found again with what was in it. A publish that fails takes back only what
+it made itself.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from crust import errors, quantities, volumes
+from crust.blockdriver.controller.create_volume import Create, Provisioner
+from crust.blockdriver.node.node_stage import NodeStage, Stage
+from crust.blockdriver.node.node_unpublish import NodeUnpublish
+from crust.blockdriver.node.publish_rules import Publish
+from crust.blockdriver.node.state import State
+from crust.blockdriver.records import volume_records
+from crust.blockdriver.records.volume_record import UNREADABLE
+
+KEY = "csi.storage.k8s.io/ephemeral"
+"""What a kubelet says of such a volume (podInfoOnMount)."""
+SIZE = "size"
+_NAME = "\0ephemeral\0"
+"""No CreateVolume can have such a name: control characters are refused."""
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class BadSize(errors.InvalidRequest):
+    """The size in a pod's manifest is none."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(
+            f"the volume attribute {SIZE} cannot be {text[:64]!r}",
+            why="it must be a number of bytes, or one with a unit such as 512Mi",
+            hint="correct the pod's volumeAttributes",
+        )
+
+
+class NotEphemeral(errors.InvalidRequest):
+    """A volume that a CO created is published as if it were a pod's own."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"{volume_id} is not published as an ephemeral volume",
+            why=f"it was created by CreateVolume, and the volume context says {KEY}: true",
+            hint="take that key out of the PersistentVolume's attributes",
+        )
+        self.volume_id = volume_id
+
+
+def is_wanted(request: Publish) -> bool:
+    """Whether a publish is of an ephemeral volume."""
+    return dict(request.volume_context).get(KEY) == "true"
+
+
+def id_of(volume_id: str) -> volumes.VolumeId:
+    """The driver's own id of the volume that the CO calls `volume_id`."""
+    return volume_records.volume_id_of(_NAME + volume_id)
+
+
+def is_name(name: str) -> bool:
+    """Whether a record's name is that of an ephemeral volume."""
+    return name.startswith(_NAME)
+
+
+def size_bytes(text: str) -> int:
+    """Read a size; raises `BadSize`."""
+    found = quantities.parse(text)
+    if not found:
+        raise BadSize(text)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class EphemeralVolumes:
+    """Publishes and removes; one call per volume at a time is the caller's business."""
+
+    state: State
+    provisioner: Provisioner
+    node_stage: NodeStage
+    node_unpublish: NodeUnpublish
+
+    def own(self, volume_id: volumes.VolumeId) -> volumes.VolumeId:
+        """The driver's own id if `volume_id` is that of an ephemeral volume, and else `volume_id`."""
+        own = id_of(volume_id)
+        return own if self.state.volume_records.index.has(own) else volume_id
+
+    def is_one(self, volume_id: volumes.VolumeId) -> bool:
+        """Whether `volume_id` is what a CO calls an ephemeral volume that there is."""
+        return self.state.volume_records.index.has(id_of(volume_id))
+
+    async def publish(self, request: Publish, then: Callable[[Publish], Awaitable[T]]) -> T:
+        """Make what `request` asks for, and publish it by `then`.
+
+        Raises `NotEphemeral`, `BadSize`, `provisioning.ExistsDifferently` (another size than before), and what the
+        steps raise.
+        """
+        if self.state.volume_records.index.has(request.volume_id):
+            raise NotEphemeral(request.volume_id)
+        create = _create(request)
+        own = replace(request, volume_id=id_of(request.volume_id), staging=_staging(request.target))
+        record = await asyncio.to_thread(self.state.volume_records.find, own.volume_id)
+        existed = record is not None and record.phase == "ready"
+        try:
+            await self.provisioner.create(create)
+            await self.node_stage.stage(Stage(own.volume_id, own.staging, own.capability))
+            return await then(own)
+        except errors.CrustError:
+            if not existed:
+                await self._take_back(own)
+            raise
+
+    async def _take_back(self, own: Publish) -> None:
+        """The caller hears why it was not published; what cannot be removed is removed with the pod."""
+        try:
+            await self._remove(own.volume_id, own.target)
+        except errors.CrustError as err:
+            _log.warning("left behind", extra={"volume_id": own.volume_id, "error": str(err)})
+
+    async def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
+        """Unpublish and delete; raises what the steps raise, and is then called again."""
+        own = id_of(volume_id)
+        await self.node_unpublish.unpublish(own, target)
+        await self._remove(own, target)
+
+    async def _remove(self, own: volumes.VolumeId, target: volumes.TargetPath) -> None:
+        if await asyncio.to_thread(self.state.live_publishes, own):
+            return
+        await self.node_stage.unstage(own, _staging(target))
+        try:
+            await asyncio.to_thread(self.state.volume_records.find, own)
+        except UNREADABLE as err:
+            # Its pod is gone, and must not wait for a person who looks at what is left.
+            _log.error("left behind", extra={"volume_id": own, "error": str(err)})
+            return
+        await self.provisioner.delete(own)
+
+
+def _create(request: Publish) -> Create:
+    attributes = dict(request.volume_context)
+    size = attributes.pop(SIZE, "")
+    return Create(
+        _NAME + request.volume_id,
+        volumes.CapacityRange(size_bytes(size) if size else 0, 0),
+        (request.capability,),
+        tuple(sorted(attributes.items())),
+    )
+
+
+def _staging(target: volumes.TargetPath) -> volumes.TargetPath:
+    """Where it counts as staged: the CO made the target's parent, and nothing is ever written at a staging path."""
+    return volumes.TargetPath(os.path.dirname(target.text))

@@ -1,0 +1,106 @@
+"""Whether a device is formatted: the one decision that can destroy a volume, as a pure function.
+
+mkfs runs when the record says that nobody ever had the device *and* the device says that there is nothing on it. Two
+witnesses, because each lies at times: a record is restored from an old backup, a probe reads a failing disk. When
+they disagree nobody guesses.
+
+An mkfs that was interrupted leaves half a filesystem and a record that says "formatting", which proves that no
+publish ever happened. The device is cleared and made anew, unless what is on it is not what mkfs would leave.
+"""
+
+import enum
+from collections.abc import Callable
+
+from crust import errors
+from crust.blockdriver.records.volume_record import Record
+from crust.host.filesystems import filesystems
+
+
+class ContentInDoubt(errors.Corrupt):
+    """The record and the device contradict each other."""
+
+    def __init__(self, volume_id: str, recorded: str, found: str) -> None:
+        super().__init__(
+            f"{volume_id} is neither formatted nor mounted",
+            why=f"its record says {recorded}, and on the device there is {found}",
+            hint="look at the image by hand; nothing was written to it",
+        )
+        self.volume_id = volume_id
+        self.recorded = recorded
+        self.found = found
+
+
+class FormattedDifferently(errors.NotReady):
+    """Another filesystem is asked for than the volume has."""
+
+    def __init__(self, volume_id: str, present: str, wanted: str) -> None:
+        super().__init__(
+            f"{volume_id} cannot be mounted as {wanted}",
+            why=f"it is formatted with {present}",
+            hint=f"ask for {present}",
+        )
+        self.volume_id = volume_id
+        self.present = present
+        self.wanted = wanted
+
+
+class NoFilesystem(errors.NotReady):
+    """A volume that was used as a raw device is to be mounted, and holds no filesystem."""
+
+    def __init__(self, volume_id: str, found: str) -> None:
+        super().__init__(
+            f"{volume_id} cannot be mounted",
+            why=f"it was given out as a raw device, and on it there is {found}",
+            hint="make a filesystem on it as a raw volume, or create another volume",
+        )
+        self.volume_id = volume_id
+
+
+class Action(enum.Enum):
+    """What to do with a device before it is mounted anywhere."""
+
+    KEEP = "keep"
+    MAKE = "make"
+    CLEAR_AND_MAKE = "clear and make"
+
+
+def judge(
+    record: Record, wanted: str, found: filesystems.Signature, *, is_blank: Callable[[], bool]
+) -> Action:
+    """What to do so that the volume carries the filesystem `wanted`.
+
+    `is_blank` looks at every place where a superblock could be; it is asked only when the answer may be to format.
+    Raises `ContentInDoubt`, `FormattedDifferently`, `NoFilesystem`.
+    """
+    if record.content == "new":
+        if isinstance(found, filesystems.Blank) and is_blank():
+            return Action.MAKE
+        raise ContentInDoubt(record.volume_id, "that it was never used", describe(found))
+    if record.content == "formatting":
+        return _judge_interrupted(record, found)
+    if not isinstance(found, filesystems.Filesystem):
+        if record.content == "raw":
+            raise NoFilesystem(record.volume_id, describe(found))
+        raise ContentInDoubt(record.volume_id, f"{record.fs_type} was made", describe(found))
+    if record.content == "formatted" and found.type != record.fs_type:
+        raise ContentInDoubt(record.volume_id, f"{record.fs_type} was made", describe(found))
+    if found.type != wanted:
+        raise FormattedDifferently(record.volume_id, found.type, wanted)
+    return Action.KEEP
+
+
+def _judge_interrupted(record: Record, found: filesystems.Signature) -> Action:
+    own = isinstance(found, filesystems.Filesystem) and found.type == record.fs_type
+    if own or isinstance(found, filesystems.Blank):
+        return Action.CLEAR_AND_MAKE
+    recorded = f"that making {record.fs_type} was interrupted"
+    raise ContentInDoubt(record.volume_id, recorded, describe(found))
+
+
+def describe(found: filesystems.Signature) -> str:
+    """What was found, in words."""
+    if isinstance(found, filesystems.Filesystem):
+        return found.type
+    if isinstance(found, filesystems.Other):
+        return found.what
+    return "no signature"

@@ -1,0 +1,143 @@
+"""The guests that have this driver's deferred volumes, reached through the proxy's Runtime API by target path.
+
+The driver never speaks to a runtime: the proxy knows which handler has a target, and asks it. Without a Runtime API
+(`runtime_socket` is empty) a deferred volume is out of reach, and whoever needs its guest is refused and told so:
+nothing pretends that a guest stood still, or that it obeys a limit.
+
+An error is the proxy's own sentence with its own code, and `PeerUnavailable` while the proxy or the handler is away:
+then nothing is known of the guest, which is not the same as "no guest has it".
+"""
+
+from typing import Protocol
+
+import grpc.aio
+
+from crust import errors, volumes
+from crust.rpc import channel, crust_v1, status
+from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
+
+FREEZE_TIMEOUT_S = 60.0
+"""A guest flushes all that it has not written yet before its filesystem stands still."""
+
+THAW_TIMEOUT_S = 20.0
+LIMITS_TIMEOUT_S = 30.0
+
+
+class NoRuntimeSocket(errors.NotReady):
+    """A guest is to be reached and the driver was not told how."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the guest that has the volume cannot be reached",
+            why="the driver was started without runtime_socket",
+            hint="set it to the proxy's Runtime API (/run/crust/runtime.sock), or unpublish the volume first",
+        )
+
+
+class Guests(Protocol):
+    """What can be asked of the guest that has a volume. A target that is not deferred is `NotFound`."""
+
+    def check(self) -> None:
+        """Raise `NoRuntimeSocket` if no guest can ever be reached; asks nobody."""
+        ...
+
+    async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
+        """Hold the filesystem still for at most `thaw_after_s` (1 to 60); whether a guest holds it.
+
+        False: no sandbox has the volume, so nobody writes to it at this moment. A repetition begins the time anew.
+        """
+        ...
+
+    async def thaw(self, target: volumes.TargetPath) -> bool:
+        """Let the writers go on; whether they stood still until now. Not frozen is fine, and False."""
+        ...
+
+    async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
+        """Replace the limits, for a sandbox that comes later too; whether one has the volume and obeys already."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the connection; once, at the end."""
+        ...
+
+
+class UnreachableGuests:
+    """`Guests` of a driver that was not told of a Runtime API."""
+
+    def check(self) -> None:
+        """Raises `NoRuntimeSocket`."""
+        raise NoRuntimeSocket()
+
+    async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
+        """Raises `NoRuntimeSocket`."""
+        raise NoRuntimeSocket()
+
+    async def thaw(self, target: volumes.TargetPath) -> bool:
+        """Raises `NoRuntimeSocket`."""
+        raise NoRuntimeSocket()
+
+    async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
+        """Raises `NoRuntimeSocket`."""
+        raise NoRuntimeSocket()
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class RuntimeApiGuests:
+    """`Guests` behind the proxy's socket. Connects when it is first asked; kept until `close`."""
+
+    def __init__(self, socket_path: str) -> None:
+        channel.target_of(socket_path)  # a path that cannot be one is told at the start
+        self._socket_path = socket_path
+        self._channel: grpc.aio.Channel | None = None
+
+    def check(self) -> None:
+        """See `Guests`."""
+
+    async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
+        """See `Guests`."""
+        request = runtime_pb2.RuntimeFreezeVolumeRequest(
+            volume_target_path=target.text, thaw_after_seconds=thaw_after_s
+        )
+        try:
+            answer = await self._stub().RuntimeFreezeVolume(request, timeout=FREEZE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as err:
+            raise status.to_error(err) from err
+        return answer.held
+
+    async def thaw(self, target: volumes.TargetPath) -> bool:
+        """See `Guests`."""
+        request = runtime_pb2.RuntimeThawVolumeRequest(volume_target_path=target.text)
+        try:
+            answer = await self._stub().RuntimeThawVolume(request, timeout=THAW_TIMEOUT_S)
+        except grpc.aio.AioRpcError as err:
+            raise status.to_error(err) from err
+        return answer.was_frozen
+
+    async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
+        """See `Guests`."""
+        request = runtime_pb2.RuntimeSetVolumeLimitsRequest(
+            volume_target_path=target.text, limits=crust_v1.io_limits_to_wire(limits)
+        )
+        try:
+            answer = await self._stub().RuntimeSetVolumeLimits(request, timeout=LIMITS_TIMEOUT_S)
+        except grpc.aio.AioRpcError as err:
+            raise status.to_error(err) from err
+        return answer.applied
+
+    async def close(self) -> None:
+        """See `Guests`."""
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+    def _stub(self) -> "runtime_pb2_grpc.RuntimeAsyncStub":
+        if self._channel is None:
+            self._channel = channel.connect(self._socket_path)
+        return runtime_pb2_grpc.RuntimeStub(self._channel)
+
+
+def runtime_guests(runtime_socket: str) -> Guests:
+    """The guests behind `runtime_socket`; out of reach if it is empty. Raises what `channel.target_of` raises."""
+    return RuntimeApiGuests(runtime_socket) if runtime_socket else UnreachableGuests()

@@ -1,0 +1,191 @@
+"""Growing: the device takes its image's size, then the filesystem takes its device's.
+
+A filesystem that is smaller than its device is a volume that lies about its size. Growth is due whenever the device
+is larger than the size that the record was last filled to, whoever grew it: at stage (ext4, unmounted), at the first
+host mount (xfs grows only mounted), at NodeExpandVolume. In a guest, the guest does it.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from crust import errors, volumes
+from crust.blockdriver.engines.protocol import Attachment, Source
+from crust.blockdriver.node import state
+from crust.blockdriver.node.state import NotStaged, State
+from crust.blockdriver.records import capability_check
+from crust.blockdriver.records.volume_record import Record
+from crust.host.filesystems import filesystems
+from crust.host.mounts import mounts
+
+
+class DeviceTooSmall(errors.OutOfRange):
+    """The device has not the size that is asked of the filesystem."""
+
+    def __init__(self, volume_id: str, size_bytes: int, required_bytes: int) -> None:
+        super().__init__(
+            f"{volume_id} cannot be expanded to {required_bytes} bytes on this node",
+            why=f"its device has {size_bytes}",
+            hint="call ControllerExpandVolume first",
+        )
+        self.volume_id = volume_id
+        self.size_bytes = size_bytes
+        self.required_bytes = required_bytes
+
+
+class AboveLimit(errors.OutOfRange):
+    """The volume is larger than the request allows."""
+
+    def __init__(self, volume_id: str, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"{volume_id} has {size_bytes} bytes",
+            why=f"the request allows {limit_bytes}; a volume never shrinks",
+            hint="raise the limit",
+        )
+        self.volume_id = volume_id
+
+
+class OnlineGrowthRefused(errors.NotReady):
+    """A mounted filesystem cannot be grown as it is (CSI NodeExpandVolume: FAILED_PRECONDITION)."""
+
+    def __init__(self, volume_id: str, why: str) -> None:
+        super().__init__(
+            f"the filesystem of {volume_id} cannot grow while it is mounted",
+            why=why,
+            hint="unpublish the volume; it grows by itself when it is next staged, or in a guest",
+        )
+        self.volume_id = volume_id
+
+
+class NotPublishedAtPath(errors.NotFound):
+    """A volume is not published or staged at a path."""
+
+    def __init__(self, volume_id: str, path: str) -> None:
+        super().__init__(f"{volume_id} is not published or staged at {path}")
+        self.volume_id = volume_id
+        self.path = path
+
+
+@dataclass(frozen=True, slots=True)
+class Expand:
+    """A NodeExpandVolume. With `deferred` the filesystem is a guest's."""
+
+    volume_id: volumes.VolumeId
+    path: volumes.TargetPath
+    wanted: volumes.CapacityRange
+    deferred: bool
+    capability: volumes.VolumeCapability | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """Growth that is due: where to do it, or "" for a filesystem that is mounted nowhere."""
+
+    record: Record
+    fs_type: str
+    attachment: Attachment
+    mountpoint: str
+
+
+class NodeExpand:
+    """NodeExpandVolume, and the growth that a stage or publish finds due."""
+
+    def __init__(self, shared: State) -> None:
+        self._state = shared
+
+    async def expand(self, request: Expand) -> int:
+        """Grow what is to be grown on this node; answers the device's size in bytes.
+
+        Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityNotSupported`, `NotStaged`,
+        `NotPublishedAtPath`, `DeviceTooSmall`, `AboveLimit`, and `OnlineGrowthRefused` where no mount is writable, or
+        the kernel does not let this process grow a mounted ext4.
+        """
+        size_bytes, due = await asyncio.to_thread(self._begin, request)
+        if due is not None:
+            await self._fill(due)
+        return size_bytes
+
+    async def fill(
+        self, record: Record, fs_type: str, attachment: Attachment, *, mountpoint: str = ""
+    ) -> None:
+        """Grow the filesystem if that is due: at `mountpoint`, or while it is mounted nowhere.
+
+        A filesystem that grows only mounted is left for its first mount.
+        """
+        if attachment.size_bytes > record.filled_bytes:
+            await self._fill(_Due(record, fs_type, attachment, mountpoint))
+
+    def _begin(self, request: Expand) -> tuple[int, _Due | None]:
+        record = self._state.volume_records.load(request.volume_id)
+        self._check_capability(request)
+        attachment = self._state.backend.refresh(request.volume_id)
+        if attachment is None:
+            raise NotStaged(request.volume_id)
+        _check_size(request, attachment.size_bytes)
+        due = self._due(request, record, attachment)
+        if due is None or attachment.size_bytes <= record.filled_bytes:
+            return attachment.size_bytes, None
+        if not due.mountpoint and state.host_mounts(attachment.source):
+            raise OnlineGrowthRefused(request.volume_id, "each of its mounts is read-only")
+        return attachment.size_bytes, due
+
+    def _check_capability(self, request: Expand) -> None:
+        """CSI NodeExpandVolume: INVALID_ARGUMENT for what the volume cannot do, or was not staged for."""
+        if request.capability is None:
+            return
+        why = capability_check.obstacle(
+            request.capability, modes=self._state.backend.modes, fs_types=self._state.fs_types
+        )
+        staged = self._state.node_state.staged(request.volume_id)
+        raw = isinstance(request.capability.access, volumes.BlockAccess)
+        if not why and staged is not None and raw != (staged.kind == "block"):
+            why = f"it is staged as {staged.kind}"
+        if why:
+            raise capability_check.CapabilityNotSupported(why)
+
+    def _due(self, request: Expand, record: Record, attachment: Attachment) -> _Due | None:
+        entry = self._state.node_state.published(request.path)
+        staged = self._state.node_state.staged(request.volume_id)
+        here = mounts.at(request.path.text)
+        if request.deferred or (entry is not None and entry.deferred):
+            return None
+        if here is not None and state.is_node(here, attachment.source):
+            return None
+        if here is not None and state.is_of(here, attachment.source):
+            place = "" if here.readonly else request.path.text
+            place = place or _writable_mountpoint(attachment.source)
+            return _Due(record, here.fs_type, attachment, place)
+        if staged is None or request.path.text not in staged.paths:
+            raise NotPublishedAtPath(request.volume_id, request.path.text)
+        if staged.kind == "block" or self._deferred(request.volume_id):
+            return None
+        place = _writable_mountpoint(attachment.source)
+        return _Due(record, staged.fs_type, attachment, place)
+
+    def _deferred(self, volume_id: volumes.VolumeId) -> bool:
+        return any(entry.deferred for entry in self._state.node_state.published_of(volume_id))
+
+    async def _fill(self, due: _Due) -> None:
+        try:
+            if due.mountpoint:
+                await filesystems.grow_mounted(due.mountpoint, due.fs_type)
+            elif await asyncio.to_thread(
+                filesystems.needs_growth, due.attachment.source.path, due.fs_type
+            ):
+                await filesystems.grow_unmounted(due.attachment.source.path, due.fs_type)
+        except filesystems.OnlyGrowsMounted:
+            return  # the first mount does it
+        except filesystems.MissingCapability as err:
+            raise OnlineGrowthRefused(due.record.volume_id, str(err)) from err
+        record = due.record.but(filled_bytes=due.attachment.size_bytes)
+        await asyncio.to_thread(self._state.volume_records.save, record)
+
+
+def _check_size(request: Expand, size_bytes: int) -> None:
+    if size_bytes < request.wanted.required_bytes:
+        raise DeviceTooSmall(request.volume_id, size_bytes, request.wanted.required_bytes)
+    if request.wanted.limit_bytes and size_bytes > request.wanted.limit_bytes:
+        raise AboveLimit(request.volume_id, size_bytes, request.wanted.limit_bytes)
+
+
+def _writable_mountpoint(source: Source) -> str:
+    return next((each.target for each in state.host_mounts(source) if not each.readonly), "")

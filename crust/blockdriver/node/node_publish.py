@@ -1,0 +1,215 @@
+"""NodePublishVolume on the host: the filesystem is mounted on the target, or the device's node bound to it.
+
+The device is mounted directly, not a bind of the staging path: the kernel shares one filesystem instance among all
+targets of a device. A read-only target is a read-only *mount* of a writable filesystem, so that another target may
+write; only under a reader-only mode, or beside a guest that reads, is the filesystem itself read-only. A read-only
+raw volume needs a read-only device, since a read-only bind of a node stops no write.
+
+Steps: entry in the ledger, target made, mounted; with a group, or growth that is due, the entry is not done until
+that is made. A failure takes them back; a crash leaves an entry that the same request finishes and that
+NodeUnpublishVolume removes. An entry without its mount says nothing (`state.is_live`).
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from crust import errors, volumes
+from crust.blockdriver.controller import controller_publish
+from crust.blockdriver.engines.protocol import Attachment
+from crust.blockdriver.node import io_limits, publish_rules, state
+from crust.blockdriver.node.node_expand import NodeExpand
+from crust.blockdriver.node.node_state import Published
+from crust.blockdriver.node.publish_rules import Publish
+from crust.blockdriver.node.state import NotStaged, State, is_live
+from crust.blockdriver.records import capability_check
+from crust.blockdriver.records.volume_record import Record
+from crust.host.block import devices
+from crust.host.files import paths
+from crust.host.filesystems import uuids
+from crust.host.mounts import fs_group, mounts
+
+
+class TargetOccupied(errors.Conflict):
+    """Something that this driver did not put there is mounted at the target."""
+
+    def __init__(self, target: str, what: str) -> None:
+        super().__init__(
+            f"{target} is occupied", why=f"{what} is mounted there", hint="unmount it first"
+        )
+        self.target = target
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A publish that passed every rule, with what it needs."""
+
+    request: Publish
+    entry: Published
+    record: Record
+    attachment: Attachment
+    present: Published | None
+    others: tuple[Published, ...]
+
+    @property
+    def device(self) -> str:
+        """The device's path on this host."""
+        return self.attachment.source.path
+
+
+def check(shared: State, request: Publish) -> Ready:
+    """Hold a publish, deferred or not, against all rules; changes nothing but stale entries of the ledger.
+
+    Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityExceeded`, `NotStaged`,
+    `publish_rules.PublishedDifferently`, `publish_rules.PublishedElsewhere`.
+    """
+    record = shared.volume_records.load(request.volume_id)
+    why = capability_check.obstacle(
+        request.capability, modes=shared.backend.modes, fs_types=shared.fs_types
+    )
+    if why:
+        raise capability_check.CapabilityExceeded(request.volume_id, why)
+    attachment = shared.staged_attachment(request.volume_id)
+    staged = shared.node_state.staged(request.volume_id)
+    if staged is None or request.staging.text not in staged.paths:
+        raise NotStaged(request.volume_id, f"not at {request.staging}")
+    entry = publish_rules.entry_of(request, staged.fs_type)
+    if controller_publish.is_readonly(record):
+        entry = entry.model_copy(update={"readonly": True})
+    if entry.kind == "mount" and record.shares_uuid:
+        options = uuids.beside_twin(entry.fs_type, entry.options)
+        entry = entry.model_copy(update={"options": options})
+    if entry.kind != staged.kind:
+        raise capability_check.CapabilityExceeded(
+            request.volume_id, f"it is staged as {staged.kind}"
+        )
+    present = _present(shared, request)
+    if present is not None:
+        publish_rules.check_same_target(present, entry)
+    live = shared.live_publishes(request.volume_id)
+    others = tuple(each for each in live if each.target != request.target.text)
+    publish_rules.check_other_targets(others, entry)
+    return Ready(request, entry, record, attachment, present, others)
+
+
+def _present(shared: State, request: Publish) -> Published | None:
+    """The target's entry if it still stands, whichever volume's; one whose mount is gone is not there."""
+    entry = shared.node_state.published(request.target)
+    if entry is None:
+        return None
+    attachment = shared.backend.attached(volumes.VolumeId(entry.volume_id))
+    return entry if is_live(entry, attachment.source if attachment else None) else None
+
+
+class NodePublish:
+    """Publishes on the host; one call per volume at a time is the caller's business."""
+
+    def __init__(self, shared: State, node_expand: NodeExpand) -> None:
+        self._state = shared
+        self._node_expand = node_expand
+
+    async def publish(self, request: Publish) -> None:
+        """Publish as asked, or find that it is published so already.
+
+        Raises what `check` raises, `throttling.CannotThrottle`, `TargetOccupied`, and the errors of `paths`, `mounts`
+        and `groups`.
+        """
+        ready = await asyncio.to_thread(self._publish, request)
+        if ready is None:
+            return
+        # Growth is due and comes first where it can; xfs grows after its first mount, and is not done before.
+        fs_type, target = ready.entry.fs_type, request.target.text
+        if ready.present is None:
+            await self._node_expand.fill(ready.record, fs_type, ready.attachment)
+        await asyncio.to_thread(self._publish, request, growth_considered=True)
+        record = await asyncio.to_thread(self._state.volume_records.load, request.volume_id)
+        try:
+            await self._node_expand.fill(record, fs_type, ready.attachment, mountpoint=target)
+        except errors.CrustError:
+            await asyncio.to_thread(self._take_back, ready)
+            raise
+        await asyncio.to_thread(self._state.node_state.note_published, _done(ready))
+
+    def _publish(self, request: Publish, *, growth_considered: bool = False) -> Ready | None:
+        """Do it all in one hop; or answer what has to grow before, having changed nothing."""
+        ready = check(self._state, request)
+        io_limits.check(self._state, ready.record)
+        if ready.present is not None and ready.present.done:
+            io_limits.hold(self._state, ready.record, ready.attachment)
+            return None
+        mounted = self._look(ready)
+        # One that is mounted and not in the ledger may have been answered long ago: a pod may be using it.
+        unanswered = not mounted or ready.present is not None
+        if unanswered and not growth_considered and self._growth_is_due(ready):
+            return ready
+        group = _group(ready)
+        # Where nothing follows the mount, the mount itself says whether it was done.
+        last = group is None and not growth_considered
+        self._state.node_state.note_published(_done(ready) if last else ready.entry)
+        try:
+            if not mounted:
+                self._mount(ready)
+            if group is not None:
+                fs_group.apply(ready.entry.target, group)
+            io_limits.hold(self._state, ready.record, ready.attachment)
+        except errors.CrustError:
+            self._take_back(ready)
+            raise
+        if group is not None and not growth_considered:
+            self._state.node_state.note_published(_done(ready))
+        return None
+
+    def _look(self, ready: Ready) -> bool:
+        """Whether an earlier life mounted the volume at the target; raises `TargetOccupied` for anything else."""
+        mount = mounts.at(ready.entry.target)
+        if mount is None:
+            return False
+        if mounts.is_sealed(mount):
+            raise TargetOccupied(ready.entry.target, "the seal of a deferred publish")
+        right_kind = state.is_node if ready.entry.kind == "block" else state.is_of
+        if not right_kind(mount, ready.attachment.source):
+            raise TargetOccupied(ready.entry.target, f"{mount.fs_type} from {mount.source}")
+        if ready.entry.kind == "mount" and mount.readonly != ready.entry.readonly:
+            raise publish_rules.PublishedDifferently(ready.entry.target, ready.entry.volume_id)
+        return True
+
+    def _growth_is_due(self, ready: Ready) -> bool:
+        entry, record = ready.entry, ready.record
+        larger = ready.attachment.size_bytes > record.filled_bytes
+        return larger and entry.kind == "mount" and not entry.readonly and not ready.others
+
+    def _mount(self, ready: Ready) -> None:
+        entry, target, roots = ready.entry, ready.request.target, self._state.target_roots
+        if entry.kind == "block":
+            devices.set_readonly(ready.device, readonly=entry.readonly)
+            paths.make_file(target, roots)
+            mounts.bind(ready.device, target.text)
+            return
+        paths.make_directory(target, roots)
+        alone = entry.access_mode.reader_only or any(other.deferred for other in ready.others)
+        mounts.mount_device(
+            ready.device,
+            target.text,
+            entry.fs_type,
+            entry.options,
+            readonly=entry.readonly,
+            beside_writers=not alone,
+        )
+
+    def _take_back(self, ready: Ready) -> None:
+        mount = mounts.at(ready.entry.target)
+        if mount is not None and state.shows(mount, ready.attachment.source):
+            mounts.unmount(ready.entry.target)
+        self._state.node_state.forget_published(ready.request.target)
+        if mounts.at(ready.entry.target) is None:
+            paths.remove(ready.request.target, self._state.target_roots)
+
+
+def _done(ready: Ready) -> Published:
+    return ready.entry.model_copy(update={"done": True})
+
+
+def _group(ready: Ready) -> volumes.GroupChange | None:
+    access = ready.request.capability.access
+    if isinstance(access, volumes.BlockAccess) or ready.entry.readonly:
+        return None
+    return access.group

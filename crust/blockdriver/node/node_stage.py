@@ -1,0 +1,300 @@
+"""NodeStageVolume and NodeUnstageVolume: the device is attached, and its filesystem is fit to be mounted.
+
+Nothing is mounted at the staging path, which stays the CO's empty directory: whether the host mounts or a guest is
+known only at publish. The steps, each of which may be the last before a crash:
+
+1. attach the device (once, however often asked);
+2. if the volume is new: write "formatting" into the record, make the filesystem, write "formatted";
+3. else: check it if its superblock is not clean, grow it if its device is larger;
+4. write the stage into the ledger. Only then can it be published.
+
+The same volume may be staged at several paths (a PersistentVolume under a second name); it is detached with the last.
+"""
+
+import asyncio
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from crust import errors, volumes
+from crust.blockdriver.controller import controller_publish
+from crust.blockdriver.engines.protocol import Attachment
+from crust.blockdriver.node import format_decision, io_limits, state
+from crust.blockdriver.node.attach_limit import AttachSlots
+from crust.blockdriver.node.node_expand import NodeExpand
+from crust.blockdriver.node.node_state import Staged
+from crust.blockdriver.node.state import State
+from crust.blockdriver.records import capability_check, volume_records
+from crust.blockdriver.records.volume_record import Record
+from crust.host.block import devices, zeroout
+from crust.host.filesystems import filesystems, mkfs_options, superblocks, uuids
+from crust.host.filesystems.mkfs_compatibility import MkfsCompatibility
+
+
+class StagingPathMissing(errors.NotReady):
+    """The staging path is the CO's to make (CSI NodeStageVolume)."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the staging path {path} is not a directory", hint="create it before the call"
+        )
+        self.path = path
+
+
+class StagedDifferently(errors.Conflict):
+    """The volume is staged with another capability."""
+
+    def __init__(self, volume_id: str, staged: Staged) -> None:
+        how = f"{staged.kind} {staged.fs_type}".strip()
+        super().__init__(
+            f"{volume_id} is staged already",
+            why=f"as {how}, at {', '.join(staged.paths)}",
+            hint="unstage it there first",
+        )
+        self.volume_id = volume_id
+
+
+class StillPublished(errors.NotReady):
+    """A volume is to be unstaged that is still published."""
+
+    def __init__(self, volume_id: str, targets: tuple[str, ...]) -> None:
+        super().__init__(
+            f"{volume_id} cannot be unstaged",
+            why=f"it is still published at {', '.join(targets)}",
+            hint="unpublish it there first",
+        )
+        self.volume_id = volume_id
+        self.targets = targets
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A NodeStageVolume."""
+
+    volume_id: volumes.VolumeId
+    path: volumes.TargetPath
+    capability: volumes.VolumeCapability
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    entry: Staged
+    record: Record
+    attachment: Attachment
+    action: format_decision.Action | None
+    """None: there is nothing to do to the device."""
+
+
+class NodeStage:
+    """Stages and unstages; one call per volume at a time is the caller's business."""
+
+    def __init__(self, shared: State, node_expand: NodeExpand) -> None:
+        self._state = shared
+        self._node_expand = node_expand
+        self._attach_slots = AttachSlots(shared)
+        self._fitting = MkfsCompatibility()
+
+    async def stage(self, request: Stage) -> None:
+        """Make the volume ready to be published.
+
+        Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityExceeded`, `StagingPathMissing`,
+        `StagedDifferently`, `controller_publish.PublishedToOtherNode`, `controller_publish.AttachLimitReached`, the
+        errors of `format_decision.judge`, and of the backend and the filesystem's tools.
+        """
+        begun = await asyncio.to_thread(self._begin, request)
+        if begun.action is None:
+            return
+        await self._prepare(begun)
+        await asyncio.to_thread(self._state.node_state.note_staged, begun.entry)
+
+    def _begin(self, request: Stage) -> _Begun:
+        """Attach and look; a volume that needs nothing more is staged when this returns."""
+        begun = self._attach(request)
+        if begun.action is None:
+            self._state.node_state.note_staged(begun.entry)
+        return begun
+
+    def _attach(self, request: Stage) -> _Begun:
+        record = self._state.volume_records.load(request.volume_id)
+        controller_publish.check_not_elsewhere(record, self._state.here)
+        self._check(request)
+        entry = self._entry(request, record)
+        staged = self._state.node_state.staged(request.volume_id)
+        if staged is not None and (staged.kind, staged.fs_type) != (entry.kind, entry.fs_type):
+            raise StagedDifferently(request.volume_id, staged)
+        present = self._state.backend.attached(request.volume_id) if staged else None
+        if staged is not None and present is not None:
+            paths = tuple(dict.fromkeys((*staged.paths, request.path.text)))
+            return _Begun(staged.model_copy(update={"paths": paths}), record, present, None)
+        with self._attach_slots.taking(request.volume_id):
+            attachment = self._state.backend.attach(request.volume_id)
+        io_limits.settle(self._state, record, attachment)
+        if entry.kind == "block":
+            self._give_out_raw(record, attachment)
+            return _Begun(entry, record, attachment, None)
+        return _Begun(entry, record, attachment, _judge(record, entry.fs_type, attachment))
+
+    def _check(self, request: Stage) -> None:
+        why = capability_check.obstacle(
+            request.capability, modes=self._state.backend.modes, fs_types=self._state.fs_types
+        )
+        if why:
+            raise capability_check.CapabilityExceeded(request.volume_id, why)
+        if not os.path.isdir(request.path.text):
+            raise StagingPathMissing(request.path.text)
+
+    def _entry(self, request: Stage, record: Record) -> Staged:
+        access = request.capability.access
+        kind: Literal["mount", "block"] = "mount"
+        fs_type = ""
+        if isinstance(access, volumes.BlockAccess):
+            kind = "block"
+        else:
+            fs_type = capability_check.wanted_fs_type(access, record)
+        return Staged(
+            volume_id=request.volume_id, kind=kind, fs_type=fs_type, paths=(request.path.text,)
+        )
+
+    def _give_out_raw(self, record: Record, attachment: Attachment) -> None:
+        """From here on the bytes are its user's, and are never formatted by this driver again."""
+        if record.content == "raw":
+            return
+        if record.content == "formatting":
+            zeroout.zero_device(attachment.source.path)
+        self._state.volume_records.save(record.but(content="raw", fs_type="", renews_uuid=False))
+
+    async def _prepare(self, begun: _Begun) -> None:
+        device, fs_type = begun.attachment.source.path, begun.entry.fs_type
+        if begun.action is format_decision.Action.KEEP:
+            await filesystems.check(device, fs_type)
+            record = await self._tell_from_source(begun.record, device, fs_type)
+            await self._node_expand.fill(record, fs_type, begun.attachment)
+            return
+        await asyncio.to_thread(self._intend, begun)
+        words = mkfs_options.words(fs_type, begun.record.parameters)
+        await self._fitting.make(device, fs_type, extra_options=words)
+        made = begun.record.but(
+            content="formatted",
+            fs_type=fs_type,
+            filled_bytes=begun.attachment.size_bytes,
+            generation=begun.record.generation + 1,
+        )
+        await asyncio.to_thread(self._state.volume_records.save, made)
+
+    async def _tell_from_source(self, record: Record, device: str, fs_type: str) -> Record:
+        """A copy gets a UUID of its own. Cut short, it gets another the next time, because the intent is on record.
+
+        Where that takes a mount, only if nobody but this host ever had the filesystem. Else it stays until it was
+        unmounted, and is published with what lets it stand beside its twin.
+        """
+        if not record.shares_uuid:
+            return record
+        ours = record.content == "formatted" and not record.in_guest
+        intent = await asyncio.to_thread(
+            self._state.volume_records.save, record.but(renews_uuid=True)
+        )
+        renewed = await uuids.renew(device, fs_type, may_mount=ours, was_begun=record.renews_uuid)
+        known = intent.but(renews_uuid=False, shares_uuid=not renewed)
+        return await asyncio.to_thread(self._state.volume_records.save, known)
+
+    def _intend(self, begun: _Begun) -> None:
+        if begun.action is format_decision.Action.CLEAR_AND_MAKE:
+            zeroout.zero_device(begun.attachment.source.path)
+        self._state.volume_records.save(
+            begun.record.but(content="formatting", fs_type=begun.entry.fs_type)
+        )
+
+    async def unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
+        """Detach the volume if `path` is the last one it is staged at; not staged, or unknown, is fine.
+
+        Raises `StillPublished`, and `NotReady` naming the holder while anything has the device.
+        """
+        await asyncio.to_thread(self._unstage, volume_id, path)
+
+    def _unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
+        if not volume_records.is_ours(volume_id):
+            return
+        staged = self._state.node_state.staged(volume_id)
+        others = () if staged is None else _others(staged, path.text)
+        if staged is not None and others:
+            self._state.node_state.note_staged(staged.model_copy(update={"paths": others}))
+            return
+        published = self._state.live_publishes(volume_id)
+        if published:
+            raise StillPublished(volume_id, tuple(entry.target for entry in published))
+        attachment = self._state.backend.attached(volume_id)
+        if attachment is not None:
+            _check_unmounted(volume_id, attachment)
+            if staged is None or staged.kind == "block":
+                _check_unbound(volume_id, attachment)
+            io_limits.let_go(self._state, attachment)
+            self._state.backend.detach(volume_id)
+        for stale in self._state.node_state.published_of(volume_id):
+            self._state.node_state.forget_published(volumes.TargetPath(stale.target))
+        self._state.node_state.forget_staged(volume_id)
+
+
+def _check_unmounted(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
+    if devices.is_free(attachment.source.path, attachment.source.identity):
+        return
+    mounted = state.host_mounts(attachment.source)
+    if mounted:
+        raise StillPublished(volume_id, tuple(mount.target for mount in mounted))
+
+
+def _check_unbound(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
+    bound = state.node_mounts(attachment.source)
+    if bound:
+        raise StillPublished(volume_id, tuple(mount.target for mount in bound))
+
+
+def _judge(record: Record, fs_type: str, attachment: Attachment) -> format_decision.Action | None:
+    """What the device needs; nothing while this host has it mounted, because then an earlier life prepared it.
+
+    Anyone else who has it may be a guest, or a tool that a killed driver left running: `DeviceInUse`.
+    """
+    device = attachment.source.path
+    fence = devices.try_exclusive(device)
+    if fence is None:
+        return _judge_held(record, fs_type, attachment)
+    try:
+        found = _vouched(record, fs_type, device)
+        if found is None:
+            return _judge_unknown(record, fs_type, device)
+        is_ready = found.clean and _needs_nothing(record, attachment)
+        return None if is_ready else format_decision.Action.KEEP
+    finally:
+        os.close(fence)
+
+
+def _judge_held(
+    record: Record, fs_type: str, attachment: Attachment
+) -> format_decision.Action | None:
+    device = attachment.source.path
+    known = _vouched(record, fs_type, device) is not None
+    action = format_decision.Action.KEEP if known else _judge_unknown(record, fs_type, device)
+    if action is format_decision.Action.KEEP and state.host_mounts(attachment.source):
+        return None
+    os.close(devices.open_exclusive(device))  # which says by whom, or finds it free by now
+    return action
+
+
+def _vouched(record: Record, fs_type: str, device: str) -> superblocks.Superblock | None:
+    """The superblock of a filesystem that is on the device by our record's word and its own: one read."""
+    if (record.content, record.fs_type) != ("formatted", fs_type):
+        return None
+    return filesystems.superblock(device, fs_type)
+
+
+def _judge_unknown(record: Record, fs_type: str, device: str) -> format_decision.Action:
+    found = filesystems.probe(device)
+    return format_decision.judge(record, fs_type, found, is_blank=lambda: devices.is_blank(device))
+
+
+def _needs_nothing(record: Record, attachment: Attachment) -> bool:
+    return not record.shares_uuid and attachment.size_bytes <= record.filled_bytes
+
+
+def _others(staged: Staged, path: str) -> tuple[str, ...]:
+    """The other staging paths that the CO has not removed meanwhile."""
+    return tuple(each for each in staged.paths if each != path and os.path.isdir(each))

@@ -1,0 +1,193 @@
+"""What this driver staged and published on this node since the machine booted.
+
+One small JSON file per staged volume and per target, below a directory named by the boot's id: after a reboot the
+mounts are gone, and with them everything that is written here. Files are replaced atomically but not synced. One
+process writes them and keeps a copy in memory, so a question costs no read. The kernel wins: whoever asks compares
+with mountinfo.
+
+    <run dir>/<boot id>/staged/<volume id>.json
+    <run dir>/<boot id>/published/<sha256 of the target path>.json
+
+An entry is written before the mount it announces (`done` is False) and again after; a crash between leaves an entry
+that a retry of the same publish finishes and an unpublish removes. Mount flags are kept only after they were checked
+for credentials, and of the rest of a request a digest.
+"""
+
+import os
+import re
+import threading
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+import pydantic
+
+from crust import errors, volumes
+from crust.host.files import durable
+from crust.host.process import oserrors
+
+_LIMIT_BYTES = 64 * 1024
+_BOOT = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class UnreadableEntry(errors.Corrupt):
+    """An entry is not what this driver writes: what is published is not known, so nothing is served."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the ledger entry {path} cannot be read",
+            why="it is not an entry of this version of the driver",
+            hint="look at what is mounted at its target, unmount it, remove the file, start again",
+        )
+        self.path = path
+
+
+class Staged(pydantic.BaseModel):
+    """A volume that is attached and ready to be published. `paths` are the CO's staging paths."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    volume_id: str
+    kind: Literal["mount", "block"]
+    fs_type: str
+    paths: tuple[str, ...]
+
+
+class Published(pydantic.BaseModel):
+    """A volume at a target. `fingerprint` stands for all arguments of the request (CSI: "P")."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    volume_id: str
+    target: str
+    kind: Literal["mount", "block"]
+    fs_type: str
+    mode: int
+    options: tuple[str, ...]
+    readonly: bool
+    deferred: bool
+    fingerprint: str
+    done: bool
+
+    @property
+    def access_mode(self) -> volumes.AccessMode:
+        """The access mode as a value."""
+        return volumes.AccessMode(self.mode)
+
+
+E = TypeVar("E", Staged, Published)
+
+
+class NodeState:
+    """The entries of this boot. Safe to use from several threads."""
+
+    def __init__(self, run_dir: str) -> None:
+        self._root = run_dir
+        self._boot = ""
+        self._guard = threading.Lock()
+        self._staged: dict[str, Staged] = {}
+        self._published: dict[str, Published] = {}
+
+    def open(self, boot_id: str) -> None:
+        """Make the directories, drop other boots' entries, read this one's. Raises `UnreadableEntry`."""
+        self._boot = os.path.join(self._root, boot_id)
+        durable.make_directory(self._root, 0o700)
+        durable.make_directory(self._boot, 0o700)
+        for name in ("staged", "published"):
+            durable.make_directory(os.path.join(self._boot, name), 0o700)
+            durable.sweep(os.path.join(self._boot, name))
+        self._drop_other_boots()
+        self._staged = self._read("staged", Staged, lambda entry: entry.volume_id)
+        self._published = self._read("published", Published, lambda entry: entry.target)
+
+    def staged(self, volume_id: volumes.VolumeId) -> Staged | None:
+        """The stage of a volume."""
+        with self._guard:
+            return self._staged.get(volume_id)
+
+    def published(self, target: volumes.TargetPath) -> Published | None:
+        """What was published at a target."""
+        with self._guard:
+            return self._published.get(target.text)
+
+    def published_of(self, volume_id: volumes.VolumeId) -> tuple[Published, ...]:
+        """Everything that was published of a volume."""
+        with self._guard:
+            return tuple(each for each in self._published.values() if each.volume_id == volume_id)
+
+    def note_staged(self, entry: Staged) -> None:
+        """Write a stage down."""
+        durable.publish(
+            self._staged_path(entry.volume_id), _encode(entry), survives_power_cut=False
+        )
+        with self._guard:
+            self._staged[entry.volume_id] = entry
+
+    def forget_staged(self, volume_id: volumes.VolumeId) -> None:
+        """Remove a stage; absent is fine."""
+        # The file first: what memory alone forgot would be back after a restart, and block the volume for good.
+        durable.remove(self._staged_path(volume_id), survives_power_cut=False)
+        with self._guard:
+            self._staged.pop(volume_id, None)
+
+    def note_published(self, entry: Published) -> None:
+        """Write a publish down."""
+        durable.publish(
+            self._published_path(entry.target), _encode(entry), survives_power_cut=False
+        )
+        with self._guard:
+            self._published[entry.target] = entry
+
+    def forget_published(self, target: volumes.TargetPath) -> None:
+        """Remove a publish; absent is fine."""
+        durable.remove(self._published_path(target.text), survives_power_cut=False)
+        with self._guard:
+            self._published.pop(target.text, None)
+
+    def _staged_path(self, volume_id: str) -> str:
+        return os.path.join(self._boot, "staged", f"{volume_id}.json")
+
+    def _published_path(self, target: str) -> str:
+        digest = volumes.TargetPath(target).digest
+        return os.path.join(self._boot, "published", f"{digest}.json")
+
+    def _read(self, name: str, model: type[E], key: Callable[[E], str]) -> dict[str, E]:
+        directory = os.path.join(self._boot, name)
+        entries: dict[str, E] = {}
+        for file_name in sorted(os.listdir(directory)):
+            entry = _decode(os.path.join(directory, file_name), model)
+            entries[key(entry)] = entry
+        return entries
+
+    def _drop_other_boots(self) -> None:
+        with (
+            oserrors.translating(f"cannot clear {self._root} of earlier boots"),
+            os.scandir(self._root) as entries,
+        ):
+            for boot in entries:
+                ours = _BOOT.fullmatch(boot.name) and boot.is_dir(follow_symlinks=False)
+                if ours and boot.path != self._boot:
+                    _remove_boot(boot.path)
+
+
+def _remove_boot(path: str) -> None:
+    """Remove the ledger of another boot, and nothing beside it."""
+    for name in ("staged", "published"):
+        directory = os.path.join(path, name)
+        if not os.path.isdir(directory):
+            continue
+        for file_name in os.listdir(directory):
+            os.unlink(os.path.join(directory, file_name))
+        os.rmdir(directory)
+    if not os.listdir(path):
+        os.rmdir(path)
+
+
+def _encode(entry: pydantic.BaseModel) -> bytes:
+    return entry.model_dump_json().encode() + b"\n"
+
+
+def _decode(path: str, model: type[E]) -> E:
+    try:
+        return model.model_validate_json(durable.read(path, limit_bytes=_LIMIT_BYTES))
+    except (pydantic.ValidationError, durable.UnreadableFile) as err:
+        raise UnreadableEntry(path) from err

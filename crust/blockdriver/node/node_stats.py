@@ -1,0 +1,143 @@
+"""NodeGetVolumeStats: how full a volume is where it is mounted, and whether something is wrong with it.
+
+statvfs(2) of a hung filesystem never returns, and a kubelet asks every minute: each path is asked by one thread at
+most, and every caller gets an answer in time. A raw volume has a size and nothing else to tell. A deferred volume is
+mounted in a guest, which this process cannot ask: that is the shim's work.
+"""
+
+from dataclasses import dataclass
+
+from crust import errors, volumes
+from crust.blockdriver.controller import health
+from crust.blockdriver.engines.protocol import Attachment
+from crust.blockdriver.node import state
+from crust.blockdriver.node.node_expand import NotPublishedAtPath
+from crust.blockdriver.node.state import State
+from crust.blockdriver.records.volume_record import Record
+from crust.host.block import devices
+from crust.host.filesystems import filesystems
+from crust.host.filesystems import usage as host_usage
+from crust.host.mounts import mounts
+from crust.host.process import bounded_calls
+
+
+class StatsInGuest(errors.NotReady):
+    """The volume is mounted in a guest."""
+
+    def __init__(self, volume_id: str, path: str) -> None:
+        super().__init__(
+            f"the statistics of {volume_id} at {path} are not known here",
+            why="it was published with deferral: a guest's kernel has it mounted",
+            hint="ask through the shim, which asks the runtime",
+        )
+        self.volume_id = volume_id
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A NodeGetVolumeStats."""
+
+    volume_id: volumes.VolumeId
+    path: volumes.TargetPath
+    deferred: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    record: Record
+    attachment: Attachment
+    mount: mounts.Mount
+    is_raw: bool
+
+
+class NodeStats:
+    """Answers statistics. `tells_condition` under CSI 1.12, whose statistics carry the condition."""
+
+    def __init__(
+        self,
+        shared: State,
+        health_check: health.HealthCheck,
+        *,
+        tells_condition: bool,
+        timeout_s: float = 5.0,
+    ) -> None:
+        self._state = shared
+        self._health_check = health_check
+        self._looks: bounded_calls.BoundedCalls[health.Health] = bounded_calls.BoundedCalls()
+        self._tells_condition = tells_condition
+        self._timeout_s = timeout_s
+        self._calls: bounded_calls.BoundedCalls[volumes.VolumeStats] = bounded_calls.BoundedCalls()
+
+    async def measure(self, look: Look) -> volumes.VolumeStats:
+        """Raises `NotPublishedAtPath`, `StatsInGuest`, `bounded_calls.CallTimedOut`."""
+        key = f"{look.path} {look.volume_id} {look.deferred}"
+        return await self._calls.call(key, lambda: self._measure(look), timeout_s=self._timeout_s)
+
+    async def examine(
+        self, volume_id: volumes.VolumeId, path: volumes.TargetPath | None
+    ) -> health.Health:
+        """What is wrong with the volume, at `path` if it is given.
+
+        Raises `volume_records.VolumeNotFound`, `NotPublishedAtPath`, `bounded_calls.CallTimedOut`.
+        """
+        key = f"{path} {volume_id}"
+        return await self._looks.call(
+            key, lambda: self._examine(volume_id, path), timeout_s=self._timeout_s
+        )
+
+    def _examine(
+        self, volume_id: volumes.VolumeId, path: volumes.TargetPath | None
+    ) -> health.Health:
+        found = self._health_check.examine(volume_id)
+        entry = self._state.node_state.published(path) if path else None
+        if path is None or found.findings or (entry is not None and entry.deferred):
+            return found
+        trouble = self._trouble(self._find(Look(volume_id, path, deferred=False)))
+        if not trouble:
+            return found
+        finding = health.Finding(health.Kind.INACCESSIBLE, "DeviceFailed", trouble)
+        return health.Health(volume_id, (finding,))
+
+    def _measure(self, look: Look) -> volumes.VolumeStats:
+        place = self._find(look)
+        if place.is_raw:
+            total = volumes.VolumeUsage(
+                volumes.UsageUnit.BYTES, devices_size(place.attachment), 0, 0
+            )
+            return volumes.VolumeStats((total,), self._condition(place))
+        usage = filesystems.usage(place.mount.target).usage
+        return volumes.VolumeStats(usage, self._condition(place))
+
+    def _find(self, look: Look) -> _Place:
+        record = self._state.volume_records.load(look.volume_id)
+        entry = self._state.node_state.published(look.path)
+        if look.deferred or (entry is not None and entry.deferred):
+            raise StatsInGuest(look.volume_id, look.path.text)
+        attachment = self._state.backend.attached(look.volume_id)
+        mount = mounts.at(look.path.text)
+        device = attachment.device if attachment else None
+        if attachment is None or device is None or mount is None or not state.shows(mount, device):
+            raise NotPublishedAtPath(look.volume_id, look.path.text)
+        return _Place(record, attachment, mount, state.is_node(mount, device))
+
+    def _condition(self, place: _Place) -> volumes.VolumeCondition | None:
+        if not self._tells_condition:
+            return None
+        trouble = self._trouble(place)
+        return volumes.VolumeCondition(bool(trouble), trouble or "nothing is wrong")
+
+    def _trouble(self, place: _Place) -> str:
+        if not place.is_raw and (found := host_usage.trouble(place.mount)):
+            return found
+        if devices_size(place.attachment) == 0:
+            return "the device is gone"
+        volume_id = volumes.VolumeId(place.record.volume_id)
+        return self._state.backend.trouble(volume_id, place.record.capacity_bytes)
+
+
+def devices_size(attachment: Attachment) -> int:
+    """The device's size at this moment in bytes, 0 if it is gone."""
+    try:
+        return devices.size_bytes(attachment.source.path)
+    except errors.NotFound:
+        return 0

@@ -1,0 +1,93 @@
+"""NodeUnpublishVolume: the target is unmounted and removed, whatever the driver remembers of it.
+
+The kernel is asked, not the ledger: a volume that was deleted, a ledger that was lost, a publish that was cut short
+are all unpublished. A deferred publish has no mount of ours; what is mounted at its target is the proxy's seal, and
+the proxy's to remove. The answer comes after mountinfo shows that the mount is gone.
+"""
+
+import asyncio
+import os
+
+from crust import errors, volumes
+from crust.blockdriver.node import state
+from crust.blockdriver.node.state import State
+from crust.blockdriver.records import volume_records
+from crust.host.files import paths
+from crust.host.mounts import mounts
+
+
+class OtherVolumeAtTarget(errors.Conflict):
+    """Another volume than the named one is published at the target."""
+
+    def __init__(self, target: str, wanted: str, present: str) -> None:
+        super().__init__(
+            f"{wanted} is not unpublished from {target}",
+            why=f"{present} is published there",
+            hint="unpublish with the id of the volume that is there",
+        )
+        self.target = target
+        self.present = present
+
+
+class NotItsMount(errors.NotReady):
+    """Something else than the volume is mounted at the target."""
+
+    def __init__(self, target: str, volume_id: str, what: str) -> None:
+        super().__init__(
+            f"{volume_id} is not unpublished from {target}",
+            why=f"{what} is mounted there",
+            hint="look who mounted it, and unmount it by hand",
+        )
+        self.target = target
+        self.volume_id = volume_id
+
+
+class NodeUnpublish:
+    """Unpublishes; one call per volume at a time is the caller's business."""
+
+    def __init__(self, shared: State) -> None:
+        self._state = shared
+
+    async def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
+        """Remove the publish and its target; not published is fine.
+
+        Raises `OtherVolumeAtTarget`, `NotItsMount`, `mounts.MountBusy` (naming who uses it), and the errors of
+        `paths`.
+        """
+        await asyncio.to_thread(self._unpublish, volume_id, target)
+
+    def _unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
+        entry = self._state.node_state.published(target)
+        if entry is not None and entry.volume_id != volume_id:
+            raise OtherVolumeAtTarget(target.text, volume_id, entry.volume_id)
+        if entry is not None and entry.deferred:
+            self._remove_unsealed(target)
+        else:
+            self._unmount(volume_id, target)
+        self._state.node_state.forget_published(target)
+
+    def _remove_unsealed(self, target: volumes.TargetPath) -> None:
+        """Remove the target of a deferred publish whose seal was taken off: then nobody else knows that it is one."""
+        if mounts.at(target.text) is None:
+            paths.remove(target, self._state.target_roots)
+
+    def _unmount(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
+        mount = mounts.at(target.text)
+        if mount is not None and mounts.is_sealed(mount):
+            return  # the proxy's, from a deferred publish that this driver does not remember
+        if mount is not None:
+            # An unmount would follow what it is given: /home is a mount as well, and so may be what a link leads to.
+            os.close(paths.open_parent(target, self._state.target_roots))
+            self._check_ours(volume_id, target, mount)
+            mounts.unmount(target.text)
+        paths.remove(target, self._state.target_roots)
+
+    def _check_ours(
+        self, volume_id: volumes.VolumeId, target: volumes.TargetPath, mount: mounts.Mount
+    ) -> None:
+        """While the volume has a device, only its mounts are its own; without one, the CO's word must do."""
+        attachment = (
+            self._state.backend.attached(volume_id) if volume_records.is_ours(volume_id) else None
+        )
+        if attachment is not None and not state.shows(mount, attachment.source):
+            raise NotItsMount(target.text, volume_id, f"{mount.fs_type} from {mount.source}")

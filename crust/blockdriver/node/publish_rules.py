@@ -1,0 +1,141 @@
+"""The second publish: which publishes of one volume may stand beside each other (CSI NodePublishVolume, table).
+
+    mode                            same target, same P   same target, other P   other target
+    MULTI_NODE_*, …_MULTI_WRITER    fine                  ALREADY_EXISTS         fine, same capability
+    the other SINGLE_NODE_*         fine                  ALREADY_EXISTS         FAILED_PRECONDITION
+
+P is every argument but the secrets and the keys `csi.storage.k8s.io/…` of the contexts: a kubelet puts pod names and
+fresh tokens there and publishes again. To the table comes the rule of deferral, where two kernels could mount one
+device: a deferred publish stands alone, unless it and all the others are read-only.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from crust import errors, mount_options, volumes
+from crust.blockdriver.node.node_state import Published
+
+_SIDECARS = "csi.storage.k8s.io/"
+_SHARED_MODES = frozenset({
+    volumes.AccessMode.MULTI_NODE_READER_ONLY, volumes.AccessMode.MULTI_NODE_SINGLE_WRITER,
+    volumes.AccessMode.MULTI_NODE_MULTI_WRITER, volumes.AccessMode.SINGLE_NODE_MULTI_WRITER,
+})  # fmt: skip
+
+
+class PublishedDifferently(errors.Conflict):
+    """The target has a publish with other arguments."""
+
+    def __init__(self, target: str, volume_id: str) -> None:
+        super().__init__(
+            f"{volume_id} is published at {target} already",
+            why="with other arguments than these",
+            hint="unpublish it first",
+        )
+        self.target = target
+        self.volume_id = volume_id
+
+
+class PublishedElsewhere(errors.NotReady):
+    """Another publish of the volume does not allow this one."""
+
+    def __init__(self, volume_id: str, other: str, why: str) -> None:
+        super().__init__(
+            f"{volume_id} is published at {other}", why=why, hint="unpublish it there first"
+        )
+        self.volume_id = volume_id
+        self.other = other
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A NodePublishVolume. `staging` is the path it was staged at; the contexts are never logged."""
+
+    volume_id: volumes.VolumeId
+    target: volumes.TargetPath
+    staging: volumes.TargetPath
+    capability: volumes.VolumeCapability
+    readonly: bool
+    deferred: bool
+    volume_context: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    publish_context: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+
+def fingerprint(request: Publish) -> str:
+    """P as one word: equal for equal requests, and telling nothing of their content."""
+    access = request.capability.access
+    mount = access if isinstance(access, volumes.MountAccess) else None
+    group = mount.group if mount else None
+    arguments = [
+        request.volume_id,
+        request.staging.text,
+        request.capability.mode.value,
+        [mount.fs_type, list(mount.mount_flags)] if mount else None,
+        [group.gid, group.policy.value] if group else None,
+        request.readonly,
+        request.deferred,
+        _kept(dict(request.volume_context)),
+        _kept(dict(request.publish_context)),
+    ]
+    return hashlib.sha256(json.dumps(arguments).encode()).hexdigest()
+
+
+def entry_of(request: Publish, fs_type: str) -> Published:
+    """What the ledger will say of `request`. Raises the errors of `mount_options`."""
+    access = request.capability.access
+    kind: Literal["mount", "block"] = "block"
+    options = mount_options.MountOptions((), readonly=False)
+    if isinstance(access, volumes.MountAccess):
+        kind = "mount"
+        sort = mount_options.for_guest if request.deferred else mount_options.for_host
+        options = sort(access.mount_flags)
+    mode = request.capability.mode
+    return Published(
+        volume_id=request.volume_id,
+        target=request.target.text,
+        kind=kind,
+        fs_type=fs_type if kind == "mount" else "",
+        mode=mode.value,
+        options=options.words,
+        readonly=request.readonly or mode.reader_only or options.readonly,
+        deferred=request.deferred,
+        fingerprint=fingerprint(request),
+        done=False,
+    )
+
+
+def check_same_target(present: Published, wanted: Published) -> None:
+    """Raise `PublishedDifferently` unless the target's publish is the one that is wanted."""
+    if present.fingerprint != wanted.fingerprint:
+        raise PublishedDifferently(present.target, present.volume_id)
+
+
+def check_other_targets(others: Iterable[Published], wanted: Published) -> None:
+    """Raise `PublishedElsewhere` if a publish at another target forbids this one."""
+    for other in others:
+        why = _obstacle(other, wanted)
+        if why:
+            raise PublishedElsewhere(wanted.volume_id, other.target, why)
+
+
+def _obstacle(other: Published, wanted: Published) -> str:
+    readonly = other.readonly and wanted.readonly
+    if (other.deferred or wanted.deferred) and not readonly:
+        if other.deferred:
+            return "a guest mounts it, and two kernels must not write to one filesystem"
+        return "this host mounts it, and a guest must not write to it at the same time"
+    if wanted.access_mode not in _SHARED_MODES:
+        return f"{wanted.access_mode.name} allows one target"
+    if (other.kind, other.fs_type, other.mode) != (wanted.kind, wanted.fs_type, wanted.mode):
+        return "with another capability"
+    if other.deferred == wanted.deferred and other.options != wanted.options:
+        return "with other mount options, and a filesystem has one set of them"
+    if other.kind == "block" and other.readonly != wanted.readonly:
+        return "a raw device is read-only for all or for nobody"
+    return ""
+
+
+def _kept(context: Mapping[str, str]) -> list[tuple[str, str]]:
+    return sorted((key, value) for key, value in context.items() if not key.startswith(_SIDECARS))

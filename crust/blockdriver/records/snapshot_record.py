@@ -1,0 +1,209 @@
+"""Snapshots and groups of them as the disk remembers them: one JSON object each, of a declared schema.
+
+`phase` is the intent, as with volumes: "creating" is on disk before a byte is copied, "deleting" before one is
+removed. A snapshot that was interrupted is taken anew by the same request: its image, whole or not, is of a moment
+that nobody was told of, and perhaps of a filesystem that a restart thawed in the middle.
+
+A snapshot is independent of its volume: it keeps what the driver knew of the content, so that it can be restored
+after the volume was changed or deleted.
+"""
+
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Callable
+from typing import Annotated, Generic, Literal, TypeVar
+
+import pydantic
+
+from crust import errors
+from crust.blockdriver.records.volume_record import Content, Phase
+from crust.host.files import durable
+
+SCHEMA: Literal[1] = 1
+_LIMIT_BYTES = 16 * 1024 * 1024
+"""More than a group has of as many volumes as one gRPC message can name."""
+_SUFFIX = ".json"
+_SNAPSHOT_ID = re.compile(r"snap-[0-9a-f]{40}")
+_GROUP_ID = re.compile(r"group-[0-9a-f]{40}")
+
+
+class UnreadableSnapshotRecord(errors.Corrupt):
+    """The record of a snapshot or group is not what this driver writes."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"the record {path} cannot be read",
+            why=why,
+            hint="restore it from a backup, or run the version that wrote it; nothing was changed",
+        )
+        self.path = path
+
+
+class SnapshotRecord(pydantic.BaseModel):
+    """What is known of a snapshot. Sizes are bytes, times nanoseconds since 1970."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    version: Annotated[Literal[1], pydantic.Field(alias="schema")] = SCHEMA
+    snapshot_id: str
+    name: str
+    phase: Phase
+    source_volume_id: str
+    size_bytes: Annotated[int, pydantic.Field(gt=0)]
+    created_ns: int
+    content: Content
+    """What was known of the volume's bytes: see `record`."""
+    fs_type: str
+    filled_bytes: int
+    in_guest: bool = False
+    renews_uuid: bool = False
+    group_id: str = ""
+    """The group snapshot that it is a member of."""
+
+    @property
+    def id(self) -> str:
+        """The id, which names the file."""
+        return self.snapshot_id
+
+
+class GroupRecord(pydantic.BaseModel):
+    """What is known of a group snapshot; `members` are (volume id, snapshot id), by volume id."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    version: Annotated[Literal[1], pydantic.Field(alias="schema")] = SCHEMA
+    group_id: str
+    name: str
+    phase: Phase
+    created_ns: int
+    members: tuple[tuple[str, str], ...]
+
+    @property
+    def id(self) -> str:
+        """The id, which names the file."""
+        return self.group_id
+
+
+def snapshot_id_of(name: str) -> str:
+    """The id of the snapshot called `name`."""
+    return f"snap-{_digest(name)}"
+
+
+def member_id_of(group_name: str, volume_id: str) -> str:
+    """The id of a group's snapshot of a volume: no name of a single one has it, because no name holds a NUL."""
+    return "snap-" + _digest("\0".join((group_name, volume_id)))
+
+
+def group_id_of(name: str) -> str:
+    """The id of the group snapshot called `name`."""
+    return f"group-{_digest(name)}"
+
+
+def is_snapshot_id(text: str) -> bool:
+    """Whether this driver could have made a snapshot of that id."""
+    return _SNAPSHOT_ID.fullmatch(text) is not None
+
+
+def is_group_id(text: str) -> bool:
+    """Whether this driver could have made a group snapshot of that id."""
+    return _GROUP_ID.fullmatch(text) is not None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+M = TypeVar("M", SnapshotRecord, GroupRecord)
+
+
+class SnapshotRecords(Generic[M]):
+    """The records below one directory, each read once and replaced atomically and durably. Safe from any thread."""
+
+    def __init__(self, directory: str, model: type[M], is_id: Callable[[str], bool]) -> None:
+        self._directory = directory
+        self._model: type[M] = model
+        self._is_id = is_id
+        self._guard = threading.Lock()
+        self._records: dict[str, M] = {}
+        self._unreadable: dict[str, str] = {}
+
+    def open(self) -> None:
+        """Make the directory, remove what a crash left of unfinished writes, read every record.
+
+        One that cannot be read does not keep the others from being served: whoever names it is told.
+        """
+        durable.make_directory(self._directory, 0o700)
+        durable.sweep(self._directory)
+        for name in os.listdir(self._directory):
+            if name.endswith(_SUFFIX) and self._is_id(name.removesuffix(_SUFFIX)):
+                self._read(name.removesuffix(_SUFFIX))
+
+    def find(self, record_id: str) -> M | None:
+        """The record in whatever phase, or None. Raises `UnreadableSnapshotRecord`."""
+        with self._guard:
+            if record_id in self._unreadable:
+                raise UnreadableSnapshotRecord(self._path(record_id), self._unreadable[record_id])
+            return self._records.get(record_id)
+
+    def save(self, record: M) -> M:
+        """Make `record` the truth, durably; answers it."""
+        data = record.model_dump_json(by_alias=True).encode() + b"\n"
+        durable.publish(self._path(record.id), data)
+        with self._guard:
+            self._records[record.id] = record
+        return record
+
+    def remove(self, record_id: str) -> None:
+        """Forget a record, durably; absent is fine."""
+        durable.remove(self._path(record_id))
+        with self._guard:
+            self._records.pop(record_id, None)
+
+    def ready(self) -> list[M]:
+        """Every record in phase "ready", ordered by id."""
+        with self._guard:
+            ready = [each for each in self._records.values() if each.phase == "ready"]
+        return sorted(ready, key=lambda each: each.id)
+
+    def is_ready(self, record_id: str) -> bool:
+        """Whether it is in phase "ready" at this moment."""
+        with self._guard:
+            record = self._records.get(record_id)
+            return record is not None and record.phase == "ready"
+
+    def has(self, record_id: str) -> bool:
+        """Whether there is a record, in whatever phase, readable or not."""
+        with self._guard:
+            return record_id in self._records or record_id in self._unreadable
+
+    def unreadable(self) -> tuple[str, ...]:
+        """Why which records cannot be read; they are kept."""
+        with self._guard:
+            found = sorted(self._unreadable.items())
+        return tuple(str(UnreadableSnapshotRecord(self._path(each), why)) for each, why in found)
+
+    def unfinished(self) -> list[M]:
+        """Every other record."""
+        with self._guard:
+            return [each for each in self._records.values() if each.phase != "ready"]
+
+    def _read(self, record_id: str) -> None:
+        path = self._path(record_id)
+        try:
+            record = self._model.model_validate_json(durable.read(path, limit_bytes=_LIMIT_BYTES))
+        except pydantic.ValidationError as err:
+            first = err.errors(include_input=False, include_url=False)[0]
+            self._unreadable[record_id] = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            return
+        except errors.CrustError as err:
+            self._unreadable[record_id] = str(err)
+            return
+        if record.id != record_id:
+            self._unreadable[record_id] = f"it describes {record.id}"
+            return
+        self._records[record_id] = record
+
+    def _path(self, record_id: str) -> str:
+        return os.path.join(self._directory, record_id + _SUFFIX)

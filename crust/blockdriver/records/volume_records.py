@@ -1,0 +1,134 @@
+"""Which volumes exist: a directory of records, named by volume id, replaced atomically and durably.
+
+An id is a pure function of the volume's name, so a retried CreateVolume finds what it began, at any number of
+volumes and whatever was lost on the way. Names never become file names (they may hold "/" and 128 bytes of
+anything), and an id of a request becomes one only if it has the form of our ids.
+"""
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterator
+
+from crust import errors, volumes
+from crust.blockdriver.records.index import Index
+from crust.blockdriver.records.reserve import Reserve
+from crust.blockdriver.records.volume_record import (
+    LIMIT_BYTES,
+    UNREADABLE,
+    Record,
+    UnreadableRecord,
+)
+from crust.host.files import durable
+
+_ID = re.compile(r"vol-[0-9a-f]{40}")
+_SUFFIX = ".json"
+
+
+class VolumeNotFound(errors.NotFound):
+    """No volume of this id exists."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(f"there is no volume {volume_id!r}")
+        self.volume_id = volume_id
+
+
+def volume_id_of(name: str) -> volumes.VolumeId:
+    """The id of the volume called `name`."""
+    return volumes.VolumeId(f"vol-{hashlib.sha256(name.encode()).hexdigest()[:40]}")
+
+
+def is_ours(volume_id: str) -> bool:
+    """Whether this driver could have made `volume_id`."""
+    return _ID.fullmatch(volume_id) is not None
+
+
+class VolumeRecords:
+    """The records below one directory. One process writes them; each is read when it is needed.
+
+    `index` is what sums and pages need of all of them at once, read when the directory is opened and kept since.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._reserve = Reserve(f"{directory}.reserve")
+        self.index = Index()
+
+    def open(self) -> None:
+        """Make the directory, remove what a crash left of unfinished writes, and read every record once.
+
+        A record that cannot be read is kept in the index without a size: its volume exists, and is unwell.
+        """
+        durable.make_directory(self._directory, 0o700)
+        durable.sweep(self._directory)
+        self._reserve.keep()
+        self.index.clear()
+        for volume_id in self._on_disk():
+            self.index.put(volume_id, self._readable(volume_id))
+
+    def _readable(self, volume_id: volumes.VolumeId) -> Record | None:
+        try:
+            return self.find(volume_id)
+        except UNREADABLE:
+            return None
+
+    def find(self, volume_id: volumes.VolumeId) -> Record | None:
+        """The volume's record in whatever phase, or None. Raises `UnreadableRecord`, `NewerSchema`."""
+        if not is_ours(volume_id):
+            return None
+        path = self._path(volume_id)
+        try:
+            data = durable.read(path, limit_bytes=LIMIT_BYTES)
+        except errors.NotFound:
+            return None
+        record = Record.parse(data, path)
+        if record.volume_id != volume_id:
+            raise UnreadableRecord(path, f"it describes {record.volume_id}")
+        return record
+
+    def load(self, volume_id: volumes.VolumeId) -> Record:
+        """The record of a volume that is ready; raises `VolumeNotFound` besides what `find` raises."""
+        record = self.find(volume_id)
+        if record is None or record.phase != "ready":
+            raise VolumeNotFound(volume_id)
+        return record
+
+    def save(self, record: Record) -> Record:
+        """Make `record` the truth, durably; answers it. A volume that exists has room for that on a full disk too."""
+        volume_id = volumes.VolumeId(record.volume_id)
+        try:
+            durable.publish(self._path(volume_id), record.encode())
+        except errors.Exhausted:
+            if not self.index.has(volume_id) or not self._reserve.spend():
+                raise
+            durable.publish(self._path(volume_id), record.encode())
+            self._reserve.keep()
+        self.index.put(volume_id, record)
+        return record
+
+    def remove(self, volume_id: volumes.VolumeId) -> None:
+        """Forget a volume, durably; absent is fine."""
+        durable.remove(self._path(volume_id))
+        self._reserve.keep()
+        self.index.drop(volume_id)
+
+    def age_s(self, volume_id: volumes.VolumeId) -> float:
+        """How long ago the volume's record was last written; 0 if there is none."""
+        try:
+            return max(time.time() - os.stat(self._path(volume_id)).st_mtime, 0.0)
+        except FileNotFoundError:
+            return 0.0
+
+    def ids(self) -> tuple[volumes.VolumeId, ...]:
+        """The ids of all records, readable or not, in order."""
+        return self.index.page("", 0)
+
+    def _on_disk(self) -> Iterator[volumes.VolumeId]:
+        for name in sorted(os.listdir(self._directory)):
+            volume_id = name.removesuffix(_SUFFIX)
+            if name.endswith(_SUFFIX) and is_ours(volume_id):
+                yield volumes.VolumeId(volume_id)
+
+    def _path(self, volume_id: volumes.VolumeId) -> str:
+        return os.path.join(self._directory, volume_id + _SUFFIX)

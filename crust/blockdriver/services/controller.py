@@ -1,0 +1,321 @@
+"""CSI Controller: decode, call, encode. What is not here is UNIMPLEMENTED, and not advertised."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from crust import errors, operations, volumes
+from crust.blockdriver.controller import get_capacity, io_limit_parameters
+from crust.blockdriver.controller.coalesce import Coalescer
+from crust.blockdriver.controller.controller_publish import Attach, ControllerPublish
+from crust.blockdriver.controller.create_volume import Create, Provisioner, Volume
+from crust.blockdriver.controller.get_capacity import CapacityReport
+from crust.blockdriver.controller.health import HealthCheck
+from crust.blockdriver.controller.list_volumes import VolumeLister
+from crust.blockdriver.controller.modify_volume import Change, Expansion
+from crust.blockdriver.records import volume_records
+from crust.blockdriver.services import responses, snapshot_calls
+from crust.blockdriver.services.node_identity import NODE_ID_MAX_BYTES, NodeIdentity
+from crust.blockdriver.services.snapshot_calls import SnapshotCalls
+from crust.rpc import csi, extensions, limits
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_Rpc = csi_pb2.ControllerServiceCapability.RPC
+_CAPABILITIES = (
+    _Rpc.CREATE_DELETE_VOLUME,
+    _Rpc.PUBLISH_UNPUBLISH_VOLUME,
+    _Rpc.PUBLISH_READONLY,
+    _Rpc.LIST_VOLUMES,
+    _Rpc.LIST_VOLUMES_PUBLISHED_NODES,
+    _Rpc.GET_VOLUME,
+    _Rpc.GET_CAPACITY,
+    _Rpc.EXPAND_VOLUME,
+    _Rpc.MODIFY_VOLUME,
+    _Rpc.CREATE_DELETE_SNAPSHOT,
+    _Rpc.LIST_SNAPSHOTS,
+    _Rpc.GET_SNAPSHOT,
+    _Rpc.CLONE_VOLUME,
+    _Rpc.SINGLE_NODE_MULTI_WRITER,
+)
+_HEALTH = {
+    "1.12": (_Rpc.VOLUME_CONDITION,),
+    "1.13": (_Rpc.GET_VOLUME_HEALTH, _Rpc.LIST_VOLUME_HEALTH),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerRules:
+    """The controller side's rules, each a class that is called without a server."""
+
+    provisioner: Provisioner
+    attacher: ControllerPublish
+    lister: VolumeLister
+    health_check: HealthCheck
+    offerer: CapacityReport
+    snapshots: SnapshotCalls
+    batches: Coalescer
+
+
+class Controller(csi_pb2_grpc.ControllerServicer):
+    """The Controller service."""
+
+    def __init__(
+        self, here: NodeIdentity, rules: ControllerRules, running: operations.KeyedOperations
+    ) -> None:
+        self._here = here
+        self._rules = rules
+        self._provisioner = rules.provisioner
+        self._running = running
+
+    async def ControllerGetCapabilities(
+        self, request: csi_pb2.ControllerGetCapabilitiesRequest, context: Context
+    ) -> csi_pb2.ControllerGetCapabilitiesResponse:
+        """Only what is served, health as the profile says it, and additions to callers that know them."""
+        types = [*_CAPABILITIES, *_HEALTH[self._here.csi_profile]]
+        if extensions.node_info_requested(context):
+            types.append(_Rpc.GET_NODE_INFO)
+        capabilities = [csi_pb2.ControllerServiceCapability(rpc=_Rpc(type=each)) for each in types]
+        return csi_pb2.ControllerGetCapabilitiesResponse(capabilities=capabilities)
+
+    async def CreateVolume(
+        self, request: csi_pb2.CreateVolumeRequest, context: Context
+    ) -> csi_pb2.CreateVolumeResponse:
+        """Idempotent by name."""
+        create = _create(request)
+        key = self._key(volume_records.volume_id_of(create.name))
+
+        async def work() -> Volume:
+            with self._with_source(create, key):
+                return await self._provisioner.create(create)
+
+        volume = await self._running.run(key, "CreateVolume", create, work)
+        return csi_pb2.CreateVolumeResponse(volume=responses.volume(volume, self._here.segment))
+
+    async def DeleteVolume(
+        self, request: csi_pb2.DeleteVolumeRequest, context: Context
+    ) -> csi_pb2.DeleteVolumeResponse:
+        """Absent is fine."""
+        volume_id = limits.volume_id(request.volume_id)
+        await self._running.run(
+            self._key(volume_id), "DeleteVolume", None, lambda: self._provisioner.delete(volume_id)
+        )
+        return csi_pb2.DeleteVolumeResponse()
+
+    async def CreateSnapshot(
+        self, request: csi_pb2.CreateSnapshotRequest, context: Context
+    ) -> csi_pb2.CreateSnapshotResponse:
+        """Idempotent by name; of one moment."""
+        return await self._rules.snapshots.create(request)
+
+    async def DeleteSnapshot(
+        self, request: csi_pb2.DeleteSnapshotRequest, context: Context
+    ) -> csi_pb2.DeleteSnapshotResponse:
+        """Absent is fine."""
+        return await self._rules.snapshots.delete(request)
+
+    async def ListSnapshots(
+        self, request: csi_pb2.ListSnapshotsRequest, context: Context
+    ) -> csi_pb2.ListSnapshotsResponse:
+        """In order of ids."""
+        return await self._rules.snapshots.list(request)
+
+    async def GetSnapshot(
+        self, request: csi_pb2.GetSnapshotRequest, context: Context
+    ) -> csi_pb2.GetSnapshotResponse:
+        """One line of the list."""
+        return await self._rules.snapshots.get(request)
+
+    async def ControllerPublishVolume(
+        self, request: csi_pb2.ControllerPublishVolumeRequest, context: Context
+    ) -> csi_pb2.ControllerPublishVolumeResponse:
+        """Idempotent by volume and node."""
+        attach = _attach(request)
+        await self._running.run(
+            self._key(attach.volume_id),
+            "ControllerPublishVolume",
+            attach,
+            lambda: self._rules.attacher.attach(attach),
+        )
+        return csi_pb2.ControllerPublishVolumeResponse()
+
+    async def ControllerUnpublishVolume(
+        self, request: csi_pb2.ControllerUnpublishVolumeRequest, context: Context
+    ) -> csi_pb2.ControllerUnpublishVolumeResponse:
+        """Not published is fine; without a node, from all of them."""
+        volume_id = limits.volume_id(request.volume_id)
+        node_id = limits.optional(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
+        await self._running.run(
+            self._key(volume_id),
+            "ControllerUnpublishVolume",
+            node_id,
+            lambda: self._rules.attacher.detach(volume_id, node_id),
+        )
+        return csi_pb2.ControllerUnpublishVolumeResponse()
+
+    async def ListVolumes(
+        self, request: csi_pb2.ListVolumesRequest, context: Context
+    ) -> csi_pb2.ListVolumesResponse:
+        """In order of ids, with the nodes that have them."""
+        page, token = await asyncio.to_thread(
+            self._rules.lister.page, request.max_entries, request.starting_token
+        )
+        here = self._here
+        return csi_pb2.ListVolumesResponse(
+            entries=[
+                responses.entry(each, here.segment, tell_condition=here.tells_condition)
+                for each in page
+            ],
+            next_token=token,
+        )
+
+    async def ControllerGetVolume(
+        self, request: csi_pb2.ControllerGetVolumeRequest, context: Context
+    ) -> csi_pb2.ControllerGetVolumeResponse:
+        """One line of the list."""
+        volume_id = limits.volume_id(request.volume_id)
+        found = await asyncio.to_thread(self._rules.lister.get, volume_id)
+        here = self._here
+        return responses.got(found, here.segment, tell_condition=here.tells_condition)
+
+    async def ControllerListVolumeHealth(
+        self, request: csi_pb2.ControllerListVolumeHealthRequest, context: Context
+    ) -> csi_pb2.ControllerListVolumeHealthResponse:
+        """CSI 1.13. Also what has a record or an image alone."""
+        self._here.require("1.13")
+        page, token = await asyncio.to_thread(
+            self._rules.lister.health_page, request.max_entries, request.starting_token
+        )
+        return csi_pb2.ControllerListVolumeHealthResponse(
+            entries=[responses.health(each) for each in page], next_token=token
+        )
+
+    async def ControllerGetVolumeHealth(
+        self, request: csi_pb2.ControllerGetVolumeHealthRequest, context: Context
+    ) -> csi_pb2.ControllerGetVolumeHealthResponse:
+        """CSI 1.13."""
+        self._here.require("1.13")
+        volume_id = limits.volume_id(request.volume_id)
+        found = await asyncio.to_thread(self._rules.health_check.examine, volume_id)
+        return csi_pb2.ControllerGetVolumeHealthResponse(volume_health=responses.health(found))
+
+    async def GetCapacity(
+        self, request: csi_pb2.GetCapacityRequest, context: Context
+    ) -> csi_pb2.GetCapacityResponse:
+        """What a volume of these capabilities, made here, could have."""
+        asked = get_capacity.CapacityQuery(
+            tuple(csi.capability(each) for each in request.volume_capabilities),
+            tuple(sorted(limits.mapping(request.parameters, "parameters").items())),
+            responses.topology_of(request),
+        )
+        offer = await asyncio.to_thread(self._rules.offerer.offer, asked)
+        response = csi_pb2.GetCapacityResponse(available_capacity=offer.available_bytes)
+        response.maximum_volume_size.value = offer.maximum_bytes
+        response.minimum_volume_size.value = offer.minimum_bytes
+        return response
+
+    async def ControllerGetNodeInfo(
+        self, request: csi_pb2.ControllerGetNodeInfoRequest, context: Context
+    ) -> csi_pb2.ControllerGetNodeInfoResponse:
+        """CSI PR #603: what NodeGetInfo says of the node, and which volumes take its slots."""
+        node_id = limits.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
+        slots = await asyncio.to_thread(self._rules.attacher.slots, node_id)
+        return csi_pb2.ControllerGetNodeInfoResponse(
+            max_volumes_per_node=slots.limit,
+            accessible_topology=responses.place(self._here.segment),
+            published_volume_ids=slots.taken,
+        )
+
+    async def ValidateVolumeCapabilities(
+        self, request: csi_pb2.ValidateVolumeCapabilitiesRequest, context: Context
+    ) -> csi_pb2.ValidateVolumeCapabilitiesResponse:
+        """Confirms all or nothing."""
+        volume_id = limits.volume_id(request.volume_id)
+        capabilities = csi.capabilities(request.volume_capabilities)
+        context_sent = limits.mapping(request.volume_context, "volume_context")
+        sent = limits.mapping(request.parameters, "parameters")
+        mutable = limits.mapping(request.mutable_parameters, "mutable_parameters")
+        why = await self._provisioner.validate(volume_id, capabilities, context_sent, sent, mutable)
+        response = csi_pb2.ValidateVolumeCapabilitiesResponse(message=why)
+        if not why:
+            response.confirmed.volume_context.update(context_sent)
+            response.confirmed.volume_capabilities.extend(request.volume_capabilities)
+            response.confirmed.parameters.update(sent)
+            response.confirmed.mutable_parameters.update(mutable)
+        return response
+
+    async def ControllerExpandVolume(
+        self, request: csi_pb2.ControllerExpandVolumeRequest, context: Context
+    ) -> csi_pb2.ControllerExpandVolumeResponse:
+        """Online and offline, with whatever else is asked of the volume; a raw one needs nothing more on the node."""
+        volume_id = limits.volume_id(request.volume_id)
+        if not request.HasField("capacity_range"):
+            raise limits.MissingField("capacity_range")
+        wanted = csi.capacity_range(request.capacity_range)
+        given = request.HasField("volume_capability")
+        capability = csi.capability(request.volume_capability) if given else None
+        change = Change(expansion=Expansion(wanted, capability))
+        expanded = (await self._rules.batches.ask(volume_id, change)).expanded
+        assert expanded is not None, "what was asked was answered"
+        if isinstance(expanded, errors.CrustError):
+            raise expanded
+        return csi_pb2.ControllerExpandVolumeResponse(
+            capacity_bytes=expanded.capacity_bytes,
+            node_expansion_required=expanded.node_expansion_required,
+        )
+
+    async def ControllerModifyVolume(
+        self, request: csi_pb2.ControllerModifyVolumeRequest, context: Context
+    ) -> csi_pb2.ControllerModifyVolumeResponse:
+        """Whole or not at all, with whatever else is asked of the volume; what is not named stays as it is."""
+        volume_id = limits.volume_id(request.volume_id)
+        if not request.mutable_parameters:
+            raise limits.MissingField("mutable_parameters")
+        sent = limits.mapping(request.mutable_parameters, "mutable_parameters")
+        change = Change(limits=io_limit_parameters.parse(sent))
+        unmodified = (await self._rules.batches.ask(volume_id, change)).unmodified
+        if unmodified is not None:
+            raise unmodified
+        return csi_pb2.ControllerModifyVolumeResponse()
+
+    def _with_source(
+        self, create: Create, key: volumes.VolumeKey
+    ) -> contextlib.AbstractContextManager[None]:
+        """Nobody else operates on the source; of one snapshot, which cannot change, any number is made at once."""
+        source = self._key(volumes.VolumeId(create.source.id)) if create.source else key
+        # One that names itself is not held twice: it is not there, or not made of itself, and will hear so.
+        if create.source is None or source == key:
+            return contextlib.nullcontext()
+        if create.source.kind == "snapshot":
+            return self._running.beside(source, "CreateVolume")
+        return self._running.holding({source}, "CreateVolume")
+
+    def _key(self, volume_id: volumes.VolumeId) -> volumes.VolumeKey:
+        return volumes.VolumeKey(self._here.driver, volume_id)
+
+
+def _create(request: csi_pb2.CreateVolumeRequest) -> Create:
+    name = limits.required(request.name, "name")
+    capabilities = csi.capabilities(request.volume_capabilities)
+    wanted = csi.capacity_range(request.capacity_range)
+    sent = limits.mapping(request.parameters, "parameters")
+    source = snapshot_calls.source(request)
+    mutable = limits.mapping(request.mutable_parameters, "mutable_parameters")
+    first_limits = io_limit_parameters.parse(mutable)
+    place = responses.requirement(request.accessibility_requirements)
+    return Create(
+        name, wanted, capabilities, tuple(sorted(sent.items())), place, source, first_limits
+    )
+
+
+def _attach(request: csi_pb2.ControllerPublishVolumeRequest) -> Attach:
+    volume_id = limits.volume_id(request.volume_id)
+    node_id = limits.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
+    if not request.HasField("volume_capability"):
+        raise limits.MissingField("volume_capability")
+    capability = csi.capability(request.volume_capability)
+    limits.mapping(request.volume_context, "volume_context")
+    return Attach(volume_id, node_id, capability, request.readonly)

@@ -1,0 +1,79 @@
+"""CSI Identity: who the driver is, what it serves, whether it can serve now."""
+
+from typing import Any
+
+import grpc.aio
+
+import crust
+from crust import errors
+from crust.blockdriver.engines.protocol import Backend
+from crust.blockdriver.services.node_identity import CsiProfile
+from crust.host.process import bounded_calls
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_Capability = csi_pb2.PluginCapability
+
+_PROBE_TIMEOUT_S = 2.0
+"""Less than the 3 s of Kubernetes' livenessprobe."""
+
+
+class PoolNotResponding(errors.NotReady):
+    """The pool has not answered in time whether it can be used (CSI Probe: FAILED_PRECONDITION)."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(
+            "the block driver cannot serve volumes",
+            why=f"its pool has not answered for {timeout_s:g} s",
+            hint="look at the pool's disk and the kernel log",
+        )
+
+
+class Identity(csi_pb2_grpc.IdentityServicer):
+    """The Identity service."""
+
+    def __init__(self, name: str, backend: Backend, csi_profile: CsiProfile) -> None:
+        self._name = name
+        self._backend = backend
+        self._csi_profile = csi_profile
+        self._looks: bounded_calls.BoundedCalls[None] = bounded_calls.BoundedCalls(limit=1)
+
+    async def GetPluginInfo(
+        self, request: csi_pb2.GetPluginInfoRequest, context: Context
+    ) -> csi_pb2.GetPluginInfoResponse:
+        """Name and version."""
+        return csi_pb2.GetPluginInfoResponse(name=self._name, vendor_version=crust.__version__)
+
+    async def GetPluginCapabilities(
+        self, request: csi_pb2.GetPluginCapabilitiesRequest, context: Context
+    ) -> csi_pb2.GetPluginCapabilitiesResponse:
+        """A controller, volumes (in CSI 1.13 snapshots too) that live on one node, expansion of volumes in use."""
+        types = _Capability.Service
+        services = [
+            types.CONTROLLER_SERVICE,
+            types.VOLUME_ACCESSIBILITY_CONSTRAINTS,
+            types.GROUP_CONTROLLER_SERVICE,
+            types.SNAPSHOT_METADATA_SERVICE,
+        ]
+        if self._csi_profile == "1.13":
+            services.append(types.SNAPSHOT_ACCESSIBILITY_CONSTRAINTS)
+        expansion = _Capability.VolumeExpansion(type=_Capability.VolumeExpansion.ONLINE)
+        return csi_pb2.GetPluginCapabilitiesResponse(
+            capabilities=[
+                *(_Capability(service=types(type=each)) for each in services),
+                _Capability(volume_expansion=expansion),
+            ]
+        )
+
+    async def Probe(self, request: csi_pb2.ProbeRequest, context: Context) -> csi_pb2.ProbeResponse:
+        """Ready, or FAILED_PRECONDITION with what is missing.
+
+        Never looks at a volume, and takes no thread from those that serve volumes: one that hangs is not us.
+        """
+        try:
+            await self._looks.call("pool", self._backend.check, timeout_s=_PROBE_TIMEOUT_S)
+        except bounded_calls.CallTimedOut as err:
+            raise PoolNotResponding(err.timeout_s) from err
+        response = csi_pb2.ProbeResponse()
+        response.ready.value = True
+        return response

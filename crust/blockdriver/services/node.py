@@ -1,0 +1,302 @@
+"""CSI Node: decode, call, encode. Work that changes the host runs as a keyed operation and outlives its caller."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from crust import errors, operations, volumes
+from crust.blockdriver.controller.health import HealthCheck
+from crust.blockdriver.node import ephemeral
+from crust.blockdriver.node.deferred_publish import DeferredNodePublish
+from crust.blockdriver.node.ephemeral import EphemeralVolumes
+from crust.blockdriver.node.node_expand import Expand, NodeExpand
+from crust.blockdriver.node.node_publish import NodePublish
+from crust.blockdriver.node.node_stage import NodeStage, Stage
+from crust.blockdriver.node.node_stats import Look, NodeStats
+from crust.blockdriver.node.node_unpublish import NodeUnpublish
+from crust.blockdriver.node.publish_rules import Publish, fingerprint
+from crust.blockdriver.node.state import State
+from crust.blockdriver.services import responses
+from crust.blockdriver.services.node_identity import NodeIdentity
+from crust.rpc import csi, extensions, limits
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
+
+_Rpc = csi_pb2.NodeServiceCapability.RPC
+_CAPABILITIES = (
+    _Rpc.STAGE_UNSTAGE_VOLUME,
+    _Rpc.GET_VOLUME_STATS,
+    _Rpc.EXPAND_VOLUME,
+    _Rpc.SINGLE_NODE_MULTI_WRITER,
+    _Rpc.VOLUME_MOUNT_GROUP,
+)
+_HEALTH = {
+    "1.12": (_Rpc.VOLUME_CONDITION,),
+    "1.13": (_Rpc.GET_VOLUME_HEALTH, _Rpc.GET_STORAGE_HEALTH),
+}
+_DEFERRAL = (
+    _Rpc.DEFER_FS_OPS,
+    _Rpc.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP,
+    _Rpc.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY,
+)
+
+
+class StagingPathNotGiven(errors.NotReady):
+    """CSI NodePublishVolume: FAILED_PRECONDITION where STAGE_UNSTAGE_VOLUME is advertised."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "staging_target_path is missing",
+            why="this driver stages volumes",
+            hint="call NodeStageVolume and send its path",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The node side's rules, each a class that is called without a server."""
+
+    state: State
+    node_stage: NodeStage
+    node_publish: NodePublish
+    deferred_publish: DeferredNodePublish
+    node_unpublish: NodeUnpublish
+    ephemeral: EphemeralVolumes
+    node_expand: NodeExpand
+    node_stats: NodeStats
+    health_check: HealthCheck
+
+
+class Node(csi_pb2_grpc.NodeServicer):
+    """The Node service."""
+
+    def __init__(
+        self, here: NodeIdentity, rules: Rules, running: operations.KeyedOperations
+    ) -> None:
+        self._here = here
+        self._rules = rules
+        self._running = running
+
+    async def NodeGetCapabilities(
+        self, request: csi_pb2.NodeGetCapabilitiesRequest, context: Context
+    ) -> csi_pb2.NodeGetCapabilitiesResponse:
+        """What is served; deferral only to those who say that they know it."""
+        types = [*_CAPABILITIES, *_HEALTH[self._here.csi_profile]]
+        if extensions.node_info_requested(context):
+            types.extend((_Rpc.GET_ID, _Rpc.NODE_INFO_FROM_CONTROLLER))
+        if extensions.deferral_requested(context):
+            types.extend(_DEFERRAL)
+        return csi_pb2.NodeGetCapabilitiesResponse(
+            capabilities=[csi_pb2.NodeServiceCapability(rpc=_Rpc(type=each)) for each in types]
+        )
+
+    async def NodeGetInfo(
+        self, request: csi_pb2.NodeGetInfoRequest, context: Context
+    ) -> csi_pb2.NodeGetInfoResponse:
+        """The node's id and place, and how many volumes it can hold; in full also for who will ask the controller."""
+        limit = await asyncio.to_thread(self._rules.state.attach_limit)
+        response = csi_pb2.NodeGetInfoResponse(
+            node_id=self._here.node_id,
+            max_volumes_per_node=limit,
+            accessible_topology=responses.place(self._here.segment),
+        )
+        if extensions.deferral_requested(context):
+            response.supported_file_systems.extend(self._rules.state.fs_types)
+        return response
+
+    async def NodeGetID(
+        self, request: csi_pb2.NodeGetIDRequest, context: Context
+    ) -> csi_pb2.NodeGetIDResponse:
+        """CSI PR #603, first shape."""
+        return csi_pb2.NodeGetIDResponse(node_id=self._here.node_id)
+
+    async def NodeGetVolumeHealth(
+        self, request: csi_pb2.NodeGetVolumeHealthRequest, context: Context
+    ) -> csi_pb2.NodeGetVolumeHealthResponse:
+        """CSI 1.13. What is wrong with the volume, where it is mounted and where its bytes are."""
+        self._here.require("1.13")
+        volume_id = limits.volume_id(request.volume_id)
+        path = _optional_path(request.volume_publish_path, "volume_publish_path")
+        _optional_path(request.staging_target_path, "staging_target_path")
+        found = await self._rules.node_stats.examine(self._rules.ephemeral.own(volume_id), path)
+        told = replace(found, volume_id=volume_id)
+        return csi_pb2.NodeGetVolumeHealthResponse(volume_health=responses.health(told))
+
+    async def NodeGetStorageHealth(
+        self, request: csi_pb2.NodeGetStorageHealthRequest, context: Context
+    ) -> csi_pb2.NodeGetStorageHealthResponse:
+        """CSI 1.13. What is wrong with the pool."""
+        self._here.require("1.13")
+        return responses.pool_health(await asyncio.to_thread(self._rules.health_check.pool))
+
+    async def NodeStageVolume(
+        self, request: csi_pb2.NodeStageVolumeRequest, context: Context
+    ) -> csi_pb2.NodeStageVolumeResponse:
+        """Attach, format if new, check, grow; mounts nothing."""
+        stage = Stage(
+            limits.volume_id(request.volume_id),
+            volumes.TargetPath.parse(request.staging_target_path, role="staging_target_path"),
+            _capability(request),
+        )
+        _check_contexts(request)
+        await self._run(
+            stage.volume_id, "NodeStageVolume", stage, lambda: self._rules.node_stage.stage(stage)
+        )
+        return csi_pb2.NodeStageVolumeResponse()
+
+    async def NodeUnstageVolume(
+        self, request: csi_pb2.NodeUnstageVolumeRequest, context: Context
+    ) -> csi_pb2.NodeUnstageVolumeResponse:
+        """Detach; not staged is fine."""
+        volume_id = limits.volume_id(request.volume_id)
+        path = volumes.TargetPath.parse(request.staging_target_path, role="staging_target_path")
+        await self._run(
+            volume_id,
+            "NodeUnstageVolume",
+            path,
+            lambda: self._rules.node_stage.unstage(volume_id, path),
+        )
+        return csi_pb2.NodeUnstageVolumeResponse()
+
+    async def NodePublishVolume(
+        self, request: csi_pb2.NodePublishVolumeRequest, context: Context
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        """Mount on the host, or answer what a guest needs to mount."""
+        publish = _publish(request)
+        inline = ephemeral.is_wanted(publish)
+        granted = await self._run(
+            publish.volume_id,
+            "NodePublishVolume",
+            (publish.target, fingerprint(publish), inline),  # a retry with fresh tokens joins
+            lambda: self._granted(publish),
+            inline=inline,
+        )
+        if granted is None:
+            return csi_pb2.NodePublishVolumeResponse()
+        return csi_pb2.NodePublishVolumeResponse(deferred_mount=csi.deferred_mount_to_wire(granted))
+
+    async def _granted(self, publish: Publish) -> volumes.DeferredMount | None:
+        """Publish as asked; a mount that a guest makes, or None when the host has it mounted."""
+        rules = self._rules
+        if publish.deferred and ephemeral.is_wanted(publish):
+            return await rules.ephemeral.publish(publish, rules.deferred_publish.publish)
+        if publish.deferred:
+            return await rules.deferred_publish.publish(publish)
+        if ephemeral.is_wanted(publish):
+            await rules.ephemeral.publish(publish, rules.node_publish.publish)
+        else:
+            await rules.node_publish.publish(publish)
+        return None
+
+    async def NodeUnpublishVolume(
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context
+    ) -> csi_pb2.NodeUnpublishVolumeResponse:
+        """Unmount and remove the target, and an ephemeral volume with it; not published is fine."""
+        volume_id = limits.volume_id(request.volume_id)
+        target = volumes.TargetPath.parse(request.target_path)
+        inline = self._rules.ephemeral.is_one(volume_id)
+        rule = self._rules.ephemeral if inline else self._rules.node_unpublish
+        await self._run(
+            volume_id,
+            "NodeUnpublishVolume",
+            target,
+            lambda: rule.unpublish(volume_id, target),
+            inline=inline,
+        )
+        return csi_pb2.NodeUnpublishVolumeResponse()
+
+    async def NodeGetVolumeStats(
+        self, request: csi_pb2.NodeGetVolumeStatsRequest, context: Context
+    ) -> csi_pb2.NodeGetVolumeStatsResponse:
+        """Usage and condition; never hangs, and never waits for an operation."""
+        look = Look(
+            self._rules.ephemeral.own(limits.volume_id(request.volume_id)),
+            volumes.TargetPath.parse(request.volume_path, role="volume_path"),
+            request.defer_fs_ops,
+        )
+        return csi.stats_to_wire(await self._rules.node_stats.measure(look))
+
+    async def NodeExpandVolume(
+        self, request: csi_pb2.NodeExpandVolumeRequest, context: Context
+    ) -> csi_pb2.NodeExpandVolumeResponse:
+        """Grow the device's view and the filesystem; with deferral the device alone."""
+        expand = Expand(
+            self._rules.ephemeral.own(limits.volume_id(request.volume_id)),
+            volumes.TargetPath.parse(request.volume_path, role="volume_path"),
+            csi.capacity_range(request.capacity_range),
+            request.defer_fs_ops,
+            csi.capability(request.volume_capability)
+            if request.HasField("volume_capability")
+            else None,
+        )
+        size_bytes = await self._run(
+            expand.volume_id,
+            "NodeExpandVolume",
+            expand,
+            lambda: self._rules.node_expand.expand(expand),
+        )
+        return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size_bytes)
+
+    async def _run(
+        self,
+        volume_id: volumes.VolumeId,
+        name: str,
+        identity: object,
+        work: Callable[[], Awaitable[T]],
+        *,
+        inline: bool = False,
+    ) -> T:
+        """Run `work`; of an `inline` volume beside nobody who knows it by the driver's own id (the sweeper)."""
+        driver = self._here.driver
+        own = [volumes.VolumeKey(driver, ephemeral.id_of(volume_id))] if inline else []
+
+        async def alone() -> T:
+            with self._running.holding(own, name):
+                return await work()
+
+        return await self._running.run(volumes.VolumeKey(driver, volume_id), name, identity, alone)
+
+
+def _optional_path(text: str, role: str) -> volumes.TargetPath | None:
+    return volumes.TargetPath.parse(text, role=role) if text else None
+
+
+def _publish(request: csi_pb2.NodePublishVolumeRequest) -> Publish:
+    volume_id = limits.volume_id(request.volume_id)
+    target = volumes.TargetPath.parse(request.target_path)
+    capability = _capability(request)
+    _check_contexts(request)
+    inline = request.volume_context.get(ephemeral.KEY) == "true"
+    if not request.staging_target_path and not inline:
+        raise StagingPathNotGiven()
+    staging = request.staging_target_path or target.text
+    return Publish(
+        volume_id=volume_id,
+        target=target,
+        staging=volumes.TargetPath.parse(staging, role="staging_target_path"),
+        capability=capability,
+        readonly=request.readonly,
+        deferred=request.defer_fs_ops,
+        volume_context=tuple(sorted(request.volume_context.items())),
+        publish_context=tuple(sorted(request.publish_context.items())),
+    )
+
+
+def _capability(
+    request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
+) -> volumes.VolumeCapability:
+    if not request.HasField("volume_capability"):
+        raise limits.MissingField("volume_capability")
+    return csi.capability(request.volume_capability)
+
+
+def _check_contexts(
+    request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
+) -> None:
+    limits.check_context(request.volume_context, "volume_context")
+    limits.check_context(request.publish_context, "publish_context")

@@ -1,0 +1,90 @@
+"""The controller's answers on the wire. What CSI 1.12 and 1.13 say in different words is said here, by profile."""
+
+from crust.blockdriver.controller import topology
+from crust.blockdriver.controller.create_volume import Volume
+from crust.blockdriver.controller.health import Health, PoolFinding
+from crust.blockdriver.controller.list_volumes import Listed
+from crust.rpc import csi, limits
+from crust.wire.csi.v1 import csi_pb2
+
+
+def place(here: str) -> csi_pb2.Topology:
+    """This node as a topology."""
+    return csi_pb2.Topology(segments={topology.KEY: here})
+
+
+def volume(value: Volume, here: str) -> csi_pb2.Volume:
+    """A volume, and where it can be used."""
+    pb = csi_pb2.Volume(
+        volume_id=value.volume_id,
+        capacity_bytes=value.capacity_bytes,
+        volume_context=value.context,
+        accessible_topology=[place(here)],
+    )
+    if value.source is not None and value.source.kind == "snapshot":
+        pb.content_source.snapshot.snapshot_id = value.source.id
+    elif value.source is not None:
+        pb.content_source.volume.volume_id = value.source.id
+    return pb
+
+
+def entry(value: Listed, here: str, *, tell_condition: bool) -> csi_pb2.ListVolumesResponse.Entry:
+    """A line of ListVolumes."""
+    pb = csi_pb2.ListVolumesResponse.Entry(volume=volume(value.volume, here))
+    pb.status.published_node_ids.extend(value.nodes)
+    if tell_condition:
+        pb.status.volume_condition.CopyFrom(csi.condition_to_wire(value.health.condition))
+    return pb
+
+
+def got(value: Listed, here: str, *, tell_condition: bool) -> csi_pb2.ControllerGetVolumeResponse:
+    """ControllerGetVolume's answer."""
+    pb = csi_pb2.ControllerGetVolumeResponse(volume=volume(value.volume, here))
+    pb.status.published_node_ids.extend(value.nodes)
+    if tell_condition:
+        pb.status.volume_condition.CopyFrom(csi.condition_to_wire(value.health.condition))
+    return pb
+
+
+def health(value: Health) -> csi_pb2.VolumeHealth:
+    """A volume's health (CSI 1.13): healthy without entries."""
+    pb = csi_pb2.VolumeHealth(volume_id=value.volume_id)
+    for finding in value.findings:
+        pb.health_statuses.add(
+            status=csi_pb2.VolumeHealthErrorType.ValueType(finding.kind.value),
+            reason=finding.reason,
+            message=limits.shortened(finding.message),
+        )
+    return pb
+
+
+def pool_health(
+    findings: tuple[PoolFinding, ...],
+) -> csi_pb2.NodeGetStorageHealthResponse:
+    """The pool's health (CSI 1.13)."""
+    pb = csi_pb2.NodeGetStorageHealthResponse()
+    for finding in findings:
+        kind = csi_pb2.STORAGE_DEGRADED if finding.reachable else csi_pb2.STORAGE_UNREACHABLE
+        pb.backend_health.add(
+            status=kind, reason=finding.reason, message=limits.shortened(finding.message)
+        )
+    return pb
+
+
+def requirement(pb: csi_pb2.TopologyRequirement) -> topology.Requirement:
+    """Read CreateVolume's accessibility_requirements; raises `topology.BadTopology`."""
+    return topology.requirement(
+        tuple(_segments(each) for each in pb.requisite),
+        tuple(_segments(each) for each in pb.preferred),
+    )
+
+
+def topology_of(request: csi_pb2.GetCapacityRequest) -> topology.Segments:
+    """Where GetCapacity asks about; empty for anywhere. Raises `topology.BadTopology`."""
+    if not request.HasField("accessible_topology") or not request.accessible_topology.segments:
+        return ()
+    return _segments(request.accessible_topology)
+
+
+def _segments(pb: csi_pb2.Topology) -> topology.Segments:
+    return topology.segments(limits.mapping(pb.segments, "segments"))

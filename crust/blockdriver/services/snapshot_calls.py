@@ -1,0 +1,256 @@
+"""The snapshot calls of CSI's Controller and GroupController: decode, call, encode.
+
+A snapshot is an operation of its own name, which holds its volumes as well: nobody publishes, expands or removes a
+volume while it is copied, and a caller that meets the copy is told ABORTED, as CSI says.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import grpc.aio
+
+from crust import errors, operations, volumes
+from crust.blockdriver.controller import list_volumes, topology
+from crust.blockdriver.records import snapshot_record
+from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord
+from crust.blockdriver.services import responses
+from crust.blockdriver.services.node_identity import NodeIdentity
+from crust.blockdriver.snapshots import content_source
+from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
+from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
+from crust.rpc import limits
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_SIDECARS = "csi.storage.k8s.io/"
+_NS = 1_000_000_000
+
+
+class UnknownSnapshotParameter(errors.InvalidRequest):
+    """A key that this driver has no meaning for."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"the parameter {key[:128]!r} is not known",
+            why="this driver knows no parameters of snapshots",
+            hint="correct the VolumeSnapshotClass",
+        )
+        self.key = key
+
+
+class SameVolumeTwice(errors.InvalidRequest):
+    """A group names a volume more than once."""
+
+    def __init__(self) -> None:
+        super().__init__("source_volume_ids are not usable", why="one of them is there twice")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SnapshotCalls:
+    """What the Controller does with snapshots. `here` is the driver and its node."""
+
+    here: NodeIdentity
+    volume_snapshots: VolumeSnapshots
+    group_snapshots: GroupSnapshots
+    running: operations.KeyedOperations
+
+    async def create(
+        self, request: csi_pb2.CreateSnapshotRequest
+    ) -> csi_pb2.CreateSnapshotResponse:
+        """Idempotent by name."""
+        volume_id = volumes.VolumeId(limits.required(request.source_volume_id, "source_volume_id"))
+        name = limits.required(request.name, "name")
+        check_parameters(limits.mapping(request.parameters, "parameters"))
+        wanted = responses.requirement(request.accessibility_requirements)
+        if not topology.is_met(wanted, self.here.segment):
+            raise topology.NotAccessible(self.here.segment, "snapshot")
+        snapshot_id = snapshot_record.snapshot_id_of(name)
+
+        async def work() -> SnapshotRecord:
+            with self.running.holding([self.key(volume_id)], "CreateSnapshot"):
+                return await self.volume_snapshots.create(name, volume_id)
+
+        record = await self.running.run(self.key(snapshot_id), "CreateSnapshot", volume_id, work)
+        return csi_pb2.CreateSnapshotResponse(snapshot=self.to_wire(record))
+
+    async def delete(
+        self, request: csi_pb2.DeleteSnapshotRequest
+    ) -> csi_pb2.DeleteSnapshotResponse:
+        """Absent is fine."""
+        snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
+
+        async def work() -> None:
+            await asyncio.to_thread(self.volume_snapshots.delete, snapshot_id)
+
+        await self.running.run(self.key(snapshot_id), "DeleteSnapshot", None, work)
+        return csi_pb2.DeleteSnapshotResponse()
+
+    async def get(self, request: csi_pb2.GetSnapshotRequest) -> csi_pb2.GetSnapshotResponse:
+        """One that is ready."""
+        snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
+        return csi_pb2.GetSnapshotResponse(
+            snapshot=self.to_wire(self.volume_snapshots.find(snapshot_id))
+        )
+
+    async def list(self, request: csi_pb2.ListSnapshotsRequest) -> csi_pb2.ListSnapshotsResponse:
+        """In order of ids; what the filters miss is an empty list. The token is the last id of a page.
+
+        A snapshot whose record cannot be read is in no list, because nothing is known of it: the pool's health tells
+        it, and so does `UnreadableSnapshotRecord` whoever asks by its id.
+        """
+        source = limits.optional(request.source_volume_id, "source_volume_id")
+        snapshot_id = limits.optional(request.snapshot_id, "snapshot_id")
+        if request.max_entries < 0:
+            raise list_volumes.NegativeCount(request.max_entries)
+        token = request.starting_token
+        if token and not snapshot_record.is_snapshot_id(token):
+            raise list_volumes.BadToken(token)
+        self.volume_snapshots.snapshot_records.find(snapshot_id)
+        found = (
+            each
+            for each in self.volume_snapshots.snapshot_records.ready()
+            if each.snapshot_id > token
+            and source in ("", each.source_volume_id)
+            and snapshot_id in ("", each.snapshot_id)
+        )
+        page, next_token = list_volumes.cut(
+            found, request.max_entries, lambda each: each.snapshot_id
+        )
+        entries = [
+            csi_pb2.ListSnapshotsResponse.Entry(snapshot=self.to_wire(each)) for each in page
+        ]
+        return csi_pb2.ListSnapshotsResponse(entries=entries, next_token=next_token)
+
+    def to_wire(self, record: SnapshotRecord) -> csi_pb2.Snapshot:
+        """A snapshot that is ready; in CSI 1.13 with where volumes can be made of it."""
+        pb = csi_pb2.Snapshot(
+            size_bytes=record.size_bytes,
+            snapshot_id=record.snapshot_id,
+            source_volume_id=record.source_volume_id,
+            ready_to_use=True,
+            group_snapshot_id=record.group_id,
+        )
+        pb.creation_time.seconds, pb.creation_time.nanos = divmod(record.created_ns, _NS)
+        if self.here.csi_profile == "1.13":
+            pb.accessible_topology.append(responses.place(self.here.segment))
+        return pb
+
+    def group_to_wire(
+        self, record: GroupRecord, members: Sequence[SnapshotRecord]
+    ) -> csi_pb2.VolumeGroupSnapshot:
+        """A group that is ready."""
+        pb = csi_pb2.VolumeGroupSnapshot(
+            group_snapshot_id=record.group_id,
+            snapshots=[self.to_wire(each) for each in members],
+            ready_to_use=True,
+        )
+        pb.creation_time.seconds, pb.creation_time.nanos = divmod(record.created_ns, _NS)
+        return pb
+
+    def key(self, thing_id: str) -> volumes.VolumeKey:
+        """The key of a volume, snapshot or group: their ids differ in their first word."""
+        return volumes.VolumeKey(self.here.driver, volumes.VolumeId(thing_id))
+
+
+class GroupController(csi_pb2_grpc.GroupControllerServicer):
+    """The GroupController service."""
+
+    def __init__(self, calls: SnapshotCalls) -> None:
+        self._calls = calls
+
+    async def GroupControllerGetCapabilities(
+        self, request: csi_pb2.GroupControllerGetCapabilitiesRequest, context: Context
+    ) -> csi_pb2.GroupControllerGetCapabilitiesResponse:
+        """All there is."""
+        rpc = csi_pb2.GroupControllerServiceCapability.RPC
+        one = csi_pb2.GroupControllerServiceCapability(
+            rpc=rpc(type=rpc.CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT)
+        )
+        return csi_pb2.GroupControllerGetCapabilitiesResponse(capabilities=[one])
+
+    async def CreateVolumeGroupSnapshot(
+        self, request: csi_pb2.CreateVolumeGroupSnapshotRequest, context: Context
+    ) -> csi_pb2.CreateVolumeGroupSnapshotResponse:
+        """Idempotent by name; all volumes at one moment."""
+        name = limits.required(request.name, "name")
+        ids = _volume_ids(request.source_volume_ids)
+        check_parameters(limits.mapping(request.parameters, "parameters"))
+        calls, group_snapshots = self._calls, self._calls.group_snapshots
+        held = [calls.key(each) for each in ids]
+
+        async def work() -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
+            with calls.running.holding(held, "CreateVolumeGroupSnapshot"):
+                return await group_snapshots.create(name, ids)
+
+        key = calls.key(snapshot_record.group_id_of(name))
+        found = await calls.running.run(key, "CreateVolumeGroupSnapshot", ids, work)
+        return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=calls.group_to_wire(*found))
+
+    async def DeleteVolumeGroupSnapshot(
+        self, request: csi_pb2.DeleteVolumeGroupSnapshotRequest, context: Context
+    ) -> csi_pb2.DeleteVolumeGroupSnapshotResponse:
+        """Absent is fine."""
+        group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
+        named = _snapshot_ids(request.snapshot_ids)
+        calls, group_snapshots = self._calls, self._calls.group_snapshots
+
+        async def work() -> None:
+            members = [calls.key(each) for each in group_snapshots.member_ids(group_id)]
+            with calls.running.holding(members, "DeleteVolumeGroupSnapshot"):
+                await asyncio.to_thread(group_snapshots.delete, group_id, named)
+
+        await calls.running.run(calls.key(group_id), "DeleteVolumeGroupSnapshot", named, work)
+        return csi_pb2.DeleteVolumeGroupSnapshotResponse()
+
+    async def GetVolumeGroupSnapshot(
+        self, request: csi_pb2.GetVolumeGroupSnapshotRequest, context: Context
+    ) -> csi_pb2.GetVolumeGroupSnapshotResponse:
+        """One that is ready."""
+        group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
+        found = self._calls.group_snapshots.get(group_id, _snapshot_ids(request.snapshot_ids))
+        return csi_pb2.GetVolumeGroupSnapshotResponse(
+            group_snapshot=self._calls.group_to_wire(*found)
+        )
+
+
+def source(request: csi_pb2.CreateVolumeRequest) -> content_source.Wanted | None:
+    """CreateVolume's volume_content_source. Raises `limits.MissingField`."""
+    if not request.HasField("volume_content_source"):
+        return None
+    kind = request.volume_content_source.WhichOneof("type")
+    if kind == "snapshot":
+        snapshot_id = request.volume_content_source.snapshot.snapshot_id
+        return content_source.Wanted("snapshot", limits.required(snapshot_id, "snapshot_id"))
+    if kind == "volume":
+        volume_id = request.volume_content_source.volume.volume_id
+        return content_source.Wanted("volume", limits.required(volume_id, "volume_id"))
+    raise limits.MissingField("volume_content_source.type")
+
+
+def check_parameters(sent: Iterable[str]) -> None:
+    """Raise `UnknownSnapshotParameter` for what is no sidecar's key."""
+    for key in sent:
+        if not key.startswith(_SIDECARS):
+            raise UnknownSnapshotParameter(key)
+
+
+def _volume_ids(sent: Iterable[str]) -> tuple[volumes.VolumeId, ...]:
+    """In one order, so that two requests can be compared."""
+    ids = tuple(
+        volumes.VolumeId(limits.required(each, f"source_volume_ids[{n}]"))
+        for n, each in enumerate(sent)
+    )
+    if not ids:
+        raise limits.MissingField("source_volume_ids")
+    if len(set(ids)) != len(ids):
+        raise SameVolumeTwice()
+    return tuple(sorted(ids))
+
+
+def _snapshot_ids(sent: Iterable[str]) -> tuple[str, ...]:
+    ids = tuple(limits.required(each, f"snapshot_ids[{n}]") for n, each in enumerate(sent))
+    if not ids:
+        raise limits.MissingField("snapshot_ids")
+    return tuple(sorted(ids))

@@ -1,0 +1,1 @@
+"""Snapshots, groups, restores and clones, and the quiescing that they need."""

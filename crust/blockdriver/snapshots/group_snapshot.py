@@ -1,0 +1,164 @@
+"""Group snapshots: several volumes at one moment, in which the order of writes across them holds.
+
+A group is one thing: its members are taken together and removed together, and each can be restored alone. The
+group's record is written before its members', and removed after them.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+from crust import errors, volumes
+from crust.blockdriver.node.state import State
+from crust.blockdriver.records.snapshot_record import (
+    GroupRecord,
+    SnapshotRecord,
+    SnapshotRecords,
+    group_id_of,
+    member_id_of,
+)
+from crust.blockdriver.snapshots import take_snapshot
+from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
+
+
+class GroupNotFound(errors.NotFound):
+    """No group snapshot of this id exists."""
+
+    def __init__(self, group_id: str) -> None:
+        super().__init__(f"there is no group snapshot {group_id!r}")
+        self.group_id = group_id
+
+
+class GroupNameTaken(errors.Conflict):
+    """The name is taken by a group of other volumes (CSI CreateVolumeGroupSnapshot: ALREADY_EXISTS)."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the group snapshot {name!r} exists already",
+            why="it is one of other volumes",
+            hint="choose another name, or delete it first",
+        )
+        self.name = name
+
+
+class GroupMembersDiffer(errors.InvalidRequest):
+    """The snapshots that a request names are not those of the group."""
+
+    def __init__(self, group_id: str) -> None:
+        super().__init__(
+            f"snapshot_ids are not those of {group_id}",
+            why="they must be all of the group's snapshots and no others",
+            hint="read the group with GetVolumeGroupSnapshot's answer of its creation",
+        )
+        self.group_id = group_id
+
+
+class GroupSnapshots:
+    """Takes, removes and finds group snapshots. What is not async blocks; see `VolumeSnapshots`."""
+
+    def __init__(
+        self,
+        shared: State,
+        snapshot_records: SnapshotRecords[GroupRecord],
+        volume_snapshots: VolumeSnapshots,
+    ) -> None:
+        self._state = shared
+        self._snapshot_records = snapshot_records
+        self._volume_snapshots = volume_snapshots
+
+    async def create(
+        self, name: str, volume_ids: Sequence[volumes.VolumeId]
+    ) -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
+        """Take the group, or find that it is taken. Raises `GroupNameTaken`, and what `VolumeSnapshots.take` does."""
+        ids = sorted(volume_ids)
+        group = await asyncio.to_thread(self._present_or_plan, name, ids)
+        if group.phase == "ready":
+            return group, self._members(group)
+        return await self._take(group)
+
+    def _present_or_plan(self, name: str, ids: list[volumes.VolumeId]) -> GroupRecord:
+        present = self._snapshot_records.find(group_id_of(name))
+        if present is not None and present.phase != "ready":  # nobody was told of it
+            self._discard(present)
+            present = None
+        if present is None:
+            return _plan(name, ids)
+        if [volume_id for volume_id, _ in present.members] != ids:
+            raise GroupNameTaken(name)
+        return present
+
+    async def _take(self, group: GroupRecord) -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
+        plans = await asyncio.to_thread(self._begin, group)
+        try:
+            taken = await self._volume_snapshots.take(plans)
+        except errors.CrustError:
+            await asyncio.to_thread(self._snapshot_records.remove, group.id)
+            raise
+        ready = {"phase": "ready", "created_ns": taken[0].created_ns}
+        group = await asyncio.to_thread(self._snapshot_records.save, group.model_copy(update=ready))
+        return group, taken
+
+    def _begin(self, group: GroupRecord) -> list[SnapshotRecord]:
+        records = [
+            self._state.volume_records.load(volumes.VolumeId(each)) for each, _ in group.members
+        ]
+        self._snapshot_records.save(group)
+        return [
+            take_snapshot.plan(record, member_id, "", group_id=group.id)
+            for record, (_, member_id) in zip(records, group.members, strict=True)
+        ]
+
+    def get(
+        self, group_id: str, snapshot_ids: Sequence[str]
+    ) -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
+        """A group that is ready. Raises `GroupNotFound`, `GroupMembersDiffer`."""
+        group = self._snapshot_records.find(group_id)
+        if group is None or group.phase != "ready":
+            raise GroupNotFound(group_id)
+        _check_members(group, snapshot_ids)
+        return group, self._members(group)
+
+    def delete(self, group_id: str, snapshot_ids: Sequence[str]) -> None:
+        """Remove a group and its members; absent is fine. Raises `GroupMembersDiffer`."""
+        group = self._snapshot_records.find(group_id)
+        if group is not None:
+            _check_members(group, snapshot_ids)
+            self._discard(group)
+
+    def recover(self) -> None:
+        """Finish or throw away what an earlier life left half done."""
+        for group in self._snapshot_records.unfinished():
+            self._discard(group)
+
+    def member_ids(self, group_id: str) -> tuple[str, ...]:
+        """The ids of a group's snapshots; none when there is no such group."""
+        group = self._snapshot_records.find(group_id)
+        return () if group is None else tuple(snapshot_id for _, snapshot_id in group.members)
+
+    def _discard(self, group: GroupRecord) -> None:
+        """See `VolumeSnapshots.discard`."""
+        with suppress(errors.Exhausted):
+            self._snapshot_records.save(group.model_copy(update={"phase": "deleting"}))
+        for _, snapshot_id in group.members:
+            member = self._volume_snapshots.snapshot_records.find(snapshot_id)
+            if member is not None:
+                self._volume_snapshots.discard(member)
+        self._snapshot_records.remove(group.id)
+
+    def _members(self, group: GroupRecord) -> tuple[SnapshotRecord, ...]:
+        return tuple(self._volume_snapshots.find(snapshot_id) for _, snapshot_id in group.members)
+
+
+def _plan(name: str, ids: Sequence[volumes.VolumeId]) -> GroupRecord:
+    return GroupRecord(
+        group_id=group_id_of(name),
+        name=name,
+        phase="creating",
+        created_ns=0,
+        members=tuple((each, member_id_of(name, each)) for each in ids),
+    )
+
+
+def _check_members(group: GroupRecord, snapshot_ids: Sequence[str]) -> None:
+    if sorted(snapshot_ids) != sorted(snapshot_id for _, snapshot_id in group.members):
+        raise GroupMembersDiffer(group.id)

@@ -1,0 +1,210 @@
+"""Guests' filesystems that stand still while their images are copied: asked for through the proxy, by target path.
+
+A guest thaws by itself after `limit_s`, whoever has died meanwhile, and its thaw says whether it stood still until
+then. Every guest must say so: else what was copied is no moment's content, and is thrown away (`ThawedEarly`).
+
+A deferred volume that no sandbox has stands still because nobody writes. It must stay so: the driver holds its device
+exclusively meanwhile, as a sandbox that takes it would (`claim_volume`), so that one that starts now is refused, not
+missed. Once more at the end the guest is asked, for a runtime that opens devices without that.
+
+What will be frozen is on disk before (`freeze_intents`), and a restart thaws guests as well, at once: a filesystem
+that is frozen is an outage. So a thaw that does not reach its guest, because the proxy or the handler restarts, is
+tried until it does, or the guest has thawed by itself.
+"""
+
+import asyncio
+import functools
+import logging
+import math
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from crust import errors, volumes
+from crust.blockdriver.node.guests import Guests
+from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
+from crust.host.block import devices
+
+_PAUSE_S = 0.5
+"""Between two tries to reach a proxy that is away."""
+
+_log = logging.getLogger(__name__)
+
+
+class ThawedEarly(errors.PeerUnavailable):
+    """A guest did not stand still for as long as it was copied."""
+
+    def __init__(self, volume_ids: Sequence[str], why: str) -> None:
+        super().__init__(
+            f"{', '.join(volume_ids)} is not copied",
+            why=why,
+            hint="retry; if it stays so, look at the runtime's log and at the load of the node",
+        )
+        self.volume_ids = tuple(volume_ids)
+
+
+class SandboxStarting(errors.OperationPending):
+    """No guest has the volume mounted, and something holds its device."""
+
+    def __init__(self, volume_id: str, why: str) -> None:
+        super().__init__(
+            f"{volume_id} is not copied",
+            why=f"no guest has it mounted yet, and its device is held: {why}",
+            hint="retry when the sandbox runs",
+        )
+        self.volume_id = volume_id
+
+
+@dataclass(frozen=True, slots=True)
+class InGuest:
+    """A deferred publish that may be written to, and its device on this host; empty if it is attached no more."""
+
+    volume_id: volumes.VolumeId
+    target: volumes.TargetPath
+    device: str
+
+
+class GuestFreezer:
+    """Freezes and thaws in guests. `limit_s` (1 to 60) is how long a guest may stand still."""
+
+    def __init__(self, guests: Guests, intents: Intents, *, limit_s: float) -> None:
+        self._guests = guests
+        self._intents = intents
+        self._limit_s = limit_s
+        self._left: dict[volumes.VolumeId, volumes.TargetPath] = {}
+        self._trying: set[volumes.VolumeId] = set()
+        self._more = asyncio.Event()
+
+    @asynccontextmanager
+    async def still(self, members: Sequence[InGuest]) -> AsyncIterator[None]:
+        """All of `members` stand still while the block runs.
+
+        Raises `ThawedEarly` afterwards if they did not: what was copied is to be thrown away. Raises
+        `SandboxStarting`, and what `Guests.freeze` raises, before the block is begun.
+        """
+        frozen: list[InGuest] = []
+        idle: list[InGuest] = []
+        with ExitStack() as fences:
+            try:
+                for member in members:
+                    frozen.append(member)  # also when it is not known whether it was
+                    if not await self._freeze(member):
+                        idle.append(frozen.pop())
+                        await asyncio.to_thread(_fence, member, fences)
+                yield
+            except BaseException:
+                await self._let_go(frozen)
+                raise
+            await self._check_still(frozen, idle)
+
+    def remember(self, left: Intent) -> None:
+        """What an earlier life may have left frozen, for `recover`."""
+        try:
+            self._left[left.volume_id] = volumes.TargetPath.parse(left.target)
+        except errors.InvalidRequest:
+            self._intents.forget(left.volume_id)
+
+    async def recover(self) -> None:
+        """Thaw what is remembered, or wait until it has thawed by itself."""
+        async with asyncio.TaskGroup() as group:
+            self._begin_to_recover(group)
+
+    async def keep_recovering(self) -> None:
+        """`recover`, now and whenever a thaw did not reach its guest, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._more.clear()
+                self._begin_to_recover(group)
+                await self._more.wait()
+
+    def _begin_to_recover(self, group: asyncio.TaskGroup) -> None:
+        for volume_id in self._left.keys() - self._trying:
+            self._trying.add(volume_id)
+            task = group.create_task(self._recover(volume_id), name=f"thaw {volume_id}")
+            task.add_done_callback(functools.partial(self._recovered, volume_id))
+
+    def _recovered(self, volume_id: volumes.VolumeId, _: asyncio.Task[None]) -> None:
+        self._trying.discard(volume_id)
+        if volume_id in self._left:  # since it was looked at for the last time
+            self._more.set()
+
+    async def _freeze(self, member: InGuest) -> bool:
+        self._left.pop(member.volume_id, None)
+        intent = Intent(member.volume_id, target=member.target.text)
+        await asyncio.to_thread(self._intents.note, intent)
+        try:
+            held = await self._guests.freeze(member.target, math.ceil(self._limit_s))
+        except errors.NotFound:
+            held = False  # never handed to the proxy, or taken back
+        if not held:
+            await asyncio.to_thread(self._intents.forget, member.volume_id)
+        return held
+
+    async def _check_still(self, frozen: Sequence[InGuest], idle: Sequence[InGuest]) -> None:
+        moved = [each.volume_id for each in frozen if not await self._thaw(each)]
+        begun = [each.volume_id for each in idle if await self._woke(each)]
+        if moved:
+            raise ThawedEarly(moved, "its guest did not stand still until it was thawed")
+        if begun:
+            raise ThawedEarly(begun, "a sandbox began to use it meanwhile")
+
+    async def _let_go(self, frozen: Sequence[InGuest]) -> None:
+        for each in frozen:
+            await self._thaw(each)
+
+    async def _thaw(self, member: InGuest) -> bool:
+        """Whether the guest says that it stood still; one that cannot be asked has not said so."""
+        try:
+            still = await self._guests.thaw(member.target)
+        except errors.CrustError as err:
+            _log.error("cannot thaw", extra={"volume_id": member.volume_id, "error": str(err)})
+            if isinstance(err, errors.PeerUnavailable):
+                self._left[member.volume_id] = member.target
+                self._more.set()
+                return False
+            still = False
+        await asyncio.to_thread(self._intents.forget, member.volume_id)
+        return still
+
+    async def _woke(self, member: InGuest) -> bool:
+        """Whether a guest has by now what none had before."""
+        if not await self._freeze(member):
+            return False
+        await self._thaw(member)
+        return True
+
+    async def _recover(self, volume_id: volumes.VolumeId) -> None:
+        for _ in range(math.ceil(self._limit_s / _PAUSE_S)):
+            target = self._left.get(volume_id)
+            if target is None:  # frozen anew, and thawed by who did that
+                return
+            try:
+                thawed = await self._guests.thaw(target)
+            except errors.PeerUnavailable:
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            except errors.CrustError as err:
+                _log.warning("not thawed", extra={"volume_id": volume_id, "error": str(err)})
+            else:
+                if thawed:
+                    _log.warning("thawed what was left frozen", extra={"volume_id": volume_id})
+            break
+        if self._left.pop(volume_id, None) is not None:
+            await self._forget(volume_id)
+
+    async def _forget(self, volume_id: volumes.VolumeId) -> None:
+        """What cannot be forgotten now is thawed once more by the next start, which does no harm."""
+        try:
+            await asyncio.to_thread(self._intents.forget, volume_id)
+        except errors.CrustError as err:
+            _log.warning("not forgotten", extra={"volume_id": volume_id, "error": str(err)})
+
+
+def _fence(member: InGuest, fences: ExitStack) -> None:
+    if not member.device:
+        return
+    try:
+        fences.callback(os.close, devices.open_exclusive(member.device))
+    except devices.DeviceInUse as err:
+        raise SandboxStarting(member.volume_id, err.why) from err

@@ -1,0 +1,178 @@
+"""Filesystems of this host that stand still while their images are copied, and never for longer.
+
+A freeze outlives the process that made it, so it is written down before it is made, and whoever starts next thaws
+before it looks at anything else (`Freezer.thaw_mounted`). In a living process a timer thaws what takes too long: a
+stopped database is an outage, and the copy is then given up as torn. Of a group all are frozen before the first is
+copied.
+
+Guests' filesystems are frozen by `guest_freezes`, around this.
+"""
+
+import logging
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+
+from crust import errors, volumes
+from crust.blockdriver.engines.protocol import Backend
+from crust.blockdriver.node import state
+from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
+from crust.host.block import devices, holders
+from crust.host.filesystems import filesystems
+from crust.host.mounts import mounts
+
+LIMIT_S = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+class FrozenTooLong(errors.NotReady):
+    """The copy took longer than a filesystem may stand still."""
+
+    def __init__(self, volume_ids: Sequence[str], limit_s: float) -> None:
+        super().__init__(
+            f"{', '.join(volume_ids)} is not copied",
+            why=f"its filesystem would have stood still for more than {limit_s:g} s",
+            hint="unpublish it first, or keep the pool on xfs or btrfs, where a copy takes no time",
+        )
+        self.volume_ids = tuple(volume_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Freezable:
+    """A filesystem that this host has mounted."""
+
+    volume_id: volumes.VolumeId
+    identity: volumes.DeviceIdentity
+    mountpoint: str
+
+
+@dataclass(slots=True)
+class _FrozenSet:
+    """What is frozen at this moment. The timer and the copier meet here."""
+
+    guard: threading.Lock = field(default_factory=threading.Lock)
+    frozen: list[tuple[Freezable, filesystems.Freeze]] = field(default_factory=list)
+    expired: bool = False
+
+
+class Freezer:
+    """Freezes and thaws. `limit_s` is how long anything may stand still."""
+
+    def __init__(self, intents: Intents, backend: Backend, *, limit_s: float = LIMIT_S) -> None:
+        self._intents = intents
+        self._backend = backend
+        self._limit_s = limit_s
+
+    def thaw_mounted(self, left: Intent) -> None:
+        """Thaw what an earlier life may have left frozen, if it is mounted here. Needs no backend."""
+        with _telling(left):
+            mount = _mount_of(left.identity)
+            if mount is None:
+                return
+            filesystems.thaw(mount.target)
+            _log.warning("thawed what was left frozen", extra={"volume_id": left.volume_id})
+            self._intents.forget(left.volume_id)
+
+    def thaw_unmounted(self, left: Intent) -> None:
+        """The same if it is mounted no more, or covered: frozen, it lives on where nobody reaches it."""
+        with _telling(left):
+            self._thaw_unmounted(left)
+            self._intents.forget(left.volume_id)
+
+    @contextmanager
+    def frozen(self, members: Sequence[Freezable]) -> Iterator[None]:
+        """All of `members` stand still while the block runs; blocks its thread.
+
+        Raises `FrozenTooLong` afterwards if they did not: what was copied is to be thrown away. Raises
+        `freezing.AlreadyFrozen` if somebody else froze one.
+        """
+        if not members:
+            yield
+            return
+        still = _FrozenSet()
+        timer = threading.Timer(self._limit_s, self._expire, [still])
+        with ExitStack() as stack:
+            stack.callback(self._release, still)
+            timer.start()
+            stack.callback(timer.cancel)
+            for member in members:
+                self._freeze(still, member)
+            yield
+        if still.expired:
+            raise FrozenTooLong([each.volume_id for each in members], self._limit_s)
+
+    def _freeze(self, still: _FrozenSet, member: Freezable) -> None:
+        self._intents.note(Intent(member.volume_id, identity=str(member.identity)))
+        try:
+            freeze = filesystems.Freeze(member.mountpoint)
+        except errors.CrustError:
+            self._intents.forget(member.volume_id)
+            raise
+        with still.guard:
+            still.frozen.append((member, freeze))
+            expired = still.expired
+        if expired:  # the timer was here before us
+            self._release(still)
+
+    def _expire(self, still: _FrozenSet) -> None:
+        with still.guard:
+            still.expired = True
+        _log.error("a freeze took too long and was undone", extra={"limit_s": self._limit_s})
+        self._release(still)
+
+    def _release(self, still: _FrozenSet) -> None:
+        with still.guard:
+            failures = [err for each in still.frozen if (err := self._thaw(*each)) is not None]
+            still.frozen.clear()
+        if failures:
+            raise failures[0]
+
+    def _thaw(self, member: Freezable, freeze: filesystems.Freeze) -> errors.CrustError | None:
+        try:
+            freeze.thaw()
+            self._intents.forget(member.volume_id)
+        except errors.CrustError as err:
+            _log.error("cannot thaw", extra={"volume_id": member.volume_id, "error": str(err)})
+            return err
+        return None
+
+    def _thaw_unmounted(self, left: Intent) -> None:
+        attachment = self._backend.attached(left.volume_id)
+        source = attachment.device if attachment else None
+        if source is None or str(source.identity) != left.identity:
+            return  # a device that is gone took its filesystem along
+        device = source.path
+        if not holders.is_exclusively_held(device):
+            return  # no filesystem has it open
+        found = filesystems.probe(device)
+        if not isinstance(found, filesystems.Filesystem):
+            return
+        with suppress(devices.DeviceInUse):  # it is a guest's by now, or a tool's
+            filesystems.thaw_unmounted(device, found.type)
+            _log.warning(
+                "thawed what was left frozen and out of reach", extra={"volume_id": left.volume_id}
+            )
+
+
+@contextmanager
+def _telling(left: Intent) -> Iterator[None]:
+    """What cannot be thawed is kept for the next start."""
+    try:
+        yield
+    except errors.CrustError as err:
+        _log.error("left frozen", extra={"volume_id": left.volume_id, "error": str(err)})
+
+
+def _mount_of(identity: str) -> mounts.Mount | None:
+    """A mount of the very device that was meant, whose numbers may be another's by now, and which can be reached."""
+    numbers = re.fullmatch(r"(\d+):(\d+)@\d+", identity)
+    if numbers is None:
+        return None
+    for mount in mounts.of_device(int(numbers[1]), int(numbers[2])):
+        with suppress(errors.CrustError):
+            if state.is_visible(mount) and str(devices.identify(mount.source)) == identity:
+                return mount
+    return None

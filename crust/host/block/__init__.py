@@ -1,0 +1,1 @@
+"""Block devices: loop devices, who holds a device, and what is on it."""

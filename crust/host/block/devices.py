@@ -1,0 +1,192 @@
+"""Block devices: what they are, how large, who has them, and whether there is anything on them.
+
+The fence: one descriptor opened with O_EXCL is at once the test and the lock. While it is open, mount(2) of the
+device gets EBUSY and mkfs refuses; a hypervisor that opens the device plainly still can. While the device is
+mounted, the open itself gets EBUSY.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+import struct
+from collections.abc import Iterable
+
+from crust import errors, volumes
+from crust.host.block import holders
+from crust.host.block.holders import DeviceInUse
+from crust.host.process import oserrors, sysfs
+
+__all__ = [
+    "PROBE_WINDOWS",
+    "DeviceInUse",
+    "NotABlockDevice",
+    "identify",
+    "is_blank",
+    "is_free",
+    "is_readonly",
+    "open_exclusive",
+    "reads_zero",
+    "set_readonly",
+    "size_bytes",
+    "try_exclusive",
+]
+
+_BLKROSET = 0x125D
+_SECTOR = 512
+_KIB = 1024
+_MIB = 1024 * _KIB
+_GIB = 1024 * _MIB
+
+PROBE_WINDOWS: tuple[tuple[int, int], ...] = (
+    (
+        0,
+        _MIB,
+    ),  # nearly all: ext, xfs, btrfs, f2fs, gpt, dos, lvm, luks, md 1.1 and 1.2, bcache, zfs, iso, udf, swap
+    (2 * _MIB, 4 * _KIB),  # luks2, second header
+    (4 * _MIB, 4 * _KIB),  # luks2, second header
+    (8 * _MIB, 8 * _KIB),  # ext with 1 KiB blocks, backup superblock
+    (32 * _MIB, 8 * _KIB),  # ext with 2 KiB blocks, backup
+    (64 * _MIB, 8 * _KIB),  # btrfs, first mirror
+    (128 * _MIB, 8 * _KIB),  # ext with 4 KiB blocks, backup
+    (256 * _GIB, 8 * _KIB),  # btrfs, second mirror
+    (-_MIB, _MIB),  # the end: gpt's backup, md 0.90 and 1.0, zfs, drbd, nilfs, bios raid
+)
+"""(offset, length) in bytes of where superblocks and their copies live; a negative offset counts from the end."""
+
+
+class NotABlockDevice(errors.InvalidRequest):
+    """A path that is to be a block device and is something else."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} is not a block device", hint="name the device of the volume")
+        self.path = path
+
+
+def identify(path: str) -> volumes.DeviceIdentity:
+    """Which device this is; links are followed (/dev/disk/by-id). Raises `NotFound`, `NotABlockDevice`."""
+    number = _number(path)
+    text = _attribute(path, number, "diskseq")
+    return volumes.DeviceIdentity(os.major(number), os.minor(number), int(text))
+
+
+def size_bytes(path: str) -> int:
+    """The size of the device now; opens nothing, so it disturbs nobody."""
+    return int(_attribute(path, _number(path), "size")) * _SECTOR
+
+
+def open_exclusive(path: str) -> int:
+    """Open the device so that nobody mounts or formats it while the descriptor is open; raises `DeviceInUse`."""
+    _number(path)
+    try:
+        return os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
+    except OSError as err:
+        if err.errno == errno.EBUSY:
+            raise holders.device_in_use(path) from err
+        raise oserrors.translate(err, f"cannot open {path} exclusively") from err
+
+
+def try_exclusive(path: str) -> int | None:
+    """Like `open_exclusive`; None, and no search for who it is, while something else has the device."""
+    with oserrors.translating(f"cannot open {path} exclusively"):
+        try:
+            return os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
+        except OSError as err:
+            if err.errno == errno.EBUSY:
+                return None
+            raise
+
+
+def is_free(path: str, identity: volumes.DeviceIdentity) -> bool:
+    """Whether the path leads to this device and nobody has it mounted, or holds it exclusively, at this moment.
+
+    False says nothing: somebody may have it, or it cannot be opened, or the path leads elsewhere.
+    """
+    number = os.makedev(identity.major, identity.minor)
+    try:
+        if not _is_device(os.stat(path), number):
+            return False  # looked at first: to open a device has effects, and who named this one may be wrong
+        fd = os.open(path, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return _is_device(os.fstat(fd), number)
+    finally:
+        os.close(fd)
+
+
+def _is_device(status: os.stat_result, number: int) -> bool:
+    return stat.S_ISBLK(status.st_mode) and status.st_rdev == number
+
+
+def set_readonly(path: str, *, readonly: bool) -> None:
+    """Make the device itself refuse writes, or take them again (BLKROSET)."""
+    with oserrors.translating(f"cannot set {path} read-only or writable"):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(fd, _BLKROSET, struct.pack("i", int(readonly)))
+        finally:
+            os.close(fd)
+
+
+def is_readonly(path: str) -> bool:
+    """Whether the device refuses writes."""
+    return _attribute(path, _number(path), "ro") == "1"
+
+
+def is_blank(path: str) -> bool:
+    """Whether every place where a superblock could be reads back as zeros.
+
+    Half of the rule "never format on doubt"; the other half is our own record. A device that cannot be read raises.
+    """
+    return reads_zero(path, PROBE_WINDOWS)
+
+
+def reads_zero(path: str, windows: Iterable[tuple[int, int]]) -> bool:
+    """Whether the (offset, length) windows of a device or a file hold only zeros; beyond the end counts as zeros."""
+    with oserrors.translating(
+        f"cannot read {path}", hint="an unreadable device is never formatted"
+    ):
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            size = os.lseek(fd, 0, os.SEEK_END)
+            if not size:  # "nothing on it" would be true, and so it is of a device that was detached meanwhile
+                raise errors.NotReady(f"{path} has no size", hint="attach it first")
+            return all(_is_zero(fd, offset, length, size) for offset, length in windows)
+        finally:
+            os.close(fd)
+
+
+def _is_zero(fd: int, offset: int, length: int, size: int) -> bool:
+    start = max(0, offset + size if offset < 0 else offset)
+    end = min(start + length, size)
+    while start < end:
+        data = os.pread(fd, min(_MIB, end - start), start)
+        if not data:
+            raise OSError(errno.EIO, "the device ended early")
+        if data.count(0) != len(data):
+            return False
+        start += len(data)
+    return True
+
+
+def _number(path: str) -> int:
+    with oserrors.translating(f"cannot look at {path}"):
+        status = os.stat(path)
+    if not stat.S_ISBLK(status.st_mode):
+        raise NotABlockDevice(path)
+    return status.st_rdev
+
+
+def _attribute(path: str, number: int, name: str) -> str:
+    directory = f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"
+    with oserrors.translating(
+        f"cannot read {name} of {path}", hint="the device is gone, or sysfs is"
+    ):
+        try:
+            return sysfs.read(f"{directory}/{name}")
+        except FileNotFoundError:
+            # A partition has no sequence of its own; its disk, the directory above, has.
+            if not os.path.exists(f"{directory}/partition"):
+                raise
+            return sysfs.read(f"{directory}/../{name}")

@@ -1,0 +1,217 @@
+"""Who keeps a mount or a device busy: for the sentence of an error, when something was refused already.
+
+Reads /proc of every process, which takes milliseconds, and so never runs on the happy path. Best effort: processes
+come and go while it looks, and those of other PID namespaces are not seen. What a process has open may lie on a file
+server that hangs, so nothing here asks for more than the kernel knows by itself.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from crust import errors
+from crust.host.block import loopctl
+from crust.host.mounts import mountinfo
+from crust.host.process import syscalls
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Holder:
+    """A process, and what of it holds: "cwd", "root", "exe", "fd 3" or "map"."""
+
+    pid: int
+    command: str
+    by: str
+
+    def __str__(self) -> str:
+        return f"{self.command}[{self.pid}] by {self.by}"
+
+
+class DeviceInUse(errors.NotReady):
+    """Something else has the block device: a mount, or a process that holds it exclusively."""
+
+    def __init__(
+        self,
+        path: str,
+        mounts: tuple[str, ...] = (),
+        loops: tuple[str, ...] = (),
+        holders: tuple[Holder, ...] = (),
+    ) -> None:
+        super().__init__(
+            f"{path} is in use",
+            why=_sentence(mounts, holders, loops) or "the kernel does not say by whom",
+            hint="unmount it, or stop who holds it, first",
+        )
+        self.path = path
+        self.mounts = mounts
+        self.loops = loops
+        self.holders = holders
+
+
+class MountBusy(errors.NotReady):
+    """A mount cannot be removed because it is in use."""
+
+    def __init__(
+        self,
+        target: str,
+        mounts: tuple[str, ...] = (),
+        loops: tuple[str, ...] = (),
+        holders: tuple[Holder, ...] = (),
+    ) -> None:
+        super().__init__(
+            f"{target} is busy",
+            why=_sentence(mounts, holders, loops) or "no process of this PID namespace shows why",
+            hint="stop what uses it, then unmount again; it is never detached lazily",
+        )
+        self.target = target
+        self.mounts = mounts
+        self.loops = loops
+        self.holders = holders
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether anything was found that uses the mount: if not, it may have been a momentary look at it."""
+        return bool(self.mounts or self.loops or self.holders)
+
+
+def device_in_use(path: str) -> DeviceInUse:
+    """The error for a busy device, with the mounts and the processes that have it."""
+    try:
+        number = os.stat(path).st_rdev
+    except OSError:
+        return DeviceInUse(path)
+    mounts = mountinfo.of_device(os.major(number), os.minor(number))
+    return DeviceInUse(path, tuple(m.target for m in mounts), _loops_on(number), of_device(number))
+
+
+def is_exclusively_held(path: str) -> bool:
+    """Whether an exclusive open of the device is refused now: it is mounted, fenced or part of something."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
+    except OSError as err:
+        return err.errno == errno.EBUSY
+    return False
+
+
+def mount_busy(target: str) -> MountBusy:
+    """The error for a busy mount, with the mounts and loop devices upon it and the processes that use it."""
+    mounts = tuple(m.target for m in mountinfo.below(target))
+    return MountBusy(target, mounts, _loops_below(target), of_mount(target))
+
+
+def of_device(number: int) -> tuple[Holder, ...]:
+    """The processes that have the block device with this `st_rdev` open."""
+    found: set[Holder] = set()
+    for process, descriptor in _descriptors():
+        with suppress(OSError):
+            if syscalls.block_device_at(str(descriptor)) == number:
+                found.add(_holder(process, f"fd {descriptor.name}"))
+    return tuple(sorted(found))
+
+
+def of_mount(target: str) -> tuple[Holder, ...]:
+    """The processes that use files of the mount at `target`."""
+    mount = mountinfo.at(target)
+    if mount is None:
+        return ()
+    target = mount.target
+    found: set[Holder] = set()
+    for process in _processes():
+        found.update(_holder(process, by) for by in _links_below(process, target))
+        found.update(_holder(process, "map") for _ in _maps_below(process, target))
+    for process, descriptor in _descriptors():
+        with suppress(OSError):
+            if mountinfo.mount_id_of(process.name, descriptor.name) == mount.mount_id:
+                found.add(_holder(process, f"fd {descriptor.name}"))
+    return tuple(sorted(found))
+
+
+def command_of(pid: int) -> str:
+    """The short name of a process, "?" when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return "?"
+
+
+def _sentence(
+    mounts: tuple[str, ...], holders: tuple[Holder, ...], loops: tuple[str, ...] = ()
+) -> str:
+    parts = []
+    if mounts:
+        parts.append(f"mounted at {_some(mounts)}")
+    if loops:
+        parts.append(f"backing {_some(loops)}")
+    if holders:
+        parts.append(f"used by {_some(tuple(map(str, holders)))}")
+    return ", ".join(parts)
+
+
+def _some(texts: tuple[str, ...]) -> str:
+    rest = len(texts) - _SHOWN
+    return ", ".join(texts[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _holder(process: Path, by: str) -> Holder:
+    pid = int(process.name)
+    return Holder(pid, command_of(pid), by)
+
+
+def _processes() -> Iterator[Path]:
+    yield from (entry for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+
+
+def _descriptors() -> Iterator[tuple[Path, Path]]:
+    for process in _processes():
+        with suppress(OSError):
+            for descriptor in (process / "fd").iterdir():
+                yield process, descriptor
+
+
+def _loops_below(target: str) -> tuple[str, ...]:
+    """The loop devices of files in a mount, or of the device whose node is bound there."""
+    with suppress(OSError):
+        bound = syscalls.block_device_at(target)
+        if bound is not None:
+            return _loops_on(bound)
+        return tuple(
+            f"/dev/loop{number}"
+            for number in loopctl.bound_numbers()
+            if loopctl.backing_file(number).startswith(f"{target}/")
+        )
+    return ()
+
+
+def _loops_on(number: int) -> tuple[str, ...]:
+    """The loop devices upon a block device: a kubelet keeps one on each raw volume, by which it holds it."""
+    return tuple(f"/dev/loop{each}" for each in loopctl.bound_numbers() if _is_upon(each, number))
+
+
+def _is_upon(loop_number: int, number: int) -> bool:
+    with suppress(OSError):
+        fd = os.open(loopctl.node(loop_number), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return loopctl.status(fd).backing_device == number
+        finally:
+            os.close(fd)
+    return False
+
+
+def _links_below(process: Path, target: str) -> Iterator[str]:
+    for name in ("cwd", "root", "exe"):
+        with suppress(OSError):
+            link = os.readlink(process / name)
+            if link == target or link.startswith(target + "/"):
+                yield name
+
+
+def _maps_below(process: Path, target: str) -> Iterator[None]:
+    with suppress(OSError):
+        text = (process / "maps").read_text(encoding="utf-8", errors="replace")
+        if f" {target}/" in text:
+            yield None

@@ -1,0 +1,204 @@
+"""The loop driver's own vocabulary: ioctls, structures and sysfs names (include/uapi/linux/loop.h).
+
+Raw: `OSError` passes to `crust.host.block.loop`, which is the only caller and knows what each errno means where.
+"""
+
+import fcntl
+import functools
+import os
+import select
+import socket
+import stat
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from crust import volumes
+from crust.host.process import sysfs
+
+CONFIGURE = 0x4C0A
+CLEAR = 0x4C01
+SET_CAPACITY = 0x4C07
+_SET_STATUS64 = 0x4C04
+_GET_STATUS64 = 0x4C05
+_CTL_GET_FREE = 0x4C82
+_BLKROSET = 0x125D
+
+READ_ONLY = 1
+AUTOCLEAR = 4
+DIRECT_IO = 16
+
+_MAJOR = 7
+_MINORS = 1 << 20  # MINORBITS
+_NAME_BYTES = 64
+TAG_MAX_BYTES = _NAME_BYTES - 1
+
+# struct loop_info64: device, inode, rdevice, offset, size limit; number, encrypt type, key size, flags;
+# file name, crypt name, key; two words for a transfer that is gone.
+_INFO = struct.Struct("=5Q4I64s64s32s2Q")
+# struct loop_config: descriptor, block size, loop_info64, reserved.
+_CONFIG = struct.Struct(f"=2I{_INFO.size}s64s")
+
+_UEVENTS = 15  # NETLINK_KOBJECT_UEVENT
+_GONE_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What LOOP_GET_STATUS64 says. `device` and `inode` are st_dev and st_ino of the backing file.
+
+    `backing_device` is the st_rdev of what is backed by a block device; not `is_whole` has an offset or a size limit.
+    """
+
+    device: int
+    inode: int
+    backing_device: int
+    is_whole: bool
+    flags: int
+    name: str
+
+
+def configuration(backing_fd: int, flags: int, sector_size: int, name: str) -> bytes:
+    """The argument of CONFIGURE. The kernel cuts the name, and never reads it: it is the attacher's to choose."""
+    shown = os.fsencode(name)[:TAG_MAX_BYTES]
+    info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, flags, shown, b"", b"", 0, 0)
+    return _CONFIG.pack(backing_fd, sector_size, info, b"")
+
+
+@functools.cache
+def numbers() -> int:
+    """How many devices there can be: with max_part set, each reserves minor numbers for its partitions."""
+    try:
+        parts = int(sysfs.read("/sys/module/loop/parameters/max_part"))
+    except FileNotFoundError:
+        parts = 0
+    return _MINORS >> parts.bit_length()
+
+
+def free_number() -> int:
+    """The number of a device that was free a moment ago; the kernel makes one when all are taken."""
+    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return fcntl.ioctl(control, _CTL_GET_FREE)
+    finally:
+        os.close(control)
+
+
+def node(number: int) -> str:
+    """The path of a device's node, made if /dev lacks it: a container's /dev does not follow the kernel."""
+    path = f"/dev/loop{number}"
+    if not os.path.exists(path) and os.path.exists(f"/sys/block/loop{number}"):
+        try:
+            os.mknod(path, 0o660 | stat.S_IFBLK, os.makedev(_MAJOR, _minor(number)))
+        except FileExistsError:
+            return path
+    return path
+
+
+def status(fd: int) -> Status:
+    """What a device is attached to; ENXIO when to nothing."""
+    fields = _INFO.unpack(fcntl.ioctl(fd, _GET_STATUS64, bytes(_INFO.size)))
+    name = os.fsdecode(fields[9].partition(b"\0")[0])
+    device, inode, backing_device, offset, size_limit = fields[:5]
+    is_whole = not offset and not size_limit
+    return Status(device, inode, backing_device, is_whole, flags=fields[8], name=name)
+
+
+def set_flags(fd: int, flags: int) -> None:
+    """Change the flags that may be changed on an attached device, of which AUTOCLEAR is one."""
+    fields = list(_INFO.unpack(fcntl.ioctl(fd, _GET_STATUS64, bytes(_INFO.size))))
+    fields[8] = flags
+    fcntl.ioctl(fd, _SET_STATUS64, _INFO.pack(*fields))
+
+
+def make_writable(fd: int) -> None:
+    """Take back a BLKROSET, which outlives the attachment that it was made for."""
+    fcntl.ioctl(fd, _BLKROSET, bytes(4))
+
+
+def bound_numbers() -> list[int]:
+    """The numbers of attached devices, ascending, from sysfs: nothing is opened."""
+    names = (
+        name.removeprefix("loop") for name in os.listdir("/sys/block") if name.startswith("loop")
+    )
+    return sorted(number for number in map(int, names) if is_bound(number))
+
+
+def sized_numbers() -> list[int]:
+    """The numbers of the devices that have a size, in one read of /proc/partitions: none of the others takes a write.
+
+    A kernel that hides removable disks there does not hide loop devices.
+    """
+    names = (line.rpartition(b" ")[2] for line in sysfs.read_bytes("/proc/partitions").split(b"\n"))
+    found = (name.removeprefix(b"loop") for name in names if name.startswith(b"loop"))
+    return [int(number) for number in found if number.isdigit()]  # loop0p1 is a partition
+
+
+def is_bound(number: int) -> bool:
+    """Whether a device is attached: the directory is there exactly as long."""
+    return os.path.exists(f"/sys/block/loop{number}/loop")
+
+
+def backing_file(number: int) -> str:
+    """The whole path of the backing file as it is now called, " (deleted)" at its end if it has no name."""
+    return sysfs.read(f"/sys/block/loop{number}/loop/backing_file")
+
+
+def identity(number: int) -> volumes.DeviceIdentity:
+    """Major, minor and disk sequence of a device."""
+    sequence = int(sysfs.read(f"/sys/block/loop{number}/diskseq"))
+    return volumes.DeviceIdentity(_MAJOR, _minor(number), sequence)
+
+
+def size_bytes(number: int) -> int:
+    """The size of a device, 0 when it is not attached."""
+    return int(sysfs.read(f"/sys/block/loop{number}/size")) * 512
+
+
+@functools.cache
+def _minor(number: int) -> int:
+    # Not always the number itself: with max_part set, every device reserves minors for partitions. It never changes.
+    return int(sysfs.read(f"/sys/block/loop{number}/dev").partition(":")[2])
+
+
+class Changes:
+    """The kernel's uevents, listened to from the moment of construction, so that no change falls between."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(
+            socket.AF_NETLINK,
+            socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
+            _UEVENTS,
+        )
+        self._socket.bind((0, 1))
+
+    def wait_until(self, done: Callable[[], bool], *, timeout_s: float = _GONE_TIMEOUT_S) -> bool:
+        """Look again at every event until `done` or the deadline. An event only means "look again"."""
+        deadline = time.monotonic() + timeout_s
+        while not done():
+            rest_s = deadline - time.monotonic()
+            if rest_s <= 0 or not select.select([self._socket], [], [], rest_s)[0]:
+                return done()
+            self._drop_pending()
+        return True
+
+    def _drop_pending(self) -> None:
+        try:
+            while self._socket.recv(8192):
+                continue
+        except OSError:
+            return  # nothing more, or the queue overflowed: either way, look again
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._socket.close()

@@ -1,0 +1,145 @@
+"""What is on a block device, by its signatures: libblkid's safe probe, in this process.
+
+"Safe" means that two signatures which contradict each other are an error instead of a guess. 0.8 ms, where
+blkid(8) takes 3.4. The answer decides whether a device is formatted, so every doubt is an error.
+"""
+
+import ctypes
+import functools
+import os
+from dataclasses import dataclass
+
+from crust import errors
+from crust.host.process import oserrors
+
+_LIBRARY = "libblkid.so.1"
+
+_SUPERBLOCKS = 1 << 3 | 1 << 5 | 1 << 7 | 1 << 9
+"""BLKID_SUBLKS_UUID, TYPE, USAGE and MAGIC of blkid.h."""
+_PARTITIONS = 1 << 3
+"""BLKID_PARTS_MAGIC."""
+_FOUND, _NOTHING, _AMBIVALENT = 0, 1, -2
+
+
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """No signature that libblkid knows. It does not prove that the device is empty: see `devices.is_blank`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filesystem:
+    """A filesystem of libblkid's type name, "ext4" or "vfat"; the UUID may be empty."""
+
+    type: str
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """Something that is no filesystem: "partition table gpt", "raid LVM2_member", "crypto crypto_LUKS"."""
+
+    what: str
+
+
+Signature = Blank | Filesystem | Other
+
+
+class AmbivalentSignature(errors.Corrupt):
+    """The device carries signatures that contradict each other."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"what is on {path} is not clear",
+            why="it carries signatures of more than one format",
+            hint="look with wipefs(8) which one is stale; nothing was changed",
+        )
+        self.path = path
+
+
+class ProbeFailed(errors.RuntimeFailed):
+    """The device could not be probed, e.g. because it cannot be read."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"cannot tell what is on {path}", why=why, hint="nothing was changed")
+        self.path = path
+
+
+def probe(path: str) -> Signature:
+    """What is on the device or file; raises `NotFound`, `AmbivalentSignature`, `ProbeFailed`."""
+    with oserrors.translating(f"cannot open {path}"):
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return _probe(fd, path)
+    finally:
+        os.close(fd)
+
+
+def _probe(fd: int, path: str) -> Signature:
+    library = _load()
+    handle = library.blkid_new_probe()
+    if not handle:
+        raise ProbeFailed(path, "libblkid has no memory")
+    try:
+        return _classify(library, handle, fd, path)
+    finally:
+        library.blkid_free_probe(handle)
+
+
+def _classify(library: ctypes.CDLL, handle: int, fd: int, path: str) -> Signature:
+    # On a device of no size libblkid finds nothing, and a loop device that was detached meanwhile is such a one.
+    if not os.lseek(fd, 0, os.SEEK_END):
+        raise ProbeFailed(path, "it has no size")
+    if library.blkid_probe_set_device(handle, fd, 0, 0):
+        raise ProbeFailed(path, "its size cannot be read")
+    library.blkid_probe_enable_superblocks(handle, 1)
+    library.blkid_probe_set_superblocks_flags(handle, _SUPERBLOCKS)
+    library.blkid_probe_enable_partitions(handle, 1)
+    library.blkid_probe_set_partitions_flags(handle, _PARTITIONS)
+    ctypes.set_errno(0)
+    result = library.blkid_do_safeprobe(handle)
+    if result == _NOTHING:
+        return Blank()
+    if result == _AMBIVALENT:
+        raise AmbivalentSignature(path)
+    if result != _FOUND:
+        number = ctypes.get_errno()
+        raise ProbeFailed(path, os.strerror(number) if number else "libblkid does not say why")
+    return _found(library, handle, path)
+
+
+def _found(library: ctypes.CDLL, handle: int, path: str) -> Signature:
+    kind, usage = _value(library, handle, b"TYPE"), _value(library, handle, b"USAGE")
+    table = _value(library, handle, b"PTTYPE")
+    if kind and table:
+        raise AmbivalentSignature(path)
+    if kind and usage == "filesystem":
+        return Filesystem(kind, _value(library, handle, b"UUID"))
+    return Other(f"partition table {table}" if table else f"{usage or 'signature'} {kind}".strip())
+
+
+def _value(library: ctypes.CDLL, handle: int, name: bytes) -> str:
+    text = ctypes.c_char_p()
+    if library.blkid_probe_lookup_value(handle, name, ctypes.byref(text), None):
+        return ""
+    return (text.value or b"").decode("utf-8", "replace")
+
+
+@functools.cache
+def _load() -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(_LIBRARY, use_errno=True)
+    except OSError as err:
+        raise errors.RuntimeFailed(
+            f"{_LIBRARY} is not installed", why=str(err), hint="install the package libblkid1"
+        ) from err
+    pointer, number, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+    library.blkid_new_probe.restype = pointer
+    library.blkid_free_probe.argtypes = [pointer]
+    library.blkid_probe_set_device.argtypes = [pointer, number, ctypes.c_int64, ctypes.c_int64]
+    for chain in ("superblocks", "partitions"):
+        getattr(library, f"blkid_probe_enable_{chain}").argtypes = [pointer, number]
+        getattr(library, f"blkid_probe_set_{chain}_flags").argtypes = [pointer, number]
+    library.blkid_do_safeprobe.argtypes = [pointer]
+    text_out = ctypes.POINTER(text)
+    library.blkid_probe_lookup_value.argtypes = [pointer, text, text_out, pointer]
+    return library

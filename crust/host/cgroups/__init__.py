@@ -1,0 +1,1 @@
+"""I/O limits held by control groups."""

@@ -1,0 +1,171 @@
+"""I/O limits of a block device, held by the kernel's control groups for everybody in one group and below it.
+
+A limit is a line of a group: this device, so many operations and bytes per second. The group is the one that holds
+all pods and not a single pod's: a device belongs to one volume alone, and the volume has its limits however many
+pods of the node use it. Which group that is differs between nodes, so it may be told; else it is the kubelet's.
+
+The kernel keeps a line when its loop device is detached, and the next file that gets the number inherits it: whoever
+attaches a device takes its lines away, and whoever detaches it as well. A node that cannot limit says so (`check`):
+a volume with limits is then refused, and not used without.
+
+The two versions of control groups are different enough to have files of their own: `throttling_v2`, one line for
+the whole tree below a group, and `throttling_v1`, where each group has lines, and limits, to itself.
+"""
+
+import errno
+import os
+from typing import Protocol
+
+from crust import errors, volumes
+from crust.host.cgroups.throttling_v1 import Blkio
+from crust.host.cgroups.throttling_v2 import IoMax
+from crust.host.mounts import mountinfo
+from crust.host.process import oserrors
+
+NONE = volumes.IoLimits()
+_GONE = (errno.ENOENT, errno.ENODEV)
+KUBELETS = ("kubepods.slice", "kubepods")
+"""Where a kubelet keeps its pods, with systemd's control groups and without."""
+
+
+class CannotThrottle(errors.NotReady):
+    """This node has no control group through which the device could be limited."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            "I/O limits cannot be held on this node",
+            why=why,
+            hint="set io_cgroup to the group that holds the pods and give it the io controller, or take the"
+            " limits off the volume (0)",
+        )
+
+
+class Throttle(Protocol):
+    """Limits by device. Every method blocks, and may be called from several threads."""
+
+    def check(self) -> None:
+        """Raise `CannotThrottle` if a limit could not be set now."""
+        ...
+
+    def limits_of(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:
+        """What the kernel has for the device; none where nothing can be limited."""
+        ...
+
+    def set(self, device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> None:
+        """Make the kernel have these limits, and no others. Cheap when it has them.
+
+        Raises `CannotThrottle`, unless there are none to set, and what the kernel says; call it again then.
+        """
+        ...
+
+    def release(self, device: volumes.DeviceIdentity) -> None:
+        """Take all limits away; a device that `set` has left without any is not even looked at."""
+        ...
+
+    def close(self) -> None:
+        """Stop what runs beside; the limits stay."""
+        ...
+
+
+class NoThrottle:
+    """A node that limits nothing."""
+
+    def check(self) -> None:
+        """Always refuses."""
+        raise CannotThrottle("nothing here limits devices")
+
+    def limits_of(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:
+        """None."""
+        return NONE
+
+    def set(self, device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> None:
+        """Refuses any limit."""
+        if limits != NONE:
+            self.check()
+
+    def release(self, device: volumes.DeviceIdentity) -> None:
+        """Nothing was set."""
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class Cgroups:
+    """`Throttle` by this host's control groups.
+
+    `io_cgroup` is the path of a group in the hierarchy that has the io controller; empty: the one of a kubelet.
+    """
+
+    def __init__(self, io_cgroup: str = "") -> None:
+        self._groups = (io_cgroup.strip("/"),) if io_cgroup else KUBELETS
+        self._found: IoMax | Blkio | None = None
+        self._looked = False
+
+    def check(self) -> None:
+        """See `Throttle`. What was missing may be there now, so it is looked for again."""
+        if self._found is None:
+            self._look()
+        if self._found is None:
+            raise CannotThrottle("no control group hierarchy with the io controller is mounted")
+        if why := self._found.obstacle():
+            raise CannotThrottle(why)
+
+    def limits_of(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:
+        """See `Throttle`."""
+        found = self._find()
+        with oserrors.translating(f"cannot read the I/O limits of {device}"):
+            return NONE if found is None else found.get(device)
+
+    def set(self, device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> None:
+        """See `Throttle`."""
+        if limits != NONE:
+            self.check()
+        found = self._find()
+        if found is None:
+            return  # where nothing was ever limited nothing is left to be taken away
+        try:
+            found.set(device, limits)
+        except OSError as err:
+            if err.errno in _GONE:  # as NOT_FOUND it would say that the volume does not exist
+                raise CannotThrottle(f"{device}: {oserrors.reason(err)}") from err
+            raise oserrors.translate(err, f"cannot set the I/O limits of {device}") from err
+
+    def release(self, device: volumes.DeviceIdentity) -> None:
+        """See `Throttle`."""
+        found = self._find()
+        if found is not None:
+            with oserrors.translating(f"cannot take the I/O limits of {device} away"):
+                found.release(device)
+
+    def close(self) -> None:
+        """See `Throttle`."""
+        if self._found is not None:
+            self._found.close()
+
+    def _find(self) -> IoMax | Blkio | None:
+        if not self._looked:
+            self._look()
+        return self._found
+
+    def _look(self) -> None:
+        with oserrors.translating("cannot look for control groups"):
+            self._found = _hierarchy(self._groups)
+        self._looked = True
+
+
+def _hierarchy(groups: tuple[str, ...]) -> IoMax | Blkio | None:
+    """The hierarchy that has the io controller; a host may have both kinds mounted, and it is in one of them."""
+    for mount in mountinfo.read_all():
+        if mount.fs_type == "cgroup2" and "io" in _controllers(mount.target):
+            return IoMax(mount.target, groups)
+        if mount.fs_type == "cgroup" and "blkio" in mount.super_options:
+            return Blkio(mount.target, groups)
+    return None
+
+
+def _controllers(root: str) -> list[str]:
+    try:
+        with open(os.path.join(root, "cgroup.controllers"), encoding="ascii") as file:
+            return file.read().split()
+    except OSError:
+        return []  # covered by another mount, or gone: not usable from here

@@ -1,0 +1,249 @@
+"""Files that are whole or absent, whatever dies when.
+
+The dance: write aside under a dot name in the same directory, fsync, rename over, fsync the directory. A crash
+leaves the old content or the new, and at worst an invisible leftover that `sweep` removes. Every function is one
+thread hop for its caller: spread over awaits, a cancellation could fall between write and rename.
+
+Reading trusts nobody: no symbolic link, no pipe or device, no file that another user owns or could write.
+"""
+
+import os
+import secrets
+import stat
+from collections.abc import Callable
+
+from crust import errors
+from crust.host.process import oserrors
+
+_LEFTOVER = ".crust-tmp"
+
+
+class AlreadyExists(errors.Conflict):
+    """Something is where a new thing was to be made."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} exists already", hint="look at what made it")
+        self.path = path
+
+
+class UntrustedFile(errors.Refused):
+    """A file that someone else could have written."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"{path} is not trusted", why=why, hint="find out who made it, then remove it"
+        )
+        self.path = path
+
+
+class UnreadableFile(errors.Corrupt):
+    """What is there cannot be what was written."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"{path} cannot be read as a file of crust", why=why, hint="look at it by hand"
+        )
+        self.path = path
+
+
+def publish(
+    path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600, survives_power_cut: bool = True
+) -> None:
+    """Make `path` hold exactly `data`, in place of whatever was there, atomically and durably.
+
+    Without `survives_power_cut` nothing is synced: for what a reboot makes void anyway. It is still whole or absent
+    for every process of this boot.
+    """
+    path = os.fspath(path)
+    with oserrors.translating(f"cannot write {path}"):
+        _place(path, data, mode, os.rename, sync=survives_power_cut)
+
+
+def create(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) -> None:
+    """Like `publish`, but only where nothing is; raises `AlreadyExists`."""
+    path = os.fspath(path)
+    try:
+        # link(2) and not rename(2): it never replaces.
+        _place(path, data, mode, os.link)
+    except FileExistsError as err:
+        raise AlreadyExists(path) from err
+    except OSError as err:
+        raise oserrors.translate(err, f"cannot create {path}") from err
+
+
+def read(path: str | os.PathLike[str], *, limit_bytes: int) -> bytes:
+    """The content of a regular file of at most `limit_bytes` that only root or this user can have written.
+
+    Raises `NotFound`, `UntrustedFile`, `UnreadableFile`.
+    """
+    path = os.fspath(path)
+    with oserrors.translating(f"cannot read {path}"):
+        # O_NONBLOCK: opening a pipe that someone planted must not hang.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:  # not open(fd): it refuses a directory before anybody can say what is wrong, and leaks the descriptor
+            _check_trust(path, os.fstat(fd))
+            data = _read_up_to(lambda count: os.read(fd, count), limit_bytes + 1)
+        finally:
+            os.close(fd)
+    if len(data) > limit_bytes:
+        raise UnreadableFile(path, f"it is larger than {limit_bytes} bytes")
+    return data
+
+
+def remove(path: str | os.PathLike[str], *, survives_power_cut: bool = True) -> None:
+    """Remove a file durably; absent is fine."""
+    path = os.fspath(path)
+    with oserrors.translating(f"cannot remove {path}"):
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        if survives_power_cut:
+            _sync(os.path.dirname(path) or ".")
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Make the names in a directory durable (fsync(2) of a file says nothing about its name)."""
+    with oserrors.translating(f"cannot sync {os.fspath(path)}"):
+        _sync(os.fspath(path))
+
+
+def make_directory(path: str | os.PathLike[str], mode: int) -> None:
+    """Make one directory, durably, with exactly `mode` whatever the umask; one that is there already is kept.
+
+    The parent must exist. Raises `UntrustedFile` when something else, or someone else's, is there.
+    """
+    path = os.fspath(path)
+    with oserrors.translating(f"cannot make the directory {path}"):
+        try:
+            os.mkdir(path, mode)
+        except FileExistsError:
+            _check_directory(path)
+            return
+        _set_mode(path, mode)
+        _sync(os.path.dirname(path) or ".")
+
+
+def make_staging(path: str | os.PathLike[str], mode: int) -> None:
+    """Make a directory to be filled for `publish_directory`, with exactly `mode`; `AlreadyExists` if it is there.
+
+    Not durable: until it is published nothing depends on it.
+    """
+    path = os.fspath(path)
+    with oserrors.translating(f"cannot make the directory {path}"):
+        try:
+            os.mkdir(path, mode)
+        except FileExistsError as err:
+            raise AlreadyExists(path) from err
+        _set_mode(path, mode)
+
+
+def write_staged(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) -> None:
+    """Write a new file into a directory of `make_staging`, its content synced.
+
+    It needs no rename of its own, nor a sync of its name: `publish_directory` makes both visible and durable at once.
+    """
+    path = os.fspath(path)
+    with oserrors.translating(f"cannot write {path}"):
+        _write(path, data, mode, sync=True)
+
+
+def publish_directory(staging: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
+    """Rename a directory that was filled aside to its place, durably; raises `AlreadyExists`.
+
+    Both must be on one filesystem. An empty directory at `final` is replaced (rename(2)): it says nothing.
+    """
+    staging, final = os.fspath(staging), os.fspath(final)
+    with oserrors.translating(f"cannot publish the directory {final}"):
+        _sync(staging)
+        try:
+            os.rename(staging, final)
+        except OSError as err:
+            if isinstance(err, (FileExistsError, NotADirectoryError)) or os.path.lexists(final):
+                raise AlreadyExists(final) from err
+            raise
+        _sync(os.path.dirname(final) or ".")
+
+
+def sweep(directory: str | os.PathLike[str]) -> None:
+    """Remove what a crash left of `publish` and `create`.
+
+    Only for a directory's one writer, and while it writes nothing: a file that is being written looks the same.
+    """
+    directory = os.fspath(directory)
+    with oserrors.translating(f"cannot sweep {directory}"):
+        for name in os.listdir(directory):
+            if name.startswith(".") and name.endswith(_LEFTOVER):
+                os.unlink(os.path.join(directory, name))
+
+
+def _place(
+    path: str, data: bytes, mode: int, place: Callable[[str, str], None], *, sync: bool = True
+) -> None:
+    directory, name = os.path.split(path)
+    aside = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(6)}{_LEFTOVER}")
+    try:
+        _write(aside, data, mode, sync=sync)
+        place(aside, path)
+    finally:
+        # After a rename there is nothing left here; after a link, or a failure, there is.
+        _unlink_if_there(aside)
+    if sync:
+        _sync(directory or ".")
+
+
+def _write(path: str, data: bytes, mode: int, *, sync: bool) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600)
+    with open(fd, "wb", buffering=0) as file:
+        os.fchmod(fd, mode)  # the umask must not decide
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(file.fileno(), rest) :]
+        if sync:
+            os.fsync(fd)
+
+
+def _set_mode(path: str, mode: int) -> None:
+    """Undo what the umask took. Only then: a change of mode is an event for whoever watches the directory."""
+    if stat.S_IMODE(os.lstat(path).st_mode) != mode:
+        os.chmod(path, mode)
+
+
+def _unlink_if_there(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+
+
+def _sync(directory: str) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _read_up_to(read_some: Callable[[int], bytes], count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count and (part := read_some(count - len(parts))):
+        parts += part
+    return bytes(parts)
+
+
+def _check_trust(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise UnreadableFile(path, "it is not a regular file")
+    if status.st_uid not in (0, os.geteuid()):
+        raise UntrustedFile(path, f"it belongs to user {status.st_uid}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UntrustedFile(path, f"others may write it, mode {stat.S_IMODE(status.st_mode):04o}")
+
+
+def _check_directory(path: str) -> None:
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        raise UntrustedFile(path, "it is not a directory")
+    if status.st_uid not in (0, os.geteuid()):
+        raise UntrustedFile(path, f"it belongs to user {status.st_uid}")

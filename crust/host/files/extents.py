@@ -1,0 +1,143 @@
+"""Which parts of a file hold data, and which parts of two files are not the same blocks.
+
+`allocated` asks SEEK_DATA: what is a hole, or was reserved and never written, reads as zeros. `differing` compares
+where the blocks of two files *are* (FIEMAP): what both share by reference is the same, whatever it is, without a
+byte being read. That is exact as long as neither file changes; blocks whose place says nothing (compressed, inline,
+not yet placed) count as different, so that it errs on the safe side alone.
+
+Source: lseek(2), and `fiemap`.
+"""
+
+import errno
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from crust.host.files import fiemap
+from crust.host.process import oserrors
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Extent:
+    """A part of a file, in bytes."""
+
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """The offset of the first byte behind it."""
+        return self.offset + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A part of a file and where it lies; None where its place says nothing."""
+
+    start: int
+    end: int
+    place: int | None
+
+
+def allocated(path: str) -> tuple[Extent, ...]:
+    """The parts of a file that hold data, ascending. Raises `NotFound`."""
+    with oserrors.translating(f"cannot look for the data of {path}"):
+        fd = _open(path)
+        try:
+            return tuple(_data(fd))
+        finally:
+            os.close(fd)
+
+
+def differing(base: str, target: str) -> tuple[Extent, ...]:
+    """The parts of `target` that are not the very blocks of `base`, or are only in one of them; ascending.
+
+    Exact if nobody writes to them. Of a file that is written to, what is left out was equal when it was looked at,
+    which is after the call was made. Raises `NotFound`, and `Unsupported` where the filesystem does not tell.
+    """
+    with oserrors.translating(f"cannot compare {base} with {target}"):
+        old, new = (_placed_of(path) for path in (base, target))
+    return tuple(_merged(_differences(old, new)))
+
+
+def _open(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _data(fd: int) -> Iterator[Extent]:
+    end = 0
+    while True:
+        try:
+            start = os.lseek(fd, end, os.SEEK_DATA)
+        except OSError as err:
+            if err.errno == errno.ENXIO:
+                return
+            raise
+        end = os.lseek(fd, start, os.SEEK_HOLE)
+        yield Extent(start, end - start)
+
+
+def _placed_of(path: str) -> list[_Placed]:
+    fd = _open(path)
+    try:
+        return list(_placed(fd))
+    finally:
+        os.close(fd)
+
+
+def _placed(fd: int) -> Iterator[_Placed]:
+    size = os.fstat(fd).st_size
+    for start, place, length, flags in fiemap.extents(fd, sync=True):
+        if start >= size:
+            return
+        if not flags & fiemap.UNWRITTEN:  # reads as zeros, as a hole does
+            known = None if flags & fiemap.PLACE_UNKNOWN else place
+            yield _Placed(start, min(start + length, size), known)
+
+
+def _differences(old: list[_Placed], new: list[_Placed]) -> Iterator[Extent]:
+    """Walk both maps from one border to the next: between two borders each file has one extent or none."""
+    borders = sorted({border for each in (*old, *new) for border in (each.start, each.end)})
+    olds, news = _Walk(old), _Walk(new)
+    for start, end in itertools.pairwise(borders):
+        before, after = olds.covering(start), news.covering(start)
+        if before is None and after is None:
+            continue
+        if before is None or after is None or not _same_blocks(before, after, start):
+            yield Extent(start, end - start)
+
+
+class _Walk:
+    """Finds the extent at ever larger offsets."""
+
+    def __init__(self, extents: list[_Placed]) -> None:
+        self._extents = extents
+        self._next = 0
+
+    def covering(self, offset: int) -> _Placed | None:
+        """The extent that holds the byte at `offset`."""
+        while self._next < len(self._extents) and self._extents[self._next].end <= offset:
+            self._next += 1
+        if self._next == len(self._extents) or self._extents[self._next].start > offset:
+            return None
+        return self._extents[self._next]
+
+
+def _same_blocks(before: _Placed, after: _Placed, offset: int) -> bool:
+    if before.place is None or after.place is None:
+        return False
+    return before.place + offset - before.start == after.place + offset - after.start
+
+
+def _merged(extents: Iterable[Extent]) -> Iterator[Extent]:
+    pending: Extent | None = None
+    for each in extents:
+        if pending is not None and pending.end == each.offset:
+            pending = Extent(pending.offset, pending.length + each.length)
+            continue
+        if pending is not None:
+            yield pending
+        pending = each
+    if pending is not None:
+        yield pending

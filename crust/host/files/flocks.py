@@ -1,0 +1,118 @@
+"""Who owns a path: flock(2), whose holder's death releases it.
+
+A lock belongs to the open file description, not to the process: a child that inherits the descriptor keeps the
+lock alive after its parent died. `ProcessLock` is therefore closed on exec, and a claim that is to live exactly as
+long as a virtual machine is locked on a descriptor which the hypervisor inherits.
+
+A lock file is never unlinked: two processes could then each hold a lock on a file of that name.
+"""
+
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from crust import errors
+from crust.host.process import oserrors
+
+
+class AlreadyOwned(errors.NotReady):
+    """Another process holds the lock."""
+
+    def __init__(self, path: str, pids: Sequence[int]) -> None:
+        holder = (
+            f"process {', '.join(map(str, pids))} holds it" if pids else "another process holds it"
+        )
+        super().__init__(f"{path} is owned", why=holder, hint="stop that process first")
+        self.path = path
+        self.pids = tuple(pids)
+
+
+class ProcessLock:
+    """The right to be the one process for something, held until `close` or death."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    @classmethod
+    def acquire(cls, path: str | os.PathLike[str]) -> Self:
+        """Take the lock on the file `path`, made if need be; raises `AlreadyOwned` at once, never waits."""
+        path = os.fspath(path)
+        with oserrors.translating(f"cannot lock {path}"):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                if not FileLock.try_lock(fd):
+                    raise AlreadyOwned(path, holder_pids(path))
+                _note_pid(fd)
+            except BaseException:
+                os.close(fd)
+                raise
+        return cls(path, fd)
+
+    def close(self) -> None:
+        """Let go; again is fine."""
+        if self._fd < 0:
+            return
+        FileLock.unlock(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class FileLock:
+    """The exclusive lock of an open file description, for descriptors that other processes inherit."""
+
+    @staticmethod
+    def try_lock(fd: int) -> bool:
+        """Take the lock, or say that another description has it. Never waits."""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as err:
+            raise oserrors.translate(err, "cannot lock a file") from err
+        return True
+
+    @staticmethod
+    def unlock(fd: int) -> None:
+        """Release the lock for all descriptors of the description.
+
+        Closing alone would not do: a child that is between fork and exec still has a copy.
+        """
+        with oserrors.translating("cannot unlock a file"):
+            fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def holder_pids(path: str | os.PathLike[str]) -> tuple[int, ...]:
+    """The processes that took flocks on `path` (proc_locks(5)); best effort, for messages only.
+
+    Empty when the taker lives in another PID namespace. The taker may be dead while a child keeps the lock.
+    """
+    try:
+        status = os.stat(path)
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return ()
+    wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    fields = (line.split() for line in lines if "->" not in line)
+    pids = {int(field[4]) for field in fields if field[1] == "FLOCK" and field[5] == wanted}
+    return tuple(sorted(pid for pid in pids if pid > 0))
+
+
+def _note_pid(fd: int) -> None:
+    # For the person who looks into the file; nobody reads it back.
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)

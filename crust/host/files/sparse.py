@@ -1,0 +1,138 @@
+"""Sparse files as the images of volumes: made, grown and removed so that a crash leaves nothing half-true.
+
+A size that was answered is durable: the file and its name are synced before the call returns. Nothing here makes an
+image smaller, and nothing follows a symbolic link.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from crust import errors
+from crust.host.process import oserrors
+
+_BLOCK_BYTES = 512
+"""The unit of st_blocks, whatever the filesystem's."""
+
+
+class NotAnImage(errors.Corrupt):
+    """Something that is no regular file lies where an image should."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} is no image", why="it is not a regular file", hint="look at it by hand"
+        )
+        self.path = path
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A filesystem's room for images, in bytes. `readonly` when it takes no writes at all."""
+
+    total_bytes: int
+    available_bytes: int
+    readonly: bool
+
+
+def exists(path: str) -> bool:
+    """Whether there is anything at `path`. What cannot be looked at is not said to be absent."""
+    with oserrors.translating(f"cannot look at {path}"):
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return True
+
+
+def create(path: str, size_bytes: int) -> None:
+    """Make the image, or finish making one that is there already and is not larger. Durable when it returns."""
+    with oserrors.translating(f"cannot make the image {path}"):
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with _opened(path, flags) as fd:
+            _extend(fd, size_bytes)
+        _sync_directory_of(path)
+
+
+def grow(path: str, size_bytes: int) -> int:
+    """Make the image at least `size_bytes` large, durably; answers its size."""
+    with (
+        oserrors.translating(f"cannot grow the image {path}"),
+        _opened(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC) as fd,
+    ):
+        return _extend(fd, size_bytes)
+
+
+def size_bytes(path: str) -> int:
+    """The apparent size; raises `NotFound`, `NotAnImage`."""
+    with oserrors.translating(f"cannot look at the image {path}"):
+        status = os.lstat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise NotAnImage(path)
+    return status.st_size
+
+
+def allocated_bytes(path: str) -> int:
+    """The blocks of the image, shared ones included; 0 for one that is gone."""
+    with oserrors.translating(f"cannot look at the image {path}"):
+        try:
+            return os.lstat(path).st_blocks * _BLOCK_BYTES
+        except FileNotFoundError:
+            return 0
+
+
+def remove(path: str) -> None:
+    """Remove the image, durably; absent is fine."""
+    with oserrors.translating(f"cannot remove the image {path}"):
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        _sync_directory_of(path)
+
+
+def space(directory: str) -> Space:
+    """The room in the filesystem of `directory`, for an unprivileged writer."""
+    with oserrors.translating(f"cannot look at the space of {directory}"):
+        status = os.statvfs(directory)
+    return Space(
+        total_bytes=status.f_blocks * status.f_frsize,
+        available_bytes=status.f_bavail * status.f_frsize,
+        readonly=bool(status.f_flag & os.ST_RDONLY),
+    )
+
+
+def names(directory: str, suffix: str) -> Iterator[str]:
+    """The names of a directory's images, without `suffix`."""
+    with oserrors.translating(f"cannot list {directory}"), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.endswith(suffix) and entry.is_file(follow_symlinks=False):
+                yield entry.name.removesuffix(suffix)
+
+
+def _extend(fd: int, size_bytes: int) -> int:
+    size = os.fstat(fd).st_size
+    if size < size_bytes:
+        os.ftruncate(fd, size_bytes)
+    os.fsync(fd)
+    return max(size, size_bytes)
+
+
+@contextmanager
+def _opened(path: str, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise NotAnImage(path)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _sync_directory_of(path: str) -> None:
+    fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,1 @@
+"""Filesystems: make, check, grow, freeze and measure."""

@@ -1,0 +1,119 @@
+"""Growing a mounted filesystem to its device, by one ioctl on the mountpoint and without resize2fs or xfs_growfs."""
+
+import asyncio
+import errno
+import fcntl
+import os
+import struct
+
+from crust import errors
+from crust.host.filesystems import superblocks
+from crust.host.mounts import mountinfo
+from crust.host.process import capabilities, oserrors
+
+_EXT4_RESIZE_FS = 0x40086610  # _IOW('f', 16, __u64)
+_XFS_FSGEOMETRY_V1 = 0x80705864  # _IOR('X', 100, struct xfs_fsop_geom_v1), 112 bytes
+_XFS_GROWFSDATA = 0x4010586E  # _IOW('X', 110, struct xfs_growfs_data)
+_BTRFS_RESIZE = (
+    0x50009403  # _IOW(0x94, 3, struct btrfs_ioctl_vol_args): a number, then the new size as text
+)
+_BTRFS_ARGUMENTS = struct.Struct("=q4088s")
+_GEOMETRY_BYTES = 112
+_GEOMETRY = struct.Struct("=8IQ")  # block size, …, imaxpct is the eighth; then data blocks
+_GROW = struct.Struct("=QI4x")
+_SECTOR = 512
+
+
+class OnlyGrowsMounted(errors.NotReady):
+    """A filesystem that is to be grown unmounted, and cannot be."""
+
+    def __init__(self, path: str, fs_type: str) -> None:
+        super().__init__(
+            f"the {fs_type} on {path} is not grown",
+            why=f"{fs_type} grows only while it is mounted",
+            hint="mount it, then grow it at its mountpoint",
+        )
+        self.path = path
+
+
+class MissingCapability(errors.Refused):
+    """The kernel asks for a capability that this process does not have."""
+
+    def __init__(self, what: str, capability: str) -> None:
+        super().__init__(
+            what,
+            why=f"the kernel asks for {capability} and this process lacks it",
+            hint=f"grant {capability}, or do it with the volume unmounted",
+        )
+        self.capability = capability
+
+
+class NotMountedAs(errors.NotReady):
+    """A mountpoint that is to be acted on is none, or of another filesystem."""
+
+    def __init__(self, mountpoint: str, fs_type: str) -> None:
+        super().__init__(f"no {fs_type} is mounted at {mountpoint}", hint="stage the volume first")
+        self.mountpoint = mountpoint
+        self.fs_type = fs_type
+
+
+async def grow_mounted(mountpoint: str, fs_type: str) -> None:
+    """Grow the filesystem mounted at `mountpoint` to its device's size; one that fills it already is fine.
+
+    Raises `NotMountedAs`, `MissingCapability` (ext4 without CAP_SYS_RESOURCE), `Unsupported`, `RuntimeFailed`.
+    """
+    await asyncio.to_thread(_grow, mountpoint, fs_type)
+
+
+def _grow(mountpoint: str, fs_type: str) -> None:
+    mount = mountinfo.at(mountpoint)
+    if mount is None or mount.fs_type != fs_type:
+        raise NotMountedAs(mountpoint, fs_type)
+    what = f"cannot grow the {fs_type} at {mountpoint}"
+    with oserrors.translating(what):
+        device_bytes = _device_bytes(mount)
+        fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if fs_type == "ext4":
+                _grow_ext4(fd, mount.source, device_bytes, what)
+            elif fs_type == "xfs":
+                _grow_xfs(fd, device_bytes)
+            elif fs_type == "btrfs":
+                fcntl.ioctl(fd, _BTRFS_RESIZE, bytearray(_BTRFS_ARGUMENTS.pack(0, b"max")))
+            else:
+                raise errors.Unsupported(what, why="crust knows no way to")
+        finally:
+            os.close(fd)
+
+
+def _grow_ext4(fd: int, device: str, device_bytes: int, what: str) -> None:
+    # A mounted ext4 keeps its superblock in the device's page cache, where it can be read; statfs(2) leaves out the
+    # overhead. Asked first, because the kernel wants the capability even for a resize that changes nothing.
+    now = superblocks.read_ext4(device)
+    wanted = device_bytes // now.block_size_bytes
+    if wanted <= now.blocks:
+        return
+    try:
+        # In filesystem blocks, which are 1 KiB on some small volumes.
+        fcntl.ioctl(fd, _EXT4_RESIZE_FS, struct.pack("=Q", wanted))
+    except PermissionError as err:
+        if capabilities.has_cap_sys_resource():
+            raise
+        raise MissingCapability(what, "CAP_SYS_RESOURCE") from err
+    except OSError as err:
+        if err.errno == errno.EBUSY:
+            raise errors.OperationPending(what, why="another resize runs", hint="retry") from err
+        raise
+
+
+def _grow_xfs(fd: int, device_bytes: int) -> None:
+    geometry = fcntl.ioctl(fd, _XFS_FSGEOMETRY_V1, bytes(_GEOMETRY_BYTES))
+    block_bytes, *_, inode_percent, blocks = _GEOMETRY.unpack_from(geometry)
+    wanted = device_bytes // block_bytes
+    if wanted > blocks:
+        fcntl.ioctl(fd, _XFS_GROWFSDATA, _GROW.pack(wanted, inode_percent))
+
+
+def _device_bytes(mount: mountinfo.Mount) -> int:
+    with open(f"/sys/dev/block/{mount.major}:{mount.minor}/size", encoding="ascii") as file:
+        return int(file.read()) * _SECTOR

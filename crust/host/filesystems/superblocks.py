@@ -1,0 +1,116 @@
+"""The few superblock fields that decide something, read with one pread and no program.
+
+Formats: Linux Documentation/filesystems/ext4/super.rst; xfs on-disk format, struct xfs_dsb. For a filesystem that
+is *not* mounted: a mounted xfs keeps the truth in memory and in its log.
+"""
+
+import os
+import struct
+from dataclasses import dataclass
+
+from crust import errors
+from crust.host.process import oserrors
+
+_EXT_OFFSET = 1024
+_EXT_MAGIC = 0xEF53
+_EXT_VALID, _EXT_ERRORS = 0x1, 0x2
+_EXT_INCOMPAT_RECOVER = 0x4
+_EXT_INCOMPAT_64BIT = 0x80
+_EXT_RO_COMPAT_ORPHANS = 0x10000
+_XFS_MAGIC = b"XFSB"
+_BTRFS_OFFSET = 64 * 1024
+_BTRFS_MAGIC = b"_BHRfS_M"
+
+
+class BadSuperblock(errors.Corrupt):
+    """The superblock is not that of the filesystem that should be there."""
+
+    def __init__(self, path: str, fs_type: str) -> None:
+        super().__init__(
+            f"{path} holds no {fs_type}",
+            why="its superblock has another magic",
+            hint="nothing was changed",
+        )
+        self.path = path
+        self.fs_type = fs_type
+
+
+@dataclass(frozen=True, slots=True)
+class Superblock:
+    """Size of the filesystem in its own blocks. `clean` is false when a check, or a replay of the log, is due."""
+
+    block_size_bytes: int
+    blocks: int
+    clean: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """The part of the device that the filesystem uses."""
+        return self.block_size_bytes * self.blocks
+
+
+def read_ext4(path: str) -> Superblock:
+    """The superblock of an ext2, ext3 or ext4; raises `BadSuperblock`."""
+    data = _read(path, _EXT_OFFSET)
+    if _field("<H", data, 0x38) != _EXT_MAGIC:
+        raise BadSuperblock(path, "ext4")
+    incompat = _field("<I", data, 0x60)
+    high = _field("<I", data, 0x150) if incompat & _EXT_INCOMPAT_64BIT else 0
+    return Superblock(
+        block_size_bytes=1024 << _field("<I", data, 0x18),
+        blocks=high << 32 | _field("<I", data, 0x04),
+        clean=_is_clean(data, incompat),
+    )
+
+
+def read_xfs(path: str) -> Superblock:
+    """The first superblock of an xfs; raises `BadSuperblock`. Its log is replayed by the mount, so it is "clean"."""
+    data = _read(path, 0)
+    if data[:4] != _XFS_MAGIC:
+        raise BadSuperblock(path, "xfs")
+    return Superblock(_field(">I", data, 4), _field(">Q", data, 8), clean=True)
+
+
+def read_btrfs(path: str) -> Superblock:
+    """The first superblock of a btrfs on one device; raises `BadSuperblock`. Mounts replay its log."""
+    data = _read(path, _BTRFS_OFFSET)
+    if data[0x40:0x48] != _BTRFS_MAGIC:
+        raise BadSuperblock(path, "btrfs")
+    sector_bytes = _field("<I", data, 0x90)
+    return Superblock(sector_bytes, _field("<Q", data, 0x70) // sector_bytes, clean=True)
+
+
+def uuid_of_xfs(path: str) -> bytes:
+    """The UUID by which the kernel tells one xfs from another (sb_uuid)."""
+    return _read(path, 0)[32:48]
+
+
+def has_log_of_btrfs(path: str) -> bool:
+    """Whether the next mount of a btrfs has a log tree to replay (log_root)."""
+    return bool(_field("<Q", _read(path, _BTRFS_OFFSET), 0x60))
+
+
+def _is_clean(data: bytes, incompat: int) -> bool:
+    """What e2fsck looks at before it says "clean" and goes."""
+    state = _field("<H", data, 0x3A)
+    if not state & _EXT_VALID or state & _EXT_ERRORS or incompat & _EXT_INCOMPAT_RECOVER:
+        return False
+    if _field("<I", data, 0xE8) or _field("<I", data, 0x64) & _EXT_RO_COMPAT_ORPHANS:
+        return False
+    mounts, limit = _field("<H", data, 0x34), _field("<h", data, 0x36)
+    interval = _field("<I", data, 0x44)
+    return not interval and (limit <= 0 or mounts < limit)
+
+
+def _field(code: str, data: bytes, offset: int) -> int:
+    value: int = struct.unpack_from(code, data, offset)[0]
+    return value
+
+
+def _read(path: str, offset: int) -> bytes:
+    with oserrors.translating(f"cannot read the superblock of {path}"):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(fd, 1024, offset).ljust(1024, b"\0")
+        finally:
+            os.close(fd)

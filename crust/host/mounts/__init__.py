@@ -1,0 +1,1 @@
+"""Mounts: the mount API, mountinfo, options, and what a mount carries."""

@@ -1,0 +1,1 @@
+"""This process and others: commands, deadlines, capabilities, errno, and bare system calls."""

@@ -1,0 +1,118 @@
+"""Calls into the kernel that may never come back, such as statvfs(2) of a hung filesystem.
+
+Each key has at most one call in flight, on a thread of its own: later callers join it, everyone waits only as long
+as they like, and a thread that hangs hangs alone, instead of eating the pool that serves everybody else. The number
+of threads is bounded: a new key waits until one is free, and is refused at once when all of them hang. Threads cannot
+be killed: a hung one ends with its system call or with the process.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+from crust import errors
+
+T = TypeVar("T")
+
+
+class CallTimedOut(errors.PeerUnavailable):
+    """The kernel has not answered in time."""
+
+    def __init__(self, key: str, timeout_s: float) -> None:
+        super().__init__(
+            f"{key} does not answer",
+            why=f"the system call has not returned within {timeout_s:g} s",
+            hint="look at the device and the kernel log; nothing else is affected",
+        )
+        self.key = key
+        self.timeout_s = timeout_s
+
+
+class TooManyHungCalls(errors.Exhausted):
+    """So many calls hang that another one would only join them."""
+
+    def __init__(self, key: str, hanging: int, running: int) -> None:
+        super().__init__(
+            f"{key} is not asked",
+            why=f"of {running} system calls that run at this moment {hanging} hang",
+            hint="look at their devices",
+        )
+        self.key = key
+
+
+class BoundedCalls(Generic[T]):
+    """Single-flight calls by key, used from one event loop."""
+
+    def __init__(self, *, limit: int = 16) -> None:
+        self._limit = limit
+        self._flights: dict[str, asyncio.Future[T]] = {}
+        self._hanging: set[str] = set()
+
+    async def call(self, key: str, function: Callable[[], T], *, timeout_s: float) -> T:
+        """The result of `function`, or of the call of this key that is under way already.
+
+        Raises `CallTimedOut`, `TooManyHungCalls`, and whatever `function` raises.
+        """
+        flight: asyncio.Future[T] | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                flight = await self._flight(key, function)
+                return await asyncio.shield(flight)
+        except TimeoutError as err:
+            if flight is None:
+                raise self._too_many(key) from err
+            if not flight.done():
+                self._hanging.add(key)
+            raise CallTimedOut(key, timeout_s) from err
+
+    async def _flight(self, key: str, function: Callable[[], T]) -> asyncio.Future[T]:
+        """The call of this key, begun now or under way already; waits for a thread."""
+        while key not in self._flights and len(self._flights) >= self._limit:
+            if len(self._hanging) >= self._limit:
+                raise self._too_many(key)
+            await asyncio.wait(self._flights.values(), return_when=asyncio.FIRST_COMPLETED)
+        return self._flights.get(key) or self._start(key, function)
+
+    def _too_many(self, key: str) -> TooManyHungCalls:
+        return TooManyHungCalls(key, len(self._hanging), len(self._flights))
+
+    def _start(self, key: str, function: Callable[[], T]) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        flight: asyncio.Future[T] = loop.create_future()
+        self._flights[key] = flight
+        flight.add_done_callback(lambda done: self._land(key, done))
+        threading.Thread(
+            target=_run, args=(loop, flight, function), name=key[:15], daemon=True
+        ).start()
+        return flight
+
+    def _land(self, key: str, flight: asyncio.Future[T]) -> None:
+        del self._flights[key]
+        self._hanging.discard(key)
+        if not flight.cancelled():
+            flight.exception()  # seen, even if everybody has left
+
+
+def _run(
+    loop: asyncio.AbstractEventLoop, flight: asyncio.Future[T], function: Callable[[], T]
+) -> None:
+    landing = partial(flight.set_exception, _bug())
+    try:
+        landing = partial(flight.set_result, function())
+    except (errors.CrustError, OSError) as error:
+        landing = partial(flight.set_exception, error)
+    finally:  # whatever else was raised is a bug that the thread's hook reports; the waiters still hear
+        _post(loop, landing)
+
+
+def _bug() -> errors.RuntimeFailed:
+    return errors.RuntimeFailed("a call failed inside crust", hint="the log has the reason")
+
+
+def _post(loop: asyncio.AbstractEventLoop, land: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(land)
+    except RuntimeError:
+        return  # the loop is closed: the process is ending and nobody waits
