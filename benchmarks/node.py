@@ -143,7 +143,7 @@ async def serving(places: Places) -> AsyncIterator[Kubelet]:
 @contextlib.asynccontextmanager
 async def registered(places: Places) -> AsyncIterator[registration.Registration]:
     """A handler that stays registered with the proxy, whenever that comes and goes."""
-    hello = registration.Hello(
+    request = registration.RegisterRequest(
         name=volumes.HandlerName(HANDLER),
         version="0",
         endpoint=str(places.base / "handler.sock"),
@@ -152,10 +152,10 @@ async def registered(places: Places) -> AsyncIterator[registration.Registration]
     )
     handlers_socket = str(places.crust_run / "handlers.sock")
     async with (
-        service.serving(hello.endpoint, IdleHandler()),
-        registration.registered(handlers_socket, hello) as lease,
+        service.serving(request.endpoint, IdleHandler()),
+        registration.registered(handlers_socket, request) as session,
     ):
-        yield lease
+        yield session
 
 
 @contextlib.asynccontextmanager

@@ -2,7 +2,7 @@
 
 The proxy is killed with -9 and started again, on a directory of 1,000 entries and on an empty one in turn. Its time
 runs from the kill to the first answer through proxy, shim and driver, by a new connection of the CO; and to the
-handler's new lease, which its SDK gets by itself. Python's own start is in it. The entries are valid records of
+handler's new session, which its SDK gets by itself. Python's own start is in it. The entries are valid records of
 volumes that do not exist: the proxy reads them, and asks nobody about them before a call does.
 """
 
@@ -87,11 +87,11 @@ async def measure() -> Result:
                 stack.push_async_callback(process.stop)
             await node.answers(places.driver_socket)
             await node.answers(places.shim_socket)
-            lease = await stack.enter_async_context(node.registered(places))
+            session = await stack.enter_async_context(node.registered(places))
             taken = Taken()
             for _ in range(ROUNDS):
                 for entries, root in roots.items():
-                    await _restart(places, root, entries, lease, taken)
+                    await _restart(places, root, entries, session, taken)
     samples = {
         (what, entries): figures.Samples.of("MiB" if what == RESIDENT else "s", values)
         for (what, entries), values in taken.values.items()
@@ -100,17 +100,17 @@ async def measure() -> Result:
 
 
 async def _restart(
-    places: Places, root: Path, entries: int, lease: Registration, taken: Taken
+    places: Places, root: Path, entries: int, session: Registration, taken: Taken
 ) -> None:
     """Start a proxy, kill it once it serves, and time the one that takes its place."""
     doomed = await node.start(places, "proxy", volumes_root=root)
     try:
         await node.answers(places.csi_socket)
-        await lease.registered.wait()
+        await session.registered.wait()
     finally:
         killed_s = time.monotonic()
         await doomed.kill()
-    await lease.lost.wait()
+    await session.lost.wait()
     with inotify.times_of(os.path.dirname(places.csi_socket), inotify.CREATED) as bound:
         proxy = await node.start(places, "proxy", volumes_root=root)
         # a call that waits for a server would only see it at its channel's next attempt
@@ -119,12 +119,12 @@ async def _restart(
     try:
         await node.answers(places.csi_socket)
         taken.add(SERVES, entries, time.monotonic() - killed_s)
-        await lease.registered.wait()
+        await session.registered.wait()
         taken.add(LEASED, entries, time.monotonic() - killed_s)
         taken.add(RESIDENT, entries, proxy.resident_mib())
     finally:
         await proxy.stop()
-        await lease.lost.wait()
+        await session.lost.wait()
 
 
 def _fill(root: Path) -> None:

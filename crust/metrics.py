@@ -17,4 +17,4 @@ deferred_publishes = Counter(
     ("driver", "handler"),
 )
 deferred_volumes = Gauge("crust_deferred_volumes", "Entries in the handoff directory.", ("driver",))
-handlers = Gauge("crust_runtime_handlers", "Runtime handlers that hold a lease.")
+handlers = Gauge("crust_runtime_handlers", "Registered runtime handlers.")

@@ -36,7 +36,7 @@ class CredentialInOptions(errors.InvalidRequest):
         self.name = name
 
 
-class OptionNotAllowed(errors.InvalidRequest):
+class MountOptionNotAllowed(errors.InvalidRequest):
     """A mount option that changes other mounts than the volume's own."""
 
     def __init__(self, name: str) -> None:
@@ -52,22 +52,22 @@ class OptionNotAllowed(errors.InvalidRequest):
 class MountOptions:
     """Options of one filesystem mount, without "ro" and "rw", which `readonly` stands for."""
 
-    words: tuple[str, ...]
+    options: tuple[str, ...]
     readonly: bool
 
 
 def for_guest(flags: Iterable[str]) -> MountOptions:
     """What a guest kernel is told: nothing of the host's business, no security label of the host.
 
-    Raises `CredentialInOptions` and `OptionNotAllowed`.
+    Raises `CredentialInOptions` and `MountOptionNotAllowed`.
     """
     options = for_host(flags)
-    words = tuple(word for word in options.words if _name(word) not in _LABELS)
+    words = tuple(word for word in options.options if _name(word) not in _LABELS)
     return MountOptions(words, options.readonly)
 
 
 def for_host(flags: Iterable[str]) -> MountOptions:
-    """What the host's kernel is told. Raises `CredentialInOptions` and `OptionNotAllowed`."""
+    """What the host's kernel is told. Raises `CredentialInOptions` and `MountOptionNotAllowed`."""
     words: dict[str, None] = {}
     readonly = False
     for word in _words(flags):
@@ -99,4 +99,4 @@ def _name(word: str) -> str:
 def _check(word: str, name: str) -> None:
     check_no_credential([word])
     if name in _NOT_A_VOLUMES or "\0" in word or "\n" in word:
-        raise OptionNotAllowed(name)
+        raise MountOptionNotAllowed(name)

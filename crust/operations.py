@@ -5,7 +5,7 @@ handler waits for runs on: a naive servicer reports failure and mounts all the s
 changes the host runs here, as a task of its own:
 
 - an identical request for the same key joins the running work and gets its result;
-- a different one gets `Busy`, which names the holder and its age;
+- a different one gets `OperationInProgress`, which names the holder and its age;
 - the caller's cancellation cancels the wait, never the work;
 - `drain` refuses newcomers and waits for what runs, before a process may exit.
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Busy(errors.OperationPending):
+class OperationInProgress(errors.OperationPending):
     """Another operation holds the key."""
 
     def __init__(self, key: Hashable, holder: str, age_s: float) -> None:
@@ -65,7 +65,7 @@ class KeyedOperations:
 
     def __init__(self) -> None:
         self._running: dict[Hashable, _Running] = {}
-        self._beside: dict[Hashable, list[str]] = {}
+        self._shared: dict[Hashable, list[str]] = {}
         self._draining = False
 
     async def run(
@@ -74,16 +74,16 @@ class KeyedOperations:
         """Run `work` under `key`, or join the identical work that runs already.
 
         `identity` holds whatever makes two requests the same (their arguments, secrets left out); it
-        is compared by equality. Raises `Busy`, `ShuttingDown`, and whatever `work` raises.
+        is compared by equality. Raises `OperationInProgress`, `ShuttingDown`, and whatever `work` raises.
         """
         if self._draining:
             raise ShuttingDown()
         running = self._running.get(key)
         if running is None:
-            self._check_beside(key)
+            self._check_shared(key)
             running = self._start(key, name, identity, work)
         elif running.name != name or running.identity != identity:
-            raise Busy(key, running.name, time.monotonic() - running.started_s)
+            raise OperationInProgress(key, running.name, time.monotonic() - running.started_s)
         running.waiters += 1
         try:
             return cast("T", await asyncio.shield(running.task))
@@ -91,27 +91,27 @@ class KeyedOperations:
             running.waiters -= 1
 
     @contextmanager
-    def beside(self, key: Hashable, name: str = "a call that is handed on") -> Iterator[None]:
+    def shared(self, key: Hashable, name: str = "a call that is handed on") -> Iterator[None]:
         """Something that must not meet an operation of `key`, and is none: neither starts while the other runs.
 
-        Any number may be beside each other. Raises `Busy`.
+        Any number may be beside each other. Raises `OperationInProgress`.
         """
         running = self._running.get(key)
         if running is not None:
-            raise Busy(key, running.name, time.monotonic() - running.started_s)
-        self._beside.setdefault(key, []).append(name)
+            raise OperationInProgress(key, running.name, time.monotonic() - running.started_s)
+        self._shared.setdefault(key, []).append(name)
         try:
             yield
         finally:
-            self._beside[key].remove(name)
-            if not self._beside[key]:
-                del self._beside[key]
+            self._shared[key].remove(name)
+            if not self._shared[key]:
+                del self._shared[key]
 
     @contextmanager
     def holding(self, keys: Iterable[Hashable], name: str) -> Iterator[None]:
         """Hold other keys too, all or none, for as long as the running operation needs the things they stand for.
 
-        It never waits, so no two can wait for each other. Nobody joins it. Raises `Busy`.
+        It never waits, so no two can wait for each other. Nobody joins it. Raises `OperationInProgress`.
         """
         task = asyncio.current_task()
         assert task is not None, "only an operation holds keys"
@@ -119,8 +119,8 @@ class KeyedOperations:
         for key in wanted:
             holder = self._running.get(key)
             if holder is not None:
-                raise Busy(key, holder.name, time.monotonic() - holder.started_s)
-            self._check_beside(key)
+                raise OperationInProgress(key, holder.name, time.monotonic() - holder.started_s)
+            self._check_shared(key)
         self._running.update({key: _Running(name, object(), task) for key in wanted})
         try:
             yield
@@ -134,9 +134,9 @@ class KeyedOperations:
         while self._running:
             await asyncio.wait([running.task for running in self._running.values()])
 
-    def _check_beside(self, key: Hashable) -> None:
-        if key in self._beside:
-            raise Busy(key, self._beside[key][0], 0)
+    def _check_shared(self, key: Hashable) -> None:
+        if key in self._shared:
+            raise OperationInProgress(key, self._shared[key][0], 0)
 
     def _start(
         self, key: Hashable, name: str, identity: object, work: Callable[[], Awaitable[T]]

@@ -24,7 +24,7 @@ MetricsAddress = Annotated[
 ]
 
 
-class BadSettings(errors.InvalidRequest):
+class InvalidSettings(errors.InvalidRequest):
     """A setting is missing, unknown or not usable."""
 
     def __init__(self, program: str, why: str) -> None:
@@ -156,7 +156,7 @@ def load(
     environ: Mapping[str, str],
     flags: Mapping[str, Any],
 ) -> Settings:
-    """Merge the sources and check the result; flags that are None were not given. Raises `BadSettings`.
+    """Merge the sources and check the result; flags that are None were not given. Raises `InvalidSettings`.
 
     `toml` is the file's text. Environment variables are CRUST_<SETTING> for simple values, comma-separated for lists;
     nested settings come from the file or from flags.
@@ -164,13 +164,13 @@ def load(
     try:
         merged: dict[str, Any] = tomllib.loads(toml)
     except tomllib.TOMLDecodeError as err:
-        raise BadSettings(program, f"the settings file is not TOML: {err}") from err
+        raise InvalidSettings(program, f"the settings file is not TOML: {err}") from err
     merged |= _from_environment(model, environ)
     merged |= {name: value for name, value in flags.items() if value is not None}
     try:
         return model.model_validate(merged)
     except pydantic.ValidationError as err:
-        raise BadSettings(program, _reasons(err)) from err
+        raise InvalidSettings(program, _reasons(err)) from err
 
 
 def _from_environment(model: type[BaseModel], environ: Mapping[str, str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ ID_MAX_BYTES = 128
 """CSI size limit of strings: 128 bytes unless a field says otherwise."""
 
 
-class BadPath(errors.InvalidRequest):
+class InvalidPath(errors.InvalidRequest):
     """A path of a request breaks a rule that can be seen without looking at the disk."""
 
     def __init__(self, role: str, path: str, why: str) -> None:
@@ -57,23 +57,23 @@ class TargetPath:
 
     @classmethod
     def parse(cls, text: str, *, role: str = "target_path") -> Self:
-        """Check `text`; raises `BadPath`."""
+        """Check `text`; raises `InvalidPath`."""
         if not text:
-            raise BadPath(role, text, "it is empty")
+            raise InvalidPath(role, text, "it is empty")
         if "\0" in text:
-            raise BadPath(role, text, "it holds a NUL byte")
+            raise InvalidPath(role, text, "it holds a NUL byte")
         if not text.startswith("/"):
-            raise BadPath(role, text, "it is relative")
+            raise InvalidPath(role, text, "it is relative")
         parts = text.split("/")[1:]
         if ".." in parts or "." in parts:
-            raise BadPath(role, text, "it has a '.' or '..' component")
+            raise InvalidPath(role, text, "it has a '.' or '..' component")
         if "" in parts:
-            raise BadPath(role, text, "it has an empty component or a trailing slash")
+            raise InvalidPath(role, text, "it has an empty component or a trailing slash")
         size = len(os.fsencode(text))
         if size >= PATH_MAX_BYTES:
-            raise BadPath(role, text, f"it is longer than {PATH_MAX_BYTES - 1} bytes")
+            raise InvalidPath(role, text, f"it is longer than {PATH_MAX_BYTES - 1} bytes")
         if size > NAME_MAX_BYTES and any(len(os.fsencode(each)) > NAME_MAX_BYTES for each in parts):
-            raise BadPath(role, text, f"a component is longer than {NAME_MAX_BYTES} bytes")
+            raise InvalidPath(role, text, f"a component is longer than {NAME_MAX_BYTES} bytes")
         return cls(text)
 
     @property

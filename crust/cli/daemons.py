@@ -91,7 +91,7 @@ def _text(program: str, path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as err:
-        raise settings_module.BadSettings(program, f"{path} cannot be read: {err}") from err
+        raise settings_module.InvalidSettings(program, f"{path} cannot be read: {err}") from err
 
 
 async def until_signal(work: Awaitable[None]) -> None:

@@ -78,7 +78,7 @@ def shim(**flags: Any) -> None:
             socket_path=settings.socket,
             driver_socket=settings.driver_socket,
             runtime_socket=settings.runtime_socket,
-            tell_condition=settings.csi_profile == "1.12",
+            report_condition=settings.csi_profile == "1.12",
         )
 
     daemons.serve(ShimSettings, "shim", run, flags)

@@ -60,13 +60,13 @@ async def _handlers(stub: Stub) -> tuple[Table, bool]:
     answer = await stub.ListHandlers(inspect_pb2.ListHandlersRequest(), timeout=TIMEOUT_S)
     table = _table("Runtime handlers", "name", "version", "filesystems", "features", "since")
     for each in answer.handlers:
-        names = (handlers_pb2.HandlerFeature.Name(number) for number in each.hello.features)
+        names = (handlers_pb2.HandlerFeature.Name(number) for number in each.registration.features)
         features = ", ".join(
             name.removeprefix("HANDLER_FEATURE_").lower().replace("_", "-") for name in names
         )
         since = each.registered_at.ToDatetime().isoformat(" ", "seconds") + " UTC"
-        known = ", ".join(each.hello.filesystems)
-        table.add_row(each.hello.name, each.hello.version, known, features, since)
+        known = ", ".join(each.registration.filesystems)
+        table.add_row(each.registration.name, each.registration.version, known, features, since)
     return table, True
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import grpc.aio
 
 from crust import errors, volumes
-from crust.csi_shim.runtime import Runtime
+from crust.csi_shim.runtime_client import RuntimeClient
 from crust.rpc import csi, limits
 from crust.wire.csi.v1 import csi_pb2
 
@@ -39,7 +39,7 @@ class InnerNode(Protocol):
         """NodeGetCapabilities, asked as a caller that knows deferral."""
 
 
-class CannotDefer(errors.Unsupported):
+class DeferralUnsupported(errors.Unsupported):
     """The inner driver does not know deferral."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class CannotDefer(errors.Unsupported):
         )
 
 
-class MountedInstead(errors.RuntimeFailed):
+class MountedInsteadOfDeferred(errors.RuntimeFailed):
     """The inner driver advertises deferral and mounted all the same."""
 
     def __init__(self, volume_id: str) -> None:
@@ -64,21 +64,24 @@ class MountedInstead(errors.RuntimeFailed):
 class Deferral:
     """Answers the flagged calls. Constructed with the driver and the way back to the runtime."""
 
-    def __init__(self, inner: InnerNode, runtime: Runtime, *, tell_condition: bool) -> None:
+    def __init__(self, inner: InnerNode, runtime: RuntimeClient, *, report_condition: bool) -> None:
         self._inner = inner
         self._runtime = runtime
-        self._tell_condition = tell_condition
+        self._tell_condition = report_condition
         self._inner_defers = False
 
     async def publish(
         self, request: csi_pb2.NodePublishVolumeRequest, context: Context
     ) -> csi_pb2.NodePublishVolumeResponse:
-        """Return deferred-mount metadata; raises `CannotDefer`, `MountedInstead`, `csi.BadDeferredMount`."""
+        """Return deferred-mount metadata.
+
+        Raises `DeferralUnsupported`, `MountedInsteadOfDeferred`, `csi.InvalidDeferredMount`.
+        """
         await self._check_inner(context)
         response = await self._inner.publish(request, context)
         try:
             if not response.HasField("deferred_mount"):
-                raise MountedInstead(request.volume_id)
+                raise MountedInsteadOfDeferred(request.volume_id)
             csi.deferred_mount(response.deferred_mount)
         except errors.CrustError:
             await self._undo(request, context)
@@ -115,7 +118,7 @@ class Deferral:
         answer = await self._inner.capabilities(context)
         numbers = {each.rpc.type for each in answer.capabilities}
         if csi_pb2.NodeServiceCapability.RPC.DEFER_FS_OPS not in numbers:
-            raise CannotDefer()
+            raise DeferralUnsupported()
         self._inner_defers = True
 
     async def _undo(self, request: csi_pb2.NodePublishVolumeRequest, context: Context) -> None:

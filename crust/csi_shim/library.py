@@ -1,6 +1,6 @@
 """The shim as a library: around a Node servicer in this process.
 
-A driver author writes `node = library.wrap(MyNode(), Runtime(channel))` and registers the result instead.
+A driver author writes `node = library.wrap(MyNode(), RuntimeClient(channel))` and registers the result instead.
 """
 
 from collections.abc import Awaitable
@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from crust import errors
 from crust.csi_shim.deferral import Context, Deferral
-from crust.csi_shim.runtime import Runtime
+from crust.csi_shim.runtime_client import RuntimeClient
 from crust.rpc import status
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -86,14 +86,14 @@ async def _answered(context: Context, answer: Awaitable[Answer]) -> Answer:
 
 
 def wrap(
-    node: csi_pb2_grpc.NodeServicer, runtime: Runtime, *, tell_condition: bool = True
+    node: csi_pb2_grpc.NodeServicer, runtime: RuntimeClient, *, report_condition: bool = True
 ) -> csi_pb2_grpc.NodeServicer:
     """A servicer that defers when it is asked to, and is `node` in everything else.
 
     `node` must advertise DEFER_FS_OPS to a caller that sends `crust-extensions: deferral`. With
-    `tell_condition` the statistics carry the volume condition of CSI 1.12.
+    `report_condition` the statistics carry the volume condition of CSI 1.12.
     """
     # its constructor gives it every method that mypy misses
     return _Wrapped(  # type: ignore[abstract]
-        node, Deferral(_Servicer(node), runtime, tell_condition=tell_condition)
+        node, Deferral(_Servicer(node), runtime, report_condition=report_condition)
     )

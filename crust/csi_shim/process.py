@@ -12,7 +12,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from crust.csi_shim.deferral import Context, Deferral
-from crust.csi_shim.runtime import Runtime
+from crust.csi_shim.runtime_client import RuntimeClient
 from crust.rpc import channel, extensions, passthrough, requests, server
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -98,26 +98,26 @@ async def serving(
     socket_path: str,
     driver_socket: str,
     runtime_socket: str,
-    tell_condition: bool,
+    report_condition: bool,
     lock_path: str = "",
 ) -> AsyncIterator[None]:
     """Serve the shim while the block runs. Raises what `server.serving` raises, before anything is served."""
     async with channel.connect(driver_socket) as driver, channel.connect(runtime_socket) as back:
-        deferral = Deferral(_Socket(driver), Runtime(back), tell_condition=tell_condition)
+        deferral = Deferral(_Socket(driver), RuntimeClient(back), report_condition=report_condition)
         generic = [handlers(driver, deferral)]
         async with server.serving(socket_path, name="shim", lock_path=lock_path, generic=generic):
             yield
 
 
 async def run(
-    *, socket_path: str, driver_socket: str, runtime_socket: str, tell_condition: bool
+    *, socket_path: str, driver_socket: str, runtime_socket: str, report_condition: bool
 ) -> None:
     """Serve the shim until cancelled; raises as `serving` does."""
     async with serving(
         socket_path=socket_path,
         driver_socket=driver_socket,
         runtime_socket=runtime_socket,
-        tell_condition=tell_condition,
+        report_condition=report_condition,
     ):
         await asyncio.get_running_loop().create_future()
 

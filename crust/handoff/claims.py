@@ -21,7 +21,7 @@ import pydantic
 
 from crust import errors, volumes
 from crust.handoff import layout
-from crust.handoff.record import UnreadableRecord, reasons
+from crust.handoff.record import UnreadableHandoffRecord, reasons
 from crust.host.files import durable, ofdlocks
 from crust.host.process import oserrors
 
@@ -188,7 +188,7 @@ def is_held(paths: layout.EntryPaths) -> bool:
 def read(paths: layout.EntryPaths) -> Claim | None:
     """The entry's claim, live or dead; None if nobody has claimed it.
 
-    Raises `UnreadableRecord` for a claim.json that is none, and what `durable.read` raises.
+    Raises `UnreadableHandoffRecord` for a claim.json that is none, and what `durable.read` raises.
     """
     live = is_held(paths)
     try:
@@ -196,12 +196,12 @@ def read(paths: layout.EntryPaths) -> Claim | None:
     except errors.NotFound as err:
         # open(2) says ENXIO of a socket, which is not "absent".
         if os.path.lexists(paths.claim):
-            raise UnreadableRecord(paths.claim, "it is not a regular file") from err
+            raise UnreadableHandoffRecord(paths.claim, "it is not a regular file") from err
         return Claim("", "", State.CLAIMED, "", 0, None, live) if live else None
     try:
         model = _ClaimModel.model_validate_json(data)
     except pydantic.ValidationError as err:
-        raise UnreadableRecord(paths.claim, reasons(err)) from err
+        raise UnreadableHandoffRecord(paths.claim, reasons(err)) from err
     return Claim(
         sandbox_id=model.sandbox_id,
         handler=model.handler,

@@ -19,7 +19,7 @@ from crust.host.files import durable
 from crust.host.process import oserrors
 
 
-class ForeignOwner(errors.Refused):
+class UntrustedDirectory(errors.Refused):
     """A directory of the handoff that someone else owns or could write."""
 
     def __init__(self, path: str, why: str) -> None:
@@ -31,7 +31,7 @@ class ForeignOwner(errors.Refused):
         self.path = path
 
 
-class UnknownName(errors.Corrupt):
+class UnknownHandoffFile(errors.Corrupt):
     """A name that no rule gives a meaning."""
 
     def __init__(self, path: str) -> None:
@@ -68,7 +68,7 @@ class Entry:
         """The record; raises the reason why there is none."""
         if self.record is not None:
             return self.record
-        raise self.error or UnknownName(self.directory)
+        raise self.error or UnknownHandoffFile(self.directory)
 
 
 def read(paths: EntryPaths) -> Entry | None:
@@ -103,7 +103,7 @@ def scan(root: Layout) -> Iterator[Entry]:
         kind = layout.kind_in_root(name)
         path = f"{root.root}/{name}"
         if kind is layout.NameKind.UNKNOWN:
-            yield Entry(name, path, None, UnknownName(path))
+            yield Entry(name, path, None, UnknownHandoffFile(path))
         elif kind is layout.NameKind.LEGAL:
             entry = read(root.entry(name))
             if entry is not None:
@@ -120,15 +120,17 @@ def names(directory: str) -> list[str]:
 
 
 def check_directory(path: str) -> None:
-    """Raise `NotFound` if it is absent, `ForeignOwner` if it is not a directory that only we can write."""
+    """Raise `NotFound` if it is absent, `UntrustedDirectory` if it is not a directory that only we can write."""
     with oserrors.translating(f"cannot look at {path}"):
         status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
-        raise ForeignOwner(path, "it is not a directory")
+        raise UntrustedDirectory(path, "it is not a directory")
     if status.st_uid not in (0, os.geteuid()):
-        raise ForeignOwner(path, f"it belongs to user {status.st_uid}")
+        raise UntrustedDirectory(path, f"it belongs to user {status.st_uid}")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ForeignOwner(path, f"others may write it, mode {stat.S_IMODE(status.st_mode):04o}")
+        raise UntrustedDirectory(
+            path, f"others may write it, mode {stat.S_IMODE(status.st_mode):04o}"
+        )
 
 
 def _read_record(paths: EntryPaths) -> Record:
@@ -137,7 +139,7 @@ def _read_record(paths: EntryPaths) -> Record:
     except errors.NotFound as err:
         # open(2) says ENXIO of a socket, which is not "absent".
         if os.path.lexists(paths.record):
-            raise records.UnreadableRecord(paths.record, "it is not a regular file") from err
+            raise records.UnreadableHandoffRecord(paths.record, "it is not a regular file") from err
         raise
     return records.parse(data, path=paths.record, digest=paths.digest)
 

@@ -129,6 +129,6 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".")
 
 
-def is_abandonable(name: str) -> bool:
+def is_temporary(name: str) -> bool:
     """Whether it is one of our own names for what is being built or removed."""
     return name.startswith((_STAGING, _GONE))

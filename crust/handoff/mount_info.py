@@ -125,7 +125,7 @@ class MountInfo(_Model):
             raise ValueError(
                 err.what
             ) from None  # names the option; a value must not get into a traceback
-        if fit.words != words:
+        if fit.options != words:
             raise ValueError("options hold words that are not for a guest's kernel")
         return self
 

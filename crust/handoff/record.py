@@ -21,7 +21,7 @@ LIMIT_BYTES = 64 * 1024
 """Largest record that is read or written."""
 
 
-class UnreadableRecord(errors.Corrupt):
+class UnreadableHandoffRecord(errors.Corrupt):
     """mountInfo.json is not a record."""
 
     def __init__(self, path: str, why: str) -> None:
@@ -33,7 +33,7 @@ class UnreadableRecord(errors.Corrupt):
         self.path = path
 
 
-class NewerSchema(errors.Corrupt):
+class NewerHandoffSchema(errors.Corrupt):
     """The record was written by a newer crust."""
 
     def __init__(self, path: str, schema: int) -> None:
@@ -46,7 +46,7 @@ class NewerSchema(errors.Corrupt):
         self.schema = schema
 
 
-class UnfitMount(errors.InvalidRequest):
+class UnrecordableMount(errors.InvalidRequest):
     """A deferred mount that no record can express."""
 
     def __init__(self, target: volumes.TargetPath, why: str) -> None:
@@ -79,12 +79,12 @@ class Record:
         """A first record (generation 1, published now), checked.
 
         Words for the host alone (`_netdev`, `nofail`, …) are dropped from the options; "ro" among them makes
-        the volume read-only. Raises `UnfitMount`, `mount_options.CredentialInOptions`,
-        `mount_options.OptionNotAllowed`.
+        the volume read-only. Raises `UnrecordableMount`, `mount_options.CredentialInOptions`,
+        `mount_options.MountOptionNotAllowed`.
         """
         options = mount_options.for_guest(mount.mount_options)
         normal = replace(
-            mount, mount_options=options.words, readonly=mount.readonly or options.readonly
+            mount, mount_options=options.options, readonly=mount.readonly or options.readonly
         )
         now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
         record = cls(key, target, handler, normal, 1, now)
@@ -133,7 +133,7 @@ class Record:
         return self.same_content(replace(other, mount=mount))
 
     def to_bytes(self) -> bytes:
-        """One line of JSON. Raises `UnfitMount` for what `parse` would not read back."""
+        """One line of JSON. Raises `UnrecordableMount` for what `parse` would not read back."""
         return _bytes_of(self)
 
 
@@ -142,18 +142,18 @@ def _bytes_of(record: Record) -> bytes:
     try:
         model = mount_info.MountInfo.model_validate(_model_of(record))
     except pydantic.ValidationError as err:
-        raise UnfitMount(record.target, reasons(err)) from None
+        raise UnrecordableMount(record.target, reasons(err)) from None
     plain = model.model_dump(mode="json", by_alias=True, exclude_none=True)
     data = f"{json.dumps(plain, separators=(',', ':'))}\n".encode("ascii")
     if len(data) > LIMIT_BYTES:
-        raise UnfitMount(record.target, f"its record would have {len(data)} bytes")
+        raise UnrecordableMount(record.target, f"its record would have {len(data)} bytes")
     return data
 
 
 def parse(data: bytes, *, path: str = layout.RECORD, digest: str | None = None) -> Record:
     """Read the bytes of a record; `path` is for messages, `digest` the name of the entry it was found in.
 
-    Raises `UnreadableRecord` and `NewerSchema`.
+    Raises `UnreadableHandoffRecord` and `NewerHandoffSchema`.
     """
     try:
         model = mount_info.MountInfo.model_validate_json(data)
@@ -162,9 +162,11 @@ def parse(data: bytes, *, path: str = layout.RECORD, digest: str | None = None) 
     try:
         record = _record_of(model)
     except errors.InvalidRequest as err:
-        raise UnreadableRecord(path, str(err)) from err
+        raise UnreadableHandoffRecord(path, str(err)) from err
     if digest is not None and record.digest != digest:
-        raise UnreadableRecord(path, f"it is of {record.target}, whose entry is {record.digest}")
+        raise UnreadableHandoffRecord(
+            path, f"it is of {record.target}, whose entry is {record.digest}"
+        )
     return record
 
 
@@ -179,10 +181,10 @@ def _unreadable(data: bytes, path: str, err: pydantic.ValidationError) -> errors
     try:
         envelope = mount_info.Envelope.model_validate_json(data)
     except pydantic.ValidationError:
-        return UnreadableRecord(path, reasons(err))
+        return UnreadableHandoffRecord(path, reasons(err))
     if envelope.is_newer:
-        return NewerSchema(path, envelope.crust.schema_version)
-    return UnreadableRecord(path, reasons(err))
+        return NewerHandoffSchema(path, envelope.crust.schema_version)
+    return UnreadableHandoffRecord(path, reasons(err))
 
 
 def _model_of(record: Record) -> dict[str, Any]:

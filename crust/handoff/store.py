@@ -23,26 +23,32 @@ from crust import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff import entry as entries
 from crust.handoff.claims import Claim, NotPublished
-from crust.handoff.entry import Entry, ForeignOwner, UnknownName, check_directory, names
+from crust.handoff.entry import (
+    Entry,
+    UnknownHandoffFile,
+    UntrustedDirectory,
+    check_directory,
+    names,
+)
 from crust.handoff.layout import EntryPaths, Layout
 from crust.handoff.record import Record
 from crust.host.files import durable
 from crust.host.process import oserrors
 
 __all__ = [
+    "ClaimLockMissing",
     "Entry",
-    "ForeignOwner",
-    "LockLost",
-    "PublishedDifferently",
+    "EntryDiffers",
     "Store",
-    "UnknownName",
-    "Withdrawal",
+    "UnknownHandoffFile",
+    "Unpublish",
+    "UntrustedDirectory",
 ]
 
 _log = logging.getLogger(__name__)
 
 
-class PublishedDifferently(errors.Conflict):
+class EntryDiffers(errors.Conflict):
     """The target is published already, with other content."""
 
     def __init__(self, there: Record) -> None:
@@ -54,7 +60,7 @@ class PublishedDifferently(errors.Conflict):
         self.there = there
 
 
-class LockLost(errors.Corrupt):
+class ClaimLockMissing(errors.Corrupt):
     """An entry that was claimed has no lock file any more."""
 
     def __init__(self, path: str) -> None:
@@ -67,7 +73,7 @@ class LockLost(errors.Corrupt):
         self.path = path
 
 
-class Withdrawal:
+class Unpublish:
     """An entry under its claim lock: no sandbox has it, and none can get it until this is left.
 
     Leaving the block without `complete` leaves the entry as it is, to be withdrawn again.
@@ -84,7 +90,7 @@ class Withdrawal:
         with oserrors.translating(f"cannot withdraw {self._lock.paths.directory}"):
             os.rename(self._lock.paths.directory, gone)
         durable.sync_directory(self._layout.root)
-        _dismantle(gone)
+        _delete_files(gone)
 
     def close(self) -> None:
         """Give the lock up."""
@@ -114,7 +120,7 @@ class Store:
         return self.layout.root
 
     def open(self) -> None:
-        """Make the root, 0700, with its parents; raises `ForeignOwner` if it is not ours alone."""
+        """Make the root, 0700, with its parents; raises `UntrustedDirectory` if it is not ours alone."""
         with oserrors.translating(f"cannot make {self.root}"):
             os.makedirs(os.path.dirname(self.root), mode=0o755, exist_ok=True)
         durable.make_directory(self.root, layout.DIRECTORY_MODE)
@@ -123,7 +129,7 @@ class Store:
     def publish(self, record: Record, *, replace: bool = False) -> Entry:
         """Make the entry appear; returns what is there now.
 
-        The same content again changes nothing. Other content raises `PublishedDifferently`, or replaces the record if
+        The same content again changes nothing. Other content raises `EntryDiffers`, or replaces the record if
         `replace` is set and no sandbox has the volume (else `HeldBySandbox`). An unreadable record is raised, not
         replaced.
         """
@@ -134,15 +140,15 @@ class Store:
         if there.same_content(record):
             return entry
         if not replace:
-            raise PublishedDifferently(there)
-        with self.begin_withdraw(record.target) as alone:
+            raise EntryDiffers(there)
+        with self.begin_unpublish(record.target) as alone:
             return self._replace(record, alone.entry)
 
     def create(self, record: Record) -> Entry:
         """`publish` for who has just read that nothing is there; raises `durable.AlreadyExists` if something is."""
         data = record.to_bytes()
         paths = self.layout.entry(record.target)
-        self._clear_remains(record.target, paths)
+        self._remove_incomplete(record.target, paths)
         staging = self.layout.new_staging(paths.digest)
         durable.make_staging(staging, layout.DIRECTORY_MODE)
         try:
@@ -150,21 +156,21 @@ class Store:
             durable.write_staged(f"{staging}/{layout.RECORD}", data, mode=layout.FILE_MODE)
             durable.publish_directory(staging, paths.directory)
         except errors.CrustError:
-            _dismantle(staging)
+            _delete_files(staging)
             raise
         return Entry(paths.digest, paths.directory, record)
 
     def rewrite(self, record: Record) -> Entry:
         """Replace the record of an entry that may be claimed; returns the entry, its record's generation raised.
 
-        Raises `NotPublished`, and `PublishedDifferently` when another volume is there.
+        Raises `NotPublished`, and `EntryDiffers` when another volume is there.
         """
         entry = self.read(record.target)
         if entry is None:
             raise NotPublished(record.target)
         there = entry.require()
         if there.key != record.key:
-            raise PublishedDifferently(there)
+            raise EntryDiffers(there)
         return self._replace(record, entry)
 
     def read(self, target: volumes.TargetPath) -> Entry | None:
@@ -179,7 +185,7 @@ class Store:
         """Everything that is visible, by name: readable, unreadable with the reason, and what is nobody's."""
         return tuple(entries.scan(self.layout))
 
-    def begin_withdraw(self, target: volumes.TargetPath) -> Withdrawal:
+    def begin_unpublish(self, target: volumes.TargetPath) -> Unpublish:
         """Keep every sandbox away from the volume until the withdrawal is closed.
 
         Raises `NotPublished`; `HeldBySandbox`, naming the sandbox, while one has it.
@@ -192,16 +198,16 @@ class Store:
             lock.release()
             raise
         unclaimed = replace(entry, claim=None)  # the lock that was seen is our own
-        return Withdrawal(lock, unclaimed, self.layout)
+        return Unpublish(lock, unclaimed, self.layout)
 
-    def sweep(self) -> tuple[str, ...]:
+    def remove_orphans(self) -> tuple[str, ...]:
         """Remove what a crash left of entries being built or removed; returns the paths that had to be kept.
 
         Kept is what holds names that are nobody's. For the directory's one writer, before it publishes.
         """
-        ours = filter(layout.is_abandonable, names(self.root))
+        ours = filter(layout.is_temporary, names(self.root))
         return tuple(
-            path for path in (f"{self.root}/{name}" for name in ours) if not _dismantle(path)
+            path for path in (f"{self.root}/{name}" for name in ours) if not _delete_files(path)
         )
 
     def _replace(self, record: Record, entry: Entry) -> Entry:
@@ -211,11 +217,11 @@ class Store:
         claims.touch(paths)
         return replace(entry, record=new)
 
-    def _clear_remains(self, target: volumes.TargetPath, paths: EntryPaths) -> None:
+    def _remove_incomplete(self, target: volumes.TargetPath, paths: EntryPaths) -> None:
         """An entry's directory without a record counts as absent, and must not stay in a new entry's way."""
         if not os.path.lexists(paths.directory):
             return
-        with contextlib.suppress(NotPublished), self.begin_withdraw(target) as remains:
+        with contextlib.suppress(NotPublished), self.begin_unpublish(target) as remains:
             remains.complete()
 
     def _lock(self, paths: EntryPaths, target: volumes.TargetPath) -> claims.ClaimLock:
@@ -227,12 +233,12 @@ class Store:
         # Somebody removed the lock file, so whoever had it cannot be seen any more: only safe if nobody ever had it.
         check_directory(paths.directory)
         if os.path.lexists(paths.claim):
-            raise LockLost(paths.directory)
+            raise ClaimLockMissing(paths.directory)
         claims.create_lock(paths.claim_lock)
         return claims.ClaimLock.acquire(paths, target)
 
 
-def _dismantle(directory: str) -> bool:
+def _delete_files(directory: str) -> bool:
     """Delete an invisible directory of ours, file by file; False if it had to be kept.
 
     Only names with a meaning go, never recursively: a name that is nobody's stays for a person to look at.

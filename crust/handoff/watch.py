@@ -1,6 +1,6 @@
 """Watching the directory: an event means "look again", and nothing more; the truth is what a scan finds.
 
-`Watch` yields a hint at the start, at each event, at least every `floor_s` seconds, and when watchdog reports that
+`Watch` yields a hint at the start, at each event, at least every `rescan_s` seconds, and when watchdog reports that
 the kernel's queue overflowed (it only logs that, so its log is listened to). Hints coalesce: a slow reader gets one
 for any number of events. `changes` turns hints into differences of scans.
 
@@ -30,7 +30,7 @@ from crust.handoff.store import Store
 
 _log = logging.getLogger(__name__)
 
-FLOOR_S = 5.0
+RESCAN_S = 5.0
 """How long a change that raised no event may stay unseen: a scan of 1,000 entries takes a tenth of a second."""
 
 _Kinds = list[type[watchdog_events.FileSystemEvent]]
@@ -60,9 +60,11 @@ class Watch:
     for each of these events would be in the way of the next step. Others' renames it sees at the floor.
     """
 
-    def __init__(self, root: str, *, floor_s: float = FLOOR_S, touches_only: bool = False) -> None:
+    def __init__(
+        self, root: str, *, rescan_s: float = RESCAN_S, touches_only: bool = False
+    ) -> None:
         self.root = root
-        self._floor_s = floor_s
+        self._rescan_s = rescan_s
         self._events = _TOUCHES if touches_only else _EVENTS
         self._hint = asyncio.Event()
         self._observer: BaseObserver | None = None
@@ -94,7 +96,7 @@ class Watch:
     async def __anext__(self) -> None:
         """Return when it is time to look: at once if anything happened since the last time."""
         try:
-            async with asyncio.timeout(self._floor_s):
+            async with asyncio.timeout(self._rescan_s):
                 await self._hint.wait()
         except TimeoutError:
             pass
@@ -105,9 +107,9 @@ class Watch:
     def root_deleted(self) -> None:
         """Cause a hint, and a new watch: the next root may well get the deleted one's inode number."""
         self._root_deleted = True
-        self.look_again()
+        self.notify()
 
-    def look_again(self) -> None:
+    def notify(self) -> None:
         """Cause a hint. Any thread may call it."""
         loop = self._loop
         if loop is None:
@@ -233,7 +235,7 @@ class _Bridge(watchdog_events.FileSystemEventHandler):
             if each
         ]
         if not all(map(layout.is_hidden, names)):
-            self._watch.look_again()
+            self._watch.notify()
 
 
 class _Overflow(logging.Handler):
@@ -245,4 +247,4 @@ class _Overflow(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Pass a hint on; the message is logged by whoever else listens."""
-        self._watch.look_again()
+        self._watch.notify()

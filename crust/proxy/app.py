@@ -17,22 +17,22 @@ from crust.handoff import store as stores
 from crust.host.block import devices as host_devices
 from crust.host.files import durable, flocks
 from crust.proxy.backend import Backend
+from crust.proxy.csi_frontend import CsiFrontend
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
 from crust.proxy.events import Events
-from crust.proxy.freezing import Freezing
-from crust.proxy.front import Front
+from crust.proxy.freeze import DeferredFreeze
 from crust.proxy.handlers import Handlers
+from crust.proxy.handoff_watch import watch_handoff
 from crust.proxy.inspect import Driver, Inspect
-from crust.proxy.limiting import Limiting
+from crust.proxy.io_limits import DeferredIoLimits
 from crust.proxy.peers import HandlerPeers
 from crust.proxy.publish import DeferredPublish
 from crust.proxy.registry import HandlerRegistry
-from crust.proxy.runtime_api import Changes, RuntimeApi
+from crust.proxy.runtime_api import Mutations, RuntimeApi
 from crust.proxy.stage import RuntimeStage
-from crust.proxy.targets import SealedTargets, Targets
+from crust.proxy.targets import GuardedTargets, Targets
 from crust.proxy.unpublish import DeferredUnpublish
-from crust.proxy.watching import keep_looking
 from crust.rpc import channel, server
 from crust.settings import ProxySettings
 from crust.wire.v1 import handlers_pb2_grpc, inspect_pb2_grpc, runtime_pb2_grpc
@@ -65,7 +65,7 @@ async def running(
     settings: ProxySettings, *, targets: Targets | None = None, devices: Devices = host_devices
 ) -> AsyncIterator[DeferredVolumes]:
     """The proxy, serving while the block runs. `targets` and `devices` are the kernel's unless they are given."""
-    targets = targets or SealedTargets(settings.target_roots)
+    targets = targets or GuardedTargets(settings.target_roots)
     store = stores.Store(settings.volumes_root)
     async with AsyncExitStack() as stack:
         lock = await asyncio.to_thread(_own, settings.run_dir)
@@ -77,7 +77,7 @@ async def running(
         stack.push_async_callback(peers.close)
         backends = _backends(settings, stack)
         parts = _Parts(deferred, handlers, peers, events, backends, targets, devices)
-        await stack.enter_async_context(keep_looking(store, deferred, events))
+        await stack.enter_async_context(watch_handoff(store, deferred, events))
         await _serve_own(settings, parts, stack)
         await _serve_fronts(settings, parts, stack)
         _log.info("proxy serves", extra={"drivers": len(backends), "entries": len(deferred.all())})
@@ -105,7 +105,7 @@ async def _look(store: stores.Store) -> DeferredVolumes:
 
     def prepare() -> None:
         store.open()
-        for path in store.sweep():
+        for path in store.remove_orphans():
             _log.warning("leftover kept", extra={"path": path})
 
     await asyncio.to_thread(prepare)
@@ -131,8 +131,11 @@ async def _serve_own(settings: ProxySettings, parts: _Parts, stack: AsyncExitSta
     stack.push_async_callback(staging.drain)
     stage = RuntimeStage(parts.deferred, parts.handlers, staging, parts.targets, parts.devices)
     asked = (parts.deferred, parts.handlers, parts.peers)
-    freezing, limiting = Freezing(*asked, parts.events), Limiting(*asked, parts.events, staging)
-    runtime = RuntimeApi(*asked, parts.devices, Changes(stage, freezing, limiting))
+    freeze, io_limits = (
+        DeferredFreeze(*asked, parts.events),
+        DeferredIoLimits(*asked, parts.events, staging),
+    )
+    runtime = RuntimeApi(*asked, parts.devices, Mutations(stage, freeze, io_limits))
     registry = HandlerRegistry(parts.handlers, parts.peers, parts.events, settings.volumes_root)
     inspect = Inspect(parts.backends, parts.handlers, parts.deferred, parts.events)
     await stack.enter_async_context(
@@ -165,7 +168,7 @@ async def _serve_fronts(settings: ProxySettings, parts: _Parts, stack: AsyncExit
     unpublish = DeferredUnpublish(parts.deferred, parts.events, parts.targets)
     for driver in parts.backends:
         name = volumes.DriverName(driver.name)
-        front = Front(name, driver.backend, parts.deferred, publish, unpublish, parts.targets)
+        front = CsiFrontend(name, driver.backend, parts.deferred, publish, unpublish, parts.targets)
         stack.push_async_callback(front.drain)
         await stack.enter_async_context(
             server.serving(

@@ -15,7 +15,7 @@ from dataclasses import replace
 from crust import errors, metrics, volumes
 from crust.handoff import store as stores
 from crust.handoff.record import Record
-from crust.proxy import leases
+from crust.proxy import reservations
 
 Shared = volumes.VolumeKey | volumes.DeviceIdentity
 """What two publishes may have in common, so that only one of them may write."""
@@ -24,7 +24,7 @@ Holder = tuple[str, datetime.datetime | None]
 """A sandbox and when it took the volume; the name is empty while it has not written it."""
 
 
-class NotDeferred(errors.NotFound):
+class NoDeferredVolume(errors.NotFound):
     """No deferred volume is published at the target path."""
 
     def __init__(self, target: str) -> None:
@@ -35,7 +35,7 @@ class NotDeferred(errors.NotFound):
         )
 
 
-class OtherVolume(errors.InvalidRequest):
+class TargetOfOtherVolume(errors.InvalidRequest):
     """The target path belongs to another volume than the request names."""
 
     def __init__(self, target: str, asked: volumes.VolumeKey, there: volumes.VolumeKey) -> None:
@@ -54,7 +54,7 @@ class DeferredVolumes:
         self._known: dict[str, Record] = {}
         self._sharing: dict[Shared, dict[str, Record]] = defaultdict(dict)
         self._numbers: Counter[volumes.DriverName] = Counter()
-        self._reserved: list[leases.Lease] = []
+        self._reserved: list[reservations.Reservation] = []
         self._unreadable: dict[str, errors.CrustError] = {}
         self._changes = 0
         self._rewriting = threading.Lock()
@@ -90,10 +90,10 @@ class DeferredVolumes:
         return record
 
     def expect(self, target: str) -> Record:
-        """The record for a target path; raises `NotDeferred`."""
+        """The record for a target path; raises `NoDeferredVolume`."""
         record = self.find(target)
         if record is None:
-            raise NotDeferred(target)
+            raise NoDeferredVolume(target)
         return record
 
     def all(self) -> tuple[Record, ...]:
@@ -105,36 +105,36 @@ class DeferredVolumes:
         return tuple(self._sharing[key].values()) if key in self._sharing else ()
 
     def check_key(self, record: Record, key: volumes.VolumeKey) -> None:
-        """Raise `OtherVolume` unless the record is the volume's."""
+        """Raise `TargetOfOtherVolume` unless the record is the volume's."""
         if record.key != key:
-            raise OtherVolume(record.target.text, key, record.key)
+            raise TargetOfOtherVolume(record.target.text, key, record.key)
 
-    def admit(self, wanted: leases.Lease, *, deferred: bool = True) -> None:
-        """Raise `leases.DeviceLeased` if another target holds the device."""
+    def check_unreserved(self, wanted: reservations.Reservation, *, deferred: bool = True) -> None:
+        """Raise `reservations.DeviceReserved` if another target holds the device."""
         sharing = [self._sharing[each] for each in _shared(wanted) if each in self._sharing]
-        held = (leases.of(record) for records in sharing for record in records.values())
-        leases.check(wanted, (*held, *self._reserved), deferred=deferred)
+        held = (reservations.of(record) for records in sharing for record in records.values())
+        reservations.check(wanted, (*held, *self._reserved), deferred=deferred)
 
     @contextmanager
     def reserved(self, record: Record) -> Iterator[None]:
         """Hold the record's lease while its entry is made: another volume may be a name of the same device.
 
-        Raises `leases.DeviceLeased` as `admit` does.
+        Raises `reservations.DeviceReserved` as `admit` does.
         """
-        lease = leases.of(record)
-        self.admit(lease)
-        self._reserved.append(lease)
+        reservation = reservations.of(record)
+        self.check_unreserved(reservation)
+        self._reserved.append(reservation)
         try:
             yield
         finally:
-            self._reserved.remove(lease)
+            self._reserved.remove(reservation)
 
     def publish(self, record: Record) -> Record:
         """Make the entry visible to the runtime; returns what is there afterwards. Blocks.
 
         The same content again changes nothing. An entry that differs only in what the device is now (attached
         anew, grown) is replaced; under a sandbox it may only have grown. Its limits stay: they are changed by
-        `change_limits` alone, and what a retry brings may be older. Raises `PublishedDifferently` if the target is
+        `change_limits` alone, and what a retry brings may be older. Raises `EntryDiffers` if the target is
         published otherwise, `HeldBySandbox`.
         """
         if self.store.read(record.target) is None:
@@ -143,11 +143,11 @@ class DeferredVolumes:
             return self._publish_again(record)
 
     async def change_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
-        """Keep a published volume's new limits in its record. Raises `NotDeferred`."""
+        """Keep a published volume's new limits in its record. Raises `NoDeferredVolume`."""
         await self._change(target, lambda mount: replace(mount, io_limits=limits))
 
     async def change_capacity(self, target: volumes.TargetPath, size_bytes: int) -> None:
-        """Keep a published volume's new size in its record. Raises `NotDeferred`."""
+        """Keep a published volume's new size in its record. Raises `NoDeferredVolume`."""
         await self._change(target, lambda mount: replace(mount, capacity_bytes=size_bytes))
 
     async def is_claimed(self, record: Record) -> bool:
@@ -192,7 +192,7 @@ class DeferredVolumes:
         with self._rewriting:
             entry = self.store.read(target)
             if entry is None:
-                raise NotDeferred(target.text)
+                raise NoDeferredVolume(target.text)
             there = entry.require()
             mount = change(there.mount)
             if mount == there.mount:
@@ -219,7 +219,7 @@ class DeferredVolumes:
             # counted when somebody asks, and not at every publish
             metrics.deferred_volumes.labels(driver).set_function(lambda: self._numbers[driver])
         self._numbers[driver] += 1
-        for each in _shared(leases.of(record)):
+        for each in _shared(reservations.of(record)):
             self._sharing[each][record.target.text] = record
 
     def _drop(self, target: str) -> None:
@@ -227,11 +227,11 @@ class DeferredVolumes:
         if record is None:
             return
         self._numbers[record.key.driver] -= 1
-        for each in _shared(leases.of(record)):
+        for each in _shared(reservations.of(record)):
             del self._sharing[each][target]
             if not self._sharing[each]:
                 del self._sharing[each]
 
 
-def _shared(lease: leases.Lease) -> tuple[Shared, ...]:
+def _shared(lease: reservations.Reservation) -> tuple[Shared, ...]:
     return (lease.key,) if lease.identity is None else (lease.key, lease.identity)

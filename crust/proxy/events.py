@@ -30,7 +30,7 @@ class Events:
     def __init__(self) -> None:
         self._watchers: dict[asyncio.Queue[Event], int] = {}
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Give `event` to every watcher that has room."""
         for queue in self._watchers:
             try:

@@ -27,7 +27,7 @@ class Handler:
     registered_at_s: float = field(default_factory=time.time, compare=False)
 
 
-class NoHandler(errors.NotReady):
+class HandlerNotRegistered(errors.NotReady):
     """The handler that a publish needs is not registered."""
 
     def __init__(self, name: str | None, present: list[str]) -> None:
@@ -51,7 +51,7 @@ class AmbiguousHandler(errors.NotReady):
         )
 
 
-class HandlerGone(errors.PeerUnavailable):
+class HandlerDisconnected(errors.PeerUnavailable):
     """The handler that a volume was handed to is away."""
 
     def __init__(self, name: str) -> None:
@@ -62,7 +62,7 @@ class HandlerGone(errors.PeerUnavailable):
         )
 
 
-class NameTaken(errors.Conflict):
+class HandlerNameTaken(errors.Conflict):
     """A live handler has the name."""
 
     def __init__(self, name: str, endpoint: str) -> None:
@@ -82,11 +82,11 @@ class Handlers:
         self._grace_until_s = time.monotonic() + grace_s
 
     @contextmanager
-    def lease(self, handler: Handler) -> Iterator[None]:
-        """Hold a registration while the block runs; raises `NameTaken`."""
+    def session(self, handler: Handler) -> Iterator[None]:
+        """Hold a registration while the block runs; raises `HandlerNameTaken`."""
         holder = self._live.get(handler.name)
         if holder is not None:
-            raise NameTaken(handler.name, holder.endpoint)
+            raise HandlerNameTaken(handler.name, holder.endpoint)
         self._live[handler.name] = handler
         metrics.handlers.set(len(self._live))
         try:
@@ -105,20 +105,20 @@ class Handlers:
         return tuple(self._live[name] for name in sorted(self._live))
 
     async def choose(self, name: volumes.HandlerName | None) -> Handler:
-        """The handler for a new publish; raises `NoHandler`, `AmbiguousHandler`."""
+        """The handler for a new publish; raises `HandlerNotRegistered`, `AmbiguousHandler`."""
         found = self._pick(name) or await self._wait(name)
         if found is not None:
             return found
         present = sorted(self._live)
         if name is None and len(present) > 1:
             raise AmbiguousHandler(list(present))
-        raise NoHandler(name, list(present))
+        raise HandlerNotRegistered(name, list(present))
 
     async def owner(self, name: volumes.HandlerName) -> Handler:
-        """The handler that a volume was handed to; raises `HandlerGone`."""
+        """The handler that a volume was handed to; raises `HandlerDisconnected`."""
         found = self._pick(name) or await self._wait(name)
         if found is None:
-            raise HandlerGone(name)
+            raise HandlerDisconnected(name)
         return found
 
     def _pick(self, name: volumes.HandlerName | None) -> Handler | None:

@@ -92,7 +92,7 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
 
 
 def _handler(handler: Handler) -> inspect_pb2.ListHandlersResponse.Handler:
-    hello = handlers_pb2.Hello(
+    registration = handlers_pb2.RegisterRequest(
         name=handler.name,
         version=handler.version,
         endpoint=handler.endpoint,
@@ -103,7 +103,7 @@ def _handler(handler: Handler) -> inspect_pb2.ListHandlersResponse.Handler:
         ),
     )
     return inspect_pb2.ListHandlersResponse.Handler(
-        hello=hello, registered_at=_timestamp(handler.registered_at_s)
+        registration=registration, registered_at=_timestamp(handler.registered_at_s)
     )
 
 

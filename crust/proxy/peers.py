@@ -30,7 +30,7 @@ THAW_TIMEOUT_S = 60.0
 LIMITS_TIMEOUT_S = 25.0
 
 
-class HandlerSilent(errors.PeerUnavailable):
+class HandlerNotResponding(errors.PeerUnavailable):
     """The handler was asked and did not answer."""
 
     def __init__(self, name: str, why: str) -> None:
@@ -41,7 +41,7 @@ class HandlerSilent(errors.PeerUnavailable):
         )
 
 
-class NotWithHandler(errors.NotReady):
+class VolumeUnknownToHandler(errors.NotReady):
     """A sandbox has the volume, and its handler says that it knows nothing of it."""
 
     def __init__(self, name: str, why: str) -> None:
@@ -61,7 +61,7 @@ class HandlerPeers:
     async def stats(
         self, handler: Handler, target: volumes.TargetPath, timeout_s: float | None
     ) -> volumes.VolumeStats:
-        """Statistics; raises the handler's error, `HandlerSilent` or `crust_v1.UnbelievableUsage`."""
+        """Statistics; raises the handler's error, `HandlerNotResponding` or `crust_v1.ImplausibleStats`."""
         request = handlers_pb2.GetVolumeStatsRequest(target_path=target.text)
         call = self._stub(handler).GetVolumeStats(
             request, timeout=_shorter(timeout_s, STATS_TIMEOUT_S)
@@ -150,7 +150,7 @@ async def _answer(handler: Handler, call: Awaitable[Answer]) -> Answer:
         if task is not None and task.cancelling():
             raise
         # not we were cancelled but the call, by `drop`: its handler's lease ended in the middle of it
-        raise HandlerSilent(handler.name, "it went away in the middle of the call") from err
+        raise HandlerNotResponding(handler.name, "it went away in the middle of the call") from err
 
 
 def _error(handler: Handler, err: grpc.aio.AioRpcError) -> errors.CrustError:
@@ -160,10 +160,10 @@ def _error(handler: Handler, err: grpc.aio.AioRpcError) -> errors.CrustError:
         grpc.StatusCode.CANCELLED,
     )
     if err.code() in away:
-        return HandlerSilent(handler.name, err.details() or err.code().name)
+        return HandlerNotResponding(handler.name, err.details() or err.code().name)
     if err.code() is grpc.StatusCode.NOT_FOUND:
         # passed on as it is it would say that the volume is not deferred, or not there at all
-        return NotWithHandler(handler.name, err.details() or "")
+        return VolumeUnknownToHandler(handler.name, err.details() or "")
     return status.to_error(err)
 
 

@@ -26,7 +26,7 @@ class Decision:
     decider: str
 
 
-class Undecidable(errors.InvalidRequest):
+class InvalidDeferPolicy(errors.InvalidRequest):
     """A decider said something that is neither yes nor no."""
 
     def __init__(self, key: str, value: str) -> None:
@@ -37,7 +37,7 @@ class Undecidable(errors.InvalidRequest):
         )
 
 
-class NothingToDefer(errors.InvalidRequest):
+class CannotDeferRawBlock(errors.InvalidRequest):
     """defer_fs_ops together with raw block access."""
 
     def __init__(self) -> None:
@@ -60,18 +60,18 @@ class AlreadyDeferred(errors.Conflict):
 
 
 def decide(*, flag: bool, block: bool, context: Mapping[str, str]) -> Decision:
-    """Decide for one publish; raises `Undecidable` and `NothingToDefer`."""
+    """Decide for one publish; raises `InvalidDeferPolicy` and `CannotDeferRawBlock`."""
     handler = context.get(HANDLER_KEY)
     named = volumes.HandlerName(handler) if handler else None
     if flag:
         if block:
-            raise NothingToDefer()
+            raise CannotDeferRawBlock()
         return Decision(defer=True, handler=named, decider="the CO's flag defer_fs_ops")
     wish = context.get(DEFER_KEY)
     if wish is None:
         return Decision(defer=False, handler=None, decider="no decider had an opinion")
     if wish not in ("always", "never"):
-        raise Undecidable(DEFER_KEY, wish)
+        raise InvalidDeferPolicy(DEFER_KEY, wish)
     return Decision(
         defer=wish == "always" and not block,
         handler=named,

@@ -16,13 +16,13 @@ import grpc.aio
 
 from crust import errors, metrics, volumes
 from crust.handoff.record import Record
-from crust.proxy import fitness, leases
+from crust.proxy import handler_admission, reservations
 from crust.proxy import targets as targets_module
 from crust.proxy.backend import Backend, Caller
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.events import Event, Events
 from crust.proxy.handlers import Handler, Handlers
-from crust.proxy.policy import Decision, NothingToDefer
+from crust.proxy.policy import CannotDeferRawBlock, Decision
 from crust.rpc import csi
 from crust.wire.csi.v1 import csi_pb2
 
@@ -55,7 +55,7 @@ class _Wanted:
         target = volumes.TargetPath.parse(request.target_path)
         capability = csi.capability(request.volume_capability)
         if not isinstance(capability.access, volumes.MountAccess):
-            raise NothingToDefer()
+            raise CannotDeferRawBlock()
         return cls(key, target, capability.access, request.readonly or capability.mode.reader_only)
 
 
@@ -87,7 +87,7 @@ class DeferredPublish:
             wanted = _Wanted.of(key, request)
             return await self._publish(backend, wanted, request, decision, caller)
         except errors.CrustError as error:
-            self._events.tell(
+            self._events.emit(
                 Event("refused", request.target_path, decision.handler or "", str(error))
             )
             raise
@@ -127,8 +127,12 @@ class DeferredPublish:
         name = decision.handler or (known.handler if known is not None else None)
         handler = await self._handlers.choose(name)
         access = wanted.access
-        fitness.check(handler, fs_type=access.fs_type, group=access.group, readonly=wanted.readonly)
-        self._deferred.admit(leases.Lease(wanted.key, wanted.target, None, wanted.readonly))
+        handler_admission.check(
+            handler, fs_type=access.fs_type, group=access.group, readonly=wanted.readonly
+        )
+        self._deferred.check_unreserved(
+            reservations.Reservation(wanted.key, wanted.target, None, wanted.readonly)
+        )
         if not self._targets.is_known_usable(
             wanted.target
         ):  # a thread costs more than all the looking
@@ -143,20 +147,22 @@ class DeferredPublish:
             raise DriverIgnoredDeferral(wanted.key)
         told = csi.deferred_mount(response.deferred_mount)
         mount = replace(told, readonly=told.readonly or wanted.readonly)
-        fitness.check_answer(wanted.access, mount)
-        fitness.check(handler, fs_type=mount.fs_type, group=mount.group, readonly=mount.readonly)
-        fitness.check_limits(handler, mount.io_limits)
+        handler_admission.check_answer(wanted.access, mount)
+        handler_admission.check(
+            handler, fs_type=mount.fs_type, group=mount.group, readonly=mount.readonly
+        )
+        handler_admission.check_limits(handler, mount.io_limits)
         return Record.of(mount, wanted.key, wanted.target, handler.name)
 
     def _place(self, record: Record, *, is_new: bool) -> Record:
         """Seal the target and make the entry appear, or leave neither. Blocks."""
         self._targets.check_unmounted(record.mount.source, readonly=record.readonly)
-        self._targets.seal(record.target)
+        self._targets.mount_guard(record.target)
         try:
             return self._deferred.publish(record)
         except BaseException:  # a bug must not leave a seal behind either
             if is_new:
-                self._unseal(record.target)
+                self._unmount_guard(record.target)
             raise
 
     async def _unpublish(self, backend: Backend, wanted: _Wanted, caller: Caller) -> None:
@@ -167,9 +173,9 @@ class DeferredPublish:
         with contextlib.suppress(grpc.aio.AioRpcError):
             await backend.unpublish(request, caller)
 
-    def _unseal(self, target: volumes.TargetPath) -> None:
+    def _unmount_guard(self, target: volumes.TargetPath) -> None:
         try:
-            self._targets.unseal(target)
+            self._targets.unmount_guard(target)
         except errors.CrustError as error:
             _log.warning("seal left behind", extra={"target": target.text, "error": str(error)})
 
@@ -186,7 +192,7 @@ def _tell(events: Events, record: Record, decision: Decision) -> None:
             "decider": decision.decider,
         },
     )
-    events.tell(Event("published", record.target.text, record.handler))
+    events.emit(Event("published", record.target.text, record.handler))
 
 
 def _flag(request: csi_pb2.NodePublishVolumeRequest) -> None:

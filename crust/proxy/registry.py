@@ -23,7 +23,7 @@ _FILESYSTEM = re.compile(r"[a-z0-9]{1,32}")
 _FEATURES = {feature.value: feature for feature in Feature}
 
 
-class BadHello(errors.InvalidRequest):
+class InvalidRegistration(errors.InvalidRequest):
     """A handler introduces itself in a way that cannot be."""
 
     def __init__(self, why: str) -> None:
@@ -51,15 +51,15 @@ class HandlerRegistry(handlers_pb2_grpc.HandlerRegistryServicer):
         self._stopping.set()
 
     async def Register(
-        self, request: handlers_pb2.Hello, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[handlers_pb2.Welcome]:
+        self, request: handlers_pb2.RegisterRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[handlers_pb2.RegisterResponse]:
         """Register, welcome, and stay until one side goes."""
         handler = handler_of(request)
-        with self._handlers.lease(handler):
+        with self._handlers.session(handler):
             await self._handlers.announce()
             self._tell("handler-registered", handler)
             try:
-                yield handlers_pb2.Welcome(
+                yield handlers_pb2.RegisterResponse(
                     volumes_directory=self._volumes_directory, proxy_version=crust.__version__
                 )
                 await self._stopping.wait()
@@ -69,26 +69,30 @@ class HandlerRegistry(handlers_pb2_grpc.HandlerRegistryServicer):
 
     def _tell(self, kind: str, handler: Handler) -> None:
         _log.info(kind, extra={"handler": handler.name, "endpoint": handler.endpoint})
-        self._events.tell(Event(kind, handler=handler.name))
+        self._events.emit(Event(kind, handler=handler.name))
 
 
-def handler_of(hello: handlers_pb2.Hello) -> Handler:
-    """Check a hello; raises `BadHello`. Features that this proxy does not know are left out."""
-    if not _NAME.fullmatch(hello.name):
-        raise BadHello(f"the name {hello.name[:64]!r} is not 1 to 63 of a-z, 0-9, '-' and '.'")
+def handler_of(request: handlers_pb2.RegisterRequest) -> Handler:
+    """Check a hello; raises `InvalidRegistration`. Features that this proxy does not know are left out."""
+    if not _NAME.fullmatch(request.name):
+        raise InvalidRegistration(
+            f"the name {request.name[:64]!r} is not 1 to 63 of a-z, 0-9, '-' and '.'"
+        )
     try:
-        channel.target_of(hello.endpoint)
+        channel.target_of(request.endpoint)
     except errors.InvalidRequest as err:
-        raise BadHello(str(err)) from err
-    if types_pb2.VolumeType.BLOCK not in hello.volume_types:
-        raise BadHello("volume_types lacks BLOCK, the one type that is handed over")
-    bad = [name for name in hello.filesystems if not _FILESYSTEM.fullmatch(name)]
-    if bad or not hello.filesystems:
-        raise BadHello(f"filesystems holds {bad[0][:32]!r}" if bad else "filesystems is empty")
+        raise InvalidRegistration(str(err)) from err
+    if types_pb2.VolumeType.BLOCK not in request.volume_types:
+        raise InvalidRegistration("volume_types lacks BLOCK, the one type that is handed over")
+    bad = [name for name in request.filesystems if not _FILESYSTEM.fullmatch(name)]
+    if bad or not request.filesystems:
+        raise InvalidRegistration(
+            f"filesystems holds {bad[0][:32]!r}" if bad else "filesystems is empty"
+        )
     return Handler(
-        name=volumes.HandlerName(hello.name),
-        version=hello.version[:128],
-        endpoint=hello.endpoint,
-        filesystems=frozenset(hello.filesystems),
-        features=frozenset(_FEATURES[each] for each in hello.features if each in _FEATURES),
+        name=volumes.HandlerName(request.name),
+        version=request.version[:128],
+        endpoint=request.endpoint,
+        filesystems=frozenset(request.filesystems),
+        features=frozenset(_FEATURES[each] for each in request.features if each in _FEATURES),
     )

@@ -14,9 +14,9 @@ from crust import errors, volumes
 from crust.handoff.record import Record
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
-from crust.proxy.freezing import Freezing
+from crust.proxy.freeze import DeferredFreeze
 from crust.proxy.handlers import Handlers
-from crust.proxy.limiting import Limiting
+from crust.proxy.io_limits import DeferredIoLimits
 from crust.proxy.peers import HandlerPeers
 from crust.proxy.stage import RuntimeStage
 from crust.rpc import crust_v1
@@ -25,7 +25,7 @@ from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class NotInSandbox(errors.NotReady):
+class NotMountedInSandbox(errors.NotReady):
     """The volume is handed over, and no sandbox has mounted it."""
 
     def __init__(self, target: str) -> None:
@@ -36,7 +36,7 @@ class NotInSandbox(errors.NotReady):
         )
 
 
-class DeviceTooSmall(errors.NotReady):
+class DeviceNotExpanded(errors.NotReady):
     """The device has not grown yet."""
 
     def __init__(self, device: str, size_bytes: int, wanted: volumes.CapacityRange) -> None:
@@ -58,7 +58,7 @@ class DeviceTooLarge(errors.OutOfRange):
         )
 
 
-class UnbelievableSize(errors.RuntimeFailed):
+class ImplausibleSize(errors.RuntimeFailed):
     """A handler says that a filesystem fills what its device does not have."""
 
     def __init__(self, device: str, size_bytes: int, told_bytes: int) -> None:
@@ -70,12 +70,12 @@ class UnbelievableSize(errors.RuntimeFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class Mutations:
     """What the calls that change something are carried out by."""
 
     stage: RuntimeStage
-    freezing: Freezing
-    limiting: Limiting
+    freeze: DeferredFreeze
+    io_limits: DeferredIoLimits
 
 
 class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
@@ -87,13 +87,13 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
         handlers: Handlers,
         peers: HandlerPeers,
         devices: Devices,
-        changes: Changes,
+        mutations: Mutations,
     ) -> None:
         self._deferred = deferred
         self._handlers = handlers
         self._peers = peers
         self._devices = devices
-        self._changes = changes
+        self._mutations = mutations
 
     async def RuntimeGetVolumeStats(
         self, request: runtime_pb2.RuntimeGetVolumeStatsRequest, context: Context
@@ -101,7 +101,7 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
         """Statistics from the kernel that has the volume mounted."""
         record = self._expect(request.volume_target_path)
         if not await self._deferred.is_claimed(record):
-            raise NotInSandbox(record.target.text)
+            raise NotMountedInSandbox(record.target.text)
         handler = await self._handlers.owner(record.handler)
         stats = await self._peers.stats(handler, record.target, context.time_remaining())
         response = runtime_pb2.RuntimeGetVolumeStatsResponse(usage=crust_v1.usages_to_wire(stats))
@@ -119,7 +119,7 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
         if wanted.limit_bytes and size_bytes > wanted.limit_bytes:
             raise DeviceTooLarge(record.device, size_bytes, wanted)
         if size_bytes < wanted.required_bytes:
-            raise DeviceTooSmall(record.device, size_bytes, wanted)
+            raise DeviceNotExpanded(record.device, size_bytes, wanted)
         if await self._deferred.is_claimed(record):
             handler = await self._handlers.owner(record.handler)
             filled_bytes = await self._peers.expand(
@@ -129,7 +129,7 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
                 context.time_remaining(),
             )
             if not 0 < filled_bytes <= size_bytes:
-                raise UnbelievableSize(record.device, size_bytes, filled_bytes)
+                raise ImplausibleSize(record.device, size_bytes, filled_bytes)
         await self._deferred.change_capacity(record.target, size_bytes)
         return runtime_pb2.RuntimeExpandVolumeResponse(capacity_bytes=size_bytes)
 
@@ -137,7 +137,7 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
         self, request: runtime_pb2.RuntimeStageVolumeRequest, context: Context
     ) -> runtime_pb2.RuntimeStageVolumeResponse:
         """Hand a volume over for a driver that implements the KEP itself."""
-        await self._changes.stage.stage(request)
+        await self._mutations.stage.stage(request)
         return runtime_pb2.RuntimeStageVolumeResponse()
 
     async def RuntimeUnstageVolume(
@@ -145,7 +145,7 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
     ) -> runtime_pb2.RuntimeUnstageVolumeResponse:
         """Take it back."""
         target = volumes.TargetPath.parse(request.volume_target_path, role="volume_target_path")
-        await self._changes.stage.unstage(target)
+        await self._mutations.stage.unstage(target)
         return runtime_pb2.RuntimeUnstageVolumeResponse()
 
     async def RuntimeFreezeVolume(
@@ -154,15 +154,15 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
         """Hold the filesystem in the sandbox still, for a time."""
         record = self._expect(request.volume_target_path)
         thaw_after_s = crust_v1.thaw_after_s(request.thaw_after_seconds)
-        held = await self._changes.freezing.freeze(record, thaw_after_s, context.time_remaining())
-        return runtime_pb2.RuntimeFreezeVolumeResponse(held=held)
+        frozen = await self._mutations.freeze.freeze(record, thaw_after_s, context.time_remaining())
+        return runtime_pb2.RuntimeFreezeVolumeResponse(frozen=frozen)
 
     async def RuntimeThawVolume(
         self, request: runtime_pb2.RuntimeThawVolumeRequest, context: Context
     ) -> runtime_pb2.RuntimeThawVolumeResponse:
         """Let its writers go on, and tell whether they were held until now."""
         record = self._expect(request.volume_target_path)
-        was_frozen = await self._changes.freezing.thaw(record, context.time_remaining())
+        was_frozen = await self._mutations.freeze.thaw(record, context.time_remaining())
         return runtime_pb2.RuntimeThawVolumeResponse(was_frozen=was_frozen)
 
     async def RuntimeSetVolumeLimits(
@@ -170,7 +170,7 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
     ) -> runtime_pb2.RuntimeSetVolumeLimitsResponse:
         """Replace the limits, in the sandbox and in the record."""
         record = self._expect(request.volume_target_path)
-        applied = await self._changes.limiting.set(record, crust_v1.io_limits(request.limits))
+        applied = await self._mutations.io_limits.set(record, crust_v1.io_limits(request.limits))
         return runtime_pb2.RuntimeSetVolumeLimitsResponse(applied=applied)
 
     def _expect(self, text: str) -> Record:

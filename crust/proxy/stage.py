@@ -8,7 +8,7 @@ import asyncio
 
 from crust import errors, operations, volumes
 from crust.handoff.record import Record
-from crust.proxy import fitness
+from crust.proxy import handler_admission
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
 from crust.proxy.handlers import Handlers
@@ -18,7 +18,7 @@ from crust.wire.v1 import runtime_pb2, types_pb2
 DRIVER = volumes.DriverName("runtime-api.crust.dev")
 
 
-class NotABlockVolume(errors.InvalidRequest):
+class UnsupportedVolumeType(errors.InvalidRequest):
     """A volume type that is not served yet."""
 
     def __init__(self, number: int) -> None:
@@ -49,7 +49,7 @@ class RuntimeStage:
     async def stage(self, request: runtime_pb2.RuntimeStageVolumeRequest) -> None:
         """Publish an entry; raises what refuses."""
         if request.volume_type.type != types_pb2.VolumeType.BLOCK:
-            raise NotABlockVolume(request.volume_type.type)
+            raise UnsupportedVolumeType(request.volume_type.type)
         target = volumes.TargetPath.parse(request.volume_target_path, role="volume_target_path")
         self._targets.check_allowed(target)
         await self._operations.run(
@@ -74,7 +74,9 @@ class RuntimeStage:
         handler = await self._handlers.choose(known.handler if known is not None else None)
         mount = await asyncio.to_thread(self._mount_of, request)
         record = Record.of(mount, _key(target), target, handler.name)
-        fitness.check(handler, fs_type=mount.fs_type, group=mount.group, readonly=record.readonly)
+        handler_admission.check(
+            handler, fs_type=mount.fs_type, group=mount.group, readonly=record.readonly
+        )
         with self._deferred.reserved(record):
             self._deferred.remember(await asyncio.to_thread(self._publish, record))
 
@@ -87,7 +89,7 @@ class RuntimeStage:
         if record is None:
             return
         self._deferred.check_key(record, _key(target))
-        withdrawal = await asyncio.to_thread(self._deferred.store.begin_withdraw, target)
+        withdrawal = await asyncio.to_thread(self._deferred.store.begin_unpublish, target)
         try:
             await asyncio.to_thread(withdrawal.complete)
         finally:

@@ -27,7 +27,7 @@ class TargetMounted(errors.NotReady):
         )
 
 
-class MountedOnHost(errors.NotReady):
+class DeviceMountedOnHost(errors.NotReady):
     """The host has the device mounted that a runtime shall get."""
 
     def __init__(self, device: str, where: Sequence[str]) -> None:
@@ -55,19 +55,19 @@ class Targets(Protocol):
         """Raise `TargetMounted` if anything but our seal is mounted on the target."""
 
     def check_unmounted(self, source: volumes.BlockSource, *, readonly: bool) -> None:
-        """Raise `MountedOnHost` if the host has the device mounted; all read-only is allowed."""
+        """Raise `DeviceMountedOnHost` if the host has the device mounted; all read-only is allowed."""
 
-    def seal(self, target: volumes.TargetPath) -> None:
+    def mount_guard(self, target: volumes.TargetPath) -> None:
         """Make the directory if it is not there, and mount the seal if it is not mounted. Idempotent."""
 
-    def is_sealed(self, target: volumes.TargetPath) -> bool:
+    def has_guard(self, target: volumes.TargetPath) -> bool:
         """Whether our seal is on the target: left by a publish whose record is gone, e.g. with /run."""
 
-    def unseal(self, target: volumes.TargetPath) -> None:
+    def unmount_guard(self, target: volumes.TargetPath) -> None:
         """Unmount the seal and remove the directory. Idempotent; a foreign mount is left and reported."""
 
 
-class SealedTargets:
+class GuardedTargets:
     """`Targets` on the kernel, below `roots`."""
 
     def __init__(self, roots: Sequence[str]) -> None:
@@ -89,7 +89,7 @@ class SealedTargets:
 
     def check_free(self, target: volumes.TargetPath) -> None:
         """See `Targets`."""
-        self._seal_on(target)
+        self._guard_on(target)
 
     def check_unmounted(self, source: volumes.BlockSource, *, readonly: bool) -> None:
         """See `Targets`."""
@@ -98,28 +98,28 @@ class SealedTargets:
         found = mounts.of_device(source.identity.major, source.identity.minor)
         where = [each.target for each in found if not (readonly and each.readonly)]
         if where:
-            raise MountedOnHost(source.path, where)
+            raise DeviceMountedOnHost(source.path, where)
 
-    def seal(self, target: volumes.TargetPath) -> None:
+    def mount_guard(self, target: volumes.TargetPath) -> None:
         """See `Targets`."""
         made = paths.make_directory(target, self._roots)
-        if made or self._seal_on(target) is None:
-            mounts.mount_sealed(target.text)
+        if made or self._guard_on(target) is None:
+            mounts.mount_guard(target.text)
 
-    def is_sealed(self, target: volumes.TargetPath) -> bool:
+    def has_guard(self, target: volumes.TargetPath) -> bool:
         """See `Targets`."""
         mount = mounts.at(target.text)
-        return mount is not None and mounts.is_sealed(mount)
+        return mount is not None and mounts.is_guard(mount)
 
-    def unseal(self, target: volumes.TargetPath) -> None:
+    def unmount_guard(self, target: volumes.TargetPath) -> None:
         """See `Targets`."""
         self.check_free(target)
         mounts.unmount(target.text)
         paths.remove(target, self._roots)
 
-    def _seal_on(self, target: volumes.TargetPath) -> mounts.Mount | None:
+    def _guard_on(self, target: volumes.TargetPath) -> mounts.Mount | None:
         """Our seal, if it is mounted on the target; raises `TargetMounted` for anything else."""
         mount = mounts.at(target.text)
-        if mount is not None and not mounts.is_sealed(mount):
+        if mount is not None and not mounts.is_guard(mount):
             raise TargetMounted(target.text, mount)
         return mount

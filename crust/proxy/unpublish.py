@@ -1,6 +1,6 @@
 """NodeUnpublishVolume of a deferred volume: no detach under a live guest.
 
-The withdrawal takes the claim's lock first, so that no sandbox can begin with the volume meanwhile, and a sandbox
+The entry takes the claim's lock first, so that no sandbox can begin with the volume meanwhile, and a sandbox
 that has it makes the unpublish fail with its name. Then the driver, then the seal and the directory, and the entry
 last: a kill at any line leaves an entry that the CO's retry withdraws.
 """
@@ -43,28 +43,28 @@ class DeferredUnpublish:
         flagged.defer_fs_ops = True
         if record is None:  # the entry went before, with /run or in an unpublish that was cut off
             response = await backend.unpublish(flagged, caller)
-            await asyncio.to_thread(self._targets.unseal, target)
+            await asyncio.to_thread(self._targets.unmount_guard, target)
             return response
         self._deferred.check_key(record, key)
-        withdrawal = await asyncio.to_thread(self._begin, target)
+        entry = await asyncio.to_thread(self._begin, target)
         try:
             response = await backend.unpublish(flagged, caller)
-            await asyncio.to_thread(self._finish, target, withdrawal)
+            await asyncio.to_thread(self._finish, target, entry)
         finally:
-            withdrawal.close()
-        self._withdrawn(record)
+            entry.close()
+        self._report(record)
         return response
 
-    def _begin(self, target: volumes.TargetPath) -> stores.Withdrawal:
+    def _begin(self, target: volumes.TargetPath) -> stores.Unpublish:
         """Keep sandboxes away, and refuse what could not be finished, before the driver lets go. Blocks."""
         self._targets.check_free(target)
-        return self._deferred.store.begin_withdraw(target)
+        return self._deferred.store.begin_unpublish(target)
 
-    def _finish(self, target: volumes.TargetPath, withdrawal: stores.Withdrawal) -> None:
-        self._targets.unseal(target)
-        withdrawal.complete()
+    def _finish(self, target: volumes.TargetPath, entry: stores.Unpublish) -> None:
+        self._targets.unmount_guard(target)
+        entry.complete()
 
-    def _withdrawn(self, record: Record) -> None:
+    def _report(self, record: Record) -> None:
         self._deferred.forget(record.target.text)
-        _log.info("withdrawn", extra={"volume": str(record.key), "target": record.target.text})
-        self._events.tell(Event("withdrawn", record.target.text, record.handler))
+        _log.info("unpublished", extra={"volume": str(record.key), "target": record.target.text})
+        self._events.emit(Event("unpublished", record.target.text, record.handler))

@@ -13,7 +13,7 @@ INT64_MAX = 2**63 - 1
 LONGEST_FREEZE_S = 60
 
 
-class UnbelievableUsage(errors.RuntimeFailed):
+class ImplausibleStats(errors.RuntimeFailed):
     """A runtime told sizes that cannot be."""
 
     def __init__(self, usage: types_pb2.VolumeUsage) -> None:
@@ -25,13 +25,13 @@ class UnbelievableUsage(errors.RuntimeFailed):
 
 
 def usage(pb: types_pb2.VolumeUsage) -> volumes.VolumeUsage:
-    """Decode one line; raises `UnbelievableUsage`.
+    """Decode one line; raises `ImplausibleStats`.
 
     Used and available may each reach the total; they need not add up to it (reserved blocks).
     """
     numbers = (pb.total, pb.used, pb.available)
     if pb.unit not in (1, 2) or min(numbers) < 0 or max(pb.used, pb.available) > pb.total:
-        raise UnbelievableUsage(pb)
+        raise ImplausibleStats(pb)
     return volumes.VolumeUsage(volumes.UsageUnit(pb.unit), *numbers)
 
 
@@ -48,7 +48,7 @@ def usage_to_wire(value: volumes.VolumeUsage) -> types_pb2.VolumeUsage:
 def stats(
     usages: Iterable[types_pb2.VolumeUsage], condition: types_pb2.VolumeCondition | None
 ) -> volumes.VolumeStats:
-    """Decode a statistics answer; raises `UnbelievableUsage`."""
+    """Decode a statistics answer; raises `ImplausibleStats`."""
     return volumes.VolumeStats(
         tuple(usage(each) for each in usages),
         volumes.VolumeCondition(condition.abnormal, condition.message) if condition else None,

@@ -23,7 +23,7 @@ class UnsupportedValue(errors.InvalidRequest):
         self.field = field
 
 
-class BadDeferredMount(errors.RuntimeFailed):
+class InvalidDeferredMount(errors.RuntimeFailed):
     """A driver's answer to a deferred publish cannot be handed to a runtime."""
 
     def __init__(self, why: str) -> None:
@@ -143,17 +143,17 @@ def capacity_range(pb: csi_pb2.CapacityRange) -> volumes.CapacityRange:
 def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
     """Decode and check what a driver returned.
 
-    Raises `BadDeferredMount` and, because that is the user's to mend, `mount_options.CredentialInOptions`.
+    Raises `InvalidDeferredMount` and, because that is the user's to mend, `mount_options.CredentialInOptions`.
     """
     mount_options.check_no_credential(pb.mount_options)
     if not pb.fs_type:
-        raise BadDeferredMount("fs_type is empty")
+        raise InvalidDeferredMount("fs_type is empty")
     if pb.capacity_bytes <= 0:
-        raise BadDeferredMount("capacity_bytes is not set")
+        raise InvalidDeferredMount("capacity_bytes is not set")
     try:
         return _deferred_mount(pb)
     except errors.InvalidRequest as err:
-        raise BadDeferredMount(str(err)) from err
+        raise InvalidDeferredMount(str(err)) from err
 
 
 def _deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
@@ -179,10 +179,10 @@ def _io_limits(pb: csi_pb2.DeferredMount.IoLimits) -> volumes.IoLimits:
 
 def _block_source(pb: csi_pb2.DeferredMount) -> volumes.BlockSource:
     if pb.WhichOneof("source") != "block_device":
-        raise BadDeferredMount("it has no source that is known here")
+        raise InvalidDeferredMount("it has no source that is known here")
     device = pb.block_device
     if not device.HasField("identity") or device.identity.disk_sequence == 0:
-        raise BadDeferredMount("the device's identity is not set")
+        raise InvalidDeferredMount("the device's identity is not set")
     identity = volumes.DeviceIdentity(
         device.identity.major, device.identity.minor, device.identity.disk_sequence
     )

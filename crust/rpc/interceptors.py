@@ -33,7 +33,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its stubs o
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class NotServed(errors.Unsupported):
+class RpcNotServed(errors.Unsupported):
     """The service has the call, and this server does not serve it."""
 
     def __init__(self, rpc: str) -> None:
@@ -41,7 +41,7 @@ class NotServed(errors.Unsupported):
         self.rpc = rpc
 
 
-class Edge(grpc.aio.ServerInterceptor):
+class CallInterceptor(grpc.aio.ServerInterceptor):
     """Maps errors, numbers requests, logs and counts them. `server` names the room in the log."""
 
     def __init__(self, server: str) -> None:
@@ -137,7 +137,7 @@ class _Call:
         self, context: Context, request: Any, started_s: float, error: Exception
     ) -> NoReturn:
         if isinstance(error, NotImplementedError):  # the generated base of a servicer
-            await self._answer(context, request, started_s, NotServed(self.name))
+            await self._answer(context, request, started_s, RpcNotServed(self.name))
         if isinstance(error, grpc.aio.AbortError):  # answered already, deeper down
             self._record_now(request, started_s, _status_of(context), context.details())
             raise error

@@ -36,7 +36,7 @@ class FieldTooLong(errors.InvalidRequest):
         self.limit_bytes = limit_bytes
 
 
-class BadCharacters(errors.InvalidRequest):
+class InvalidCharacters(errors.InvalidRequest):
     """A field holds control characters."""
 
     def __init__(self, field: str) -> None:
@@ -47,7 +47,7 @@ class BadCharacters(errors.InvalidRequest):
 def required(value: str, field: str, *, limit_bytes: int = volumes.ID_MAX_BYTES) -> str:
     """`value`, present, short enough and free of control characters.
 
-    Raises `MissingField`, `FieldTooLong`, `BadCharacters`.
+    Raises `MissingField`, `FieldTooLong`, `InvalidCharacters`.
     """
     if not value:
         raise MissingField(field)
@@ -55,12 +55,12 @@ def required(value: str, field: str, *, limit_bytes: int = volumes.ID_MAX_BYTES)
 
 
 def optional(value: str, field: str, *, limit_bytes: int = volumes.ID_MAX_BYTES) -> str:
-    """`value`, which may be empty. Raises `FieldTooLong`, `BadCharacters`."""
+    """`value`, which may be empty. Raises `FieldTooLong`, `InvalidCharacters`."""
     size_bytes = len(value.encode())
     if size_bytes > limit_bytes:
         raise FieldTooLong(field, size_bytes, limit_bytes)
     if _CONTROL.search(value):
-        raise BadCharacters(field)
+        raise InvalidCharacters(field)
     return value
 
 
@@ -91,5 +91,5 @@ def shortened(text: str) -> str:
 
 
 def volume_id(value: str) -> volumes.VolumeId:
-    """A volume id of a request. Raises `MissingField`, `FieldTooLong`, `BadCharacters`."""
+    """A volume id of a request. Raises `MissingField`, `FieldTooLong`, `InvalidCharacters`."""
     return volumes.VolumeId(required(value, "volume_id"))

@@ -9,7 +9,7 @@ from crust import errors
 Request = TypeVar("Request", bound=message.Message)
 
 
-class NotAMessage(errors.InvalidRequest):
+class MalformedMessage(errors.InvalidRequest):
     """The request's bytes are no message of the method."""
 
     def __init__(self, kind: str) -> None:
@@ -21,8 +21,8 @@ class NotAMessage(errors.InvalidRequest):
 
 
 def parse(kind: type[Request], data: bytes) -> Request:
-    """Read a message; unknown fields are kept. Raises `NotAMessage`."""
+    """Read a message; unknown fields are kept. Raises `MalformedMessage`."""
     try:
         return kind.FromString(data)
     except message.DecodeError as err:
-        raise NotAMessage(kind.DESCRIPTOR.full_name) from err
+        raise MalformedMessage(kind.DESCRIPTOR.full_name) from err

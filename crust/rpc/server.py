@@ -51,7 +51,7 @@ class NotASocket(errors.NotReady):
         )
 
 
-class CannotBind(errors.RuntimeFailed):
+class SocketBindFailed(errors.RuntimeFailed):
     """The kernel refuses the socket."""
 
     def __init__(self, path: str) -> None:
@@ -74,13 +74,13 @@ async def serving(
     """Serve on `socket_path` until the block is left; then let running calls finish.
 
     `lock_path` defaults to the socket's path with `.lock` added. `name` is the server's in logs and metrics.
-    Raises `SocketInUse`, `NotASocket`, `CannotBind`, `flocks.AlreadyOwned`, `channel.SocketPathTooLong`.
+    Raises `SocketInUse`, `NotASocket`, `SocketBindFailed`, `flocks.AlreadyOwned`, `channel.SocketPathTooLong`.
     """
     target = channel.target_of(socket_path)
     lock = await asyncio.to_thread(_claim, socket_path, lock_path or f"{socket_path}.lock")
     try:
         server = grpc.aio.server(
-            interceptors=[interceptors.Edge(name)],
+            interceptors=[interceptors.CallInterceptor(name)],
             handlers=list(generic),
             options=[*channel.OPTIONS, ("grpc.so_reuseport", 0)],
         )
@@ -121,7 +121,7 @@ def _bind(server: grpc.aio.Server, socket_path: str, target: str) -> None:
     try:
         server.add_insecure_port(target)
     except RuntimeError as err:  # all that gRPC says, whatever the reason
-        raise CannotBind(socket_path) from err
+        raise SocketBindFailed(socket_path) from err
 
 
 def _narrow(path: str) -> None:

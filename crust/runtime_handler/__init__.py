@@ -18,9 +18,9 @@ from crust.runtime_handler.claim import (
     claim_volume,
 )
 from crust.runtime_handler.resolve import (
+    GuardWithoutEntry,
     NotDeferred,
     Resolved,
-    SealedWithoutEntry,
     resolve_source,
 )
 
@@ -28,9 +28,9 @@ __all__ = [
     "Claim",
     "ClaimLost",
     "DeviceChanged",
+    "GuardWithoutEntry",
     "NotDeferred",
     "Resolved",
-    "SealedWithoutEntry",
     "WrongHandler",
     "adopt_volume",
     "claim_volume",

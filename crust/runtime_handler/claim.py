@@ -214,7 +214,7 @@ def _with_group_of_seal(record: Record) -> Record:
     seal = mounts.at(target)
     if record.mount.group is not None or record.readonly or seal is None:
         return record
-    if not mounts.is_sealed(seal):
+    if not mounts.is_guard(seal):
         return record
     with oserrors.translating(f"cannot look at {target}"):
         gid = os.stat(target, follow_symlinks=False).st_gid

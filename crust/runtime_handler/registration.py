@@ -30,7 +30,7 @@ Feature = volumes.HandlerFeature
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class RegisterRequest:
     """What a handler says of itself. `endpoint` is the path of the socket on which it serves RuntimeHandler."""
 
     name: volumes.HandlerName
@@ -41,7 +41,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class RegisterResponse:
     """What the proxy answers. `volumes_directory` is the handoff directory."""
 
     volumes_directory: str
@@ -51,18 +51,18 @@ class Welcome:
 class Registration:
     """A lease with the proxy behind `proxy_socket`.
 
-    `registered` and `lost` are each other's opposite, for waiting on either; `welcome` is the last one that came, and
-    `error` the reason of the last loss or refusal.
+    `registered` and `lost` are each other's opposite: a caller may wait for either. `response` is the proxy's last
+    response, `error` the reason of the last loss or refusal.
     """
 
-    def __init__(self, proxy_socket: str, hello: Hello) -> None:
+    def __init__(self, proxy_socket: str, request: RegisterRequest) -> None:
         self.registered = asyncio.Event()
         self.lost = asyncio.Event()
         self.lost.set()
-        self.welcome: Welcome | None = None
+        self.response: RegisterResponse | None = None
         self.error: errors.CrustError | None = None
         self._socket = proxy_socket
-        self._hello = hello
+        self._request = request
 
     async def run(self) -> None:
         """Be registered until cancelled. Raises `errors.InvalidRequest` when the hello can never be accepted."""
@@ -70,36 +70,37 @@ class Registration:
         pause_s = _FIRST_PAUSE_S
         try:
             while True:
-                if await self._hold_lease(to_proxy):
+                if await self._hold_session(to_proxy):
                     pause_s = _FIRST_PAUSE_S
                 await asyncio.sleep(random.uniform(pause_s / 2, pause_s))
                 pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
         finally:
             await to_proxy.close()
 
-    async def _hold_lease(self, to_proxy: grpc.aio.Channel) -> bool:
+    async def _hold_session(self, to_proxy: grpc.aio.Channel) -> bool:
         """Register and stay until the stream ends; returns whether there ever was a welcome."""
         stub: handlers_pb2_grpc.HandlerRegistryAsyncStub
         stub = handlers_pb2_grpc.HandlerRegistryStub(to_proxy)
-        welcomed = False
+        answered = False
         try:
             # wait_for_ready: while the proxy is away this waits on the channel, which looks for it all the time.
-            async for answer in stub.Register(_to_wire(self._hello), wait_for_ready=True):
-                welcomed = True
+            async for answer in stub.Register(_to_wire(self._request), wait_for_ready=True):
+                answered = True
                 self._enter(answer)
             self.error = errors.PeerUnavailable("the proxy ended the registration")
         except grpc.aio.AioRpcError as err:
             self._refused(status.to_error(err))
         finally:
-            self._leave(welcomed=welcomed)
-        return welcomed
+            self._leave(answered=answered)
+        return answered
 
-    def _enter(self, answer: handlers_pb2.Welcome) -> None:
-        self.welcome = Welcome(answer.volumes_directory, answer.proxy_version)
+    def _enter(self, answer: handlers_pb2.RegisterResponse) -> None:
+        self.response = RegisterResponse(answer.volumes_directory, answer.proxy_version)
         self.lost.clear()
         self.registered.set()
         _log.info(
-            "registered with the proxy", extra={"proxy": self._socket, "handler": self._hello.name}
+            "registered with the proxy",
+            extra={"proxy": self._socket, "handler": self._request.name},
         )
 
     def _refused(self, error: errors.CrustError) -> None:
@@ -107,36 +108,36 @@ class Registration:
         if isinstance(error, errors.InvalidRequest):
             raise error
 
-    def _leave(self, *, welcomed: bool) -> None:
+    def _leave(self, *, answered: bool) -> None:
         self.registered.clear()
         self.lost.set()
-        event = "lost the proxy" if welcomed else "not registered"
+        event = "lost the proxy" if answered else "not registered"
         _log.warning(event, extra={"proxy": self._socket, "error": str(self.error or "")})
 
 
 @contextlib.asynccontextmanager
-async def registered(proxy_socket: str, hello: Hello) -> AsyncIterator[Registration]:
+async def registered(proxy_socket: str, request: RegisterRequest) -> AsyncIterator[Registration]:
     """Keep a registration while the block runs; entering does not wait for the proxy, it may come later.
 
     A hello that is refused for good cancels the block, and leaving raises the refusal in an exception group.
     """
-    registration = Registration(proxy_socket, hello)
+    registration = Registration(proxy_socket, request)
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(registration.run(), name=f"registration of {hello.name}")
+        task = group.create_task(registration.run(), name=f"registration of {request.name}")
         try:
             yield registration
         finally:
             task.cancel()
 
 
-def _to_wire(hello: Hello) -> handlers_pb2.Hello:
-    return handlers_pb2.Hello(
-        name=hello.name,
-        version=hello.version,
-        endpoint=hello.endpoint,
+def _to_wire(request: RegisterRequest) -> handlers_pb2.RegisterRequest:
+    return handlers_pb2.RegisterRequest(
+        name=request.name,
+        version=request.version,
+        endpoint=request.endpoint,
         volume_types=[types_pb2.VolumeType.BLOCK],
-        filesystems=sorted(hello.filesystems),
+        filesystems=sorted(request.filesystems),
         features=sorted(
-            handlers_pb2.HandlerFeature.ValueType(each.value) for each in hello.features
+            handlers_pb2.HandlerFeature.ValueType(each.value) for each in request.features
         ),
     )

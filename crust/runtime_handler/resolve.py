@@ -21,7 +21,7 @@ from crust.host.mounts import mounts
 from crust.host.process import oserrors
 
 
-class SealedWithoutEntry(errors.NotReady):
+class GuardWithoutEntry(errors.NotReady):
     """The directory is prepared for a deferred volume, and no entry says which."""
 
     def __init__(self, source: str, target: str) -> None:
@@ -55,7 +55,7 @@ class NotDeferred:
 def resolve_source(root: str, source: str) -> Resolved | NotDeferred:
     """What the OCI mount source `source` means, given the handoff directory at `root`.
 
-    Raises `SealedWithoutEntry`, and the entry's own error when there is one that cannot be read; `InvalidRequest`
+    Raises `GuardWithoutEntry`, and the entry's own error when there is one that cannot be read; `InvalidRequest`
     for a source that is no path at all.
     """
     if "\0" in source:
@@ -82,7 +82,7 @@ def _prefixes(path: str) -> Iterator[volumes.TargetPath]:
     """The path and every directory above it, the longest first; "/" is nobody's target."""
     while len(path) > 1:
         with contextlib.suppress(
-            volumes.BadPath
+            volumes.InvalidPath
         ):  # too long as a whole: what is above may be a target
             yield volumes.TargetPath.parse(path)
         path = os.path.dirname(path)
@@ -90,13 +90,13 @@ def _prefixes(path: str) -> Iterator[volumes.TargetPath]:
 
 def _by_seal(entries: store.Store, source: str, real: str) -> Resolved | None:
     seal = _mount_of(real)
-    if seal is None or not mounts.is_sealed(seal):
+    if seal is None or not mounts.is_guard(seal):
         return None
     for entry in entries.scan():
         if entry.record is not None and _is_on(entry.record.target.text, seal):
             inside = os.path.join(seal.root, os.path.relpath(real, seal.target))
             return Resolved(entry.record, _relative(os.path.normpath(inside)))
-    raise SealedWithoutEntry(source, seal.target)
+    raise GuardWithoutEntry(source, seal.target)
 
 
 def _mount_of(path: str) -> mounts.Mount | None:

@@ -7,8 +7,8 @@ and are simply cancelled. The three kinds do not hinder one another: an expansio
 has ended, and must not keep away the thaw that ends it. A thaw waits for a freeze that is under way, so that a caller
 that gave up waiting for the freeze ends it all the same.
 
-A runtime that cannot freeze or limit raises `NotOffered`, and leaves the feature out of its hello: the proxy refuses
-such calls by the hello and never makes them.
+A runtime that cannot freeze or limit leaves the feature out of its RegisterRequest: then the proxy refuses such calls
+itself and never makes them. Called all the same, the runtime raises `FeatureNotOffered`.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from crust.rpc import crust_v1, server
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 
 
-class NotOffered(errors.Unsupported):
+class FeatureNotOffered(errors.Unsupported):
     """A runtime does not have a feature; for runtimes to raise."""
 
     def __init__(self, feature: volumes.HandlerFeature) -> None:

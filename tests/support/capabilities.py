@@ -65,7 +65,7 @@ def _mount() -> str:
         return "not in a private mount namespace (`make integration` makes one)"
     with tempfile.TemporaryDirectory(prefix="crust-probe-") as directory:
         try:
-            mounts.mount_sealed(directory)
+            mounts.mount_guard(directory)
             mounts.unmount(directory)
         except errors.CrustError as err:
             return str(err)

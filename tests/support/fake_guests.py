@@ -95,8 +95,8 @@ class _RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
         self._guests = guests
 
     async def RuntimeFreezeVolume(self, request: Any, context: Any) -> Any:
-        held = await self._guests.freeze(_target(request), request.thaw_after_seconds)
-        return runtime_pb2.RuntimeFreezeVolumeResponse(held=held)
+        frozen = await self._guests.freeze(_target(request), request.thaw_after_seconds)
+        return runtime_pb2.RuntimeFreezeVolumeResponse(frozen=frozen)
 
     async def RuntimeThawVolume(self, request: Any, context: Any) -> Any:
         was_frozen = await self._guests.thaw(_target(request))

@@ -79,14 +79,16 @@ async def running(
     features: frozenset[registration.Feature] = ALL_FEATURES,
 ) -> AsyncIterator[registration.Registration]:
     """The handler, served and registered, while the block runs."""
-    hello = registration.Hello(volumes.HandlerName(name), "1.0", endpoint, filesystems, features)
+    request = registration.RegisterRequest(
+        volumes.HandlerName(name), "1.0", endpoint, filesystems, features
+    )
     async with (
         service.serving(endpoint, handler),
-        registration.registered(proxy_socket, hello) as lease,
+        registration.registered(proxy_socket, request) as session,
     ):
         async with asyncio.timeout(10):
-            await lease.registered.wait()
-        yield lease
+            await session.registered.wait()
+        yield session
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from crust.host.files import paths
 from crust.host.mounts import mountinfo
 from crust.proxy import targets
 
-SEAL = ".sealed"
+GUARD = ".guarded"
 
 
 class FakeTargets:
@@ -24,7 +24,7 @@ class FakeTargets:
         """Devices that the host has mounted, and whether read-only."""
 
     def check_allowed(self, target: volumes.TargetPath) -> None:
-        targets.SealedTargets([self.root]).check_allowed(target)
+        targets.GuardedTargets([self.root]).check_allowed(target)
 
     def is_known_usable(self, target: volumes.TargetPath) -> bool:
         return target.text not in self.foreign and paths.is_known_free(target, [self.root])
@@ -40,21 +40,21 @@ class FakeTargets:
     def check_unmounted(self, source: volumes.BlockSource, *, readonly: bool) -> None:
         mounted_readonly = self.mounted_devices.get(source.path)
         if mounted_readonly is not None and not (readonly and mounted_readonly):
-            raise targets.MountedOnHost(source.path, ["/mnt"])
+            raise targets.DeviceMountedOnHost(source.path, ["/mnt"])
 
-    def seal(self, target: volumes.TargetPath) -> None:
+    def mount_guard(self, target: volumes.TargetPath) -> None:
         self.check_free(target)
-        if not self.is_sealed(target):
+        if not self.has_guard(target):
             paths.make_directory(target, [self.root])
-            os.close(os.open(f"{target}/{SEAL}", os.O_WRONLY | os.O_CREAT, 0o600))
+            os.close(os.open(f"{target}/{GUARD}", os.O_WRONLY | os.O_CREAT, 0o600))
 
-    def is_sealed(self, target: volumes.TargetPath) -> bool:
-        return os.path.exists(f"{target}/{SEAL}")
+    def has_guard(self, target: volumes.TargetPath) -> bool:
+        return os.path.exists(f"{target}/{GUARD}")
 
-    def unseal(self, target: volumes.TargetPath) -> None:
+    def unmount_guard(self, target: volumes.TargetPath) -> None:
         self.check_free(target)
-        if self.is_sealed(target):
-            os.unlink(f"{target}/{SEAL}")
+        if self.has_guard(target):
+            os.unlink(f"{target}/{GUARD}")
         paths.remove(target, [self.root])
 
 

@@ -185,7 +185,7 @@ class Node:
         entry = self.entry(target)
         assert entry is not None
         assert entry.require().key.volume_id == volume_id
-        assert self.targets.is_sealed(volumes.TargetPath(target))
+        assert self.targets.has_guard(volumes.TargetPath(target))
         assert self.driver.published[target].volume_id == volume_id
 
     def handler(self, **options: Any) -> Any:
@@ -229,7 +229,7 @@ def shim(places: Places) -> Any:
         socket_path=places.shim,
         driver_socket=places.driver,
         runtime_socket=places.sockets.runtime,
-        tell_condition=True,
+        report_condition=True,
     )
 
 

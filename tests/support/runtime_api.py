@@ -21,7 +21,7 @@ class RuntimeApi:
         request = runtime_pb2.RuntimeFreezeVolumeRequest(
             volume_target_path=str(target), thaw_after_seconds=thaw_after_s
         )
-        return (await self.stub.RuntimeFreezeVolume(request, timeout=60)).held
+        return (await self.stub.RuntimeFreezeVolume(request, timeout=60)).frozen
 
     async def thaw(self, target: Path) -> bool:
         request = runtime_pb2.RuntimeThawVolumeRequest(volume_target_path=str(target))

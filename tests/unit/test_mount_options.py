@@ -17,8 +17,8 @@ def test_the_last_of_ro_and_rw_wins() -> None:
 
 def test_a_quoted_label_with_commas_is_one_word_and_stays_on_the_host() -> None:
     flag = 'context="system_u:object_r:container_file_t:s0:c1,c2",noatime'
-    assert mount_options.for_host([flag]).words == (flag.rpartition(",")[0], "noatime")
-    assert mount_options.for_guest([flag]).words == ("noatime",)
+    assert mount_options.for_host([flag]).options == (flag.rpartition(",")[0], "noatime")
+    assert mount_options.for_guest([flag]).options == ("noatime",)
 
 
 @pytest.mark.parametrize(
@@ -32,5 +32,5 @@ def test_a_credential_is_refused_and_its_value_is_not_in_the_error(word: str) ->
 
 @pytest.mark.parametrize("word", ["bind", "remount,ro", "move", "rbind"])
 def test_options_that_touch_other_mounts_are_refused(word: str) -> None:
-    with pytest.raises(mount_options.OptionNotAllowed):
+    with pytest.raises(mount_options.MountOptionNotAllowed):
         mount_options.for_host([word])

@@ -44,7 +44,9 @@ async def test_a_different_request_is_busy_and_hears_who_holds_the_key(
     running, work = operations.KeyedOperations(), Work()
     first = asyncio.create_task(running.run("v", "publish", 1, work))
     await work.began.wait()
-    with pytest.raises(operations.Busy, match=r"v is busy: publish has been running .* retry"):
+    with pytest.raises(
+        operations.OperationInProgress, match=r"v is busy: publish has been running .* retry"
+    ):
         await running.run("v", name, identity, work)
     assert await running.run("other", name, identity, _done) == "done"
     work.end.set()
@@ -112,17 +114,17 @@ async def test_drain_refuses_newcomers_and_waits_for_what_runs() -> None:
 
 async def test_what_is_beside_operations_never_meets_one() -> None:
     running, work = operations.KeyedOperations(), Work()
-    with running.beside("v"), running.beside("v"):
-        with pytest.raises(operations.Busy, match="v is busy"):
+    with running.shared("v"), running.shared("v"):
+        with pytest.raises(operations.OperationInProgress, match="v is busy"):
             await running.run("v", "publish", 1, work)
         assert await running.run("w", "publish", 1, _done) == "done"
     first = asyncio.create_task(running.run("v", "publish", 1, work))
     await work.began.wait()
-    with pytest.raises(operations.Busy, match="publish"), running.beside("v"):
+    with pytest.raises(operations.OperationInProgress, match="publish"), running.shared("v"):
         raise AssertionError("beside a running operation")
     work.end.set()
     await first
-    with running.beside("v"):
+    with running.shared("v"):
         pass
 
 
@@ -140,16 +142,16 @@ async def test_held_keys_refuse_everybody_until_they_are_let_go_all_or_none() ->
     task = asyncio.create_task(running.run("c", "copy", None, copying))
     await work.began.wait()
     for key in ("a", "b"):
-        with pytest.raises(operations.Busy, match="copy"):
+        with pytest.raises(operations.OperationInProgress, match="copy"):
             await running.run(key, "copy", None, work)
-        with pytest.raises(operations.Busy), running.beside(key):
+        with pytest.raises(operations.OperationInProgress), running.shared(key):
             pass
 
     async def both() -> None:
         with running.holding(["d", "b"], "other"):
             pass
 
-    with pytest.raises(operations.Busy):
+    with pytest.raises(operations.OperationInProgress):
         await running.run("e", "other", None, both)
     free = Work()
     free.end.set()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from crust import settings
-from crust.settings import BadSettings, DriverSettings, ProxySettings, ShimSettings
+from crust.settings import DriverSettings, InvalidSettings, ProxySettings, ShimSettings
 
 DRIVER = {"name": "d.example.com", "socket": "/run/d.sock", "backend": "/run/s.sock"}
 TOML = """
@@ -76,14 +76,14 @@ def test_other_variables_of_the_environment_are_nobodys_business() -> None:
 def test_what_is_not_usable_is_refused_by_its_name(
     toml: str, flags: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(BadSettings, match="crust proxy cannot start") as caught:
+    with pytest.raises(InvalidSettings, match="crust proxy cannot start") as caught:
         proxy(toml, **flags)
     assert words in str(caught.value)
     assert "docs/operations.md" in caught.value.hint
 
 
 def test_an_environment_that_is_not_usable_is_refused_too() -> None:
-    with pytest.raises(BadSettings, match="handler_grace_s"):
+    with pytest.raises(InvalidSettings, match="handler_grace_s"):
         proxy(TOML, {"CRUST_HANDLER_GRACE_S": "soon"})
 
 
@@ -95,5 +95,5 @@ def test_settings_do_not_change_once_they_are_loaded() -> None:
 
 def test_shim_and_driver_say_what_they_need() -> None:
     for model, missing in ((ShimSettings, "driver_socket"), (DriverSettings, "node_id")):
-        with pytest.raises(BadSettings, match=missing):
+        with pytest.raises(InvalidSettings, match=missing):
             settings.load(model, "it", environ={}, flags={"socket": "/run/s.sock"})

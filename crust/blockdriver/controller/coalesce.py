@@ -69,7 +69,8 @@ class Coalescer:
     async def ask(self, volume_id: volumes.VolumeId, change: Change) -> Outcome:
         """Make the change with whatever else is asked of the volume; what became of all of it.
 
-        Raises `ConflictingChange`, `operations.Busy`, `operations.ShuttingDown`, and what `apply` raises.
+        Raises `ConflictingChange`, `operations.OperationInProgress`, `operations.ShuttingDown`, and what `apply`
+        raises.
         """
         batch = self._join(volume_id, change)
         return await asyncio.shield(batch.task)

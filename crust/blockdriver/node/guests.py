@@ -104,7 +104,7 @@ class RuntimeApiGuests:
             answer = await self._stub().RuntimeFreezeVolume(request, timeout=FREEZE_TIMEOUT_S)
         except grpc.aio.AioRpcError as err:
             raise status.to_error(err) from err
-        return answer.held
+        return answer.frozen
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
         """See `Guests`."""

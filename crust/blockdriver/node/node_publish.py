@@ -163,7 +163,7 @@ class NodePublish:
         mount = mounts.at(ready.entry.target)
         if mount is None:
             return False
-        if mounts.is_sealed(mount):
+        if mounts.is_guard(mount):
             raise TargetOccupied(ready.entry.target, "the seal of a deferred publish")
         right_kind = state.is_node if ready.entry.kind == "block" else state.is_of
         if not right_kind(mount, ready.attachment.source):

@@ -73,7 +73,7 @@ class NodeUnpublish:
 
     def _unmount(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         mount = mounts.at(target.text)
-        if mount is not None and mounts.is_sealed(mount):
+        if mount is not None and mounts.is_guard(mount):
             return  # the proxy's, from a deferred publish that this driver does not remember
         if mount is not None:
             # An unmount would follow what it is given: /home is a mount as well, and so may be what a link leads to.

@@ -98,7 +98,7 @@ def entry_of(request: Publish, fs_type: str) -> Published:
         kind=kind,
         fs_type=fs_type if kind == "mount" else "",
         mode=mode.value,
-        options=options.words,
+        options=options.options,
         readonly=request.readonly or mode.reader_only or options.readonly,
         deferred=request.deferred,
         fingerprint=fingerprint(request),

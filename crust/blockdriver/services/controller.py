@@ -290,7 +290,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         if create.source is None or source == key:
             return contextlib.nullcontext()
         if create.source.kind == "snapshot":
-            return self._running.beside(source, "CreateVolume")
+            return self._running.shared(source, "CreateVolume")
         return self._running.holding({source}, "CreateVolume")
 
     def _key(self, volume_id: volumes.VolumeId) -> volumes.VolumeKey:

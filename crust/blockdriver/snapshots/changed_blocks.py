@@ -98,7 +98,7 @@ class ChangedBlocks(csi_pb2_grpc.SnapshotMetadataServicer):
     ) -> Sequence[Region]:
         """Nobody removes a snapshot while it is looked at; any number may look."""
         calls = self._calls
-        with calls.running.beside(calls.key(snapshot_ids[0]), "a look at its blocks"):
+        with calls.running.shared(calls.key(snapshot_ids[0]), "a look at its blocks"):
             if len(snapshot_ids) > 1:
                 return await self._look(snapshot_ids[1:], work)
             return await asyncio.to_thread(work)

@@ -31,16 +31,16 @@ __all__ = [
     "at",
     "below",
     "bind",
-    "is_sealed",
+    "is_guard",
     "mount_device",
-    "mount_sealed",
+    "mount_guard",
     "of_device",
     "read_all",
     "unmount",
 ]
 
-SEALED_SOURCE = "crust-deferred"
-_SEAL = "size=4k,nr_inodes=1,mode=0755"
+GUARD_SOURCE = "crust-deferred"
+_GUARD_OPTIONS = "size=4k,nr_inodes=1,mode=0755"
 _KERNEL_HINT = "use Linux 5.12 or later, and allow the mount syscalls in the seccomp profile"
 _STACK_MAX = 64
 _LOOKS_MAX = 4
@@ -116,7 +116,7 @@ def bind(source: str, target: str, *, readonly: bool = False) -> None:
         _attach(mount, onto, target)
 
 
-def mount_sealed(target: str) -> None:
+def mount_guard(target: str) -> None:
     """Mount the fail-closed tmpfs: a root directory, whose owner and mode may change, and room for nothing.
 
     A runtime that misses a deferral then gets ENOSPC instead of writing onto the node's disk.
@@ -124,12 +124,12 @@ def mount_sealed(target: str) -> None:
     # The old call: it is one where the new ones are ten, a publish waits for it, and a tmpfs of ours has no reasons
     # to give beyond errno.
     with _target(target, directory=True) as onto, oserrors.translating(f"cannot seal {target}"):
-        syscalls.mount_tmpfs(SEALED_SOURCE, onto, _SEAL)
+        syscalls.mount_tmpfs(GUARD_SOURCE, onto, _GUARD_OPTIONS)
 
 
-def is_sealed(mount: Mount) -> bool:
-    """Whether a mount is one of `mount_sealed`."""
-    return mount.fs_type == "tmpfs" and mount.source == SEALED_SOURCE
+def is_guard(mount: Mount) -> bool:
+    """Whether a mount is one of `mount_guard`."""
+    return mount.fs_type == "tmpfs" and mount.source == GUARD_SOURCE
 
 
 def unmount(target: str) -> None:

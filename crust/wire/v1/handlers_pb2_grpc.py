@@ -36,8 +36,8 @@ class HandlerRegistryStub:
         """
         self.Register = channel.unary_stream(
                 '/crust.v1.HandlerRegistry/Register',
-                request_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.Hello.SerializeToString,
-                response_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.Welcome.FromString,
+                request_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.RegisterRequest.SerializeToString,
+                response_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.RegisterResponse.FromString,
                 _registered_method=True)
 
 
@@ -45,9 +45,9 @@ class HandlerRegistryServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request, context):
-        """The open stream is the lease: when it ends, for whatever reason, the handler is gone. The first message is the
-        proxy's welcome; the stream then stays open and silent. INVALID_ARGUMENT: the hello is malformed.
-        ALREADY_EXISTS: a live handler has the name.
+        """Opens a handler session. The handler is registered while the stream is open: when the stream ends, for whatever
+        reason, the proxy forgets the handler. The proxy sends one message at once; then the stream stays open and silent.
+        INVALID_ARGUMENT: the request is malformed. ALREADY_EXISTS: a registered handler has the name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -58,8 +58,8 @@ def add_HandlerRegistryServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Register': grpc.unary_stream_rpc_method_handler(
                     servicer.Register,
-                    request_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.Hello.FromString,
-                    response_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.Welcome.SerializeToString,
+                    request_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.RegisterRequest.FromString,
+                    response_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.RegisterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,8 +87,8 @@ class HandlerRegistry:
             request,
             target,
             '/crust.v1.HandlerRegistry/Register',
-            crust_dot_wire_dot_v1_dot_handlers__pb2.Hello.SerializeToString,
-            crust_dot_wire_dot_v1_dot_handlers__pb2.Welcome.FromString,
+            crust_dot_wire_dot_v1_dot_handlers__pb2.RegisterRequest.SerializeToString,
+            crust_dot_wire_dot_v1_dot_handlers__pb2.RegisterResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -157,7 +157,7 @@ class RuntimeHandlerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExpandVolume(self, request, context):
-        """Makes the sandbox see the device's size and grows the filesystem to it. Idempotent.
+        """Resizes the sandbox's disk to the device's size and grows the filesystem to it. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,29 +170,29 @@ class RuntimeHandlerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListVolumes(self, request, context):
-        """What this handler holds now.
+        """The volumes that this handler's sandboxes have claimed now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FreezeVolume(self, request, context):
-        """Flushes the filesystem in the sandbox and holds its writers still, at most for thaw_after_seconds. Idempotent; a
-        repetition begins the time anew. FAILED_PRECONDITION: no sandbox has the volume mounted.
+        """Flushes and freezes the filesystem in the sandbox, for at most thaw_after_seconds. Idempotent; a repeated call
+        restarts the time. FAILED_PRECONDITION: no sandbox has the volume mounted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ThawVolume(self, request, context):
-        """Lets them go on. OK if it is not frozen.
+        """Thaws the filesystem. OK if it is not frozen.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetVolumeLimits(self, request, context):
-        """Replaces the limits of the sandbox's device. Idempotent.
+        """Replaces the I/O limits of the sandbox's device. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

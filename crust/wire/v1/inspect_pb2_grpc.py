@@ -78,7 +78,7 @@ class InspectServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """What happens from now on. A reader that is too slow misses events and is told how many.
+        """Events from now on. If a reader is too slow, the proxy drops events and reports how many.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

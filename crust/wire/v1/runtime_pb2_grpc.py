@@ -75,56 +75,55 @@ class RuntimeServicer:
     """Missing associated documentation comment in .proto file."""
 
     def RuntimeStageVolume(self, request, context):
-        """Hands a volume to the runtime: the record appears in the handoff directory. For drivers that do not return
-        csi.v1.DeferredMount. Idempotent. FAILED_PRECONDITION: no handler that can serve it, or the device is in use.
+        """Publishes an entry for the volume in the handoff directory. For drivers that do not return csi.v1.DeferredMount.
+        Idempotent. FAILED_PRECONDITION: no registered handler can serve the volume, or the device is in use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RuntimeUnstageVolume(self, request, context):
-        """Withdraws the record. OK if it is absent. FAILED_PRECONDITION while a sandbox holds the volume.
+        """Unpublishes the entry. OK if it is absent. FAILED_PRECONDITION while a sandbox has claimed the volume.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RuntimeGetVolumeStats(self, request, context):
-        """Statistics from the kernel that mounted the volume. NOT_FOUND: not deferred here. FAILED_PRECONDITION: no
-        sandbox has it mounted. UNAVAILABLE: the handler is away.
+        """Statistics from the kernel that mounted the volume. NOT_FOUND: the volume is not deferred on this
+        node. FAILED_PRECONDITION: no sandbox has it mounted. UNAVAILABLE: its handler is not registered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RuntimeExpandVolume(self, request, context):
-        """Grows the filesystem in the sandbox to the device's new size; the device has grown before. Idempotent. Without a
-        sandbox the new size is recorded and the filesystem grows when one mounts it.
+        """Grows the filesystem in the sandbox to the size of the device, which must have grown before. Idempotent. If no
+        sandbox has the volume, the proxy records the new size, and the next sandbox grows the filesystem.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RuntimeFreezeVolume(self, request, context):
-        """Not in the KEP. Flushes the filesystem in the sandbox and holds its writers still (FIFREEZE), until it is thawed or
-        thaw_after_seconds have passed, whatever comes first. Idempotent; a repetition begins the time anew. Without a
-        sandbox there is nothing to hold still, and OK is answered with held = false. FAILED_PRECONDITION: the handler
-        cannot freeze.
+        """Not in the KEP. Flushes and freezes (FIFREEZE) the filesystem in the sandbox, until it is thawed or
+        thaw_after_seconds have passed, whichever comes first. Idempotent; a repeated call restarts the time. If no sandbox
+        has the volume, there is nothing to freeze: OK with frozen = false. FAILED_PRECONDITION: the handler cannot freeze.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RuntimeThawVolume(self, request, context):
-        """Not in the KEP. Lets the writers go on, and says whether they were still all the time. OK if it is not frozen.
+        """Not in the KEP. Thaws the filesystem and reports whether it was frozen all the time. OK if it is not frozen.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RuntimeSetVolumeLimits(self, request, context):
-        """Not in the KEP. Replaces the limits: now in the sandbox that has the volume, and in the record for the next one.
-        Idempotent. FAILED_PRECONDITION: the handler cannot limit.
+        """Not in the KEP. Replaces the I/O limits: now in the sandbox that has the volume, and in the record for the next
+        one. Idempotent. FAILED_PRECONDITION: the handler cannot enforce limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -117,7 +117,7 @@ class VolumeUsage(_message.Message):
     USED_FIELD_NUMBER: _builtins.int
     UNIT_FIELD_NUMBER: _builtins.int
     available: _builtins.int
-    """What an unprivileged writer can still have."""
+    """What an unprivileged writer can still use."""
     total: _builtins.int
     """REQUIRED."""
     used: _builtins.int
@@ -147,7 +147,7 @@ class VolumeCondition(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     abnormal: _builtins.bool
     message: _builtins.str
-    """For people: what is wrong."""
+    """What is wrong, for people."""
     def __init__(
         self,
         *,
@@ -169,9 +169,9 @@ class CapacityRange(_message.Message):
     REQUIRED_BYTES_FIELD_NUMBER: _builtins.int
     LIMIT_BYTES_FIELD_NUMBER: _builtins.int
     required_bytes: _builtins.int
-    """OPTIONAL. Bytes; 0 is not given."""
+    """OPTIONAL. Bytes; 0 means not given."""
     limit_bytes: _builtins.int
-    """OPTIONAL. Bytes; 0 is not given."""
+    """OPTIONAL. Bytes; 0 means not given."""
     def __init__(
         self,
         *,
@@ -188,7 +188,7 @@ Global___CapacityRange: _TypeAlias = CapacityRange  # noqa: Y015
 
 @_typing.final
 class IoLimits(_message.Message):
-    """What a volume's user may do at most. 0 is no limit."""
+    """Upper limits of a volume's I/O. 0 is no limit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

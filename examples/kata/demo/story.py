@@ -128,7 +128,7 @@ class Story:
         with self._report.step("publish it, deferred") as step:
             await self._kubelet.publish(facts.volume, facts.target, defer=True)
             seal = mounts.at(str(facts.target))
-            require("the target is sealed", seal is not None and mounts.is_sealed(seal))
+            require("the target is sealed", seal is not None and mounts.is_guard(seal))
             require("the target is empty", not list(facts.target.iterdir()))
             require("the volume's filesystem is mounted nowhere", not _mounted("ext4", facts))
             step.found("the target is sealed, nothing is mounted, and the record is there")

@@ -75,14 +75,14 @@ async def running(options: Options) -> AsyncIterator[Sandboxes]:
         await stack.enter_async_context(service.serving(endpoint, handler.Volumes(sandboxes)))
         door = options.run_dir / "control.sock"
         await stack.enter_async_context(control.serving(door, control.Control(sandboxes)))
-        hello = registration.Hello(
+        request = registration.RegisterRequest(
             name=options.name,
             version=crust.__version__,
             endpoint=endpoint,
             filesystems=FILESYSTEMS & frozenset(guest_image.filesystems),
             features=FEATURES,
         )
-        await stack.enter_async_context(registration.registered(options.handlers_socket, hello))
+        await stack.enter_async_context(registration.registered(options.handlers_socket, request))
         yield sandboxes
 
 

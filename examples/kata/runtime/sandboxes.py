@@ -65,7 +65,10 @@ class Sandboxes:
         await asyncio.gather(*map(self._adopt, directories))
 
     async def get(self, sandbox_id: volumes.SandboxId) -> Sandbox:
-        """The sandbox, started if it is not there. Raises StartFailed, `Stray`, `operations.Busy` while it stops."""
+        """The sandbox, started if it is not there.
+
+        Raises StartFailed, `Stray`, `operations.OperationInProgress` while it stops.
+        """
         found = self._sandboxes.get(sandbox_id)
         if found is not None:
             return found
@@ -81,7 +84,7 @@ class Sandboxes:
                     _key(sandbox_id), "stop", None, lambda: self._stop(sandbox_id)
                 )
                 return
-            except operations.Busy:
+            except operations.OperationInProgress:
                 with contextlib.suppress(errors.CrustError):
                     await self.get(sandbox_id)  # joins the start that runs
 

@@ -226,7 +226,7 @@ async def test_one_snapshot_is_restored_to_several_volumes_at_once_and_not_delet
         asyncio.create_task(made_of(pool, name, snapshot_id=taken.snapshot_id)) for name in "ab"
     ]
     await asyncio.to_thread(both.wait)
-    with pytest.raises(operations.Busy, match="CreateVolume"):
+    with pytest.raises(operations.OperationInProgress, match="CreateVolume"):
         await drop(pool, taken.snapshot_id)
     await asyncio.to_thread(both.wait)
     for each in await asyncio.gather(*made):

@@ -154,9 +154,9 @@ async def test_nobody_takes_it_away_while_it_is_being_published(
     publish = asyncio.create_task(bench.inline(VOLUME, target, attributes={"size": "64Mi"}))
     await making.wait()
     await bench.driver.garbage_collector.sweep(grace_s=0)
-    with pytest.raises(operations.Busy):
+    with pytest.raises(operations.OperationInProgress):
         await bench.expand(own, target)
-    with pytest.raises(operations.Busy):
+    with pytest.raises(operations.OperationInProgress):
         await bench.unpublish(VOLUME, target)
     go_on.set()
     await publish

@@ -126,7 +126,7 @@ async def test_a_target_with_files_or_a_foreign_mount_is_refused_and_kept(bench:
         await bench.publish(volume.volume_id, str(target))
     assert (target / "precious").read_text() == "kept"
     (target / "precious").unlink()
-    mounts.mount_sealed(str(target))
+    mounts.mount_guard(str(target))
     with pytest.raises(node_publish.TargetOccupied, match="seal"):
         await bench.publish(volume.volume_id, str(target))
     mounts.unmount(str(target))

@@ -142,7 +142,7 @@ async def test_identical_calls_join_and_a_different_one_is_told_to_wait(bench: B
     path = bench.staging(volume.volume_id)
     calls = [asyncio.create_task(bench.stage(volume.volume_id, path=path)) for _ in range(8)]
     await asyncio.sleep(0)  # they begin
-    with pytest.raises(operations.Busy, match="NodeStageVolume"):
+    with pytest.raises(operations.OperationInProgress, match="NodeStageVolume"):
         await bench.unstage(volume.volume_id)
     await asyncio.gather(*calls)
     image = str(bench.root / "state" / "images" / f"{volume.volume_id}.img")

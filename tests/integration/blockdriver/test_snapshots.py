@@ -356,7 +356,7 @@ async def test_a_volume_is_not_touched_while_it_is_copied(cloning: Bench) -> Non
     source = await cloning.create("source")
     running = cloning.driver.operations
     key = cloning.driver.controller._key(volume_records.volume_id_of("source"))
-    with running.beside(key), pytest.raises(operations.Busy):
+    with running.shared(key), pytest.raises(operations.OperationInProgress):
         await snapshot(cloning, source.volume_id)
     await snapshot(cloning, source.volume_id)
 

@@ -9,7 +9,7 @@ import pytest
 from crust import errors
 from crust.handoff import claims, layout
 from crust.handoff.claims import ClaimLock, UntrustedLock
-from crust.handoff.store import ForeignOwner, Store
+from crust.handoff.store import Store, UntrustedDirectory
 from crust.runtime_handler import resolve_source
 from tests.support.records import TARGET, a_record
 
@@ -59,10 +59,10 @@ def test_a_strangers_lock_is_not_locked_and_a_strangers_claim_not_believed(
     with pytest.raises(UntrustedLock):
         ClaimLock.acquire(paths, TARGET)
     with pytest.raises(UntrustedLock):
-        store.begin_withdraw(TARGET)
+        store.begin_unpublish(TARGET)
 
 
 def test_a_strangers_root_is_not_opened(store: Store) -> None:
     os.chown(store.root, STRANGER, STRANGER)
-    with pytest.raises((ForeignOwner, errors.Refused), match=str(STRANGER)):
+    with pytest.raises((UntrustedDirectory, errors.Refused), match=str(STRANGER)):
         store.open()

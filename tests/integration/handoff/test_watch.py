@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 async def looking(store: Store) -> AsyncIterator[Watch]:
-    async with Watch(store.root, floor_s=HOUR_S) as made:
+    async with Watch(store.root, rescan_s=HOUR_S) as made:
         yield made
 
 
@@ -44,15 +44,15 @@ async def _next(changes: AsyncIterator[Change]) -> Change:
 
 
 def _withdraw(store: Store) -> None:
-    with store.begin_withdraw(TARGET) as withdrawal:
+    with store.begin_unpublish(TARGET) as withdrawal:
         withdrawal.complete()
 
 
 async def test_the_first_look_shows_what_is_there_even_if_that_is_nothing(store: Store) -> None:
-    async with Watch(store.root, floor_s=HOUR_S) as empty:
+    async with Watch(store.root, rescan_s=HOUR_S) as empty:
         assert await _next(watch.changes(empty)) == Change((), (), (), ())
     entry = store.publish(a_record())
-    async with Watch(store.root, floor_s=HOUR_S) as full:
+    async with Watch(store.root, rescan_s=HOUR_S) as full:
         assert await _next(watch.changes(full)) == Change((entry,), (entry,), (), ())
 
 
@@ -83,13 +83,13 @@ class CountingWatch(Watch):
     """Counts the hints before they coalesce."""
 
     def __init__(self, root: str) -> None:
-        super().__init__(root, floor_s=HOUR_S)
+        super().__init__(root, rescan_s=HOUR_S)
         self.hints = 0
 
-    def look_again(self) -> None:
+    def notify(self) -> None:
         """Count, and hint."""
         self.hints += 1
-        super().look_again()
+        super().notify()
 
 
 async def test_what_is_invisible_causes_no_look(store: Store) -> None:
@@ -124,7 +124,7 @@ async def test_many_events_while_nobody_looks_are_one_hint_that_shows_all(
 async def test_nothing_is_missed_when_the_kernels_queue_overflows(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with Watch(store.root, floor_s=HOUR_S) as looking:
+    async with Watch(store.root, rescan_s=HOUR_S) as looking:
         changes = watch.changes(looking)
         await _next(changes)
         for name in (".a", ".b"):
@@ -154,7 +154,7 @@ async def test_a_root_that_is_deleted_and_made_again_is_watched_again(
         shutil.rmtree(store.root)
         assert (await _next(changes)).gone == (entry,)
         store.open()
-        looking.look_again()  # stands for the floor: nobody can watch what is not there
+        looking.notify()  # stands for the floor: nobody can watch what is not there
         await _until_watched(looking)
         entry = store.publish(a_record())
         assert (await _next(changes)).appeared == (entry,)
@@ -183,7 +183,7 @@ async def _until_watched(looking: Watch) -> None:
 
 async def test_a_root_that_comes_later_is_found_at_the_floor(tmp_path: Path) -> None:
     store = Store(f"{tmp_path}/later/volumes")
-    async with Watch(store.root, floor_s=0.01) as early:
+    async with Watch(store.root, rescan_s=0.01) as early:
         changes = watch.changes(early)
         await _next(changes)
         store.open()
@@ -194,7 +194,7 @@ async def test_a_root_that_comes_later_is_found_at_the_floor(tmp_path: Path) -> 
 async def test_a_sandboxs_death_which_nobody_announces_is_seen_at_the_floor(store: Store) -> None:
     store.publish(a_record())
     lock = claims.ClaimLock.acquire(store.layout.entry(TARGET), TARGET)
-    async with Watch(store.root, floor_s=0.01) as looking:
+    async with Watch(store.root, rescan_s=0.01) as looking:
         changes = watch.changes(looking)
         assert (await _next(changes)).entries[0].live
         lock.close()
@@ -206,7 +206,7 @@ async def test_an_unreadable_entry_is_shown_once_and_not_as_a_change_each_time(
 ) -> None:
     store.publish(a_record())
     os.truncate(store.layout.record_path(TARGET), 2)
-    async with Watch(store.root, floor_s=0.01) as looking:
+    async with Watch(store.root, rescan_s=0.01) as looking:
         changes = watch.changes(looking)
         assert (await _next(changes)).appeared[0].error is not None
         store.publish(a_record("/pods/other"))
@@ -226,4 +226,4 @@ async def test_leaving_the_watch_leaves_no_thread_and_no_handler(store: Store) -
     }
     assert left == set()
     assert logging.getLogger("watchdog").handlers == handlers
-    looking.look_again()
+    looking.notify()

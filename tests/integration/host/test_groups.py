@@ -55,7 +55,7 @@ def test_links_are_changed_themselves_and_other_filesystems_left_alone(tmp_path:
     (volume / "to-directory").symlink_to(outside)
     (volume / "to-file").symlink_to(outside / "file")
     (volume / "other").mkdir()
-    mounts.mount_sealed(str(volume / "other"))
+    mounts.mount_guard(str(volume / "other"))
     fs_group.apply(str(volume), ALWAYS)
     assert (volume / "to-directory").lstat().st_gid == GID
     assert outside.stat().st_gid != GID

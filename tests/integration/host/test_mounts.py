@@ -87,7 +87,7 @@ def test_mount_does_not_follow_a_link_at_the_target(
     link.symlink_to(mountpoint)
     acts: tuple[Callable[[], None], ...] = (
         lambda: mounts.mount_device(ext4.path, str(link), "ext4"),
-        lambda: mounts.mount_sealed(str(link)),
+        lambda: mounts.mount_guard(str(link)),
         lambda: mounts.bind(str(tmp_path), str(link)),
     )
     for act in acts:
@@ -97,7 +97,7 @@ def test_mount_does_not_follow_a_link_at_the_target(
 
 
 def test_unmount_does_not_follow_a_link(mountpoint: str, tmp_path: Path) -> None:
-    mounts.mount_sealed(mountpoint)
+    mounts.mount_guard(mountpoint)
     (tmp_path / "link").symlink_to(mountpoint)
     mounts.unmount(str(tmp_path / "link"))
     assert mounts.at(mountpoint) is not None
@@ -109,8 +109,8 @@ def test_unmounting_what_is_not_mounted_or_absent_is_fine(mountpoint: str) -> No
 
 
 def test_unmount_takes_every_layer(mountpoint: str) -> None:
-    mounts.mount_sealed(mountpoint)
-    mounts.mount_sealed(mountpoint)
+    mounts.mount_guard(mountpoint)
+    mounts.mount_guard(mountpoint)
     mounts.unmount(mountpoint)
     assert mounts.at(mountpoint) is None
 
@@ -145,7 +145,7 @@ def test_a_momentary_look_does_not_fail_an_unmount(
     mountpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kubelet's stat of the target at that moment; by the time anybody asks who it was, nobody was."""
-    mounts.mount_sealed(mountpoint)
+    mounts.mount_guard(mountpoint)
     look = os.open(mountpoint, os.O_PATH)
 
     def nobody(target: str) -> mounts.MountBusy:
@@ -160,7 +160,7 @@ def test_a_momentary_look_does_not_fail_an_unmount(
 def test_a_busy_mount_that_nobody_explains_is_an_error_in_the_end(
     mountpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mounts.mount_sealed(mountpoint)
+    mounts.mount_guard(mountpoint)
     look = os.open(mountpoint, os.O_PATH)
     monkeypatch.setattr(holders, "mount_busy", mounts.MountBusy)
     with pytest.raises(mounts.MountBusy, match="no process of this PID namespace"):
@@ -171,7 +171,7 @@ def test_a_busy_mount_that_nobody_explains_is_an_error_in_the_end(
 
 def test_looking_at_a_mount_does_not_keep_it_busy(mountpoint: str) -> None:
     """Not even for a moment: a descriptor of it would refuse an unmount in another process."""
-    mounts.mount_sealed(mountpoint)
+    mounts.mount_guard(mountpoint)
     opened: list[str] = []
 
     def note(event: str, arguments: tuple[object, ...]) -> None:
@@ -191,7 +191,7 @@ def test_busy_unmount_names_mounts_and_loop_devices_upon_it(
     mounts.mount_device(ext4.path, mountpoint, "ext4")
     inner = Path(mountpoint) / "inner"
     inner.mkdir()
-    mounts.mount_sealed(str(inner))
+    mounts.mount_guard(str(inner))
     image = Path(mountpoint) / "image"
     with image.open("wb") as file:
         file.truncate(MIB)
@@ -208,10 +208,10 @@ def test_busy_unmount_names_mounts_and_loop_devices_upon_it(
 
 def test_sealed_mount_takes_nothing_but_an_owner_and_a_mode(mountpoint: str) -> None:
     """A runtime that misses a deferral writes nowhere; kubelet's chown for fsGroup still succeeds."""
-    mounts.mount_sealed(mountpoint)
+    mounts.mount_guard(mountpoint)
     mount = mounts.at(mountpoint)
     assert mount is not None
-    assert mounts.is_sealed(mount)
+    assert mounts.is_guard(mount)
     assert {"nosuid", "nodev", "noexec"} <= set(mount.options)
     makers: tuple[Callable[[], None], ...] = (
         lambda: os.mkdir(f"{mountpoint}/d"),
@@ -231,7 +231,7 @@ def test_an_ordinary_tmpfs_is_not_sealed(mountpoint: str) -> None:
     run("mount", "-t", "tmpfs", "none", mountpoint)
     mount = mounts.at(mountpoint)
     assert mount is not None
-    assert not mounts.is_sealed(mount)
+    assert not mounts.is_guard(mount)
 
 
 def test_readonly_bind_of_a_writable_directory_refuses_writes(
@@ -249,7 +249,7 @@ def test_readonly_bind_of_a_writable_directory_refuses_writes(
 def test_bind_is_one_mount_and_not_what_lies_below(mountpoint: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "inner").mkdir(parents=True)
-    mounts.mount_sealed(str(source / "inner"))
+    mounts.mount_guard(str(source / "inner"))
     try:
         mounts.bind(str(source), mountpoint)
         assert mounts.below(mountpoint) == ()
@@ -281,13 +281,13 @@ def test_absent_source_or_target_is_not_found(mountpoint: str, tmp_path: Path) -
     with pytest.raises(errors.NotFound):
         mounts.bind(str(tmp_path / "none"), mountpoint)
     with pytest.raises(errors.NotFound):
-        mounts.mount_sealed(str(tmp_path / "none"))
+        mounts.mount_guard(str(tmp_path / "none"))
 
 
 def test_odd_names_are_mounted_found_and_unmounted(tmp_path: Path) -> None:
     target = tmp_path / 'a b\tc\nd\\e#"f, é'
     target.mkdir()
-    mounts.mount_sealed(str(target))
+    mounts.mount_guard(str(target))
     mount = mounts.at(str(target))
     assert mount is not None
     assert mount.target == str(target)
@@ -299,10 +299,10 @@ def test_mount_is_seen_through_a_linked_parent_and_not_when_covered(tmp_path: Pa
     """The kubelet's root is a symbolic link on some nodes: comparing texts would see no mount and stack another."""
     (tmp_path / "real" / "v").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
-    mounts.mount_sealed(str(tmp_path / "real" / "v"))
+    mounts.mount_guard(str(tmp_path / "real" / "v"))
     try:
         assert mounts.at(str(tmp_path / "link" / "v")) == mounts.at(str(tmp_path / "real" / "v"))
-        mounts.mount_sealed(str(tmp_path / "real"))
+        mounts.mount_guard(str(tmp_path / "real"))
         assert mounts.at(str(tmp_path / "real" / "v")) is None
     finally:
         mounts.unmount(str(tmp_path / "real"))

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.root
 
 def test_mountpoint_is_kept_as_a_target_and_not_removed(mountpoint: str, tmp_path: Path) -> None:
     target, roots = TargetPath.parse(mountpoint), [str(tmp_path)]
-    mounts.mount_sealed(mountpoint)
+    mounts.mount_guard(mountpoint)
     paths.make_directory(target, roots)
     with pytest.raises(paths.StillMounted):
         paths.remove(target, roots)
@@ -29,7 +29,7 @@ def test_what_carries_a_mount_is_not_known_to_be_free(mountpoint: str, tmp_path:
     target, roots = TargetPath.parse(mountpoint), [str(tmp_path)]
     assert Path(mountpoint).is_dir()
     assert paths.is_known_free(target, roots)
-    mounts.mount_sealed(mountpoint)
+    mounts.mount_guard(mountpoint)
     assert not paths.is_known_free(target, roots)
     mounts.unmount(mountpoint)
 
@@ -45,7 +45,7 @@ def test_bind_within_one_filesystem_is_a_mountpoint_too(mountpoint: str, tmp_pat
 def test_mountpoint_is_seen_below_a_root_that_is_a_link(mountpoint: str, tmp_path: Path) -> None:
     root = tmp_path / "link"
     root.symlink_to(tmp_path)
-    mounts.mount_sealed(mountpoint)
+    mounts.mount_guard(mountpoint)
     with pytest.raises(paths.StillMounted):
         paths.remove(TargetPath.parse(f"{root}/target"), [str(root)])
 

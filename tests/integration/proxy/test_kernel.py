@@ -55,7 +55,7 @@ async def node(places: Places, device: loop.LoopDevice) -> AsyncIterator[Node]:
         answer.block_device.identity.minor = identity.minor
         answer.block_device.identity.disk_sequence = identity.disk_sequence
 
-    sealed = targets.SealedTargets([places.kubelet])
+    sealed = targets.GuardedTargets([places.kubelet])
     async with nodes.running(places, targets=sealed, devices=host_devices) as running:
         running.driver.alter = real
         async with running.handler():

@@ -13,7 +13,7 @@ import pytest
 from crust import errors, volumes
 from crust.handoff import claims
 from crust.handoff.claims import HeldBySandbox, NotPublished, State
-from crust.handoff.record import UnreadableRecord
+from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
 from crust.host.block import devices
 from crust.host.mounts import mounts
@@ -170,7 +170,7 @@ def test_what_is_not_there_or_not_ours_or_unreadable_is_not_claimed(
         claim_volume(store.root, TARGET, ONE, volumes.HandlerName("other"))
     assert _is_free(store, volume.path)
     Path(store.layout.record_path(TARGET)).write_text("{}")
-    with pytest.raises(UnreadableRecord):
+    with pytest.raises(UnreadableHandoffRecord):
         _claim(store)
     assert _is_free(store, volume.path)
 
@@ -229,7 +229,7 @@ def test_releasing_after_the_entry_was_withdrawn_is_fine(store: Store, device: M
     store.publish(record_of(device("a"), TARGET))
     claim = _claim(store)
     claim.hand_over()
-    with store.begin_withdraw(TARGET) as withdrawal:
+    with store.begin_unpublish(TARGET) as withdrawal:
         withdrawal.complete()
     claim.release()
     assert store.scan() == ()
@@ -292,7 +292,7 @@ def test_a_group_that_a_kubelet_gave_to_the_seal_is_the_volumes(
     """What a kubelet does with fsGroup when the driver has no VOLUME_MOUNT_GROUP: chgrp, g+rwx and setgid."""
     target = volumes.TargetPath.parse(f"{tmp_path}/mount")
     Path(target.text).mkdir()
-    mounts.mount_sealed(target.text)
+    mounts.mount_guard(target.text)
     store.publish(record_of(device("a"), target, readonly=readonly))
     with _claim(store, target=target) as claim:
         assert claim.record.mount.group is None
@@ -311,7 +311,7 @@ def test_a_group_that_was_handed_over_comes_before_the_seals(
 ) -> None:
     target = volumes.TargetPath.parse(f"{tmp_path}/mount")
     Path(target.text).mkdir()
-    mounts.mount_sealed(target.text)
+    mounts.mount_guard(target.text)
     plain = record_of(device("a"), target)
     wanted = volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
     store.publish(replace(plain, mount=replace(plain.mount, group=wanted)))

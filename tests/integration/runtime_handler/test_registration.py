@@ -16,21 +16,21 @@ from crust.proxy.peers import HandlerPeers
 from crust.proxy.registry import HandlerRegistry
 from crust.rpc import server
 from crust.runtime_handler import registration
-from crust.runtime_handler.registration import Feature, Hello, Registration
+from crust.runtime_handler.registration import Feature, RegisterRequest, Registration
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 
 DEADLINE_S = 20.0
 
 
-def _hello(run_dir: str, **changes: str) -> Hello:
-    hello = Hello(
+def _request(run_dir: str, **changes: str) -> RegisterRequest:
+    request = RegisterRequest(
         name=volumes.HandlerName("kata"),
         version="1",
         endpoint=f"{run_dir}/handler.sock",
         filesystems=frozenset({"ext4", "xfs"}),
         features=frozenset({Feature.STATS, Feature.ONLINE_EXPAND}),
     )
-    return replace(hello, **changes)  # type: ignore[arg-type]
+    return replace(request, **changes)  # type: ignore[arg-type]
 
 
 class WatchedHandlers(Handlers):
@@ -41,10 +41,10 @@ class WatchedHandlers(Handlers):
         self.lease_ended = asyncio.Event()
 
     @contextmanager
-    def lease(self, handler: Handler) -> Iterator[None]:
+    def session(self, handler: Handler) -> Iterator[None]:
         """Hold it, and say when it is over."""
         try:
-            with super().lease(handler):
+            with super().session(handler):
                 yield
         finally:
             self.lease_ended.set()
@@ -53,8 +53,8 @@ class WatchedHandlers(Handlers):
 class WatchedRegistration(Registration):
     """Says when the proxy has refused it."""
 
-    def __init__(self, proxy_socket: str, hello: Hello) -> None:
-        super().__init__(proxy_socket, hello)
+    def __init__(self, proxy_socket: str, request: RegisterRequest) -> None:
+        super().__init__(proxy_socket, request)
         self.refused = asyncio.Event()
 
     def _refused(self, error: errors.CrustError) -> None:
@@ -83,17 +83,17 @@ async def _wait(event: asyncio.Event) -> None:
 
 
 @asynccontextmanager
-async def _registered(run_dir: str, hello: Hello) -> AsyncIterator[Registration]:
-    async with registration.registered(f"{run_dir}/proxy.sock", hello) as made:
+async def _registered(run_dir: str, request: RegisterRequest) -> AsyncIterator[Registration]:
+    async with registration.registered(f"{run_dir}/proxy.sock", request) as made:
         yield made
 
 
 async def test_a_handler_registers_and_says_what_it_can(run_dir: str) -> None:
-    async with _proxy(run_dir) as handlers, _registered(run_dir, _hello(run_dir)) as made:
+    async with _proxy(run_dir) as handlers, _registered(run_dir, _request(run_dir)) as made:
         await _wait(made.registered)
         assert not made.lost.is_set()
-        assert made.welcome is not None
-        assert made.welcome.volumes_directory == "/run/crust/volumes"
+        assert made.response is not None
+        assert made.response.volumes_directory == "/run/crust/volumes"
         (found,) = handlers.all()
         assert found.name == "kata"
         assert found.filesystems == {"ext4", "xfs"}
@@ -101,7 +101,7 @@ async def test_a_handler_registers_and_says_what_it_can(run_dir: str) -> None:
 
 
 async def test_a_handler_comes_back_when_the_proxy_comes_back(run_dir: str) -> None:
-    async with _registered(run_dir, _hello(run_dir)) as made:
+    async with _registered(run_dir, _request(run_dir)) as made:
         for _ in range(3):
             async with _proxy(run_dir) as handlers:
                 await _wait(made.registered)
@@ -112,9 +112,9 @@ async def test_a_handler_comes_back_when_the_proxy_comes_back(run_dir: str) -> N
 
 async def test_a_name_that_is_taken_is_got_when_it_is_free(run_dir: str) -> None:
     async with _proxy(run_dir) as handlers, AsyncExitStack() as stack:
-        first = await stack.enter_async_context(_registered(run_dir, _hello(run_dir)))
+        first = await stack.enter_async_context(_registered(run_dir, _request(run_dir)))
         await _wait(first.registered)
-        heir = _hello(run_dir, endpoint=f"{run_dir}/heir.sock")
+        heir = _request(run_dir, endpoint=f"{run_dir}/heir.sock")
         second = WatchedRegistration(f"{run_dir}/proxy.sock", heir)
         task = asyncio.create_task(second.run())
         await _wait(second.refused)
@@ -129,7 +129,7 @@ async def test_a_name_that_is_taken_is_got_when_it_is_free(run_dir: str) -> None
 
 async def test_a_hello_that_can_never_be_accepted_ends_the_registration(run_dir: str) -> None:
     async with _proxy(run_dir):
-        made = Registration(f"{run_dir}/proxy.sock", _hello(run_dir, name="Not A Name"))
+        made = Registration(f"{run_dir}/proxy.sock", _request(run_dir, name="Not A Name"))
         async with asyncio.timeout(DEADLINE_S):
             with pytest.raises(errors.InvalidRequest, match="Not A Name"):
                 await made.run()
@@ -138,7 +138,7 @@ async def test_a_hello_that_can_never_be_accepted_ends_the_registration(run_dir:
 
 async def test_leaving_ends_the_lease(run_dir: str) -> None:
     async with _proxy(run_dir) as handlers:
-        async with _registered(run_dir, _hello(run_dir)) as made:
+        async with _registered(run_dir, _request(run_dir)) as made:
             await _wait(made.registered)
         await _wait(handlers.lease_ended)
         assert handlers.all() == ()
@@ -146,7 +146,7 @@ async def test_leaving_ends_the_lease(run_dir: str) -> None:
 
 
 async def test_a_proxys_socket_that_cannot_be_one_is_said_at_once(run_dir: str) -> None:
-    made = Registration("relative.sock", _hello(run_dir))
+    made = Registration("relative.sock", _request(run_dir))
     with pytest.raises(errors.InvalidRequest):
         await made.run()
 

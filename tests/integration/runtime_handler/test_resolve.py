@@ -9,7 +9,7 @@ from crust import volumes
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.mounts import mounts
-from crust.runtime_handler import NotDeferred, Resolved, SealedWithoutEntry, resolve_source
+from crust.runtime_handler import GuardWithoutEntry, NotDeferred, Resolved, resolve_source
 from tests.support.records import a_record
 
 pytestmark = pytest.mark.root
@@ -21,7 +21,7 @@ def kubelet(tmp_path: Path) -> Iterator[Path]:
     root = tmp_path / "data" / "kubelet"
     for name in ("mount", "bind", "other"):
         (root / name).mkdir(parents=True)
-    mounts.mount_sealed(f"{root}/mount")
+    mounts.mount_guard(f"{root}/mount")
     yield root
     for name in ("bind", "mount", "other"):
         mounts.unmount(f"{root}/{name}")
@@ -50,7 +50,7 @@ def test_a_bind_of_a_target_is_the_targets_volume(store: Store, kubelet: Path) -
 
 def test_of_two_sealed_targets_each_bind_finds_its_own(store: Store, kubelet: Path) -> None:
     _published(store, f"{kubelet}/mount")
-    mounts.mount_sealed(f"{kubelet}/other")
+    mounts.mount_guard(f"{kubelet}/other")
     other = _published(store, f"{kubelet}/other")
     mounts.bind(f"{kubelet}/other", f"{kubelet}/bind")
     assert resolve_source(store.root, f"{kubelet}/bind") == Resolved(other, "")
@@ -61,14 +61,14 @@ def test_a_sealed_target_without_an_entry_is_refused_and_never_shared(
     store: Store, kubelet: Path, below: str
 ) -> None:
     _published(store, f"{kubelet}/other")
-    with pytest.raises(SealedWithoutEntry, match="awaits a deferred volume"):
+    with pytest.raises(GuardWithoutEntry, match="awaits a deferred volume"):
         resolve_source(store.root, f"{kubelet}/mount{below}")
 
 
 def test_a_sealed_target_whose_record_is_gone_is_refused(store: Store, kubelet: Path) -> None:
     record = _published(store, f"{kubelet}/mount")
     Path(store.layout.record_path(record.target)).unlink()
-    with pytest.raises(SealedWithoutEntry):
+    with pytest.raises(GuardWithoutEntry):
         resolve_source(store.root, f"{kubelet}/mount")
 
 

@@ -10,7 +10,7 @@ import pytest
 from crust import errors, volumes
 from crust.handoff.claims import State
 from crust.proxy.handlers import Handler
-from crust.proxy.peers import HandlerPeers, HandlerSilent
+from crust.proxy.peers import HandlerNotResponding, HandlerPeers
 from crust.rpc import channel
 from crust.runtime_handler import service
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
@@ -81,7 +81,7 @@ class FakeRuntime:
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
         """Cannot."""
-        raise service.NotOffered(volumes.HandlerFeature.IO_LIMITS)
+        raise service.FeatureNotOffered(volumes.HandlerFeature.IO_LIMITS)
 
     def _check(self, target: volumes.TargetPath) -> None:
         if target.text not in self.sizes:
@@ -113,7 +113,7 @@ async def peers() -> AsyncIterator[HandlerPeers]:
 async def given_up(call: Callable[[], Awaitable[object]], entered: asyncio.Event) -> None:
     """Call with a short deadline, until one of the calls has reached the runtime before its deadline came."""
     while not entered.is_set():
-        with pytest.raises(HandlerSilent):
+        with pytest.raises(HandlerNotResponding):
             await call()
 
 
@@ -146,7 +146,7 @@ async def test_an_expansion_survives_its_callers_deadline_and_a_retry_joins_it(
     await given_up(lambda: peers.expand(handler, TARGET, RANGE, 0.05), runtime.growing)
     with pytest.raises(errors.OperationPending):
         await peers.expand(handler, TARGET, volumes.CapacityRange(2 * GIB), None)
-    with pytest.raises(HandlerSilent):
+    with pytest.raises(HandlerNotResponding):
         await peers.expand(handler, TARGET, RANGE, 0.05)
     assert runtime.expansions == 1
     runtime.may_grow.set()
@@ -179,7 +179,7 @@ async def test_a_freeze_that_was_given_up_is_finished_and_its_thaw_comes_after_i
     with pytest.raises(errors.OperationPending):
         await peers.freeze(handler, TARGET, 20, None)
     thawing = asyncio.create_task(peers.thaw(handler, TARGET, None))
-    with pytest.raises(HandlerSilent):
+    with pytest.raises(HandlerNotResponding):
         await peers.thaw(handler, TARGET, 0.05)
     assert not thawing.done()
     runtime.may_freeze.set()

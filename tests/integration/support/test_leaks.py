@@ -15,7 +15,7 @@ pytestmark = pytest.mark.root
 
 def test_a_leaked_mount_is_found_and_removed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=str(tmp_path)), leaks.checked(tmp_path):
-        mounts.mount_sealed(str(tmp_path))
+        mounts.mount_guard(str(tmp_path))
     assert mounts.at(str(tmp_path)) is None
 
 

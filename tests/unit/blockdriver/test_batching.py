@@ -219,7 +219,7 @@ async def test_another_operation_of_the_volume_makes_all_come_again(
     await asyncio.sleep(0)
     made = batches(applications, running)
     for task in await asked(made, limits(read_iops=10), size(7)):
-        with pytest.raises(operations.Busy, match="NodeStageVolume"):
+        with pytest.raises(operations.OperationInProgress, match="NodeStageVolume"):
             await task
     gate.set()
     await stage
@@ -247,7 +247,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     ("error", "tries"),
     [
         (errors.PeerUnavailable("the handler is away"), 3),
-        (operations.Busy("vol-1", "NodeStageVolume", 1), 3),
+        (operations.OperationInProgress("vol-1", "NodeStageVolume", 1), 3),
         (errors.NotReady("the handler cannot limit"), 1),
     ],
 )

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.csi_shim import library, process, runtime
+from crust.csi_shim import library, process, runtime_client
 from crust.rpc import channel, extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc, types_pb2
@@ -100,10 +100,10 @@ class Shim:
 @pytest.fixture(params=["library", "process"])
 async def shim(request: pytest.FixtureRequest) -> AsyncIterator[Shim]:
     async with AsyncExitStack() as stack:
-        yield await _built(stack, request.param, tell_condition=True)
+        yield await _built(stack, request.param, report_condition=True)
 
 
-async def _built(stack: AsyncExitStack, variant: str, *, tell_condition: bool) -> Shim:
+async def _built(stack: AsyncExitStack, variant: str, *, report_condition: bool) -> Shim:
     root = stack.enter_context(tempfile.TemporaryDirectory(prefix="crust-"))
     driver, back = FakeDriver(), FakeRuntime()
     server = grpc.aio.server()
@@ -113,7 +113,9 @@ async def _built(stack: AsyncExitStack, variant: str, *, tell_condition: bool) -
     stack.push_async_callback(server.stop, None)
     if variant == "library":
         to_proxy = await stack.enter_async_context(channel.connect(f"{root}/runtime.sock"))
-        wrapped = library.wrap(driver, runtime.Runtime(to_proxy), tell_condition=tell_condition)
+        wrapped = library.wrap(
+            driver, runtime_client.RuntimeClient(to_proxy), report_condition=report_condition
+        )
         await stack.enter_async_context(fake_driver.serving(wrapped, f"{root}/shim.sock"))
     else:
         await stack.enter_async_context(fake_driver.serving(driver, f"{root}/driver.sock"))
@@ -121,7 +123,7 @@ async def _built(stack: AsyncExitStack, variant: str, *, tell_condition: bool) -
             socket_path=f"{root}/shim.sock",
             driver_socket=f"{root}/driver.sock",
             runtime_socket=f"{root}/runtime.sock",
-            tell_condition=tell_condition,
+            report_condition=report_condition,
         )
         await stack.enter_async_context(wrapping)
     caller = await stack.enter_async_context(channel.connect(f"{root}/shim.sock"))
@@ -254,7 +256,7 @@ class TestShim:
 @pytest.mark.parametrize("variant", ["library", "process"])
 async def test_a_co_of_csi_1_13_is_told_no_condition(variant: str) -> None:
     async with AsyncExitStack() as stack:
-        shim = await _built(stack, variant, tell_condition=False)
+        shim = await _built(stack, variant, report_condition=False)
         shim.runtime.condition = "read-only"
         assert not (await shim.stats()).HasField("volume_condition")
 
@@ -262,7 +264,7 @@ async def test_a_co_of_csi_1_13_is_told_no_condition(variant: str) -> None:
 async def test_unknown_fields_pass_the_process_in_both_kinds_of_calls() -> None:
     unknown = b"\xaa\xf7\x07\x05later"
     async with AsyncExitStack() as stack:
-        shim = await _built(stack, "process", tell_condition=True)
+        shim = await _built(stack, "process", report_condition=True)
         raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
         raw = shim.caller.unary_unary("/csi.v1.Node/NodePublishVolume")
         for defer in (True, False):

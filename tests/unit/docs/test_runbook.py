@@ -51,7 +51,7 @@ async def test_entries_that_survived_a_reboot_go_with_the_old_pods_unpublish(
     old, new = places.target("old"), places.target("new")
     async with nodes.running(places) as node, node.handler():
         await node.co.publish("vol-1", old)
-        os.unlink(f"{old}/.sealed")
+        os.unlink(f"{old}/.guarded")
     async with nodes.running(places) as node, node.handler():
         await refused(node.co.publish("vol-1", new), Code.FAILED_PRECONDITION, old)
         await node.co.unpublish("vol-1", old)

@@ -12,7 +12,7 @@ import pytest
 from crust import errors
 from crust.handoff import claims, layout
 from crust.handoff.claims import Claim, ClaimLock, HeldBySandbox, NotPublished, State
-from crust.handoff.record import UnreadableRecord
+from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
 from crust.host.files import ofdlocks
 from tests.support.records import TARGET, a_record
@@ -222,7 +222,7 @@ def test_a_claimant_that_locked_a_withdrawn_entry_begins_anew(
     def withdrawn_meanwhile(fd: int) -> bool:
         fds.append(fd)
         if len(fds) == 1:
-            with store.begin_withdraw(TARGET) as withdrawal:
+            with store.begin_unpublish(TARGET) as withdrawal:
                 withdrawal.complete()
             store.publish(a_record())
         return real(fd)
@@ -239,7 +239,7 @@ def test_a_claimant_of_an_entry_that_went_meanwhile_is_told_so(
 
     def withdrawn_meanwhile(fd: int) -> bool:
         monkeypatch.setattr(ofdlocks, "try_lock", real)
-        with store.begin_withdraw(TARGET) as withdrawal:
+        with store.begin_unpublish(TARGET) as withdrawal:
             withdrawal.complete()
         return real(fd)
 
@@ -275,7 +275,7 @@ def test_a_claim_file_that_is_none_is_an_error_and_not_no_claim(
     paths: layout.EntryPaths, text: str
 ) -> None:
     Path(paths.claim).write_text(text)
-    with pytest.raises(UnreadableRecord):
+    with pytest.raises(UnreadableHandoffRecord):
         claims.read(paths)
 
 
@@ -286,6 +286,6 @@ def test_removing_a_claim_is_idempotent_even_without_an_entry(
     claims.remove(paths)
     claims.remove(paths)
     assert claims.read(paths) is None
-    with store.begin_withdraw(TARGET) as withdrawal:
+    with store.begin_unpublish(TARGET) as withdrawal:
         withdrawal.complete()
     claims.remove(paths)

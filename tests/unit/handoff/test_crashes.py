@@ -52,7 +52,7 @@ def _names(store: Store) -> list[str]:
 
 def _withdraw(store: Store) -> None:
     try:
-        with store.begin_withdraw(TARGET) as withdrawal:
+        with store.begin_unpublish(TARGET) as withdrawal:
             withdrawal.complete()
     except claims.NotPublished:
         return
@@ -68,7 +68,7 @@ def test_a_publish_killed_anywhere_leaves_all_or_nothing_and_can_be_repeated(
         entry = store.read(TARGET)
         assert entry is None or entry.record == RECORD
         assert store.scan() == (() if entry is None else (entry,))
-        assert store.sweep() == ()
+        assert store.remove_orphans() == ()
         assert store.publish(RECORD).record == RECORD
         assert _names(store) == [TARGET.digest]
         claims.ClaimLock.acquire(store.layout.entry(TARGET), TARGET).close()
@@ -103,7 +103,7 @@ def test_a_withdrawal_killed_anywhere_leaves_the_entry_or_none_and_can_be_repeat
         outcomes.add(entry is None)
         assert entry is None or (entry.record == RECORD and not entry.live)
         _withdraw(store)
-        store.sweep()
+        store.remove_orphans()
         assert _names(store) == []
     assert outcomes == {True, False}
 
@@ -136,7 +136,7 @@ def test_a_publish_without_space_is_an_error_of_ours_and_leaves_nothing_half_don
         assert isinstance(error, errors.Exhausted)
         entry = store.read(TARGET)
         assert entry is None or entry.record == RECORD
-        store.sweep()
+        store.remove_orphans()
         assert store.publish(RECORD).record == RECORD
         assert _names(store) == [TARGET.digest]
     assert points > 8
@@ -149,5 +149,5 @@ def test_a_withdrawal_that_fails_anywhere_is_an_error_of_ours_and_can_be_repeate
         store = stores(number)
         assert isinstance(error, errors.Exhausted)
         _withdraw(store)
-        store.sweep()
+        store.remove_orphans()
         assert _names(store) == []

@@ -26,13 +26,13 @@ def test_what_is_built_and_what_is_removed_is_invisible_and_ours() -> None:
     for path in (names.new_staging(TARGET.digest), names.new_gone(TARGET.digest)):
         name = path.removeprefix("/r/")
         assert layout.kind_in_root(name) is NameKind.HIDDEN
-        assert layout.is_abandonable(name)
+        assert layout.is_temporary(name)
     assert names.new_staging(TARGET.digest) != names.new_staging(TARGET.digest)
 
 
 def test_names_are_legal_hidden_or_unknown_and_never_guessed() -> None:
     assert layout.kind_in_root(TARGET.digest) is NameKind.LEGAL
     assert layout.kind_in_root("lost+found") is NameKind.UNKNOWN
-    assert not layout.is_abandonable(".other")
+    assert not layout.is_temporary(".other")
     kinds = {name: layout.kind_in_entry(name) for name in ("mountInfo.json", ".x", "sandbox-7")}
     assert list(kinds.values()) == [NameKind.LEGAL, NameKind.HIDDEN, NameKind.UNKNOWN]

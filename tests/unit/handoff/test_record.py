@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from crust import errors, mount_options, volumes
 from crust.handoff import record as records
-from crust.handoff.record import NewerSchema, Record, UnfitMount, UnreadableRecord
+from crust.handoff.record import (
+    NewerHandoffSchema,
+    Record,
+    UnreadableHandoffRecord,
+    UnrecordableMount,
+)
 from tests.support.records import HANDLER, KEY, MOUNT, TARGET, a_record
 
 WORDS = st.text(string.ascii_lowercase + string.digits + "_=", min_size=1, max_size=12).filter(
@@ -24,7 +29,7 @@ NAMES = st.text(
 
 def _is_fit(word: str) -> bool:
     try:
-        return mount_options.for_guest([word]).words == (word,)
+        return mount_options.for_guest([word]).options == (word,)
     except errors.InvalidRequest:
         return False
 
@@ -144,19 +149,19 @@ def _in_crust(key: str, value: Any) -> bytes:
     ],
 )
 def test_what_is_not_a_record_is_unreadable_and_says_where(data: bytes) -> None:
-    with pytest.raises(UnreadableRecord, match=r"/r/mountInfo\.json"):
+    with pytest.raises(UnreadableHandoffRecord, match=r"/r/mountInfo\.json"):
         records.parse(data, path="/r/mountInfo.json")
 
 
 def test_a_newer_schema_is_named_whatever_else_it_brings() -> None:
     plain = json.loads(_in_crust("schema", 3))
     plain["brand-new"] = True
-    with pytest.raises(NewerSchema, match="its schema is 3, and this crust knows 1"):
+    with pytest.raises(NewerHandoffSchema, match="its schema is 3, and this crust knows 1"):
         records.parse(json.dumps(plain).encode())
 
 
 def test_a_record_in_another_entry_is_refused() -> None:
-    with pytest.raises(UnreadableRecord, match="whose entry is"):
+    with pytest.raises(UnreadableHandoffRecord, match="whose entry is"):
         records.parse(a_record().to_bytes(), digest="0" * 64)
 
 
@@ -166,7 +171,7 @@ def test_a_record_in_another_entry_is_refused() -> None:
 def test_a_credential_is_refused_and_its_value_is_nowhere_in_the_error(option: str) -> None:
     with pytest.raises(mount_options.CredentialInOptions) as writing:
         a_record(mount_options=(option,))
-    with pytest.raises(UnreadableRecord) as reading:
+    with pytest.raises(UnreadableHandoffRecord) as reading:
         records.parse(_changed(options=[option]))
     for caught in (writing, reading):
         chain: BaseException | None = caught.value
@@ -191,12 +196,12 @@ def test_words_of_the_host_are_left_out_and_ro_becomes_readonly() -> None:
     ],
 )
 def test_a_mount_that_could_not_be_read_back_is_not_written(field: str, value: object) -> None:
-    with pytest.raises(UnfitMount):
+    with pytest.raises(UnrecordableMount):
         a_record(TARGET, **{field: value})
 
 
 def test_a_record_larger_than_its_limit_is_not_written() -> None:
-    with pytest.raises(UnfitMount, match="bytes"):
+    with pytest.raises(UnrecordableMount, match="bytes"):
         a_record(mount_options=tuple(f"o{n}={'x' * 900}" for n in range(80)))
 
 

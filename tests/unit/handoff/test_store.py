@@ -12,8 +12,14 @@ import pytest
 from crust import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff.claims import HeldBySandbox, NotPublished
-from crust.handoff.record import NewerSchema, UnreadableRecord
-from crust.handoff.store import ForeignOwner, LockLost, PublishedDifferently, Store, UnknownName
+from crust.handoff.record import NewerHandoffSchema, UnreadableHandoffRecord
+from crust.handoff.store import (
+    ClaimLockMissing,
+    EntryDiffers,
+    Store,
+    UnknownHandoffFile,
+    UntrustedDirectory,
+)
 from tests.support.records import KEY, TARGET, a_record
 
 OTHER = volumes.TargetPath.parse("/var/lib/kubelet/pods/other/mount")
@@ -71,7 +77,7 @@ def test_the_same_content_again_changes_nothing(store: Store) -> None:
 
 def test_other_content_for_the_target_is_refused_by_the_name_of_what_is_there(store: Store) -> None:
     store.publish(a_record())
-    with pytest.raises(PublishedDifferently, match=r"block\.csi\.crust\.dev/vol-1"):
+    with pytest.raises(EntryDiffers, match=r"block\.csi\.crust\.dev/vol-1"):
         store.publish(a_record(fs_type="xfs"))
     assert store.publish(a_record(fs_type="xfs"), replace=True).require().generation == 2
 
@@ -98,7 +104,7 @@ def test_a_rewrite_is_of_what_is_published_and_of_the_same_volume(store: Store) 
         store.rewrite(a_record())
     store.publish(a_record())
     stranger = replace(a_record(), key=volumes.VolumeKey(KEY.driver, volumes.VolumeId("vol-2")))
-    with pytest.raises(PublishedDifferently):
+    with pytest.raises(EntryDiffers):
         store.rewrite(stranger)
 
 
@@ -106,13 +112,13 @@ def test_withdrawing_removes_the_entry_and_everything_of_it(store: Store) -> Non
     store.publish(a_record())
     _claim(store).close()
     Path(_paths(store).runtime_cli).write_text("/usr/bin/kata\n")
-    with store.begin_withdraw(TARGET) as withdrawal:
+    with store.begin_unpublish(TARGET) as withdrawal:
         assert withdrawal.entry.record == a_record()
         withdrawal.complete()
     assert store.read(TARGET) is None
     assert os.listdir(store.root) == []
     with pytest.raises(NotPublished):
-        store.begin_withdraw(TARGET)
+        store.begin_unpublish(TARGET)
 
 
 def test_no_withdrawal_begins_while_a_sandbox_has_the_volume(store: Store) -> None:
@@ -121,21 +127,21 @@ def test_no_withdrawal_begins_while_a_sandbox_has_the_volume(store: Store) -> No
         _claim(store, "sandbox-9"),
         pytest.raises(HeldBySandbox, match="sandbox-9 of kata") as caught,
     ):
-        store.begin_withdraw(TARGET)
+        store.begin_unpublish(TARGET)
     assert caught.value.sandbox_id == "sandbox-9"
     assert store.read(TARGET) is not None
 
 
 def test_no_sandbox_begins_while_a_volume_is_withdrawn(store: Store) -> None:
     store.publish(a_record())
-    with store.begin_withdraw(TARGET), pytest.raises(HeldBySandbox):
+    with store.begin_unpublish(TARGET), pytest.raises(HeldBySandbox):
         claims.ClaimLock.acquire(_paths(store), TARGET)
     claims.ClaimLock.acquire(_paths(store), TARGET).close()
 
 
 def test_a_withdrawal_that_is_not_completed_leaves_the_entry_as_it_was(store: Store) -> None:
     entry = store.publish(a_record())
-    with store.begin_withdraw(TARGET):
+    with store.begin_unpublish(TARGET):
         pass
     assert store.read(TARGET) == entry
 
@@ -164,12 +170,12 @@ def test_names_that_are_nobodys_are_told_and_survive_a_withdrawal(store: Store) 
     stray.write_text("precious")
     Path(store.root, "lost+found").mkdir()
     nobody, entry = sorted(store.scan(), key=lambda each: each.record is not None)
-    assert isinstance(nobody.error, UnknownName)
+    assert isinstance(nobody.error, UnknownHandoffFile)
     assert entry.unknown == ("sandbox-7",)
-    with store.begin_withdraw(TARGET) as withdrawal:
+    with store.begin_unpublish(TARGET) as withdrawal:
         withdrawal.complete()
     assert store.read(TARGET) is None
-    (kept,) = store.sweep()
+    (kept,) = store.remove_orphans()
     assert Path(kept, "sandbox-7").read_text() == "precious"
     assert os.listdir(kept) == ["sandbox-7"]
     store.publish(a_record())
@@ -182,7 +188,7 @@ def test_a_sweep_removes_what_a_crash_left_and_nothing_else(store: Store) -> Non
         Path(path, layout.RECORD).write_text("{")
         Path(path, ".mountInfo.json.tmp").write_text("")
     Path(store.root, ".somebody").mkdir()
-    assert store.sweep() == ()
+    assert store.remove_orphans() == ()
     assert sorted(os.listdir(store.root)) == [".somebody", TARGET.digest]
     assert store.read(TARGET) == entry
 
@@ -194,11 +200,11 @@ def test_a_directory_under_a_name_of_a_file_is_kept_and_stops_no_sweep(store: St
     with pytest.raises(
         errors.Conflict
     ):  # a claim that cannot be removed cannot be known to be dead
-        store.begin_withdraw(TARGET)
+        store.begin_unpublish(TARGET)
     Path(_paths(store).directory, "claim.json").rmdir()
-    with store.begin_withdraw(TARGET) as withdrawal:
+    with store.begin_unpublish(TARGET) as withdrawal:
         withdrawal.complete()
-    (kept,) = store.sweep()
+    (kept,) = store.remove_orphans()
     assert os.listdir(kept) == [".hidden"]
 
 
@@ -252,7 +258,7 @@ def test_a_newer_record_is_told_as_such_beside_readable_ones(store: Store) -> No
     newer = a_record().to_bytes().replace(b'"schema":1', b'"schema":2')
     _replaced(store, lambda path: Path(path).write_bytes(newer))
     kinds = {each.digest: type(each.error) for each in store.scan()}
-    assert kinds == {TARGET.digest: NewerSchema, OTHER.digest: type(None)}
+    assert kinds == {TARGET.digest: NewerHandoffSchema, OTHER.digest: type(None)}
 
 
 def test_a_record_that_others_may_write_is_refused(store: Store) -> None:
@@ -279,8 +285,8 @@ def test_an_entry_that_is_not_a_directory_of_ours_is_refused_and_kept(
         os.chmod(directory, 0o777)
     entry = store.read(TARGET)
     assert entry is not None
-    assert isinstance(entry.error, ForeignOwner)
-    with pytest.raises(ForeignOwner):
+    assert isinstance(entry.error, UntrustedDirectory)
+    with pytest.raises(UntrustedDirectory):
         store.publish(a_record())
     assert os.path.lexists(directory)
 
@@ -288,14 +294,14 @@ def test_an_entry_that_is_not_a_directory_of_ours_is_refused_and_kept(
 def test_a_root_that_others_may_write_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "volumes").mkdir(mode=0o700)
     os.chmod(tmp_path / "volumes", 0o777)
-    with pytest.raises(ForeignOwner):
+    with pytest.raises(UntrustedDirectory):
         Store(f"{tmp_path}/volumes").open()
 
 
 def test_an_unreadable_record_can_still_be_withdrawn(store: Store) -> None:
     _replaced(store, lambda path: Path(path).write_bytes(b"{}"))
-    with store.begin_withdraw(TARGET) as withdrawal:
-        assert isinstance(withdrawal.entry.error, UnreadableRecord)
+    with store.begin_unpublish(TARGET) as withdrawal:
+        assert isinstance(withdrawal.entry.error, UnreadableHandoffRecord)
         withdrawal.complete()
     assert os.listdir(store.root) == []
 
@@ -305,13 +311,13 @@ def test_an_entry_whose_lock_was_removed_is_withdrawn_only_if_nobody_ever_claime
 ) -> None:
     store.publish(a_record())
     os.unlink(_paths(store).claim_lock)
-    with store.begin_withdraw(TARGET) as withdrawal:
+    with store.begin_unpublish(TARGET) as withdrawal:
         withdrawal.complete()
     store.publish(a_record())
     _claim(store).close()
     os.unlink(_paths(store).claim_lock)
-    with pytest.raises(LockLost):
-        store.begin_withdraw(TARGET)
+    with pytest.raises(ClaimLockMissing):
+        store.begin_unpublish(TARGET)
 
 
 def test_an_unreadable_claim_is_told_and_does_not_hide_the_record(store: Store) -> None:
@@ -320,7 +326,7 @@ def test_an_unreadable_claim_is_told_and_does_not_hide_the_record(store: Store) 
     entry = store.read(TARGET)
     assert entry is not None
     assert entry.record == a_record()
-    assert isinstance(entry.claim_error, UnreadableRecord)
+    assert isinstance(entry.claim_error, UnreadableHandoffRecord)
 
 
 def test_a_thousand_entries_are_scanned_whole_and_in_order(store: Store) -> None:

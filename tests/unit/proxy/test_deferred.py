@@ -10,7 +10,7 @@ import pytest
 from crust import volumes
 from crust.handoff import store
 from crust.handoff.record import Record
-from crust.proxy import leases
+from crust.proxy import reservations
 from crust.proxy.deferred import DeferredVolumes
 from tests.support import records
 
@@ -57,7 +57,7 @@ async def test_a_withdrawal_during_a_look_does_not_come_back(slow: SlowStore) ->
     deferred, record = DeferredVolumes(slow), records.a_record()
     look = asyncio.create_task(deferred.load())
     await asyncio.to_thread(slow.entered.wait, 20)
-    with slow.begin_withdraw(record.target) as withdrawal:
+    with slow.begin_unpublish(record.target) as withdrawal:
         withdrawal.complete()
     deferred.forget(record.target.text)
     slow.go_on.set()
@@ -73,7 +73,7 @@ async def test_a_device_is_held_while_its_entry_is_being_made(slow: SlowStore) -
     two = _other_volume(records.a_record("/var/lib/kubelet/two"))
     with (
         deferred.reserved(one),
-        pytest.raises(leases.DeviceLeased, match="/var/lib/kubelet/one"),
+        pytest.raises(reservations.DeviceReserved, match="/var/lib/kubelet/one"),
         deferred.reserved(two),
     ):
         raise AssertionError("two writers")
@@ -86,10 +86,10 @@ async def test_a_record_that_changes_its_device_lets_the_former_one_go(slow: Slo
     deferred.remember(record)
     source = volumes.BlockSource("/dev/loop9", volumes.DeviceIdentity(7, 9, 99))
     deferred.remember(replace(record, mount=replace(record.mount, source=source)))
-    wanted = leases.of(_other_volume(records.a_record("/var/lib/kubelet/two")))
-    deferred.admit(wanted)
-    with pytest.raises(leases.DeviceLeased):
-        deferred.admit(replace(wanted, identity=source.identity))
+    wanted = reservations.of(_other_volume(records.a_record("/var/lib/kubelet/two")))
+    deferred.check_unreserved(wanted)
+    with pytest.raises(reservations.DeviceReserved):
+        deferred.check_unreserved(replace(wanted, identity=source.identity))
 
 
 def _other_volume(record: Record) -> Record:

@@ -7,11 +7,11 @@ from crust.proxy.events import QUEUE_LENGTH, Event, Events
 
 async def test_every_watcher_hears_everything_from_the_moment_it_began() -> None:
     events, stopping = Events(), asyncio.Event()
-    events.tell(Event("before"))
+    events.emit(Event("before"))
     async with events.watch() as one, events.watch() as two:
         streams = one(stopping), two(stopping)
-        events.tell(Event("first"))
-        events.tell(Event("second"))
+        events.emit(Event("first"))
+        events.emit(Event("second"))
         for stream in streams:
             assert [(await anext(stream)).kind for _ in range(2)] == ["first", "second"]
             await stream.aclose()  # type: ignore[attr-defined]
@@ -21,7 +21,7 @@ async def test_a_slow_watcher_is_told_how_much_it_missed() -> None:
     events, stopping = Events(), asyncio.Event()
     async with events.watch() as watch:
         for number in range(QUEUE_LENGTH + 5):
-            events.tell(Event(f"k{number}"))
+            events.emit(Event(f"k{number}"))
         stopping_soon = watch(stopping)
         heard = [await anext(stopping_soon) for _ in range(QUEUE_LENGTH + 1)]
         assert heard[-1].kind == "missed"

@@ -40,7 +40,7 @@ async def test_a_sandboxs_filesystem_is_held_until_it_is_thawed(node: Node) -> N
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
         with node.sandbox(target):
-            assert (await freeze(node, target, 17)).held
+            assert (await freeze(node, target, 17)).frozen
             assert fake.frozen == {target: 17}
             assert (await thaw(node, target)).was_frozen
             assert not (await thaw(node, target)).was_frozen
@@ -61,20 +61,20 @@ async def test_a_guest_that_thawed_by_itself_is_told_of(node: Node) -> None:
 @pytest.mark.spec("D-30")
 async def test_without_a_sandbox_there_is_nothing_to_hold_whoever_is_away(node: Node) -> None:
     target = node.places.target("one")
-    async with node.handler() as lease:
+    async with node.handler() as session:
         await node.co.publish("vol-1", target)
-        assert not (await freeze(node, target)).held
+        assert not (await freeze(node, target)).frozen
         assert not (await thaw(node, target)).was_frozen
-    await until(lease.lost)
-    assert not (await freeze(node, target)).held
+    await until(session.lost)
+    assert not (await freeze(node, target)).frozen
 
 
 @pytest.mark.spec("D-30")
 async def test_a_sandbox_whose_handler_is_away_is_not_nothing(node: Node) -> None:
     target = node.places.target("one")
-    async with node.handler() as lease:
+    async with node.handler() as session:
         await node.co.publish("vol-1", target)
-    await until(lease.lost)
+    await until(session.lost)
     with node.sandbox(target):
         await refused(freeze(node, target), Code.UNAVAILABLE, "'kata'")
         await refused(thaw(node, target), Code.UNAVAILABLE, "'kata'")
@@ -92,7 +92,7 @@ async def test_a_sandbox_that_its_handler_does_not_know_is_not_nothing(node: Nod
 
 
 @pytest.mark.spec("D-30", "D-31")
-@pytest.mark.parametrize(("call", "answer"), [(freeze, "held"), (thaw, "was_frozen")])
+@pytest.mark.parametrize(("call", "answer"), [(freeze, "frozen"), (thaw, "was_frozen")])
 async def test_a_sandbox_that_ends_while_its_handler_is_asked_is_nothing_any_more(
     node: Node, call: Any, answer: str
 ) -> None:

@@ -35,7 +35,7 @@ class Around:
         entry = store.Store(self.places.volumes).read(volumes.TargetPath(target))
         assert entry is not None
         assert entry.require().key.volume_id == "vol-1"
-        assert FakeTargets(self.places.kubelet).is_sealed(volumes.TargetPath(target))
+        assert FakeTargets(self.places.kubelet).has_guard(volumes.TargetPath(target))
         assert self.driver.published[target].deferred
 
     def check_untouched(self, target: str) -> None:
@@ -61,12 +61,12 @@ async def around(places: Places) -> AsyncIterator[Around]:
 @asynccontextmanager
 async def _registering(places: Places, handler: fake_handler.FakeHandler) -> AsyncIterator[None]:
     """Registered whenever there is a proxy."""
-    hello = registration.Hello(
+    request = registration.RegisterRequest(
         volumes.HandlerName("kata"), "1", places.handler, fake_handler.FILESYSTEMS
     )
     async with (
         service.serving(places.handler, handler),
-        registration.registered(places.sockets.handlers, hello),
+        registration.registered(places.sockets.handlers, request),
     ):
         yield
 

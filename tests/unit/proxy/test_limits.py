@@ -214,7 +214,7 @@ async def test_a_sandbox_that_begins_meanwhile_and_refuses_leaves_all_as_it_was(
 async def test_a_handler_that_is_away_or_cannot_limit_is_not_given_limits(node: Node) -> None:
     target = node.places.target("one")
     fake = FakeHandler()
-    async with node.handler(fake=fake, features=CANNOT) as lease:
+    async with node.handler(fake=fake, features=CANNOT) as session:
         await node.co.publish("vol-1", target)
         for in_sandbox in (False, True):
             call = limit(node, target)
@@ -224,7 +224,7 @@ async def test_a_handler_that_is_away_or_cannot_limit_is_not_given_limits(node: 
                     assert (await limit(node, target, NONE)).applied
             else:
                 await refused(call, Code.FAILED_PRECONDITION, "'kata'", "cannot limit")
-    await until(lease.lost)
+    await until(session.lost)
     await refused(limit(node, target), Code.UNAVAILABLE, "'kata'")
     assert (fake.limits, recorded(node, target)) == ({}, NONE)
 
@@ -302,7 +302,7 @@ async def test_limits_that_are_set_are_told_to_who_watches(kata: Node) -> None:
     await watch.initial_metadata()
     await limit(kata, target)
     async with asyncio.timeout(20):
-        while (event := await watch.read()).kind != "limited":
+        while (event := await watch.read()).kind != "limits-set":
             pass
     watch.cancel()
     assert (event.target_path, "read_iops=1" in event.message) == (target, True)

@@ -29,11 +29,11 @@ def test_the_first_decider_that_has_an_opinion_decides(
 
 @pytest.mark.parametrize("wish", ["", "Always", "yes", "true", "a" * 500])
 def test_what_is_neither_yes_nor_no_is_refused(wish: str) -> None:
-    with pytest.raises(policy.Undecidable) as caught:
+    with pytest.raises(policy.InvalidDeferPolicy) as caught:
         policy.decide(flag=False, block=False, context={"crust.dev/defer": wish})
     assert len(str(caught.value)) < 300
 
 
 def test_a_raw_block_volume_cannot_be_deferred_by_flag() -> None:
-    with pytest.raises(policy.NothingToDefer):
+    with pytest.raises(policy.CannotDeferRawBlock):
         policy.decide(flag=True, block=True, context={})

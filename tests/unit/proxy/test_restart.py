@@ -64,9 +64,9 @@ async def test_a_handler_comes_back_by_itself_after_a_restart(places: Places) ->
             handler = fake_handler.running(
                 fake, proxy_socket=places.sockets.handlers, endpoint=places.handler
             )
-            lease = await handler.__aenter__()
+            session = await handler.__aenter__()
         try:
-            await nodes.until(lease.lost)
+            await nodes.until(session.lost)
             async with _proxy(places, grace_s=20), channel.connect(places.csi) as connected:
                 target = places.target("one")
                 await Co(connected).publish("vol-1", target, timeout_s=20)

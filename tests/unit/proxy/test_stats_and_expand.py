@@ -67,9 +67,9 @@ async def test_a_guests_lies_are_not_believed(node: Node, line: tuple[int, int, 
 
 async def test_a_handler_that_is_away_is_unavailable(node: Node) -> None:
     target = node.places.target("one")
-    async with node.handler() as lease:
+    async with node.handler() as session:
         await node.co.publish("vol-1", target)
-    await until(lease.lost)
+    await until(session.lost)
     with node.sandbox(target):
         await refused(node.co.stats("vol-1", target), Code.UNAVAILABLE, "'kata'", "not affected")
         await refused(node.co.expand("vol-1", target, 1), Code.UNAVAILABLE, "'kata'")
@@ -100,10 +100,12 @@ async def test_a_handler_whose_lease_ends_in_the_middle_of_a_call(node: Node, ca
 
 async def _drop_the_lease(node: Node) -> None:
     """End the handler's registration as its death would: from the proxy's view the stream is cut."""
-    leases = [task for task in asyncio.all_tasks() if "registration of kata" in task.get_name()]
-    assert len(leases) == 1
-    leases[0].cancel()
-    await asyncio.wait(leases)
+    registrations = [
+        task for task in asyncio.all_tasks() if "registration of kata" in task.get_name()
+    ]
+    assert len(registrations) == 1
+    registrations[0].cancel()
+    await asyncio.wait(registrations)
 
 
 @pytest.mark.spec("D-26")

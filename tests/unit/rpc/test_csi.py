@@ -135,18 +135,18 @@ def wire_mount() -> csi_pb2.DeferredMount:
 def test_a_deferred_mount_that_lacks_a_field_is_the_drivers_fault(field: str) -> None:
     pb = wire_mount()
     pb.ClearField(field)  # type: ignore[arg-type]
-    with pytest.raises(csi.BadDeferredMount):
+    with pytest.raises(csi.InvalidDeferredMount):
         csi.deferred_mount(pb)
 
 
 def test_a_deferred_mount_with_a_relative_device_path_or_no_identity_is_refused() -> None:
     pb = wire_mount()
     pb.block_device.path = "dev/loop3"
-    with pytest.raises(csi.BadDeferredMount, match="relative"):
+    with pytest.raises(csi.InvalidDeferredMount, match="relative"):
         csi.deferred_mount(pb)
     pb = wire_mount()
     pb.block_device.ClearField("identity")
-    with pytest.raises(csi.BadDeferredMount, match="identity"):
+    with pytest.raises(csi.InvalidDeferredMount, match="identity"):
         csi.deferred_mount(pb)
 
 
@@ -186,7 +186,7 @@ def test_limits_count_bytes_and_allow_what_csi_allows() -> None:
     with pytest.raises(limits.FieldTooLong):
         limits.required("ü" * 65, "name")
     assert limits.required("a/b\tc\n", "name") == "a/b\tc\n"
-    with pytest.raises(limits.BadCharacters):
+    with pytest.raises(limits.InvalidCharacters):
         limits.required("a\0b", "name")
     with pytest.raises(limits.FieldTooLong):
         limits.mapping({"k": "v" * 4096}, "parameters")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.handoff.record import UnreadableRecord
+from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
 from crust.runtime_handler import NotDeferred, Resolved, resolve_source
 from tests.support.records import TARGET, a_record
@@ -76,7 +76,7 @@ def test_an_unreadable_record_is_an_error_and_not_an_ordinary_mount(
 ) -> None:
     store.publish(a_record())
     Path(store.layout.record_path(TARGET)).write_text("{}")
-    with pytest.raises(UnreadableRecord):
+    with pytest.raises(UnreadableHandoffRecord):
         resolve_source(store.root, f"{TARGET.text}{sub_path}")
 
 

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def keep_looking(
+async def watch_handoff(
     store: Store, deferred: DeferredVolumes, events: Events
 ) -> AsyncIterator[None]:
     """Look whenever something changes, while the block runs. A watch that ends by itself is logged as an error."""
@@ -69,7 +69,7 @@ def _tell(entry: Entry, holder_before: str, events: Events) -> None:
     kind = "claimed" if holder else "released"
     message = f"sandbox {holder or holder_before}"
     _log.info(kind, extra={"target": entry.record.target.text, "sandbox": holder or holder_before})
-    events.tell(Event(kind, entry.record.target.text, entry.record.handler, message))
+    events.emit(Event(kind, entry.record.target.text, entry.record.handler, message))
 
 
 def _ended(task: asyncio.Task[None]) -> None:

@@ -14,7 +14,7 @@ import logging
 
 from crust import errors, operations, volumes
 from crust.handoff.record import Record
-from crust.proxy import fitness
+from crust.proxy import handler_admission
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.events import Event, Events
 from crust.proxy.handlers import Feature, Handler, Handlers
@@ -23,7 +23,7 @@ from crust.proxy.peers import HandlerPeers
 _log = logging.getLogger(__name__)
 
 
-class Limiting:
+class DeferredIoLimits:
     """Sets limits by target path: one at a time for each, joined by who asks the same, finished when they leave."""
 
     def __init__(
@@ -43,8 +43,8 @@ class Limiting:
     async def set(self, record: Record, limits: volumes.IoLimits) -> bool:
         """Replace the limits; returns whether a sandbox has the volume, and obeys them already.
 
-        Raises `operations.Busy`, `handlers.HandlerGone`, `fitness.HandlerLacks`, `peers.HandlerSilent`, and the
-        handler's own error.
+        Raises `operations.OperationInProgress`, `handlers.HandlerDisconnected`,
+        `handler_admission.UnsupportedByHandler`, `peers.HandlerNotResponding`, and the handler's own error.
         """
         return await self._operations.run(
             ("limits", record.target),
@@ -56,7 +56,7 @@ class Limiting:
     async def _set(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
         record = self._deferred.expect(target.text)
         handler = await self._handlers.owner(record.handler)
-        fitness.check_limits(handler, limits)
+        handler_admission.check_limits(handler, limits)
         told = await self._deferred.holder(record)
         if told is not None:
             await self._tell_sandbox(handler, target, limits)
@@ -94,4 +94,4 @@ class Limiting:
     def _tell(self, record: Record, limits: volumes.IoLimits, *, applied: bool) -> None:
         extra = {"volume": str(record.key), "limits": str(limits), "applied": applied}
         _log.info("limits set", extra=extra)
-        self._events.tell(Event("limited", record.target.text, record.handler, str(limits)))
+        self._events.emit(Event("limits-set", record.target.text, record.handler, str(limits)))

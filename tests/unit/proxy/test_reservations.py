@@ -23,7 +23,7 @@ async def test_a_second_target_of_the_volume_is_refused_naming_the_holder(kata: 
     assert len(kata.driver.called("NodePublishVolume")) == 1
     kata.check_published("vol-1", one)
     assert kata.entry(two) is None
-    assert not kata.targets.is_sealed(volumes.TargetPath(two))
+    assert not kata.targets.has_guard(volumes.TargetPath(two))
 
 
 async def test_two_names_of_one_device_are_one_device(kata: Node) -> None:

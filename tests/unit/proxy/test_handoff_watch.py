@@ -8,7 +8,7 @@ import pytest
 
 from crust import errors
 from crust.handoff import store
-from crust.proxy import watching
+from crust.proxy import handoff_watch
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.events import Events
 from tests.support import fake_handler, records
@@ -37,7 +37,7 @@ async def test_a_look_that_fails_is_logged_and_the_next_one_sees_everything(
     events = Events()
     async with (
         events.watch() as watch,
-        watching.keep_looking(directory, DeferredVolumes(directory), events),
+        handoff_watch.watch_handoff(directory, DeferredVolumes(directory), events),
     ):
         heard = watch(asyncio.Event())
         assert await asyncio.to_thread(directory.failed.wait, 20)

@@ -13,7 +13,7 @@ from crust.handoff.record import Record
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class Reservation:
     """What a deferred publish holds. `identity` is None before the driver has told the device."""
 
     key: volumes.VolumeKey
@@ -22,10 +22,10 @@ class Lease:
     readonly: bool
 
 
-class DeviceLeased(errors.NotReady):
+class DeviceReserved(errors.NotReady):
     """Somebody else has the device."""
 
-    def __init__(self, wanted: Lease, holder: Lease, *, deferred: bool) -> None:
+    def __init__(self, wanted: Reservation, holder: Reservation, *, deferred: bool) -> None:
         way = "handed to a runtime" if deferred else "mounted on the host"
         super().__init__(
             f"volume {wanted.key} cannot be {way} at {wanted.target}",
@@ -36,21 +36,21 @@ class DeviceLeased(errors.NotReady):
         self.holder = holder.target
 
 
-def check(wanted: Lease, held: Iterable[Lease], *, deferred: bool = True) -> None:
-    """Raise `DeviceLeased` if a holder at another target has the device, and one of the two writes."""
+def check(wanted: Reservation, held: Iterable[Reservation], *, deferred: bool = True) -> None:
+    """Raise `DeviceReserved` if a holder at another target has the device, and one of the two writes."""
     for holder in held:
         if holder.target == wanted.target or not _same_device(wanted, holder):
             continue
         if not (wanted.readonly and holder.readonly):
-            raise DeviceLeased(wanted, holder, deferred=deferred)
+            raise DeviceReserved(wanted, holder, deferred=deferred)
 
 
-def _same_device(one: Lease, other: Lease) -> bool:
+def _same_device(one: Reservation, other: Reservation) -> bool:
     if one.key == other.key:
         return True
     return one.identity is not None and one.identity == other.identity
 
 
-def of(record: Record) -> Lease:
+def of(record: Record) -> Reservation:
     """The lease that a published record is."""
-    return Lease(record.key, record.target, record.identity, record.readonly)
+    return Reservation(record.key, record.target, record.identity, record.readonly)

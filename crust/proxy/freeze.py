@@ -14,7 +14,7 @@ from crust.proxy.handlers import Feature, Handler, Handlers
 from crust.proxy.peers import HandlerPeers
 
 
-class CannotFreeze(errors.NotReady):
+class HandlerCannotFreeze(errors.NotReady):
     """The sandbox's handler cannot hold a filesystem still."""
 
     def __init__(self, target: volumes.TargetPath, handler: str) -> None:
@@ -25,7 +25,7 @@ class CannotFreeze(errors.NotReady):
         )
 
 
-class Freezing:
+class DeferredFreeze:
     """Freezes and thaws by record."""
 
     def __init__(
@@ -39,13 +39,14 @@ class Freezing:
     async def freeze(self, record: Record, thaw_after_s: int, timeout_s: float | None) -> bool:
         """Hold the filesystem still; False if no sandbox has it.
 
-        Raises `handlers.HandlerGone`, `CannotFreeze`, `peers.HandlerSilent` and the handler's own error.
+        Raises `handlers.HandlerDisconnected`, `HandlerCannotFreeze`, `peers.HandlerNotResponding`, and the handler's
+        own error.
         """
         if not await self._deferred.is_claimed(record):
             return False
         handler = await self._handlers.owner(record.handler)
         if Feature.FREEZE not in handler.features:
-            raise CannotFreeze(record.target, handler.name)
+            raise HandlerCannotFreeze(record.target, handler.name)
         try:
             await self._peers.freeze(handler, record.target, thaw_after_s, timeout_s)
         except errors.CrustError:
@@ -82,4 +83,4 @@ class Freezing:
         return await self._peers.thaw(handler, record.target, timeout_s)
 
     def _tell(self, kind: str, record: Record, message: str) -> None:
-        self._events.tell(Event(kind, record.target.text, record.handler, message))
+        self._events.emit(Event(kind, record.target.text, record.handler, message))

@@ -13,9 +13,9 @@ from google.protobuf.message import Message
 
 from crust import errors, operations, volumes
 from crust.handoff.record import Record
-from crust.proxy import leases, policy
+from crust.proxy import policy, reservations
 from crust.proxy.backend import Backend, Caller
-from crust.proxy.deferred import DeferredVolumes, NotDeferred
+from crust.proxy.deferred import DeferredVolumes, NoDeferredVolume
 from crust.proxy.publish import DeferredPublish
 from crust.proxy.targets import Targets
 from crust.proxy.unpublish import DeferredUnpublish
@@ -35,7 +35,7 @@ Request = TypeVar("Request", bound=Message)
 Answer = Callable[[Request, bytes, passthrough.Context], Awaitable[bytes]]
 
 
-class PublishedDeferred(errors.NotReady):
+class StillDeferred(errors.NotReady):
     """A call wants the driver to let go of a volume that is handed to a runtime."""
 
     def __init__(self, key: volumes.VolumeKey, target: str) -> None:
@@ -46,7 +46,7 @@ class PublishedDeferred(errors.NotReady):
         )
 
 
-class Front:
+class CsiFrontend:
     """One driver's CSI socket."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Front:
             context=request.volume_context,
         )
         if not decision.defer:
-            with self._operations.beside(self._unchecked_key(request.volume_id)):
+            with self._operations.shared(self._unchecked_key(request.volume_id)):
                 self._check_host_publish(request)
                 return await self._pass("NodePublishVolume", data, context)
         key = self._key(request.volume_id)
@@ -123,7 +123,9 @@ class Front:
             raise policy.AlreadyDeferred(target.text)
         readonly = request.readonly or request.volume_capability.access_mode.mode in _READER_MODES
         key = self._unchecked_key(request.volume_id)
-        self._deferred.admit(leases.Lease(key, target, None, readonly), deferred=False)
+        self._deferred.check_unreserved(
+            reservations.Reservation(key, target, None, readonly), deferred=False
+        )
 
     async def _node_unpublish(
         self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, context: passthrough.Context
@@ -131,8 +133,8 @@ class Front:
         if not self._is_known(request):
             # beside, because passed on it would overtake a publish whose caller gave up, and the entry that
             # publish makes would stay for good
-            with self._operations.beside(self._unchecked_key(request.volume_id)):
-                if not await self._is_sealed(request):
+            with self._operations.shared(self._unchecked_key(request.volume_id)):
+                if not await self._has_guard(request):
                     return await self._pass("NodeUnpublishVolume", data, context)
         key = self._key(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
@@ -149,7 +151,7 @@ class Front:
         """Whether it is a deferred volume's, by the flag or by the record."""
         try:
             target = volumes.TargetPath.parse(request.target_path)
-        except volumes.BadPath:
+        except volumes.InvalidPath:
             # another spelling of a deferred target must not reach a driver, which would let the device go
             key = self._unchecked_key(request.volume_id)
             if request.defer_fs_ops or self._deferred.of_volume(key):
@@ -157,22 +159,22 @@ class Front:
             return False
         return request.defer_fs_ops or self._deferred.find(target.text) is not None
 
-    async def _is_sealed(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> bool:
+    async def _has_guard(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> bool:
         """Whether our seal is on the target: the record is gone, with /run or in an unpublish that was cut off."""
         try:
             target = volumes.TargetPath.parse(request.target_path)
-        except volumes.BadPath:
+        except volumes.InvalidPath:
             return False
-        return await asyncio.to_thread(self._targets.is_sealed, target)
+        return await asyncio.to_thread(self._targets.has_guard, target)
 
     async def _node_unstage(
         self, request: csi_pb2.NodeUnstageVolumeRequest, data: bytes, context: passthrough.Context
     ) -> bytes:
         key = self._unchecked_key(request.volume_id)
-        with self._operations.beside(key):
+        with self._operations.shared(key):
             held = self._deferred.of_volume(key)
             if held:
-                raise PublishedDeferred(key, held[0].target.text)
+                raise StillDeferred(key, held[0].target.text)
             return await self._pass("NodeUnstageVolume", data, context)
 
     async def _node_stats(
@@ -214,7 +216,7 @@ class Front:
         record = self._deferred.find(request.volume_path)
         record = record or next(iter(self._deferred.of_volume(key)), None)
         if record is None and request.defer_fs_ops:
-            raise NotDeferred(request.volume_path)
+            raise NoDeferredVolume(request.volume_path)
         return record
 
     def _unchecked_key(self, volume_id: str) -> volumes.VolumeKey:

@@ -20,7 +20,7 @@ from tests.support.node import Node, Places
 from tests.support.refusals import refused
 
 Code = grpc.StatusCode
-HELLO: dict[str, Any] = {
+REQUEST: dict[str, Any] = {
     "name": "kata",
     "version": "1",
     "endpoint": "/run/kata.sock",
@@ -33,7 +33,7 @@ async def _register(node: Node, **changes: Any) -> None:
     """Register with a hello that differs from a good one, and read the first answer."""
     async with channel.connect(node.places.sockets.handlers) as connected:
         stub: Any = handlers_pb2_grpc.HandlerRegistryStub(connected)
-        call = stub.Register(handlers_pb2.Hello(**{**HELLO, **changes}), timeout=10)
+        call = stub.Register(handlers_pb2.RegisterRequest(**{**REQUEST, **changes}), timeout=10)
         answer = await call.read()
         if answer is grpc.aio.EOF:
             raise AssertionError("the stream ended")
@@ -80,7 +80,7 @@ async def test_operators_see_drivers_handlers_and_volumes_with_their_sandbox(kat
         ("csi.example.com", True, 1)
     ]
     handlers = await kata.inspect.ListHandlers(inspect_pb2.ListHandlersRequest(), timeout=10)
-    assert [each.hello.name for each in handlers.handlers] == ["kata"]
+    assert [each.registration.name for each in handlers.handlers] == ["kata"]
     request = inspect_pb2.ListDeferredVolumesRequest()
     (volume,) = (await kata.inspect.ListDeferredVolumes(request, timeout=10)).volumes
     assert (volume.volume_id, volume.state, volume.sandbox_id) == ("vol-1", "published", "")
@@ -134,7 +134,7 @@ async def test_a_watch_tells_what_happens_to_a_volume(kata: Node) -> None:
         assert "box-7" in (await _next(watch, "claimed")).message
     await _next(watch, "released")
     await kata.co.unpublish("vol-1", target)
-    assert (await _next(watch, "withdrawn")).handler == "kata"
+    assert (await _next(watch, "unpublished")).handler == "kata"
     mount = {"fs_type": "btrfs"}
     await refused(kata.co.publish("vol-1", target, mount=mount), Code.FAILED_PRECONDITION)
     assert "btrfs" in (await _next(watch, "refused")).message

@@ -13,7 +13,7 @@ EXPAND_TIMEOUT_S = 100.0
 """Below the kubelet's two minutes, so that it hears our reason and not its own deadline."""
 
 
-class Runtime:
+class RuntimeClient:
     """Asks the proxy about a volume by its target path. Errors are the proxy's, or `PeerUnavailable`."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
