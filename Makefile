@@ -1,4 +1,4 @@
-# crust: every verb is one line that calls the real tool. `make help` lists them.
+# crust: every target is one line that calls the real tool. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
@@ -25,16 +25,16 @@ PYTEST = scratch=$$(mktemp -d /tmp/ct-XXXXXX) && trap 'rm -rf "$$scratch"' EXIT 
 PRIVATE := unshare --mount --propagation private
 
 .PHONY: help
-help: ## list the verbs
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Said first, and not by the fifth tool that fails.
 .PHONY: root
 root:
-	@[ "$$(id -u)" = 0 ] || { echo "error: this verb mounts and attaches devices: run it as root" >&2; exit 1; }
+	@[ "$$(id -u)" = 0 ] || { echo "error: this target mounts and attaches devices: run it as root" >&2; exit 1; }
 
 .PHONY: setup
-setup: packages $(VENV)/.done ## install all that the other verbs need (as root, Debian 12)
+setup: packages $(VENV)/.done ## install all that the other targets need (as root, Debian 12)
 
 .PHONY: packages
 packages:
@@ -57,7 +57,7 @@ guest: setup ## build the microVM's kernel and initramfs from the distribution's
 	$(PY) -m examples.kata.guest build
 
 .PHONY: demo
-demo: root guest ## the main job, told step by step on this machine (root)
+demo: root guest ## publish volumes to a microVM on this machine, step by step (root)
 	$(PRIVATE) $(PY) -m examples.kata.demo
 
 test integration conformance e2e: WITHIN = $(PRIVATE)
@@ -77,8 +77,9 @@ integration: root setup ## the tests on real loop devices, mounts and sockets (r
 	@$(PYTEST) tests/integration
 
 .PHONY: conformance
+conformance: export CRUST_REPORTS = build/conformance
 conformance: root setup ## crust's driver against its suite, four ways; reports in build/conformance (root)
-	@CRUST_REPORTS=build/conformance $(PYTEST) tests/integration/conformance
+	@$(PYTEST) tests/integration/conformance
 
 .PHONY: e2e
 e2e: root guest ## the tests that boot the microVM (root)
@@ -111,5 +112,5 @@ bench: root guest ## measure, in one run and as ratios; writes docs/benchmarks.m
 	$(PRIVATE) $(PY) -m benchmarks
 
 .PHONY: clean
-clean: ## remove what the other verbs made in this directory
+clean: ## remove what the other targets made in this directory
 	rm -rf $(VENV) $(CACHE) build dist *.egg-info

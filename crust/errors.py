@@ -18,6 +18,9 @@ Raise sites give data; the class makes the sentence: what, why, what to do. Leav
 that raises them and take their fields as constructor arguments. gRPC codes are in `crust.rpc.status`
 alone. Errors never log: the edge that answers does, once. Nothing secret may enter a field, because
 a message reaches the CO's events and every log.
+
+An error's name is its class's, unique in the project and stable as docs/api.md says: `[MountFailed]` begins what
+a caller is shown, `error_name` is the key in the log, and `crust explain MountFailed` prints its page.
 """
 
 
@@ -33,6 +36,12 @@ class CrustError(Exception):
         self.what = what
         self.why = why
         self.hint = hint
+        self.error_name = type(self).__name__
+        """Differs from the class's for an error that a peer answered with: it keeps the peer's name."""
+
+    def shown(self) -> str:
+        """The sentence behind the name, for whoever stands outside: a caller, an event, a command line."""
+        return f"[{self.error_name}] {self}"
 
     def __str__(self) -> str:
         sentence = f"{self.what}: {self.why}" if self.why else self.what

@@ -1,7 +1,8 @@
 """Logging: the standard library, one JSON and one console format, both to standard error.
 
 Messages are constant, what varies travels in `extra`, and the request id of the call that is being served is
-added by a filter. What may be logged of a message is decided in `crust.rpc.redaction`.
+added by a filter. An error of crust in `extra` becomes two fields, its sentence in `error` and its name in
+`error_name`; `code` is gRPC's. What may be logged of a message is decided in `crust.rpc.redaction`.
 """
 
 import contextvars
@@ -10,6 +11,8 @@ import logging
 import sys
 import time
 from typing import Any, Literal, TextIO
+
+from crust import errors
 
 Format = Literal["json", "console"]
 
@@ -24,6 +27,9 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 def extra_of(record: logging.LogRecord) -> dict[str, Any]:
     """What a call gave in `extra`, and the context's fields."""
     fields = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    error = fields.get("error")
+    if isinstance(error, errors.CrustError):
+        fields |= {"error": str(error), "error_name": error.error_name}
     return {**(context.get() or {}), **fields}
 
 

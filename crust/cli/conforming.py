@@ -21,7 +21,7 @@ def run(*, endpoint: str, parameters: Path | None, junit: Path | None, **flags: 
     Raises click.ClickException for what cannot be used.
     """
     if importlib.util.find_spec("pytest") is None:
-        raise click.ClickException("pytest is not installed: pip install 'crust[conformance]'")
+        raise click.ClickException("pytest is not installed: pip install 'crust-csi[conformance]'")
     from crust.conformance import running
 
     try:
@@ -32,7 +32,7 @@ def run(*, endpoint: str, parameters: Path | None, junit: Path | None, **flags: 
             **flags,
         )
     except errors.InvalidRequest as err:
-        raise click.UsageError(str(err)) from err
+        raise click.UsageError(err.shown()) from err
     _tell_if_away(chosen.socket, chosen.timeout_s)
     with _termination_as_interrupt():
         return running.run(chosen).exit_code

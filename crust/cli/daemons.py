@@ -50,7 +50,7 @@ def serve(
         toml = _text(program, config) if config else ""
         loaded = settings_module.load(model, program, toml=toml, environ=os.environ, flags=flags)
     except errors.InvalidRequest as error:
-        click.echo(str(error), err=True)
+        click.echo(error.shown(), err=True)
         sys.exit(2)
     logs.configure(level=loaded.log_level, fmt=loaded.log_format)
     _log.info("settings", extra={"program": program, **loaded.model_dump(mode="json")})
@@ -59,7 +59,7 @@ def serve(
         with _metrics(loaded.metrics_address):
             asyncio.run(until_signal(run(loaded)), debug=False)
     except errors.CrustError as error:
-        _log.error("cannot serve", extra={"program": program, "error": str(error)})
+        _log.error("cannot serve", extra={"program": program, "error": error})
         sys.exit(1)
 
 

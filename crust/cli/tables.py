@@ -40,7 +40,7 @@ async def _print(socket: str, *parts: Part) -> int:
             tables = [await part(stub) for part in parts]
         except grpc.aio.AioRpcError as err:
             error = codes.to_error(err)
-            click.echo(f"the proxy does not answer on {socket}: {error}", err=True)
+            click.echo(f"the proxy does not answer on {socket}: {error.shown()}", err=True)
             return 1
     for table, _ in tables:
         console.print(table)

@@ -17,7 +17,7 @@ from crust.conformance.options import Parameters
 
 HEAD = """# The conformance suite
 
-    pip install 'crust[conformance]'
+    pip install 'crust-csi[conformance]'
     crust conformance --endpoint unix:///run/csi/csi.sock --target-root /var/lib/kubelet
 
 holds any CSI driver on a socket against the rules of the specification. It runs where the driver's mounts are seen:

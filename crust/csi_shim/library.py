@@ -82,7 +82,7 @@ async def _answered(context: Context, answer: Awaitable[Answer]) -> Answer:
     try:
         return await answer
     except errors.CrustError as error:
-        return await context.abort(status.code_of(error), str(error))
+        return await status.abort(context, error)
 
 
 def wrap(

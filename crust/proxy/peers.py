@@ -159,7 +159,7 @@ def _error(handler: Handler, err: grpc.aio.AioRpcError) -> errors.CrustError:
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.CANCELLED,
     )
-    if err.code() in away:
+    if err.code() in away and not status.name_in(err.trailing_metadata()):
         return HandlerNotResponding(handler.name, err.details() or err.code().name)
     if err.code() is grpc.StatusCode.NOT_FOUND:
         # passed on as it is it would say that the volume is not deferred, or not there at all

@@ -41,6 +41,16 @@ class RpcNotServed(errors.Unsupported):
         self.rpc = rpc
 
 
+class UnexpectedError(errors.RuntimeFailed):
+    """A bug: an exception that crust does not know. The log has its traceback under the request id."""
+
+    def __init__(self, rpc: str, request_id: str) -> None:
+        super().__init__(
+            f"{rpc} failed inside crust",
+            hint=f"the log has the reason under request id {request_id}",
+        )
+
+
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Maps errors, numbers requests, logs and counts them. `server` names the room in the log."""
 
@@ -129,9 +139,9 @@ class _Call:
     async def _answer(
         self, context: Context, request: Any, started_s: float, error: errors.CrustError
     ) -> NoReturn:
-        code = status.code_of(error)
-        self._record_now(request, started_s, code, str(error))
-        await context.abort(code, str(error))
+        told = {"error": str(error), "error_name": error.error_name}
+        self._record_now(request, started_s, status.code_of(error), told)
+        await status.abort(context, error)
 
     async def _answer_bug(
         self, context: Context, request: Any, started_s: float, error: Exception
@@ -139,15 +149,11 @@ class _Call:
         if isinstance(error, NotImplementedError):  # the generated base of a servicer
             await self._answer(context, request, started_s, RpcNotServed(self.name))
         if isinstance(error, grpc.aio.AbortError):  # answered already, deeper down
-            self._record_now(request, started_s, _status_of(context), context.details())
+            self._record_now(request, started_s, _status_of(context), _told_by_peer(context))
             raise error
         _log.error("unexpected error", extra={"rpc": self.name}, exc_info=error)
-        self._record_now(request, started_s, grpc.StatusCode.INTERNAL, type(error).__name__)
         request_id = (logs.context.get() or {}).get("request_id", "")
-        await context.abort(
-            grpc.StatusCode.INTERNAL,
-            f"{self.name} failed inside crust; the log has the reason under request id {request_id}",
-        )
+        await self._answer(context, request, started_s, UnexpectedError(self.name, request_id))
 
     async def _answer_cancelled(self, context: Context, request: Any, started_s: float) -> NoReturn:
         """The caller went away, and nobody waits; or something below was cancelled, and then the caller must hear.
@@ -157,7 +163,7 @@ class _Call:
         """
         task = asyncio.current_task()
         if task is None or task.cancelling():
-            self._record_now(request, started_s, grpc.StatusCode.CANCELLED, None)
+            self._record_now(request, started_s, grpc.StatusCode.CANCELLED, {})
             raise asyncio.CancelledError
         lost = errors.PeerUnavailable(
             f"{self.name} was cut off", why="what it waited for was stopped", hint="retry"
@@ -168,15 +174,15 @@ class _Call:
         """Once the answer is on its way: a line costs a tenth of a small call, and nobody need wait for it."""
         elapsed_s = time.monotonic() - started_s
         loop = asyncio.get_running_loop()
-        loop.call_soon(self._record, request, elapsed_s, grpc.StatusCode.OK, None)
+        loop.call_soon(self._record, request, elapsed_s, grpc.StatusCode.OK, {})
 
     def _record_now(
-        self, request: Any, started_s: float, code: grpc.StatusCode, error: str | None
+        self, request: Any, started_s: float, code: grpc.StatusCode, told: dict[str, str]
     ) -> None:
-        self._record(request, time.monotonic() - started_s, code, error)
+        self._record(request, time.monotonic() - started_s, code, told)
 
     def _record(
-        self, request: Any, elapsed_s: float, code: grpc.StatusCode, error: str | None
+        self, request: Any, elapsed_s: float, code: grpc.StatusCode, told: dict[str, str]
     ) -> None:
         metrics.rpc_seconds.labels(self._server, self._counted_as, code.name).observe(elapsed_s)
         level = logging.DEBUG if self.name in _QUIET else logging.INFO
@@ -186,12 +192,17 @@ class _Call:
             "rpc": self.name,
             "code": code.name,
             "ms": round(elapsed_s * 1000, 1),
+            **told,
         }
-        if error is not None:
-            extra["error"] = error
         if _log.isEnabledFor(logging.DEBUG) and isinstance(request, Message):
             extra["request"] = redaction.describe(request)
         _log.log(level, "served", extra=extra)
+
+
+def _told_by_peer(context: Context) -> dict[str, str]:
+    """What a status that passes says; another program's has no name."""
+    name = status.name_in(context.trailing_metadata())
+    return {"error": context.details(), **({"error_name": name} if name else {})}
 
 
 def _status_of(context: Context) -> grpc.StatusCode:

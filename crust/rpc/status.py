@@ -2,14 +2,27 @@
 
 An error's code is that of its nearest class in the table; a leaf needs a row of its own only where the
 CSI specification names another code than the branch has. Text is never parsed: a peer's status becomes the
-branch that stands for its code, with the peer's message kept whole, so that a chain of processes hands
-the first one's sentence to the CO.
+branch that stands for its code, with the peer's sentence and the peer's error name, so that a chain of processes
+hands the first one's error to the CO. The name travels as google.rpc.ErrorInfo (`reason`, `domain`) in the
+status details, where every gRPC library looks for it; only names of our own domain are taken over.
 """
+
+import re
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf import message as protobuf
+from google.rpc import error_details_pb2, status_pb2
 
-from crust import errors
+from crust import errors, logs
+
+DOMAIN = "crust.dev"
+_DETAILS_KEY = "grpc-status-details-bin"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
+
+_MESSAGE_MAX_CHARS = 2000
+"""Metadata of 8 KiB and more is refused by gRPC, message and details together; the log has the whole sentence."""
 
 CODES: dict[type[errors.CrustError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -45,10 +58,50 @@ def code_of_class(kind: type[errors.CrustError]) -> grpc.StatusCode:
     return next(found, grpc.StatusCode.INTERNAL)
 
 
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.CrustError) -> NoReturn:
+    """Answer a call with `error`: its code, its sentence, and its name in both; does not return."""
+    code = code_of(error)
+    message = error.shown()
+    if len(message) > _MESSAGE_MAX_CHARS:
+        message = f"{message[: _MESSAGE_MAX_CHARS - 1]}…"
+    details = status_pb2.Status(code=code.value[0], message=message)
+    details.details.add().Pack(
+        error_details_pb2.ErrorInfo(
+            reason=error.error_name, domain=DOMAIN, metadata=logs.context.get()
+        )
+    )
+    await context.abort(code, message, ((_DETAILS_KEY, details.SerializeToString()),))
+
+
+def name_in(trailing_metadata: Any) -> str:
+    """The name of an error of crust in the details of a status; empty if another program answered."""
+    for key, value in trailing_metadata or ():
+        if key == _DETAILS_KEY:
+            return _name_of(value)
+    return ""
+
+
+def _name_of(details: bytes) -> str:
+    info = error_details_pb2.ErrorInfo()
+    try:
+        for each in status_pb2.Status.FromString(details).details:
+            if each.Unpack(info) and info.domain == DOMAIN and _NAME.fullmatch(info.reason):
+                return info.reason
+    except protobuf.DecodeError:  # a peer's own bytes, in a form of its own
+        return ""
+    return ""
+
+
 def to_error(error: grpc.aio.AioRpcError) -> errors.CrustError:
-    """The error that a peer's status stands for; its message is the peer's own sentence."""
+    """The error that a peer's status stands for: the peer's own sentence, and its name if it is one of crust's."""
     code = error.code()
     message = error.details() or code.name
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.PeerUnavailable("the other process did not answer in time", why=message)
-    return _BRANCHES.get(code, errors.RuntimeFailed)(message)
+    branch = _BRANCHES.get(code, errors.RuntimeFailed)
+    name = name_in(error.trailing_metadata())
+    if not name:
+        return branch(message)
+    found = branch(message.removeprefix(f"[{name}] "))
+    found.error_name = name
+    return found

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from crust import logs
+from crust import errors, logs
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,17 @@ def test_json_has_one_object_per_line_with_time_level_logger_and_fields() -> Non
         "volume": "v\n1",
         "count": 2,
     }
+
+
+def test_an_error_of_crust_is_its_sentence_and_its_name() -> None:
+    stream = io.StringIO()
+    logs.configure(fmt="json", stream=stream)
+    logging.getLogger("crust.x").info("failed", extra={"error": errors.NotReady("no", why="so")})
+    logging.getLogger("crust.x").info("failed", extra={"error": OSError(2, "nothing")})
+    ours, other = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert (ours["error"], ours["error_name"]) == ("no: so", "NotReady")
+    assert other["error"] == "[Errno 2] nothing"
+    assert "error_name" not in other
 
 
 def test_a_traceback_stays_in_its_line() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 
 from crust import errors, logs, metrics
-from crust.rpc import channel, server
+from crust.rpc import channel, server, status
 from tests.support.refusals import refused
 
 Code = grpc.StatusCode
@@ -84,7 +85,54 @@ async def test_an_error_of_crust_is_its_code_and_its_sentence(service: Fixture, 
         raise errors.Exhausted("no slot", why="all taken", hint="wait")
 
     built.behave = fail
-    await refused(_call(caller, shape), Code.RESOURCE_EXHAUSTED, "no slot: all taken; wait")
+    await refused(
+        _call(caller, shape), Code.RESOURCE_EXHAUSTED, "[Exhausted] no slot: all taken; wait"
+    )
+
+
+@SHAPES
+async def test_an_errors_name_is_in_the_status_details_and_in_the_log(
+    service: Fixture, shape: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    built, caller = service
+
+    async def fail(_: Any) -> None:
+        raise errors.Exhausted("no slot", why="x" * 10_000)
+
+    built.behave = fail
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await _call(caller, shape)
+    ((_, raw),) = caught.value.trailing_metadata()
+    assert isinstance(raw, bytes)
+    details = status_pb2.Status.FromString(raw)
+    info = error_details_pb2.ErrorInfo()
+    assert details.details[0].Unpack(info)
+    assert (info.reason, info.domain) == ("Exhausted", "crust.dev")
+    assert re.fullmatch("[0-9a-f]{12}", info.metadata["request_id"])
+    assert (details.code, details.message) == (
+        Code.RESOURCE_EXHAUSTED.value[0],
+        caught.value.details(),
+    )
+    (line,) = [vars(each) for each in caplog.records if each.msg == "served"]
+    assert (line["code"], line["error_name"]) == ("RESOURCE_EXHAUSTED", "Exhausted")
+    assert line["error"].endswith("x" * 10_000)
+
+
+@SHAPES
+async def test_an_error_that_a_peer_answered_keeps_its_name_in_the_next_log(
+    service: Fixture, shape: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    built, caller = service
+
+    async def fail(context: Any) -> None:
+        await status.abort(context, errors.Exhausted("no slot"))
+
+    built.behave = fail
+    await refused(_call(caller, shape), Code.RESOURCE_EXHAUSTED, "[Exhausted] no slot")
+    (line,) = [vars(each) for each in caplog.records if each.msg == "served"]
+    assert (line["error_name"], line["error"]) == ("Exhausted", "[Exhausted] no slot")
 
 
 @SHAPES

@@ -5,11 +5,13 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 
 from crust import errors
 from crust.rpc import status
 from tests.support import error_table
 
+Code = grpc.StatusCode
 PAGE = Path(__file__).parents[3] / "docs" / "errors.md"
 BRANCHES = [
     each for each in errors.CrustError.__subclasses__() if each.__module__ == "crust.errors"
@@ -43,6 +45,32 @@ def test_a_peers_status_comes_back_as_its_branch_with_the_peers_sentence(
     assert str(back) == "it failed: so; do this"
 
 
+def test_to_error_of_an_error_of_crust_keeps_its_name() -> None:
+    details = status_pb2.Status(code=9, message="[ThawedEarly] it went on; retry")
+    details.details.add().Pack(
+        error_details_pb2.ErrorInfo(reason="ThawedEarly", domain="crust.dev")
+    )
+    back = status.to_error(
+        _rpc_error(Code.FAILED_PRECONDITION, details.message, details.SerializeToString())
+    )
+    assert type(back) is errors.NotReady
+    assert (back.error_name, str(back)) == ("ThawedEarly", "it went on; retry")
+    assert back.shown() == details.message
+
+
+@pytest.mark.parametrize(
+    ("reason", "domain"), [("ThawedEarly", "vendor.example"), ("Two words", "crust.dev"), ("", "crust.dev")]
+)  # fmt: skip
+def test_to_error_of_another_programs_details_has_the_branchs_name(
+    reason: str, domain: str
+) -> None:
+    details = status_pb2.Status(code=9, message="it went on")
+    details.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain=domain))
+    for raw in (details.SerializeToString(), b"\xff", b""):
+        back = status.to_error(_rpc_error(Code.FAILED_PRECONDITION, "it went on", raw))
+        assert back.shown() == "[NotReady] it went on"
+
+
 @pytest.mark.parametrize(
     ("code", "branch"),
     [
@@ -73,5 +101,6 @@ def test_the_page_of_errors_is_what_the_code_says() -> None:
     )
 
 
-def _rpc_error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+def _rpc_error(code: grpc.StatusCode, message: str, raw: bytes = b"") -> grpc.aio.AioRpcError:
+    trailing = grpc.aio.Metadata(("grpc-status-details-bin", raw)) if raw else grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, message)
