@@ -9,33 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
-    copying,
     figures,
     guest_io,
+    large_pool,
     machine,
-    noticing,
     page,
-    passing,
+    pass_through,
     plot,
-    pooling,
-    publishing,
-    restarting,
-    staging,
+    proxy_restart,
+    publish,
+    snapshots,
+    stage,
+    watch_latency,
 )
 
 BENCHMARKS: dict[str, Callable[[], Coroutine[Any, Any, figures.Result]]] = {
-    publishing.NAME: publishing.measure,
-    passing.NAME: passing.measure,
-    noticing.NAME: noticing.measure,
-    restarting.NAME: restarting.measure,
-    staging.NAME: staging.measure,
-    pooling.NAME: pooling.measure,
-    copying.NAME: copying.measure,
+    publish.NAME: publish.measure,
+    pass_through.NAME: pass_through.measure,
+    watch_latency.NAME: watch_latency.measure,
+    proxy_restart.NAME: proxy_restart.measure,
+    stage.NAME: stage.measure,
+    large_pool.NAME: large_pool.measure,
+    snapshots.NAME: snapshots.measure,
     guest_io.NAME: guest_io.measure,
 }
 
 STORAGE = "storage"
-GROUPS = {STORAGE: (staging.NAME, pooling.NAME, copying.NAME)}
+GROUPS = {STORAGE: (stage.NAME, large_pool.NAME, snapshots.NAME)}
 """Names for several: what the driver alone costs."""
 
 

@@ -23,7 +23,7 @@ from crust.rpc import channel
 from crust.runtime_handler import registration, service
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.kata.demo.kubelet import Kubelet
-from examples.kata.demo.node import DRIVER, HANDLER, Places
+from examples.kata.demo.node import DRIVER, HANDLER, NodePaths
 
 ONE_HOP = "onehop.csi.crust.dev"
 STOP_TIMEOUT_S = 30.0
@@ -90,24 +90,24 @@ class IdleHandler:
 
 
 @contextlib.contextmanager
-def directories() -> Iterator[Places]:
+def directories() -> Iterator[NodePaths]:
     """The node's directories, with a tmpfs where a node has /run; removed with everything in them."""
     base = Path(tempfile.mkdtemp(prefix="crust-bench-"))
-    places = Places(base)
+    paths = NodePaths(base)
     with contextlib.ExitStack() as undo:
         undo.callback(shutil.rmtree, base)
         undo.callback(_let_go, base)
-        for run in (places.crust_run, base / "driver-run"):
+        for run in (paths.crust_run, base / "driver-run"):
             run.mkdir()
             _run("mount", "-t", "tmpfs", "-o", "mode=0700", "crust-bench", str(run))
-        places.logs.mkdir()
-        yield places
+        paths.logs.mkdir()
+        yield paths
 
 
-async def start(places: Places, name: str, *, volumes_root: Path | None = None) -> Process:
+async def start(paths: NodePaths, name: str, *, volumes_root: Path | None = None) -> Process:
     """Start `python -m crust name …`, its output in a log; it may not serve yet when this returns."""
-    arguments = _arguments(places, volumes_root or places.volumes)[name]
-    with (places.logs / f"{name}.log").open("ab") as log:
+    arguments = _arguments(paths, volumes_root or paths.volumes)[name]
+    with (paths.logs / f"{name}.log").open("ab") as log:
         running = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "crust", name, *arguments, stdout=log, stderr=log
         )
@@ -115,42 +115,42 @@ async def start(places: Places, name: str, *, volumes_root: Path | None = None) 
 
 
 @contextlib.asynccontextmanager
-async def driver(places: Places) -> AsyncIterator[Kubelet]:
+async def driver(paths: NodePaths) -> AsyncIterator[Kubelet]:
     """The driver alone; gives a CO that calls its socket."""
     async with contextlib.AsyncExitStack() as stack:
-        process = await start(places, "driver")
+        process = await start(paths, "driver")
         stack.push_async_callback(process.stop)
-        await answers(places.driver_socket)
-        yield await stack.enter_async_context(caller(places, places.driver_socket))
+        await answers(paths.driver_socket)
+        yield await stack.enter_async_context(caller(paths, paths.driver_socket))
 
 
 @contextlib.asynccontextmanager
-async def serving(places: Places) -> AsyncIterator[Kubelet]:
+async def serving(paths: NodePaths) -> AsyncIterator[Kubelet]:
     """Driver, shim, proxy and a registered handler; gives a CO that calls the proxy's socket."""
     async with contextlib.AsyncExitStack() as stack:
         for name in ("driver", "shim", "proxy"):
-            process = await start(places, name)
+            process = await start(paths, name)
             stack.push_async_callback(process.stop)
-        await stack.enter_async_context(registered(places))
+        await stack.enter_async_context(registered(paths))
         # one after the other: the proxy does not wait for a shim, nor the shim for a driver
-        for socket in (places.driver_socket, places.shim_socket):
+        for socket in (paths.driver_socket, paths.shim_socket):
             await answers(socket)
-        co = await stack.enter_async_context(caller(places, places.csi_socket))
+        co = await stack.enter_async_context(caller(paths, paths.csi_socket))
         await co.wait_ready(HANDLER)
         yield co
 
 
 @contextlib.asynccontextmanager
-async def registered(places: Places) -> AsyncIterator[registration.Registration]:
+async def registered(paths: NodePaths) -> AsyncIterator[registration.Registration]:
     """A handler that stays registered with the proxy, whenever that comes and goes."""
     request = registration.RegisterRequest(
         name=volumes.HandlerName(HANDLER),
         version="0",
-        endpoint=str(places.base / "handler.sock"),
+        endpoint=str(paths.base / "handler.sock"),
         filesystems=frozenset({"ext4", "xfs"}),
         features=frozenset(registration.Feature),
     )
-    handlers_socket = str(places.crust_run / "handlers.sock")
+    handlers_socket = str(paths.crust_run / "handlers.sock")
     async with (
         service.serving(request.endpoint, IdleHandler()),
         registration.registered(handlers_socket, request) as session,
@@ -159,9 +159,9 @@ async def registered(places: Places) -> AsyncIterator[registration.Registration]
 
 
 @contextlib.asynccontextmanager
-async def caller(places: Places, csi_socket: str) -> AsyncIterator[Kubelet]:
+async def caller(paths: NodePaths, csi_socket: str) -> AsyncIterator[Kubelet]:
     """A CO that calls `csi_socket`."""
-    co = Kubelet(places.kubelet, csi_socket, places.inspect_socket)
+    co = Kubelet(paths.kubelet, csi_socket, paths.inspect_socket)
     try:
         yield co
     finally:
@@ -175,31 +175,31 @@ async def answers(csi_socket: str) -> None:
         await stub.Probe(csi_pb2.ProbeRequest(), wait_for_ready=True, timeout=START_TIMEOUT_S)
 
 
-def one_hop_socket(places: Places) -> str:
+def one_hop_socket(paths: NodePaths) -> str:
     """The proxy's socket straight before the driver."""
-    return str(places.kubelet / "plugins" / ONE_HOP / "csi.sock")
+    return str(paths.kubelet / "plugins" / ONE_HOP / "csi.sock")
 
 
-def _arguments(places: Places, volumes_root: Path) -> dict[str, list[str]]:
-    root = f"--target-root={places.kubelet}"
+def _arguments(paths: NodePaths, volumes_root: Path) -> dict[str, list[str]]:
+    root = f"--target-root={paths.kubelet}"
     return {
         "driver": [
-            f"--socket={places.driver_socket}",
-            f"--state-dir={places.base / 'pool'}",
-            f"--run-dir={places.base / 'driver-run'}",
+            f"--socket={paths.driver_socket}",
+            f"--state-dir={paths.base / 'pool'}",
+            f"--run-dir={paths.base / 'driver-run'}",
             "--node-id=bench",
             root,
         ],
         "shim": [
-            f"--socket={places.shim_socket}",
-            f"--driver-socket={places.driver_socket}",
-            f"--runtime-socket={places.crust_run / 'runtime.sock'}",
+            f"--socket={paths.shim_socket}",
+            f"--driver-socket={paths.driver_socket}",
+            f"--runtime-socket={paths.crust_run / 'runtime.sock'}",
         ],
         "proxy": [
-            f"--run-dir={places.crust_run}",
+            f"--run-dir={paths.crust_run}",
             f"--volumes-root={volumes_root}",
-            f"--driver={DRIVER},{places.csi_socket},{places.shim_socket}",
-            f"--driver={ONE_HOP},{one_hop_socket(places)},{places.driver_socket}",
+            f"--driver={DRIVER},{paths.csi_socket},{paths.shim_socket}",
+            f"--driver={ONE_HOP},{one_hop_socket(paths)},{paths.driver_socket}",
             root,
         ],
     }

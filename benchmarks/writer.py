@@ -1,4 +1,4 @@
-"""A process that publishes when it is told to, and says when it did: the proxy's part in `noticing`.
+"""A process that publishes when it is told to, and says when it did: the proxy's part in `watch_latency`.
 
 A line on standard input is `publish` or `withdraw`, the directory's root, and a volume's number; the answer is the
 monotonic clock in nanoseconds, which is the same clock in every process, just before the last rename.

@@ -119,7 +119,7 @@ def ps(run_dir: str) -> None:
                 f"{name}={most}" for name, most in each["limits"].get(target, {}).items() if most
             )
             click.echo(" ".join((f"    {target}", *limits)))
-    for stray in _ask(client.strays()):
+    for stray in _ask(client.not_adopted()):
         click.echo(f"{stray}  not taken over; can only be stopped")
 
 

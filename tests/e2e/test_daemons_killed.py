@@ -31,7 +31,7 @@ async def node(guest_image: object, acceleration: object) -> AsyncIterator[Whole
         await node.tidy()
 
 
-async def test_the_runtime_is_killed_and_adopts_its_sandboxes(node: WholeNode) -> None:
+async def test_killed_runtime_adopts_its_sandboxes_after_restart(node: WholeNode) -> None:
     """Limits stay in force. A freeze that nobody could thaw meanwhile is ended, and tells that it was."""
     volume = await node.volume()
     target = await node.publish(volume)
@@ -41,14 +41,14 @@ async def test_the_runtime_is_killed_and_adopts_its_sandboxes(node: WholeNode) -
     async with runtime_api.connected(node) as api:
         assert await api.limit(target, LIMITS) is True
         assert await api.freeze(target, 60) is True
-        await node.node.kill("runtime")
+        await node.daemons.kill("runtime")
         await check_nothing_is_pretended(api, target)
     code, message = await refusal(node.kubelet.unpublish(volume, target))
     assert code is grpc.StatusCode.FAILED_PRECONDITION, "the VM holds the claim, whoever else dies"
     assert "one" in message
     code, _ = await refusal(node.kubelet.stats(volume, target))
     assert code is grpc.StatusCode.UNAVAILABLE
-    await node.node.start("runtime")
+    await node.daemons.start("runtime")
     await node.kubelet.wait_ready(HANDLER)
     assert (await node.kubelet.stats(volume, target))[BYTES].used > 0
     again = await node.output("one", target, "cat /proc/sys/kernel/random/boot_id; cat /data/f")
@@ -67,15 +67,17 @@ async def check_nothing_is_pretended(api: runtime_api.RuntimeApi, target: Path) 
 
 
 @pytest.mark.parametrize("victim", ["driver", "shim", "proxy"])
-async def test_any_daemon_is_killed_and_everything_goes_on(node: WholeNode, victim: str) -> None:
+async def test_killed_daemon_restarts_and_the_volume_stays_usable(
+    node: WholeNode, victim: str
+) -> None:
     """A freeze too, which is the guest's, until it is thawed."""
     volume = await node.volume()
     target = await node.publish(volume)
     await node.output("one", target, "echo kept > /data/f")
     async with runtime_api.connected(node) as api:
         assert await api.freeze(target, 60) is True
-        await node.node.kill(victim)
-        await node.node.start(victim)
+        await node.daemons.kill(victim)
+        await node.daemons.start(victim)
         await node.kubelet.wait_ready(HANDLER)
         assert await api.thaw(target) is True
     assert (await node.kubelet.stats(volume, target))[BYTES].used > 0

@@ -42,7 +42,7 @@ async def node(shared: WholeNode) -> AsyncIterator[WholeNode]:
     await shared.tidy()
 
 
-async def test_containers_of_a_sandbox_share_the_vm_and_the_volumes_single_mount(
+async def test_containers_of_a_sandbox_share_vm_and_volume_mount(
     node: WholeNode,
 ) -> None:
     target = await node.publish(await node.volume())
@@ -57,7 +57,7 @@ async def test_containers_of_a_sandbox_share_the_vm_and_the_volumes_single_mount
     assert await node.qemu_pid("one") == pid
 
 
-async def test_what_a_guest_wrote_is_there_for_the_next_guest_and_for_the_host(
+async def test_guest_data_is_read_by_next_guest_and_host(
     node: WholeNode,
 ) -> None:
     volume = await node.volume()
@@ -84,7 +84,7 @@ async def test_xfs_is_deferred_and_expanded_online(node: WholeNode) -> None:
     assert after[BYTES].total - before[BYTES].total > 300 * MIB
 
 
-async def test_a_volume_that_grew_while_no_sandbox_had_it_is_grown_by_the_one_that_mounts_it(
+async def test_filesystem_of_offline_expanded_volume_grows_at_next_mount(
     node: WholeNode,
 ) -> None:
     volume = await node.volume(size_bytes=64 * MIB)
@@ -99,7 +99,7 @@ async def test_a_volume_that_grew_while_no_sandbox_had_it_is_grown_by_the_one_th
 
 
 @pytest.mark.parametrize("policy", ["Always", "OnRootMismatch"])
-async def test_the_group_is_applied_in_the_guest(node: WholeNode, policy: str) -> None:
+async def test_fs_group_is_applied_in_the_guest(node: WholeNode, policy: str) -> None:
     """OnRootMismatch leaves the files of a volume whose root is right already; Always does not."""
     plain = await node.volume()
     wanted = capability("ext4", "4059", policy)
@@ -121,7 +121,7 @@ async def test_the_group_is_applied_in_the_guest(node: WholeNode, policy: str) -
     assert group == ("4059" if policy == "Always" else "0")
 
 
-async def test_a_group_that_a_kubelet_could_only_give_to_the_target_reaches_the_guest(
+async def test_fs_group_set_on_the_target_reaches_the_guest(
     node: WholeNode,
 ) -> None:
     """So it is with drivers that have no VOLUME_MOUNT_GROUP: the kubelet changes what it takes for the root."""
@@ -131,7 +131,7 @@ async def test_a_group_that_a_kubelet_could_only_give_to_the_target_reaches_the_
     assert await node.output("one", target, "stat -c '%g %a' /data") == "4060 2775"
 
 
-async def test_a_sub_path_is_resolved_in_the_guest_and_not_out_of_the_volume(
+async def test_sub_path_is_resolved_inside_the_volume(
     node: WholeNode,
 ) -> None:
     target = await node.publish(await node.volume())
@@ -178,13 +178,13 @@ async def test_the_host_cannot_mount_or_format_a_device_that_a_guest_has(node: W
     assert await node.output("one", target, "echo alive > /data/f; cat /data/f") == "alive"
 
 
-async def test_a_container_whose_entry_is_gone_is_refused_and_writes_nowhere(
+async def test_container_is_refused_when_handoff_entry_is_missing(
     node: WholeNode,
 ) -> None:
     """/run lost the entry, the seal is still there: a runtime that shared the directory would lose data."""
     volume = await node.volume()
     target = await node.publish(volume)
-    entry = next(path for path in node.node.places.volumes.iterdir() if path.name[0] != ".")
+    entry = next(path for path in node.daemons.paths.volumes.iterdir() if path.name[0] != ".")
     for path in entry.iterdir():
         path.unlink()
     entry.rmdir()
@@ -201,7 +201,7 @@ async def test_a_mount_source_that_is_not_deferred_is_refused(
         await node.run("one", tmp_path, "true")
 
 
-async def test_statistics_before_a_sandbox_and_after_it_say_that_none_has_the_volume(
+async def test_stats_without_sandbox_are_refused(
     node: WholeNode,
 ) -> None:
     volume = await node.volume()
@@ -211,7 +211,7 @@ async def test_statistics_before_a_sandbox_and_after_it_say_that_none_has_the_vo
     assert "no sandbox" in message
 
 
-async def test_a_vm_that_is_killed_frees_its_volume_and_loses_nothing_that_was_synced(
+async def test_killed_vm_releases_its_volume_and_keeps_synced_data(
     node: WholeNode,
 ) -> None:
     volume = await node.volume()
@@ -228,7 +228,7 @@ async def test_a_vm_that_is_killed_frees_its_volume_and_loses_nothing_that_was_s
 
 
 def _loops(node: WholeNode, volume: csi_pb2.Volume) -> list[str]:
-    pool = str(node.node.places.base / "pool")
+    pool = str(node.daemons.paths.base / "pool")
     return [
         each.path
         for each in loop.list_all()

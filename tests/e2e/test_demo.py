@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.vm
 @pytest.mark.timeout(240)
-async def test_the_demo_succeeds_and_tells_every_step(guest_image: object) -> None:
+async def test_demo_succeeds_and_leaves_nothing_behind(guest_image: object) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

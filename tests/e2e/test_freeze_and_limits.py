@@ -99,7 +99,7 @@ async def writing(node: WholeNode, sandbox: str, target: Path) -> AsyncIterator[
 
 
 def image_of(node: WholeNode, volume: csi_pb2.Volume) -> Path:
-    (found,) = (node.node.places.base / "pool").rglob(f"{volume.volume_id}.img")
+    (found,) = (node.daemons.paths.base / "pool").rglob(f"{volume.volume_id}.img")
     return found
 
 
@@ -118,7 +118,7 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-async def test_what_is_copied_from_a_frozen_guest_is_one_moments_content(
+async def test_image_of_frozen_guest_does_not_change_until_thaw(
     node: WholeNode, api: runtime_api.RuntimeApi, tmp_path: Path
 ) -> None:
     volume = await node.volume()
@@ -150,7 +150,7 @@ async def test_what_is_copied_from_a_frozen_guest_is_one_moments_content(
         assert await api.thaw(target) is False
 
 
-async def test_a_guest_that_nobody_thaws_goes_on_in_time_and_tells_that_it_did(
+async def test_frozen_guest_thaws_by_itself_and_thaw_reports_it(
     node: WholeNode, api: runtime_api.RuntimeApi
 ) -> None:
     """One that dies frozen takes nothing along that was written before."""
@@ -166,7 +166,7 @@ async def test_a_guest_that_nobody_thaws_goes_on_in_time_and_tells_that_it_did(
     assert int(await node.output("two", target, "cat /data/n")) >= writer.said
 
 
-async def test_limits_are_in_force_in_the_sandbox_and_in_the_next_one(
+async def test_limits_apply_to_running_and_next_sandbox(
     node: WholeNode, api: runtime_api.RuntimeApi
 ) -> None:
     volume = await node.volume()
@@ -181,7 +181,7 @@ async def test_limits_are_in_force_in_the_sandbox_and_in_the_next_one(
     await node.kubelet.publish(
         volume, target, defer=True
     )  # a retry does not bring the driver's older limits
-    entry = store.Store(str(node.node.places.volumes)).read(volumes.TargetPath(str(target)))
+    entry = store.Store(str(node.daemons.paths.volumes)).read(volumes.TargetPath(str(target)))
     assert entry is not None
     assert entry.require().mount.io_limits == fewer
     await node.output("two", target, "true")
@@ -190,7 +190,7 @@ async def test_limits_are_in_force_in_the_sandbox_and_in_the_next_one(
     assert await runtime_api.limits_in_force(node) == {}
 
 
-async def test_a_snapshot_of_what_a_guest_writes_has_all_that_was_synced_before(
+async def test_snapshot_of_written_volume_has_all_synced_data(
     node: WholeNode,
 ) -> None:
     volume = await node.volume()
@@ -206,7 +206,7 @@ async def test_a_snapshot_of_what_a_guest_writes_has_all_that_was_synced_before(
         await node.kubelet.delete_snapshot(snapshot)
 
 
-async def test_a_class_of_another_speed_is_obeyed_by_the_guest_at_once_and_by_the_next_one(
+async def test_modify_volume_limits_running_and_next_guest(
     node: WholeNode,
 ) -> None:
     volume = await node.volume()

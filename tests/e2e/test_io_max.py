@@ -85,7 +85,7 @@ def _command(
     return [str(spec.QEMU), *plain, *boot, *disks, "-serial", "stdio"]
 
 
-def test_what_is_missing_is_told_with_its_remedy(answer: Any) -> None:
+def test_obstacle_names_what_is_missing_and_the_remedy(answer: Any) -> None:
     root, group, controller, nothing = answer["obstacles"]
     assert "root group" in root
     assert group == "there is no pods in /run/cgroup"
@@ -93,7 +93,7 @@ def test_what_is_missing_is_told_with_its_remedy(answer: Any) -> None:
     assert nothing == ""
 
 
-def test_the_kernel_has_what_it_was_told_and_nothing_of_what_was_before(answer: Any) -> None:
+def test_set_replaces_previous_limits(answer: Any) -> None:
     whole, less, none, other, empty = answer["told"]
     for lines, read_back, wanted in (whole, less, none):
         assert read_back == wanted, lines
@@ -105,11 +105,11 @@ def test_the_kernel_has_what_it_was_told_and_nothing_of_what_was_before(answer: 
     assert empty == ""
 
 
-def test_a_device_that_is_gone_has_nothing_to_take_away(answer: Any) -> None:
+def test_limits_of_absent_device_are_removed_without_error(answer: Any) -> None:
     assert answer["absent"] == ["ENODEV"]
 
 
-def test_groups_below_the_limited_one_are_far_behind_a_free_disk(answer: Any) -> None:
+def test_limits_apply_to_child_groups_and_page_cache(answer: Any) -> None:
     """Through the page cache, too: v2 knows whose pages it writes back."""
     assert set(answer["race"]) == set(io_max_in_guest.KINDS)
     assert all(each >= 10 * io_max_in_guest.OPERATIONS for each in answer["race"].values())

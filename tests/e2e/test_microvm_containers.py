@@ -18,14 +18,14 @@ def _spec(
     return values.ContainerSpec(name, command, binds, environment=more)
 
 
-async def test_both_streams_and_the_exit_code_arrive(vm: machine.Machine, plug: MountDisk) -> None:
+async def test_run_returns_stdout_stderr_and_exit_code(
+    vm: machine.Machine, plug: MountDisk
+) -> None:
     done = await attempt(vm, "echo out; echo err >&2; exit 7")
     assert done == values.Completed(values.Exit(7, None), b"out\n", b"err\n")
 
 
-async def test_environment_directory_and_identity_are_as_asked(
-    vm: machine.Machine, plug: MountDisk
-) -> None:
+async def test_run_sets_environment_directory_and_ids(vm: machine.Machine, plug: MountDisk) -> None:
     wanted = values.ContainerSpec(
         "env",
         ("sh", "-c", "echo $WORD; pwd; id -u; id -g; id -G; echo $$"),
@@ -48,7 +48,7 @@ async def test_a_python_script_runs(vm: machine.Machine, mounted: MountDisk) -> 
     assert (done.stdout, done.stderr) == (b'["lost+found"]\n', b"")
 
 
-async def test_input_larger_than_any_buffer_is_carried(
+async def test_stdin_larger_than_any_buffer_arrives_complete(
     vm: machine.Machine, plug: MountDisk
 ) -> None:
     content = os.urandom(2 * MIB)
@@ -56,9 +56,7 @@ async def test_input_larger_than_any_buffer_is_carried(
     assert done.stdout.split()[0].decode() == hashlib.sha256(content).hexdigest()
 
 
-async def test_output_waits_for_a_reader_and_delays_nobody(
-    vm: machine.Machine, plug: MountDisk
-) -> None:
+async def test_unread_output_does_not_block_the_agent(vm: machine.Machine, plug: MountDisk) -> None:
     """A container that writes without end stands still at the window; the agent answers meanwhile."""
     flood = await vm.guest.start(_spec("flood", "cat", "/dev/zero"))
     assert await shell(vm, "echo through") == "through\n"
@@ -81,7 +79,7 @@ async def test_two_streams_at_full_speed_stay_within_one_window(
     assert (len(done.stdout), len(done.stderr)) == (3_000_000, 3_000_000)
 
 
-async def test_more_output_than_the_caller_wants_is_an_error_and_ends_the_container(
+async def test_output_above_limit_is_an_error_and_ends_the_container(
     vm: machine.Machine, plug: MountDisk
 ) -> None:
     with pytest.raises(faults.OutputTooLarge):
@@ -92,7 +90,7 @@ async def test_more_output_than_the_caller_wants_is_an_error_and_ends_the_contai
 async def test_a_container_that_takes_too_long_is_killed(
     vm: machine.Machine, plug: MountDisk
 ) -> None:
-    with pytest.raises(faults.ContainerTooSlow):
+    with pytest.raises(faults.ContainerTimedOut):
         await vm.guest.run(_spec("slow", "sleep", "1000"), timeout_s=0.5)
     assert await vm.guest.containers() == []
 
@@ -155,7 +153,7 @@ async def test_a_container_sees_only_the_volumes_it_was_given(
     assert done.exit.code == 1
 
 
-async def test_a_container_does_not_hold_volumes_that_it_was_not_given(
+async def test_container_does_not_pin_volumes_it_was_not_given(
     vm: machine.Machine, mounted: MountDisk
 ) -> None:
     """A mount namespace copies every mount; without care it would pin them all."""
@@ -176,7 +174,7 @@ async def test_a_read_only_bind_of_a_writable_volume_refuses_writes(
     assert b"Read-only file system" in done.stderr
 
 
-async def test_device_nodes_in_a_volume_are_dead(vm: machine.Machine, mounted: MountDisk) -> None:
+async def test_volume_is_mounted_nodev(vm: machine.Machine, mounted: MountDisk) -> None:
     volume = await mounted()
     options = (await shell(vm, "grep ' /data ' /proc/mounts", values.Bind(volume, "/data"))).split()
     assert "nodev" in options[3].split(",")
@@ -239,7 +237,7 @@ async def test_a_sub_path_that_leads_out_of_its_volume_is_refused(
         await attempt(vm, "ls /data", read_only)
 
 
-async def test_a_destination_is_never_reached_through_a_link_of_a_volume(
+async def test_destination_through_a_symlink_of_a_volume_is_refused(
     vm: machine.Machine, mounted: MountDisk
 ) -> None:
     volume, inner = await mounted(), await mounted()

@@ -33,9 +33,7 @@ def _no_cache_left(guest_image: image.GuestImage) -> "object":
     subprocess.run(["rm", "-rf", guest_image.directory.parent / f"test-{os.getpid()}"], check=True)
 
 
-async def test_the_same_inputs_make_the_same_bytes_anywhere(
-    guest_image: image.GuestImage, cache: Path
-) -> None:
+async def test_build_is_reproducible(guest_image: image.GuestImage, cache: Path) -> None:
     again = await asyncio.to_thread(image.build, cache)
     assert again.digest == guest_image.digest
     assert again.directory != guest_image.directory
@@ -62,9 +60,7 @@ image.build(Path(sys.argv[1]))
 """
 
 
-def test_a_build_that_is_killed_leaves_nothing_that_looks_finished(
-    guest_image: image.GuestImage, cache: Path
-) -> None:
+def test_killed_build_leaves_no_image_directory(guest_image: image.GuestImage, cache: Path) -> None:
     steps = [("packages", "unpack"), ("kernel", "extract_vmlinux"), ("archive", "pack")]
     for room, function in steps:
         argv = [sys.executable, "-c", _DYING_BUILDER, str(cache), room, function]

@@ -30,7 +30,8 @@ from examples.kata.vm import machine, spec, values
 async def main():
     directory, built, acceleration, disk, lock = sys.argv[1:]
     wanted = spec.MachineSpec("orphan", image.load(Path(built)), acceleration, volume_slots=2)
-    vm = await machine.start(wanted, Path(directory), pass_fds=[int(lock)])
+    vm = await machine.start(wanted, Path(directory))
+    await vm.descriptors.hold("vol", [int(lock)])
     await vm.attach("vol", Path(disk))
     await vm.guest.mount(values.VolumeMount("vol", "ext4"))
     script = "echo before; while [ ! -e /data/go ]; do :; done; echo after; exit 3"
@@ -75,7 +76,7 @@ def _is_free(lock: Path) -> bool:
 
 async def _orphan(directory: Path, wanted: spec.MachineSpec, disk: Path, lock: Path) -> int:
     """Start a VM in a process of its own, kill that with SIGKILL, and return QEMU's pid."""
-    with lock.open("w") as file:
+    with lock.open("w+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         parent = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", _PARENT, str(directory), str(wanted.image.directory)),
@@ -122,13 +123,13 @@ async def test_a_vm_is_controlled_by_one_process_and_its_directory_holds_one_vm(
 ) -> None:
     vm = await machine.start(wanted, vm_directory)
     for intruder in (machine.adopt, machine.destroy):
-        with pytest.raises(faults.AlreadyOwned):
+        with pytest.raises(faults.VmAlreadyControlled):
             await intruder(vm_directory)
-    with pytest.raises(faults.AlreadyOwned):
+    with pytest.raises(faults.VmAlreadyControlled):
         await machine.start(wanted, vm_directory)
     await vm.close()
     await vm.close()
-    with pytest.raises(faults.AlreadyRuns):
+    with pytest.raises(faults.VmAlreadyRuns):
         await machine.start(wanted, vm_directory)
     again = await machine.adopt(vm_directory)
     await again.guest.ping()
@@ -146,14 +147,14 @@ async def test_a_vm_that_does_not_answer_is_destroyed(
 ) -> None:
     vm = await machine.start(wanted, vm_directory)
     await vm.disks._control.execute("stop")
-    with pytest.raises(faults.AgentSilent):
+    with pytest.raises(faults.AgentTimedOut):
         await vm.guest.ping(timeout_s=0.2)
     await vm.close()
     assert await machine.destroy(vm_directory) is True
     assert _qemu_of(vm_directory) == []
 
 
-async def test_a_guest_that_panics_fails_the_start_with_its_last_words(
+async def test_kernel_panic_fails_the_start_with_console_output(
     vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
 ) -> None:
     broken = tmp_path / "image"
@@ -161,7 +162,7 @@ async def test_a_guest_that_panics_fails_the_start_with_its_last_words(
     (broken / "initramfs").write_bytes(b"")
     (broken / "vmlinux").symlink_to(wanted.image.vmlinux)
     other = dataclasses.replace(wanted, image=dataclasses.replace(wanted.image, directory=broken))
-    with pytest.raises(faults.StartFailed, match="Kernel panic"):
+    with pytest.raises(faults.VmStartFailed, match="Kernel panic"):
         await machine.start(other, vm_directory)
     assert _qemu_of(vm_directory) == []
 
@@ -170,7 +171,7 @@ async def test_a_qemu_that_refuses_its_arguments_fails_the_start_with_its_messag
     vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
 ) -> None:
     lost = dataclasses.replace(wanted.image, directory=tmp_path)
-    with pytest.raises(faults.StartFailed, match="vmlinux"):
+    with pytest.raises(faults.VmStartFailed, match="vmlinux"):
         await machine.start(dataclasses.replace(wanted, image=lost), vm_directory)
     assert _qemu_of(vm_directory) == []
 
@@ -208,12 +209,12 @@ async def test_a_start_that_is_cancelled_at_any_step_leaves_no_qemu_and_no_lock(
 async def test_a_boot_that_takes_too_long_fails_and_leaves_no_qemu(
     vm_directory: Path, wanted: spec.MachineSpec
 ) -> None:
-    with pytest.raises(faults.StartFailed, match="did not answer hello"):
+    with pytest.raises(faults.VmStartFailed, match="did not answer hello"):
         await machine.start(wanted, vm_directory, boot_timeout_s=0.3)
     assert _qemu_of(vm_directory) == []
 
 
-async def test_a_guest_that_crashes_is_noticed_and_its_volume_recovers_in_the_next(
+async def test_guest_crash_is_detected_and_volume_recovers_in_next_vm(
     vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
 ) -> None:
     disk = await asyncio.to_thread(make_disk, tmp_path / "disk", "ext4")
@@ -223,9 +224,9 @@ async def test_a_guest_that_crashes_is_noticed_and_its_volume_recovers_in_the_ne
     await shell(vm, "echo safe > /data/file; sync", _DATA)
     waiting = await vm.guest.start(values.ContainerSpec("waiting", ("sleep", "1000")))
     crash = values.ContainerSpec("crash", ("sh", "-c", "echo c > /proc/sysrq-trigger"))
-    with pytest.raises(faults.AgentLost):
+    with pytest.raises(faults.AgentDisconnected):
         await vm.guest.run(crash)
-    with pytest.raises(faults.AgentLost):
+    with pytest.raises(faults.AgentDisconnected):
         await waiting.wait()
     await vm.wait()
     assert not vm.runs()
@@ -264,7 +265,7 @@ async def _with_another_agent(vm: machine.Machine) -> machine.Machine:
     script = "echo f > /proc/sysrq-trigger; exec sleep 1000"
     # The one who would answer may be dead already.
     killer = values.ContainerSpec("killer", ("sh", "-c", script), (_DATA,))
-    with contextlib.suppress(faults.AgentLost, faults.AgentSilent):
+    with contextlib.suppress(faults.AgentDisconnected, faults.AgentTimedOut):
         await vm.guest.start(killer, timeout_s=2)
     while vm.guest.hello.agent == first:
         # The killing is asynchronous: a greeting may still be answered by the one about to die.
@@ -273,7 +274,7 @@ async def _with_another_agent(vm: machine.Machine) -> machine.Machine:
     return vm
 
 
-async def test_an_agent_that_dies_is_started_again_and_the_volumes_stay(
+async def test_dead_agent_is_restarted_and_volumes_stay_mounted(
     vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
 ) -> None:
     """The kernel's out-of-memory killer takes the largest process, which is the agent.
@@ -300,7 +301,7 @@ async def test_an_agent_that_dies_is_started_again_and_the_volumes_stay(
     await vm.kill()
 
 
-async def test_an_agent_that_dies_while_a_growth_waits_for_a_thaw_leaves_nothing_frozen(
+async def test_agent_death_while_grow_waits_for_thaw_leaves_nothing_frozen(
     vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
 ) -> None:
     """If it waited in the kernel its process could not end: no other would be started, and nobody would thaw."""
@@ -362,7 +363,7 @@ async def test_a_directory_that_others_may_use_is_refused(
     link = tmp_path / "link"
     link.symlink_to("/tmp")
     for directory in (open_to_all, long, link, Path("relative")):
-        with pytest.raises(faults.BadDirectory):
+        with pytest.raises(faults.InvalidVmDirectory):
             await machine.start(wanted, directory)
     with pytest.raises(faults.VmGone):
         await machine.adopt(tmp_path / "never")

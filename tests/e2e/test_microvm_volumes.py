@@ -24,7 +24,7 @@ _CHECK = {
 
 
 @pytest.mark.parametrize("fstype", FILESYSTEMS)
-async def test_what_a_container_wrote_is_on_the_disk_after_detach(
+async def test_detach_flushes_what_a_container_wrote(
     vm: machine.Machine, tmp_path: Path, fstype: str
 ) -> None:
     source = make_disk(tmp_path / "disk", fstype)
@@ -48,7 +48,7 @@ async def test_what_a_container_wrote_is_on_the_disk_after_detach(
 
 
 @pytest.mark.parametrize("fstype", FILESYSTEMS)
-async def test_usage_is_what_the_guest_sees(
+async def test_usage_matches_statfs_in_the_guest(
     vm: machine.Machine, mounted: MountDisk, fstype: str
 ) -> None:
     volume = await mounted(fstype)
@@ -92,9 +92,7 @@ async def test_a_volume_grows_while_a_container_writes_to_it(
     assert int(done.stdout) > 0
 
 
-async def test_a_loop_device_is_a_disk_like_any_other_and_grows(
-    vm: machine.Machine, tmp_path: Path
-) -> None:
+async def test_loop_device_is_attached_and_grows(vm: machine.Machine, tmp_path: Path) -> None:
     source = make_disk(tmp_path / "disk", "ext4")
     device = await asyncio.to_thread(loop.attach, str(source))
     try:
@@ -102,7 +100,7 @@ async def test_a_loop_device_is_a_disk_like_any_other_and_grows(
         assert disk.size_bytes == SMALLEST["ext4"]
         await vm.guest.mount(values.VolumeMount("looped", "ext4"))
         os.truncate(source, 256 * MIB)
-        with pytest.raises(faults.NotGrown):
+        with pytest.raises(faults.DiskNotGrown):
             await vm.grow("looped", 256 * MIB)
         await asyncio.to_thread(loop.refresh_size, device)
         assert (await vm.grow("looped", 256 * MIB)).total_bytes > 200 * MIB
@@ -112,13 +110,11 @@ async def test_a_loop_device_is_a_disk_like_any_other_and_grows(
         await asyncio.to_thread(loop.detach, device)
 
 
-async def test_a_disk_that_did_not_grow_is_waited_for_and_reported(
-    vm: machine.Machine, mounted: MountDisk
-) -> None:
+async def test_grow_before_the_disk_grew_times_out(vm: machine.Machine, mounted: MountDisk) -> None:
     volume = await mounted()
-    with pytest.raises(faults.NotGrown, match="grow the device first"):
+    with pytest.raises(faults.DiskNotGrown, match="grow the device first"):
         await vm.grow(volume, 10**12)
-    with pytest.raises(faults.GuestWaitedInVain, match="resize the device on the host first"):
+    with pytest.raises(faults.GuestTimedOut, match="resize the device on the host first"):
         await vm.guest.grow(volume, 10**12, timeout_s=6)
 
 
@@ -158,16 +154,14 @@ async def test_a_frozen_volume_holds_its_writers_until_thaw(
     assert await vm.guest.thaw(volume) is False
 
 
-async def test_a_read_only_volume_stands_still_as_well(
-    vm: machine.Machine, plug: MountDisk
-) -> None:
+async def test_read_only_volume_can_be_frozen(vm: machine.Machine, plug: MountDisk) -> None:
     volume = await plug("ext4", read_only=True)
     await vm.guest.mount(values.VolumeMount(volume, "ext4", read_only=True))
     await vm.guest.freeze(volume, 60)
     assert await vm.guest.thaw(volume) is True
 
 
-async def test_what_waits_for_a_thaw_does_not_keep_the_thaw_away(
+async def test_pending_grow_does_not_block_thaw(
     vm: machine.Machine, mounted: MountDisk, tmp_path: Path
 ) -> None:
     """A growth waits for it with the volume's lock in the agent held."""
@@ -184,7 +178,7 @@ async def test_what_waits_for_a_thaw_does_not_keep_the_thaw_away(
         assert await vm.guest.thaw(volume) is False
 
 
-async def test_limits_are_qemus_and_end_with_the_disk(
+async def test_limits_end_when_the_disk_is_detached(
     vm: machine.Machine, plug: MountDisk, tmp_path: Path
 ) -> None:
     volume = await plug("ext4")
@@ -201,11 +195,11 @@ async def test_limits_are_qemus_and_end_with_the_disk(
     await vm.detach(volume)
     await vm.attach(volume, tmp_path / volume)
     assert await vm.limits(volume) == volumes.IoLimits()
-    with pytest.raises(faults.NotAttached):
+    with pytest.raises(faults.DiskNotAttached):
         await vm.limit("never-there", wanted)
 
 
-async def test_a_volume_that_nobody_thaws_is_thawed_in_time(
+async def test_frozen_volume_is_thawed_by_the_watchdog(
     vm: machine.Machine, mounted: MountDisk
 ) -> None:
     """Whoever froze it may have died; the copy it took is known to be worthless."""
@@ -260,7 +254,7 @@ async def test_a_mount_that_fails_says_why_and_leaves_nothing(
     await vm.guest.mount(values.VolumeMount(volume, "ext4"))
 
 
-async def test_mounting_a_blank_disk_tells_the_kernels_reason(
+async def test_mount_of_blank_disk_reports_the_kernels_reason(
     vm: machine.Machine, plug: MountDisk
 ) -> None:
     volume = await plug("")
@@ -269,14 +263,12 @@ async def test_mounting_a_blank_disk_tells_the_kernels_reason(
     assert "EINVAL" in caught.value.what
 
 
-async def test_a_disk_that_never_comes_is_a_timeout(vm: machine.Machine) -> None:
-    with pytest.raises(faults.GuestWaitedInVain, match="no disk with serial ghost"):
+async def test_mount_of_absent_disk_times_out(vm: machine.Machine) -> None:
+    with pytest.raises(faults.GuestTimedOut, match="no disk with serial ghost"):
         await vm.guest.mount(values.VolumeMount("ghost", "ext4"), timeout_s=6)
 
 
-async def test_a_mount_waits_for_a_disk_that_comes_late(
-    vm: machine.Machine, tmp_path: Path
-) -> None:
+async def test_mount_waits_for_disk_attached_later(vm: machine.Machine, tmp_path: Path) -> None:
     waiting = asyncio.create_task(vm.guest.mount(values.VolumeMount("late", "ext4")))
     await vm.guest.ping()
     await vm.attach("late", make_disk(tmp_path / "disk", "ext4"))
@@ -290,9 +282,9 @@ async def test_a_volume_in_use_is_not_unmounted_and_not_unplugged(
     volume = await mounted()
     wanted = values.ContainerSpec("user", ("sleep", "1000"), (values.Bind(volume, "/data"),))
     user = await vm.guest.start(wanted)
-    for let_go in (vm.guest.unmount, vm.detach):
+    for remove in (vm.guest.unmount, vm.detach):
         with pytest.raises(faults.GuestBusy, match="in use by container user"):
-            await let_go(volume)
+            await remove(volume)
     assert volume in await vm.disks.serials()
     await user.kill()
     assert await user.wait() == values.Exit(None, 9)
@@ -329,9 +321,9 @@ async def test_attach_is_idempotent_and_refuses_another_disk_by_the_same_name(
     disk = await vm.attach(volume, tmp_path / volume)
     assert disk.size_bytes == SMALLEST["ext4"]
     other = make_disk(tmp_path / "other", "")
-    with pytest.raises(faults.SerialTaken):
+    with pytest.raises(faults.SerialInUse):
         await vm.attach(volume, other)
-    with pytest.raises(faults.SerialTaken):
+    with pytest.raises(faults.SerialInUse):
         await vm.attach(volume, tmp_path / volume, read_only=True)
     await vm.detach("never-there")
 
@@ -340,19 +332,21 @@ async def test_attach_is_idempotent_and_refuses_another_disk_by_the_same_name(
 async def test_a_serial_number_that_virtio_cannot_carry_is_refused(
     vm: machine.Machine, serial: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(faults.BadSerial):
+    with pytest.raises(faults.InvalidSerial):
         await vm.attach(serial, tmp_path / "x")
 
 
-async def test_what_is_no_disk_is_refused(vm: machine.Machine, tmp_path: Path) -> None:
+async def test_attach_source_that_is_no_disk_is_refused(
+    vm: machine.Machine, tmp_path: Path
+) -> None:
     for source in (tmp_path, tmp_path / "absent", Path("relative"), Path("/dev/null")):
         with pytest.raises(faults.NotADisk):
             await vm.attach("nodisk", source)
     assert await vm.disks.serials() == ()
 
 
-async def test_slots_run_out_with_a_typed_error(vm: machine.Machine, plug: MountDisk) -> None:
+async def test_attach_without_free_slot_is_refused(vm: machine.Machine, plug: MountDisk) -> None:
     for _ in range(vm.identity.volume_slots):
         await plug("", MIB)
-    with pytest.raises(faults.NoSlot):
+    with pytest.raises(faults.NoFreeSlot):
         await plug("", MIB)

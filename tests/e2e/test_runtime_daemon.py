@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from examples.kata.demo.node import HANDLER
 from examples.kata.runtime import messages
-from examples.kata.runtime.client import DaemonAway, RuntimeRefused
+from examples.kata.runtime.client import RuntimeRefused, RuntimeUnreachable
 from tests.support.whole_node import WholeNode, refusal, whole_node
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(120)]
@@ -29,7 +29,7 @@ async def node(guest_image: object, acceleration: object) -> AsyncIterator[Whole
 
 
 def sandboxes(node: WholeNode) -> list[str]:
-    return sorted(path.name for path in (node.node.places.kata_run / "sandboxes").iterdir())
+    return sorted(path.name for path in (node.daemons.paths.kata_run / "sandboxes").iterdir())
 
 
 async def run_until_it_speaks(node: WholeNode, target: Path) -> asyncio.Task[object]:
@@ -47,34 +47,34 @@ async def run_until_it_speaks(node: WholeNode, target: Path) -> asyncio.Task[obj
     return running
 
 
-async def test_a_daemon_that_is_stopped_ends_the_sandbox_of_a_running_command_and_frees_its_volume(
+async def test_stopped_runtime_ends_sandbox_of_running_command_and_releases_its_volume(
     node: WholeNode,
 ) -> None:
     volume = await node.volume()
     target = await node.publish(volume)
     running = await run_until_it_speaks(node, target)
-    await node.node.stop("runtime")
-    with pytest.raises(DaemonAway):
+    await node.daemons.stop("runtime")
+    with pytest.raises(RuntimeUnreachable):
         await running
     assert sandboxes(node) == []
     await node.kubelet.unpublish(volume, target)
     node.published.remove((volume, target))
-    await node.node.start("runtime")
+    await node.daemons.start("runtime")
     await node.kubelet.wait_ready(HANDLER)
 
 
-async def test_a_guest_that_hangs_hinders_no_daemon_and_its_sandbox_can_be_stopped(
+async def test_hung_guest_does_not_block_runtime_start_and_can_be_stopped(
     node: WholeNode,
 ) -> None:
     volume = await node.volume()
     target = await node.publish(volume)
     await node.output("stuck", target, "echo kept > /data/f; sync")
     qemu = await node.qemu_pid("stuck")
-    await node.node.kill("runtime")
+    await node.daemons.kill("runtime")
     os.kill(qemu, signal.SIGSTOP)
-    await node.node.start("runtime")
+    await node.daemons.start("runtime")
     await node.kubelet.wait_ready(HANDLER)
-    assert await node.runtime.strays() == ("stuck",)
+    assert await node.runtime.not_adopted() == ("stuck",)
     with pytest.raises(RuntimeRefused, match="stuck"):
         await node.run("stuck", target, "true")
     code, _ = await refusal(node.kubelet.unpublish(volume, target))

@@ -63,7 +63,7 @@ async def grouped(
     node: WholeNode, *of: csi_pb2.Volume
 ) -> AsyncIterator[csi_pb2.VolumeGroupSnapshot]:
     """A group snapshot, taken as external-snapshotter takes it; removed when the block is left."""
-    async with channel.connect(node.node.places.csi_socket) as to_proxy:
+    async with channel.connect(node.daemons.paths.csi_socket) as to_proxy:
         stub = csi_pb2_grpc.GroupControllerStub(to_proxy)
         answer = await stub.CreateVolumeGroupSnapshot(
             csi_pb2.CreateVolumeGroupSnapshotRequest(
@@ -98,7 +98,7 @@ async def written(node: WholeNode, snapshot_id: str) -> list[int]:
     return [int(line) for line in (at / "log").read_text().splitlines()]
 
 
-async def test_a_group_of_what_a_guest_writes_keeps_the_order_of_its_writes(
+async def test_group_snapshot_keeps_write_order_across_volumes(
     node: WholeNode,
 ) -> None:
     one, two = await node.volume(), await node.volume()
@@ -108,7 +108,7 @@ async def test_a_group_of_what_a_guest_writes_keeps_the_order_of_its_writes(
             await writer.goes_on()
             ids = {each.source_volume_id: each.snapshot_id for each in group.snapshots}
             for snapshot_id in ids.values():
-                (image,) = (node.node.places.base / "pool").rglob(f"{snapshot_id}.snap")
+                (image,) = (node.daemons.paths.base / "pool").rglob(f"{snapshot_id}.snap")
                 await asyncio.to_thread(checked, image)
             first, second = [await written(node, ids[each.volume_id]) for each in (one, two)]
     assert first == list(range(1, len(first) + 1))
@@ -116,7 +116,7 @@ async def test_a_group_of_what_a_guest_writes_keeps_the_order_of_its_writes(
     assert said <= len(second) <= len(first) <= len(second) + 1
 
 
-async def test_a_driver_that_is_killed_leaves_no_guest_frozen_when_it_is_back(
+async def test_restarted_driver_thaws_the_guest_it_had_frozen(
     node: WholeNode,
 ) -> None:
     """The freeze that it was about to end is ended by the next, long before the guest's own time is over."""
@@ -127,12 +127,12 @@ async def test_a_driver_that_is_killed_leaves_no_guest_frozen_when_it_is_back(
         runtime_api.connected(node) as api,
     ):
         assert await api.freeze(target, 60) is True
-        await node.node.kill("driver")
-        intents = Intents(str(node.node.places.base / "driver-run"))
+        await node.daemons.kill("driver")
+        intents = Intents(str(node.daemons.paths.base / "driver-run"))
         await asyncio.to_thread(
             intents.note, Intent(volumes.VolumeId(one.volume_id), target=str(target))
         )
-        await node.node.start("driver")
+        await node.daemons.start("driver")
         await node.kubelet.wait_ready(HANDLER)
         await writer.goes_on()
         assert await api.thaw(target) is False

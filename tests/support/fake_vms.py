@@ -15,7 +15,7 @@ from crust import errors, runtime_handler, volumes
 from crust.handoff import claims
 from crust.handoff.claims import State
 from crust.handoff.record import Record
-from examples.kata.vm import disks, faults, home, values
+from examples.kata.vm import disks, faults, values, vm_directory
 from tests.support.fake_driver import Gate
 
 USAGE = values.Usage(
@@ -183,7 +183,7 @@ class FakeGuest:
         try:
             await self._vm.ask("mount")
             await self._vm.body.until_thawed(volume.volume)
-        except faults.AgentSilent:
+        except faults.AgentTimedOut:
             self._vm.body.mounted.add(volume.volume)  # what was asked goes on in the guest
             raise
         self._vm.body.mounted.add(volume.volume)
@@ -227,7 +227,7 @@ class FakeGuest:
 
 
 class FakeVm:
-    """`ports.Vm` and `ports.Holding`."""
+    """`ports.Vm` and `ports.HeldDescriptors`."""
 
     def __init__(self, world: World, body: Body) -> None:
         self.world = world
@@ -235,24 +235,24 @@ class FakeVm:
         self._open = True
         self.name = body.directory.name
         self.pid = 4711
-        self.identity = home.Identity(self.name, "uuid", "tcg", 8)
+        self.identity = vm_directory.Identity(self.name, "uuid", "tcg", 8)
         self.guest = FakeGuest(self)
 
     @property
-    def holding(self) -> "FakeVm":
+    def descriptors(self) -> "FakeVm":
         return self
 
     def runs(self) -> bool:
         return not self.body.ended.is_set()
 
-    # Holding.
+    # HeldDescriptors.
 
     async def hold(self, name: str, fds: Sequence[int]) -> None:
         await self._control("hold")
         self.body.nodes[name] = list(fds)
 
-    async def let_go(self, name: str) -> None:
-        await self._control("let_go")
+    async def release(self, name: str) -> None:
+        await self._control("release")
         self.body.nodes.pop(name, None)
 
     async def held(self) -> dict[str, int]:
@@ -278,7 +278,7 @@ class FakeVm:
     async def limit(self, serial: str, limits: volumes.IoLimits) -> None:
         await self._control("limit")
         if serial not in self.body.plugged:
-            raise faults.NotAttached(serial)
+            raise faults.DiskNotAttached(serial)
         self.body.limits[serial] = limits
 
     async def limits(self, serial: str) -> volumes.IoLimits:
@@ -322,17 +322,17 @@ class FakeVm:
 
     def _check_connected(self) -> None:
         if not self._open or self.body.ended.is_set():
-            raise faults.AgentLost("this process closed the connection")
+            raise faults.AgentDisconnected("this process closed the connection")
 
     async def _control(self, operation: str) -> None:
         if self.body.ended.is_set():
-            raise faults.ControlLost(operation, "QEMU ended")
+            raise faults.QmpDisconnected(operation, "QEMU ended")
         await self.world.step(operation)
 
 
 @dataclass
-class FakeMachines:
-    """`ports.Machines`. The directories are real."""
+class FakeVms:
+    """`ports.Vms`. The directories are real."""
 
     world: World
 
@@ -349,7 +349,7 @@ class FakeMachines:
         if body is None:
             raise faults.VmGone(directory)
         if body.owned:
-            raise faults.AlreadyOwned(directory)
+            raise faults.VmAlreadyControlled(directory)
         body.owned = True
         return FakeVm(self.world, body)
 

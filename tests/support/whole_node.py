@@ -14,7 +14,7 @@ import grpc.aio
 
 from crust import errors
 from crust.wire.csi.v1 import csi_pb2
-from examples.kata.demo import leftovers
+from examples.kata.demo import orphans
 from examples.kata.demo.kubelet import MOUNT, Kubelet
 from examples.kata.demo.node import HANDLER, Node
 from examples.kata.runtime import messages
@@ -29,7 +29,7 @@ _numbers = itertools.count(1)
 class WholeNode:
     """The processes, and how to speak to them."""
 
-    node: Node
+    daemons: Node
     kubelet: Kubelet
     runtime: Client
     published: list[tuple[csi_pb2.Volume, Path]] = field(default_factory=list)
@@ -107,9 +107,9 @@ class WholeNode:
 async def whole_node() -> AsyncIterator[WholeNode]:
     """A node that serves; when it is left nothing of it may remain, which is asserted."""
     base = Path(tempfile.mkdtemp(prefix="crust-e2e-", dir="/tmp"))  # short, for sockets' names
-    before = leftovers.look(base)
+    before = orphans.look(base)
     node = Node(base)
-    at = node.places
+    at = node.paths
     kubelet = Kubelet(at.kubelet, at.csi_socket, at.inspect_socket)
     try:
         await node.start_all()
@@ -121,7 +121,7 @@ async def whole_node() -> AsyncIterator[WholeNode]:
         for directory in (at.kata_run / "sandboxes").glob("*"):
             with contextlib.suppress(errors.CrustError):
                 await machine.destroy(directory)
-        left = leftovers.look(base).since(before)
+        left = orphans.look(base).since(before)
         assert not left
         shutil.rmtree(base)
 

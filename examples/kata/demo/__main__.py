@@ -9,10 +9,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from examples.kata.demo import leftovers
+from examples.kata.demo import orphans
 from examples.kata.demo.node import Node
 from examples.kata.demo.report import Report, require
-from examples.kata.demo.story import Story
+from examples.kata.demo.scenario import Scenario
 
 
 async def main() -> int:
@@ -22,9 +22,9 @@ async def main() -> int:
         return 2
     report = Report()
     base = Path(tempfile.mkdtemp(prefix="crust-demo-"))
-    before = leftovers.look(base)
+    before = orphans.look(base)
     node = Node(base)
-    story = Story(node, report)
+    story = Scenario(node, report)
     try:
         await _tell(story, node, report)
     finally:
@@ -36,7 +36,7 @@ async def main() -> int:
     return 0 if all(step.ok for step in report.steps) else 1
 
 
-async def _tell(story: Story, node: Node, report: Report) -> None:
+async def _tell(story: Scenario, node: Node, report: Report) -> None:
     """Tell the story; Ctrl-C and SIGTERM end it early, and so does a failure, which is explained."""
     telling = asyncio.ensure_future(story.tell())
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -53,9 +53,9 @@ async def _tell(story: Story, node: Node, report: Report) -> None:
         report.console.print(f"[red]the demo failed:[/] {error}")
 
 
-async def _check_nothing_left(report: Report, base: Path, before: leftovers.Traces) -> None:
+async def _check_nothing_left(report: Report, base: Path, before: orphans.Traces) -> None:
     with contextlib.suppress(Exception), report.step("nothing is left behind") as step:
-        left = leftovers.look(base).since(before)
+        left = orphans.look(base).since(before)
         require(f"nothing is left: {', '.join(left)}", not left)
         await asyncio.to_thread(shutil.rmtree, base)
         step.found("no loop device, no mount, no process, no directory")

@@ -13,7 +13,7 @@ STOP_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class NodePaths:
     """Where everything of the node lies, all below `base`."""
 
     base: Path
@@ -68,19 +68,19 @@ class Node:
     """The node's processes. Stops them all, newest first."""
 
     def __init__(self, base: Path) -> None:
-        self.places = Places(base)
+        self.paths = NodePaths(base)
         self._running: dict[str, asyncio.subprocess.Process] = {}
 
     async def start_all(self) -> None:
         """Start driver, shim, proxy and runtime; they find one another by themselves, in any order."""
-        self.places.logs.mkdir(parents=True)
-        (self.places.kubelet / "plugins" / DRIVER).mkdir(parents=True)
+        self.paths.logs.mkdir(parents=True)
+        (self.paths.kubelet / "plugins" / DRIVER).mkdir(parents=True)
         for name in ("driver", "shim", "proxy", "runtime"):
             await self.start(name)
 
     async def start(self, name: str) -> None:
         """Start one process, its output appended to its log."""
-        log = os.open(self.places.logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        log = os.open(self.paths.logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             self._running[name] = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -119,11 +119,11 @@ class Node:
 
     def log_tail(self, name: str, lines: int = 15) -> str:
         """The end of a process's log, for the one who must find out what went wrong."""
-        path = self.places.logs / f"{name}.log"
+        path = self.paths.logs / f"{name}.log"
         return "\n".join(path.read_text().splitlines()[-lines:]) if path.exists() else ""
 
     def _arguments(self, name: str) -> list[str]:
-        at = self.places
+        at = self.paths
         root = f"--target-root={at.kubelet}"
         return {
             "driver": [

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 
-class NotSo(Exception):
+class CheckFailed(Exception):
     """Something that the demo claims did not hold."""
 
 
@@ -79,6 +79,6 @@ class Report:
 
 
 def require(claim: str, holds: object) -> None:
-    """Raise `NotSo` unless `holds`."""
+    """Raise `CheckFailed` unless `holds`."""
     if not holds:
-        raise NotSo(claim)
+        raise CheckFailed(claim)

@@ -17,7 +17,7 @@ class PackagesUnavailable(errors.PeerUnavailable):
         self.packages = packages
 
 
-class ToolFailed(errors.RuntimeFailed):
+class ImageToolFailed(errors.RuntimeFailed):
     """A program that the builder runs did not succeed."""
 
     def __init__(self, argv: tuple[str, ...], reason: str) -> None:
@@ -41,7 +41,7 @@ class UnknownKernelFormat(errors.Unsupported):
         self.path = path
 
 
-class ModuleMissing(errors.NotFound):
+class KernelModuleMissing(errors.NotFound):
     """A kernel module that the guest cannot do without is in no package."""
 
     def __init__(self, module: str) -> None:

@@ -64,7 +64,7 @@ class GuestImage:
 def build(cache: Path, flavour: packages.Flavour = "cloud") -> GuestImage:
     """Return the image for `flavour`, building it if its inputs changed. Blocks; needs apt's package lists.
 
-    Raises PackagesUnavailable, ToolFailed, UnknownKernelFormat, ModuleMissing.
+    Raises PackagesUnavailable, ImageToolFailed, UnknownKernelFormat, KernelModuleMissing.
     """
     cache = cache.absolute()
     chosen = packages.resolve(flavour)

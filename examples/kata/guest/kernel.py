@@ -69,10 +69,10 @@ def _filter(argv: tuple[str, ...], data: bytes) -> bytes:
     try:
         done = subprocess.run(argv, input=data, capture_output=True, check=False)
     except FileNotFoundError as err:
-        raise faults.ToolFailed(argv, "the program is not installed") from err
+        raise faults.ImageToolFailed(argv, "the program is not installed") from err
     # Trailing bytes after the last block make lz4 complain after it has written everything.
     if not done.stdout:
-        raise faults.ToolFailed(argv, done.stderr.decode(errors="replace").strip()[-400:])
+        raise faults.ImageToolFailed(argv, done.stderr.decode(errors="replace").strip()[-400:])
     return done.stdout
 
 
@@ -90,7 +90,7 @@ class ModuleTree:
         return self._paths[name]
 
     def boot_order(self) -> list[str]:
-        """Modules to load at boot, in order. Raises ModuleMissing."""
+        """Modules to load at boot, in order. Raises KernelModuleMissing."""
         return self.order(BOOT_MODULES)
 
     def filesystems(self) -> dict[str, list[str]]:
@@ -102,7 +102,7 @@ class ModuleTree:
     def order(self, wanted: Sequence[str]) -> list[str]:
         """`wanted` and all they depend on, each after what it needs; what is built in is left out.
 
-        Raises ModuleMissing for a name that is neither a module nor built in.
+        Raises KernelModuleMissing for a name that is neither a module nor built in.
         """
         ordered: list[str] = []
         for name in wanted:
@@ -117,7 +117,7 @@ class ModuleTree:
         if name in ordered or name in above or name in self._builtin:
             return
         if name not in self._paths:
-            raise faults.ModuleMissing(name)
+            raise faults.KernelModuleMissing(name)
         for needed in dependencies(self._paths[name].read_bytes(), self._paths.keys()):
             self._visit(needed, ordered, above | {name})
         ordered.append(name)

@@ -66,20 +66,20 @@ def fetch(packages: Sequence[Package], into: Path) -> list[Path]:
 
 
 def unpack(archives: Sequence[Path], into: Path) -> None:
-    """Unpack archives over one another. Raises ToolFailed."""
+    """Unpack archives over one another. Raises ImageToolFailed."""
     into.mkdir(parents=True, exist_ok=True)
     for archive in archives:
         run(("dpkg-deb", "-x", str(archive), str(into)))
 
 
 def run(argv: tuple[str, ...]) -> bytes:
-    """Run a program of the builder and return its output. Raises ToolFailed."""
+    """Run a program of the builder and return its output. Raises ImageToolFailed."""
     try:
         done = subprocess.run(argv, capture_output=True, check=False)
     except FileNotFoundError as err:
-        raise faults.ToolFailed(argv, "the program is not installed") from err
+        raise faults.ImageToolFailed(argv, "the program is not installed") from err
     if done.returncode != 0:
-        raise faults.ToolFailed(argv, done.stderr.decode(errors="replace").strip()[-400:])
+        raise faults.ImageToolFailed(argv, done.stderr.decode(errors="replace").strip()[-400:])
     return done.stdout
 
 

@@ -12,7 +12,7 @@ from crust import errors
 from examples.kata.runtime import messages
 
 
-class DaemonAway(errors.PeerUnavailable):
+class RuntimeUnreachable(errors.PeerUnavailable):
     """Nobody serves the runtime's socket."""
 
     def __init__(self, socket: str, why: str) -> None:
@@ -52,7 +52,7 @@ class Client:
     async def run(self, request: messages.Run, sink: Sink | None = None) -> Finished:
         """Run a command to its end, its output collected and handed to `sink` as it comes.
 
-        Raises `DaemonAway`, `RuntimeRefused`.
+        Raises `RuntimeUnreachable`, `RuntimeRefused`.
         """
         collected = {"stdout": bytearray(), "stderr": bytearray()}
         async with self._asked(request) as answers:
@@ -65,7 +65,7 @@ class Client:
                 collected[answer["stream"]] += data
                 if sink is not None:
                     sink(answer["stream"], data)
-        raise DaemonAway(self._socket, "it closed the connection before the command ended")
+        raise RuntimeUnreachable(self._socket, "it closed the connection before the command ended")
 
     async def stop(self, sandbox: str) -> None:
         """Stop a sandbox."""
@@ -76,15 +76,15 @@ class Client:
         sandboxes: list[dict[str, Any]] = (await self._done(messages.List()))["sandboxes"]
         return sandboxes
 
-    async def strays(self) -> tuple[str, ...]:
+    async def not_adopted(self) -> tuple[str, ...]:
         """The sandboxes whose VM runs, was not taken over, and can only be stopped."""
-        return tuple((await self._done(messages.List()))["strays"])
+        return tuple((await self._done(messages.List()))["not_adopted"])
 
     async def _done(self, request: messages.Stop | messages.List) -> dict[str, Any]:
         async with self._asked(request) as answers:
             async for answer in answers:
                 return answer
-        raise DaemonAway(self._socket, "it closed the connection without an answer")
+        raise RuntimeUnreachable(self._socket, "it closed the connection without an answer")
 
     @asynccontextmanager
     async def _asked(
@@ -95,7 +95,7 @@ class Client:
                 self._socket, limit=messages.LIMIT_BYTES
             )
         except OSError as err:
-            raise DaemonAway(self._socket, err.strerror or str(err)) from err
+            raise RuntimeUnreachable(self._socket, err.strerror or str(err)) from err
         try:
             writer.write(request.model_dump_json().encode() + b"\n")
             await writer.drain()

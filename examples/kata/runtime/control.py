@@ -23,11 +23,11 @@ from examples.kata.vm import values
 
 _log = logging.getLogger(__name__)
 
-_DIES_S = 30.0
+_KILL_TIMEOUT_S = 30.0
 """How long a command that was killed may take to end; the client has gone, and its sandbox must not stay for it."""
 
 
-_ASK_S = 2.0
+_LIMITS_TIMEOUT_S = 2.0
 """How long a list waits for a QEMU."""
 
 
@@ -71,7 +71,10 @@ class Control:
             await self._sandboxes.stop(volumes.SandboxId(request.sandbox))
             await _send(writer, {"event": "done"})
         else:
-            listed = {"sandboxes": await self._list(), "strays": list(self._sandboxes.strays())}
+            listed = {
+                "sandboxes": await self._list(),
+                "not_adopted": list(self._sandboxes.not_adopted()),
+            }
             await _send(writer, {"event": "done", **listed})
 
     async def _run(
@@ -112,7 +115,7 @@ async def _limits(sandbox: Sandbox) -> dict[str, dict[str, int]]:
     """What QEMU limits each volume to, where it does; nothing of a QEMU that does not answer."""
     held = sandbox.held
     try:
-        async with asyncio.timeout(_ASK_S):
+        async with asyncio.timeout(_LIMITS_TIMEOUT_S):
             limits = await asyncio.gather(*(sandbox.vm.limits(each.serial) for each in held))
     except (errors.CrustError, TimeoutError):
         return {}
@@ -153,14 +156,14 @@ async def _follow(
 ) -> None:
     """Pass output on until the container ends, or kill it when its client has gone."""
     gone = asyncio.create_task(reader.read(1), name="client")
-    following = asyncio.create_task(_pass_on(container, writer), name="output")
+    following = asyncio.create_task(_forward_output(container, writer), name="output")
     try:
         await asyncio.wait((gone, following), return_when=asyncio.FIRST_COMPLETED)
         if following.done():
             await _send(writer, {"event": "exit", "code": _code(following.result())})
             return
         await container.kill()
-        await asyncio.wait((following,), timeout=_DIES_S)
+        await asyncio.wait((following,), timeout=_KILL_TIMEOUT_S)
     finally:
         gone.cancel()
         following.cancel()
@@ -169,7 +172,7 @@ async def _follow(
             await container.release()
 
 
-async def _pass_on(container: ports.Container, writer: asyncio.StreamWriter) -> values.Exit:
+async def _forward_output(container: ports.Container, writer: asyncio.StreamWriter) -> values.Exit:
     async for piece in container.output_pieces():
         with contextlib.suppress(ConnectionError):  # who killed the command for it is `_follow`
             await _send(writer, messages.output(piece.stream, piece.data))
@@ -184,7 +187,7 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
     try:
         return await reader.readline()
     except ValueError as err:
-        raise messages.BadMessage(f"it has more than {messages.LIMIT_BYTES} bytes") from err
+        raise messages.InvalidMessage(f"it has more than {messages.LIMIT_BYTES} bytes") from err
 
 
 async def _refuse(writer: asyncio.StreamWriter, error: errors.CrustError) -> None:

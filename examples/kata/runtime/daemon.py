@@ -17,7 +17,7 @@ from crust.runtime_handler import registration, service
 from crust.runtime_handler.registration import Feature
 from examples.kata.guest import image
 from examples.kata.runtime import control, handler, handoff
-from examples.kata.runtime.machines import Qemu
+from examples.kata.runtime.qemu_vms import QemuVms
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm import accel
 
@@ -66,9 +66,9 @@ async def running(options: Options) -> AsyncIterator[Sandboxes]:
         guest_image = await asyncio.to_thread(image.build, options.cache)
         accelerator = await accel.probe(guest_image, options.cache)
         _log.info("accelerator", extra={"kind": accelerator.kind, "why": accelerator.reason})
-        machines = Qemu(guest_image, accelerator.kind)
+        vms = QemuVms(guest_image, accelerator.kind)
         volumes_here = handoff.Directory(options.volumes_root, options.name)
-        sandboxes = Sandboxes(options.run_dir / "sandboxes", machines, volumes_here)
+        sandboxes = Sandboxes(options.run_dir / "sandboxes", vms, volumes_here)
         stack.push_async_callback(sandboxes.close)
         await sandboxes.adopt_all()
         endpoint = str(options.run_dir / "handler.sock")

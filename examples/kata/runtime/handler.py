@@ -12,11 +12,11 @@ from crust.host.block import devices
 from crust.runtime_handler.service import HeldVolume
 from examples.kata.runtime.sandbox import Sandbox
 from examples.kata.runtime.sandboxes import Sandboxes
-from examples.kata.runtime.volume import Sandboxed
+from examples.kata.runtime.volume import SandboxVolume
 from examples.kata.vm import values
 
 
-class NoSandboxHasIt(errors.NotReady):
+class VolumeNotInSandbox(errors.NotReady):
     """No sandbox of this runtime has the volume."""
 
     def __init__(self, target: volumes.TargetPath) -> None:
@@ -27,7 +27,7 @@ class NoSandboxHasIt(errors.NotReady):
         )
 
 
-class InTrouble(errors.NotReady):
+class SandboxMountFailed(errors.NotReady):
     """A sandbox has the volume, and not as it should."""
 
     def __init__(self, target: volumes.TargetPath, sandbox: str, reason: errors.CrustError) -> None:
@@ -63,7 +63,7 @@ class Volumes:
         """What the guest says of the filesystem; or why it has none."""
         try:
             sandbox, volume = self._find(target)
-        except InTrouble as trouble:
+        except SandboxMountFailed as trouble:
             return volumes.VolumeCondition(abnormal=True, message=str(trouble))
         conditions = await sandbox.vm.guest.health()
         return _condition(conditions.get(volume.serial))
@@ -74,7 +74,7 @@ class Volumes:
         for sandbox in self._sandboxes.all():
             of = sandbox.sandbox_id
             listed += (HeldVolume(each.target, of, claims.State.MOUNTED) for each in sandbox.held)
-            listed += (HeldVolume(each, of, claims.State.ERROR) for each in sandbox.troubles)
+            listed += (HeldVolume(each, of, claims.State.ERROR) for each in sandbox.mount_failures)
         return listed
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
@@ -90,18 +90,18 @@ class Volumes:
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
         """QEMU throttles the disk. A volume that is just brought in, perhaps with older limits, is waited for."""
         for sandbox in self._sandboxes.all():
-            await sandbox.settled(target)
+            await sandbox.wait_for_mount(target)
         sandbox, volume = self._find(target)
         await sandbox.vm.limit(volume.serial, limits)
 
-    def _find(self, target: volumes.TargetPath) -> tuple[Sandbox, Sandboxed]:
+    def _find(self, target: volumes.TargetPath) -> tuple[Sandbox, SandboxVolume]:
         for sandbox in self._sandboxes.all():
             volume = sandbox.volume_at(target)
             if volume is not None:
                 return sandbox, volume
-            if target in sandbox.troubles:
-                raise InTrouble(target, sandbox.sandbox_id, sandbox.troubles[target])
-        raise NoSandboxHasIt(target)
+            if target in sandbox.mount_failures:
+                raise SandboxMountFailed(target, sandbox.sandbox_id, sandbox.mount_failures[target])
+        raise VolumeNotInSandbox(target)
 
 
 def _usage(usage: values.Usage) -> tuple[volumes.VolumeUsage, ...]:

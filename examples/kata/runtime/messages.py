@@ -16,7 +16,7 @@ from crust import errors
 LIMIT_BYTES = 1 << 20
 
 
-class BadMessage(errors.InvalidRequest):
+class InvalidMessage(errors.InvalidRequest):
     """A line that is no message."""
 
     def __init__(self, why: str) -> None:
@@ -73,13 +73,13 @@ _REQUEST: pydantic.TypeAdapter[Run | Stop | List] = pydantic.TypeAdapter(Request
 
 
 def parse(line: bytes) -> Run | Stop | List:
-    """A request; raises `BadMessage`."""
+    """A request; raises `InvalidMessage`."""
     try:
         return _REQUEST.validate_json(line)
     except pydantic.ValidationError as err:
         found = err.errors(include_url=False, include_context=False, include_input=False)
         reasons = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found)
-        raise BadMessage(reasons) from err
+        raise InvalidMessage(reasons) from err
 
 
 def encode(answer: dict[str, Any]) -> bytes:

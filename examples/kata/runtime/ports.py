@@ -11,7 +11,7 @@ from crust import volumes
 from crust.handoff.claims import State
 from crust.handoff.record import Record
 from crust.runtime_handler import NotDeferred, Resolved
-from examples.kata.vm import disks, home, values
+from examples.kata.vm import disks, values, vm_directory
 
 
 class Container(Protocol):
@@ -52,13 +52,13 @@ class Guest(Protocol):
         """Start a container."""
 
 
-class Holding(Protocol):
+class HeldDescriptors(Protocol):
     """What QEMU holds for as long as it runs."""
 
     async def hold(self, name: str, fds: Sequence[int]) -> None:
         """Give duplicates of `fds` to QEMU."""
 
-    async def let_go(self, name: str) -> None:
+    async def release(self, name: str) -> None:
         """Have it close what it holds under `name`; absent is success."""
 
     async def held(self) -> dict[str, int]:
@@ -77,7 +77,7 @@ class Vm(Protocol):
         """QEMU's process."""
 
     @property
-    def identity(self) -> home.Identity:
+    def identity(self) -> vm_directory.Identity:
         """How it was started."""
 
     @property
@@ -85,7 +85,7 @@ class Vm(Protocol):
         """Its inside."""
 
     @property
-    def holding(self) -> Holding:
+    def descriptors(self) -> HeldDescriptors:
         """What its QEMU holds."""
 
     def runs(self) -> bool:
@@ -122,7 +122,7 @@ class Vm(Protocol):
         """Let go of it; it runs on."""
 
 
-class Machines(Protocol):
+class Vms(Protocol):
     """Where VMs come from. A directory is one VM's."""
 
     async def start(self, name: str, directory: Path) -> Vm:

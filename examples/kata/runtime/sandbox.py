@@ -24,11 +24,11 @@ from examples.kata.vm import values
 
 _log = logging.getLogger(__name__)
 
-_BRING_IN_S = 30.0
+_MOUNT_TIMEOUT_S = 30.0
 """How long a stop waits for a volume that is being brought in, before it kills a guest that does not answer."""
 
 
-class NotSandboxed(errors.Unsupported):
+class MountSourceNotDeferred(errors.Unsupported):
     """A mount source that is no deferred volume."""
 
     def __init__(self, source: str) -> None:
@@ -39,7 +39,7 @@ class NotSandboxed(errors.Unsupported):
         )
 
 
-class Ending(errors.NotReady):
+class SandboxStopping(errors.NotReady):
     """The sandbox is being stopped."""
 
     def __init__(self, sandbox: str) -> None:
@@ -60,31 +60,31 @@ class Sandbox:
         self.sandbox_id = sandbox_id
         self.vm = vm
         self._handoff = handoff
-        self._volumes: dict[volumes.TargetPath, volume.Sandboxed] = {}
-        self._troubles: dict[volumes.TargetPath, errors.CrustError] = {}
-        self._coming: Counter[volumes.TargetPath] = Counter()
+        self._volumes: dict[volumes.TargetPath, volume.SandboxVolume] = {}
+        self._mount_failures: dict[volumes.TargetPath, errors.CrustError] = {}
+        self._mounting: Counter[volumes.TargetPath] = Counter()
         self._lock = asyncio.Lock()
         # In a container every daemon may have the same pid, and a guest may still run its predecessor's commands.
         self._names = (f"c{secrets.token_hex(4)}-{n}" for n in itertools.count(1))
         self.ending = False
 
     @property
-    def held(self) -> Sequence[volume.Sandboxed]:
+    def held(self) -> Sequence[volume.SandboxVolume]:
         """The volumes that the sandbox has mounted."""
         return tuple(self._volumes.values())
 
     @property
-    def troubles(self) -> Mapping[volumes.TargetPath, errors.CrustError]:
+    def mount_failures(self) -> Mapping[volumes.TargetPath, errors.CrustError]:
         """The volumes that the VM has and that are not mounted as they should be, with the reason."""
-        return self._troubles
+        return self._mount_failures
 
-    def volume_at(self, target: volumes.TargetPath) -> volume.Sandboxed | None:
+    def volume_at(self, target: volumes.TargetPath) -> volume.SandboxVolume | None:
         """The volume with that target path, if it is here."""
         return self._volumes.get(target)
 
-    async def settled(self, target: volumes.TargetPath) -> None:
+    async def wait_for_mount(self, target: volumes.TargetPath) -> None:
         """Wait until the volume is not just being brought in."""
-        if target in self._coming:
+        if target in self._mounting:
             async with self._lock:
                 return
 
@@ -94,7 +94,7 @@ class Sandbox:
         QEMU is asked and not claim.json: a lock that is held may be the proxy's, which is just withdrawing the entry.
         Raises what keeps QEMU from telling.
         """
-        held = await self.vm.holding.held()
+        held = await self.vm.descriptors.held()
         records = await asyncio.to_thread(self._handoff.records)
         by_serial = {volume.serial_of(record): record for record in records}
         for serial in sorted(held):
@@ -111,7 +111,7 @@ class Sandbox:
     async def start(self, request: messages.Run) -> ports.Container:
         """Start a container, its volumes brought in first. Raises what refuses any of them."""
         if self.ending:
-            raise Ending(self.sandbox_id)
+            raise SandboxStopping(self.sandbox_id)
         wanted = await asyncio.to_thread(self._resolve, request.mounts)
         binds = [
             values.Bind(
@@ -134,17 +134,17 @@ class Sandbox:
     async def stop(self) -> None:
         """End containers, unmount, power off; then give the claims up. A guest that hangs is killed."""
         self.ending = True
-        await self._wait_for_use()
+        await self._wait_for_mounts()
         async with self._lock:
             stuck = await self.vm.stop()
             if stuck:
                 _log.warning("not unmounted", extra={"sandbox": self.sandbox_id, "volumes": stuck})
             await self._forget()
 
-    async def _wait_for_use(self) -> None:
+    async def _wait_for_mounts(self) -> None:
         """Let what is being brought in end; in a guest that hangs only killing it ends that."""
         try:
-            async with asyncio.timeout(_BRING_IN_S), self._lock:
+            async with asyncio.timeout(_MOUNT_TIMEOUT_S), self._lock:
                 return
         except TimeoutError:
             _log.warning("killed while a volume came in", extra={"sandbox": self.sandbox_id})
@@ -158,41 +158,43 @@ class Sandbox:
             except errors.CrustError as error:
                 _log.warning("claim kept", extra={"target": held.target.text, "error": str(error)})
         self._volumes.clear()
-        self._troubles.clear()
+        self._mount_failures.clear()
 
-    async def _use(self, record: Record) -> volume.Sandboxed:
-        self._coming[record.target] += 1
+    async def _use(self, record: Record) -> volume.SandboxVolume:
+        self._mounting[record.target] += 1
         try:
-            return await self._bring_in(record)
+            return await self._claim_and_mount(record)
         finally:
-            self._coming -= Counter((record.target,))
+            self._mounting -= Counter((record.target,))
 
-    async def _bring_in(self, record: Record) -> volume.Sandboxed:
+    async def _claim_and_mount(self, record: Record) -> volume.SandboxVolume:
         async with self._lock:
             if self.ending:
-                raise Ending(self.sandbox_id)
+                raise SandboxStopping(self.sandbox_id)
             known = self._volumes.get(record.target)
             if known is not None:
                 return known
             try:
-                taken = await volume.take(self._handoff, record, self.sandbox_id, self.vm)
+                taken = await volume.claim_and_mount(
+                    self._handoff, record, self.sandbox_id, self.vm
+                )
             except errors.CrustError as error:
                 await self._note(record, error)
                 raise
-            self._troubles.pop(record.target, None)
+            self._mount_failures.pop(record.target, None)
             self._volumes[record.target] = taken
             return taken
 
     async def _note(self, record: Record, error: errors.CrustError) -> None:
         """Remember a failure whose volume stayed with the VM."""
         try:
-            held = await self.vm.holding.held()
+            held = await self.vm.descriptors.held()
         except errors.CrustError:  # it is the VM that is in trouble
             return
         if volume.serial_of(record) in held:
-            self._troubles[record.target] = error
+            self._mount_failures[record.target] = error
         else:
-            self._troubles.pop(record.target, None)
+            self._mount_failures.pop(record.target, None)
 
     def _resolve(self, mounts: Sequence[messages.Mount]) -> list[_Wanted]:
         """All sources, before any volume is touched."""
@@ -200,6 +202,6 @@ class Sandbox:
         for mount in mounts:
             found = self._handoff.resolve(mount.source)
             if isinstance(found, NotDeferred):
-                raise NotSandboxed(mount.source)
+                raise MountSourceNotDeferred(mount.source)
             wanted.append(_Wanted(found.record, mount, found.sub_path))
         return wanted

@@ -26,7 +26,7 @@ from examples.kata.vm import faults
 _log = logging.getLogger(__name__)
 
 
-class Stray(errors.NotReady):
+class SandboxNotAdopted(errors.NotReady):
     """A VM of that id runs, and this daemon could not take it over."""
 
     def __init__(self, sandbox: str, reason: errors.CrustError) -> None:
@@ -37,7 +37,7 @@ class Stray(errors.NotReady):
         )
 
 
-class StillRuns(errors.NotReady):
+class SandboxStillRuns(errors.NotReady):
     """A VM that should have ended has not."""
 
     def __init__(self, sandbox: str, pid: int) -> None:
@@ -49,12 +49,12 @@ class StillRuns(errors.NotReady):
 class Sandboxes:
     """The sandboxes by id, each with a directory of its own below `directory`."""
 
-    def __init__(self, directory: Path, machines: ports.Machines, handoff: ports.Handoff) -> None:
+    def __init__(self, directory: Path, vms: ports.Vms, handoff: ports.Handoff) -> None:
         self._base = directory
-        self._machines = machines
+        self._vms = vms
         self._handoff = handoff
         self._sandboxes: dict[volumes.SandboxId, Sandbox] = {}
-        self._strays: dict[volumes.SandboxId, errors.CrustError] = {}
+        self._not_adopted: dict[volumes.SandboxId, errors.CrustError] = {}
         self._running = operations.KeyedOperations()
         self._watchers: set[asyncio.Task[None]] = set()
 
@@ -65,9 +65,9 @@ class Sandboxes:
         await asyncio.gather(*map(self._adopt, directories))
 
     async def get(self, sandbox_id: volumes.SandboxId) -> Sandbox:
-        """The sandbox, started if it is not there.
+        """The sandbox; starts it if it does not exist.
 
-        Raises StartFailed, `Stray`, `operations.OperationInProgress` while it stops.
+        Raises VmStartFailed, `SandboxNotAdopted`, and `operations.OperationInProgress` while the sandbox is being stopped.
         """
         found = self._sandboxes.get(sandbox_id)
         if found is not None:
@@ -77,7 +77,7 @@ class Sandboxes:
         )
 
     async def stop(self, sandbox_id: volumes.SandboxId) -> None:
-        """Stop a sandbox, and first wait for it if it just starts; absent is success. Raises `StillRuns`."""
+        """Stop a sandbox, and first wait for it if it just starts; absent is success. Raises `SandboxStillRuns`."""
         while True:
             try:
                 await self._running.run(
@@ -100,22 +100,22 @@ class Sandboxes:
         """Every sandbox, by id."""
         return [self._sandboxes[each] for each in sorted(self._sandboxes)]
 
-    def strays(self) -> Sequence[volumes.SandboxId]:
+    def not_adopted(self) -> Sequence[volumes.SandboxId]:
         """The ids of VMs that run and were not taken over."""
-        return sorted(self._strays)
+        return sorted(self._not_adopted)
 
     async def _adopt(self, directory: Path) -> None:
         sandbox_id = volumes.SandboxId(directory.name)
         try:
             await self._take_over(sandbox_id)
         except errors.CrustError as error:  # the others must not wait for a person
-            self._strays[sandbox_id] = error
+            self._not_adopted[sandbox_id] = error
             extra = {"sandbox": sandbox_id, "error": str(error)}
             _log.error("sandbox not adopted", extra=extra)
 
     async def _take_over(self, sandbox_id: volumes.SandboxId) -> None:
         try:
-            vm = await self._machines.adopt(self._directory(sandbox_id))
+            vm = await self._vms.adopt(self._directory(sandbox_id))
         except (
             faults.VmGone
         ):  # its QEMU may be there all the same, halted for good by its accelerator
@@ -132,12 +132,12 @@ class Sandboxes:
         _log.info("adopted", extra=extra)
 
     async def _start(self, sandbox_id: volumes.SandboxId) -> Sandbox:
-        if sandbox_id in self._strays:
-            raise Stray(sandbox_id, self._strays[sandbox_id])
+        if sandbox_id in self._not_adopted:
+            raise SandboxNotAdopted(sandbox_id, self._not_adopted[sandbox_id])
         directory = self._directory(sandbox_id)
         try:
-            vm = await self._machines.start(sandbox_id, directory)
-        except faults.StartFailed:
+            vm = await self._vms.start(sandbox_id, directory)
+        except faults.VmStartFailed:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
             raise
         sandbox = Sandbox(sandbox_id, vm, self._handoff)
@@ -149,16 +149,16 @@ class Sandboxes:
         if sandbox is not None:
             await sandbox.stop()
             if sandbox.vm.runs():
-                raise StillRuns(sandbox_id, sandbox.vm.pid)
+                raise SandboxStillRuns(sandbox_id, sandbox.vm.pid)
             await self._remove(sandbox_id)
             del self._sandboxes[sandbox_id]
-        elif sandbox_id in self._strays:
+        elif sandbox_id in self._not_adopted:
             await self._destroy(sandbox_id)
-            del self._strays[sandbox_id]
+            del self._not_adopted[sandbox_id]
 
     async def _destroy(self, sandbox_id: volumes.SandboxId) -> None:
         with contextlib.suppress(faults.VmGone):
-            await self._machines.destroy(self._directory(sandbox_id))
+            await self._vms.destroy(self._directory(sandbox_id))
         await self._remove(sandbox_id)
 
     async def _remove(self, sandbox_id: volumes.SandboxId) -> None:

@@ -29,12 +29,12 @@ _log = logging.getLogger(__name__)
 # virtio-blk carries 20 bytes of serial number: so much of the entry's name is enough to tell volumes apart.
 _SERIAL_CHARACTERS = 20
 
-_LOCK_AND_FENCE = 2
+_DESCRIPTORS_PER_CLAIM = 2
 """As many descriptors has a claim; a QEMU that holds fewer was killed off while it got or returned them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sandboxed:
+class SandboxVolume:
     """A volume that a sandbox has. `serial` is its disk's, and its name in the guest."""
 
     claim: ports.Claim
@@ -56,24 +56,24 @@ def serial_of(record: Record) -> str:
     return record.digest[:_SERIAL_CHARACTERS]
 
 
-async def take(
+async def claim_and_mount(
     handoff: ports.Handoff, record: Record, sandbox: volumes.SandboxId, vm: ports.Vm
-) -> Sandboxed:
+) -> SandboxVolume:
     """The volume, claimed for the sandbox and mounted in its guest; what was begun before is finished.
 
     Raises what refuses it. Then nothing is left behind, unless the guest does not give the device back.
     """
     serial = serial_of(record)
-    held = (await vm.holding.held()).get(serial, 0)
-    if held == _LOCK_AND_FENCE:
-        return await _go_on(handoff, record, sandbox, vm)
+    held = (await vm.descriptors.held()).get(serial, 0)
+    if held == _DESCRIPTORS_PER_CLAIM:
+        return await _resume(handoff, record, sandbox, vm)
     if held:
-        await _take_out(serial, vm)
+        await _remove_disk(serial, vm)
     claim = await asyncio.to_thread(handoff.claim, record.target, sandbox)
-    volume = Sandboxed(claim, serial)
+    volume = SandboxVolume(claim, serial)
     try:
-        await vm.holding.hold(serial, claim.fds)
-        await _bring_in(volume, vm)
+        await vm.descriptors.hold(serial, claim.fds)
+        await _attach_and_mount(volume, vm)
     except BaseException as error:
         await _report(claim, error)
         await _undo(volume, vm)
@@ -83,27 +83,27 @@ async def take(
     return volume
 
 
-async def _go_on(
+async def _resume(
     handoff: ports.Handoff, record: Record, sandbox: volumes.SandboxId, vm: ports.Vm
-) -> Sandboxed:
+) -> SandboxVolume:
     """QEMU has the claim: finish whatever the one before was at. A failure leaves the claim where it is.
 
     A freeze that the one before began ends here: its caller cannot reach us before we have the volume, and what we do
     to a frozen filesystem waits for its thaw.
     """
     claim = await asyncio.to_thread(handoff.adopt, record.target, sandbox)
-    volume = Sandboxed(claim, serial_of(record))
+    volume = SandboxVolume(claim, serial_of(record))
     try:
         with contextlib.suppress(errors.NotFound):  # the one before had not come to the mount
             await vm.guest.thaw(volume.serial)
-        await _bring_in(volume, vm)
+        await _attach_and_mount(volume, vm)
     except BaseException as error:
         await _report(claim, error)
         raise
     return volume
 
 
-async def _bring_in(volume: Sandboxed, vm: ports.Vm) -> None:
+async def _attach_and_mount(volume: SandboxVolume, vm: ports.Vm) -> None:
     record = volume.record
     disk = await vm.attach(volume.serial, Path(record.device), read_only=record.readonly)
     await vm.limit(volume.serial, record.mount.io_limits)
@@ -111,7 +111,7 @@ async def _bring_in(volume: Sandboxed, vm: ports.Vm) -> None:
     await asyncio.to_thread(volume.claim.report, State.MOUNTED)
 
 
-async def _mount(volume: Sandboxed, vm: ports.Vm, disk: disks.Disk) -> None:
+async def _mount(volume: SandboxVolume, vm: ports.Vm, disk: disks.Disk) -> None:
     record = volume.record
     group = record.mount.group
     mounted = await vm.guest.mount(
@@ -136,16 +136,16 @@ async def _mount(volume: Sandboxed, vm: ports.Vm, disk: disks.Disk) -> None:
     _log.info("mounted", extra=extra)
 
 
-async def _take_out(serial: str, vm: ports.Vm) -> None:
+async def _remove_disk(serial: str, vm: ports.Vm) -> None:
     """Unmount and unplug, and only then let the claim go."""
     await vm.detach(serial)
-    await vm.holding.let_go(serial)
+    await vm.descriptors.release(serial)
 
 
-async def _undo(volume: Sandboxed, vm: ports.Vm) -> None:
+async def _undo(volume: SandboxVolume, vm: ports.Vm) -> None:
     """The failure's own error is the one to report."""
     try:
-        await _take_out(volume.serial, vm)
+        await _remove_disk(volume.serial, vm)
     except errors.CrustError as error:
         extra = {"target": volume.target.text, "vm": vm.name, "error": str(error)}
         _log.error("volume stays with the VM; stop the sandbox to free it", extra=extra)

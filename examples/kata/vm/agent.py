@@ -1,7 +1,7 @@
 """The line to the agent: requests, answers and events over the VM's agent socket.
 
 Rules: a line has at most MAX_LINE bytes; a guest that breaks the protocol is not listened to any more
-(GuestMisbehaves); container output arrives on credit, so the guest cannot make this process hold more than it
+(GuestProtocolViolation); container output arrives on credit, so the guest cannot make this process hold more than it
 granted. A new connection first sends a newline (which ends whatever half line an earlier host left) and a
 `hello` with a fresh id, and drops all that arrives before its answer. What a request was doing when its
 deadline passed goes on in the guest; every operation may be repeated.
@@ -39,7 +39,7 @@ class Listener(Protocol):
     """Takes the events of one container."""
 
     def output(self, piece: values.Output) -> None:
-        """It wrote something. Raises GuestMisbehaves if that is more than was granted."""
+        """It wrote something. Raises GuestProtocolViolation if that is more than was granted."""
 
     def ended(self, ending: values.Exit) -> None:
         """It ended; no output follows."""
@@ -89,11 +89,14 @@ class AgentClient:
 
     @classmethod
     async def connect(cls, path: Path, timeout_s: float) -> tuple["AgentClient", values.Hello]:
-        """Connect and wait for the agent, booting or not, to answer. Raises AgentLost, AgentSilent, Unsupported."""
+        """Connect and wait for the agent to answer, also while the guest boots.
+
+        Raises AgentDisconnected, AgentTimedOut, GuestUnsupported.
+        """
         try:
             reader, writer = await asyncio.open_unix_connection(str(path))
         except OSError as err:
-            raise faults.AgentLost(err.strerror or str(err)) from err
+            raise faults.AgentDisconnected(err.strerror or str(err)) from err
         client = cls(reader, writer)
         try:
             hello = await client._greet(timeout_s)
@@ -113,14 +116,17 @@ class AgentClient:
             try:
                 self._writer.write(b"\n")
                 return await self.call("hello", {}, values.Hello, min(left_s, _GREETING_S))
-            except faults.AgentSilent as err:
+            except faults.AgentTimedOut as err:
                 if left_s <= _GREETING_S:
-                    raise faults.AgentSilent("hello", timeout_s) from err
+                    raise faults.AgentTimedOut("hello", timeout_s) from err
 
     async def call(
         self, operation: str, args: Mapping[str, object], answer: type[R], timeout_s: float
     ) -> R:
-        """Ask, and parse the answer. Raises AgentLost, AgentSilent, GuestMisbehaves, and what the guest answers."""
+        """Send a request and parse its answer.
+
+        Raises AgentDisconnected, AgentTimedOut, GuestProtocolViolation, and the error that the guest answers.
+        """
         request = f"{self._session}-{next(self._numbers)}"
         future: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
         self._pending[request] = future
@@ -130,9 +136,9 @@ class AgentClient:
                 result = await future
             return answer.model_validate(result)
         except TimeoutError as err:
-            raise faults.AgentSilent(operation, timeout_s) from err
+            raise faults.AgentTimedOut(operation, timeout_s) from err
         except pydantic.ValidationError as err:
-            misdeed = faults.GuestMisbehaves(f"its answer to {operation} is malformed")
+            misdeed = faults.GuestProtocolViolation(f"its answer to {operation} is malformed")
             self._fail(misdeed)
             raise misdeed from err
         finally:
@@ -155,7 +161,7 @@ class AgentClient:
 
     async def close(self) -> None:
         """End the connection; idempotent."""
-        self._fail(faults.AgentLost("this process closed the connection"))
+        self._fail(faults.AgentDisconnected("this process closed the connection"))
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._writer.close()
@@ -172,16 +178,16 @@ class AgentClient:
         try:
             await self._writer.drain()
         except OSError as err:
-            raise faults.AgentLost(err.strerror or str(err)) from err
+            raise faults.AgentDisconnected(err.strerror or str(err)) from err
 
     async def _listen(self) -> None:
         try:
             while data := await self._reader.read(65536):
                 for line in self._lines.feed(data):
                     self._take(line)
-            self._fail(faults.AgentLost("the VM closed the connection"))
+            self._fail(faults.AgentDisconnected("the VM closed the connection"))
         except OSError as err:
-            self._fail(faults.AgentLost(err.strerror or str(err)))
+            self._fail(faults.AgentDisconnected(err.strerror or str(err)))
         except errors.CrustError as err:
             self._fail(err)
 
@@ -191,7 +197,7 @@ class AgentClient:
         except pydantic.ValidationError as err:
             # Before the greeting it may be the rest of what an earlier host was sent.
             if self._greeted:
-                raise faults.GuestMisbehaves("it sent a line that is no message") from err
+                raise faults.GuestProtocolViolation("it sent a line that is no message") from err
             return
         if line.id is not None:
             self._answered(line.id, line)
@@ -244,4 +250,4 @@ def _decode(data: str) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except binascii.Error as err:
-        raise faults.GuestMisbehaves("its output is not base64") from err
+        raise faults.GuestProtocolViolation("its output is not base64") from err

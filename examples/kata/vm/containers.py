@@ -29,10 +29,10 @@ class Container:
     # Listener of the agent client.
 
     def output(self, piece: values.Output) -> None:
-        """Take a piece from the guest. Raises GuestMisbehaves beyond the window."""
+        """Take a piece from the guest. Raises GuestProtocolViolation beyond the window."""
         self._held += len(piece.data)
         if self._held > WINDOW:
-            raise faults.GuestMisbehaves("it sent more output than it was granted")
+            raise faults.GuestProtocolViolation("it sent more output than it was granted")
         last = self._pieces[-1] if self._pieces else None
         if last is not None and last.stream == piece.stream:
             # One byte per line would cost a hundred times its size if each were kept apart.
@@ -54,7 +54,7 @@ class Container:
     # For its starter.
 
     async def read(self) -> values.Output | None:
-        """The next piece of output; None at the end. Raises AgentLost, GuestMisbehaves."""
+        """The next piece of output; None at the end. Raises AgentDisconnected, GuestProtocolViolation."""
         while not self._pieces:
             if self._exit is not None:
                 return None

@@ -47,10 +47,10 @@ class Disks:
     async def attach(self, serial: str, source: Path, *, read_only: bool) -> Disk:
         """Plug a block device or a regular file; the same again succeeds.
 
-        Raises BadSerial, NotADisk, SerialTaken, DiskInUse, NoSlot, QemuRefused, ControlLost.
+        Raises InvalidSerial, NotADisk, SerialInUse, DiskInUse, NoFreeSlot, QemuCommandFailed, QmpDisconnected.
         """
         if not _SERIAL.match(serial):
-            raise faults.BadSerial(serial)
+            raise faults.InvalidSerial(serial)
         driver = await asyncio.to_thread(_driver, source)
         async with self._lock:
             plugged = await self._plugged()
@@ -68,7 +68,7 @@ class Disks:
     async def detach(self, serial: str, timeout_s: float) -> None:
         """Unplug a disk and close its source; absent is success. The guest must have unmounted it.
 
-        Raises UnplugTimedOut, QemuRefused, ControlLost.
+        Raises UnplugTimedOut, QemuCommandFailed, QmpDisconnected.
         """
         async with self._lock:
             slot = (await self._plugged()).get(serial)
@@ -83,14 +83,14 @@ class Disks:
         """Tell the guest the size that the device or file behind a disk has by now; returns it.
 
         The size is read, not taken from the caller: block_resize truncates a file to what it is told.
-        Raises NotAttached, NotGrown, DiskReadOnly, NotADisk, QemuRefused.
+        Raises DiskNotAttached, DiskNotGrown, DiskReadOnly, NotADisk, QemuCommandFailed.
         """
         disk = await self.disk(serial)
         if disk.read_only:
             raise faults.DiskReadOnly(serial)
         length = await asyncio.to_thread(_length, disk.source)
         if length < at_least_bytes:
-            raise faults.NotGrown(disk.source, length, at_least_bytes)
+            raise faults.DiskNotGrown(disk.source, length, at_least_bytes)
         arguments = {"node-name": _node_name(serial), "size": length}
         await self._control.execute("block_resize", arguments)
         return length
@@ -99,29 +99,29 @@ class Disks:
         """Limit what the guest does to a plugged disk, in place of what was set before; all at once, idempotent.
 
         QEMU keeps it with the device: it survives whoever controls the VM, and ends when the disk is unplugged.
-        Raises NotAttached, QemuRefused, ControlLost.
+        Raises DiskNotAttached, QemuCommandFailed, QmpDisconnected.
         """
         async with self._lock:
             slot = (await self._plugged()).get(serial)
             if slot is None:
-                raise faults.NotAttached(serial)
+                raise faults.DiskNotAttached(serial)
             # the virtio device below the PCI device is the one that has the drive
             device = f"/machine/peripheral/disk{slot}.{serial}/virtio-backend"
             await self._control.execute("block_set_io_throttle", _throttle(device, limits))
 
     async def limits(self, serial: str) -> volumes.IoLimits:
-        """What QEMU limits a plugged disk to. Raises NotAttached, QemuRefused, ControlLost."""
+        """What QEMU limits a plugged disk to. Raises DiskNotAttached, QemuCommandFailed, QmpDisconnected."""
         command = "query-block"
         for row in qmp.rows(await self._control.execute(command), command):
             if f".{serial}/" in str(row.get("qdev")):
                 return _limits(qmp.mapping(row.get("inserted"), command))
-        raise faults.NotAttached(serial)
+        raise faults.DiskNotAttached(serial)
 
     async def disk(self, serial: str) -> Disk:
-        """One plugged disk. Raises NotAttached."""
+        """One plugged disk. Raises DiskNotAttached."""
         found = await self._node(serial)
         if found is None or serial not in await self._plugged():
-            raise faults.NotAttached(serial)
+            raise faults.DiskNotAttached(serial)
         return found
 
     async def serials(self) -> tuple[str, ...]:
@@ -146,19 +146,19 @@ class Disks:
     def _free_slot(self, plugged: dict[str, int]) -> int:
         free = sorted(set(range(self._slots)) - set(plugged.values()))
         if not free:
-            raise faults.NoSlot(self._slots)
+            raise faults.NoFreeSlot(self._slots)
         return free[0]
 
     async def _open(self, serial: str, source: Path, driver: str, *, read_only: bool) -> Disk:
         """Open the source, past the host's page cache where its filesystem can."""
         try:
             await self._add_node(serial, source, driver, read_only=read_only, direct=True)
-        except faults.QemuRefused as err:
+        except faults.QemuCommandFailed as err:
             _check_unlocked(source, err)
             await self._add_node(serial, source, driver, read_only=read_only, direct=False)
         disk = await self._node(serial)
         if disk is None:
-            raise faults.QemuRefused("blockdev-add", "the node is not there")
+            raise faults.QemuCommandFailed("blockdev-add", "the node is not there")
         return disk
 
     async def _add_node(
@@ -188,7 +188,7 @@ class Disks:
         }
         try:
             await self._control.execute("device_add", arguments)
-        except faults.QemuRefused as err:
+        except faults.QemuCommandFailed as err:
             await self._control.execute("blockdev-del", {"node-name": _node_name(serial)})
             # QEMU takes the lock for writing only once a device wants to write.
             _check_unlocked(source, err)
@@ -221,7 +221,7 @@ def _disk(serial: str, node: dict[str, object], command: str) -> Disk:
     cache = qmp.mapping(node.get("cache"), command)
     size = image.get("virtual-size")
     if not isinstance(size, int):
-        raise faults.QemuRefused(command, "a node has no size")
+        raise faults.QemuCommandFailed(command, "a node has no size")
     return Disk(
         serial=serial,
         source=Path(str(node.get("file"))),
@@ -234,10 +234,10 @@ def _disk(serial: str, node: dict[str, object], command: str) -> Disk:
 def _check_same(disk: Disk, source: Path, *, read_only: bool) -> None:
     if disk.source != source or disk.read_only != read_only:
         access = "read-only" if disk.read_only else "read-write"
-        raise faults.SerialTaken(disk.serial, f"{disk.source}, {access}")
+        raise faults.SerialInUse(disk.serial, f"{disk.source}, {access}")
 
 
-def _check_unlocked(source: Path, err: faults.QemuRefused) -> None:
+def _check_unlocked(source: Path, err: faults.QemuCommandFailed) -> None:
     if all(word in err.reason for word in _LOCKED):
         raise faults.DiskInUse(source, err.reason) from err
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from crust import errors
 
 
-class AlreadyOwned(errors.NotReady):
+class VmAlreadyControlled(errors.NotReady):
     """Another process controls this VM."""
 
     def __init__(self, directory: Path) -> None:
@@ -20,7 +20,7 @@ class AlreadyOwned(errors.NotReady):
         self.directory = directory
 
 
-class AlreadyRuns(errors.Conflict):
+class VmAlreadyRuns(errors.Conflict):
     """A VM runs in this directory."""
 
     def __init__(self, directory: Path, pid: int) -> None:
@@ -33,7 +33,7 @@ class AlreadyRuns(errors.Conflict):
         self.pid = pid
 
 
-class BadDirectory(errors.Refused):
+class InvalidVmDirectory(errors.Refused):
     """The directory cannot hold the sockets of a VM."""
 
     def __init__(self, directory: Path, reason: str) -> None:
@@ -58,7 +58,7 @@ class VmGone(errors.PeerUnavailable):
         self.console = console
 
 
-class StartFailed(errors.RuntimeFailed):
+class VmStartFailed(errors.RuntimeFailed):
     """QEMU or the guest did not come up."""
 
     def __init__(self, directory: Path, reason: str, console: str) -> None:
@@ -71,7 +71,7 @@ class StartFailed(errors.RuntimeFailed):
         self.console = console
 
 
-class QemuRefused(errors.RuntimeFailed):
+class QemuCommandFailed(errors.RuntimeFailed):
     """QEMU answered a command with an error, or with something else than it promises."""
 
     def __init__(self, command: str, reason: str) -> None:
@@ -80,7 +80,7 @@ class QemuRefused(errors.RuntimeFailed):
         self.reason = reason
 
 
-class ControlLost(errors.PeerUnavailable):
+class QmpDisconnected(errors.PeerUnavailable):
     """QEMU's control socket does not answer."""
 
     def __init__(self, command: str, reason: str) -> None:
@@ -98,7 +98,7 @@ class NotADisk(errors.InvalidRequest):
         self.source = source
 
 
-class BadSerial(errors.InvalidRequest):
+class InvalidSerial(errors.InvalidRequest):
     """A serial number that virtio-blk cannot carry."""
 
     def __init__(self, serial: str) -> None:
@@ -109,7 +109,7 @@ class BadSerial(errors.InvalidRequest):
         self.serial = serial
 
 
-class SerialTaken(errors.Conflict):
+class SerialInUse(errors.Conflict):
     """The serial number belongs to another disk of this VM."""
 
     def __init__(self, serial: str, holder: str) -> None:
@@ -118,7 +118,7 @@ class SerialTaken(errors.Conflict):
         self.holder = holder
 
 
-class NotAttached(errors.NotFound):
+class DiskNotAttached(errors.NotFound):
     """The VM has no disk of that serial number."""
 
     def __init__(self, serial: str) -> None:
@@ -138,7 +138,7 @@ class DiskInUse(errors.NotReady):
         self.source = source
 
 
-class NotGrown(errors.NotReady):
+class DiskNotGrown(errors.NotReady):
     """The device behind a disk is smaller than what the guest shall see."""
 
     def __init__(self, source: Path, size_bytes: int, wanted_bytes: int) -> None:
@@ -161,7 +161,7 @@ class DiskReadOnly(errors.NotReady):
         self.serial = serial
 
 
-class NoSlot(errors.Exhausted):
+class NoFreeSlot(errors.Exhausted):
     """All hot-plug slots are taken."""
 
     def __init__(self, slots: int) -> None:
@@ -184,7 +184,7 @@ class UnplugTimedOut(errors.NotReady):
         self.serial = serial
 
 
-class AgentLost(errors.PeerUnavailable):
+class AgentDisconnected(errors.PeerUnavailable):
     """The connection to the agent ended."""
 
     def __init__(self, reason: str) -> None:
@@ -195,7 +195,7 @@ class AgentLost(errors.PeerUnavailable):
         )
 
 
-class AgentSilent(errors.PeerUnavailable):
+class AgentTimedOut(errors.PeerUnavailable):
     """The agent did not answer in time; what was asked may still happen."""
 
     def __init__(self, operation: str, timeout_s: float) -> None:
@@ -206,7 +206,7 @@ class AgentSilent(errors.PeerUnavailable):
         self.operation = operation
 
 
-class GuestMisbehaves(errors.Refused):
+class GuestProtocolViolation(errors.Refused):
     """The guest said something that no agent of ours says; it is not listened to any more."""
 
     def __init__(self, reason: str) -> None:
@@ -227,7 +227,7 @@ class OutputTooLarge(errors.Exhausted):
         )
 
 
-class ContainerTooSlow(errors.NotReady):
+class ContainerTimedOut(errors.NotReady):
     """A container did not end in the time that its caller gave it; it was killed."""
 
     def __init__(self, container: str, timeout_s: float) -> None:
@@ -277,11 +277,11 @@ class GuestExhausted(errors.Exhausted):
     """The guest has no room for it."""
 
 
-class GuestWaitedInVain(errors.NotReady):
+class GuestTimedOut(errors.NotReady):
     """What the guest waited for did not come."""
 
 
-class GuestCorrupt(errors.Corrupt):
+class GuestFilesystemCorrupt(errors.Corrupt):
     """The guest found a damaged filesystem."""
 
 
@@ -293,12 +293,12 @@ _BY_CODE: dict[str, type[errors.CrustError]] = {
     "bad_request": GuestBadRequest,
     "busy": GuestBusy,
     "conflict": GuestConflict,
-    "corrupt": GuestCorrupt,
+    "corrupt": GuestFilesystemCorrupt,
     "exhausted": GuestExhausted,
     "not_found": GuestNotFound,
     "read_only": GuestReadOnly,
     "refused": GuestRefused,
-    "timeout": GuestWaitedInVain,
+    "timeout": GuestTimedOut,
     "unsupported": GuestUnsupported,
 }
 

@@ -1,8 +1,8 @@
 """What may be asked of the inside of a VM, with types; one method per operation of the agent.
 
 Deadlines are in seconds and belong to the answer: an operation whose deadline passed goes on in the guest and
-may be asked again. Errors of the guest are those of `faults.of_guest`; all methods also raise AgentLost,
-AgentSilent and GuestMisbehaves.
+may be asked again. Errors of the guest are those of `faults.of_guest`; all methods also raise AgentDisconnected,
+AgentTimedOut and GuestProtocolViolation.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from crust import errors
 from examples.kata.vm import agent, containers, faults, values
 
 ANSWER_S = 30.0
-STILL_S = 50.0
+FREEZE_S = 50.0
 """A guest may have much to flush before it stands still; a little less than crust's proxy waits."""
 # The guest is given less time than the caller waits, so that its own, better worded timeout arrives.
 _MARGIN_S = 5.0
@@ -58,12 +58,12 @@ class Guest:
         args = {"volume": volume, "disk_bytes": disk_bytes, "timeout_s": wait_s}
         return await self._client.call("grow", args, values.Grown, timeout_s)
 
-    async def freeze(self, volume: str, thaw_after_s: int, timeout_s: float = STILL_S) -> None:
+    async def freeze(self, volume: str, thaw_after_s: int, timeout_s: float = FREEZE_S) -> None:
         """Flush and hold all writers for `thaw_after_s` (1 to 600) at most; idempotent."""
         args = {"volume": volume, "thaw_after_s": thaw_after_s}
         await self._client.call("freeze", args, values.Nothing, timeout_s)
 
-    async def thaw(self, volume: str, timeout_s: float = STILL_S) -> bool:
+    async def thaw(self, volume: str, timeout_s: float = FREEZE_S) -> bool:
         """Thaw, after a freeze that is still under way.
 
         False means that the time was up before, so what was copied meanwhile is worthless.
@@ -97,7 +97,7 @@ class Guest:
         limit_bytes: int = 1024 * 1024,
         timeout_s: float = 300.0,
     ) -> values.Completed:
-        """Run a container to its end and forget it. Raises OutputTooLarge, ContainerTooSlow; then it is killed."""
+        """Run a container to its end and forget it. Raises OutputTooLarge, ContainerTimedOut; then it is killed."""
         container = await self.start(spec, stdin=bool(stdin))
         try:
             async with asyncio.timeout(timeout_s):
@@ -107,7 +107,7 @@ class Guest:
         except BaseException as err:
             await self._abandon(container)
             if isinstance(err, TimeoutError):
-                raise faults.ContainerTooSlow(spec.name, timeout_s) from err
+                raise faults.ContainerTimedOut(spec.name, timeout_s) from err
             raise
         await container.release()
         return completed

@@ -6,10 +6,9 @@
     <directory>/qemu.pid               written by QEMU
     <directory>/console.{in,out}, qemu.err   pipes (console.py)
 
-QEMU is in a session of its own and survives this process. Descriptors passed to `start` are inherited by it
-and close with it, so a lock held through one lives exactly as long as the VM. Both sockets are bound and
-listened on before QEMU starts: connecting waits for nothing and polls nothing. A start that fails, for
-whatever reason, leaves no QEMU behind. Closing a Machine lets go of the VM; only `stop` and `kill` end it.
+QEMU runs in a session of its own and survives this process. Both sockets are bound and listened on before QEMU
+starts, so connecting neither waits nor polls. A start that fails leaves no QEMU running. Closing a Machine only
+releases control of the VM; `stop` and `kill` end it.
 """
 
 import asyncio
@@ -25,15 +24,15 @@ from crust import errors, volumes
 from examples.kata.vm import (
     agent,
     console,
+    descriptors,
     disks,
     faults,
     guest,
-    holding,
-    home,
     process,
     qmp,
     shares,
     values,
+    vm_directory,
 )
 from examples.kata.vm import spec as spec_module
 
@@ -49,7 +48,7 @@ _POWER_OFF_S = 20.0
 class Machine:
     """A running VM under this process's control. Made by `start` and `adopt`."""
 
-    def __init__(self, directory: Path, identity: home.Identity, lock: int) -> None:
+    def __init__(self, directory: Path, identity: vm_directory.Identity, lock: int) -> None:
         self.directory = directory
         self.identity = identity
         self._lock = lock
@@ -61,7 +60,7 @@ class Machine:
         self._process: process.Process
         self._control: qmp.Qmp
         self.disks: disks.Disks
-        self.holding: holding.Holding
+        self.descriptors: descriptors.HeldDescriptors
         self.guest: guest.Guest
 
     @property
@@ -81,7 +80,7 @@ class Machine:
     async def attach(self, serial: str, source: Path, *, read_only: bool = False) -> disks.Disk:
         """Plug a block device or a regular file as the disk `serial` (1 to 20 letters, digits, _, -); idempotent.
 
-        Raises BadSerial, NotADisk, SerialTaken, DiskInUse, NoSlot, QemuRefused, ControlLost.
+        Raises InvalidSerial, NotADisk, SerialInUse, DiskInUse, NoFreeSlot, QemuCommandFailed, QmpDisconnected.
         """
         return await self.disks.attach(serial, source, read_only=read_only)
 
@@ -100,22 +99,22 @@ class Machine:
     async def grow(self, serial: str, size_bytes: int) -> values.Usage:
         """Let the guest see a disk's new size and grow the filesystem on it, while it is in use; idempotent.
 
-        The device behind the disk must have grown before. Raises NotAttached, NotGrown, DiskReadOnly and others.
+        The device behind the disk must have grown before. Raises DiskNotAttached, DiskNotGrown, DiskReadOnly, …
         """
         actual_bytes = await self.disks.resize(serial, size_bytes)
         grown = await self.guest.grow(serial, actual_bytes)
         return grown.usage.clamped(actual_bytes)
 
     async def limit(self, serial: str, limits: volumes.IoLimits) -> None:
-        """Limit what the guest does to a disk; idempotent. Raises NotAttached, QemuRefused, ControlLost."""
+        """Limit a disk's I/O; idempotent. Raises DiskNotAttached, QemuCommandFailed, QmpDisconnected."""
         await self.disks.limit(serial, limits)
 
     async def limits(self, serial: str) -> volumes.IoLimits:
-        """What QEMU limits a disk to. Raises NotAttached, QemuRefused, ControlLost."""
+        """What QEMU limits a disk to. Raises DiskNotAttached, QemuCommandFailed, QmpDisconnected."""
         return await self.disks.limits(serial)
 
     async def usage(self, serial: str) -> values.Usage:
-        """Bytes and inodes of a mounted disk, none larger than the disk itself. Raises NotAttached and others."""
+        """Bytes and inodes of a mounted disk, none larger than the disk itself. Raises DiskNotAttached and others."""
         disk = await self.disks.disk(serial)
         return (await self.guest.usage(serial)).clamped(disk.size_bytes)
 
@@ -157,7 +156,7 @@ class Machine:
         self._control = await qmp.Qmp.connect(self.directory / "control.sock")
         self._stack.push_async_callback(self._control.close)
         self.disks = disks.Disks(self._control, self.identity.volume_slots)
-        self.holding = holding.Holding(self._control)
+        self.descriptors = descriptors.HeldDescriptors(self._control)
         client, hello = await self._agent(timeout_s)
         self._stack.push_async_callback(client.close)
         self.guest = guest.Guest(client, hello)
@@ -182,26 +181,29 @@ async def start(
     spec: spec_module.MachineSpec,
     directory: Path,
     *,
-    pass_fds: Sequence[int] = (),
     boot_timeout_s: float = BOOT_S,
 ) -> Machine:
     """Start a VM in `directory` (made with mode 0700) and wait until its agent answers.
 
-    QEMU inherits `pass_fds`. Raises BadDirectory, AlreadyOwned, AlreadyRuns, ShareFailed, StartFailed.
+    Raises InvalidVmDirectory, VmAlreadyControlled, VmAlreadyRuns, ShareFailed, VmStartFailed.
     """
-    identity = home.Identity(spec.name, str(uuid.uuid4()), spec.acceleration, spec.volume_slots)
-    lock = await _to_the_end(asyncio.to_thread(home.prepare, directory, identity), os.close)
+    identity = vm_directory.Identity(
+        spec.name, str(uuid.uuid4()), spec.acceleration, spec.volume_slots
+    )
+    lock = await _run_to_completion(
+        asyncio.to_thread(vm_directory.prepare, directory, identity), os.close
+    )
     machine = Machine(directory, identity, lock)
     started: list[process.Process] = []
     try:
-        spawning = asyncio.to_thread(_spawn, spec, directory, identity.uuid, pass_fds, started)
-        await _to_the_end(spawning, lambda _: None)
+        spawning = asyncio.to_thread(_spawn, spec, directory, identity.uuid, started)
+        await _run_to_completion(spawning, lambda _: None)
         await machine._connect(started, boot_timeout_s)
     except BaseException as err:
         words = machine.console.tail()
         await asyncio.shield(_undo(machine, started))
         if isinstance(err, errors.CrustError | OSError):
-            raise faults.StartFailed(directory, str(err), words) from err
+            raise faults.VmStartFailed(directory, str(err), words) from err
         raise
     return machine
 
@@ -210,20 +212,19 @@ def _spawn(
     spec: spec_module.MachineSpec,
     directory: Path,
     identity: str,
-    pass_fds: Sequence[int],
     started: list[process.Process],
 ) -> None:
     """Start the file servers and QEMU, QEMU last; each is in `started` as soon as it runs."""
     for share in spec.shares:
         if share.kind == "virtiofs":
             started.append(shares.serve(share, directory))
-    listeners = home.listen(directory)
+    listeners = vm_directory.listen(directory)
     try:
         control, channel = (listeners[n].fileno() for n in ("control.sock", "agent.sock"))
         argv = spec_module.command_line(
             spec, directory, identity, control_fd=control, agent_fd=channel
         )
-        pid = process.spawn(argv, (control, channel, *pass_fds), directory / "qemu.err")
+        pid = process.spawn(argv, (control, channel), directory / "qemu.err")
         started.append(process.Process(pid))
     finally:
         # QEMU's copies are the only ones from here on: when it ends, connecting is refused.
@@ -231,7 +232,7 @@ def _spawn(
             listener.close()
 
 
-async def _to_the_end(work: Coroutine[object, object, T], undo: Callable[[T], object]) -> T:
+async def _run_to_completion(work: Coroutine[object, object, T], undo: Callable[[T], object]) -> T:
     """Wait for work in a thread, which cancelling does not stop: if cancelled, wait on, and undo its result."""
     task = asyncio.ensure_future(work)
     try:
@@ -258,13 +259,16 @@ async def _undo(machine: Machine, started: list[process.Process]) -> None:
 
 
 async def adopt(directory: Path, *, timeout_s: float = BOOT_S) -> Machine:
-    """Take over a running VM whose parent is gone. Raises AlreadyOwned, VmGone, ControlLost, AgentSilent."""
-    reopening = asyncio.to_thread(home.reopen, directory)
-    identity, lock = await _to_the_end(reopening, lambda found: os.close(found[1]))
+    """Take control of a running VM whose parent has ended.
+
+    Raises VmAlreadyControlled, VmGone, QmpDisconnected, AgentTimedOut.
+    """
+    reopening = asyncio.to_thread(vm_directory.reopen, directory)
+    identity, lock = await _run_to_completion(reopening, lambda found: os.close(found[1]))
     machine = Machine(directory, identity, lock)
     try:
         finding = asyncio.to_thread(process.find, directory / "qemu.pid", identity.uuid)
-        running = await _to_the_end(finding, _forget)
+        running = await _run_to_completion(finding, _forget)
         if running is None:
             raise faults.VmGone(directory, "no such process runs", machine.console.tail())
         await machine._connect([running], timeout_s)
@@ -277,13 +281,13 @@ async def adopt(directory: Path, *, timeout_s: float = BOOT_S) -> Machine:
 async def destroy(directory: Path) -> bool:
     """Kill whatever VM runs in `directory`, answering or not; returns whether one did.
 
-    Raises AlreadyOwned while another process controls it, VmGone if `directory` never held one.
+    Raises VmAlreadyControlled while another process controls it, VmGone if `directory` never held one.
     """
-    reopening = asyncio.to_thread(home.reopen, directory)
-    identity, lock = await _to_the_end(reopening, lambda found: os.close(found[1]))
+    reopening = asyncio.to_thread(vm_directory.reopen, directory)
+    identity, lock = await _run_to_completion(reopening, lambda found: os.close(found[1]))
     try:
         finding = asyncio.to_thread(process.find, directory / "qemu.pid", identity.uuid)
-        running = await _to_the_end(finding, _forget)
+        running = await _run_to_completion(finding, _forget)
         if running is None:
             return False
         running.kill()

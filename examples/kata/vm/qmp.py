@@ -28,7 +28,7 @@ class Qmp:
 
     @classmethod
     async def connect(cls, path: Path, timeout_s: float = ANSWER_S) -> "Qmp":
-        """Connect and negotiate. Raises ControlLost."""
+        """Connect and negotiate. Raises QmpDisconnected."""
         client = qemu.qmp.QMPClient()
         try:
             async with asyncio.timeout(timeout_s):
@@ -36,7 +36,7 @@ class Qmp:
         except (TimeoutError, qemu.qmp.QMPError, OSError) as err:
             with contextlib.suppress(Exception):
                 await client.disconnect()
-            raise faults.ControlLost("the greeting", str(err) or "no answer in time") from err
+            raise faults.QmpDisconnected("the greeting", str(err) or "no answer in time") from err
         return cls(client)
 
     async def execute(
@@ -45,14 +45,14 @@ class Qmp:
         arguments: Mapping[str, object] | None = None,
         timeout_s: float = ANSWER_S,
     ) -> object:
-        """Run a command. Raises QemuRefused, ControlLost."""
+        """Run a command. Raises QemuCommandFailed, QmpDisconnected."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._client.execute(command, arguments)
         except qemu.qmp.ExecuteError as err:
-            raise faults.QemuRefused(command, str(err)) from err
+            raise faults.QemuCommandFailed(command, str(err)) from err
         except (TimeoutError, qemu.qmp.QMPError, EOFError, OSError) as err:
-            raise faults.ControlLost(command, str(err) or "no answer in time") from err
+            raise faults.QmpDisconnected(command, str(err) or "no answer in time") from err
 
     async def give(self, fd: int, opaque: str) -> int:
         """Pass a descriptor into a new fd set; returns the set's id. Raises as `execute`."""
@@ -61,7 +61,7 @@ class Qmp:
             answer = mapping(await self.execute("add-fd", {"opaque": opaque}), "add-fd")
         fdset = answer.get("fdset-id")
         if not isinstance(fdset, int):
-            raise faults.QemuRefused("add-fd", "its answer has no fdset-id")
+            raise faults.QemuCommandFailed("add-fd", "its answer has no fdset-id")
         return fdset
 
     async def unplug(self, device: str, timeout_s: float) -> bool:
@@ -69,7 +69,7 @@ class Qmp:
         with self._client.listener(("DEVICE_DELETED",)) as events:
             try:
                 await self.execute("device_del", {"id": device})
-            except faults.QemuRefused as err:
+            except faults.QemuCommandFailed as err:
                 # An earlier request is still with the guest, or was granted a moment ago.
                 if "not found" in err.reason:
                     return True
@@ -101,14 +101,14 @@ class Qmp:
 
 
 def mapping(answer: object, command: str) -> dict[str, object]:
-    """An answer that must be an object. Raises QemuRefused."""
+    """An answer that must be an object. Raises QemuCommandFailed."""
     if not isinstance(answer, dict):
-        raise faults.QemuRefused(command, "its answer is not an object")
+        raise faults.QemuCommandFailed(command, "its answer is not an object")
     return answer
 
 
 def rows(answer: object, command: str) -> list[dict[str, object]]:
-    """An answer that must be a list of objects. Raises QemuRefused."""
+    """An answer that must be a list of objects. Raises QemuCommandFailed."""
     if not isinstance(answer, list) or not all(isinstance(row, dict) for row in answer):
-        raise faults.QemuRefused(command, "its answer is not a list of objects")
+        raise faults.QemuCommandFailed(command, "its answer is not a list of objects")
     return answer

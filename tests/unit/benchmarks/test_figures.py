@@ -32,7 +32,7 @@ def test_ratio_is_that_of_the_medians_and_a_baseline_has_none() -> None:
     assert [REPORT.ratio(row) for row in REPORT.rows] == [None, 2.0]
 
 
-def test_a_missed_goal_is_told_as_such() -> None:
+def test_missed_goal_is_not_met() -> None:
     assert REPORT.goals[0].met
     assert not figures.at_most("at most 50 ms", BASE.median, 50, "ms").met
 

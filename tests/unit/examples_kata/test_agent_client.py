@@ -78,13 +78,13 @@ def _ok(result: object) -> Reply:
     return lambda request: [{"id": request["id"], "ok": result}]
 
 
-async def test_what_an_earlier_host_was_sent_is_skipped(tmp_path: Path) -> None:
+async def test_connect_skips_output_sent_to_an_earlier_host(tmp_path: Path) -> None:
     preface = b'tail of a line"}\n{"id":"old-1","ok":{}}\n' + b"x" * (agent.MAX_LINE + 9) + b"\n"
     async with _connected(FakeGuest(_ok({"usage": _USAGE}), preface), tmp_path) as inside:
         assert (await inside.usage("v")).used_bytes == 40
 
 
-async def test_answers_find_their_questions_in_any_order(tmp_path: Path) -> None:
+async def test_answers_in_any_order_match_their_requests(tmp_path: Path) -> None:
     waiting: list[dict[str, object]] = []
 
     def reply(request: dict[str, object]) -> list[object]:
@@ -116,13 +116,11 @@ async def test_answers_find_their_questions_in_any_order(tmp_path: Path) -> None
         {"usage": None},
     ],
 )
-async def test_an_answer_of_the_wrong_shape_ends_the_connection(
-    tmp_path: Path, result: object
-) -> None:
+async def test_malformed_answer_ends_the_connection(tmp_path: Path, result: object) -> None:
     async with _connected(FakeGuest(_ok(result)), tmp_path) as inside:
-        with pytest.raises(faults.GuestMisbehaves, match="answer to usage"):
+        with pytest.raises(faults.GuestProtocolViolation, match="answer to usage"):
             await inside.usage("v")
-        with pytest.raises(faults.GuestMisbehaves):
+        with pytest.raises(faults.GuestProtocolViolation):
             await inside.ping()
 
 
@@ -139,9 +137,9 @@ async def test_an_answer_of_the_wrong_shape_ends_the_connection(
         b"[" * 50_000,
     ],
 )
-async def test_a_line_that_is_no_message_ends_the_connection(tmp_path: Path, line: bytes) -> None:
+async def test_malformed_line_ends_the_connection(tmp_path: Path, line: bytes) -> None:
     async with _connected(FakeGuest(lambda _: [line]), tmp_path) as inside:
-        with pytest.raises(faults.GuestMisbehaves):
+        with pytest.raises(faults.GuestProtocolViolation):
             await inside.usage("v")
 
 
@@ -163,7 +161,7 @@ async def test_a_line_that_is_no_message_ends_the_connection(tmp_path: Path, lin
         ("invented", errors.RuntimeFailed),
     ],
 )
-async def test_each_code_of_the_guest_is_a_typed_error(
+async def test_guest_error_code_maps_to_error_class(
     tmp_path: Path, code: str, branch: type[errors.CrustError]
 ) -> None:
     error = {"code": code, "message": "evil\x1b[2J\nlog line", "hint": "h" * 4000}
@@ -175,17 +173,17 @@ async def test_each_code_of_the_guest_is_a_typed_error(
     assert len(str(caught.value)) < 1000
 
 
-async def test_a_guest_that_says_nothing_is_a_timeout_and_the_line_stays(tmp_path: Path) -> None:
+async def test_silent_guest_times_out_and_connection_stays_open(tmp_path: Path) -> None:
     def reply(request: dict[str, object]) -> list[object]:
         return [] if request["op"] == "ping" else _ok({"usage": _USAGE})(request)
 
     async with _connected(FakeGuest(reply), tmp_path) as inside:
-        with pytest.raises(faults.AgentSilent, match="ping"):
+        with pytest.raises(faults.AgentTimedOut, match="ping"):
             await inside.ping(timeout_s=0.05)
         assert (await inside.usage("v")).total_bytes == 100
 
 
-async def test_a_guest_that_leaves_fails_what_waits_and_what_comes_later(tmp_path: Path) -> None:
+async def test_guest_disconnect_fails_pending_and_later_requests(tmp_path: Path) -> None:
     fake = FakeGuest(lambda _: [])
 
     async with _connected(fake, tmp_path) as inside:
@@ -193,13 +191,13 @@ async def test_a_guest_that_leaves_fails_what_waits_and_what_comes_later(tmp_pat
         await fake.asked.wait()
         assert fake.writer is not None
         fake.writer.close()
-        with pytest.raises(faults.AgentLost):
+        with pytest.raises(faults.AgentDisconnected):
             await asking
-        with pytest.raises(faults.AgentLost):
+        with pytest.raises(faults.AgentDisconnected):
             await inside.ping()
 
 
-async def test_another_version_of_the_protocol_is_refused(
+async def test_other_protocol_version_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(_HELLO, "protocol", 99)
@@ -208,8 +206,8 @@ async def test_another_version_of_the_protocol_is_refused(
             pass
 
 
-async def test_nobody_listening_is_a_typed_error(tmp_path: Path) -> None:
-    with pytest.raises(faults.AgentLost):
+async def test_connect_without_listener_raises_agent_disconnected(tmp_path: Path) -> None:
+    with pytest.raises(faults.AgentDisconnected):
         await agent.AgentClient.connect(tmp_path / "absent", 1)
 
 
@@ -231,7 +229,7 @@ _EXIT = {"event": "exit", "container": "c", "code": 0, "signal": None}
 _SPEC = values.ContainerSpec("c", ("true",))
 
 
-async def test_output_is_taken_in_order_and_pays_its_credit(tmp_path: Path) -> None:
+async def test_output_is_read_in_order_and_its_credit_is_returned(tmp_path: Path) -> None:
     fake = FakeGuest(_starting(_output(b"a"), _output(b"b"), _output(b"e", "stderr"), _EXIT))
     async with _connected(fake, tmp_path) as inside:
         done = await inside.run(_SPEC)
@@ -248,31 +246,29 @@ async def test_output_is_taken_in_order_and_pays_its_credit(tmp_path: Path) -> N
         {"event": "exit", "container": "c", "code": "zero", "signal": None},
     ],
 )
-async def test_an_event_of_the_wrong_shape_ends_the_connection(
-    tmp_path: Path, event: object
-) -> None:
+async def test_malformed_event_ends_the_connection(tmp_path: Path, event: object) -> None:
     async with _connected(FakeGuest(_starting(event)), tmp_path) as inside:
-        with pytest.raises(faults.GuestMisbehaves):
+        with pytest.raises(faults.GuestProtocolViolation):
             await (await inside.start(_SPEC)).wait()
 
 
-async def test_a_guest_cannot_make_the_host_hold_more_than_the_window(tmp_path: Path) -> None:
+async def test_output_beyond_the_window_is_a_protocol_violation(tmp_path: Path) -> None:
     piece = _output(b"x" * 65536)
     flood = [piece] * (containers.WINDOW // 65536 + 1)
     async with _connected(FakeGuest(_starting(*flood)), tmp_path) as inside:
         container = await inside.start(_SPEC)
-        with pytest.raises(faults.GuestMisbehaves, match="more output"):
+        with pytest.raises(faults.GuestProtocolViolation, match="more output"):
             await inside.ping()
         assert container._held <= containers.WINDOW + 65536
 
 
-async def test_events_of_a_container_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None:
+async def test_events_of_an_unknown_container_are_dropped(tmp_path: Path) -> None:
     stray = {**_output(b"x"), "container": "other"}
     async with _connected(FakeGuest(_starting(stray, _EXIT)), tmp_path) as inside:
         assert (await inside.run(_SPEC)).stdout == b""
 
 
-def test_a_guests_numbers_are_clamped_to_the_disk() -> None:
+def test_guest_usage_is_clamped_to_the_disk_size() -> None:
     usage = values.Usage.model_validate({**_USAGE, "total_bytes": 2**60})
     assert usage.clamped(100).total_bytes == 100
     assert usage.clamped(100).available_bytes == 60

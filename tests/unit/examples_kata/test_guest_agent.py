@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from examples.kata.guest.agent import jail, linux, mounting, ownership, protocol
+from examples.kata.guest.agent import fs_group, jail, linux, mounts, protocol
 
 _Args = protocol.Args
 
 
-def test_lines_are_cut_wherever_the_reads_fall() -> None:
+def test_lines_split_correctly_at_any_read_boundary() -> None:
     stream = b'{"a":1}\n\n{"b":2}\n'
     for size in range(1, len(stream) + 1):
         lines = protocol.Lines()
@@ -20,7 +20,7 @@ def test_lines_are_cut_wherever_the_reads_fall() -> None:
         assert [line for piece in pieces for line in lines.feed(piece)] == [b'{"a":1}', b'{"b":2}']
 
 
-def test_a_line_that_is_too_long_is_dropped_up_to_its_end() -> None:
+def test_too_long_line_is_dropped_up_to_its_newline() -> None:
     lines = protocol.Lines()
     long = b"x" * (protocol.MAX_LINE + 1)
     for piece in (long[:1000], long, b"more"):
@@ -29,14 +29,14 @@ def test_a_line_that_is_too_long_is_dropped_up_to_its_end() -> None:
     assert list(lines.feed(long + b"\nnext\n")) == [None, b"next"]
 
 
-def test_a_half_line_of_a_host_that_left_is_forgotten() -> None:
+def test_reset_drops_a_partial_line() -> None:
     lines = protocol.Lines()
     assert list(lines.feed(b'{"id":"ha')) == []
     lines.reset()
     assert list(lines.feed(b"{}\n")) == [b"{}"]
 
 
-def test_an_answer_that_does_not_fit_a_line_becomes_an_error() -> None:
+def test_encode_of_too_long_answer_becomes_an_error() -> None:
     line = protocol.encode({"id": "7", "ok": {"x": "y" * protocol.MAX_LINE}})
     assert len(line) < 200
     assert b'"id":"7"' in line
@@ -61,7 +61,7 @@ def test_an_answer_that_does_not_fit_a_line_becomes_an_error() -> None:
         {"volume": "ok", "size": 1, "surprise": 1},
     ],
 )
-def test_arguments_of_the_wrong_shape_are_refused(values: dict[str, object]) -> None:
+def test_invalid_arguments_are_refused(values: dict[str, object]) -> None:
     def read() -> None:
         args = _Args(values)
         args.name("volume")
@@ -73,7 +73,7 @@ def test_arguments_of_the_wrong_shape_are_refused(values: dict[str, object]) -> 
     assert caught.value.code == "bad_request"
 
 
-def test_an_operating_system_error_keeps_its_name() -> None:
+def test_fault_of_oserror_keeps_its_errno_name() -> None:
     fault = protocol.fault_of(OSError(errno.ENOSPC, "No space left", b"/x"), "growing")
     assert (fault.code, fault.message) == (
         "exhausted",
@@ -81,18 +81,18 @@ def test_an_operating_system_error_keeps_its_name() -> None:
     )
 
 
-def test_mount_options_are_told_apart() -> None:
+def test_mount_options_split_into_attributes_and_filesystem_options() -> None:
     options = ["rw", "noatime", "nodev", "data=ordered", "discard", "_netdev", "x-systemd.y", "ro"]
-    attributes, rest, read_only = mounting.split(options)
+    attributes, rest, read_only = mounts.split(options)
     assert attributes == linux.MOUNT_ATTR_NOATIME | linux.MOUNT_ATTR_NODEV
     assert rest == ["data=ordered", "discard"]
     assert read_only
 
 
 @pytest.mark.parametrize("option", ["remount", "bind", "loop", "a,b", ""])
-def test_options_that_would_be_another_operation_are_refused(option: str) -> None:
+def test_mount_options_of_other_operations_are_refused(option: str) -> None:
     with pytest.raises(protocol.Fault, match="bad_request"):
-        mounting.split([option])
+        mounts.split([option])
 
 
 @pytest.mark.parametrize(
@@ -108,11 +108,11 @@ def test_options_that_would_be_another_operation_are_refused(option: str) -> Non
         (stat.S_IFIFO | 0o600, False, 0o660),
     ],
 )
-def test_modes_are_those_of_the_kubelet(mode: int, read_only: bool, expected: int) -> None:  # noqa: FBT001
-    assert ownership.wanted_mode(mode, read_only=read_only) == expected
+def test_fs_group_modes_match_the_kubelet(mode: int, read_only: bool, expected: int) -> None:  # noqa: FBT001
+    assert fs_group.wanted_mode(mode, read_only=read_only) == expected
 
 
-def test_fs_group_changes_the_tree_and_nothing_that_its_links_name(tmp_path: Path) -> None:
+def test_fs_group_does_not_follow_symlinks(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o700)
     (outside / "secret").write_text("x")
@@ -125,7 +125,7 @@ def test_fs_group_changes_the_tree_and_nothing_that_its_links_name(tmp_path: Pat
     (tree / "dir-link").symlink_to(outside)
     (tree / "self").symlink_to("self")
     os.mkfifo(tree / "pipe", 0o600)
-    visited = ownership.apply(str(tree), os.getgid(), ownership.ALWAYS, read_only=False)
+    visited = fs_group.apply(str(tree), os.getgid(), fs_group.ALWAYS, read_only=False)
     assert visited == 7
     modes = {p.name: stat.S_IMODE(p.lstat().st_mode) for p in (tree, *tree.rglob("*"))}
     assert (modes["tree"] & 0o2770, modes["sub"] & 0o2770) == (0o2770, 0o2770)
@@ -134,26 +134,26 @@ def test_fs_group_changes_the_tree_and_nothing_that_its_links_name(tmp_path: Pat
     assert stat.S_IMODE(outside.stat().st_mode) == 0o700
 
 
-def test_on_root_mismatch_skips_a_tree_whose_root_is_right(tmp_path: Path) -> None:
+def test_on_root_mismatch_skips_a_tree_with_matching_root(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "file").chmod(0o600)
-    group, policy = os.getgid(), ownership.ON_ROOT_MISMATCH
-    assert ownership.apply(str(tmp_path), group, policy, read_only=False) == 2
+    group, policy = os.getgid(), fs_group.ON_ROOT_MISMATCH
+    assert fs_group.apply(str(tmp_path), group, policy, read_only=False) == 2
     (tmp_path / "file").chmod(0o600)
-    assert ownership.apply(str(tmp_path), group, policy, read_only=False) == 0
+    assert fs_group.apply(str(tmp_path), group, policy, read_only=False) == 0
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
     tmp_path.chmod(0o770)
-    assert ownership.apply(str(tmp_path), group, policy, read_only=False) == 2
+    assert fs_group.apply(str(tmp_path), group, policy, read_only=False) == 2
 
 
-def test_a_tree_deeper_than_any_real_one_is_refused_without_leaking_descriptors(
+def test_fs_group_refuses_a_too_deep_tree_and_leaks_no_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ownership, "_MAX_DEPTH", 20)
+    monkeypatch.setattr(fs_group, "_MAX_DEPTH", 20)
     tmp_path.joinpath(*["d"] * 30).mkdir(parents=True)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(protocol.Fault, match="refused"):
-        ownership.apply(str(tmp_path), os.getgid(), ownership.ALWAYS, read_only=False)
+        fs_group.apply(str(tmp_path), os.getgid(), fs_group.ALWAYS, read_only=False)
     assert len(os.listdir("/proc/self/fd")) == before
 
 

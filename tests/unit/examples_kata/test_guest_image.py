@@ -28,7 +28,7 @@ def _tree(root: Path, modules: dict[str, bytes], builtin: str = "") -> kernel.Mo
     return kernel.ModuleTree(root)
 
 
-def test_each_module_comes_after_all_that_it_needs(tmp_path: Path) -> None:
+def test_module_order_puts_dependencies_first(tmp_path: Path) -> None:
     modules = {
         "top": _module("middle-one,low"),
         "middle-one": _module("low"),
@@ -38,12 +38,12 @@ def test_each_module_comes_after_all_that_it_needs(tmp_path: Path) -> None:
     assert _tree(tmp_path, modules).order(["top", "low"]) == ["low", "middle_one", "top"]
 
 
-def test_what_is_built_in_is_not_loaded_and_needs_no_file(tmp_path: Path) -> None:
+def test_builtin_modules_are_not_loaded(tmp_path: Path) -> None:
     tree = _tree(tmp_path, {"top": _module("ring")}, "kernel/drivers/virtio/ring.ko\n")
     assert tree.order(["top", "ring"]) == ["top"]
 
 
-def test_a_soft_dependency_is_loaded_first_if_there_is_one(tmp_path: Path) -> None:
+def test_soft_dependency_is_loaded_first_if_present(tmp_path: Path) -> None:
     tree = _tree(tmp_path, {"top": _module(soft="helper absent"), "helper": _module()})
     assert tree.order(["top"]) == ["helper", "top"]
 
@@ -54,11 +54,11 @@ def test_modules_that_need_each_other_do_not_loop(tmp_path: Path) -> None:
 
 
 def test_a_missing_module_is_named(tmp_path: Path) -> None:
-    with pytest.raises(faults.ModuleMissing, match="ghost"):
+    with pytest.raises(faults.KernelModuleMissing, match="ghost"):
         _tree(tmp_path, {"top": _module("ghost")}).order(["top"])
 
 
-def test_only_filesystems_that_the_kernel_has_are_offered(tmp_path: Path) -> None:
+def test_filesystems_lists_only_what_the_kernel_has(tmp_path: Path) -> None:
     modules = {"xfs": _module("libcrc32c"), "libcrc32c": _module(), "crc32c_generic": _module()}
     tree = _tree(tmp_path, modules, "kernel/fs/ext4/ext4.ko\n")
     assert tree.filesystems() == {
@@ -89,7 +89,7 @@ def test_the_elf_inside_a_bzimage_is_found(tmp_path: Path, squeeze: "type[bytes]
 
 
 @pytest.mark.parametrize("payload", [b"unknown payload", lzma.compress(b"not an ELF file")])
-def test_a_kernel_that_cannot_be_opened_is_an_error(tmp_path: Path, payload: bytes) -> None:
+def test_unknown_kernel_format_is_an_error(tmp_path: Path, payload: bytes) -> None:
     with pytest.raises(faults.UnknownKernelFormat):
         kernel.extract_vmlinux(_bzimage(payload, tmp_path / "vmlinuz"))
     (tmp_path / "short").write_bytes(b"MZ")
@@ -124,7 +124,7 @@ def test_the_same_content_is_the_same_archive_in_any_order() -> None:
     assert archive.pack(entries) == archive.pack(entries[::-1])
 
 
-def test_digests_tell_where_one_part_ends() -> None:
+def test_digest_depends_on_part_boundaries() -> None:
     assert image.digest_of([b"ab", b"c"]) != image.digest_of([b"a", b"bc"])
     assert image.digest_of([b"ab", b"c"]) == image.digest_of([b"ab", b"c"])
 
@@ -135,14 +135,14 @@ def test_a_build_that_fails_leaves_no_directory(tmp_path: Path) -> None:
     def build() -> None:
         with image._aside(target) as directory:
             (directory / "half").write_text("done")
-            raise faults.ModuleMissing("x")
+            raise faults.KernelModuleMissing("x")
 
-    with pytest.raises(faults.ModuleMissing):
+    with pytest.raises(faults.KernelModuleMissing):
         build()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_build_left_is_cleared(tmp_path: Path) -> None:
+def test_lock_removes_directories_of_a_killed_build(tmp_path: Path) -> None:
     (tmp_path / ".building-image-x" / "tree").mkdir(parents=True)
     with image._locked(tmp_path):
         assert [p.name for p in tmp_path.iterdir()] == [".lock"]

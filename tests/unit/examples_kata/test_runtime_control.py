@@ -12,11 +12,11 @@ import pytest
 
 from crust import volumes
 from examples.kata.runtime import control, messages
-from examples.kata.runtime.client import Client, DaemonAway, RuntimeRefused
+from examples.kata.runtime.client import Client, RuntimeRefused, RuntimeUnreachable
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm import faults, values
 from tests.support.fake_driver import Gate
-from tests.support.fake_vms import FakeContainer, FakeHandoff, FakeMachines, World
+from tests.support.fake_vms import FakeContainer, FakeHandoff, FakeVms, World
 from tests.support.node import until
 from tests.support.records import TARGET, a_record
 
@@ -48,7 +48,7 @@ class Door:
 @asynccontextmanager
 async def opened(root: Path) -> AsyncIterator[Door]:
     world = World(records={TARGET.text: a_record()})
-    sandboxes = Sandboxes(root / "sandboxes", FakeMachines(world), FakeHandoff(world))
+    sandboxes = Sandboxes(root / "sandboxes", FakeVms(world), FakeHandoff(world))
     socket = root / "control.sock"
     async with control.serving(socket, control.Control(sandboxes)):
         yield Door(world, sandboxes, socket)
@@ -72,7 +72,7 @@ def line(**changes: Any) -> bytes:
     return json.dumps({"op": "run", "sandbox": "one", "argv": ["true"], **changes}).encode() + b"\n"
 
 
-async def test_output_and_code_reach_the_client_and_its_own_sandbox_ends(door: Door) -> None:
+async def test_run_returns_output_and_code_and_stops_its_sandbox(door: Door) -> None:
     said = (values.Output("stdout", b"\0\xff"), values.Output("stderr", b"oh"))
     door.world.container = FakeContainer(said)
     door.world.container.ended.set()
@@ -120,23 +120,23 @@ async def test_a_kept_sandbox_is_listed_with_its_volumes_until_it_is_stopped(doo
         (b'{"op":"stop","sandbox":"../one"}\n', "sandbox"),
     ],
 )
-async def test_what_is_no_request_is_refused_and_starts_nothing(
+async def test_invalid_request_is_refused_and_starts_nothing(
     door: Door, sent: bytes, words: str
 ) -> None:
     answer = await door.say(sent)
-    assert (answer["event"], answer["kind"]) == ("error", "BadMessage")
+    assert (answer["event"], answer["kind"]) == ("error", "InvalidMessage")
     assert words in answer["why"]
     assert door.world.calls == []
     assert await door.client.list() == []
 
 
-async def test_a_client_that_says_nothing_hinders_nobody(door: Door) -> None:
+async def test_silent_client_does_not_block_others(door: Door) -> None:
     _, silent = await asyncio.open_unix_connection(str(door.socket))
     await door.client.run(run())
     silent.close()
 
 
-async def test_an_error_reaches_the_client_whole_and_its_sandbox_ends(door: Door) -> None:
+async def test_run_error_reaches_the_client_and_stops_its_sandbox(door: Door) -> None:
     door.world.failures["mount"].append(faults.GuestRefused("a bad option", hint="leave it out"))
     with pytest.raises(RuntimeRefused, match="a bad option") as caught:
         await door.client.run(run())
@@ -145,7 +145,7 @@ async def test_an_error_reaches_the_client_whole_and_its_sandbox_ends(door: Door
     assert not door.world.is_locked(TARGET)
 
 
-async def test_a_full_disk_is_an_answer(door: Door) -> None:
+async def test_oserror_is_answered_as_request_failed(door: Door) -> None:
     (door.socket.parent / "sandboxes").write_text("no directory can be made here")
     with pytest.raises(RuntimeRefused) as caught:
         await door.client.run(run())
@@ -162,7 +162,7 @@ async def _leave(door: Door, container: FakeContainer) -> None:
     await until(container.killed)
 
 
-async def test_a_client_that_leaves_takes_its_command_and_its_sandbox_along(door: Door) -> None:
+async def test_client_disconnect_kills_command_and_stops_its_sandbox(door: Door) -> None:
     container = FakeContainer([values.Output("stdout", b"begun")])
     await _leave(door, container)
     await until(door.world.killed)
@@ -171,15 +171,15 @@ async def test_a_client_that_leaves_takes_its_command_and_its_sandbox_along(door
     assert not door.world.is_locked(TARGET)
 
 
-async def test_a_command_that_does_not_die_does_not_keep_its_sandbox(
+async def test_unkillable_command_does_not_keep_its_sandbox(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "_DIES_S", 0)
+    monkeypatch.setattr(control, "_KILL_TIMEOUT_S", 0)
     await _leave(door, FakeContainer([values.Output("stdout", b"begun")], dies=False))
     await until(door.world.killed)
 
 
-async def test_a_daemon_that_stops_ends_the_sandboxes_of_one_command_and_keeps_the_others(
+async def test_daemon_stop_ends_one_command_sandboxes_and_keeps_others(
     tmp_path: Path,
 ) -> None:
     """Ended while they are still controlled: a directory removed under a running VM would hide who has the volume."""
@@ -190,14 +190,14 @@ async def test_a_daemon_that_stops_ends_the_sandboxes_of_one_command_and_keeps_t
         gate.opened.set()
         running = asyncio.create_task(door.client.run(run()))
         await until(gate.entered)
-    with pytest.raises(DaemonAway):
+    with pytest.raises(RuntimeUnreachable):
         await running
     assert [path.name for path in door.world.bodies] == ["kept"]
     assert [path.name for path in (tmp_path / "sandboxes").iterdir()] == ["kept"]
     assert not door.world.is_locked(TARGET)
 
 
-async def test_a_daemon_that_stops_ends_a_sandbox_that_just_starts_for_one_command(
+async def test_daemon_stop_ends_a_starting_one_command_sandbox(
     tmp_path: Path,
 ) -> None:
     async with opened(tmp_path) as door:
@@ -205,7 +205,7 @@ async def test_a_daemon_that_stops_ends_a_sandbox_that_just_starts_for_one_comma
         running = asyncio.create_task(door.client.run(run()))
         await until(gate.entered)
         gate.opened.set()
-    with pytest.raises(DaemonAway):
+    with pytest.raises(RuntimeUnreachable):
         await running
     assert door.world.bodies == {}
 
@@ -220,6 +220,6 @@ async def test_a_kept_sandbox_survives_its_client(door: Door) -> None:
     assert [each["sandbox"] for each in await door.client.list()] == ["one"]
 
 
-async def test_nobody_at_the_socket_is_said_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(DaemonAway, match="start it"):
+async def test_client_without_daemon_says_how_to_start_it(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeUnreachable, match="start it"):
         await Client(str(tmp_path / "none.sock")).list()

@@ -11,7 +11,7 @@ from examples.kata.runtime import handler, messages
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm import faults
 from tests.support.fake_driver import Gate
-from tests.support.fake_vms import Body, FakeHandoff, FakeMachines, World
+from tests.support.fake_vms import Body, FakeHandoff, FakeVms, World
 from tests.support.node import until
 from tests.support.records import TARGET, a_record
 
@@ -33,7 +33,7 @@ def world() -> World:
 
 @pytest.fixture
 def sandboxes(tmp_path: Path, world: World) -> Sandboxes:
-    return Sandboxes(tmp_path / "sandboxes", FakeMachines(world), FakeHandoff(world))
+    return Sandboxes(tmp_path / "sandboxes", FakeVms(world), FakeHandoff(world))
 
 
 def body(world: World) -> Body:
@@ -41,7 +41,7 @@ def body(world: World) -> Body:
     return found
 
 
-async def test_a_freeze_holds_until_its_thaw_and_the_second_thaw_says_so(
+async def test_freeze_lasts_until_thaw_and_second_thaw_returns_false(
     world: World, sandboxes: Sandboxes
 ) -> None:
     answers = handler.Volumes(sandboxes)
@@ -52,7 +52,7 @@ async def test_a_freeze_holds_until_its_thaw_and_the_second_thaw_says_so(
     assert await answers.thaw(TARGET) is False
 
 
-async def test_an_expansion_waits_for_the_thaw_and_does_not_keep_it_away(
+async def test_expand_waits_for_thaw_and_does_not_block_it(
     world: World, sandboxes: Sandboxes
 ) -> None:
     await (await sandboxes.get(ONE)).start(RUN)
@@ -69,7 +69,7 @@ async def test_an_expansion_waits_for_the_thaw_and_does_not_keep_it_away(
         await growing
 
 
-async def test_without_a_sandbox_nothing_is_frozen_and_nothing_limited(
+async def test_freeze_thaw_and_limits_without_sandbox_are_refused(
     sandboxes: Sandboxes,
 ) -> None:
     answers = handler.Volumes(sandboxes)
@@ -78,12 +78,12 @@ async def test_without_a_sandbox_nothing_is_frozen_and_nothing_limited(
         answers.thaw(TARGET),
         answers.set_limits(TARGET, NEW),
     ):
-        with pytest.raises(handler.NoSandboxHasIt):
+        with pytest.raises(handler.VolumeNotInSandbox):
             await asked
 
 
 @pytest.mark.parametrize("step", ["hold", "attach", "limit", "mount", "grow"])
-async def test_limits_that_come_while_a_volume_is_brought_in_win_over_the_records_old_ones(
+async def test_limits_set_during_mount_override_those_of_the_record(
     world: World, sandboxes: Sandboxes, step: str
 ) -> None:
     answers = handler.Volumes(sandboxes)
@@ -106,19 +106,22 @@ async def test_limits_of_a_volume_whose_start_fails_are_refused(
     answers = handler.Volumes(sandboxes)
     found = await sandboxes.get(ONE)
     gate = world.gates["mount"] = Gate()
-    world.failures["mount"].append(faults.GuestCorrupt("a damaged journal"))
+    world.failures["mount"].append(faults.GuestFilesystemCorrupt("a damaged journal"))
     starting = asyncio.create_task(found.start(RUN))
     await until(gate.entered)
     setting = asyncio.create_task(answers.set_limits(TARGET, NEW))
     gate.opened.set()
     ended = await asyncio.gather(starting, setting, return_exceptions=True)
-    assert [type(each) for each in ended] == [faults.GuestCorrupt, handler.NoSandboxHasIt]
+    assert [type(each) for each in ended] == [
+        faults.GuestFilesystemCorrupt,
+        handler.VolumeNotInSandbox,
+    ]
 
 
-async def test_what_qemu_refuses_is_told(world: World, sandboxes: Sandboxes) -> None:
+async def test_limits_refused_by_qemu_are_reported(world: World, sandboxes: Sandboxes) -> None:
     answers = handler.Volumes(sandboxes)
     await (await sandboxes.get(ONE)).start(RUN)
-    world.failures["limit"].append(faults.QemuRefused("block_set_io_throttle", "too large"))
-    with pytest.raises(faults.QemuRefused):
+    world.failures["limit"].append(faults.QemuCommandFailed("block_set_io_throttle", "too large"))
+    with pytest.raises(faults.QemuCommandFailed):
         await answers.set_limits(TARGET, NEW)
     assert list(body(world).limits.values()) == [OLD]

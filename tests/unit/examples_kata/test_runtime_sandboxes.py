@@ -8,10 +8,10 @@ import pytest
 from crust import errors, operations, volumes
 from crust.handoff.claims import State
 from examples.kata.runtime import handler, messages, sandbox
-from examples.kata.runtime.sandboxes import Sandboxes, Stray
+from examples.kata.runtime.sandboxes import Sandboxes, SandboxNotAdopted
 from examples.kata.vm import faults
 from tests.support.fake_driver import Gate
-from tests.support.fake_vms import FakeHandoff, FakeMachines, World
+from tests.support.fake_vms import FakeHandoff, FakeVms, World
 from tests.support.node import until
 from tests.support.records import TARGET, a_record
 
@@ -26,7 +26,7 @@ def world() -> World:
 
 def daemon(tmp_path: Path, world: World) -> Sandboxes:
     """A daemon's sandboxes; a second one is its successor."""
-    return Sandboxes(tmp_path / "sandboxes", FakeMachines(world), FakeHandoff(world))
+    return Sandboxes(tmp_path / "sandboxes", FakeVms(world), FakeHandoff(world))
 
 
 def run(*sources: str) -> messages.Run:
@@ -44,7 +44,7 @@ async def test_two_clients_get_one_vm(tmp_path: Path, world: World) -> None:
     assert world.calls.count("mount") == 1
 
 
-async def test_a_slow_start_hinders_no_other_sandbox(tmp_path: Path, world: World) -> None:
+async def test_slow_start_does_not_block_other_sandboxes(tmp_path: Path, world: World) -> None:
     sandboxes = daemon(tmp_path, world)
     await sandboxes.get(TWO)
     gate = world.gates["start"] = Gate()
@@ -56,9 +56,7 @@ async def test_a_slow_start_hinders_no_other_sandbox(tmp_path: Path, world: Worl
     await starting
 
 
-async def test_a_stop_waits_for_the_start_and_ends_what_it_started(
-    tmp_path: Path, world: World
-) -> None:
+async def test_stop_waits_for_a_running_start(tmp_path: Path, world: World) -> None:
     sandboxes = daemon(tmp_path, world)
     gate = world.gates["start"] = Gate()
     starting = asyncio.create_task(sandboxes.get(ONE))
@@ -70,18 +68,18 @@ async def test_a_stop_waits_for_the_start_and_ends_what_it_started(
     assert sandboxes.all() == []
 
 
-async def test_a_start_that_fails_is_told_to_all_and_leaves_no_directory(
+async def test_failed_start_raises_to_all_callers_and_leaves_no_directory(
     tmp_path: Path, world: World
 ) -> None:
     sandboxes = daemon(tmp_path, world)
-    world.failures["start"].append(faults.StartFailed(tmp_path, "no kernel", ""))
+    world.failures["start"].append(faults.VmStartFailed(tmp_path, "no kernel", ""))
     ended = await asyncio.gather(sandboxes.get(ONE), sandboxes.get(ONE), return_exceptions=True)
-    assert [type(each) for each in ended] == [faults.StartFailed] * 2
+    assert [type(each) for each in ended] == [faults.VmStartFailed] * 2
     assert not (tmp_path / "sandboxes" / "one").exists()
     await sandboxes.get(ONE)
 
 
-async def test_a_second_stop_does_not_remove_the_sandbox_that_came_after_the_first(
+async def test_second_stop_does_not_remove_a_restarted_sandbox(
     tmp_path: Path, world: World
 ) -> None:
     sandboxes = daemon(tmp_path, world)
@@ -97,26 +95,24 @@ async def test_a_second_stop_does_not_remove_the_sandbox_that_came_after_the_fir
     assert world.calls.count("shutdown") == 1
 
 
-async def test_a_sandbox_that_is_being_stopped_takes_no_container(
-    tmp_path: Path, world: World
-) -> None:
+async def test_stopping_sandbox_refuses_containers(tmp_path: Path, world: World) -> None:
     sandboxes = daemon(tmp_path, world)
     found = await sandboxes.get(ONE)
     gate = world.gates["shutdown"] = Gate()
     stopping = asyncio.create_task(sandboxes.stop(ONE))
     await until(gate.entered)
-    with pytest.raises(sandbox.Ending):
+    with pytest.raises(sandbox.SandboxStopping):
         await (await sandboxes.get(ONE)).start(run())
     gate.opened.set()
     await stopping
-    with pytest.raises(sandbox.Ending):
+    with pytest.raises(sandbox.SandboxStopping):
         await found.start(run(TARGET.text))
 
 
-async def test_a_stop_kills_a_guest_that_hangs_while_a_volume_comes_in(
+async def test_stop_kills_a_guest_that_hangs_during_mount(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox, "_BRING_IN_S", 0)
+    monkeypatch.setattr(sandbox, "_MOUNT_TIMEOUT_S", 0)
     sandboxes = daemon(tmp_path, world)
     gate = world.gates["mount"] = Gate()
     running = asyncio.create_task((await sandboxes.get(ONE)).start(run(TARGET.text)))
@@ -131,9 +127,7 @@ async def test_a_stop_kills_a_guest_that_hangs_while_a_volume_comes_in(
     assert sandboxes.all() == []
 
 
-async def test_a_vm_that_ends_by_itself_takes_its_sandbox_along(
-    tmp_path: Path, world: World
-) -> None:
+async def test_vm_exit_removes_its_sandbox(tmp_path: Path, world: World) -> None:
     sandboxes = daemon(tmp_path, world)
     await (await sandboxes.get(ONE)).start(run(TARGET.text))
     directory, body = next(iter(world.bodies.items()))
@@ -147,9 +141,7 @@ async def test_a_vm_that_ends_by_itself_takes_its_sandbox_along(
     await again.start(run(TARGET.text))
 
 
-async def test_a_daemon_that_stops_leaves_vms_and_their_directories(
-    tmp_path: Path, world: World
-) -> None:
+async def test_close_keeps_vms_and_their_directories(tmp_path: Path, world: World) -> None:
     sandboxes = daemon(tmp_path, world)
     await (await sandboxes.get(ONE)).start(run(TARGET.text))
     await sandboxes.close()
@@ -160,7 +152,7 @@ async def test_a_daemon_that_stops_leaves_vms_and_their_directories(
 
 
 @pytest.mark.parametrize("step", ["hold", "attach", "mount", "grow"])
-async def test_what_a_stopping_daemon_was_bringing_in_its_successor_finishes(
+async def test_next_daemon_finishes_an_interrupted_mount(
     tmp_path: Path, world: World, step: str
 ) -> None:
     """The old daemon may not give the claim up: its connection to the guest is gone, and the guest goes on."""
@@ -170,7 +162,7 @@ async def test_what_a_stopping_daemon_was_bringing_in_its_successor_finishes(
     await until(gate.entered)
     await sandboxes.close()
     gate.opened.set()
-    with pytest.raises(faults.AgentLost):
+    with pytest.raises(faults.AgentDisconnected):
         await running
     assert world.is_locked(TARGET)
     successor = daemon(tmp_path, world)
@@ -179,9 +171,7 @@ async def test_what_a_stopping_daemon_was_bringing_in_its_successor_finishes(
     assert world.claims[TARGET].states[-1][0] is State.MOUNTED
 
 
-async def test_a_lock_that_the_vm_does_not_hold_is_not_taken_for_its_claim(
-    tmp_path: Path, world: World
-) -> None:
+async def test_adopt_ignores_a_lock_not_held_by_the_vm(tmp_path: Path, world: World) -> None:
     """The daemon died before QEMU had the claim; now the proxy has the lock, to withdraw the entry."""
     sandboxes = daemon(tmp_path, world)
     await sandboxes.get(ONE)
@@ -193,7 +183,7 @@ async def test_a_lock_that_the_vm_does_not_hold_is_not_taken_for_its_claim(
     assert not {"attach", "mount"} & set(world.calls)
 
 
-async def test_a_volume_whose_entry_is_gone_hinders_no_adoption(
+async def test_adopt_without_handoff_entry_succeeds(
     tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     sandboxes = daemon(tmp_path, world)
@@ -206,19 +196,19 @@ async def test_a_volume_whose_entry_is_gone_hinders_no_adoption(
     assert "not handed over" in caplog.text
 
 
-async def test_a_vm_that_cannot_be_adopted_hinders_nobody_and_can_be_stopped(
+async def test_vm_that_cannot_be_adopted_blocks_nobody_and_can_be_stopped(
     tmp_path: Path, world: World
 ) -> None:
     sandboxes = daemon(tmp_path, world)
     await (await sandboxes.get(ONE)).start(run(TARGET.text))
     await sandboxes.get(TWO)
     await sandboxes.close()
-    world.failures["adopt one"].append(faults.AgentSilent("hello", 60))
+    world.failures["adopt one"].append(faults.AgentTimedOut("hello", 60))
     successor = daemon(tmp_path, world)
     await successor.adopt_all()
     assert [each.sandbox_id for each in successor.all()] == [TWO]
-    assert successor.strays() == [ONE]
-    with pytest.raises(Stray, match="did not answer hello"):
+    assert successor.not_adopted() == [ONE]
+    with pytest.raises(SandboxNotAdopted, match="did not answer hello"):
         await successor.get(ONE)
     assert world.is_locked(TARGET)
     await successor.stop(ONE)
@@ -226,7 +216,7 @@ async def test_a_vm_that_cannot_be_adopted_hinders_nobody_and_can_be_stopped(
     await successor.get(ONE)
 
 
-async def test_a_qemu_that_was_halted_is_ended_before_its_directory_goes(
+async def test_adopt_kills_halted_qemu_before_removing_its_directory(
     tmp_path: Path, world: World
 ) -> None:
     """Adopting says "gone" of a VM whose accelerator failed, and its process still has the claims."""
@@ -238,31 +228,29 @@ async def test_a_qemu_that_was_halted_is_ended_before_its_directory_goes(
     await successor.adopt_all()
     assert "destroy one" in world.calls
     assert not world.is_locked(TARGET)
-    assert (successor.all(), successor.strays()) == ([], [])
+    assert (successor.all(), successor.not_adopted()) == ([], [])
     assert not (tmp_path / "sandboxes" / "one").exists()
 
 
-async def test_what_is_nobodys_in_the_directory_of_sandboxes_hinders_no_start(
-    tmp_path: Path, world: World
-) -> None:
+async def test_start_ignores_unknown_files_in_sandbox_dir(tmp_path: Path, world: World) -> None:
     (tmp_path / "sandboxes").mkdir()
     (tmp_path / "sandboxes" / "notes.txt").write_text("of the operator")
     await daemon(tmp_path, world).adopt_all()
     assert (tmp_path / "sandboxes" / "notes.txt").exists()
 
 
-async def test_a_volume_in_trouble_is_told_of_and_tried_again(tmp_path: Path, world: World) -> None:
+async def test_failed_mount_is_reported_and_retried(tmp_path: Path, world: World) -> None:
     sandboxes = daemon(tmp_path, world)
     await (await sandboxes.get(ONE)).start(run(TARGET.text))
     await sandboxes.close()
-    world.failures["mount"].append(faults.GuestCorrupt("a damaged journal"))
+    world.failures["mount"].append(faults.GuestFilesystemCorrupt("a damaged journal"))
     successor = daemon(tmp_path, world)
     await successor.adopt_all()
     answers = handler.Volumes(successor)
     condition = await answers.health(TARGET)
     assert condition.abnormal
     assert "damaged journal" in condition.message
-    with pytest.raises(handler.InTrouble, match="damaged journal"):
+    with pytest.raises(handler.SandboxMountFailed, match="damaged journal"):
         await answers.get_stats(TARGET)
     listed = await answers.list_volumes()
     assert [(each.sandbox_id, each.state) for each in listed] == [("one", State.ERROR)]
@@ -287,6 +275,6 @@ async def test_nothing_is_claimed_when_one_source_is_no_deferred_volume(
     tmp_path: Path, world: World
 ) -> None:
     found = await daemon(tmp_path, world).get(ONE)
-    with pytest.raises(sandbox.NotSandboxed, match="/home"):
+    with pytest.raises(sandbox.MountSourceNotDeferred, match="/home"):
         await found.start(run(TARGET.text, "/home"))
     assert world.claims == {}

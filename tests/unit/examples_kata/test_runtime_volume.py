@@ -28,12 +28,14 @@ def vm_of(world: World, name: str) -> FakeVm:
     return FakeVm(world, world.bodies.setdefault(directory, Body(directory)))
 
 
-async def take(world: World, sandbox: volumes.SandboxId) -> volume.Sandboxed:
+async def take(world: World, sandbox: volumes.SandboxId) -> volume.SandboxVolume:
     handed = FakeHandoff(world)
-    return await volume.take(handed, world.records[TARGET.text], sandbox, vm_of(world, sandbox))
+    return await volume.claim_and_mount(
+        handed, world.records[TARGET.text], sandbox, vm_of(world, sandbox)
+    )
 
 
-async def test_the_vm_holds_lock_and_fence_before_it_gets_the_device(world: World) -> None:
+async def test_vm_holds_lock_and_device_before_attach(world: World) -> None:
     taken = await take(world, ONE)
     assert world.calls == ["held", "hold", "attach", "limit", "mount", "grow"]
     assert taken.claim.fds == ()
@@ -42,14 +44,14 @@ async def test_the_vm_holds_lock_and_fence_before_it_gets_the_device(world: Worl
     assert claim.is_locked(), "by the VM alone"
 
 
-async def test_a_reader_is_not_grown(world: World) -> None:
+async def test_read_only_volume_is_not_grown(world: World) -> None:
     world.records[TARGET.text] = a_record(readonly=True)
     await take(world, ONE)
     assert "grow" not in world.calls
 
 
 @pytest.mark.parametrize("step", ["hold", "attach", "limit", "mount", "grow"])
-async def test_a_step_that_fails_frees_the_volume_and_leaves_the_reason(
+async def test_failed_step_releases_the_claim_and_records_the_reason(
     world: World, step: str
 ) -> None:
     world.failures[step].append(faults.GuestRefused("a bad option"))
@@ -62,15 +64,13 @@ async def test_a_step_that_fails_frees_the_volume_and_leaves_the_reason(
 
 
 @pytest.mark.parametrize("stuck", ["unmount", "detach"])
-async def test_a_claim_is_not_given_up_while_the_guest_may_have_the_device(
-    world: World, stuck: str
-) -> None:
+async def test_claim_is_kept_while_the_guest_may_have_the_device(world: World, stuck: str) -> None:
     """A mount that timed out goes on in the guest; whoever claims the volume then is a second kernel."""
-    world.failures["mount"].append(faults.AgentSilent("mount", 120))
+    world.failures["mount"].append(faults.AgentTimedOut("mount", 120))
     world.failures[stuck].append(faults.GuestBusy("somebody uses it"))
-    with pytest.raises(faults.AgentSilent):
+    with pytest.raises(faults.AgentTimedOut):
         await take(world, ONE)
-    assert "let_go" not in world.calls
+    assert "release" not in world.calls
     with pytest.raises(claims.HeldBySandbox):
         await take(world, TWO)
     assert world.claims[TARGET].states[-1][0] is State.ERROR
@@ -81,7 +81,7 @@ async def test_a_claim_is_not_given_up_while_the_guest_may_have_the_device(
 LIMITS = volumes.IoLimits(read_iops=100, write_bytes_per_second=1 << 20)
 
 
-async def test_limits_of_the_record_are_set_before_the_guest_can_mount(world: World) -> None:
+async def test_record_limits_are_set_before_mount(world: World) -> None:
     world.records[TARGET.text] = limited(LIMITS)
     world.failures["mount"].append(faults.GuestRefused("a bad option"))
     with pytest.raises(faults.GuestRefused):
@@ -92,7 +92,7 @@ async def test_limits_of_the_record_are_set_before_the_guest_can_mount(world: Wo
     assert limits == LIMITS
 
 
-async def test_who_goes_on_with_a_volume_sets_the_limits_that_the_record_has_by_then(
+async def test_resume_sets_the_current_limits_of_the_record(
     world: World,
 ) -> None:
     """The daemon died between QEMU and the record, or the proxy changed the record meanwhile."""
@@ -105,7 +105,7 @@ async def test_who_goes_on_with_a_volume_sets_the_limits_that_the_record_has_by_
     assert limits == volumes.IoLimits()
 
 
-async def test_who_goes_on_with_a_frozen_volume_thaws_it_and_does_not_wait_for_its_time(
+async def test_resume_thaws_a_frozen_volume(
     world: World,
 ) -> None:
     """Nobody could thaw it before it is adopted, and growing a frozen filesystem waits for the thaw."""
@@ -121,7 +121,7 @@ def limited(limits: volumes.IoLimits) -> Record:
     return replace(record, mount=replace(record.mount, io_limits=limits))
 
 
-async def test_what_is_gone_on_with_and_fails_again_stays_with_the_vm(world: World) -> None:
+async def test_failed_resume_keeps_the_claim_with_the_vm(world: World) -> None:
     await take(world, ONE)
     world.failures["mount"].append(faults.GuestConflict("mounted otherwise"))
     with pytest.raises(faults.GuestConflict):
@@ -129,22 +129,25 @@ async def test_what_is_gone_on_with_and_fails_again_stays_with_the_vm(world: Wor
     assert world.is_locked(TARGET)
 
 
-async def test_a_claim_that_was_half_handed_over_is_taken_anew(world: World) -> None:
+async def test_partially_held_claim_is_released_and_claimed_again(world: World) -> None:
     """The daemon died between lock and fence: a VM without the fence would not stop a mkfs on the host."""
     vm = vm_of(world, ONE)
     claim = FakeHandoff(world).claim(TARGET, ONE)
     vm.body.nodes[volume.serial_of(world.records[TARGET.text])] = [claim.fds[0]]
     claim.hand_over()
     await take(world, ONE)
-    taken_out, taken = ["unmount", "detach", "let_go"], ["hold", "attach", "limit", "mount", "grow"]
+    taken_out, taken = (
+        ["unmount", "detach", "release"],
+        ["hold", "attach", "limit", "mount", "grow"],
+    )
     assert world.calls == ["held", *taken_out, *taken]
     assert world.claims[TARGET] is not claim
 
 
-async def test_a_dead_vm_keeps_nothing(world: World) -> None:
+async def test_dead_vm_holds_no_claim(world: World) -> None:
     await take(world, ONE)
     vm_of(world, ONE).body.ended.set()
-    with pytest.raises(faults.ControlLost):
+    with pytest.raises(faults.QmpDisconnected):
         await take(world, ONE)
     await take(world, TWO)
 
@@ -156,9 +159,11 @@ class FullDisk(FakeClaim):
         raise errors.Exhausted("no space left")
 
 
-async def test_a_claim_that_cannot_tell_its_reason_is_freed_all_the_same(world: World) -> None:
+async def test_claim_is_released_when_its_report_fails(world: World) -> None:
     with pytest.raises(errors.Exhausted):
-        await volume.take(FakeHandoff(world, FullDisk), a_record(), ONE, vm_of(world, ONE))
+        await volume.claim_and_mount(
+            FakeHandoff(world, FullDisk), a_record(), ONE, vm_of(world, ONE)
+        )
     await take(world, TWO)
 
 

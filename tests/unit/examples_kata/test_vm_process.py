@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from examples.kata.guest import image
-from examples.kata.vm import accel, console, disks, faults, home, process, spec
+from examples.kata.vm import accel, console, disks, faults, process, spec, vm_directory
 
 _IMAGE = image.GuestImage(Path("/images/x"), "digest", "cloud", ("ext4",))
 
@@ -50,7 +50,7 @@ async def test_only_the_descriptors_that_are_passed_are_inherited(tmp_path: Path
     assert names[1] not in listing
 
 
-def test_a_pid_that_belongs_to_another_program_by_now_is_not_the_vm(tmp_path: Path) -> None:
+def test_find_ignores_a_reused_pid(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     assert process.find(pid_file, "uuid") is None
     argv = [sys.executable, "-c", "print(flush=True); input()", "uuid-1"]
@@ -71,27 +71,27 @@ def test_a_pid_that_belongs_to_another_program_by_now_is_not_the_vm(tmp_path: Pa
     assert process.find(pid_file, "uuid-1") is None
 
 
-_IDENTITY = home.Identity("name", "uuid", "tcg", 2)
+_IDENTITY = vm_directory.Identity("name", "uuid", "tcg", 2)
 
 
-def test_a_prepared_directory_is_private_and_owned_once(tmp_path: Path) -> None:
+def test_prepare_makes_private_directory_with_one_owner(tmp_path: Path) -> None:
     directory = tmp_path / "vm"
-    lock = home.prepare(directory, _IDENTITY)
+    lock = vm_directory.prepare(directory, _IDENTITY)
     assert directory.stat().st_mode & 0o777 == 0o700
-    with pytest.raises(faults.AlreadyOwned):
-        home.prepare(directory, _IDENTITY)
-    with pytest.raises(faults.AlreadyOwned):
-        home.reopen(directory)
+    with pytest.raises(faults.VmAlreadyControlled):
+        vm_directory.prepare(directory, _IDENTITY)
+    with pytest.raises(faults.VmAlreadyControlled):
+        vm_directory.reopen(directory)
     os.close(lock)
-    identity, lock = home.reopen(directory)
+    identity, lock = vm_directory.reopen(directory)
     assert identity == _IDENTITY
     os.close(lock)
-    os.close(home.prepare(directory, _IDENTITY))
+    os.close(vm_directory.prepare(directory, _IDENTITY))
 
 
-def test_the_sockets_listen_before_anybody_serves_them(tmp_path: Path) -> None:
-    os.close(home.prepare(tmp_path / "vm", _IDENTITY))
-    listeners = home.listen(tmp_path / "vm")
+def test_sockets_accept_connections_before_qemu_starts(tmp_path: Path) -> None:
+    os.close(vm_directory.prepare(tmp_path / "vm", _IDENTITY))
+    listeners = vm_directory.listen(tmp_path / "vm")
     for name, listener in listeners.items():
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(tmp_path / "vm" / name))
@@ -102,13 +102,13 @@ def test_the_sockets_listen_before_anybody_serves_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", '{"name": 1}', "[]"])
 def test_a_directory_whose_record_is_damaged_is_refused(tmp_path: Path, text: str) -> None:
     directory = tmp_path / "vm"
-    os.close(home.prepare(directory, _IDENTITY))
+    os.close(vm_directory.prepare(directory, _IDENTITY))
     (directory / "machine.json").write_text(text)
-    with pytest.raises(faults.BadDirectory, match=r"machine\.json"):
-        home.reopen(directory)
+    with pytest.raises(faults.InvalidVmDirectory, match=r"machine\.json"):
+        vm_directory.reopen(directory)
 
 
-async def test_a_console_keeps_its_end_however_much_is_printed(tmp_path: Path) -> None:
+async def test_console_keeps_only_the_last_output(tmp_path: Path) -> None:
     console.prepare(tmp_path)
     watched = console.Console(tmp_path)
     line = b"x" * 1023 + b"\n"
@@ -127,7 +127,7 @@ def _line(wanted: spec.MachineSpec) -> str:
     return " ".join(spec.command_line(wanted, Path("/vm"), "some-uuid", control_fd=5, agent_fd=6))
 
 
-def test_the_emulated_machine_is_tuned_and_the_accelerated_one_keeps_its_mitigations() -> None:
+def test_command_line_disables_mitigations_only_when_emulated() -> None:
     emulated = _line(spec.MachineSpec("a", _IMAGE, "tcg"))
     accelerated = _line(spec.MachineSpec("a", _IMAGE, "kvm"))
     assert "accel=tcg -cpu qemu64,+rdrand" in emulated
@@ -138,12 +138,12 @@ def test_the_emulated_machine_is_tuned_and_the_accelerated_one_keeps_its_mitigat
     assert "some-uuid" in emulated
 
 
-def test_there_is_one_root_port_for_each_volume() -> None:
+def test_command_line_has_one_root_port_per_volume_slot() -> None:
     line = _line(spec.MachineSpec("a", _IMAGE, volume_slots=3))
     assert line.count("pcie-root-port") == 3
 
 
-def test_a_file_server_gets_memory_that_it_can_map() -> None:
+def test_virtiofs_share_gets_shared_memory() -> None:
     share = spec.Share("tag", Path("/host"), "virtiofs")
     assert "memory-backend-memfd" in _line(spec.MachineSpec("a", _IMAGE, shares=(share,)))
     share = spec.Share("tag", Path("/host"), "9p", read_only=True)
@@ -156,7 +156,7 @@ def test_node_names_fit_what_qemu_allows() -> None:
     assert len(disks._node_name("x" * 20)) <= 31
 
 
-def test_a_probe_is_remembered_for_one_image(tmp_path: Path) -> None:
+def test_probe_result_is_cached_per_image(tmp_path: Path) -> None:
     path = tmp_path / "accelerator.json"
     assert accel._recall(path) is None
     known = accel.Accelerator("tcg", "no KVM")

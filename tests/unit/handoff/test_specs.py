@@ -44,8 +44,8 @@ TESTS = {
     31: (f"{INTEGRATION}/handoff/test_watch.py", "an_entrys_whole_life_is_seen"),
     32: ("tests/unit/runtime_handler/test_resolve.py", "the_longest_target_wins"),
     33: (RESOLVE, "a_sealed_target_without_an_entry_is_refused_and_never_shared"),
-    36: (VOLUME, "limits_of_the_record_are_set_before_the_guest_can_mount"),
-    37: (VOLUME, "who_goes_on_with_a_volume_sets_the_limits_that_the_record_has_by_then"),
+    36: (VOLUME, "record_limits_are_set_before_mount"),
+    37: (VOLUME, "resume_sets_the_current_limits_of_the_record"),
     38: (CLAIM, "a_group_that_a_kubelet_gave_to_the_seal_is_the_volumes"),
 }  # fmt: skip
 

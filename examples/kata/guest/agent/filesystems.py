@@ -116,9 +116,10 @@ _GROW: dict[str, Callable[[int, int], None]] = {
 def condition(path: str, device: str | None, *, wanted_read_only: bool) -> str:
     """What is wrong with a mounted filesystem, in a sentence; empty if nothing is.
 
-    The kernel tells it in four places: the disk may be gone, an inode may not be readable (XFS after a
-    shutdown, any filesystem without its disk), the mount may have turned read-only (ext4 errors=remount-ro,
-    btrfs abort), and ext4 counts errors.
+        The kernel shows it in four places: the disk
+    ---- may be gone, an inode may not be readable (XFS after a
+        shutdown, any filesystem without its disk), the mount may have turned read-only (ext4 errors=remount-ro,
+        btrfs abort), and ext4 counts errors.
     """
     if device is not None and not devices.number(device):
         return f"disk {device} is gone while its filesystem is mounted"

@@ -21,7 +21,7 @@ import select
 import signal
 import socket
 
-from . import jail, linux, mounting, protocol
+from . import jail, linux, mounts, protocol
 from . import main as agent_main
 
 TYPE_CHECKING = False
@@ -51,7 +51,7 @@ def prepare() -> None:
     linux.mount("tmpfs", "/run/volumes", "tmpfs", 0, "mode=700")
     resource.setrlimit(resource.RLIMIT_NOFILE, (65536, 65536))
     os.environ["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
-    mounting.load_boot_modules()
+    mounts.load_boot_modules()
 
 
 class Init:

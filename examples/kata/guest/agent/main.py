@@ -15,7 +15,7 @@ import socket
 import threading
 import traceback
 
-from . import containers, devices, linux, mounting, protocol, volumes
+from . import containers, devices, linux, mounts, protocol, volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Agent:
             "protocol": PROTOCOL_VERSION,
             "kernel": os.uname().release,
             "agent": str(os.getpid()),
-            "filesystems": mounting.known_filesystems(),
+            "filesystems": mounts.known_filesystems(),
             "volumes": self._volumes.names(),
         }
 

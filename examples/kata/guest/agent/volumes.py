@@ -15,7 +15,8 @@ import json
 import os
 import threading
 
-from . import devices, filesystems, holders, linux, mounting, ownership, protocol, stillness
+from . import devices, filesystems, fs_group, linux, mounts, protocol, volume_users
+from .freeze import VolumeFreeze
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Volumes:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
-        self._stills: dict[str, stillness.Still] = {}
+        self._freezes: dict[str, VolumeFreeze] = {}
         self._ending = False
         for name in self.names():
             # Frozen by an agent that is no more: nobody is left who would thaw it in time.
@@ -79,7 +80,7 @@ class Volumes:
         with self._lock(name):
             was_mounted = os.path.ismount(self.path(name))
             if was_mounted:
-                self._let_go(name)
+                self._unmount(name)
             self._check_released(name)
             self._forget(name)
             return {"was_mounted": was_mounted}
@@ -105,7 +106,7 @@ class Volumes:
                 )
             disk = self._disk(name)
             actual_bytes = devices.wait_for_size(disk, disk_bytes, timeout_s)
-            with self._still(name).moving():
+            with self._freeze_of(name).changing():
                 filesystems.grow(path, wanted["fstype"], actual_bytes)
             return {"usage": filesystems.usage(path), "disk_bytes": actual_bytes}
 
@@ -114,21 +115,21 @@ class Volumes:
         name = args.name("volume")
         thaw_after_s = args.integer("thaw_after_s", 1, 600)
         args.end()
-        still = self._still(name)
-        with still.turn():
-            still.wait_until_unmoved()
+        volume_freeze = self._freeze_of(name)
+        with volume_freeze.serialized():
+            volume_freeze.wait_for_change()
             if self._ending:
                 raise protocol.Fault("busy", "the machine is shutting down")
-            still.freeze(self._mounted(name), thaw_after_s)
+            volume_freeze.freeze(self._mounted(name), thaw_after_s)
         return {}
 
     def thaw(self, args: protocol.Args) -> dict[str, Any]:
         """Thaw a volume; `was_frozen` false means that the watchdog was faster, so a copy taken is worthless."""
         name = args.name("volume")
         args.end()
-        still = self._still(name)
-        with still.turn():
-            return {"was_frozen": still.thaw(self._mounted(name))}
+        volume_freeze = self._freeze_of(name)
+        with volume_freeze.serialized():
+            return {"was_frozen": volume_freeze.thaw(self._mounted(name))}
 
     def health(self) -> dict[str, Any]:
         """Per volume: abnormal or not, and why."""
@@ -148,8 +149,8 @@ class Volumes:
         """Thaw everything, for good: a writer that waits for a thaw cannot even be killed."""
         self._ending = True
         for name in self.names():
-            with self._still(name).lock, contextlib.suppress(OSError):
-                self._still(name).thaw(self.path(name))
+            with self._freeze_of(name).lock, contextlib.suppress(OSError):
+                self._freeze_of(name).thaw(self.path(name))
 
     def unmount_all(self) -> list[str]:
         """Unmount everything; returns the names that could not be."""
@@ -177,7 +178,7 @@ class Volumes:
         with open(f"{_STATE}/{name}.json", "w", encoding="utf-8") as state:
             json.dump(wanted, state)
         try:
-            mounting.mount(
+            mounts.mount(
                 source, path, wanted["fstype"], wanted["options"], read_only=wanted["read_only"]
             )
         except BaseException:
@@ -191,30 +192,30 @@ class Volumes:
         if read_only:
             # Ownership lives on the volume; a read-only mount shows what its owner wrote.
             return 0
-        with self._still(name).moving():
-            return ownership.apply(self.path(name), gid, policy, read_only=read_only)
+        with self._freeze_of(name).changing():
+            return fs_group.apply(self.path(name), gid, policy, read_only=read_only)
 
-    def _let_go(self, name: str) -> None:
+    def _unmount(self, name: str) -> None:
         path = self.path(name)
-        if holders.elsewhere(path):
-            raise holders.busy(name, path)
-        still = self._still(name)
-        with still.lock:
-            still.thaw(path)
+        if volume_users.mounted_in_other_namespace(path):
+            raise volume_users.busy_fault(name, path)
+        volume_freeze = self._freeze_of(name)
+        with volume_freeze.lock:
+            volume_freeze.thaw(path)
             try:
                 linux.unmount(path)
             except OSError as err:
-                raise holders.busy(name, path) from err
+                raise volume_users.busy_fault(name, path) from err
 
     def _check_released(self, name: str) -> None:
-        """Ask the disk itself whether anything still holds it.
+        """Ask the disk itself whether anything volume_freeze holds it.
 
         Success of umount says only that this namespace let go, and pulling a disk from under a filesystem that
         another namespace has mounted loses writes.
         """
         disk = devices.find(name)
         if disk is not None and devices.is_held(disk):
-            raise holders.busy(name, number=devices.number(disk))
+            raise volume_users.busy_fault(name, number=devices.number(disk))
 
     def _forget(self, name: str) -> None:
         for remove, path in ((os.unlink, f"{_STATE}/{name}.json"), (os.rmdir, self.path(name))):
@@ -238,9 +239,9 @@ class Volumes:
             wanted: Wanted = json.load(state)
         return wanted
 
-    def _still(self, name: str) -> stillness.Still:
+    def _freeze_of(self, name: str) -> VolumeFreeze:
         with self._guard:
-            return self._stills.setdefault(name, stillness.Still())
+            return self._freezes.setdefault(name, VolumeFreeze())
 
     def _lock(self, name: str) -> threading.Lock:
         with self._guard:
@@ -263,8 +264,8 @@ def _group(args: protocol.Args) -> tuple[int, str] | None:
     gid = group.integer("gid", 0, 2**32 - 2)
     policy = group.text("policy", limit=32)
     group.end()
-    if policy not in ownership.POLICIES:
+    if policy not in fs_group.POLICIES:
         raise protocol.Fault(
-            "bad_request", f"fs_group policy {policy} is none of {ownership.POLICIES}"
+            "bad_request", f"fs_group policy {policy} is none of {fs_group.POLICIES}"
         )
     return gid, policy

@@ -57,11 +57,11 @@ class Facts:
     accelerator: str = ""
 
 
-class Story:
+class Scenario:
     """Plays the kubelet through the volume's life."""
 
     def __init__(self, node: Node, report: Report) -> None:
-        at = node.places
+        at = node.paths
         self._node = node
         self._report = report
         self._kubelet = Kubelet(at.kubelet, at.csi_socket, at.inspect_socket)
@@ -135,7 +135,7 @@ class Story:
             step.show(json.dumps(json.loads(self._record()), indent=2))
 
     def _record(self) -> str:
-        entries = [path for path in self._node.places.volumes.iterdir() if path.name[0] != "."]
+        entries = [path for path in self._node.paths.volumes.iterdir() if path.name[0] != "."]
         require("there is one entry", len(entries) == 1)
         return (entries[0] / layout.RECORD).read_text().strip()
 
@@ -215,7 +215,7 @@ class Story:
         with self._report.step("unpublish and unstage it") as step:
             await self._kubelet.unpublish(facts.volume, facts.target)
             require("the target is gone", not facts.target.exists())
-            require("the entry is gone", not list(self._node.places.volumes.iterdir()))
+            require("the entry is gone", not list(self._node.paths.volumes.iterdir()))
             await self._kubelet.unstage(facts.volume)
             step.found("no entry, no target, no loop device")
 

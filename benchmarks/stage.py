@@ -219,15 +219,15 @@ class _Programs:
 
 async def measure() -> Result:
     """Run it, with a driver in this process and one in its own."""
-    with node.directories() as places:
-        async with node.driver(places) as co:
+    with node.directories() as paths:
+        async with node.driver(paths) as co:
             served = _Served(co, await co.create("bench", SIZE_BYTES))
-            inside = places.base / "inside"
+            inside = paths.base / "inside"
             inside.mkdir()
             driver = await _Driver.on(inside)
             ways: dict[str, _Way] = {DRIVER: driver, SERVED: served}
             await _rounds(ways, WARM_UP)  # formats both volumes
-            ways[PROGRAMS] = _Programs(driver.image, places.base / "by-programs")
+            ways[PROGRAMS] = _Programs(driver.image, paths.base / "by-programs")
             await _rounds(ways, WARM_UP)
             taken = await _rounds(ways, ROUNDS)
             await driver.delete()

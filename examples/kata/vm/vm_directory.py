@@ -40,7 +40,7 @@ _IDENTITY = pydantic.TypeAdapter(Identity)
 def prepare(directory: Path, identity: Identity) -> int:
     """Make the directory ready for a new VM and return the descriptor of its lock.
 
-    Raises BadDirectory, AlreadyOwned, AlreadyRuns.
+    Raises InvalidVmDirectory, VmAlreadyControlled, VmAlreadyRuns.
     """
     _check_length(directory)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def prepare(directory: Path, identity: Identity) -> int:
 
 
 def reopen(directory: Path) -> tuple[Identity, int]:
-    """What was started here, and the descriptor of the lock. Raises VmGone, AlreadyOwned, BadDirectory."""
+    """The VM's identity, and the descriptor of its lock. Raises VmGone, VmAlreadyControlled, InvalidVmDirectory."""
     if not (directory / "machine.json").exists():
         raise faults.VmGone(directory, "none was started here")
     _check_private(directory)
@@ -82,22 +82,22 @@ def _read(directory: Path) -> Identity:
     try:
         return _IDENTITY.validate_json((directory / "machine.json").read_bytes())
     except (pydantic.ValidationError, OSError) as err:
-        raise faults.BadDirectory(directory, "its machine.json cannot be read") from err
+        raise faults.InvalidVmDirectory(directory, "its machine.json cannot be read") from err
 
 
 def _check_length(directory: Path) -> None:
     longest = max(len(os.fsencode(directory / name)) for name in _SOCKETS)
     if not directory.is_absolute() or longest > _LONGEST_SOCKET:
         reason = f"a socket's path has at most {_LONGEST_SOCKET} bytes and is absolute"
-        raise faults.BadDirectory(directory, reason)
+        raise faults.InvalidVmDirectory(directory, reason)
 
 
 def _check_private(directory: Path) -> None:
     status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        raise faults.BadDirectory(directory, "it is not a directory")
+        raise faults.InvalidVmDirectory(directory, "it is not a directory")
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise faults.BadDirectory(directory, "others than its owner may use it")
+        raise faults.InvalidVmDirectory(directory, "others than its owner may use it")
 
 
 def _check_idle(directory: Path) -> None:
@@ -106,7 +106,7 @@ def _check_idle(directory: Path) -> None:
     running = process.find(directory / "qemu.pid", _read(directory).uuid)
     if running is not None:
         running.close()
-        raise faults.AlreadyRuns(directory, running.pid)
+        raise faults.VmAlreadyRuns(directory, running.pid)
 
 
 @contextlib.contextmanager
@@ -117,6 +117,6 @@ def _locked(directory: Path) -> Iterator[int]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield lock
     except BlockingIOError as err:
-        raise faults.AlreadyOwned(directory) from err
+        raise faults.VmAlreadyControlled(directory) from err
     finally:
         os.close(lock)

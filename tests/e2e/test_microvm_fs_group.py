@@ -34,7 +34,7 @@ async def _owned(
     return mounted.owned_entries, {name: (int(gid), mode) for gid, mode, name in rows}
 
 
-async def test_always_gives_the_whole_tree_to_the_group_with_the_kubelets_modes(
+async def test_always_policy_applies_group_and_kubelet_modes_to_the_whole_tree(
     vm: machine.Machine, plug: MountDisk
 ) -> None:
     volume = await _prepared(vm, plug)
@@ -53,7 +53,7 @@ async def test_always_gives_the_whole_tree_to_the_group_with_the_kubelets_modes(
     assert visited == len(owned) + 1  # lost+found
 
 
-async def test_nothing_outside_of_the_volume_is_touched(
+async def test_fs_group_changes_nothing_outside_the_volume(
     vm: machine.Machine, plug: MountDisk
 ) -> None:
     """The links of the tree point at /etc and /run of the guest, as its agent sees them."""
@@ -64,9 +64,7 @@ async def test_nothing_outside_of_the_volume_is_touched(
     assert await shell(vm, look) == before
 
 
-async def test_on_root_mismatch_looks_at_the_root_alone(
-    vm: machine.Machine, plug: MountDisk
-) -> None:
+async def test_on_root_mismatch_checks_only_the_root(vm: machine.Machine, plug: MountDisk) -> None:
     volume = await _prepared(vm, plug)
     group = values.FsGroup(_GROUP, "OnRootMismatch")
     first, owned = await _owned(vm, volume, group)
@@ -82,7 +80,7 @@ async def test_on_root_mismatch_looks_at_the_root_alone(
     assert owned["program"] == (_GROUP, "771")  # the test's own chgrp cleared the set-user-id bit
 
 
-async def test_a_member_of_the_group_may_write_and_a_stranger_may_not(
+async def test_group_member_may_write_and_others_may_not(
     vm: machine.Machine, plug: MountDisk
 ) -> None:
     volume = await plug("ext4")

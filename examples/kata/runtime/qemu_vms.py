@@ -8,19 +8,19 @@ from examples.kata.vm import faults, machine, spec
 
 
 @dataclass(frozen=True, slots=True)
-class Qemu:
-    """`ports.Machines`. Adopting needs neither: a VM keeps what it was started with."""
+class QemuVms:
+    """`ports.Vms`. Adopting needs neither: a VM keeps what it was started with."""
 
     image: GuestImage
     acceleration: spec.Acceleration
 
     async def start(self, name: str, directory: Path) -> machine.Machine:
-        """Raises what `machine.start` raises, its directory's trouble as StartFailed."""
+        """Raises what `machine.start` raises, its directory's trouble as VmStartFailed."""
         wanted = spec.MachineSpec(name, self.image, acceleration=self.acceleration)
         try:
             return await machine.start(wanted, directory)
         except OSError as err:
-            raise faults.StartFailed(directory, str(err), "") from err
+            raise faults.VmStartFailed(directory, str(err), "") from err
 
     async def adopt(self, directory: Path) -> machine.Machine:
         """See `machine.adopt`."""

@@ -16,9 +16,9 @@ from benchmarks import figures, inotify, node
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.kata.demo.kubelet import MOUNT
-from examples.kata.demo.node import Places
+from examples.kata.demo.node import NodePaths
 
-NAME = "pool"
+NAME = "large-pool"
 FEW, MANY = 20, 2000
 ROUNDS = 200
 WARM_UP = 10
@@ -81,7 +81,7 @@ class Result:
 class _Pool:
     """A driver and how many volumes it has."""
 
-    places: Places
+    paths: NodePaths
     count: int
     controller: "csi_pb2_grpc.ControllerAsyncStub"
 
@@ -100,16 +100,16 @@ async def measure() -> Result:
     taken = _Taken()
     with node.directories() as few, node.directories() as many:
         counts = ((few, FEW), (many, MANY))
-        for places, count in counts:
-            async with _running(places, count) as pool:
+        for paths, count in counts:
+            async with _running(paths, count) as pool:
                 await _fill(pool)
-            _write_into_images(places)
+            _write_into_images(paths)
         async with _running(few, FEW) as one, _running(many, MANY) as other:
             await _rounds((one, other), WARM_UP, _Taken())
             await _rounds((one, other), ROUNDS, taken)
         for _ in range(STARTS):
-            for places, count in counts:
-                taken.add(START, count, await _restart(places))
+            for paths, count in counts:
+                taken.add(START, count, await _restart(paths))
     units: dict[str, figures.Unit] = {START: "s"}
     return Result(
         {
@@ -120,13 +120,13 @@ async def measure() -> Result:
 
 
 @contextlib.asynccontextmanager
-async def _running(places: Places, count: int) -> AsyncIterator[_Pool]:
+async def _running(paths: NodePaths, count: int) -> AsyncIterator[_Pool]:
     async with contextlib.AsyncExitStack() as stack:
-        process = await node.start(places, "driver")
+        process = await node.start(paths, "driver")
         stack.push_async_callback(process.stop)
-        await node.answers(places.driver_socket)
-        connected = await stack.enter_async_context(channel.connect(places.driver_socket))
-        yield _Pool(places, count, csi_pb2_grpc.ControllerStub(connected))
+        await node.answers(paths.driver_socket)
+        connected = await stack.enter_async_context(channel.connect(paths.driver_socket))
+        yield _Pool(paths, count, csi_pb2_grpc.ControllerStub(connected))
 
 
 async def _fill(pool: _Pool) -> None:
@@ -137,8 +137,8 @@ async def _fill(pool: _Pool) -> None:
     await asyncio.gather(*(some(first) for first in range(CALLERS)))
 
 
-def _write_into_images(places: Places) -> None:
-    for image in (places.base / "pool" / "images").iterdir():
+def _write_into_images(paths: NodePaths) -> None:
+    for image in (paths.base / "pool" / "images").iterdir():
         with image.open("r+b") as file:
             file.write(WRITTEN)
 
@@ -180,18 +180,18 @@ async def _timed(call: Awaitable[T]) -> tuple[T, float]:
     return answer, (time.perf_counter_ns() - started_ns) / 1e6
 
 
-async def _restart(places: Places) -> float:
+async def _restart(paths: NodePaths) -> float:
     """Start a driver, kill it once it serves, and time the one that takes its place."""
-    doomed = await node.start(places, "driver")
-    await node.answers(places.driver_socket)
+    doomed = await node.start(paths, "driver")
+    await node.answers(paths.driver_socket)
     killed_s = time.monotonic()
     await doomed.kill()
-    with inotify.times_of(os.path.dirname(places.driver_socket), inotify.CREATED) as bound:
-        driver = await node.start(places, "driver")
+    with inotify.times_of(os.path.dirname(paths.driver_socket), inotify.CREATED) as bound:
+        driver = await node.start(paths, "driver")
         async with asyncio.timeout(node.START_TIMEOUT_S):
             await bound.get()
     try:
-        await node.answers(places.driver_socket)
+        await node.answers(paths.driver_socket)
         return time.monotonic() - killed_s
     finally:
         await driver.stop()

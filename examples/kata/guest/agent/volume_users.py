@@ -7,7 +7,7 @@ import os
 from . import protocol
 
 
-def busy(volume: str, path: str = "", number: str = "") -> protocol.Fault:
+def busy_fault(volume: str, path: str = "", number: str = "") -> protocol.Fault:
     """The fault of a volume that cannot be let go, naming its holders by its mount or its device number."""
     numbers = _numbers(path) if path else {number}
     found = [_describe(pid) for pid in _pids() if _holds(pid, numbers)]
@@ -17,7 +17,7 @@ def busy(volume: str, path: str = "", number: str = "") -> protocol.Fault:
     )
 
 
-def elsewhere(path: str) -> bool:
+def mounted_in_other_namespace(path: str) -> bool:
     """Whether another mount namespace has the filesystem at `path` mounted; umount(2) would not notice."""
     numbers = _numbers(path)
     return any(_has_mounted(pid, numbers) for pid in _pids() if not _shares_our_mounts(pid))

@@ -19,9 +19,9 @@ from crust.host.block import loop
 from crust.host.mounts import mounts
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from examples.kata.demo.node import Places
+from examples.kata.demo.node import NodePaths
 
-NAME = "copy"
+NAME = "snapshots"
 ROUNDS = 60
 WARM_UP = 5
 MIB = 1 << 20
@@ -95,43 +95,43 @@ async def measure() -> Result:
     """Run it on a pool of each filesystem, one after the other."""
     taken = _Taken()
     for fs_type in FILESYSTEMS:
-        with node.directories() as places, _filesystem(places, fs_type):
-            async with _pool(places, fs_type) as pool:
+        with node.directories() as paths, _filesystem(paths, fs_type):
+            async with _pool(paths, fs_type) as pool:
                 await _rounds(pool, WARM_UP, _Taken())
                 await _rounds(pool, ROUNDS, taken)
     return Result({key: figures.Samples.of("ms", each) for key, each in taken.values.items()})
 
 
 @contextlib.contextmanager
-def _filesystem(places: Places, fs_type: str) -> Iterator[None]:
+def _filesystem(paths: NodePaths, fs_type: str) -> Iterator[None]:
     """A new one in a file, mounted where the driver has its pool."""
-    backing, home = places.base / "backing", places.base / "pool"
+    backing, pool = paths.base / "backing", paths.base / "pool"
     with backing.open("wb") as file:
         file.truncate(POOL_BYTES)
     subprocess.run([*FILESYSTEMS[fs_type], str(backing)], check=True, capture_output=True)
     device = loop.attach(str(backing))
-    home.mkdir()
+    pool.mkdir()
     try:
-        mounts.mount_device(device.path, str(home), fs_type)
+        mounts.mount_device(device.path, str(pool), fs_type)
         yield
     finally:
-        mounts.unmount(str(home))
+        mounts.unmount(str(pool))
         loop.detach(device)
 
 
 @contextlib.asynccontextmanager
-async def _pool(places: Places, fs_type: str) -> AsyncIterator[_Pool]:
+async def _pool(paths: NodePaths, fs_type: str) -> AsyncIterator[_Pool]:
     async with contextlib.AsyncExitStack() as stack:
-        process = await node.start(places, "driver")
+        process = await node.start(paths, "driver")
         stack.push_async_callback(process.stop)
-        await node.answers(places.driver_socket)
-        connected = await stack.enter_async_context(channel.connect(places.driver_socket))
+        await node.answers(paths.driver_socket)
+        connected = await stack.enter_async_context(channel.connect(paths.driver_socket))
         controller = csi_pb2_grpc.ControllerStub(connected)
         sources = {}
         for data_bytes in (LITTLE, MUCH):
             made = await controller.CreateVolume(_volume(f"of-{data_bytes}"), timeout=TIMEOUT_S)
             sources[data_bytes] = made.volume.volume_id
-            _fill(places.base / "pool" / "images" / f"{made.volume.volume_id}.img", data_bytes)
+            _fill(paths.base / "pool" / "images" / f"{made.volume.volume_id}.img", data_bytes)
         yield _Pool(fs_type, controller, sources)
 
 

@@ -65,16 +65,16 @@ class Result:
 
 async def measure() -> Result:
     """Run it on a node of its own, with one volume mounted on the host."""
-    with node.directories() as places:
-        async with node.serving(places) as co:
+    with node.directories() as paths:
+        async with node.serving(paths) as co:
             volume = await co.create("bench", 64 << 20)
             await co.stage(volume)
             target = co.target("bench")
             await co.publish(volume, target, defer=False)
             sockets = {
-                DIRECT: places.driver_socket,
-                ONE_HOP: node.one_hop_socket(places),
-                TWO_HOPS: places.csi_socket,
+                DIRECT: paths.driver_socket,
+                ONE_HOP: node.one_hop_socket(paths),
+                TWO_HOPS: paths.csi_socket,
             }
             times = await _measure(sockets, _calls(volume.volume_id, str(target)))
             await co.unpublish(volume, target)

@@ -18,23 +18,23 @@ from examples.kata.vm import qmp
 _PREFIX = "hold."
 
 
-class Holding:
+class HeldDescriptors:
     """What one VM's QEMU holds."""
 
     def __init__(self, control: qmp.Qmp) -> None:
         self._control = control
 
     async def hold(self, name: str, fds: Sequence[int]) -> None:
-        """Give duplicates of `fds` to QEMU, under `name`; all or none. Raises QemuRefused, ControlLost."""
+        """Give duplicates of `fds` to QEMU, under `name`; all or none. Raises QemuCommandFailed, QmpDisconnected."""
         try:
             for number, fd in enumerate(fds):
                 await self._hold(f"{_PREFIX}{name}.{number}", fd)
         except BaseException:
-            await self.let_go(name)
+            await self.release(name)
             raise
 
-    async def let_go(self, name: str) -> None:
-        """Have QEMU close what it holds under `name`; absent is success. Raises QemuRefused, ControlLost."""
+    async def release(self, name: str) -> None:
+        """Close what QEMU holds under `name`; absent is success. Raises QemuCommandFailed, QmpDisconnected."""
         prefix = f"{_PREFIX}{name}."
         for node in await self._nodes():
             if node.startswith(prefix):
@@ -46,7 +46,7 @@ class Holding:
                 await self._control.execute("remove-fd", {"fdset-id": row.get("fdset-id")})
 
     async def held(self) -> dict[str, int]:
-        """How many descriptors QEMU holds, by name, whoever gave them. Raises QemuRefused, ControlLost."""
+        """How many descriptors QEMU holds, by name, whoever gave them. Raises QemuCommandFailed, QmpDisconnected."""
         nodes = (node for node in await self._nodes() if node.startswith(_PREFIX))
         return Counter(node.removeprefix(_PREFIX).rpartition(".")[0] for node in nodes)
 

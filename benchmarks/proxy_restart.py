@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks import figures, inotify, node, records
 from crust.handoff.store import Store
 from crust.runtime_handler.registration import Registration
-from examples.kata.demo.node import Places
+from examples.kata.demo.node import NodePaths
 
 NAME = "restart"
 ROUNDS = 15
@@ -78,20 +78,20 @@ class Taken:
 
 async def measure() -> Result:
     """Run it on a node of its own."""
-    with node.directories() as places:
-        roots = {0: places.crust_run / "none", ENTRIES: places.crust_run / "many"}
+    with node.directories() as paths:
+        roots = {0: paths.crust_run / "none", ENTRIES: paths.crust_run / "many"}
         await asyncio.to_thread(_fill, roots[ENTRIES])
         async with AsyncExitStack() as stack:
             for name in ("driver", "shim"):
-                process = await node.start(places, name)
+                process = await node.start(paths, name)
                 stack.push_async_callback(process.stop)
-            await node.answers(places.driver_socket)
-            await node.answers(places.shim_socket)
-            session = await stack.enter_async_context(node.registered(places))
+            await node.answers(paths.driver_socket)
+            await node.answers(paths.shim_socket)
+            session = await stack.enter_async_context(node.registered(paths))
             taken = Taken()
             for _ in range(ROUNDS):
                 for entries, root in roots.items():
-                    await _restart(places, root, entries, session, taken)
+                    await _restart(paths, root, entries, session, taken)
     samples = {
         (what, entries): figures.Samples.of("MiB" if what == RESIDENT else "s", values)
         for (what, entries), values in taken.values.items()
@@ -100,24 +100,24 @@ async def measure() -> Result:
 
 
 async def _restart(
-    places: Places, root: Path, entries: int, session: Registration, taken: Taken
+    paths: NodePaths, root: Path, entries: int, session: Registration, taken: Taken
 ) -> None:
     """Start a proxy, kill it once it serves, and time the one that takes its place."""
-    doomed = await node.start(places, "proxy", volumes_root=root)
+    doomed = await node.start(paths, "proxy", volumes_root=root)
     try:
-        await node.answers(places.csi_socket)
+        await node.answers(paths.csi_socket)
         await session.registered.wait()
     finally:
         killed_s = time.monotonic()
         await doomed.kill()
     await session.lost.wait()
-    with inotify.times_of(os.path.dirname(places.csi_socket), inotify.CREATED) as bound:
-        proxy = await node.start(places, "proxy", volumes_root=root)
+    with inotify.times_of(os.path.dirname(paths.csi_socket), inotify.CREATED) as bound:
+        proxy = await node.start(paths, "proxy", volumes_root=root)
         # a call that waits for a server would only see it at its channel's next attempt
         async with asyncio.timeout(node.START_TIMEOUT_S):
             await bound.get()
     try:
-        await node.answers(places.csi_socket)
+        await node.answers(paths.csi_socket)
         taken.add(SERVES, entries, time.monotonic() - killed_s)
         await session.registered.wait()
         taken.add(LEASED, entries, time.monotonic() - killed_s)

@@ -19,7 +19,7 @@ from benchmarks import figures, inotify, node, records
 from crust.handoff import watch
 from crust.handoff.store import Store
 
-NAME = "noticing"
+NAME = "watch"
 ROUNDS = 400
 WARM_UP = 20
 OTHERS = 100
@@ -103,10 +103,10 @@ class Times:
 
 async def measure() -> Result:
     """Run it in three directories of its own."""
-    with node.directories() as places:
+    with node.directories() as paths:
         async with AsyncExitStack() as stack:
             writer = await stack.enter_async_context(_writer())
-            roots = [str(places.crust_run / name) for name in ("bare", "alone", "many")]
+            roots = [str(paths.crust_run / name) for name in ("bare", "alone", "many")]
             for root in roots:
                 Store(root).open()
             for number in range(OTHERS):

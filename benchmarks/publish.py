@@ -90,10 +90,10 @@ class Result:
 
 async def measure() -> Result:
     """Run it on a node of its own."""
-    with node.directories() as places:
+    with node.directories() as paths:
         async with (
-            node.serving(places) as co,
-            node.caller(places, places.driver_socket) as direct,
+            node.serving(paths) as co,
+            node.caller(paths, paths.driver_socket) as direct,
         ):
             volume = await co.create("bench", SIZE_BYTES)
             await co.stage(volume)

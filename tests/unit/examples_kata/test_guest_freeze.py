@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from examples.kata.guest.agent import filesystems, protocol, stillness
+from examples.kata.guest.agent import filesystems, freeze, protocol
 
 PATH = "/run/volumes/v"
 
@@ -72,34 +72,36 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 @pytest.fixture
-def still(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> stillness.Still:
-    monkeypatch.setattr(stillness, "_CHANGES_S", 3600)  # who waits is told, and does not find out
-    return stillness.Still(kernel.timer, lambda: kernel.now_s)
+def volume_freeze(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> freeze.VolumeFreeze:
+    monkeypatch.setattr(
+        freeze, "_CHANGE_TIMEOUT_S", 3600
+    )  # who waits is told, and does not find out
+    return freeze.VolumeFreeze(kernel.timer, lambda: kernel.now_s)
 
 
-def freeze(still: stillness.Still, thaw_after_s: float = 10) -> None:
-    with still.turn():
-        still.wait_until_unmoved()
-        still.freeze(PATH, thaw_after_s)
+def freeze_volume(volume_freeze: freeze.VolumeFreeze, thaw_after_s: float = 10) -> None:
+    with volume_freeze.serialized():
+        volume_freeze.wait_for_change()
+        volume_freeze.freeze(PATH, thaw_after_s)
 
 
-def thaw(still: stillness.Still) -> bool:
-    with still.turn():
-        return still.thaw(PATH)
+def thaw_volume(volume_freeze: freeze.VolumeFreeze) -> bool:
+    with volume_freeze.serialized():
+        return volume_freeze.thaw(PATH)
 
 
 @contextlib.contextmanager
-def waiting(still: stillness.Still, work: Callable[[], None]) -> Iterator[None]:
+def waiting(volume_freeze: freeze.VolumeFreeze, work: Callable[[], None]) -> Iterator[None]:
     """`work` runs in a thread, and waits for its turn as the block begins; it has ended when the block is left."""
     waits = threading.Event()
-    wait_for = still.lock.wait_for
+    wait_for = volume_freeze.lock.wait_for
 
     def noted(predicate: Callable[[], bool], timeout: float | None = None) -> bool:
         if not predicate():
             waits.set()
         return wait_for(predicate, timeout)
 
-    still.lock.wait_for = noted  # type: ignore[assignment,method-assign]
+    volume_freeze.lock.wait_for = noted  # type: ignore[assignment,method-assign]
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     assert waits.wait(30), "it did not wait"
@@ -108,36 +110,38 @@ def waiting(still: stillness.Still, work: Callable[[], None]) -> Iterator[None]:
     assert not thread.is_alive()
 
 
-def test_a_freeze_flushes_first_and_has_its_watchdog_before_it_begins(
-    kernel: Kernel, still: stillness.Still
+def test_freeze_flushes_and_starts_watchdog_first(
+    kernel: Kernel, volume_freeze: freeze.VolumeFreeze
 ) -> None:
-    freeze(still, 10)
+    freeze_volume(volume_freeze, 10)
     assert kernel.calls == ["flush", "freeze"]
     assert [(each.after_s, each.runs, each.daemon) for each in kernel.timers] == [(10, True, True)]
 
 
-def test_a_thaw_in_time_tells_the_truth_and_ends_the_watchdog(
-    kernel: Kernel, still: stillness.Still
+def test_thaw_in_time_returns_true_and_stops_the_watchdog(
+    kernel: Kernel, volume_freeze: freeze.VolumeFreeze
 ) -> None:
-    freeze(still)
-    assert thaw(still) is True
+    freeze_volume(volume_freeze)
+    assert thaw_volume(volume_freeze) is True
     assert not kernel.timers[0].runs
-    assert thaw(still) is False
+    assert thaw_volume(volume_freeze) is False
 
 
-def test_a_thaw_after_the_watchdog_tells_the_truth(kernel: Kernel, still: stillness.Still) -> None:
-    freeze(still)
+def test_thaw_after_the_watchdog_returns_false(
+    kernel: Kernel, volume_freeze: freeze.VolumeFreeze
+) -> None:
+    freeze_volume(volume_freeze)
     kernel.timers[0].call()
     assert not kernel.frozen
-    assert thaw(still) is False
+    assert thaw_volume(volume_freeze) is False
 
 
-def test_a_repetition_begins_the_time_anew_and_the_old_watchdog_does_nothing_more(
-    kernel: Kernel, still: stillness.Still
+def test_repeated_freeze_restarts_the_timeout_and_disarms_the_old_watchdog(
+    kernel: Kernel, volume_freeze: freeze.VolumeFreeze
 ) -> None:
     """It may have fired already, and waited for the lock that the repetition held."""
-    freeze(still)
-    freeze(still, 20)
+    freeze_volume(volume_freeze)
+    freeze_volume(volume_freeze, 20)
     assert [(each.after_s, each.runs) for each in kernel.timers] == [(10, False), (20, True)]
     kernel.timers[0].call()
     assert kernel.frozen
@@ -145,24 +149,24 @@ def test_a_repetition_begins_the_time_anew_and_the_old_watchdog_does_nothing_mor
     assert not kernel.frozen
 
 
-def test_a_repetition_flushes_nothing(kernel: Kernel, still: stillness.Still) -> None:
-    freeze(still)
-    freeze(still)
+def test_repeated_freeze_does_not_flush(kernel: Kernel, volume_freeze: freeze.VolumeFreeze) -> None:
+    freeze_volume(volume_freeze)
+    freeze_volume(volume_freeze)
     assert kernel.calls == ["flush", "freeze", "freeze"]
 
 
-def test_a_freeze_that_took_longer_than_its_time_is_undone_and_has_failed(
-    kernel: Kernel, still: stillness.Still
+def test_freeze_slower_than_its_timeout_is_undone_and_fails(
+    kernel: Kernel, volume_freeze: freeze.VolumeFreeze
 ) -> None:
     kernel.freeze_s = 11
     with pytest.raises(protocol.Fault, match="timeout"):
-        freeze(still, 10)
+        freeze_volume(volume_freeze, 10)
     assert not kernel.frozen
     assert not kernel.timers[0].runs
 
 
-def test_a_watchdog_whose_thaw_fails_tries_again(kernel: Kernel, still: stillness.Still) -> None:
-    freeze(still)
+def test_watchdog_retries_a_failed_thaw(kernel: Kernel, volume_freeze: freeze.VolumeFreeze) -> None:
+    freeze_volume(volume_freeze)
     kernel.failures = [OSError(5, "EIO")]
     kernel.timers[0].call()
     assert kernel.frozen
@@ -171,66 +175,70 @@ def test_a_watchdog_whose_thaw_fails_tries_again(kernel: Kernel, still: stillnes
     assert not kernel.timers[1].runs
 
 
-def test_a_watchdog_of_a_volume_that_is_gone_ends(kernel: Kernel, still: stillness.Still) -> None:
-    freeze(still)
+def test_watchdog_of_an_unmounted_volume_ends(
+    kernel: Kernel, volume_freeze: freeze.VolumeFreeze
+) -> None:
+    freeze_volume(volume_freeze)
     kernel.failures = [FileNotFoundError(2, PATH)]
     kernel.timers[0].call()
     assert len(kernel.timers) == 1
 
 
-def test_a_thaw_that_fails_keeps_the_watchdog(kernel: Kernel, still: stillness.Still) -> None:
-    freeze(still)
+def test_failed_thaw_keeps_the_watchdog(kernel: Kernel, volume_freeze: freeze.VolumeFreeze) -> None:
+    freeze_volume(volume_freeze)
     kernel.failures = [OSError(5, "EIO")]
     with pytest.raises(OSError, match="EIO"):
-        thaw(still)
+        thaw_volume(volume_freeze)
     assert kernel.timers[0].runs
 
 
-def test_what_could_not_be_frozen_says_so(kernel: Kernel, still: stillness.Still) -> None:
+def test_failed_freeze_raises_and_stops_the_watchdog(
+    kernel: Kernel, volume_freeze: freeze.VolumeFreeze
+) -> None:
     kernel.failures = [OSError(95, "EOPNOTSUPP")]
     with pytest.raises(OSError, match="EOPNOTSUPP"):
-        freeze(still)
+        freeze_volume(volume_freeze)
     assert not kernel.frozen
     assert not any(each.runs for each in kernel.timers)
 
 
 @pytest.mark.parametrize("in_time", [True, False], ids=["thawed", "watchdog"])
-def test_what_changes_the_filesystem_waits_for_the_thaw_outside_of_the_kernel(
-    kernel: Kernel, still: stillness.Still, *, in_time: bool
+def test_change_waits_for_thaw_in_user_space(
+    kernel: Kernel, volume_freeze: freeze.VolumeFreeze, *, in_time: bool
 ) -> None:
     def grow() -> None:
-        with still.moving():
+        with volume_freeze.changing():
             kernel.calls.append("grow")
 
-    freeze(still)
-    with waiting(still, grow):
+    freeze_volume(volume_freeze)
+    with waiting(volume_freeze, grow):
         kernel.calls.clear()
         if in_time:
-            assert thaw(still) is True
+            assert thaw_volume(volume_freeze) is True
         else:
             kernel.timers[0].call()
     assert kernel.calls == ["thaw", "grow"]
 
 
-def test_a_freeze_waits_for_what_changes_the_filesystem_and_an_unmount_does_not(
-    kernel: Kernel, still: stillness.Still
+def test_freeze_waits_for_a_running_change_and_unmount_does_not(
+    kernel: Kernel, volume_freeze: freeze.VolumeFreeze
 ) -> None:
-    with contextlib.ExitStack() as ending, still.moving():
-        ending.enter_context(waiting(still, lambda: freeze(still)))
-        with still.lock:
-            assert still.thaw(PATH) is False
+    with contextlib.ExitStack() as ending, volume_freeze.changing():
+        ending.enter_context(waiting(volume_freeze, lambda: freeze_volume(volume_freeze)))
+        with volume_freeze.lock:
+            assert volume_freeze.thaw(PATH) is False
         kernel.calls.append("grown")
     assert kernel.calls == ["thaw", "grown", "flush", "freeze"]
 
 
-def test_a_thaw_is_not_overtaken_by_a_freeze_that_waits(
-    kernel: Kernel, still: stillness.Still
+def test_thaw_waits_for_a_pending_freeze(
+    kernel: Kernel, volume_freeze: freeze.VolumeFreeze
 ) -> None:
     """Its caller gave it up, and will not thaw again."""
     told: list[bool] = []
-    thawing = threading.Thread(target=lambda: told.append(thaw(still)), daemon=True)
-    with contextlib.ExitStack() as ending, still.moving():
-        ending.enter_context(waiting(still, lambda: freeze(still)))
+    thawing = threading.Thread(target=lambda: told.append(thaw_volume(volume_freeze)), daemon=True)
+    with contextlib.ExitStack() as ending, volume_freeze.changing():
+        ending.enter_context(waiting(volume_freeze, lambda: freeze_volume(volume_freeze)))
         thawing.start()
         thawing.join(0.05)
     thawing.join(30)
@@ -238,17 +246,19 @@ def test_a_thaw_is_not_overtaken_by_a_freeze_that_waits(
     assert not kernel.frozen
 
 
-def test_a_change_that_does_not_end_refuses_the_freeze(
-    kernel: Kernel, still: stillness.Still, monkeypatch: pytest.MonkeyPatch
+def test_freeze_is_refused_when_a_change_does_not_end(
+    kernel: Kernel, volume_freeze: freeze.VolumeFreeze, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stillness, "_CHANGES_S", 0.001)
-    with still.moving(), pytest.raises(protocol.Fault, match="busy"):
-        freeze(still)
+    monkeypatch.setattr(freeze, "_CHANGE_TIMEOUT_S", 0.001)
+    with volume_freeze.changing(), pytest.raises(protocol.Fault, match="busy"):
+        freeze_volume(volume_freeze)
     assert kernel.calls == []
 
 
-def test_a_change_that_fails_keeps_no_freeze_away(kernel: Kernel, still: stillness.Still) -> None:
-    with contextlib.suppress(OSError), still.moving():
+def test_failed_change_does_not_block_freeze(
+    kernel: Kernel, volume_freeze: freeze.VolumeFreeze
+) -> None:
+    with contextlib.suppress(OSError), volume_freeze.changing():
         raise OSError(28, "ENOSPC")
-    freeze(still)
+    freeze_volume(volume_freeze)
     assert kernel.frozen
