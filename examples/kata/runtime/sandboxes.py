@@ -67,7 +67,7 @@ class Sandboxes:
     async def get(self, sandbox_id: volumes.SandboxId) -> Sandbox:
         """The sandbox; starts it if it does not exist.
 
-        Raises VmStartFailed, `SandboxNotAdopted`, and `operations.OperationInProgress` while the sandbox is being stopped.
+        Raises VmStartFailed, `SandboxNotAdopted`, and `operations.OperationInProgress` while it is being stopped.
         """
         found = self._sandboxes.get(sandbox_id)
         if found is not None:
