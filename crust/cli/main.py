@@ -153,6 +153,15 @@ def handlers(run_dir: str) -> None:
 
 
 @main.command()
+@click.argument("name")
+def explain(name: str) -> None:
+    """What an error means, who retries, what to do: `crust explain MountFailed`."""
+    from crust.cli import explain
+
+    explain.run(name)
+
+
+@main.command()
 @click.option("--endpoint", required=True, help="The driver's socket, unix:///…/csi.sock.")
 @click.option(
     "--profile",

@@ -14,7 +14,7 @@ MIB = 1 << 20
 Profile = Literal["1.12", "1.13"]
 
 
-class BadParametersFile(errors.InvalidRequest):
+class InvalidParametersFile(errors.InvalidRequest):
     """The parameters file cannot be used."""
 
     def __init__(self, path: Path, why: str) -> None:
@@ -89,15 +89,15 @@ def socket_of(endpoint: str) -> str:
 
 
 def parameters_of(path: Path | None) -> Parameters:
-    """Read the parameters file; the defaults without one. Raises `BadParametersFile`."""
+    """Read the parameters file; the defaults without one. Raises `InvalidParametersFile`."""
     if path is None:
         return Parameters()
     try:
         return Parameters.model_validate(tomllib.loads(path.read_text()))
     except (OSError, tomllib.TOMLDecodeError) as err:
-        raise BadParametersFile(path, str(err)) from err
+        raise InvalidParametersFile(path, str(err)) from err
     except pydantic.ValidationError as err:
         fields = "; ".join(
             f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in err.errors()
         )
-        raise BadParametersFile(path, fields) from err
+        raise InvalidParametersFile(path, fields) from err

@@ -1,78 +1,65 @@
-"""docs/errors.md, made from the code: every error class, its gRPC code, and what a caller should do.
+"""docs/errors.md, made from the code: every error class, its gRPC code, who retries, and what to do.
 
-`python -m tests.support.error_table` writes it anew; a test holds the committed file against this.
+`python -m tests.support.error_table` writes it again; a test holds the committed file against this.
 """
 
-import importlib
-import inspect
-import pkgutil
 import sys
-from collections.abc import Iterator
 
-import crust
-from crust import errors
+from crust.cli import explain
 from crust.rpc import status
 
 HEAD = """# Errors
 
-Every error says what failed, why, and what to do. Its *branch* says what the caller should do, and gives the gRPC
-status code; its *leaf* says what happened. Codes are in `crust/rpc/status.py` alone. A wrapped driver's own status
-passes unchanged.
-A failure that is none of these is a bug: `INTERNAL` with a request id, under which the log has the reason.
+Every error has a name. It begins the message (`[MountFailed] …`), is `error_name` in the log, and `reason` of
+google.rpc.ErrorInfo (domain `crust.dev`) in the gRPC status details. Find it below, or ask
+`crust explain MountFailed`. The message says what failed, why, and what to do. The *branch* (a heading below) says
+who retries, and gives the gRPC status code.
 
-This page is made from the code: `python -m tests.support.error_table > docs/errors.md`.
+An error that passes several processes of crust keeps its first name. A wrapped driver's own status passes unchanged,
+without a name of ours. A failure that is none of these is a bug: `UnexpectedError` with a request id, under which
+the log of that process has the reason.
+
+Errors of the example runtime are marked *example*. This page is made from the code:
+`python -m tests.support.error_table > docs/errors.md`.
 """
 
 
-def all_classes() -> tuple[type[errors.CrustError], ...]:
-    """Every error class of every module of crust, by name."""
-    for module in pkgutil.walk_packages(crust.__path__, "crust."):
-        if ".wire." not in module.name and not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
-    found = {each for each in _below(errors.CrustError) if each.__module__.startswith("crust.")}
-    return tuple(sorted(found, key=lambda each: (each.__module__, each.__qualname__)))
-
-
-def branch_of(leaf: type[errors.CrustError]) -> type[errors.CrustError]:
-    """The branch of `crust.errors` that a leaf hangs on."""
-    return next(each for each in leaf.__mro__ if each.__module__ == "crust.errors")
+def all_errors() -> tuple[explain.Kind, ...]:
+    """Every error class of crust and of the example runtime, by name."""
+    explain.load("crust")
+    explain.load("examples")
+    return explain.all_errors()
 
 
 def render() -> str:
     """The page."""
-    classes = all_classes()
+    kinds = all_errors()
     lines = [HEAD]
-    for branch in status.CODES:
-        lines += [f"## {branch.__name__}: `{status.CODES[branch].name}`", "", _advice(branch), ""]
-        leaves = [each for each in classes if branch_of(each) is branch and each is not branch]
+    for branch, code in status.CODES.items():
+        lines += [f"## {branch.__name__}: `{code.name}`", "", explain.summary(branch)]
+        lines += [f"Who retries: {branch.retried_by}. What to do: {branch.advice}.", ""]
+        leaves = [
+            each for each in kinds if explain.branch_of(each) is branch and each is not branch
+        ]
         if leaves:
-            lines += ["| error | code | what happened |", "|---|---|---|", *map(_row, leaves), ""]
+            lines += [
+                "| error | what happened | what to do |",
+                "|---|---|---|",
+                *map(_row, leaves),
+                "",
+            ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _row(leaf: type[errors.CrustError]) -> str:
-    code = status.code_of_class(leaf).name
-    room = leaf.__module__.removeprefix("crust.")
-    return f"| `{leaf.__name__}` ({room}) | `{code}` | {_first_line(leaf)} |"
+def _row(leaf: explain.Kind) -> str:
+    mark = " *example*" if leaf.__module__.startswith("examples.") else ""
+    own = explain.what_to_do(leaf)
+    advice = "" if own == leaf.advice else own
+    return f"| `{leaf.__name__}`{mark} | {_cell(explain.summary(leaf))} | {_cell(advice)} |"
 
 
-def _advice(branch: type[errors.CrustError]) -> str:
-    """The words that the tree in `crust.errors` has for a branch."""
-    (line,) = [
-        each for each in (errors.__doc__ or "").splitlines() if f"─ {branch.__name__} " in each
-    ]
-    advice = line.split(branch.__name__, 1)[1].strip()
-    return f"{_first_line(branch)} What to do: {advice}."
-
-
-def _first_line(leaf: type[errors.CrustError]) -> str:
-    return (inspect.getdoc(leaf) or "").splitlines()[0].replace("|", "\\|")
-
-
-def _below(cls: type[errors.CrustError]) -> Iterator[type[errors.CrustError]]:
-    for each in cls.__subclasses__():
-        yield each
-        yield from _below(each)
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":

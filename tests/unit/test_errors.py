@@ -15,8 +15,7 @@ def test_the_parts_can_be_read_one_by_one() -> None:
     assert (error.what, error.why, error.hint) == ("a", "b", "c")
 
 
-def test_every_branch_has_its_line_in_the_tree() -> None:
-    tree = errors.__doc__ or ""
+def test_every_branch_says_who_retries_and_what_to_do() -> None:
     for branch in errors.CrustError.__subclasses__():
         if branch.__module__ == "crust.errors":
-            assert f"─ {branch.__name__} " in tree
+            assert {"retried_by", "advice"} <= vars(branch).keys()

@@ -31,7 +31,7 @@ def test_a_parameters_file_is_read(tmp_path: Path) -> None:
 def test_a_parameters_file_that_is_wrong_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "parameters.toml"
     path.write_text(text)
-    with pytest.raises(options.BadParametersFile, match="cannot be used"):
+    with pytest.raises(options.InvalidParametersFile, match="cannot be used"):
         options.parameters_of(path)
 
 

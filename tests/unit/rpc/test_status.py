@@ -8,6 +8,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from crust import errors
+from crust.cli import explain
 from crust.rpc import status
 from tests.support import error_table
 
@@ -24,11 +25,11 @@ def test_every_branch_has_a_row_and_no_two_branches_share_a_code() -> None:
     assert len(set(codes)) == len(codes)
 
 
-@pytest.mark.parametrize("leaf", error_table.all_classes(), ids=lambda each: each.__qualname__)
+@pytest.mark.parametrize("leaf", error_table.all_errors(), ids=lambda each: each.__qualname__)
 def test_every_error_hangs_on_a_branch_and_internal_is_for_what_failed_by_itself(
     leaf: type[errors.CrustError],
 ) -> None:
-    branch = error_table.branch_of(leaf)
+    branch = explain.branch_of(leaf)
     assert branch in status.CODES
     internal = status.code_of_class(leaf) is grpc.StatusCode.INTERNAL
     assert internal == issubclass(leaf, errors.RuntimeFailed)
