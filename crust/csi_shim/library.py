@@ -82,7 +82,7 @@ async def _answered(context: Context, answer: Awaitable[Answer]) -> Answer:
     try:
         return await answer
     except errors.CrustError as error:
-        return await status.abort(context, error)
+        return await status.abort(context, error, is_csi=True)
 
 
 def wrap(

@@ -11,6 +11,7 @@ import grpc.aio
 KEY = "crust-extensions"
 DEFERRAL = "deferral"
 NODE_INFO = "node-info"
+ERROR_INFO = "error-info"
 METADATA: tuple[tuple[str, str], ...] = ((KEY, DEFERRAL),)
 """What a caller that knows deferral adds to its calls."""
 
@@ -23,6 +24,11 @@ def deferral_requested(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
 def node_info_requested(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
     """Whether the caller knows NodeGetID and ControllerGetNodeInfo (CSI PR #603)."""
     return _requested(context, NODE_INFO)
+
+
+def error_info_requested(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
+    """Whether the caller of a CSI call wants an error's name in the status details, which CSI keeps empty."""
+    return _requested(context, ERROR_INFO)
 
 
 def _requested(context: grpc.aio.ServicerContext[Any, Any], word: str) -> bool:

@@ -94,6 +94,7 @@ class _Call:
     def __init__(self, server: str, method: str, counted_as: str) -> None:
         self._server = server
         self.name = method.rpartition("/")[2]
+        self._is_csi = method.startswith("/csi.")
         self._counted_as = counted_as or self.name
 
     def unary(self, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[Any]]:
@@ -141,7 +142,7 @@ class _Call:
     ) -> NoReturn:
         told = {"error": str(error), "error_name": error.error_name}
         self._record_now(request, started_s, status.code_of(error), told)
-        await status.abort(context, error)
+        await status.abort(context, error, is_csi=self._is_csi)
 
     async def _answer_bug(
         self, context: Context, request: Any, started_s: float, error: Exception

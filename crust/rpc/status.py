@@ -4,7 +4,8 @@ An error's code is that of its nearest class in the table; a leaf needs a row of
 CSI specification names another code than the branch has. Text is never parsed: a peer's status becomes the
 branch that stands for its code, with the peer's sentence and the peer's error name, so that a chain of processes
 hands the first one's error to the CO. The name travels as google.rpc.ErrorInfo (`reason`, `domain`) in the
-status details, where every gRPC library looks for it; only names of our own domain are taken over.
+status details, where every gRPC library looks for it; only names of our own domain are taken over. CSI's Error
+Scheme says that the details MUST be empty, so a CSI call has them only if its caller asks for them.
 """
 
 import re
@@ -16,6 +17,7 @@ from google.protobuf import message as protobuf
 from google.rpc import error_details_pb2, status_pb2
 
 from crust import errors, logs
+from crust.rpc import extensions
 
 DOMAIN = "crust.dev"
 _DETAILS_KEY = "grpc-status-details-bin"
@@ -58,12 +60,16 @@ def code_of_class(kind: type[errors.CrustError]) -> grpc.StatusCode:
     return next(found, grpc.StatusCode.INTERNAL)
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.CrustError) -> NoReturn:
-    """Answer a call with `error`: its code, its sentence, and its name in both; does not return."""
+async def abort(
+    context: grpc.aio.ServicerContext[Any, Any], error: errors.CrustError, *, is_csi: bool
+) -> NoReturn:
+    """Answer a call with `error`: its code, its sentence behind its name, and ErrorInfo; does not return."""
     code = code_of(error)
     message = error.shown()
     if len(message) > _MESSAGE_MAX_CHARS:
         message = f"{message[: _MESSAGE_MAX_CHARS - 1]}…"
+    if is_csi and not extensions.error_info_requested(context):
+        await context.abort(code, message)
     details = status_pb2.Status(code=code.value[0], message=message)
     details.details.add().Pack(
         error_details_pb2.ErrorInfo(

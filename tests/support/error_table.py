@@ -11,7 +11,8 @@ from crust.rpc import status
 HEAD = """# Errors
 
 Every error has a name. It begins the message (`[MountFailed] …`), is `error_name` in the log, and `reason` of
-google.rpc.ErrorInfo (domain `crust.dev`) in the gRPC status details. Find it below, or ask
+google.rpc.ErrorInfo (domain `crust.dev`) in the gRPC status details of crust.v1. CSI keeps the details empty, so a
+CSI call has them only if its caller sends `crust-extensions: error-info`. Find the name below, or ask
 `crust explain MountFailed`. The message says what failed, why, and what to do. The *branch* (a heading below) says
 who retries, and gives the gRPC status code.
 

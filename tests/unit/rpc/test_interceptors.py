@@ -29,7 +29,7 @@ class Service(grpc.GenericRpcHandler):
         method = handler_call_details.method
         if method == "/x/Unknown":
             return None
-        if method == "/x/Probe":
+        if method in ("/x/Probe", "/csi.v1.Node/NodeGetInfo"):
             return grpc.unary_unary_rpc_method_handler(self._unary)
         return {
             "/x/Unary": grpc.unary_unary_rpc_method_handler(self._unary),
@@ -119,6 +119,26 @@ async def test_an_errors_name_is_in_the_status_details_and_in_the_log(
     assert line["error"].endswith("x" * 10_000)
 
 
+@pytest.mark.parametrize(
+    ("asked", "keys"), [("", []), ("deferral", []), ("deferral,error-info", ["grpc-status-details-bin"])]
+)  # fmt: skip
+async def test_csi_call_has_status_details_only_if_its_caller_asks(
+    service: Fixture, asked: str, keys: list[str]
+) -> None:
+    """CSI, Error Scheme: status.details MUST be empty."""
+    built, caller = service
+
+    async def fail(_: Any) -> None:
+        raise errors.Exhausted("no slot")
+
+    built.behave = fail
+    call: Any = caller.unary_unary("/csi.v1.Node/NodeGetInfo")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(b"", timeout=10, metadata=(("crust-extensions", asked),))
+    assert caught.value.details() == "[Exhausted] no slot"
+    assert [key for key, _ in caught.value.trailing_metadata()] == keys
+
+
 @SHAPES
 async def test_an_error_that_a_peer_answered_keeps_its_name_in_the_next_log(
     service: Fixture, shape: str, caplog: pytest.LogCaptureFixture
@@ -127,7 +147,7 @@ async def test_an_error_that_a_peer_answered_keeps_its_name_in_the_next_log(
     built, caller = service
 
     async def fail(context: Any) -> None:
-        await status.abort(context, errors.Exhausted("no slot"))
+        await status.abort(context, errors.Exhausted("no slot"), is_csi=False)
 
     built.behave = fail
     await refused(_call(caller, shape), Code.RESOURCE_EXHAUSTED, "[Exhausted] no slot")
