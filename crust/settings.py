@@ -129,8 +129,8 @@ class DriverSettings(ProgramSettings):
     """Which health capabilities are advertised."""
 
     overcommit: Annotated[float, Field(ge=1, le=100)] = 1.0
-    """How much of the pool's room is promised to volumes: 1 means that every volume can be filled, if it shares no
-    blocks with a snapshot."""
+    """How much of the pool is given to volumes: 1 means that every volume can be filled, as long as no snapshot
+    shares blocks with one."""
 
     max_volumes: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """How many volumes the node takes; 0: as many as the kernel's memory, threads and mounts allow."""

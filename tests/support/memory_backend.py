@@ -3,20 +3,21 @@
 Without `has_devices` nothing is a device of this host, as with an engine whose images only hypervisors open.
 """
 
-from collections.abc import Mapping
-
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import (
     Attachment,
     Image,
     ImageMissing,
     NoChangeTracking,
+    PoolSpace,
     Region,
     SnapshotMissing,
     StillAttached,
 )
 
 ROOM_BYTES = 10 * 1024**3
+SPARE_BYTES = ROOM_BYTES // 99
+"""The hundredth part of both."""
 
 
 class MemoryBackend:
@@ -67,9 +68,9 @@ class MemoryBackend:
         """Larger than the room, as with files."""
         return 1 << 44
 
-    def available_bytes(self) -> int:
+    def space(self) -> PoolSpace:
         """Nothing that is written takes room here."""
-        return ROOM_BYTES
+        return PoolSpace(ROOM_BYTES + SPARE_BYTES, ROOM_BYTES + SPARE_BYTES, 0)
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
         """All of them."""
@@ -78,13 +79,6 @@ class MemoryBackend:
     def snapshot_ids(self) -> frozenset[str]:
         """All of them."""
         return frozenset(self.snapshots)
-
-    def occupied(self) -> Mapping[volumes.VolumeId, int]:
-        """Every image, and nothing written to it."""
-        return dict.fromkeys(self.images, 0)
-
-    def recount(self) -> None:
-        """Nothing was counted."""
 
     def attach(self, volume_id: volumes.VolumeId) -> Attachment:
         """Mark as attached."""

@@ -1,17 +1,17 @@
-"""Room: what the pool can still promise. A volume's whole size is promised when it is made.
+"""What the pool can still give. A volume's whole size is reserved when it is made.
 
-Images are sparse, so the free space of the pool says little: it is already promised to volumes that have not written
-it. A new volume gets only what is not; a database does not learn at its next write that somebody else was faster.
-The records are the ledger of promises (durable before the image is made), and what is being recorded at this moment
-is kept beside them, so that two creates cannot both take the last room.
+Images are sparse, so the free space of the pool says little: volumes that have not written it yet have a right to
+it. A database does not learn at its next write that somebody else was faster. What is reserved is the sum of the
+records (durable before the image is made), and of what is being recorded at this moment, so that two creates cannot
+both take the last of it.
 
-    room = (free + what the images occupy already) x overcommit - all promises
+    free = min(pool free - spare, (pool size - spare) x overcommit - reserved - blocks of snapshots)
 
-A snapshot is promised nothing: it does not grow. What its copy is about to take is set aside while it is made, where
-copies take room at all, and is no longer free afterwards.
+The spare is given to nobody, at any overcommit: records, the extent maps of the images, and the pool's own
+bookkeeping grow with what is written. A snapshot reserves nothing, because it does not grow; all its blocks count,
+shared ones too, because its volume may write all of them anew. What a copy is about to take is set aside meanwhile.
 
-Free space and promises cost two numbers; what each image occupies may cost a look at some, and is asked only when the
-two numbers do not settle it.
+The pool is asked two numbers, before any lock is taken.
 """
 
 import threading
@@ -20,31 +20,38 @@ from contextlib import contextmanager
 
 from crust import errors, volumes
 from crust.blockdriver.controller.volume_size import MIB
-from crust.blockdriver.engines.protocol import Backend
+from crust.blockdriver.engines.protocol import Backend, PoolSpace
 from crust.blockdriver.node.state import State
 from crust.blockdriver.records.index import Index
 
+_LEAST_SPARE_BYTES = 64 * MIB
+
 
 class OutOfCapacity(errors.Exhausted):
-    """The pool has promised its room to others."""
+    """The pool has nothing left to give of this size."""
 
-    def __init__(self, wanted_bytes: int, room_bytes: int) -> None:
+    def __init__(self, wanted_bytes: int, free_bytes: int) -> None:
         super().__init__(
             f"no room for {wanted_bytes} bytes",
-            why=f"the pool can promise {room_bytes} bytes more; the rest belongs to volumes that exist",
-            hint="delete a volume, enlarge the pool, or ask for a smaller volume",
+            why=f"the pool can give {free_bytes} bytes more; the rest is reserved or taken",
+            hint="delete a volume or a snapshot, enlarge the pool, or ask for a smaller volume",
         )
         self.wanted_bytes = wanted_bytes
-        self.room_bytes = room_bytes
+        self.free_bytes = free_bytes
 
 
 def of(shared: State) -> "PoolCapacity":
-    """The room of a driver's pool, of which there must be one only."""
+    """The capacity of a driver's pool, of which there must be one only."""
     return PoolCapacity(shared.volume_records.index, shared.backend, shared.overcommit)
 
 
+def spare_bytes(space: PoolSpace) -> int:
+    """What is never given: 1 % of the pool, and 64 MiB at least."""
+    return max(space.size_bytes // 100, _LEAST_SPARE_BYTES)
+
+
 class PoolCapacity:
-    """Grants room, one caller at a time. `overcommit` of 1.5 promises half as much again as there is."""
+    """Gives capacity, one caller at a time. `overcommit` of 1.5 reserves half as much again as there is."""
 
     def __init__(self, index: Index, backend: Backend, overcommit: float) -> None:
         self._index = index
@@ -56,11 +63,10 @@ class PoolCapacity:
 
     @contextmanager
     def reserved(self, volume_id: volumes.VolumeId, size_bytes: int) -> Iterator[None]:
-        """Hold room for a volume of `size_bytes` until its record says so. Raises `OutOfCapacity`."""
+        """Reserve `size_bytes` for a volume until its record says so. Raises `OutOfCapacity`."""
+        space = self._backend.space()
         with self._guard:
-            more = size_bytes - self._index.capacity_bytes(volume_id)
-            if more > 0 and not self._surely_fits(more):
-                self._check(more)
+            self._check(space, size_bytes - self._index.capacity_bytes(volume_id))
             self._pending[volume_id] = size_bytes
         try:
             yield
@@ -69,10 +75,10 @@ class PoolCapacity:
                 del self._pending[volume_id]
 
     def set_aside(self, what: str, size_bytes: int) -> None:
-        """Keep others from room that is about to be written to, until `give_back`. Raises `OutOfCapacity`."""
+        """Keep others from what is about to be written to, until `give_back`. Raises `OutOfCapacity`."""
+        space = self._backend.space()
         with self._guard:
-            if size_bytes > 0 and not self._surely_fits(size_bytes):
-                self._check(size_bytes)
+            self._check(space, size_bytes)
             self._aside[what] = size_bytes
 
     def give_back(self, what: str) -> None:
@@ -81,29 +87,21 @@ class PoolCapacity:
             self._aside.pop(what, None)
 
     def available_bytes(self) -> int:
-        """What can be promised at this moment, in whole mebibytes, never negative."""
+        """What can be given at this moment, in whole mebibytes, never negative."""
+        space = self._backend.space()
         with self._guard:
-            return self._available_bytes() // MIB * MIB
+            return self._free_bytes(space) // MIB * MIB
 
-    def _surely_fits(self, wanted_bytes: int) -> bool:
-        """Without asking what is occupied: true even if nothing of what is promised has been written."""
-        free = self._backend.available_bytes()
-        return self._overcommit >= 1 and free - self._promised_bytes() >= wanted_bytes
+    def _check(self, space: PoolSpace, wanted_bytes: int) -> None:
+        free_bytes = self._free_bytes(space)
+        if wanted_bytes > free_bytes:
+            raise OutOfCapacity(wanted_bytes, free_bytes)
 
-    def _check(self, wanted_bytes: int) -> None:
-        room_bytes = self._available_bytes()
-        if wanted_bytes > room_bytes:
-            raise OutOfCapacity(wanted_bytes, room_bytes)
-
-    def _available_bytes(self) -> int:
-        occupied = self._backend.occupied()
-        sizes = self._index.sizes()
-        ours = sum(min(size, occupied.get(each, 0)) for each, size in sizes.items())
-        pool = self._backend.available_bytes() + ours
-        return max(int(pool * self._overcommit) - self._promised_bytes(), 0)
-
-    def _promised_bytes(self) -> int:
+    def _free_bytes(self, space: PoolSpace) -> int:
+        spare, aside = spare_bytes(space), sum(self._aside.values())
         begun = sum(
             max(size - self._index.capacity_bytes(each), 0) for each, size in self._pending.items()
         )
-        return self._index.promised_bytes() + begun + sum(self._aside.values())
+        taken = self._index.reserved_bytes() + begun + space.snapshot_bytes
+        unreserved = int((space.size_bytes - spare) * self._overcommit) - taken
+        return max(min(space.free_bytes - spare, unreserved) - aside, 0)

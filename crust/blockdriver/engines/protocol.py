@@ -10,7 +10,6 @@ and durable when it returns, and is serialised per volume by the caller. State i
 kernel, never from memory alone.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -90,6 +89,18 @@ class Region:
     length: int
 
 
+@dataclass(frozen=True, slots=True)
+class PoolSpace:
+    """A pool's space in bytes: what it can hold of ours, what can still be written, and the blocks of its snapshots.
+
+    `size_bytes` leaves out what others keep there. In `snapshot_bytes` a shared block counts once per snapshot.
+    """
+
+    size_bytes: int
+    free_bytes: int
+    snapshot_bytes: int
+
+
 class NoChangeTracking(errors.NotReady):
     """The engine cannot tell which blocks differ (CSI GetMetadataDelta: FAILED_PRECONDITION)."""
 
@@ -149,8 +160,8 @@ class Backend(Protocol):
         """The largest volume that the engine can hold, whatever room there is (`Exhausted` is for room)."""
         ...
 
-    def available_bytes(self) -> int:
-        """What can still be written to the pool; cheap. Raises `NotReady` when the pool is away."""
+    def space(self) -> PoolSpace:
+        """The pool's space at this moment; costs the same whatever is in it. Raises `NotReady` if it is away."""
         ...
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
@@ -159,17 +170,6 @@ class Backend(Protocol):
 
     def snapshot_ids(self) -> frozenset[str]:
         """Every snapshot there is, recorded or not. Asked for the pool's health alone."""
-        ...
-
-    def occupied(self) -> Mapping[volumes.VolumeId, int]:
-        """The bytes of the pool that each image has to itself: what it shares, its next write may have to take.
-
-        Asked often: an engine looks again only at what may have changed.
-        """
-        ...
-
-    def recount(self) -> None:
-        """Let the next `occupied` look at everything again."""
         ...
 
     def attach(self, volume_id: volumes.VolumeId) -> Attachment:

@@ -60,7 +60,6 @@ class GarbageCollector:
         for volume_id in await asyncio.to_thread(self._unused):
             await self._detach(volume_id)
         await asyncio.to_thread(self._drop_strays)
-        await asyncio.to_thread(self._state.backend.recount)
         return tuple(gone)
 
     async def _remove(self, volume_id: volumes.VolumeId, grace_s: float) -> bool:

@@ -1,6 +1,6 @@
 """All records at a glance: their ids in order, their sizes, and which volumes each node has.
 
-The records are the truth and the index is a sum of them, so that a page of a list, the room that is promised and a
+The records are the truth and the index is a sum of them, so that a page of a list, the sum that is reserved and a
 node's attach limit cost the same with 20 volumes and with 2,000. It changes only where a record does.
 """
 
@@ -27,7 +27,7 @@ class Index:
         self._guard = threading.Lock()
         self._ids: list[volumes.VolumeId] = []
         self._entries: dict[volumes.VolumeId, _Entry] = {}
-        self._promised_bytes = 0
+        self._reserved_bytes = 0
         self._on_node: defaultdict[str, set[volumes.VolumeId]] = defaultdict(set)
 
     def clear(self) -> None:
@@ -36,7 +36,7 @@ class Index:
             self._ids.clear()
             self._entries.clear()
             self._on_node.clear()
-            self._promised_bytes = 0
+            self._reserved_bytes = 0
 
     def put(self, volume_id: volumes.VolumeId, record: Record | None) -> None:
         """Take note of a volume's record; None for one that cannot be read."""
@@ -49,7 +49,7 @@ class Index:
             else:
                 bisect.insort(self._ids, volume_id)
             self._entries[volume_id] = entry
-            self._promised_bytes += entry.capacity_bytes
+            self._reserved_bytes += entry.capacity_bytes
             for node_id in entry.nodes:
                 self._on_node[node_id].add(volume_id)
 
@@ -83,15 +83,10 @@ class Index:
         with self._guard:
             return tuple(each for each in self._ids if not self._entries[each].finished)
 
-    def sizes(self) -> dict[volumes.VolumeId, int]:
-        """The size of every volume on record, in bytes."""
-        with self._guard:
-            return {volume_id: entry.capacity_bytes for volume_id, entry in self._entries.items()}
-
-    def promised_bytes(self) -> int:
+    def reserved_bytes(self) -> int:
         """The sum of all sizes."""
         with self._guard:
-            return self._promised_bytes
+            return self._reserved_bytes
 
     def on_node(self, node_id: str) -> frozenset[volumes.VolumeId]:
         """Which volumes are published to a node."""
@@ -100,6 +95,6 @@ class Index:
 
     def _subtract(self, volume_id: volumes.VolumeId) -> None:
         entry = self._entries[volume_id]
-        self._promised_bytes -= entry.capacity_bytes
+        self._reserved_bytes -= entry.capacity_bytes
         for node_id in entry.nodes:
             self._on_node[node_id].discard(volume_id)

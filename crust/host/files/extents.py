@@ -88,7 +88,7 @@ def _placed_of(path: str) -> list[_Placed]:
 
 def _placed(fd: int) -> Iterator[_Placed]:
     size = os.fstat(fd).st_size
-    for start, place, length, flags in fiemap.extents(fd, sync=True):
+    for start, place, length, flags in fiemap.extents(fd):
         if start >= size:
             return
         if not flags & fiemap.UNWRITTEN:  # reads as zeros, as a hole does

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-LAST, UNWRITTEN, SHARED = 0x1, 0x800, 0x2000
+LAST, UNWRITTEN = 0x1, 0x800
 PLACE_UNKNOWN = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400
 """FIEMAP_EXTENT_UNKNOWN, DELALLOC, ENCODED, DATA_ENCRYPTED, NOT_ALIGNED, DATA_INLINE, DATA_TAIL."""
 
@@ -30,18 +30,18 @@ class Mapped(NamedTuple):
     flags: int
 
 
-def extents(fd: int, *, sync: bool) -> Iterator[Mapped]:
-    """The extents of a file, ascending; with `sync` after what was not written back yet."""
+def extents(fd: int) -> Iterator[Mapped]:
+    """The extents of a file, ascending, after what was not written back yet is."""
     position = 0
-    while batch := _ask(fd, position, sync=sync):
+    while batch := _ask(fd, position):
         yield from batch
         if batch[-1].flags & LAST:
             return
         position = batch[-1].start + batch[-1].length
 
 
-def _ask(fd: int, start: int, *, sync: bool) -> list[Mapped]:
-    head = _HEAD.pack(start, (1 << 64) - 1 - start, _SYNC * sync, 0, _BATCH, 0)
+def _ask(fd: int, start: int) -> list[Mapped]:
+    head = _HEAD.pack(start, (1 << 64) - 1 - start, _SYNC, 0, _BATCH, 0)
     answer = bytearray(head + bytes(_BATCH * _EXTENT.size))
     fcntl.ioctl(fd, _FS_IOC_FIEMAP, answer)
     count = _HEAD.unpack_from(answer)[3]

@@ -103,12 +103,26 @@ def space(directory: str) -> Space:
     )
 
 
+def allocations(directory: str) -> dict[str, int]:
+    """The blocks of each regular file, in bytes; one that cannot be looked at counts none."""
+    with oserrors.translating(f"cannot list {directory}"), os.scandir(directory) as entries:
+        files = [each for each in entries if each.is_file(follow_symlinks=False)]
+        return {each.name: _blocks_bytes(each) for each in files}
+
+
 def names(directory: str, suffix: str) -> Iterator[str]:
     """The names of a directory's images, without `suffix`."""
     with oserrors.translating(f"cannot list {directory}"), os.scandir(directory) as entries:
         for entry in entries:
             if entry.name.endswith(suffix) and entry.is_file(follow_symlinks=False):
                 yield entry.name.removesuffix(suffix)
+
+
+def _blocks_bytes(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
+    except OSError:
+        return 0
 
 
 def _extend(fd: int, size_bytes: int) -> int:

@@ -60,7 +60,7 @@ async def test_what_takes_room_can_be_deleted_when_none_is_left(small: Bench) ->
     assert [path for each in folders for path in (small.root / "state" / each).iterdir()] == []
 
 
-async def test_one_volume_can_have_all_that_is_promised_beyond_what_there_is(small: Bench) -> None:
+async def test_overcommitted_volumes_together_have_more_than_there_is(small: Bench) -> None:
     small.overcommit = 2.0
     small.restart()
 
@@ -68,10 +68,23 @@ async def test_one_volume_can_have_all_that_is_promised_beyond_what_there_is(sma
         answer = await small.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
         return answer.maximum_volume_size.value
 
-    made = await small.create("one", size=await room() - 64 * MIB)
-    assert made.capacity_bytes > os.statvfs(small.root).f_bavail * os.statvfs(small.root).f_frsize
-    grown = await small.grow(made.volume_id, made.capacity_bytes + await room())
-    assert grown.capacity_bytes > made.capacity_bytes
+    made = [await small.create(name, size=await room() - 64 * MIB) for name in ("one", "two")]
+    there_is = os.statvfs(small.root).f_bavail * os.statvfs(small.root).f_frsize
+    assert made[0].capacity_bytes < there_is - 64 * MIB
+    assert sum(each.capacity_bytes for each in made) > there_is
+    grown = await small.grow(made[1].volume_id, made[1].capacity_bytes + 64 * MIB)
+    assert grown.capacity_bytes > made[1].capacity_bytes
+
+
+async def test_capacity_leaves_out_what_others_keep_in_the_pool(small: Bench) -> None:
+    await small.create("one", size=64 * MIB)
+    before = await small.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
+    with (small.root / "others").open("wb") as file:
+        file.write(bytes(100 * MIB))
+        os.fsync(file.fileno())
+    small.restart()
+    after = await small.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
+    assert abs(before.available_capacity - after.available_capacity - 100 * MIB) <= MIB
 
 
 async def test_an_image_that_cannot_be_looked_at_is_told_and_hides_no_other(

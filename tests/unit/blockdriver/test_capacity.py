@@ -1,6 +1,7 @@
 """Room is promised once; topology and GetCapacity say what can be had."""
 
 import asyncio
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from crust import errors, volumes
 from crust.blockdriver.controller import capacity, create_volume, topology
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.controller.get_capacity import CapacityQuery, CapacityReport
+from crust.blockdriver.engines.protocol import PoolSpace
 from crust.blockdriver.node.state import State
 from tests.support import driver_state
 from tests.support.block_driver import MIB, Mode, mount
@@ -53,14 +55,49 @@ async def test_of_many_that_want_the_last_room_at_once_as_many_get_it_as_it_hold
 async def test_what_a_volume_has_written_is_not_counted_twice(
     state: State, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = await provisioner.create(sized("a", 4 * GIB))
+    await provisioner.create(sized("a", 4 * GIB))
     assert provisioner.room.available_bytes() == ROOM_BYTES - 4 * GIB
-    monkeypatch.setattr(state.backend, "available_bytes", lambda: ROOM_BYTES - 3 * GIB)
-    monkeypatch.setattr(state.backend, "occupied", lambda: {made.volume_id: 3 * GIB})
+    space = state.backend.space()
+    written = dataclasses.replace(space, free_bytes=space.free_bytes - 3 * GIB)
+    monkeypatch.setattr(state.backend, "space", lambda: written)
     assert provisioner.room.available_bytes() == ROOM_BYTES - 4 * GIB
     await provisioner.create(sized("b", ROOM_BYTES - 4 * GIB))
     with pytest.raises(capacity.OutOfCapacity):
         await provisioner.create(sized("c", 16 * MIB))
+
+
+@pytest.mark.parametrize(
+    ("size", "spare"), [(GIB, 64 * MIB), (100 * GIB, GIB)], ids=["64 MiB", "1 %"]
+)
+@pytest.mark.parametrize("overcommit", [1.0, 3.0])
+def test_capacity_never_gives_the_spare(
+    state: State, monkeypatch: pytest.MonkeyPatch, size: int, spare: int, overcommit: float
+) -> None:
+    pool = capacity.PoolCapacity(state.volume_records.index, state.backend, overcommit)
+
+    def free(**space: int) -> int:
+        told = PoolSpace(**{"size_bytes": size, "free_bytes": size, "snapshot_bytes": 0} | space)
+        monkeypatch.setattr(state.backend, "space", lambda: told)
+        return pool.available_bytes()
+
+    assert free() == size - spare
+    assert free(free_bytes=spare + MIB) == MIB
+    assert free(free_bytes=spare - MIB) == 0
+    with pytest.raises(capacity.OutOfCapacity):
+        pool.set_aside("a copy", MIB)
+
+
+def test_capacity_counts_the_blocks_of_snapshots_and_what_is_set_aside(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = capacity.of(state)
+    space = dataclasses.replace(state.backend.space(), snapshot_bytes=2 * GIB)
+    monkeypatch.setattr(state.backend, "space", lambda: space)
+    assert pool.available_bytes() == ROOM_BYTES - 2 * GIB
+    pool.set_aside("a copy", GIB)
+    assert pool.available_bytes() == ROOM_BYTES - 3 * GIB
+    pool.give_back("a copy")
+    assert pool.available_bytes() == ROOM_BYTES - 2 * GIB
 
 
 async def test_growth_asks_for_the_difference_and_leaves_the_volume_as_it_was_if_refused(
@@ -78,9 +115,13 @@ async def test_growth_asks_for_the_difference_and_leaves_the_volume_as_it_was_if
     assert grown.capacity_bytes == ROOM_BYTES
 
 
-async def test_overcommitted_room_is_more_than_there_is(tmp_path: Path) -> None:
+async def test_overcommit_gives_more_than_there_is_but_no_single_volume_more(
+    tmp_path: Path,
+) -> None:
     state = driver_state.opened(tmp_path, overcommit=2.0)
     provisioner = Provisioner(state)
+    with pytest.raises(capacity.OutOfCapacity):
+        await provisioner.create(sized("whole", ROOM_BYTES + MIB))
     for name in ("a", "b"):
         await provisioner.create(sized(name, ROOM_BYTES))
     with pytest.raises(capacity.OutOfCapacity):

@@ -11,6 +11,7 @@ from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.controller.health import HealthCheck, Kind
 from crust.blockdriver.controller.list_volumes import VolumeLister
+from crust.blockdriver.engines import protocol
 from crust.blockdriver.node import ephemeral
 from crust.blockdriver.node.state import State
 from crust.blockdriver.records import volume_records
@@ -160,7 +161,7 @@ async def test_a_restart_lists_the_same_and_survives_a_record_that_cannot_be_rea
     os.chmod(f"{tmp_path}/records/{made[1]}.json", 0o600)
     again = driver_state.opened(tmp_path)
     assert list(again.volume_records.ids()) == made
-    assert again.volume_records.index.promised_bytes() == 32 * MIB
+    assert again.volume_records.index.reserved_bytes() == 32 * MIB
 
 
 async def test_the_pool_is_unwell_when_it_cannot_be_used_or_has_no_room(
@@ -170,7 +171,7 @@ async def test_the_pool_is_unwell_when_it_cannot_be_used_or_has_no_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert health_check.pool() == ()
-    monkeypatch.setattr(state.backend, "available_bytes", lambda: 0)
+    monkeypatch.setattr(state.backend, "space", lambda: protocol.PoolSpace(0, 0, 0))
     assert [each.reason for each in health_check.pool()] == ["PoolFull"]
 
     def away() -> None:

@@ -10,22 +10,22 @@ file was unlinked, and one that somebody else attached, to an image of ours even
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 
 from crust import errors, volumes
-from crust.blockdriver.engines.files.occupancy import Occupancy
 from crust.blockdriver.engines.files.snapshots import FileSnapshots
 from crust.blockdriver.engines.protocol import (
     Attachment,
     Image,
     ImageMissing,
+    PoolSpace,
     Region,
     StillAttached,
 )
 from crust.host.block import loop
-from crust.host.files import copying, durable, owned, sparse, writers
+from crust.host.files import copying, durable, sparse, writers
 
 _SUFFIX = ".img"
 _LARGEST_FILE_BYTES = 16 * 1024**4 - 1024**2
@@ -69,7 +69,7 @@ class Files:
         self._sector_size = sector_size
         self._known: dict[volumes.VolumeId, loop.LoopDevice] = {}
         self._foreign = 0
-        self._occupancy = Occupancy()
+        self._others_bytes = 0
         self._snapshots = FileSnapshots(pool)
 
     @cached_property
@@ -93,7 +93,7 @@ class Files:
         })  # fmt: skip
 
     def open(self) -> None:
-        """Make the pool's directory, and remember which volumes are attached."""
+        """Make the pool's directory, remember which volumes are attached, and measure what others keep there."""
         durable.make_directory(self._pool, 0o700)
         durable.sweep(self._pool)
         for device in loop.list_all():
@@ -101,7 +101,11 @@ class Files:
                 self._foreign += 1
             elif self._backs_its_volume(device):
                 self._known[volumes.VolumeId(device.tag.removeprefix(self._tag))] = device
-        self.recount()
+        allocations = sparse.allocations(self._pool)
+        self._snapshots.open(allocations)
+        space = sparse.space(self._pool)
+        used_bytes = space.total_bytes - space.available_bytes
+        self._others_bytes = max(used_bytes - sum(allocations.values()), 0)
 
     def check(self) -> None:
         """Whether the pool takes writes and the kernel has loop devices."""
@@ -120,7 +124,6 @@ class Files:
         """Make a sparse file, which takes no room yet; raises `PoolFull`."""
         with self._told_when_full(size_bytes):
             sparse.create(self._path(volume_id), size_bytes)
-        self._occupancy.touched(volume_id)
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Grow the file, never shrink it; raises `PoolFull`, `ImageMissing`."""
@@ -128,7 +131,6 @@ class Files:
             return
         with self._told_when_full(size_bytes):
             sparse.grow(self._path(volume_id), size_bytes)
-        self._occupancy.touched(volume_id)
 
     def delete(self, volume_id: volumes.VolumeId) -> None:
         """Unlink the file, unless a loop device still has it: its writer would write on into nothing."""
@@ -136,15 +138,19 @@ class Files:
         if attachment is not None:
             raise StillAttached(volume_id, attachment.source.path)
         sparse.remove(self._path(volume_id))
-        self._occupancy.deleted(volume_id)
 
     def maximum_bytes(self) -> int:
         """The largest file, however much room there is: too little room is another error than too large a size."""
         return _LARGEST_FILE_BYTES
 
-    def available_bytes(self) -> int:
-        """The free space of the pool's filesystem."""
-        return sparse.space(self._pool).available_bytes
+    def space(self) -> PoolSpace:
+        """That of the pool's filesystem, without what others kept there when the driver started."""
+        space = sparse.space(self._pool)
+        return PoolSpace(
+            size_bytes=space.total_bytes - self._others_bytes,
+            free_bytes=space.available_bytes,
+            snapshot_bytes=self._snapshots.blocks_bytes(),
+        )
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
         """The files of the pool."""
@@ -153,20 +159,6 @@ class Files:
     def snapshot_ids(self) -> frozenset[str]:
         """The snapshots' files."""
         return self._snapshots.ids()
-
-    def occupied(self) -> Mapping[volumes.VolumeId, int]:
-        """The blocks of each image that no clone or snapshot has too."""
-        return self._occupancy.now(self.attached_here(), self._count)
-
-    def recount(self) -> None:
-        """Somebody may have written to the files."""
-        self._occupancy.recount(self.image_ids())
-
-    def _count(self, volume_id: volumes.VolumeId) -> owned.Owned | None:
-        try:
-            return owned.owned(self._path(volume_id))
-        except (errors.NotFound, errors.InvalidRequest):
-            return None  # removed since, or no name of ours
 
     def attach(self, volume_id: volumes.VolumeId) -> Attachment:
         """One loop device per file, whoever asks; direct I/O where it serves clones as well."""
@@ -226,7 +218,7 @@ class Files:
         device = self._device(volume_id)
         if device is not None:
             loop.detach(device)
-        self._forget(volume_id)
+        self._known.pop(volume_id, None)
 
     def attach_limit(self) -> int:
         """Loop minors that the kernel can number, less those that other programs had at the start."""
@@ -253,7 +245,7 @@ class Files:
     def take_snapshot(self, image: Image) -> None:
         """A read-only file beside the image."""
         device = self._device_path(image.volume_id)
-        with self._told_when_full(image.size_bytes), self._touching(image.volume_id):
+        with self._told_when_full(image.size_bytes):
             self._snapshots.take(image, self._path(image.volume_id), device)
 
     def moved_on(self, image: Image) -> bool:
@@ -264,11 +256,10 @@ class Files:
     def delete_snapshot(self, image: Image) -> None:
         """Unlink the file."""
         self._snapshots.delete(image)
-        self._occupancy.deleted()
 
     def restore(self, volume_id: volumes.VolumeId, image: Image, size_bytes: int) -> None:
         """A copy of the snapshot's file, in place of a volume's that was not attached yet."""
-        with self._told_when_full(size_bytes), self._touching(volume_id):
+        with self._told_when_full(size_bytes):
             self._snapshots.restore(image, self._path(volume_id), size_bytes)
 
     def clone(
@@ -281,7 +272,7 @@ class Files:
     ) -> None:
         """A copy of the volume's file."""
         device = self._device_path(source)
-        with self._told_when_full(size_bytes), self._touching(volume_id, source):
+        with self._told_when_full(size_bytes):
             try:
                 self._snapshots.clone(
                     self._path(source),
@@ -304,14 +295,6 @@ class Files:
     def _device_path(self, volume_id: volumes.VolumeId) -> str | None:
         device = self._device(volume_id)
         return None if device is None else device.path
-
-    @contextmanager
-    def _touching(self, *images: volumes.VolumeId) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            for each in images:
-                self._occupancy.touched(each)
 
     @contextmanager
     def _told_when_full(self, wanted_bytes: int) -> Iterator[None]:
@@ -348,14 +331,10 @@ class Files:
                 path, found, "more than one device writes into one file"
             )
         if not found:
-            self._forget(volume_id)
+            self._known.pop(volume_id, None)
             return None
         self._known[volume_id] = found[0]
         return found[0]
-
-    def _forget(self, volume_id: volumes.VolumeId) -> None:
-        if self._known.pop(volume_id, None) is not None:
-            self._occupancy.touched(volume_id)
 
     def _size_bytes(self, volume_id: volumes.VolumeId) -> int:
         try:

@@ -8,6 +8,7 @@ compared by where their blocks are; on other filesystems the blocks say nothing 
 """
 
 import os
+from collections.abc import Mapping
 from functools import cached_property
 
 from crust import errors
@@ -30,6 +31,19 @@ class FileSnapshots:
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
+        self._blocks: dict[str, int] = {}
+
+    def open(self, allocations: Mapping[str, int]) -> None:
+        """Take note of the snapshots among the pool's files, whose blocks `allocations` has."""
+        self._blocks = {
+            name.removesuffix(_SUFFIX): size
+            for name, size in allocations.items()
+            if name.endswith(_SUFFIX)
+        }
+
+    def blocks_bytes(self) -> int:
+        """The blocks of all snapshots, as they were when each was taken: they do not change."""
+        return sum(tuple(self._blocks.values()))
 
     @cached_property
     def by_reference(self) -> bool:
@@ -54,6 +68,7 @@ class FileSnapshots:
             )
         except errors.NotFound as err:
             raise ImageMissing(image.volume_id) from err
+        self._blocks[image.snapshot_id] = sparse.allocated_bytes(self._path(image))
 
     def moved_on(self, image: Image, volume_path: str, device_path: str | None) -> bool:
         """Whether the file, after what its device has not written yet, has other blocks than the snapshot."""
@@ -64,6 +79,7 @@ class FileSnapshots:
     def delete(self, image: Image) -> None:
         """Unlink the file; absent is fine."""
         sparse.remove(self._path(image))
+        self._blocks.pop(image.snapshot_id, None)
 
     def restore(self, image: Image, volume_path: str, size_bytes: int) -> None:
         """Copy a snapshot to a volume's file. Raises `SnapshotMissing`."""
