@@ -18,7 +18,6 @@ from crust.blockdriver.controller.coalesce import Coalescer
 from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.controller.get_capacity import CapacityReport
-from crust.blockdriver.controller.health import HealthCheck
 from crust.blockdriver.controller.list_volumes import VolumeLister
 from crust.blockdriver.controller.modify_volume import VolumeModifier
 from crust.blockdriver.engines.files.engine import Files
@@ -34,14 +33,16 @@ from crust.blockdriver.node.node_stats import NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish
 from crust.blockdriver.node.orphans import GarbageCollector
 from crust.blockdriver.node.state import State
+from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.services.controller import Controller, ControllerRules
+from crust.blockdriver.services.group_controller import GroupController
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.node import Node, Rules
 from crust.blockdriver.services.node_identity import NODE_ID_MAX_BYTES, CsiProfile, NodeIdentity
-from crust.blockdriver.services.snapshot_calls import GroupController, SnapshotCalls
+from crust.blockdriver.services.snapshot_calls import SnapshotCalls
+from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
 from crust.blockdriver.snapshots import parts
-from crust.blockdriver.snapshots.changed_blocks import ChangedBlocks
 from crust.host.cgroups import throttling
 from crust.host.files import durable, flocks
 from crust.host.filesystems import filesystems
@@ -63,7 +64,7 @@ class Driver:
     identity: Identity
     controller: Controller
     group_controller: GroupController
-    snapshot_metadata: ChangedBlocks
+    snapshot_metadata: SnapshotMetadata
     node: Node
     garbage_collector: GarbageCollector
     snapshots: parts.Snapshots
@@ -116,6 +117,7 @@ def build(  # noqa: PLR0913 - one per setting
         target_roots=target_roots,
         overcommit=overcommit,
         max_volumes=max_volumes,
+        node_id=node_id,
         here=topology.value_of(node_id),
         guests=runtime_guests or guests.UnreachableGuests(),
         throttle=throttling.Cgroups(io_cgroup),
@@ -124,7 +126,9 @@ def build(  # noqa: PLR0913 - one per setting
     room = capacity.of(shared)
     kept = parts.compose(shared, room, state_dir=state_dir, run_dir=run_dir)
     provisioner = Provisioner(shared, kept.content_sources, room)
-    health_check = HealthCheck(shared, room, kept.snapshot_findings)
+    health_check = HealthCheck(
+        shared.volume_records, shared.backend, room.available_bytes, kept.snapshot_findings
+    )
     attacher = ControllerPublish(shared, node_id)
     here = NodeIdentity(name, node_id, csi_profile)
     node_stage, node_unpublish = NodeStage(shared, node_expand), NodeUnpublish(shared)
@@ -158,7 +162,7 @@ def build(  # noqa: PLR0913 - one per setting
         identity=Identity(name, shared.backend, csi_profile),
         controller=Controller(here, controller_rules, running),
         group_controller=GroupController(calls),
-        snapshot_metadata=ChangedBlocks(calls, shared.backend),
+        snapshot_metadata=SnapshotMetadata(calls, shared.backend),
         node=Node(here, rules, running),
         garbage_collector=GarbageCollector(name, shared, provisioner, running),
         operations=running,

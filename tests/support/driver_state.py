@@ -31,6 +31,7 @@ def opened(root: Path, *, backend: MemoryBackend | None = None, overcommit: floa
         fs_types=("ext4", "xfs"),
         target_roots=("/",),
         overcommit=overcommit,
+        node_id=NODE,
         here=topology.value_of(NODE),
     )
     made.volume_records.open()

@@ -14,10 +14,9 @@ import threading
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.controller import topology
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.node.state import State
-from crust.blockdriver.records import capability_check
+from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.volume_record import Attached, Record, Usage
 
 
@@ -41,18 +40,6 @@ class PublishedToNodeDifferently(errors.Conflict):
             hint="unpublish it there first",
         )
         self.volume_id = volume_id
-
-
-class PublishedToOtherNode(errors.NotReady):
-    """Another node has the volume."""
-
-    def __init__(self, volume_id: str, node_id: str) -> None:
-        super().__init__(
-            f"{volume_id} is published to the node {node_id}",
-            why="one node at a time can have it",
-            hint="unpublish it there first",
-        )
-        self.node_id = node_id
 
 
 class AttachLimitReached(errors.Exhausted):
@@ -97,7 +84,7 @@ class ControllerPublish:
         """Give the volume to the node, or find that it has it.
 
         Raises `volume_records.VolumeNotFound`, `NodeNotFound`, `capability_check.CapabilityNotSupported`,
-        `PublishedToNodeDifferently`, `PublishedToOtherNode`, `AttachLimitReached`.
+        `PublishedToNodeDifferently`, `published_nodes.PublishedToOtherNode`, `AttachLimitReached`.
         """
         await asyncio.to_thread(self._attach, request)
 
@@ -114,7 +101,7 @@ class ControllerPublish:
         if present is not None:
             return
         if record.nodes:
-            raise PublishedToOtherNode(request.volume_id, record.nodes[0].node_id)
+            raise published_nodes.PublishedToOtherNode(request.volume_id, record.nodes[0].node_id)
         self._add(record, wanted)
 
     def _obstacle(self, capability: volumes.VolumeCapability) -> str:
@@ -181,23 +168,3 @@ def _is_same(present: Attached, wanted: Attached) -> bool:
     before, now = present.usage, wanted.usage
     alike = (before.kind, before.mode, present.readonly) == (now.kind, now.mode, wanted.readonly)
     return alike and ("" in (before.fs_type, now.fs_type) or before.fs_type == now.fs_type)
-
-
-def is_readonly(record: Record) -> bool:
-    """Whether the CO published the volume to its node to be read only."""
-    return any(each.readonly for each in record.nodes)
-
-
-def check_not_elsewhere(record: Record, here: str) -> None:
-    """Raise `PublishedToOtherNode` while a CO has the volume published, and not to `here`, a segment's value.
-
-    Published to no node at all is fine: a CO that attaches nothing (CSIDriver attachRequired: false) never says so.
-    """
-    if record.nodes and all(topology.value_of(each.node_id) != here for each in record.nodes):
-        raise PublishedToOtherNode(record.volume_id, record.nodes[0].node_id)
-
-
-def check_not_published(record: Record) -> None:
-    """Raise `PublishedToOtherNode` while a CO has the volume published to a node."""
-    if record.nodes:
-        raise PublishedToOtherNode(record.volume_id, record.nodes[0].node_id)

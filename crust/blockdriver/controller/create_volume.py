@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from crust import errors, volumes
 from crust.blockdriver.controller import (
     capacity,
-    controller_publish,
     io_limit_parameters,
     parameters,
     topology,
@@ -21,7 +20,7 @@ from crust.blockdriver.controller import (
 )
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.node.state import State
-from crust.blockdriver.records import capability_check, volume_records
+from crust.blockdriver.records import capability_check, published_nodes, volume_records
 from crust.blockdriver.records.volume_record import ContentSource, Limits, Record
 from crust.blockdriver.snapshots import content_source
 
@@ -194,9 +193,7 @@ class Provisioner:
         return await asyncio.to_thread(self._state.volume_records.save, filled.but(phase="ready"))
 
     async def delete(self, volume_id: volumes.VolumeId) -> None:
-        """Remove the volume; absent is fine. Raises `StillAttached` or `controller_publish.PublishedToOtherNode` in
-        use.
-        """
+        """Remove the volume; absent is fine. Raises `StillAttached`, `published_nodes.PublishedToOtherNode`."""
         await asyncio.to_thread(self._delete, volume_id)
 
     def _delete(self, volume_id: volumes.VolumeId) -> None:
@@ -208,7 +205,7 @@ class Provisioner:
         if attachment is not None:
             where = ", ".join(staged.paths) if staged else "no staging path"
             raise StillAttached(volume_id, f"{attachment.shown}, staged at {where}")
-        controller_publish.check_not_published(record)
+        published_nodes.check_not_published(record)
         self._state.node_state.forget_staged(volume_id)  # its device is gone: the ledger is stale
         # A full disk has no room to write that down, and needs this most.
         with suppress(errors.Exhausted):

@@ -13,10 +13,10 @@ from typing import TypeVar
 from crust import errors, volumes
 from crust.blockdriver.controller import create_volume
 from crust.blockdriver.controller.controller_publish import ControllerPublish
-from crust.blockdriver.controller.health import Health, HealthCheck
 from crust.blockdriver.node import ephemeral
 from crust.blockdriver.node.state import State
 from crust.blockdriver.records import volume_records
+from crust.blockdriver.records.health import Health, HealthCheck
 from crust.blockdriver.records.volume_record import UNREADABLE
 
 PAGE_MAX = 5000

@@ -9,11 +9,12 @@ import asyncio
 import os
 
 from crust import errors, volumes
-from crust.blockdriver.node import io_limits, node_publish, state
+from crust.blockdriver.node import io_limits, node_publish
 from crust.blockdriver.node.node_publish import Ready
 from crust.blockdriver.node.publish_rules import Publish
 from crust.blockdriver.node.state import State
 from crust.host.block import devices
+from crust.host.mounts import device_mounts
 
 
 class RawNeedsNoDeferral(errors.InvalidRequest):
@@ -99,7 +100,7 @@ class DeferredNodePublish:
 
 
 def _check_host(ready: Ready) -> None:
-    mounted = state.host_mounts(ready.attachment.source)
+    mounted = device_mounts.filesystem_mounts(ready.attachment.source)
     in_the_way = tuple(
         mount.target
         for mount in mounted

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Attachment, Source
-from crust.blockdriver.node import state
 from crust.blockdriver.node.state import NotStaged, State
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.volume_record import Record
 from crust.host.filesystems import filesystems
-from crust.host.mounts import mounts
+from crust.host.mounts import device_mounts, mounts
 
 
 class DeviceTooSmall(errors.OutOfRange):
@@ -124,7 +123,7 @@ class NodeExpand:
         due = self._due(request, record, attachment)
         if due is None or attachment.size_bytes <= record.filled_bytes:
             return attachment.size_bytes, None
-        if not due.mountpoint and state.host_mounts(attachment.source):
+        if not due.mountpoint and device_mounts.filesystem_mounts(attachment.source):
             raise OnlineGrowthRefused(request.volume_id, "each of its mounts is read-only")
         return attachment.size_bytes, due
 
@@ -148,9 +147,9 @@ class NodeExpand:
         here = mounts.at(request.path.text)
         if request.deferred or (entry is not None and entry.deferred):
             return None
-        if here is not None and state.is_node(here, attachment.source):
+        if here is not None and device_mounts.is_node(here, attachment.source):
             return None
-        if here is not None and state.is_of(here, attachment.source):
+        if here is not None and device_mounts.is_filesystem(here, attachment.source):
             place = "" if here.readonly else request.path.text
             place = place or _writable_mountpoint(attachment.source)
             return _Due(record, here.fs_type, attachment, place)
@@ -188,4 +187,6 @@ def _check_size(request: Expand, size_bytes: int) -> None:
 
 
 def _writable_mountpoint(source: Source) -> str:
-    return next((each.target for each in state.host_mounts(source) if not each.readonly), "")
+    return next(
+        (each.target for each in device_mounts.filesystem_mounts(source) if not each.readonly), ""
+    )

@@ -14,19 +14,18 @@ import asyncio
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.controller import controller_publish
 from crust.blockdriver.engines.protocol import Attachment
-from crust.blockdriver.node import io_limits, publish_rules, state
+from crust.blockdriver.node import io_limits, publish_rules
 from crust.blockdriver.node.node_expand import NodeExpand
 from crust.blockdriver.node.node_state import Published
 from crust.blockdriver.node.publish_rules import Publish
 from crust.blockdriver.node.state import NotStaged, State, is_live
-from crust.blockdriver.records import capability_check
+from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.volume_record import Record
 from crust.host.block import devices
 from crust.host.files import paths
 from crust.host.filesystems import uuids
-from crust.host.mounts import fs_group, mounts
+from crust.host.mounts import device_mounts, fs_group, mounts
 
 
 class TargetOccupied(errors.Conflict):
@@ -73,7 +72,7 @@ def check(shared: State, request: Publish) -> Ready:
     if staged is None or request.staging.text not in staged.paths:
         raise NotStaged(request.volume_id, f"not at {request.staging}")
     entry = publish_rules.entry_of(request, staged.fs_type)
-    if controller_publish.is_readonly(record):
+    if published_nodes.is_readonly(record):
         entry = entry.model_copy(update={"readonly": True})
     if entry.kind == "mount" and record.shares_uuid:
         options = uuids.beside_twin(entry.fs_type, entry.options)
@@ -165,7 +164,9 @@ class NodePublish:
             return False
         if mounts.is_guard(mount):
             raise TargetOccupied(ready.entry.target, "the seal of a deferred publish")
-        right_kind = state.is_node if ready.entry.kind == "block" else state.is_of
+        right_kind = (
+            device_mounts.is_node if ready.entry.kind == "block" else device_mounts.is_filesystem
+        )
         if not right_kind(mount, ready.attachment.source):
             raise TargetOccupied(ready.entry.target, f"{mount.fs_type} from {mount.source}")
         if ready.entry.kind == "mount" and mount.readonly != ready.entry.readonly:
@@ -197,7 +198,7 @@ class NodePublish:
 
     def _take_back(self, ready: Ready) -> None:
         mount = mounts.at(ready.entry.target)
-        if mount is not None and state.shows(mount, ready.attachment.source):
+        if mount is not None and device_mounts.shows(mount, ready.attachment.source):
             mounts.unmount(ready.entry.target)
         self._state.node_state.forget_published(ready.request.target)
         if mounts.at(ready.entry.target) is None:

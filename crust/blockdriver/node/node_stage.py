@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from crust import errors, volumes
-from crust.blockdriver.controller import controller_publish
 from crust.blockdriver.engines.protocol import Attachment
-from crust.blockdriver.node import format_decision, io_limits, state
+from crust.blockdriver.node import format_decision, io_limits
 from crust.blockdriver.node.attach_limit import AttachSlots
 from crust.blockdriver.node.node_expand import NodeExpand
 from crust.blockdriver.node.node_state import Staged
 from crust.blockdriver.node.state import State
-from crust.blockdriver.records import capability_check, volume_records
+from crust.blockdriver.records import capability_check, published_nodes, volume_records
 from crust.blockdriver.records.volume_record import Record
 from crust.host.block import devices, zeroout
 from crust.host.filesystems import filesystems, mkfs_options, superblocks, uuids
 from crust.host.filesystems.mkfs_compatibility import MkfsCompatibility
+from crust.host.mounts import device_mounts
 
 
 class StagingPathMissing(errors.NotReady):
@@ -98,7 +98,7 @@ class NodeStage:
         """Make the volume ready to be published.
 
         Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityExceeded`, `StagingPathMissing`,
-        `StagedDifferently`, `controller_publish.PublishedToOtherNode`, `controller_publish.AttachLimitReached`, the
+        `StagedDifferently`, `published_nodes.PublishedToOtherNode`, `AttachLimitReached`, the
         errors of `format_decision.judge`, and of the backend and the filesystem's tools.
         """
         begun = await asyncio.to_thread(self._begin, request)
@@ -116,7 +116,7 @@ class NodeStage:
 
     def _attach(self, request: Stage) -> _Begun:
         record = self._state.volume_records.load(request.volume_id)
-        controller_publish.check_not_elsewhere(record, self._state.here)
+        published_nodes.check_not_elsewhere(record, self._state.node_id)
         self._check(request)
         entry = self._entry(request, record)
         staged = self._state.node_state.staged(request.volume_id)
@@ -237,13 +237,13 @@ class NodeStage:
 def _check_unmounted(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
     if devices.is_free(attachment.source.path, attachment.source.identity):
         return
-    mounted = state.host_mounts(attachment.source)
+    mounted = device_mounts.filesystem_mounts(attachment.source)
     if mounted:
         raise StillPublished(volume_id, tuple(mount.target for mount in mounted))
 
 
 def _check_unbound(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
-    bound = state.node_mounts(attachment.source)
+    bound = device_mounts.node_mounts(attachment.source)
     if bound:
         raise StillPublished(volume_id, tuple(mount.target for mount in bound))
 
@@ -273,7 +273,7 @@ def _judge_held(
     device = attachment.source.path
     known = _vouched(record, fs_type, device) is not None
     action = format_decision.Action.KEEP if known else _judge_unknown(record, fs_type, device)
-    if action is format_decision.Action.KEEP and state.host_mounts(attachment.source):
+    if action is format_decision.Action.KEEP and device_mounts.filesystem_mounts(attachment.source):
         return None
     os.close(devices.open_exclusive(device))  # which says by whom, or finds it free by now
     return action

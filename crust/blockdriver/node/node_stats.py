@@ -8,16 +8,15 @@ mounted in a guest, which this process cannot ask: that is the shim's work.
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.controller import health
 from crust.blockdriver.engines.protocol import Attachment
-from crust.blockdriver.node import state
 from crust.blockdriver.node.node_expand import NotPublishedAtPath
 from crust.blockdriver.node.state import State
+from crust.blockdriver.records import health
 from crust.blockdriver.records.volume_record import Record
 from crust.host.block import devices
 from crust.host.filesystems import filesystems
 from crust.host.filesystems import usage as host_usage
-from crust.host.mounts import mounts
+from crust.host.mounts import device_mounts, mounts
 from crust.host.process import bounded_calls
 
 
@@ -116,9 +115,14 @@ class NodeStats:
         attachment = self._state.backend.attached(look.volume_id)
         mount = mounts.at(look.path.text)
         device = attachment.device if attachment else None
-        if attachment is None or device is None or mount is None or not state.shows(mount, device):
+        if (
+            attachment is None
+            or device is None
+            or mount is None
+            or not device_mounts.shows(mount, device)
+        ):
             raise NotPublishedAtPath(look.volume_id, look.path.text)
-        return _Place(record, attachment, mount, state.is_node(mount, device))
+        return _Place(record, attachment, mount, device_mounts.is_node(mount, device))
 
     def _condition(self, place: _Place) -> volumes.VolumeCondition | None:
         if not self._tells_condition:

@@ -9,11 +9,10 @@ import asyncio
 import os
 
 from crust import errors, volumes
-from crust.blockdriver.node import state
 from crust.blockdriver.node.state import State
 from crust.blockdriver.records import volume_records
 from crust.host.files import paths
-from crust.host.mounts import mounts
+from crust.host.mounts import device_mounts, mounts
 
 
 class OtherVolumeAtTarget(errors.Conflict):
@@ -89,5 +88,5 @@ class NodeUnpublish:
         attachment = (
             self._state.backend.attached(volume_id) if volume_records.is_ours(volume_id) else None
         )
-        if attachment is not None and not state.shows(mount, attachment.source):
+        if attachment is not None and not device_mounts.shows(mount, attachment.source):
             raise NotItsMount(target.text, volume_id, f"{mount.fs_type} from {mount.source}")

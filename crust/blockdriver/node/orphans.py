@@ -18,9 +18,9 @@ import logging
 from crust import errors, operations, volumes
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.engines.protocol import Attachment
-from crust.blockdriver.node import io_limits, state
+from crust.blockdriver.node import io_limits
 from crust.blockdriver.node.state import State
-from crust.host.mounts import mounts
+from crust.host.mounts import device_mounts, mounts
 
 GRACE_S = 24 * 3600.0
 """Longer than any CO goes on retrying a CreateVolume that it wants."""
@@ -133,4 +133,6 @@ class GarbageCollector:
 def _is_shown(attachment: Attachment) -> bool:
     """Asked of the kernel, because a ledger can be lost: a raw device's node is bound and not open."""
     device = attachment.device
-    return device is not None and any(state.shows(each, device) for each in mounts.below("/"))
+    return device is not None and any(
+        device_mounts.shows(each, device) for each in mounts.below("/")
+    )

@@ -1,6 +1,5 @@
 """What the node side of the driver shares, and the questions that several of its rules ask of the kernel."""
 
-import os
 from dataclasses import dataclass, field
 
 from crust import errors, volumes
@@ -9,9 +8,7 @@ from crust.blockdriver.node.guests import Guests, UnreachableGuests
 from crust.blockdriver.node.node_state import NodeState, Published
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.cgroups import throttling
-from crust.host.mounts import mount_capacity, mounts
-
-_NODE_FILESYSTEMS = ("devtmpfs", "tmpfs")
+from crust.host.mounts import device_mounts, mount_capacity, mounts
 
 
 class NotStaged(errors.NotReady):
@@ -37,6 +34,8 @@ class State:
     """Of the pool's room, how much is promised to volumes."""
     max_volumes: int = 0
     """How many volumes this node may hold, as the operator says; 0: as the kernel's limits allow."""
+    node_id: str = "node"
+    """This node, as the CO names it."""
     here: str = "node"
     """This node as a topology segment's value."""
     guests: Guests = field(default_factory=UnreachableGuests)
@@ -73,36 +72,4 @@ def is_live(entry: Published, source: Source | None) -> bool:
     if entry.deferred:
         return True
     mount = mounts.at(entry.target)
-    return mount is not None and source is not None and shows(mount, source)
-
-
-def shows(mount: mounts.Mount, source: Source) -> bool:
-    """Whether a mount is of the device: its filesystem, or a bind of its node."""
-    return is_of(mount, source) or is_node(mount, source)
-
-
-def is_of(mount: mounts.Mount, source: Source) -> bool:
-    """Whether a mount is of the filesystem on the device."""
-    return (mount.major, mount.minor) == (source.identity.major, source.identity.minor)
-
-
-def is_node(mount: mounts.Mount, source: Source) -> bool:
-    """Whether a mount is a bind of the device's node, as a raw block volume is published."""
-    name = os.path.basename(mount.root)
-    return mount.fs_type in _NODE_FILESYSTEMS and name == os.path.basename(source.path)
-
-
-def is_visible(mount: mounts.Mount) -> bool:
-    """Whether the mount's own path leads to it, and not to what covers it."""
-    found = mounts.at(mount.target)
-    return found is not None and found.mount_id == mount.mount_id
-
-
-def node_mounts(source: Source) -> tuple[mounts.Mount, ...]:
-    """Every bind in this namespace of the device's node: it keeps the number, whichever device has that later."""
-    return tuple(each for each in mounts.read_all() if is_node(each, source))
-
-
-def host_mounts(source: Source) -> tuple[mounts.Mount, ...]:
-    """Every mount in this namespace of the filesystem on the device."""
-    return mounts.of_device(source.identity.major, source.identity.minor)
+    return mount is not None and source is not None and device_mounts.shows(mount, source)

@@ -13,10 +13,10 @@ from crust.blockdriver.controller.coalesce import Coalescer
 from crust.blockdriver.controller.controller_publish import Attach, ControllerPublish
 from crust.blockdriver.controller.create_volume import Create, Provisioner, Volume
 from crust.blockdriver.controller.get_capacity import CapacityReport
-from crust.blockdriver.controller.health import HealthCheck
 from crust.blockdriver.controller.list_volumes import VolumeLister
 from crust.blockdriver.controller.modify_volume import Change, Expansion
 from crust.blockdriver.records import volume_records
+from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.services import responses, snapshot_calls
 from crust.blockdriver.services.node_identity import NODE_ID_MAX_BYTES, NodeIdentity
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls

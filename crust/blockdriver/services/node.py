@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from crust import errors, operations, volumes
-from crust.blockdriver.controller.health import HealthCheck
 from crust.blockdriver.node import ephemeral
 from crust.blockdriver.node.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.ephemeral import EphemeralVolumes
@@ -19,6 +18,7 @@ from crust.blockdriver.node.node_stats import Look, NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish
 from crust.blockdriver.node.publish_rules import Publish, fingerprint
 from crust.blockdriver.node.state import State
+from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.services import responses
 from crust.blockdriver.services.node_identity import NodeIdentity
 from crust.rpc import csi, extensions, limits

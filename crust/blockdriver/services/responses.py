@@ -2,8 +2,8 @@
 
 from crust.blockdriver.controller import topology
 from crust.blockdriver.controller.create_volume import Volume
-from crust.blockdriver.controller.health import Health, PoolFinding
 from crust.blockdriver.controller.list_volumes import Listed
+from crust.blockdriver.records.health import Health, PoolFinding
 from crust.rpc import csi, limits
 from crust.wire.csi.v1 import csi_pb2
 

@@ -1,4 +1,4 @@
-"""The snapshot calls of CSI's Controller and GroupController: decode, call, encode.
+"""The snapshot calls of CSI's Controller: decode, call, encode.
 
 A snapshot is an operation of its own name, which holds its volumes as well: nobody publishes, expands or removes a
 volume while it is copied, and a caller that meets the copy is told ABORTED, as CSI says.
@@ -21,7 +21,7 @@ from crust.blockdriver.snapshots import content_source
 from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 from crust.rpc import limits
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _SIDECARS = "csi.storage.k8s.io/"
@@ -38,13 +38,6 @@ class UnknownSnapshotParameter(errors.InvalidRequest):
             hint="correct the VolumeSnapshotClass",
         )
         self.key = key
-
-
-class SameVolumeTwice(errors.InvalidRequest):
-    """A group names a volume more than once."""
-
-    def __init__(self) -> None:
-        super().__init__("source_volume_ids are not usable", why="one of them is there twice")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -154,67 +147,6 @@ class SnapshotCalls:
         return volumes.VolumeKey(self.here.driver, volumes.VolumeId(thing_id))
 
 
-class GroupController(csi_pb2_grpc.GroupControllerServicer):
-    """The GroupController service."""
-
-    def __init__(self, calls: SnapshotCalls) -> None:
-        self._calls = calls
-
-    async def GroupControllerGetCapabilities(
-        self, request: csi_pb2.GroupControllerGetCapabilitiesRequest, context: Context
-    ) -> csi_pb2.GroupControllerGetCapabilitiesResponse:
-        """All there is."""
-        rpc = csi_pb2.GroupControllerServiceCapability.RPC
-        one = csi_pb2.GroupControllerServiceCapability(
-            rpc=rpc(type=rpc.CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT)
-        )
-        return csi_pb2.GroupControllerGetCapabilitiesResponse(capabilities=[one])
-
-    async def CreateVolumeGroupSnapshot(
-        self, request: csi_pb2.CreateVolumeGroupSnapshotRequest, context: Context
-    ) -> csi_pb2.CreateVolumeGroupSnapshotResponse:
-        """Idempotent by name; all volumes at one moment."""
-        name = limits.required(request.name, "name")
-        ids = _volume_ids(request.source_volume_ids)
-        check_parameters(limits.mapping(request.parameters, "parameters"))
-        calls, group_snapshots = self._calls, self._calls.group_snapshots
-        held = [calls.key(each) for each in ids]
-
-        async def work() -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
-            with calls.running.holding(held, "CreateVolumeGroupSnapshot"):
-                return await group_snapshots.create(name, ids)
-
-        key = calls.key(snapshot_record.group_id_of(name))
-        found = await calls.running.run(key, "CreateVolumeGroupSnapshot", ids, work)
-        return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=calls.group_to_wire(*found))
-
-    async def DeleteVolumeGroupSnapshot(
-        self, request: csi_pb2.DeleteVolumeGroupSnapshotRequest, context: Context
-    ) -> csi_pb2.DeleteVolumeGroupSnapshotResponse:
-        """Absent is fine."""
-        group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
-        named = _snapshot_ids(request.snapshot_ids)
-        calls, group_snapshots = self._calls, self._calls.group_snapshots
-
-        async def work() -> None:
-            members = [calls.key(each) for each in group_snapshots.member_ids(group_id)]
-            with calls.running.holding(members, "DeleteVolumeGroupSnapshot"):
-                await asyncio.to_thread(group_snapshots.delete, group_id, named)
-
-        await calls.running.run(calls.key(group_id), "DeleteVolumeGroupSnapshot", named, work)
-        return csi_pb2.DeleteVolumeGroupSnapshotResponse()
-
-    async def GetVolumeGroupSnapshot(
-        self, request: csi_pb2.GetVolumeGroupSnapshotRequest, context: Context
-    ) -> csi_pb2.GetVolumeGroupSnapshotResponse:
-        """One that is ready."""
-        group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
-        found = self._calls.group_snapshots.get(group_id, _snapshot_ids(request.snapshot_ids))
-        return csi_pb2.GetVolumeGroupSnapshotResponse(
-            group_snapshot=self._calls.group_to_wire(*found)
-        )
-
-
 def source(request: csi_pb2.CreateVolumeRequest) -> content_source.Wanted | None:
     """CreateVolume's volume_content_source. Raises `limits.MissingField`."""
     if not request.HasField("volume_content_source"):
@@ -234,23 +166,3 @@ def check_parameters(sent: Iterable[str]) -> None:
     for key in sent:
         if not key.startswith(_SIDECARS):
             raise UnknownSnapshotParameter(key)
-
-
-def _volume_ids(sent: Iterable[str]) -> tuple[volumes.VolumeId, ...]:
-    """In one order, so that two requests can be compared."""
-    ids = tuple(
-        volumes.VolumeId(limits.required(each, f"source_volume_ids[{n}]"))
-        for n, each in enumerate(sent)
-    )
-    if not ids:
-        raise limits.MissingField("source_volume_ids")
-    if len(set(ids)) != len(ids):
-        raise SameVolumeTwice()
-    return tuple(sorted(ids))
-
-
-def _snapshot_ids(sent: Iterable[str]) -> tuple[str, ...]:
-    ids = tuple(limits.required(each, f"snapshot_ids[{n}]") for n, each in enumerate(sent))
-    if not ids:
-        raise limits.MissingField("snapshot_ids")
-    return tuple(sorted(ids))

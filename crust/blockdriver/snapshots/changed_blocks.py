@@ -1,26 +1,14 @@
-"""CSI SnapshotMetadata: which parts of a snapshot hold data, and in which two of them may differ.
+"""Which parts of a snapshot hold data, and in which two of them may differ: the rules of a request for them.
 
-Both lists are found in one hop, from snapshots that cannot change, and streamed in pieces. What is left out is zeros
-(allocated) or equal (delta); what is there may be either. Where the engine cannot tell, it says so.
+What is left out of a list is zeros (allocated) or equal (delta); what is there may be either. Where the engine cannot
+tell, it says so (`NoChangeTracking`).
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
-
-import grpc.aio
+from collections.abc import Iterator, Sequence
 
 from crust import errors
-from crust.blockdriver.engines.protocol import Backend, Region
+from crust.blockdriver.engines.protocol import Region
 from crust.blockdriver.records.snapshot_record import SnapshotRecord
-from crust.blockdriver.services.snapshot_calls import SnapshotCalls
-from crust.blockdriver.snapshots import take_snapshot
-from crust.rpc import limits
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-
-Context = grpc.aio.ServicerContext[Any, Any]
-PIECE_MAX = 4096
-"""The most blocks of one message, also when a caller sets no limit."""
 
 
 class OffsetPastEnd(errors.OutOfRange):
@@ -33,13 +21,6 @@ class OffsetPastEnd(errors.OutOfRange):
         )
 
 
-class NegativeMaxResults(errors.InvalidRequest):
-    """max_results below zero."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__("max_results is not usable", why=f"{count} is negative")
-
-
 class UnrelatedSnapshots(errors.InvalidRequest):
     """Two snapshots that have no common history."""
 
@@ -49,86 +30,23 @@ class UnrelatedSnapshots(errors.InvalidRequest):
         )
 
 
-class ChangedBlocks(csi_pb2_grpc.SnapshotMetadataServicer):
-    """The SnapshotMetadata service."""
-
-    def __init__(self, calls: SnapshotCalls, backend: Backend) -> None:
-        self._calls = calls
-        self._backend = backend
-
-    async def GetMetadataAllocated(
-        self, request: csi_pb2.GetMetadataAllocatedRequest, context: Context
-    ) -> AsyncIterator[csi_pb2.GetMetadataAllocatedResponse]:
-        """What is not known to be zeros."""
-        snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
-        _check_count(request.max_results)
-        record = self._calls.volume_snapshots.find(snapshot_id)
-        _check_offset(request.starting_offset, record)
-        image = take_snapshot.image_of(record)
-        found = await self._look([snapshot_id], lambda: self._backend.allocated(image))
-        for piece in _pieces(found, request.starting_offset, record, request.max_results):
-            yield csi_pb2.GetMetadataAllocatedResponse(
-                block_metadata_type=csi_pb2.VARIABLE_LENGTH,
-                volume_capacity_bytes=record.size_bytes,
-                block_metadata=piece,
-            )
-
-    async def GetMetadataDelta(
-        self, request: csi_pb2.GetMetadataDeltaRequest, context: Context
-    ) -> AsyncIterator[csi_pb2.GetMetadataDeltaResponse]:
-        """What is not known to be equal, of the target."""
-        base_id = limits.required(request.base_snapshot_id, "base_snapshot_id")
-        target_id = limits.required(request.target_snapshot_id, "target_snapshot_id")
-        _check_count(request.max_results)
-        base, target = (self._calls.volume_snapshots.find(each) for each in (base_id, target_id))
-        if base.source_volume_id != target.source_volume_id:
-            raise UnrelatedSnapshots(base_id, target_id)
-        _check_offset(request.starting_offset, target)
-        images = [take_snapshot.image_of(each) for each in (base, target)]
-        found = await self._look([base_id, target_id], lambda: self._backend.changed(*images))
-        for piece in _pieces(found, request.starting_offset, target, request.max_results):
-            yield csi_pb2.GetMetadataDeltaResponse(
-                block_metadata_type=csi_pb2.VARIABLE_LENGTH,
-                volume_capacity_bytes=target.size_bytes,
-                block_metadata=piece,
-            )
-
-    async def _look(
-        self, snapshot_ids: Sequence[str], work: Callable[[], Sequence[Region]]
-    ) -> Sequence[Region]:
-        """Nobody removes a snapshot while it is looked at; any number may look."""
-        calls = self._calls
-        with calls.running.shared(calls.key(snapshot_ids[0]), "a look at its blocks"):
-            if len(snapshot_ids) > 1:
-                return await self._look(snapshot_ids[1:], work)
-            return await asyncio.to_thread(work)
+def check_related(base: SnapshotRecord, target: SnapshotRecord) -> None:
+    """Raise `UnrelatedSnapshots` for snapshots of two volumes."""
+    if base.source_volume_id != target.source_volume_id:
+        raise UnrelatedSnapshots(base.snapshot_id, target.snapshot_id)
 
 
-def _check_count(count: int) -> None:
-    if count < 0:
-        raise NegativeMaxResults(count)
-
-
-def _check_offset(offset: int, record: SnapshotRecord) -> None:
+def check_offset(offset: int, record: SnapshotRecord) -> None:
+    """Raise `OffsetPastEnd` for what lies outside of the snapshot."""
     # The end itself is where a caller goes on who has read everything.
     if not 0 <= offset <= record.size_bytes:
         raise OffsetPastEnd(offset, record.size_bytes)
 
 
-def _pieces(
-    found: Sequence[Region], start: int, record: SnapshotRecord, count: int
-) -> Iterator[list[csi_pb2.BlockMetadata]]:
-    """Blocks from `start` to the snapshot's end, so many to a message."""
-    limit = min(count or PIECE_MAX, PIECE_MAX)
-    piece: list[csi_pb2.BlockMetadata] = []
+def within(found: Sequence[Region], start: int, end: int) -> Iterator[Region]:
+    """The parts of `found` from `start` to `end`, in bytes."""
     for region in found:
         first = max(region.offset, start)
-        end = min(region.offset + region.length, record.size_bytes)
-        if first >= end:
-            continue
-        piece.append(csi_pb2.BlockMetadata(byte_offset=first, size_bytes=end - first))
-        if len(piece) == limit:
-            yield piece
-            piece = []
-    if piece:
-        yield piece
+        last = min(region.offset + region.length, end)
+        if first < last:
+            yield Region(first, last - first)

@@ -20,9 +20,9 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from crust import errors, volumes
-from crust.blockdriver.node.guests import Guests
 from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
 from crust.host.block import devices
 
@@ -63,6 +63,18 @@ class InGuest:
     volume_id: volumes.VolumeId
     target: volumes.TargetPath
     device: str
+
+
+class Guests(Protocol):
+    """The guests that have volumes, by target path. A target that is not deferred is `NotFound`."""
+
+    async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
+        """Hold the filesystem still for at most `thaw_after_s`; whether a guest holds it."""
+        ...
+
+    async def thaw(self, target: volumes.TargetPath) -> bool:
+        """Let the writers go on; whether they stood still until now."""
+        ...
 
 
 class GuestFreezer:

@@ -6,9 +6,9 @@ an owner that nobody can name, and takes room. Both are told and kept, as with v
 
 from collections.abc import Iterator
 
-from crust.blockdriver.controller.health import PoolFinding
 from crust.blockdriver.engines.protocol import Backend
 from crust.blockdriver.records import snapshot_record
+from crust.blockdriver.records.health import PoolFinding
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
 
 

@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Backend
-from crust.blockdriver.node import state
 from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
 from crust.host.block import devices, holders
 from crust.host.filesystems import filesystems
-from crust.host.mounts import mounts
+from crust.host.mounts import device_mounts, mounts
 
 LIMIT_S = 60.0
 
@@ -173,6 +172,6 @@ def _mount_of(identity: str) -> mounts.Mount | None:
         return None
     for mount in mounts.of_device(int(numbers[1]), int(numbers[2])):
         with suppress(errors.CrustError):
-            if state.is_visible(mount) and str(devices.identify(mount.source)) == identity:
+            if device_mounts.is_visible(mount) and str(devices.identify(mount.source)) == identity:
                 return mount
     return None

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from crust.blockdriver.controller import capacity
-from crust.blockdriver.controller.health import PoolFinding
 from crust.blockdriver.engines.protocol import Backend
 from crust.blockdriver.node.state import State
 from crust.blockdriver.records import snapshot_record
+from crust.blockdriver.records.health import PoolFinding
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
 from crust.blockdriver.snapshots import health
 from crust.blockdriver.snapshots.content_source import ContentSources

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Source
-from crust.blockdriver.node import state
 from crust.blockdriver.node.state import State
 from crust.blockdriver.snapshots.guest_freeze import InGuest
 from crust.blockdriver.snapshots.host_freeze import Freezable
 from crust.host.block import holders
+from crust.host.mounts import device_mounts
 
 
 class RawDeviceInUse(errors.NotReady):
@@ -110,10 +110,12 @@ def _check_unheld(volume_id: volumes.VolumeId, device: str) -> None:
 
 
 def _mounted(volume_id: volumes.VolumeId, source: Source) -> Freezable | None:
-    found = [each for each in state.host_mounts(source) if "ro" not in each.super_options]
+    found = [
+        each for each in device_mounts.filesystem_mounts(source) if "ro" not in each.super_options
+    ]
     if not found:
         return None
     for mount in found:
-        if state.is_visible(mount):  # what covers a mountpoint would be frozen in its stead
+        if device_mounts.is_visible(mount):  # what covers a mountpoint would be frozen in its stead
             return Freezable(volume_id, source.identity, mount.target)
     raise NotReachable(volume_id)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from crust import volumes
-from crust.blockdriver.controller.controller_publish import PublishedToOtherNode
 from crust.blockdriver.engines.protocol import StillAttached
+from crust.blockdriver.records.published_nodes import PublishedToOtherNode
 from crust.blockdriver.records.volume_record import Attached, Usage
 from crust.blockdriver.services.node_identity import NotInCsiProfile
 from crust.wire.csi.v1 import csi_pb2

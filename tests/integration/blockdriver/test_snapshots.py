@@ -14,7 +14,7 @@ from crust.blockdriver.controller import create_volume, list_volumes
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.node import guests
 from crust.blockdriver.records import volume_records
-from crust.blockdriver.services import snapshot_calls
+from crust.blockdriver.services import group_controller, snapshot_calls, snapshot_metadata
 from crust.blockdriver.snapshots import (
     changed_blocks,
     content_source,
@@ -490,7 +490,7 @@ async def test_a_group_is_deleted_as_one_and_says_what_csi_says(cloning: Bench) 
         await group(cloning, ids[0], volume_records.volume_id_of("none"), name="h")
     with pytest.raises(limits.MissingField):
         await group(cloning, name="h")
-    with pytest.raises(snapshot_calls.SameVolumeTwice):
+    with pytest.raises(group_controller.SameVolumeTwice):
         await group(cloning, ids[0], ids[0], name="h")
     with pytest.raises(take_snapshot.SnapshotBelongsToGroup):
         await drop(cloning, members[0])
@@ -696,7 +696,7 @@ async def test_changed_blocks_are_exactly_those_that_a_byte_comparison_finds(
     for start in (-1, 64 * MIB + 1):
         with pytest.raises(changed_blocks.OffsetPastEnd):
             await blocks(cloning, new.snapshot_id, start=start)
-    with pytest.raises(changed_blocks.NegativeMaxResults):
+    with pytest.raises(snapshot_metadata.NegativeMaxResults):
         await blocks(cloning, new.snapshot_id, count=-1)
     with pytest.raises(take_snapshot.SnapshotNotFound):
         await blocks(cloning, "snap-none")

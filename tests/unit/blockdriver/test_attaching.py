@@ -13,7 +13,7 @@ from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.node.attach_limit import AttachSlots
 from crust.blockdriver.node.node_state import Staged
 from crust.blockdriver.node.state import State
-from crust.blockdriver.records import capability_check, volume_records
+from crust.blockdriver.records import capability_check, published_nodes, volume_records
 from crust.blockdriver.records.volume_record import Attached, Usage
 from crust.host.mounts import mount_capacity
 from tests.support import driver_state
@@ -99,7 +99,7 @@ async def test_a_volume_that_another_node_has_names_it_until_it_is_taken_from_th
     usage = Usage(kind="mount", fs_type="ext4", mode=7)
     old = Attached(node_id="renamed-since", usage=usage, readonly=False)
     state.volume_records.save(state.volume_records.load(volume_id).but(nodes=(old,)))
-    with pytest.raises(controller_publish.PublishedToOtherNode, match="renamed-since"):
+    with pytest.raises(published_nodes.PublishedToOtherNode, match="renamed-since"):
         await attacher.attach(attach(volume_id))
     await attacher.detach(volume_id, NODE)
     assert attacher.published_nodes(state.volume_records.load(volume_id)) == ("renamed-since",)
@@ -115,9 +115,9 @@ async def test_a_publish_outlives_the_process_and_keeps_the_volume_from_being_de
     backend = state.backend
     assert isinstance(backend, MemoryBackend)
     again = driver_state.opened(tmp_path, backend=backend)
-    assert controller_publish.is_readonly(again.volume_records.load(volume_id))
+    assert published_nodes.is_readonly(again.volume_records.load(volume_id))
     assert again.volume_records.index.on_node(NODE) == {volume_id}
-    with pytest.raises(controller_publish.PublishedToOtherNode):
+    with pytest.raises(published_nodes.PublishedToOtherNode):
         await Provisioner(again).delete(volume_id)
     await ControllerPublish(again, NODE).detach(volume_id, NODE)
     await ControllerPublish(again, NODE).detach(volume_id, NODE)

@@ -9,12 +9,12 @@ from crust import errors, volumes
 from crust.blockdriver.controller import list_volumes
 from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.controller.create_volume import Provisioner
-from crust.blockdriver.controller.health import HealthCheck, Kind
 from crust.blockdriver.controller.list_volumes import VolumeLister
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.node import ephemeral
 from crust.blockdriver.node.state import State
 from crust.blockdriver.records import volume_records
+from crust.blockdriver.records.health import HealthCheck, Kind
 from tests.support import driver_state
 from tests.support.block_driver import MIB
 from tests.support.driver_state import NODE
@@ -33,7 +33,7 @@ def provisioner(state: State) -> Provisioner:
 
 @pytest.fixture
 def health_check(state: State, provisioner: Provisioner) -> HealthCheck:
-    return HealthCheck(state, provisioner.room)
+    return HealthCheck(state.volume_records, state.backend, provisioner.room.available_bytes)
 
 
 @pytest.fixture

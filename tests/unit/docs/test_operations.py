@@ -11,8 +11,9 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from crust import metrics, settings
-from crust.blockdriver.controller import health, io_limit_parameters, parameters
+from crust.blockdriver.controller import io_limit_parameters, parameters
 from crust.blockdriver.node import node_stats
+from crust.blockdriver.records import health
 from crust.blockdriver.snapshots import health as snapshot_health
 from crust.cli import main
 from crust.host.filesystems import filesystems, mkfs_options

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.controller import capacity
-from crust.blockdriver.node.state import State
+from crust.blockdriver.engines.protocol import Backend
 from crust.blockdriver.records import volume_records
 from crust.blockdriver.records.volume_record import UNREADABLE, Record
+from crust.blockdriver.records.volume_records import VolumeRecords
 
 _SHOWN = 100
 """The most sentences of snapshots in one answer."""
@@ -64,19 +64,21 @@ class HealthCheck:
 
     def __init__(
         self,
-        shared: State,
-        room: capacity.PoolCapacity,
+        known: VolumeRecords,
+        backend: Backend,
+        free_bytes: Callable[[], int],
         snapshot_findings: Callable[[], Iterable[PoolFinding]] = tuple,
     ) -> None:
-        """`snapshot_findings` answers what is wrong with what is no volume: snapshots."""
-        self._state = shared
-        self._capacity = room
+        """`free_bytes` is what a new volume can have; `snapshot_findings` is what is wrong with snapshots."""
+        self._volume_records = known
+        self._backend = backend
+        self._free_bytes = free_bytes
         self._snapshot_findings = snapshot_findings
 
     def examine(self, volume_id: volumes.VolumeId) -> Health:
         """A volume's health; raises `volume_records.VolumeNotFound` without a record and an image."""
         try:
-            record = self._state.volume_records.find(volume_id)
+            record = self._volume_records.find(volume_id)
         except UNREADABLE as err:
             return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordUnreadable", str(err)),))
         if record is None:
@@ -97,10 +99,10 @@ class HealthCheck:
         return Health(volume_id, (found,) if found else ())
 
     def _look_at(self, volume_id: volumes.VolumeId, size_bytes: int) -> Finding | None:
-        if not self._state.backend.exists(volume_id):
+        if not self._backend.exists(volume_id):
             text = f"the image of {volume_id} is gone; the driver did not remove it"
             return Finding(Kind.DATA_LOSS, "ImageMissing", text)
-        trouble = self._state.backend.trouble(volume_id, size_bytes)
+        trouble = self._backend.trouble(volume_id, size_bytes)
         return Finding(Kind.DATA_LOSS, "ImageDamaged", trouble) if trouble else None
 
     def _without_record(self, volume_id: volumes.VolumeId) -> Health:
@@ -111,20 +113,20 @@ class HealthCheck:
 
     def _is_there(self, volume_id: volumes.VolumeId) -> bool:
         try:
-            return self._state.backend.exists(volume_id)
+            return self._backend.exists(volume_id)
         except UNREADABLE:
             return True
 
     def ids(self) -> tuple[volumes.VolumeId, ...]:
         """Every volume there is a record or an image of, in order."""
-        images = {each for each in self._state.backend.image_ids() if volume_records.is_ours(each)}
-        return tuple(sorted(images.union(self._state.volume_records.ids())))
+        images = {each for each in self._backend.image_ids() if volume_records.is_ours(each)}
+        return tuple(sorted(images.union(self._volume_records.ids())))
 
     def pool(self) -> tuple[PoolFinding, ...]:
         """What is wrong with the pool."""
         try:
-            self._state.backend.check()
-            room_bytes = self._capacity.available_bytes()
+            self._backend.check()
+            room_bytes = self._free_bytes()
             found = list(itertools.islice(self._snapshot_findings(), _SHOWN))
         except errors.CrustError as err:
             return (PoolFinding(reachable=False, reason="PoolNotUsable", message=str(err)),)

@@ -1,0 +1,40 @@
+"""Which nodes a CO published a volume to (ControllerPublishVolume), and what follows from it.
+
+One node at a time has a volume. The controller part writes the list, and the node part obeys it: a volume that was
+published read-only is read-only wherever it is then mounted, and one that another node has is not staged.
+"""
+
+from crust import errors
+from crust.blockdriver.records.volume_record import Record
+
+
+class PublishedToOtherNode(errors.NotReady):
+    """Another node has the volume."""
+
+    def __init__(self, volume_id: str, node_id: str) -> None:
+        super().__init__(
+            f"{volume_id} is published to the node {node_id}",
+            why="one node at a time can have it",
+            hint="unpublish it there first",
+        )
+        self.node_id = node_id
+
+
+def is_readonly(record: Record) -> bool:
+    """Whether the CO published the volume to its node to be read only."""
+    return any(each.readonly for each in record.nodes)
+
+
+def check_not_elsewhere(record: Record, node_id: str) -> None:
+    """Raise `PublishedToOtherNode` while a CO has the volume published, and not to `node_id`.
+
+    Published to no node at all is fine: a CO that attaches nothing (CSIDriver attachRequired: false) never says so.
+    """
+    if record.nodes and all(each.node_id != node_id for each in record.nodes):
+        raise PublishedToOtherNode(record.volume_id, record.nodes[0].node_id)
+
+
+def check_not_published(record: Record) -> None:
+    """Raise `PublishedToOtherNode` while a CO has the volume published to a node."""
+    if record.nodes:
+        raise PublishedToOtherNode(record.volume_id, record.nodes[0].node_id)

@@ -1,0 +1,108 @@
+"""CSI GroupController: decode, call, encode.
+
+A group snapshot is an operation of its own name, which holds all its volumes as well.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import grpc.aio
+
+from crust import errors, volumes
+from crust.blockdriver.records import snapshot_record
+from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord
+from crust.blockdriver.services import snapshot_calls
+from crust.blockdriver.services.snapshot_calls import SnapshotCalls
+from crust.rpc import limits
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class SameVolumeTwice(errors.InvalidRequest):
+    """A group names a volume more than once."""
+
+    def __init__(self) -> None:
+        super().__init__("source_volume_ids are not usable", why="one of them is there twice")
+
+
+class GroupController(csi_pb2_grpc.GroupControllerServicer):
+    """The GroupController service."""
+
+    def __init__(self, calls: SnapshotCalls) -> None:
+        self._calls = calls
+
+    async def GroupControllerGetCapabilities(
+        self, request: csi_pb2.GroupControllerGetCapabilitiesRequest, context: Context
+    ) -> csi_pb2.GroupControllerGetCapabilitiesResponse:
+        """All there is."""
+        rpc = csi_pb2.GroupControllerServiceCapability.RPC
+        one = csi_pb2.GroupControllerServiceCapability(
+            rpc=rpc(type=rpc.CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT)
+        )
+        return csi_pb2.GroupControllerGetCapabilitiesResponse(capabilities=[one])
+
+    async def CreateVolumeGroupSnapshot(
+        self, request: csi_pb2.CreateVolumeGroupSnapshotRequest, context: Context
+    ) -> csi_pb2.CreateVolumeGroupSnapshotResponse:
+        """Idempotent by name; all volumes at one moment."""
+        name = limits.required(request.name, "name")
+        ids = _volume_ids(request.source_volume_ids)
+        snapshot_calls.check_parameters(limits.mapping(request.parameters, "parameters"))
+        calls, group_snapshots = self._calls, self._calls.group_snapshots
+        held = [calls.key(each) for each in ids]
+
+        async def work() -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
+            with calls.running.holding(held, "CreateVolumeGroupSnapshot"):
+                return await group_snapshots.create(name, ids)
+
+        key = calls.key(snapshot_record.group_id_of(name))
+        found = await calls.running.run(key, "CreateVolumeGroupSnapshot", ids, work)
+        return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=calls.group_to_wire(*found))
+
+    async def DeleteVolumeGroupSnapshot(
+        self, request: csi_pb2.DeleteVolumeGroupSnapshotRequest, context: Context
+    ) -> csi_pb2.DeleteVolumeGroupSnapshotResponse:
+        """Absent is fine."""
+        group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
+        named = _snapshot_ids(request.snapshot_ids)
+        calls, group_snapshots = self._calls, self._calls.group_snapshots
+
+        async def work() -> None:
+            members = [calls.key(each) for each in group_snapshots.member_ids(group_id)]
+            with calls.running.holding(members, "DeleteVolumeGroupSnapshot"):
+                await asyncio.to_thread(group_snapshots.delete, group_id, named)
+
+        await calls.running.run(calls.key(group_id), "DeleteVolumeGroupSnapshot", named, work)
+        return csi_pb2.DeleteVolumeGroupSnapshotResponse()
+
+    async def GetVolumeGroupSnapshot(
+        self, request: csi_pb2.GetVolumeGroupSnapshotRequest, context: Context
+    ) -> csi_pb2.GetVolumeGroupSnapshotResponse:
+        """One that is ready."""
+        group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
+        found = self._calls.group_snapshots.get(group_id, _snapshot_ids(request.snapshot_ids))
+        return csi_pb2.GetVolumeGroupSnapshotResponse(
+            group_snapshot=self._calls.group_to_wire(*found)
+        )
+
+
+def _volume_ids(sent: Iterable[str]) -> tuple[volumes.VolumeId, ...]:
+    """In one order, so that two requests can be compared."""
+    ids = tuple(
+        volumes.VolumeId(limits.required(each, f"source_volume_ids[{n}]"))
+        for n, each in enumerate(sent)
+    )
+    if not ids:
+        raise limits.MissingField("source_volume_ids")
+    if len(set(ids)) != len(ids):
+        raise SameVolumeTwice()
+    return tuple(sorted(ids))
+
+
+def _snapshot_ids(sent: Iterable[str]) -> tuple[str, ...]:
+    ids = tuple(limits.required(each, f"snapshot_ids[{n}]") for n, each in enumerate(sent))
+    if not ids:
+        raise limits.MissingField("snapshot_ids")
+    return tuple(sorted(ids))
