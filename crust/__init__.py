@@ -1,3 +1,3 @@
-"""crust, Container RUntime STorage: a CSI volume's block device, handed to a microVM runtime."""
+"""crust, Container RUntime STorage: hands the block device of a CSI volume to a microVM runtime."""
 
 __version__ = "0.1.0"

@@ -1,13 +1,13 @@
-"""Errors: the branch says what the caller should do, the leaf says what happened.
+"""Errors. The branch says what the caller should do; the leaf says what happened.
 
 Branches are the direct subclasses of `CrustError` below; each has one gRPC code, says who retries and what to do.
-Raise sites give data; the class makes the sentence: what, why, what to do. Leaves live in the room
-that raises them and take their fields as constructor arguments. gRPC codes are in `crust.rpc.status`
-alone. Errors never log: the edge that answers does, once. Nothing secret may enter a field, because
-a message reaches the CO's events and every log.
+The code that raises passes data; the class makes the sentence: what failed, why, what to do. A leaf is
+defined in the package that raises it and takes its fields as constructor arguments. Only
+`crust.rpc.status` knows gRPC codes. Errors do not log: the server that answers logs them, once. No
+field may hold a secret, because messages reach the CO's events and every log.
 
-An error's name is its class's, unique in the project and stable as docs/api.md says: `[MountFailed]` begins what
-a caller is shown, `error_name` is the key in the log, and `crust explain MountFailed` prints its page.
+An error's name is the name of its class. It is unique in the project and stable (docs/api.md): a message to a caller
+begins with `[MountFailed]`, the log has it as `error_name`, and `crust explain MountFailed` prints its page.
 """
 
 from typing import ClassVar
@@ -16,7 +16,7 @@ from typing import ClassVar
 class CrustError(Exception):
     """Base of all errors of crust.
 
-    `what` failed, `why`, and `hint`, what to do about it. All three are for people; `why` and `hint`
+    `what` failed, `why`, and what to do about it (`hint`). All three are for people; `why` and `hint`
     may be empty.
     """
 
@@ -32,10 +32,10 @@ class CrustError(Exception):
         self.why = why
         self.hint = hint
         self.error_name = type(self).__name__
-        """Differs from the class's for an error that a peer answered with: it keeps the peer's name."""
+        """An error that a peer answered with keeps the peer's name, which may differ from the name of the class."""
 
     def shown(self) -> str:
-        """The sentence behind the name, for whoever stands outside: a caller, an event, a command line."""
+        """The name and the sentence, for callers, events and command lines."""
         return f"[{self.error_name}] {self}"
 
     def __str__(self) -> str:
@@ -44,84 +44,84 @@ class CrustError(Exception):
 
 
 class InvalidRequest(CrustError):
-    """A field is missing, malformed or not supported."""
+    """A field of the request is missing, malformed or not supported."""
 
     retried_by = "nobody with success: the same request never works"
     advice = "correct the request, or the object that the CO made it from"
 
 
 class NotFound(CrustError):
-    """The thing that is named does not exist."""
+    """The named object does not exist."""
 
-    retried_by = "nobody with success, until the thing exists"
-    advice = "treat the thing as absent"
+    retried_by = "nobody with success, until the object exists"
+    advice = "treat the object as absent"
 
 
 class Conflict(CrustError):
-    """It exists already, and is not what is asked for."""
+    """The object exists already and differs from the request."""
 
     retried_by = "nobody with success, as long as the other one exists"
     advice = "compare the two; ask for what exists, use another name, or remove the other one"
 
 
 class OperationPending(CrustError):
-    """Another operation on the same thing is under way."""
+    """Another operation on the same object is running."""
 
     retried_by = "the CO, until that operation has ended; an identical retry joins it"
     advice = "wait"
 
 
 class NotReady(CrustError):
-    """The state of the system does not allow it now."""
+    """The state of the system does not allow the operation now."""
 
     retried_by = "the CO; a retry succeeds once the state has changed"
     advice = "change the state: unmount, stop the sandbox, start a handler"
 
 
 class Unsupported(CrustError):
-    """The call is not served here, in this mode or at all."""
+    """This process does not serve the call, in this mode or at all."""
 
     retried_by = "nobody with success"
     advice = "do not ask for it here"
 
 
 class OutOfRange(CrustError):
-    """A size or an offset is outside of what is possible."""
+    """A size or an offset is outside of the possible range."""
 
     retried_by = "nobody with success: the same size never works"
     advice = "ask for another size"
 
 
 class Exhausted(CrustError):
-    """No space, no slot, no memory."""
+    """No space, slot or memory is left."""
 
     retried_by = "the CO; a retry succeeds once something was freed"
     advice = "free space or slots"
 
 
 class Refused(CrustError):
-    """The caller or the path is not allowed."""
+    """The caller may not do this, or the path is not allowed."""
 
     retried_by = "nobody with success"
     advice = "use a path or a caller that is allowed, or change the settings"
 
 
 class PeerUnavailable(CrustError):
-    """The process that must answer is away, or did not answer in time."""
+    """The process that must answer does not run, or did not answer in time."""
 
     retried_by = "the CO, with backoff"
     advice = "start the process that is away, and read its log"
 
 
 class Corrupt(CrustError):
-    """What is on disk cannot be what was written; it is kept for a person to look at."""
+    """The data on disk is damaged or unknown; crust keeps it for a person to look at."""
 
     retried_by = "the CO, without success until a person has repaired it"
     advice = "look at it by hand; crust deletes nothing that it cannot read"
 
 
 class RuntimeFailed(CrustError):
-    """A program, the kernel or a runtime failed for a reason of its own."""
+    """A program, the kernel or a runtime failed."""
 
     retried_by = "the CO, with backoff"
     advice = "if the retries fail too, read the message and the log"

@@ -1,8 +1,8 @@
 """Logging: the standard library, one JSON and one console format, both to standard error.
 
-Messages are constant, what varies travels in `extra`, and the request id of the call that is being served is
-added by a filter. An error of crust in `extra` becomes two fields, its sentence in `error` and its name in
-`error_name`; `code` is gRPC's. What may be logged of a message is decided in `crust.rpc.redaction`.
+Messages are constant; variable data goes into `extra`. The formatters add the fields of `context`, e.g. the request
+id of the call that is being served. An error of crust in `extra` becomes two fields: its sentence in `error` and its
+name in `error_name`; `code` is gRPC's. `crust.rpc.redaction` decides what a log line may show of a protobuf message.
 """
 
 import contextvars
@@ -19,13 +19,13 @@ Format = Literal["json", "console"]
 context: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar(
     "context", default=None
 )
-"""Fields that every line within this context carries, e.g. the request id."""
+"""Fields that are added to every line within this context, e.g. the request id."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def extra_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What a call gave in `extra`, and the context's fields."""
+    """The `extra` of a log call, with the context's fields."""
     fields = {key: value for key, value in vars(record).items() if key not in _STANDARD}
     error = fields.get("error")
     if isinstance(error, errors.CrustError):
@@ -64,13 +64,13 @@ class ConsoleFormatter(logging.Formatter):
 
 
 def _plain(value: object) -> str:
-    """On one line: a peer's text must not look like a line of ours."""
+    """Keep it on one line: the text of a peer must not look like a line of crust's log."""
     text = str(value)
     return text if text.isprintable() else repr(text)
 
 
 def configure(*, level: str = "info", fmt: Format = "console", stream: TextIO = sys.stderr) -> None:
-    """Set the root logger up; called once per process, by its composition."""
+    """Set up the root logger; each process calls this once, at its start."""
     handler = logging.StreamHandler(stream)
     formatter: logging.Formatter = JsonFormatter() if fmt == "json" else ConsoleFormatter()
     if fmt == "json":

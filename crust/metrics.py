@@ -1,6 +1,6 @@
-"""What crust counts, in Prometheus' words. Labels never hold ids, paths or anything of a user's.
+"""crust's Prometheus metrics. Labels never hold ids, paths or other data of a user.
 
-The names are a contract with operators' dashboards: docs/operations.md lists them.
+Dashboards depend on the names: docs/operations.md lists them.
 """
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -13,7 +13,7 @@ rpc_seconds = Histogram(
 )
 deferred_publishes = Counter(
     "crust_volumes_published_with_deferred_ops_total",
-    "Volumes handed to a runtime handler instead of being mounted (KEP-2857).",
+    "Volumes published to a runtime handler instead of being mounted (KEP-2857).",
     ("driver", "handler"),
 )
 deferred_volumes = Gauge("crust_deferred_volumes", "Entries in the handoff directory.", ("driver",))

@@ -1,9 +1,9 @@
-"""Mount options as a CO sends them, sorted by who may see which.
+"""Mount options as a CO sends them: which of them the host's kernel gets, and which a guest's kernel gets.
 
-A CO's mount flags are words of mount(8). Some say how the *host* mounts (`_netdev`, `x-systemd…`, propagation), one
-says what is a field of its own in CSI (`ro`), some move or replace mounts (`bind`, `remount`) and never belong to a
-volume, and some filesystems take credentials in them: those must reach no file, so a volume that needs one is refused
-where its options are read, by the option's name and never its value.
+A CO's mount flags are options of mount(8). Some are instructions to the *host* (`_netdev`, `x-systemd…`,
+propagation). `ro` has a field of its own in CSI. Some move or replace mounts (`bind`, `remount`) and never belong to
+a volume. Some filesystems accept credentials as options. Credentials must not be written to any file, so this module
+refuses such an option where it reads it; the error has the option's name, never its value.
 """
 
 import re
@@ -13,31 +13,31 @@ from dataclasses import dataclass
 from crust import errors
 
 _READONLY = {"ro": True, "rw": False}
-_HOST_BUSINESS = frozenset({
+_HOST_ONLY = frozenset({
     "defaults", "_netdev", "nofail", "auto", "noauto", "user", "nouser", "users", "owner", "group", "loop",
     "private", "rprivate", "shared", "rshared", "slave", "rslave", "unbindable", "runbindable",
 })  # fmt: skip
-_NOT_A_VOLUMES = frozenset({"bind", "rbind", "remount", "move"})
-_LABELS = frozenset({"context", "fscontext", "defcontext", "rootcontext", "seclabel"})
+_CHANGES_MOUNTS = frozenset({"bind", "rbind", "remount", "move"})
+_SECURITY_LABELS = frozenset({"context", "fscontext", "defcontext", "rootcontext", "seclabel"})
 _CREDENTIAL = re.compile(r"pass|secret|token|cred|key")
 _LOGIN_IN_URL = re.compile(r"://[^/]*:[^/]*@")
-_WORD = re.compile(r'(?:[^,"]|"[^"]*")+')
+_OPTION = re.compile(r'(?:[^,"]|"[^"]*")+')
 
 
 class CredentialInOptions(errors.InvalidRequest):
-    """A mount option holds a credential; its value is not kept anywhere, this error included."""
+    """A mount option looks like a credential; its value is not stored, not even in this error."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
             f"the mount option {name[:64]!r} is not accepted",
-            why="it looks like a credential, which would lie on disk where the runtime reads it",
-            hint="publish this volume without deferral, or hand the credential over by a CSI secret",
+            why="it looks like a credential, and the options are written to disk for the runtime",
+            hint="publish this volume without deferral, or pass the credential as a CSI secret",
         )
         self.name = name
 
 
 class MountOptionNotAllowed(errors.InvalidRequest):
-    """A mount option that changes other mounts than the volume's own."""
+    """A mount option would change other mounts than the volume's own."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -50,53 +50,53 @@ class MountOptionNotAllowed(errors.InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """Options of one filesystem mount, without "ro" and "rw", which `readonly` stands for."""
+    """Options of one filesystem mount, without "ro" and "rw": `readonly` replaces them."""
 
     options: tuple[str, ...]
     readonly: bool
 
 
 def for_guest(flags: Iterable[str]) -> MountOptions:
-    """What a guest kernel is told: nothing of the host's business, no security label of the host.
+    """The options for a guest's kernel: no instructions to the host, no security labels of the host.
 
     Raises `CredentialInOptions` and `MountOptionNotAllowed`.
     """
-    options = for_host(flags)
-    words = tuple(word for word in options.options if _name(word) not in _LABELS)
-    return MountOptions(words, options.readonly)
+    host = for_host(flags)
+    options = tuple(each for each in host.options if _name(each) not in _SECURITY_LABELS)
+    return MountOptions(options, host.readonly)
 
 
 def for_host(flags: Iterable[str]) -> MountOptions:
-    """What the host's kernel is told. Raises `CredentialInOptions` and `MountOptionNotAllowed`."""
-    words: dict[str, None] = {}
+    """The options for the host's kernel. Raises `CredentialInOptions` and `MountOptionNotAllowed`."""
+    options: dict[str, None] = {}
     readonly = False
-    for word in _words(flags):
-        name = _name(word)
-        _check(word, name)
-        if word in _READONLY:
-            readonly = _READONLY[word]
-        elif name not in _HOST_BUSINESS and not name.startswith("x-"):
-            words[word] = None
-    return MountOptions(tuple(words), readonly)
+    for option in _split(flags):
+        name = _name(option)
+        _check(option, name)
+        if option in _READONLY:
+            readonly = _READONLY[option]
+        elif name not in _HOST_ONLY and not name.startswith("x-"):
+            options[option] = None
+    return MountOptions(tuple(options), readonly)
 
 
-def check_no_credential(words: Iterable[str]) -> None:
-    """Raise `CredentialInOptions` if one of `words` looks like a credential."""
-    for word in _words(words):
-        if _CREDENTIAL.search(_name(word).lower()) or _LOGIN_IN_URL.search(word):
-            raise CredentialInOptions(_name(word))
+def check_no_credential(flags: Iterable[str]) -> None:
+    """Raise `CredentialInOptions` if one of `flags` looks like a credential."""
+    for option in _split(flags):
+        if _CREDENTIAL.search(_name(option).lower()) or _LOGIN_IN_URL.search(option):
+            raise CredentialInOptions(_name(option))
 
 
-def _words(flags: Iterable[str]) -> Iterator[str]:
-    for flag in flags:  # one flag may hold several words; a quoted SELinux label holds commas
-        yield from (word.strip() for word in _WORD.findall(flag) if word.strip())
+def _split(flags: Iterable[str]) -> Iterator[str]:
+    for flag in flags:  # one flag may hold several options; a quoted SELinux label holds commas
+        yield from (option.strip() for option in _OPTION.findall(flag) if option.strip())
 
 
-def _name(word: str) -> str:
-    return word.partition("=")[0]
+def _name(option: str) -> str:
+    return option.partition("=")[0]
 
 
-def _check(word: str, name: str) -> None:
-    check_no_credential([word])
-    if name in _NOT_A_VOLUMES or "\0" in word or "\n" in word:
+def _check(option: str, name: str) -> None:
+    check_no_credential([option])
+    if name in _CHANGES_MOUNTS or "\0" in option or "\n" in option:
         raise MountOptionNotAllowed(name)

@@ -1,16 +1,16 @@
-"""Operations that outlive the call that asked for them, one at a time per key.
+"""Operations that outlive the call that requested them, one at a time per key.
 
-grpc.aio cancels a handler when its client's deadline passes, while the thread or the child that the
-handler waits for runs on: a naive servicer reports failure and mounts all the same. So work that
-changes the host runs here, as a task of its own:
+grpc.aio cancels a handler when its client's deadline passes, but the thread or the child process that the handler
+waits for goes on. Without this module a servicer would report a failure and mount all the same. So work that changes
+the host runs here, in a task of its own:
 
-- an identical request for the same key joins the running work and gets its result;
-- a different one gets `OperationInProgress`, which names the holder and its age;
-- the caller's cancellation cancels the wait, never the work;
-- `drain` refuses newcomers and waits for what runs, before a process may exit.
+- an identical request for the same key joins the running operation and gets its result;
+- a different request gets `OperationInProgress`, which names the running operation and its age;
+- if the caller is cancelled, only its wait is cancelled, never the operation;
+- `drain` refuses new operations and waits for the running ones, before a process may exit.
 
-Locks: the process lock (`crust.host.files.flocks`) is outside; inside an operation other keys are taken by `holding`
-alone, which never waits.
+Order of locks: the process lock (`crust.host.files.flocks`) comes first. Inside an operation only `holding` takes
+other keys, and it never waits.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ T = TypeVar("T")
 
 
 class OperationInProgress(errors.OperationPending):
-    """Another operation holds the key."""
+    """Another operation is running for the same key."""
 
     def __init__(self, key: Hashable, holder: str, age_s: float) -> None:
         super().__init__(
             f"{key} is busy",
             why=f"{holder} has been running for {age_s:.1f} s",
-            hint="retry; the running operation finishes whether or not its caller waits",
+            hint="retry; the running operation finishes even if its caller stops waiting",
         )
         self.key = key
         self.holder = holder
@@ -43,11 +43,13 @@ class OperationInProgress(errors.OperationPending):
 
 
 class ShuttingDown(errors.PeerUnavailable):
-    """The process drains and takes no new work."""
+    """The process is stopping and starts no new operations."""
 
     def __init__(self) -> None:
         super().__init__(
-            "this process is stopping", why="it finishes what it began", hint="retry in a moment"
+            "this process is stopping",
+            why="it finishes its running operations and starts no new ones",
+            hint="retry in a moment",
         )
 
 
@@ -71,10 +73,10 @@ class KeyedOperations:
     async def run(
         self, key: Hashable, name: str, identity: object, work: Callable[[], Awaitable[T]]
     ) -> T:
-        """Run `work` under `key`, or join the identical work that runs already.
+        """Run `work` under `key`, or join the identical operation that runs already.
 
-        `identity` holds whatever makes two requests the same (their arguments, secrets left out); it
-        is compared by equality. Raises `OperationInProgress`, `ShuttingDown`, and whatever `work` raises.
+        Two requests are identical if their `identity` is equal: their arguments, without secrets. Raises
+        `OperationInProgress`, `ShuttingDown`, and whatever `work` raises.
         """
         if self._draining:
             raise ShuttingDown()
@@ -91,10 +93,11 @@ class KeyedOperations:
             running.waiters -= 1
 
     @contextmanager
-    def shared(self, key: Hashable, name: str = "a call that is handed on") -> Iterator[None]:
-        """Something that must not meet an operation of `key`, and is none: neither starts while the other runs.
+    def shared(self, key: Hashable, name: str = "a pass-through call") -> Iterator[None]:
+        """Exclude operations of `key` while the block runs, for work that is not an operation itself.
 
-        Any number may be beside each other. Raises `OperationInProgress`.
+        Any number of such blocks may share the key. Raises `OperationInProgress` while an operation of `key` runs; an
+        operation raises the same while such a block runs.
         """
         running = self._running.get(key)
         if running is not None:
@@ -109,9 +112,9 @@ class KeyedOperations:
 
     @contextmanager
     def holding(self, keys: Iterable[Hashable], name: str) -> Iterator[None]:
-        """Hold other keys too, all or none, for as long as the running operation needs the things they stand for.
+        """Hold other keys too, all or none, while the block runs. For use inside a running operation.
 
-        It never waits, so no two can wait for each other. Nobody joins it. Raises `OperationInProgress`.
+        It never waits, so it cannot deadlock. No request joins such a hold. Raises `OperationInProgress`.
         """
         task = asyncio.current_task()
         assert task is not None, "only an operation holds keys"
@@ -129,7 +132,7 @@ class KeyedOperations:
                 del self._running[key]
 
     async def drain(self) -> None:
-        """Refuse newcomers and wait until nothing runs."""
+        """Refuse new operations and wait until none runs."""
         self._draining = True
         while self._running:
             await asyncio.wait([running.task for running in self._running.values()])
@@ -156,9 +159,11 @@ class KeyedOperations:
             return
         error = task.exception()  # also marks the exception as seen
         if error is None:
-            _log.info("operation finished after its callers left", extra={"op": running.name})
+            _log.info(
+                "operation finished after its callers stopped waiting", extra={"op": running.name}
+            )
             return
         _log.warning(
-            "operation failed after its callers left",
+            "operation failed after its callers stopped waiting",
             extra={"op": running.name, "error": str(error)},
         )

@@ -1,8 +1,7 @@
 """Settings: one frozen model per program; defaults < TOML file < CRUST_* environment < flags.
 
-Unknown keys are refused. The merge is explicit and takes its sources as arguments, so a test never meets the
-environment it runs in. No settings object travels below a program's composition: constructors get the two or three
-values they need.
+Unknown keys are refused. `load` takes its sources as arguments, so a test does not depend on its environment. Only
+the module that composes a program sees its settings object: constructors get the two or three values that they need.
 """
 
 import tomllib
@@ -25,7 +24,7 @@ MetricsAddress = Annotated[
 
 
 class InvalidSettings(errors.InvalidRequest):
-    """A setting is missing, unknown or not usable."""
+    """A setting is missing, unknown or invalid."""
 
     def __init__(self, program: str, why: str) -> None:
         super().__init__(
@@ -34,30 +33,30 @@ class InvalidSettings(errors.InvalidRequest):
 
 
 class ProgramSettings(BaseModel):
-    """What every daemon has."""
+    """Settings of every daemon."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """How much is told; one line per RPC at info."""
+    """The lowest level that is logged. Level info has one line per RPC."""
 
     log_format: Literal["json", "console"] = "console"
     """json for a log collector."""
 
     metrics_address: MetricsAddress = ""
-    """Where Prometheus may read the metrics, host:port or [IPv6]:port; empty: nowhere. Nobody is asked who he is."""
+    """Where Prometheus reads the metrics, host:port or [IPv6]:port; empty: no metrics. There is no authentication."""
 
 
 class ServedDriver(BaseModel):
-    """A driver whose CSI socket the proxy serves."""
+    """A CSI driver that the proxy serves."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
-    """The driver's name, as GetPluginInfo tells it."""
+    """The driver's name, as GetPluginInfo reports it."""
 
     socket: SocketPath
-    """What the CO calls, e.g. /var/lib/kubelet/plugins/<driver>/csi.sock."""
+    """The socket that the CO calls, e.g. /var/lib/kubelet/plugins/<driver>/csi.sock."""
 
     backend: SocketPath
     """The shim's socket."""
@@ -67,20 +66,20 @@ class ProxySettings(ProgramSettings):
     """`crust proxy`."""
 
     run_dir: AbsolutePath = "/run/crust"
-    """Holds the proxy's own sockets and locks; 0700."""
+    """The directory of the proxy's own sockets and locks; mode 0700."""
 
     volumes_root: AbsolutePath = "/run/crust/volumes"
-    """The handoff directory. On a tmpfs: its entries are void after a reboot."""
+    """The handoff directory. It belongs on a tmpfs: its entries are invalid after a reboot."""
 
     target_roots: Annotated[tuple[AbsolutePath, ...], Field(min_length=1)] = ("/var/lib/kubelet",)
-    """Directories below which targets may be deferred: the kubelet's root."""
+    """Targets may be deferred below these directories: the kubelet's root."""
 
     drivers: Annotated[tuple[ServedDriver, ...], Field(min_length=1)]
     """One per CSI driver on the node."""
 
     @pydantic.field_validator("drivers")
     @classmethod
-    def _each_has_its_own(cls, drivers: tuple[ServedDriver, ...]) -> tuple[ServedDriver, ...]:
+    def _check_distinct(cls, drivers: tuple[ServedDriver, ...]) -> tuple[ServedDriver, ...]:
         for kind in ("name", "socket", "backend"):
             seen = [getattr(driver, kind) for driver in drivers]
             if len(set(seen)) < len(seen):
@@ -88,61 +87,62 @@ class ProxySettings(ProgramSettings):
         return drivers
 
     handler_grace_s: Annotated[float, Field(ge=0, le=60)] = 3.0
-    """After a start, how long a call waits for its handler to come back: handlers reconnect within a second."""
+    """After a start, how long a call waits for its handler to register again. Handlers reconnect within a second."""
 
 
 class ShimSettings(ProgramSettings):
     """`crust shim`."""
 
     socket: SocketPath
-    """What the proxy calls."""
+    """The socket that the proxy calls."""
 
     driver_socket: SocketPath
-    """The driver that is wrapped."""
+    """The socket of the wrapped driver."""
 
     runtime_socket: SocketPath = "/run/crust/runtime.sock"
     """The proxy's Runtime API."""
 
     csi_profile: CsiProfile = "1.12"
-    """Whether statistics carry the volume condition, which CSI 1.13 dropped."""
+    """1.12: statistics include the volume condition, which CSI 1.13 removed."""
 
 
 class DriverSettings(ProgramSettings):
     """`crust driver`."""
 
     socket: SocketPath
-    """What the shim, or a CO, calls."""
+    """The socket that the shim, or a CO, calls."""
 
     state_dir: AbsolutePath = "/var/lib/crust/block"
     """The pool: volumes and their records. Survives reboots."""
 
     run_dir: AbsolutePath = "/run/crust/driver"
-    """What is void after a reboot."""
+    """State that is invalid after a reboot."""
 
     node_id: Annotated[str, Field(min_length=1, max_length=256)]
     """This node's name for the CO."""
 
     target_roots: Annotated[tuple[AbsolutePath, ...], Field(min_length=1)] = ("/var/lib/kubelet",)
-    """Directories below which volumes are staged and published."""
+    """The driver stages and publishes volumes below these directories."""
 
     csi_profile: CsiProfile = "1.12"
     """Which health capabilities are advertised."""
 
     overcommit: Annotated[float, Field(ge=1, le=100)] = 1.0
-    """How much of the pool is given to volumes: 1 means that every volume can be filled, as long as no snapshot
-    shares blocks with one."""
+    """How many times the pool's capacity may be provisioned. 1: every volume can be filled, unless it shares blocks
+    with a snapshot."""
 
     max_volumes: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """How many volumes the node takes; 0: as many as the kernel's memory, threads and mounts allow."""
+    """How many volumes the node accepts; 0: as many as the kernel's memory, threads and mounts allow."""
 
     runtime_socket: SocketPath | Literal[""] = ""
-    """The proxy's Runtime API, to reach the guests that have deferred volumes; empty: they are out of reach."""
+    """The proxy's Runtime API, for calls to guests with deferred volumes; empty: the driver cannot call them."""
 
     io_cgroup: Annotated[str, Field(pattern=r"^$|^/", max_length=4095)] = ""
-    """The control group that holds the pods, as a path in its hierarchy; empty: /kubepods.slice or /kubepods."""
+    """The pod cgroup, as a path in its hierarchy; empty: /kubepods.slice or /kubepods."""
 
     modify_window_s: Annotated[float, Field(ge=0, le=10)] = 0.1
-    """How long a change of a volume waits for others of the same volume: a CO's sidecars ask one by one."""
+    """How long a change of a volume waits for more changes of the same volume, to coalesce them: a CO's sidecars send
+    them one by one."""
 
 
 Settings = TypeVar("Settings", bound=ProgramSettings)

@@ -1,8 +1,8 @@
-"""The words of the trade as values: ids, paths, capabilities, usage, a deferred mount.
+"""Core types: ids, paths, capabilities, usage, a deferred mount.
 
-No I/O and no wire types in here: `convert` modules turn protobuf into these at the edge, and every
-room below speaks in these. A value that exists is valid; whoever holds a `TargetPath` need not check
-it again, except for symbolic links, which only the moment of use can know (`crust.host.files.paths`).
+No I/O and no wire types: the codecs (`crust.rpc.csi`, `crust.rpc.crust_v1`) convert protobuf messages into these
+types, and all other packages use only these. A value that exists is valid: code that gets a `TargetPath` need not
+check it again, except for symbolic links, which must be checked at the moment of use (`crust.host.files.paths`).
 """
 
 import enum
@@ -27,12 +27,12 @@ ID_MAX_BYTES = 128
 
 
 class InvalidPath(errors.InvalidRequest):
-    """A path of a request breaks a rule that can be seen without looking at the disk."""
+    """A path of a request is malformed; this can be seen without looking at the disk."""
 
     def __init__(self, role: str, path: str, why: str) -> None:
         shown = path if len(path) <= 200 else f"{path[:200]}… ({len(os.fsencode(path))} bytes)"
         super().__init__(
-            f"{role} {shown!r} is not usable",
+            f"{role} {shown!r} is invalid",
             why=why,
             hint="send an absolute, normalised path below the kubelet's root directory",
         )
@@ -47,10 +47,9 @@ def _normal(root: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TargetPath:
-    """A target path of CSI: absolute, normalised, short enough for the system (path_resolution(7)).
+    """A target path of CSI: absolute, normalised, not longer than the system allows (path_resolution(7)).
 
-    The text is kept as it was sent, because the handoff directory is keyed by the digest of exactly
-    that text (KEP-2857).
+    The text is kept exactly as it was sent, because its digest names the entry in the handoff directory (KEP-2857).
     """
 
     text: str
@@ -78,7 +77,7 @@ class TargetPath:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the path's bytes, 64 lower-case hex digits: its name in the handoff directory."""
+        """SHA-256 of the path's bytes, 64 lower-case hex digits: the name of its entry in the handoff directory."""
         return hashlib.sha256(os.fsencode(self.text)).hexdigest()
 
     def is_below(self, root: str) -> bool:
@@ -91,7 +90,7 @@ class TargetPath:
 
 @dataclass(frozen=True, slots=True, order=True)
 class VolumeKey:
-    """A volume's name across drivers: the key under which its operations are ordered."""
+    """A volume's name across drivers: the key that serialises its operations."""
 
     driver: DriverName
     volume_id: VolumeId
@@ -109,21 +108,24 @@ class GroupPolicy(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """The group that the files of a volume shall have. `gid` is 1 to 2**32 - 2, and 0 where this host mounts it."""
+    """The group that the files of a volume shall get.
+
+    `gid` is 1 to 2**32 - 2; 0 is allowed for a mount on the host.
+    """
 
     gid: int
     policy: GroupPolicy = GroupPolicy.ALWAYS
 
     @classmethod
     def parse(cls, gid: str, policy: GroupPolicy = GroupPolicy.ALWAYS) -> Self:
-        """Read the decimal text of a group for a runtime; raises `InvalidRequest`.
+        """Parse the decimal text of a group for a runtime; raises `InvalidRequest`.
 
-        0 is refused (runtimes ignore it in silence), and so is 2**32 - 1, which chown(2) reads as
-        "leave it".
+        0 is refused, because runtimes silently ignore it. 2**32 - 1 is refused, because for chown(2) it means "do not
+        change".
         """
         if not (gid.isascii() and gid.isdecimal()) or not 1 <= int(gid) <= 2**32 - 2:
             raise errors.InvalidRequest(
-                f"the volume's group {gid[:32]!r} is not usable",
+                f"the volume's group {gid[:32]!r} is invalid",
                 why="it must be a decimal number from 1 to 4294967294",
                 hint="correct fsGroup in the pod's security context",
             )
@@ -132,10 +134,10 @@ class GroupChange:
 
 @dataclass(frozen=True, slots=True)
 class DeviceIdentity:
-    """Which block device this is, beyond its name.
+    """Identifies a block device independently of its name.
 
-    `disk_sequence` is the kernel's diskseq: it changes whenever a disk is attached anew and stays over
-    a resize, so a loop number that was reused is told from the device that was meant.
+    `disk_sequence` is the kernel's diskseq: it changes whenever a disk is attached again, and a resize keeps it. So a
+    reused loop device number is not mistaken for the device that was published.
     """
 
     major: int
@@ -148,7 +150,7 @@ class DeviceIdentity:
 
 @dataclass(frozen=True, slots=True)
 class BlockSource:
-    """A block device on this node: its path and what it is."""
+    """A block device on this node: its path and its identity."""
 
     path: str
     identity: DeviceIdentity
@@ -156,7 +158,7 @@ class BlockSource:
 
 @dataclass(frozen=True, slots=True)
 class IoLimits:
-    """What a volume's user may do to it at most, per second; 0 is no limit."""
+    """Upper limits of a volume's I/O, per second; 0 is no limit."""
 
     read_iops: int = 0
     write_iops: int = 0
@@ -164,21 +166,21 @@ class IoLimits:
     write_bytes_per_second: int = 0
 
     def check(self) -> None:
-        """Raise `InvalidRequest` for what no kernel and no hypervisor can obey."""
+        """Raise `InvalidRequest` for values that no kernel and no hypervisor accepts."""
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
             if not 0 <= value < 2**63:
                 raise errors.InvalidRequest(
-                    "the I/O limits are not usable", why=f"{name} is {value}", hint="0 is no limit"
+                    "the I/O limits are invalid", why=f"{name} is {value}", hint="0 is no limit"
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class DeferredMount:
-    """What a driver returns instead of mounting: all that another kernel needs to mount the volume.
+    """What a driver returns instead of mounting: everything that another kernel needs to mount the volume.
 
-    `capacity_bytes` is the device's size. `content_generation` changes when the volume's content was
-    replaced by something other than its users' writes (created, formatted, restored).
+    `capacity_bytes` is the device's size. `content_generation` changes when the driver replaced the volume's content
+    (created, formatted, restored it); writes by users do not change it.
     """
 
     source: BlockSource
@@ -200,7 +202,7 @@ class UsageUnit(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class VolumeUsage:
-    """One line of volume statistics. `available` is what an unprivileged writer can still have."""
+    """One line of volume statistics. `available` is what an unprivileged writer can still use."""
 
     unit: UsageUnit
     total: int
@@ -210,7 +212,7 @@ class VolumeUsage:
 
 @dataclass(frozen=True, slots=True)
 class VolumeCondition:
-    """Whether something is wrong with a volume, and what, in words for people."""
+    """A volume's health: whether it is abnormal, and a message for people."""
 
     abnormal: bool
     message: str
@@ -218,7 +220,7 @@ class VolumeCondition:
 
 @dataclass(frozen=True, slots=True)
 class VolumeStats:
-    """Usage, and the volume's condition where the teller knows it."""
+    """Usage, and the volume's condition if it is known."""
 
     usage: tuple[VolumeUsage, ...]
     condition: VolumeCondition | None = None
@@ -226,7 +228,7 @@ class VolumeStats:
 
 @dataclass(frozen=True, slots=True)
 class CapacityRange:
-    """A wanted size in bytes. 0 means "not given" on either side (CSI CapacityRange)."""
+    """A requested size in bytes. 0 means "not given" for either field (CSI CapacityRange)."""
 
     required_bytes: int = 0
     limit_bytes: int = 0
@@ -235,7 +237,7 @@ class CapacityRange:
         """Raise `InvalidRequest` or `OutOfRange` when no size can satisfy the range."""
         if self.required_bytes < 0 or self.limit_bytes < 0:
             raise errors.InvalidRequest(
-                "the capacity range is not usable", why="a negative number of bytes"
+                "the capacity range is invalid", why="a number of bytes is negative"
             )
         if self.limit_bytes and self.required_bytes > self.limit_bytes:
             raise errors.OutOfRange(
@@ -273,7 +275,7 @@ class AccessMode(enum.Enum):
 
     @property
     def reader_only(self) -> bool:
-        """Whether nobody writes under this mode."""
+        """Whether the mode allows no writer."""
         return self in (AccessMode.SINGLE_NODE_READER_ONLY, AccessMode.MULTI_NODE_READER_ONLY)
 
 
@@ -296,7 +298,7 @@ class BlockAccess:
 
 @dataclass(frozen=True, slots=True)
 class VolumeCapability:
-    """How a volume is to be used."""
+    """How a volume may be accessed."""
 
     access: MountAccess | BlockAccess
     mode: AccessMode

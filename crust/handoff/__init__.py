@@ -1,6 +1,6 @@
-"""The watched directory: how volumes reach a runtime, and how a runtime says which sandbox has them.
+"""The handoff directory: the proxy publishes volumes in it, and a runtime records which sandbox has which volume.
 
-specs/handoff.md is the contract, numbered; the rooms here are its reference. The proxy writes records with
-`store`, a runtime watches with `watch` and claims with `crust.runtime_handler`. Neither side talks to the other
-through anything else on this path, and neither grpc nor generated code is imported here.
+specs/handoff.md is the numbered contract; this package is its reference implementation. The proxy writes records with
+`store`. A runtime watches with `watch` and claims volumes with `crust.runtime_handler`. On this path the two sides
+use nothing but the directory, and this package imports neither grpc nor generated code.
 """

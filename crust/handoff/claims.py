@@ -1,9 +1,9 @@
-"""The runtime's side of an entry: claim.lock, which proves that a sandbox lives, and claim.json, which names it.
+"""A runtime's claim on an entry: claim.lock proves that a sandbox lives, claim.json names the sandbox.
 
-A claimant opens the existing lock file, takes the lock, and looks again whether the path still leads to what it
-locked, because the entry may have been withdrawn meanwhile. Then it writes claim.json, atomically, as often as its
-state changes; that is why the lock is on a file of its own (docs/decisions/0001). The hypervisor inherits the
-locked descriptor. So: lock held = a sandbox has the volume, whatever else died; claim.json without the lock = a
+A claimant opens the existing lock file, takes the lock, and checks that the path still names the locked file, because
+the proxy may have unpublished the entry meanwhile. Then it writes claim.json, atomically, whenever its state changes;
+that is why the lock is on a file of its own (docs/decisions/0001). The hypervisor inherits the locked descriptor. So
+a held lock means that a sandbox has the volume, whichever other process has died. claim.json without the lock is a
 dead claim.
 """
 
@@ -32,10 +32,10 @@ _ATTEMPTS = 8
 
 
 class State(enum.Enum):
-    """What a claimant says of itself."""
+    """The state of a claim, as its holder reports it."""
 
     CLAIMED = "claimed"
-    """The device is held; the guest has not mounted it yet."""
+    """The claimant holds the device; the guest has not mounted it yet."""
     MOUNTED = "mounted"
     ERROR = "error"
 
@@ -45,7 +45,7 @@ class NotPublished(errors.NotFound):
 
     def __init__(self, target: volumes.TargetPath) -> None:
         super().__init__(
-            f"no volume is handed over for {target}",
+            f"no volume is published to a runtime at {target}",
             why="the handoff directory has no entry for it",
             hint="publish the volume with deferral first",
         )
@@ -53,11 +53,11 @@ class NotPublished(errors.NotFound):
 
 
 class HeldBySandbox(errors.NotReady):
-    """A sandbox has the volume, and lives; `sandbox_id` is empty while it has not written its name."""
+    """A live sandbox has the volume. `sandbox_id` is empty until the sandbox has written claim.json."""
 
     def __init__(self, target: volumes.TargetPath, sandbox_id: str, handler: str) -> None:
         named = f"sandbox {sandbox_id} of {handler} has it"
-        unnamed = "a sandbox begins with it, or it is being withdrawn"
+        unnamed = "a sandbox is claiming it, or it is being unpublished"
         super().__init__(
             f"the volume at {target} is in use",
             why=named if sandbox_id else unnamed,
@@ -69,18 +69,19 @@ class HeldBySandbox(errors.NotReady):
 
 
 class UntrustedLock(errors.Refused):
-    """claim.lock is not the file that the proxy made."""
+    """claim.lock is not the file that the proxy created."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path} is not used as a lock", why=why, hint="look at who replaced it")
+        super().__init__(f"{path} is not used as a lock", why=why, hint="find out who replaced it")
         self.path = path
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What claim.json says. `live` is whether the lock was held when it was read; the file does not hold it.
+    """The content of claim.json. `live` is not in the file: it says whether the lock was held when the claim was
+    read.
 
-    A live claim whose `sandbox_id` is empty took the lock and has not written its name yet.
+    A live claim with an empty `sandbox_id`: the claimant has taken the lock and has not written claim.json yet.
     """
 
     sandbox_id: str
@@ -105,7 +106,7 @@ class _ClaimModel(pydantic.BaseModel):
 
 
 class ClaimLock:
-    """The lock of one entry, held. `fd` may be inherited; it is closed on exec unless it is passed on by name."""
+    """The held lock of one entry. A child may inherit `fd` by `pass_fds`; otherwise exec closes it."""
 
     def __init__(self, fd: int, paths: layout.EntryPaths) -> None:
         self.fd = fd
@@ -113,17 +114,17 @@ class ClaimLock:
 
     @classmethod
     def acquire(cls, paths: layout.EntryPaths, target: volumes.TargetPath) -> Self:
-        """Take the entry's lock at once or raise `HeldBySandbox`, `NotPublished`, `UntrustedLock`.
+        """Take the entry's lock, or raise `HeldBySandbox`, `NotPublished`, `UntrustedLock` without waiting.
 
-        A claim.json that is found under it is dead, and removed.
+        A claim.json that exists by then belongs to a dead claim, and is removed.
         """
         for _ in range(_ATTEMPTS):
             lock = cls._try(paths, target)
             if lock is not None:
                 return lock
         raise errors.OperationPending(
-            f"the volume at {target} changes",
-            why="its entry was replaced again and again",
+            f"the entry for {target} keeps changing",
+            why=f"it was replaced {_ATTEMPTS} times while a claimant tried to lock it",
             hint="retry",
         )
 
@@ -139,7 +140,7 @@ class ClaimLock:
             if _leads_to(paths.claim_lock, fd):
                 durable.remove(
                     paths.claim
-                )  # a dead one: from now on nobody takes it for the holder's
+                )  # of a dead claim: nobody may take it for the new holder's
                 keep = True
         finally:
             if not keep:
@@ -153,10 +154,10 @@ class ClaimLock:
             self.fd = -1
 
     def release(self) -> None:
-        """Unlock, for every copy of the descriptor there may be, and close. Idempotent.
+        """Unlock, for all copies of the descriptor, and close. Idempotent.
 
-        For a lock that no hypervisor was given: closing alone would leave it with a child that some other thread is
-        just starting, until that child calls exec.
+        For a lock that no hypervisor has: if another thread is just starting a child, that child has a copy until it
+        calls exec, so closing alone would not unlock.
         """
         if self.fd >= 0:
             ofdlocks.unlock(self.fd)
@@ -175,7 +176,10 @@ class ClaimLock:
 
 
 def is_held(paths: layout.EntryPaths) -> bool:
-    """Whether a sandbox (or a withdrawal) holds the entry's lock. Takes nothing; False if there is no entry."""
+    """Whether a sandbox (or an unpublish) holds the entry's lock.
+
+    Does not take the lock; False if there is no entry.
+    """
     fd = _open_lock(paths.claim_lock, os.O_RDONLY)
     if fd is None:
         return False
@@ -186,15 +190,15 @@ def is_held(paths: layout.EntryPaths) -> bool:
 
 
 def read(paths: layout.EntryPaths) -> Claim | None:
-    """The entry's claim, live or dead; None if nobody has claimed it.
+    """The entry's claim, live or dead; None if there is no claim.
 
-    Raises `UnreadableHandoffRecord` for a claim.json that is none, and what `durable.read` raises.
+    Raises `UnreadableHandoffRecord` for an invalid claim.json, and what `durable.read` raises.
     """
     live = is_held(paths)
     try:
         data = durable.read(paths.claim, limit_bytes=LIMIT_BYTES)
     except errors.NotFound as err:
-        # open(2) says ENXIO of a socket, which is not "absent".
+        # open(2) fails with ENXIO for a socket, which is not absent.
         if os.path.lexists(paths.claim):
             raise UnreadableHandoffRecord(paths.claim, "it is not a regular file") from err
         return Claim("", "", State.CLAIMED, "", 0, None, live) if live else None
@@ -214,9 +218,9 @@ def read(paths: layout.EntryPaths) -> Claim | None:
 
 
 def write(paths: layout.EntryPaths, claim: Claim) -> None:
-    """Write claim.json in place of the former one. Only the lock's holder may (H-24).
+    """Replace claim.json. Only the holder of the lock may do this (H-24).
 
-    The entry's directory is touched afterwards: a watcher of the root sees that, and nothing of what happens inside.
+    Afterwards the entry's directory is touched: a watch of the root sees that, and sees no change inside the entry.
     """
     plain = {
         "schema": SCHEMA,
@@ -237,21 +241,21 @@ def write(paths: layout.EntryPaths, claim: Claim) -> None:
 
 
 def remove(paths: layout.EntryPaths) -> None:
-    """Remove claim.json; absent is fine, and so is an entry that is gone."""
+    """Remove claim.json. OK if it or the entry is absent."""
     with contextlib.suppress(errors.NotFound):
         durable.remove(paths.claim)
         touch(paths)
 
 
 def touch(paths: layout.EntryPaths) -> None:
-    """Make the root's watchers look at the entry again."""
+    """Notify watches of the root that the entry has changed."""
     with oserrors.translating(f"cannot touch {paths.directory}"):
         os.utime(paths.directory)
 
 
 def create_lock(path: str) -> None:
-    """Make the lock file of a new entry."""
-    with oserrors.translating(f"cannot make {path}"):
+    """Create the lock file of a new entry."""
+    with oserrors.translating(f"cannot create {path}"):
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         os.close(os.open(path, flags, layout.FILE_MODE))
 
@@ -259,7 +263,7 @@ def create_lock(path: str) -> None:
 def _held(paths: layout.EntryPaths, target: volumes.TargetPath) -> HeldBySandbox:
     try:
         claim = read(paths)
-    except errors.CrustError:  # the claim only names the holder; that there is one is certain
+    except errors.CrustError:  # only the holder's name is missing then; the held lock is certain
         claim = None
     return (
         HeldBySandbox(target, claim.sandbox_id, claim.handler)
@@ -269,7 +273,7 @@ def _held(paths: layout.EntryPaths, target: volumes.TargetPath) -> HeldBySandbox
 
 
 def _open_lock(path: str, access: int) -> int | None:
-    """The lock file, never made here; None if there is none."""
+    """Open the lock file, never create it; None if there is none."""
     with oserrors.translating(f"cannot open {path}"):
         try:
             fd = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -287,13 +291,13 @@ def _check_lock(path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise UntrustedLock(path, "it is not a regular file")
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-        raise UntrustedLock(path, "someone else may write it")
+        raise UntrustedLock(path, "other users may write to it")
     if status.st_nlink > 1:
-        raise UntrustedLock(path, "it has a second name")
+        raise UntrustedLock(path, "it has a second hard link")
 
 
 def _leads_to(path: str, fd: int) -> bool:
-    """Whether the path still names the file that was locked."""
+    """Whether the path still names the locked file."""
     with oserrors.translating(f"cannot look at {path}"):
         try:
             there = os.lstat(path)

@@ -1,7 +1,7 @@
-"""One name in the handoff directory, as it is found: a record, or the reason why it is none.
+"""One name in the handoff directory as it was read: a record, or the error that says why there is none.
 
-Reading takes no lock and changes nothing. "Absent" is said of what is not there, and of a directory without a record
-(H-11); whatever else cannot be read is an entry with an error, because unknown is not absent.
+Reading takes no lock and changes nothing. A missing directory, and a directory without a record (H-11), are absent.
+Anything else that cannot be read is an entry with an error, because an unknown volume is not an absent one.
 """
 
 import os
@@ -20,35 +20,35 @@ from crust.host.process import oserrors
 
 
 class UntrustedDirectory(errors.Refused):
-    """A directory of the handoff that someone else owns or could write."""
+    """A directory of the handoff belongs to another user, or others may write to it."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
             f"{path} is not trusted",
             why=why,
-            hint="find out who made it; nothing in it is used or deleted",
+            hint="find out who created it; crust neither uses nor deletes anything in it",
         )
         self.path = path
 
 
 class UnknownHandoffFile(errors.Corrupt):
-    """A name that no rule gives a meaning."""
+    """The handoff directory holds a file or directory with a name that the specification does not define."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            f"{path} has no meaning here",
-            why="it is no entry's name",
-            hint="it is kept; move it away",
+            f"{path} has no meaning in the handoff directory",
+            why="the specification does not define this name",
+            hint="crust keeps it; move it away",
         )
         self.path = path
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One name in the root, as it was read: a readable record, or the reason why it is none.
+    """One name in the root as it was read: a readable record, or the error.
 
-    `claim_error` tells why claim.json could not be read; the record is good all the same. `unknown` are names inside
-    the entry that are nobody's. `digest` is the entry's name, and for a name that is nobody's that name.
+    `claim_error` says why claim.json could not be read; the record is valid all the same. `unknown` are unknown names
+    inside the entry. `digest` is the entry's name; for an unknown name it is that name.
     """
 
     digest: str
@@ -65,7 +65,7 @@ class Entry:
         return self.claim is not None and self.claim.live
 
     def require(self) -> Record:
-        """The record; raises the reason why there is none."""
+        """The record; raises the error if there is none."""
         if self.record is not None:
             return self.record
         raise self.error or UnknownHandoffFile(self.directory)
@@ -76,11 +76,11 @@ def read(paths: EntryPaths) -> Entry | None:
     try:
         os.lstat(
             paths.directory
-        )  # most often there is none, and an error of ours costs more than the look
+        )  # usually it is absent, and creating a CrustError costs more than this call
     except FileNotFoundError:
         return None
     except OSError:
-        pass  # told below
+        pass  # reported below
     try:
         check_directory(paths.directory)
         record = _read_record(paths)
@@ -120,7 +120,9 @@ def names(directory: str) -> list[str]:
 
 
 def check_directory(path: str) -> None:
-    """Raise `NotFound` if it is absent, `UntrustedDirectory` if it is not a directory that only we can write."""
+    """Raise `NotFound` if it is absent, `UntrustedDirectory` unless it is a directory that only root or this user
+    writes.
+    """
     with oserrors.translating(f"cannot look at {path}"):
         status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
@@ -137,7 +139,7 @@ def _read_record(paths: EntryPaths) -> Record:
     try:
         data = durable.read(paths.record, limit_bytes=records.LIMIT_BYTES)
     except errors.NotFound as err:
-        # open(2) says ENXIO of a socket, which is not "absent".
+        # open(2) fails with ENXIO for a socket, which is not absent.
         if os.path.lexists(paths.record):
             raise records.UnreadableHandoffRecord(paths.record, "it is not a regular file") from err
         raise

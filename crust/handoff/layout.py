@@ -1,16 +1,15 @@
-"""Every legal name in the handoff directory, in one place.
+"""Every legal name in the handoff directory.
 
-    /run/crust/volumes/                     0700 root
-    ├── <sha256 of the target path>/        0700 root; made whole or not at all
-    │   ├── mountInfo.json                  the proxy's record
-    │   ├── claim.lock                      made with the entry, never replaced; locked while a sandbox has the volume
-    │   ├── claim.json                      the runtime's word on its claim; without the lock it is a dead claim
-    │   └── runtime-cli                     KEP-2857: the path of a runtime's command line interface
-    ├── .new-<digest>.<random>/             an entry being built
-    └── .gone-<digest>.<random>/            an entry being removed
+    /run/crust/volumes/                     0700 root ├── <sha256 of the target path>/        0700 root; an entry,
+    created and removed atomically │   ├── mountInfo.json                  the record, written by the proxy │   ├──
+    claim.lock                      created with the entry, never replaced; locked while a sandbox has the volume │
+    ├── claim.json                      the claim, written by the runtime; without the lock it is a dead claim │   └──
+    runtime-cli                     KEP-2857: the path of a runtime's command line interface ├──
+    .new-<digest>.<random>/             an entry that is being built └── .gone-<digest>.<random>/            an entry
+    that is being removed
 
-A name that begins with a dot is invisible to readers. A name that is neither is somebody else's: it is reported and
-never deleted. Guessing a file's meaning by elimination is what broke others' formats, so nobody here does.
+Readers ignore names that begin with a dot. All other names are unknown: they are reported, never interpreted and
+never deleted. A reader that guesses the meaning of an unknown file makes later formats impossible.
 """
 
 import enum
@@ -37,7 +36,7 @@ _ENTRY_NAMES = frozenset({RECORD, CLAIM, CLAIM_LOCK, RUNTIME_CLI})
 
 
 class NameKind(enum.Enum):
-    """What a name may be."""
+    """The kinds of names."""
 
     LEGAL = "legal"
     HIDDEN = "hidden"
@@ -58,23 +57,23 @@ class EntryPaths:
 
     @property
     def claim(self) -> str:
-        """The runtime's word on its claim."""
+        """The claim, written by the runtime."""
         return f"{self.directory}/{CLAIM}"
 
     @property
     def claim_lock(self) -> str:
-        """The file that a claimant locks."""
+        """The lock file of the claim."""
         return f"{self.directory}/{CLAIM_LOCK}"
 
     @property
     def runtime_cli(self) -> str:
-        """KEP-2857's file that names a command."""
+        """KEP-2857's file with the path of a command."""
         return f"{self.directory}/{RUNTIME_CLI}"
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Names below one root. Pure: nothing is looked at."""
+    """Names below one root. No I/O."""
 
     root: str = DEFAULT_ROOT
 
@@ -86,11 +85,11 @@ class Layout:
         return EntryPaths(digest, f"{self.root}/{digest}")
 
     def new_staging(self, digest: str) -> str:
-        """A fresh path in which to build an entry: on the same filesystem, and invisible."""
+        """A new path for building an entry: on the same filesystem, and hidden."""
         return f"{self.root}/{_STAGING}{digest}.{secrets.token_hex(8)}"
 
     def new_gone(self, digest: str) -> str:
-        """A fresh path to which an entry is moved to be removed."""
+        """A new path to which an entry is renamed before it is deleted."""
         return f"{self.root}/{_GONE}{digest}.{secrets.token_hex(8)}"
 
     def record_path(self, key: volumes.TargetPath | str) -> str:
@@ -111,24 +110,24 @@ class Layout:
 
 
 def kind_in_root(name: str) -> NameKind:
-    """What a name directly below the root is."""
+    """The kind of a name directly below the root."""
     if is_hidden(name):
         return NameKind.HIDDEN
     return NameKind.LEGAL if _DIGEST.fullmatch(name) else NameKind.UNKNOWN
 
 
 def kind_in_entry(name: str) -> NameKind:
-    """What a name inside an entry is."""
+    """The kind of a name inside an entry."""
     if is_hidden(name):
         return NameKind.HIDDEN
     return NameKind.LEGAL if name in _ENTRY_NAMES else NameKind.UNKNOWN
 
 
 def is_hidden(name: str) -> bool:
-    """Whether readers must not see the name."""
+    """Whether readers must ignore the name."""
     return name.startswith(".")
 
 
 def is_temporary(name: str) -> bool:
-    """Whether it is one of our own names for what is being built or removed."""
+    """Whether it names an entry that is being built or removed."""
     return name.startswith((_STAGING, _GONE))

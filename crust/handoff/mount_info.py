@@ -1,10 +1,10 @@
-"""mountInfo.json as it lies on disk: the pydantic model, strict, nothing extra, and its JSON schema.
+"""The format of mountInfo.json: a strict pydantic model without extra keys, and its JSON schema.
 
-The outer keys are those of KEP-2857 and of Kata's direct volumes, so that either can read a record; what only
-crust needs is in the object "crust". There is no free-form map in it, so there is no place where a secret could
-hide: metadata has two allowed keys, and options pass `crust.mount_options`.
+The outer keys are those of KEP-2857 and of Kata's direct volumes, so that both can read a record; the object "crust"
+holds what only crust needs. The model has no free-form map, so that no secret can get into a record: `metadata` has
+two allowed keys, and `crust.mount_options` checks the options.
 
-specs/mountInfo.schema.json is generated from it (`make proto`), so the words under the fields are the contract's.
+`make proto` generates specs/mountInfo.schema.json from it, so the docstrings of the fields are part of the contract.
 """
 
 import json
@@ -15,7 +15,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validato
 from crust import errors, mount_options, volumes
 
 SCHEMA = 1
-"""The version this code writes, and the newest that it reads."""
+"""The version that this code writes, and the newest that it reads."""
 
 _UINT32 = 2**32 - 1
 _INT64 = 2**63 - 1
@@ -44,7 +44,7 @@ class _Model(BaseModel):
 
 
 class Identity(_Model):
-    """Which device it is, whatever its path says: diskseq changes with every attach (kernel 5.15 and later)."""
+    """Identifies the device independently of its path: diskseq changes with every attach (kernel 5.15 and later)."""
 
     major: Annotated[int, Field(ge=0, lt=2**12)]
     minor: Annotated[int, Field(ge=0, lt=2**20)]
@@ -52,14 +52,14 @@ class Identity(_Model):
 
 
 class Metadata(_Model):
-    """KEP-2857's and Kata's metadata, as far as it is allowed here."""
+    """The allowed keys of KEP-2857's and Kata's metadata."""
 
     fs_group: Annotated[Gid | None, Field(alias="fsGroup")] = None
     """Decimal gid, 1 to 4294967294. Not applied to a read-only volume."""
     change_policy: Annotated[
         Literal["Always", "OnRootMismatch"] | None, Field(alias="fsGroupChangePolicy")
     ] = None
-    """Only with fsGroup; Always if it is absent."""
+    """Allowed only with fsGroup. Default: Always."""
 
     @model_validator(mode="after")
     def _policy_needs_group(self) -> Self:
@@ -71,7 +71,7 @@ class Metadata(_Model):
 
 
 class Limits(_Model):
-    """What the guest may do at most, per second; 0 is no limit. The hypervisor sees to it."""
+    """Upper limits of the guest's I/O, per second; 0 is no limit. The hypervisor enforces them."""
 
     read_iops: Annotated[int, Field(ge=0, le=_INT64)] = 0
     write_iops: Annotated[int, Field(ge=0, le=_INT64)] = 0
@@ -80,26 +80,26 @@ class Limits(_Model):
 
 
 class CrustPart(_Model):
-    """What crust keeps beyond the keys of others."""
+    """The fields that only crust uses."""
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
-    """A reader refuses a version that it does not know."""
+    """A reader refuses an unknown version."""
     driver: Id
     volume_id: Id
     target_path: AbsolutePath
     """Exactly as the CO sent it; the entry's name is its SHA-256."""
     handler: Handler
-    """The runtime handler for which the volume is meant."""
+    """The runtime handler that the volume is published to."""
     readonly: bool
     identity: Identity
     capacity_bytes: Annotated[int, Field(ge=0, le=_INT64)]
     generation: Annotated[int, Field(ge=1, le=_INT64)]
-    """Of the record: one more with every rewrite."""
+    """Of the record: increases by one with every rewrite."""
     content_generation: Annotated[int, Field(ge=0, le=_INT64)]
-    """Of the volume's content: changes when something other than its users' writes replaced it."""
+    """Of the volume's content: changes when the driver creates, formats or restores it."""
     published_at: AwareDatetime
     limits: Limits | None = None
-    """Absent: none."""
+    """Absent: no limits."""
 
 
 class MountInfo(_Model):
@@ -107,26 +107,26 @@ class MountInfo(_Model):
 
     volume_type: Annotated[Literal["block"], Field(alias="volume-type")]
     device: AbsolutePath
-    """The block device's path on the host; `crust.identity` says whether it is still the one that was meant."""
+    """The block device's path on the host; check it against `crust.identity`."""
     fs_type: Annotated[FsType, Field(alias="fstype")]
     metadata: Metadata = Metadata()
     options: tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...] = ()
-    """For the kernel that mounts; "ro" is among them exactly if the volume is read-only."""
+    """Mount options for the kernel that mounts. "ro" is among them if and only if the volume is read-only."""
     crust: CrustPart
 
     @model_validator(mode="after")
-    def _options_are_fit(self) -> Self:
+    def _check_options(self) -> Self:
         if ("ro" in self.options) != self.crust.readonly:
             raise ValueError("options and crust.readonly disagree about 'ro'")
-        words = tuple(word for word in self.options if word != "ro")
+        options = tuple(each for each in self.options if each != "ro")
         try:
-            fit = mount_options.for_guest(words)
+            allowed = mount_options.for_guest(options)
         except errors.InvalidRequest as err:
             raise ValueError(
                 err.what
-            ) from None  # names the option; a value must not get into a traceback
-        if fit.options != words:
-            raise ValueError("options hold words that are not for a guest's kernel")
+            ) from None  # `what` names the option; its value must not get into a traceback
+        if allowed.options != options:
+            raise ValueError("options holds mount options that are not for a guest's kernel")
         return self
 
 
@@ -135,18 +135,18 @@ class _SchemaOnly(BaseModel):
 
 
 class Envelope(BaseModel):
-    """As much of a record as tells its schema version, whoever wrote it."""
+    """The part of a record that has its schema version, for records of any version."""
 
     crust: _SchemaOnly
 
     @property
     def is_newer(self) -> bool:
-        """Whether the record is of a version that this code does not know."""
+        """Whether the record's version is newer than this code."""
         return self.crust.schema_version > SCHEMA
 
 
 def json_schema() -> str:
-    """The JSON schema of mountInfo.json, as text that ends in a newline."""
+    """The JSON schema of mountInfo.json, with a final newline."""
     schema = MountInfo.model_json_schema(by_alias=True)
     return (
         json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2)

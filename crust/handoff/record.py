@@ -1,8 +1,9 @@
-"""A record: one volume, handed to a runtime, as a value; and its bytes in mountInfo.json.
+"""A record: one volume that is published to a runtime, as a value, and its bytes in mountInfo.json.
 
-A record that cannot be read is an error that keeps the file for a person to look at: it never counts as "no record",
-because a runtime that takes unknown for absent shares the host's directory instead of mounting the volume.
-Serialising is deterministic, one line, and passes the same checks as reading, so what is written can be read.
+A record that cannot be read raises an error, and the file stays for a person to look at. It never counts as absent: a
+runtime that takes an unreadable record for absent would share the host's directory instead of mounting the volume.
+Serialising is deterministic, gives one line, and makes the same checks as reading, so every written record is
+readable.
 """
 
 import datetime
@@ -18,48 +19,51 @@ from crust import errors, mount_options, volumes
 from crust.handoff import layout, mount_info
 
 LIMIT_BYTES = 64 * 1024
-"""Largest record that is read or written."""
+"""The largest record that is read or written."""
 
 
 class UnreadableHandoffRecord(errors.Corrupt):
-    """mountInfo.json is not a record."""
+    """mountInfo.json or claim.json cannot be read, or breaks its schema."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
             f"the record {path} cannot be read",
             why=why,
-            hint="it is kept: look at who wrote it, then move the entry away and publish the volume again",
+            hint="crust keeps it: find out who wrote it, then move the entry away and publish the volume again",
         )
         self.path = path
 
 
 class NewerHandoffSchema(errors.Corrupt):
-    """The record was written by a newer crust."""
+    """A newer version of crust wrote the record."""
 
     def __init__(self, path: str, schema: int) -> None:
         super().__init__(
             f"the record {path} cannot be read",
-            why=f"its schema is {schema}, and this crust knows {mount_info.SCHEMA}",
-            hint="upgrade the process that reads it; proxy and runtimes of a node go forward together",
+            why=f"its schema is {schema}, and this version of crust reads up to {mount_info.SCHEMA}",
+            hint="upgrade the process that reads it; upgrade the proxy and the runtimes of a node together",
         )
         self.path = path
         self.schema = schema
 
 
 class UnrecordableMount(errors.InvalidRequest):
-    """A deferred mount that no record can express."""
+    """No valid record can express the deferred mount."""
 
     def __init__(self, target: volumes.TargetPath, why: str) -> None:
         super().__init__(
-            f"the volume for {target} cannot be handed to a runtime",
+            f"the volume for {target} cannot be published to a runtime",
             why=why,
-            hint="the driver or the request must be corrected",
+            hint="correct the driver or the request",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A volume handed to a runtime. Its `mount` is normalised: options fit for a guest, without "ro"."""
+    """A volume that is published to a runtime.
+
+    Its `mount` is normalised: options for a guest's kernel, without "ro".
+    """
 
     key: volumes.VolumeKey
     target: volumes.TargetPath
@@ -76,11 +80,10 @@ class Record:
         target: volumes.TargetPath,
         handler: volumes.HandlerName,
     ) -> Self:
-        """A first record (generation 1, published now), checked.
+        """A new record (generation 1, published now), checked.
 
-        Words for the host alone (`_netdev`, `nofail`, …) are dropped from the options; "ro" among them makes
-        the volume read-only. Raises `UnrecordableMount`, `mount_options.CredentialInOptions`,
-        `mount_options.MountOptionNotAllowed`.
+        Options for the host alone (`_netdev`, `nofail`, …) are dropped; the option "ro" makes the volume read-only.
+        Raises `UnrecordableMount`, `mount_options.CredentialInOptions`, `mount_options.MountOptionNotAllowed`.
         """
         options = mount_options.for_guest(mount.mount_options)
         normal = replace(
@@ -103,7 +106,7 @@ class Record:
 
     @property
     def identity(self) -> volumes.DeviceIdentity:
-        """Which device it is."""
+        """The device's identity."""
         return self.mount.source.identity
 
     @property
@@ -116,13 +119,11 @@ class Record:
         return self.mount
 
     def same_content(self, other: Self) -> bool:
-        """Whether both say the same, their generation and time aside."""
+        """Whether both are equal except for generation and time."""
         return replace(other, generation=self.generation, published_at=self.published_at) == self
 
     def same_request(self, other: Self) -> bool:
-        """Whether both hand over the same volume in the same way, whatever became of its device, size
-        and limits.
-        """
+        """Whether both publish the same volume in the same way; device, size and limits may differ."""
         mount = replace(
             other.mount,
             source=self.mount.source,
@@ -137,7 +138,7 @@ class Record:
         return _bytes_of(self)
 
 
-@functools.lru_cache(maxsize=16)  # a record is checked when it is made and written soon after
+@functools.lru_cache(maxsize=16)  # a record is checked when it is created, and written soon after
 def _bytes_of(record: Record) -> bytes:
     try:
         model = mount_info.MountInfo.model_validate(_model_of(record))
@@ -151,7 +152,7 @@ def _bytes_of(record: Record) -> bytes:
 
 
 def parse(data: bytes, *, path: str = layout.RECORD, digest: str | None = None) -> Record:
-    """Read the bytes of a record; `path` is for messages, `digest` the name of the entry it was found in.
+    """Parse the bytes of a record. `path` is for messages; `digest` is the name of the entry that holds it.
 
     Raises `UnreadableHandoffRecord` and `NewerHandoffSchema`.
     """
@@ -165,13 +166,13 @@ def parse(data: bytes, *, path: str = layout.RECORD, digest: str | None = None) 
         raise UnreadableHandoffRecord(path, str(err)) from err
     if digest is not None and record.digest != digest:
         raise UnreadableHandoffRecord(
-            path, f"it is of {record.target}, whose entry is {record.digest}"
+            path, f"it is for {record.target}, whose entry is {record.digest}"
         )
     return record
 
 
 def reasons(err: pydantic.ValidationError) -> str:
-    """What is wrong, field by field, without the values."""
+    """The errors, field by field, without the values."""
     found = err.errors(include_url=False, include_context=False, include_input=False)
     lines = (f"{'.'.join(map(str, each['loc'])) or 'the record'}: {each['msg']}" for each in found)
     return "; ".join(itertools.islice(lines, 5))

@@ -1,15 +1,16 @@
-"""The proxy's side of the watched directory: entries appear whole, change whole, and go whole.
+"""The proxy's side of the handoff directory: entries are created, changed and removed atomically.
 
-    publish    build aside in a dot-directory, fsync, rename in, fsync the root
+    publish    build the entry in a dot-directory, fsync, rename it to its name, fsync the root
     rewrite    replace mountInfo.json by rename; the entry, its lock and its claim stay
-    withdraw   take the claim lock, let the caller do its work, rename the entry out, then delete it
+    unpublish  take the claim lock, let the caller do its work, rename the entry away, then delete it
 
-Going is one rename too, so no reader ever meets half of an entry, and no later publish meets its remains. What a
-crash leaves has a dot-name: invisible, and removed by `sweep`. One process writes records (the proxy, by its
-process lock); any number read. Reading never takes a lock. Functions block: callers hop to a thread once.
+The removal is one rename too, so no reader finds a partial entry, and no later publish finds remains of it. After a
+crash such remains have dot-names: readers ignore them, and `remove_orphans` deletes them. One process writes records
+(the proxy, by its process lock); any number of processes read. Reading takes no lock. Functions block: a caller uses
+one thread hop for each.
 
-Refused, and never deleted: whatever is not owned by root or this user or is writable by others, and a record that
-is not one.
+Never used and never deleted: a directory that belongs to another user or that others may write to, and an unreadable
+record.
 """
 
 import contextlib
@@ -54,29 +55,29 @@ class EntryDiffers(errors.Conflict):
     def __init__(self, there: Record) -> None:
         super().__init__(
             f"{there.target} is published already",
-            why=f"volume {there.key} is handed to {there.handler} there, from {there.device}",
+            why=f"volume {there.key} is published to {there.handler} there, from {there.device}",
             hint="unpublish it first",
         )
         self.there = there
 
 
 class ClaimLockMissing(errors.Corrupt):
-    """An entry that was claimed has no lock file any more."""
+    """The lock file of a claimed entry was removed."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
             f"the entry {path} cannot be locked",
-            why=f"{layout.CLAIM_LOCK} was removed, so nobody can tell whether the sandbox of "
-            f"{layout.CLAIM} still lives",
-            hint=f"make sure that it does not, then remove {layout.CLAIM}",
+            why=f"{layout.CLAIM_LOCK} was removed, so it is unknown whether the sandbox of "
+            f"{layout.CLAIM} still runs",
+            hint=f"make sure that it does not run, then remove {layout.CLAIM}",
         )
         self.path = path
 
 
 class Unpublish:
-    """An entry under its claim lock: no sandbox has it, and none can get it until this is left.
+    """The removal of an entry, with its claim lock held: no sandbox has the volume, and none can claim it meanwhile.
 
-    Leaving the block without `complete` leaves the entry as it is, to be withdrawn again.
+    A block that ends without `complete` leaves the entry as it is; a retry unpublishes it.
     """
 
     def __init__(self, lock: claims.ClaimLock, entry: Entry, root: Layout) -> None:
@@ -85,15 +86,15 @@ class Unpublish:
         self.entry = entry
 
     def complete(self) -> None:
-        """Remove the entry. A crash after the first step leaves only what `sweep` removes."""
+        """Remove the entry. If the process dies after the rename, `remove_orphans` deletes the rest."""
         gone = self._layout.new_gone(self._lock.paths.digest)
-        with oserrors.translating(f"cannot withdraw {self._lock.paths.directory}"):
+        with oserrors.translating(f"cannot unpublish {self._lock.paths.directory}"):
             os.rename(self._lock.paths.directory, gone)
         durable.sync_directory(self._layout.root)
         _delete_files(gone)
 
     def close(self) -> None:
-        """Give the lock up."""
+        """Release the lock."""
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -120,17 +121,17 @@ class Store:
         return self.layout.root
 
     def open(self) -> None:
-        """Make the root, 0700, with its parents; raises `UntrustedDirectory` if it is not ours alone."""
-        with oserrors.translating(f"cannot make {self.root}"):
+        """Create the root, 0700, with its parents; raises `UntrustedDirectory` if others may write to it."""
+        with oserrors.translating(f"cannot create {self.root}"):
             os.makedirs(os.path.dirname(self.root), mode=0o755, exist_ok=True)
         durable.make_directory(self.root, layout.DIRECTORY_MODE)
         check_directory(self.root)
 
     def publish(self, record: Record, *, replace: bool = False) -> Entry:
-        """Make the entry appear; returns what is there now.
+        """Create the entry; returns the entry that exists afterwards.
 
-        The same content again changes nothing. Other content raises `EntryDiffers`, or replaces the record if
-        `replace` is set and no sandbox has the volume (else `HeldBySandbox`). An unreadable record is raised, not
+        Publishing the same content again changes nothing. Other content raises `EntryDiffers`, or replaces the record
+        if `replace` is set and no sandbox has the volume (else `HeldBySandbox`). An unreadable record is raised, not
         replaced.
         """
         entry = self.read(record.target)
@@ -145,7 +146,9 @@ class Store:
             return self._replace(record, alone.entry)
 
     def create(self, record: Record) -> Entry:
-        """`publish` for who has just read that nothing is there; raises `durable.AlreadyExists` if something is."""
+        """`publish` for a caller that has just read that the entry is absent; raises `durable.AlreadyExists` if it
+        exists.
+        """
         data = record.to_bytes()
         paths = self.layout.entry(record.target)
         self._remove_incomplete(record.target, paths)
@@ -161,9 +164,9 @@ class Store:
         return Entry(paths.digest, paths.directory, record)
 
     def rewrite(self, record: Record) -> Entry:
-        """Replace the record of an entry that may be claimed; returns the entry, its record's generation raised.
+        """Replace the record of an entry that may be claimed; returns the entry with the record's new generation.
 
-        Raises `NotPublished`, and `EntryDiffers` when another volume is there.
+        Raises `NotPublished`, and `EntryDiffers` when the entry is another volume's.
         """
         entry = self.read(record.target)
         if entry is None:
@@ -182,13 +185,13 @@ class Store:
         return claims.read(self.layout.entry(target))
 
     def scan(self) -> tuple[Entry, ...]:
-        """Everything that is visible, by name: readable, unreadable with the reason, and what is nobody's."""
+        """All entries by name: readable ones, unreadable ones with the error, and unknown names."""
         return tuple(entries.scan(self.layout))
 
     def begin_unpublish(self, target: volumes.TargetPath) -> Unpublish:
-        """Keep every sandbox away from the volume until the withdrawal is closed.
+        """Take the claim lock, so that no sandbox can claim the volume until the result is closed.
 
-        Raises `NotPublished`; `HeldBySandbox`, naming the sandbox, while one has it.
+        Raises `NotPublished`, and `HeldBySandbox` with the sandbox's name while a sandbox has the volume.
         """
         paths = self.layout.entry(target)
         lock = self._lock(paths, target)
@@ -197,18 +200,19 @@ class Store:
         except BaseException:
             lock.release()
             raise
-        unclaimed = replace(entry, claim=None)  # the lock that was seen is our own
+        unclaimed = replace(
+            entry, claim=None
+        )  # this process holds the lock that was read as a claim
         return Unpublish(lock, unclaimed, self.layout)
 
     def remove_orphans(self) -> tuple[str, ...]:
-        """Remove what a crash left of entries being built or removed; returns the paths that had to be kept.
+        """Delete entries that a crash left half-built or half-removed; returns the paths that had to be kept.
 
-        Kept is what holds names that are nobody's. For the directory's one writer, before it publishes.
+        Directories with unknown names are kept. Only the directory's writer may call this, before it publishes.
         """
-        ours = filter(layout.is_temporary, names(self.root))
-        return tuple(
-            path for path in (f"{self.root}/{name}" for name in ours) if not _delete_files(path)
-        )
+        orphans = filter(layout.is_temporary, names(self.root))
+        paths = (f"{self.root}/{name}" for name in orphans)
+        return tuple(path for path in paths if not _delete_files(path))
 
     def _replace(self, record: Record, entry: Entry) -> Entry:
         new = replace(record, generation=entry.require().generation + 1)
@@ -218,11 +222,11 @@ class Store:
         return replace(entry, record=new)
 
     def _remove_incomplete(self, target: volumes.TargetPath, paths: EntryPaths) -> None:
-        """An entry's directory without a record counts as absent, and must not stay in a new entry's way."""
+        """Remove an entry without a record: it counts as absent (H-11), and the new entry needs its name."""
         if not os.path.lexists(paths.directory):
             return
-        with contextlib.suppress(NotPublished), self.begin_unpublish(target) as remains:
-            remains.complete()
+        with contextlib.suppress(NotPublished), self.begin_unpublish(target) as incomplete:
+            incomplete.complete()
 
     def _lock(self, paths: EntryPaths, target: volumes.TargetPath) -> claims.ClaimLock:
         try:
@@ -230,7 +234,8 @@ class Store:
         except NotPublished:
             if not os.path.lexists(paths.directory):
                 raise
-        # Somebody removed the lock file, so whoever had it cannot be seen any more: only safe if nobody ever had it.
+        # Somebody removed the lock file, so a holder is not visible any more. Safe only if the entry was never
+        # claimed.
         check_directory(paths.directory)
         if os.path.lexists(paths.claim):
             raise ClaimLockMissing(paths.directory)
@@ -239,20 +244,22 @@ class Store:
 
 
 def _delete_files(directory: str) -> bool:
-    """Delete an invisible directory of ours, file by file; False if it had to be kept.
+    """Delete a hidden directory of this module, file by file; False if it had to be kept.
 
-    Only names with a meaning go, never recursively: a name that is nobody's stays for a person to look at.
+    Only known names are deleted, and never recursively: unknown names stay for a person to look at.
     """
     for name in names(directory):
         if layout.kind_in_entry(name) is layout.NameKind.UNKNOWN:
             continue
-        # Gone: someone else swept it. A directory: nothing of ours is one, so it is kept.
+        # FileNotFoundError: already deleted. IsADirectoryError: crust creates none there, so it is kept.
         harmless = contextlib.suppress(FileNotFoundError, IsADirectoryError)
         with oserrors.translating(f"cannot remove {directory}/{name}"), harmless:
             os.unlink(f"{directory}/{name}")
     kept = names(directory)
     if kept:
-        _log.warning("kept files that are nobody's", extra={"directory": directory, "names": kept})
+        _log.warning(
+            "kept a directory with unknown files", extra={"directory": directory, "names": kept}
+        )
         return False
     with oserrors.translating(f"cannot remove {directory}"), contextlib.suppress(FileNotFoundError):
         os.rmdir(directory)

@@ -1,15 +1,15 @@
-"""Watching the directory: an event means "look again", and nothing more; the truth is what a scan finds.
+"""A watch of the handoff directory: an event only means "scan again"; the result of the scan is the truth.
 
-`Watch` yields a hint at the start, at each event, at least every `rescan_s` seconds, and when watchdog reports that
-the kernel's queue overflowed (it only logs that, so its log is listened to). Hints coalesce: a slow reader gets one
-for any number of events. `changes` turns hints into differences of scans.
+`Watch` yields a hint at the start, for each event, at least every `rescan_s` seconds, and when watchdog reports that
+the kernel's event queue overflowed. (watchdog only logs the overflow, so `Watch` listens to its log.) Hints coalesce:
+a slow reader gets one hint for any number of events. `changes` compares the scans and yields the differences.
 
-Only the root is watched, not the entries: one inotify watch whatever the number of volumes. Entries come and go by
-rename in the root, and whoever changes something inside an entry touches its directory, which the root's watch sees.
-What no writer can announce, a sandbox that died, is seen at the next floor. A recursive watch is refused on purpose:
-watchdog walks the tree anew after an overflow, and with many entries never gets to an end.
+Only the root is watched, not the entries: one inotify watch for any number of volumes. Entries appear and disappear
+by a rename in the root; whoever changes a file inside an entry touches the entry's directory, and the watch of the
+root sees that. A sandbox that died causes no event; the next periodic scan finds it. There is no recursive watch, on
+purpose: after an overflow watchdog walks the whole tree again, and with many entries it never finishes.
 
-The root may be deleted and made again: each hint compares the directory that is watched with the one that is there.
+The root may be deleted and created again: each hint compares the watched directory with the one at the path.
 """
 
 import asyncio
@@ -31,18 +31,18 @@ from crust.handoff.store import Store
 _log = logging.getLogger(__name__)
 
 RESCAN_S = 5.0
-"""How long a change that raised no event may stay unseen: a scan of 1,000 entries takes a tenth of a second."""
+"""The time between scans without an event. A scan of 1,000 entries takes a tenth of a second."""
 
 _Kinds = list[type[watchdog_events.FileSystemEvent]]
 
 _TOUCHES: _Kinds = [
     watchdog_events.DirDeletedEvent,
     watchdog_events.DirAttribEvent,
-    # For its mask, which has attribute changes. That of DirModifiedEvent has them too, and then watchdog puts
-    # one such event of the root beside each other event.
+    # Its inotify mask includes attribute changes. So does that of DirModifiedEvent, but with that one watchdog adds
+    # an event of the root to every other event.
     watchdog_events.FileModifiedEvent,
 ]
-"""What runtimes cause, and the end of the root."""
+"""The events that runtimes cause, and the deletion of the root."""
 
 _EVENTS: _Kinds = [
     *_TOUCHES,
@@ -50,14 +50,14 @@ _EVENTS: _Kinds = [
     watchdog_events.FileDeletedEvent,
     watchdog_events.DirMovedEvent,
 ]
-"""No events of opening and closing: a scan itself would raise them, and so never come to rest."""
+"""Without events of opening and closing: each scan would cause new ones, without end."""
 
 
 class Watch:
     """Hints that something in the directory `root` may have changed. An async context manager and iterator.
 
-    `touches_only` is for the one who publishes: it knows of the entries that it moves in and out, and watchdog's work
-    for each of these events would be in the way of the next step. Others' renames it sees at the floor.
+    `touches_only` is for the process that publishes: it knows the entries that it renames itself, and watchdog's work
+    for each of these events would delay its next step. It finds renames by other processes at the next periodic scan.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Watch:
         self._observer: BaseObserver | None = None
         self._watched: tuple[ObservedWatch, tuple[int, int]] | None = None
         self._root_deleted = False
-        self._overflow = _Overflow(self)
+        self._overflow = _OverflowListener(self)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
@@ -94,29 +94,29 @@ class Watch:
         return self
 
     async def __anext__(self) -> None:
-        """Return when it is time to look: at once if anything happened since the last time."""
+        """Return when it is time to scan: at once if there was a hint since the last call."""
         try:
             async with asyncio.timeout(self._rescan_s):
                 await self._hint.wait()
         except TimeoutError:
             pass
-        # Cleared before the caller looks: what happens while it looks sets it again.
+        # Cleared before the caller scans: a change during the scan sets it again.
         self._hint.clear()
         await asyncio.to_thread(self._follow_root)
 
     def root_deleted(self) -> None:
-        """Cause a hint, and a new watch: the next root may well get the deleted one's inode number."""
+        """Cause a hint, and a new inotify watch: a new root may get the inode number of the deleted one."""
         self._root_deleted = True
         self.notify()
 
     def notify(self) -> None:
-        """Cause a hint. Any thread may call it."""
+        """Cause a hint. Thread-safe."""
         loop = self._loop
         if loop is None:
             return
         try:
             loop.call_soon_threadsafe(self._hint.set)
-        except RuntimeError:  # the loop closed between two lines: there is nobody left to tell
+        except RuntimeError:  # the loop was closed just now: no reader is left
             return
 
     def _start(self) -> None:
@@ -132,7 +132,7 @@ class Watch:
             observer.join()
 
     def _follow_root(self) -> None:
-        """Watch the directory that is at the root's path now, if it is not the one that is watched."""
+        """Watch the directory that is now at the root's path, unless it is watched already."""
         if self._observer is None:
             return
         there = _identity(self.root)
@@ -149,10 +149,10 @@ class Watch:
     def _schedule(self, observer: BaseObserver, identity: tuple[int, int]) -> None:
         try:
             watch = observer.schedule(
-                _Bridge(self), self.root, recursive=False, event_filter=self._events
+                _EventBridge(self), self.root, recursive=False, event_filter=self._events
             )
         except OSError as err:
-            # It went again, or inotify's limits are used up: the floor still finds everything, later.
+            # The root was deleted again, or inotify's limits are reached. Periodic scans still find every change.
             _log.warning("cannot watch the directory", extra={"root": self.root, "error": str(err)})
             return
         self._watched = (watch, identity)
@@ -160,19 +160,19 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The difference between two looks, and all that is there now. The first look's entries have all appeared."""
+    """The differences between two scans, and all entries now. For the first scan all entries have appeared."""
 
     entries: tuple[Entry, ...]
     appeared: tuple[Entry, ...]
     changed: tuple[Entry, ...]
     gone: tuple[Entry, ...]
-    """As they were when they were last seen."""
+    """As the previous scan read them."""
 
 
 async def changes(watch: Watch) -> AsyncIterator[Change]:
-    """What is different, whenever something is; first, and always, what is there at the start.
+    """Yield the first scan, and then the differences whenever there are any.
 
-    An entry that was withdrawn and published again between two looks has changed (its record has).
+    An entry that was unpublished and published again between two scans counts as changed: its record differs.
     """
     store = Store(watch.root)
     known: dict[str, Entry] | None = None
@@ -203,7 +203,7 @@ def _differs(before: Entry, now: Entry) -> bool:
 
 
 def _comparable(entry: Entry) -> tuple[object, ...]:
-    """An entry without the identity of its errors: two scans raise two equal ones."""
+    """An entry with its errors as text: each scan creates new error objects."""
     return (entry.record, str(entry.error), entry.claim, str(entry.claim_error), entry.unknown)
 
 
@@ -215,14 +215,14 @@ def _identity(path: str) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-class _Bridge(watchdog_events.FileSystemEventHandler):
-    """From watchdog's thread to the loop; what only concerns invisible names is left out."""
+class _EventBridge(watchdog_events.FileSystemEventHandler):
+    """Passes events from watchdog's thread to the loop, except those of hidden names."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
     def on_any_event(self, event: watchdog_events.FileSystemEvent) -> None:
-        """Pass a hint on."""
+        """Cause a hint."""
         if (
             isinstance(event, watchdog_events.DirDeletedEvent)
             and event.src_path == self._watch.root
@@ -238,13 +238,13 @@ class _Bridge(watchdog_events.FileSystemEventHandler):
             self._watch.notify()
 
 
-class _Overflow(logging.Handler):
-    """Takes any complaint of watchdog for the loss of events."""
+class _OverflowListener(logging.Handler):
+    """Treats every warning of watchdog as a loss of events."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(logging.WARNING)
         self._watch = watch
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass a hint on; the message is logged by whoever else listens."""
+        """Cause a hint. Other log handlers write the message."""
         self._watch.notify()

@@ -63,7 +63,7 @@ def test_the_next_holder_of_the_lock_is_not_taken_for_the_dead_one(
         found = claims.read(paths)
         assert found is not None
         assert (found.sandbox_id, found.live) == ("", True)
-        with pytest.raises(HeldBySandbox, match="begins with it, or it is being withdrawn"):
+        with pytest.raises(HeldBySandbox, match="is claiming it, or it is being unpublished"):
             ClaimLock.acquire(paths, TARGET)
 
 

@@ -94,7 +94,7 @@ async def test_a_host_publish_during_a_deferred_one_is_aborted_and_the_other_way
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     host = asyncio.create_task(kata.co.publish("vol-1", two, defer=False))
     await until(gate.entered)
-    await refused(kata.co.publish("vol-1", one), Code.ABORTED, "handed on", "retry")
+    await refused(kata.co.publish("vol-1", one), Code.ABORTED, "pass-through", "retry")
     gate.opened.set()
     await host
     assert kata.entry(one) is None
