@@ -81,7 +81,10 @@ async def test_a_cancelled_caller_leaves_and_the_work_goes_on() -> None:
 
 @pytest.mark.parametrize(
     ("error", "message"),
-    [(None, "operation finished after its callers stopped waiting"), (ValueError("no"), "operation failed")],
+    [
+        (None, "operation finished after its callers stopped waiting"),
+        (ValueError("no"), "operation failed"),
+    ],
 )
 async def test_what_becomes_of_work_that_nobody_waits_for_is_logged(
     error: Exception | None, message: str, caplog: pytest.LogCaptureFixture

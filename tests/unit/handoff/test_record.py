@@ -156,7 +156,9 @@ def test_what_is_not_a_record_is_unreadable_and_says_where(data: bytes) -> None:
 def test_a_newer_schema_is_named_whatever_else_it_brings() -> None:
     plain = json.loads(_in_crust("schema", 3))
     plain["brand-new"] = True
-    with pytest.raises(NewerHandoffSchema, match="its schema is 3, and this version of crust reads up to 1"):
+    with pytest.raises(
+        NewerHandoffSchema, match="its schema is 3, and this version of crust reads up to 1"
+    ):
         records.parse(json.dumps(plain).encode())
 
 
