@@ -18,7 +18,7 @@ from pathlib import Path
 
 from crust import volumes
 from crust.host.block import loop
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
 from crust.runtime_handler import registration, service
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -207,8 +207,8 @@ def _arguments(paths: NodePaths, volumes_root: Path) -> dict[str, list[str]]:
 
 def _let_go(base: Path) -> None:
     """Unmount and detach all that is below `base`, what a benchmark that failed left included."""
-    for mount in reversed(mounts.below(str(base))):
-        mounts.unmount(mount.target)
+    for mount in reversed(mountinfo.below(str(base))):
+        mount_api.unmount(mount.target)
     for device in loop.list_all():
         if device.backing.startswith(f"{base}/"):
             loop.detach(device)

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from benchmarks import figures, node
 from crust.host.block import loop
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.kata.demo.node import NodePaths
@@ -112,10 +112,10 @@ def _filesystem(paths: NodePaths, fs_type: str) -> Iterator[None]:
     device = loop.attach(str(backing))
     pool.mkdir()
     try:
-        mounts.mount_device(device.path, str(pool), fs_type)
+        mount_api.mount_device(device.path, str(pool), fs_type)
         yield
     finally:
-        mounts.unmount(str(pool))
+        mount_api.unmount(str(pool))
         loop.detach(device)
 
 

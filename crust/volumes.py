@@ -2,7 +2,8 @@
 
 No I/O and no wire types: the codecs (`crust.rpc.csi`, `crust.rpc.crust_v1`) convert protobuf messages into these
 types, and all other packages use only these. A value that exists is valid: code that gets a `TargetPath` need not
-check it again, except for symbolic links, which must be checked at the moment of use (`crust.host.files.paths`).
+check it again, except for symbolic links, which must be checked at the moment of use
+(`crust.host.files.target_paths`).
 """
 
 import enum

@@ -45,7 +45,7 @@ from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
 from crust.blockdriver.snapshots import parts
 from crust.host.cgroups import throttling
 from crust.host.files import durable, flocks
-from crust.host.filesystems import filesystems
+from crust.host.filesystems import supported
 from crust.host.process import boot
 from crust.rpc import limits, server
 from crust.wire.csi.v1 import csi_pb2_grpc
@@ -113,7 +113,7 @@ def build(  # noqa: PLR0913 - one per setting
         volume_records=VolumeRecords(os.path.join(state_dir, "records")),
         node_state=NodeState(run_dir),
         backend=backend or Files(os.path.join(state_dir, "images")),
-        fs_types=filesystems.SUPPORTED,
+        fs_types=supported.SUPPORTED,
         target_roots=target_roots,
         overcommit=overcommit,
         max_volumes=max_volumes,
@@ -178,7 +178,7 @@ async def running(
 ) -> AsyncIterator[Driver]:
     """The driver, serving on `socket` while the block runs; every running operation ends before it is left.
 
-    Raises `flocks.AlreadyOwned` when another process has the pool, and what `server.serving` raises.
+    Raises `flocks.LockHeld` when another process has the pool, and what `server.serving` raises.
     """
     async with AsyncExitStack() as stack:
         lock = await asyncio.to_thread(_own, state_dir, run_dir)

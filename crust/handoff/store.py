@@ -146,8 +146,8 @@ class Store:
             return self._replace(record, alone.entry)
 
     def create(self, record: Record) -> Entry:
-        """`publish` for a caller that has just read that the entry is absent; raises `durable.AlreadyExists` if it
-        exists.
+        """`publish` for a caller that has just read that the entry is absent; raises `durable.PathAlreadyExists` if
+        it exists.
         """
         data = record.to_bytes()
         paths = self.layout.entry(record.target)

@@ -12,14 +12,14 @@ from typing import Protocol
 
 from crust import errors, volumes
 from crust.host.block import devices
-from crust.host.files import paths
-from crust.host.mounts import mounts
+from crust.host.files import target_paths
+from crust.host.mounts import mount_api, mountinfo
 
 
 class TargetMounted(errors.NotReady):
     """Something is mounted where a deferred volume shall be published."""
 
-    def __init__(self, target: str, mount: mounts.Mount) -> None:
+    def __init__(self, target: str, mount: mountinfo.Mount) -> None:
         super().__init__(
             f"{target} cannot be prepared for a deferred mount",
             why=f"{mount.source} ({mount.fs_type}) is mounted there",
@@ -43,7 +43,7 @@ class Targets(Protocol):
     """What a publish does to this node's directories and mounts, and asks of them."""
 
     def check_allowed(self, target: volumes.TargetPath) -> None:
-        """Raise `paths.PathOutsideRoots` unless the target lies below an allowed root. Looks at nothing."""
+        """Raise `target_paths.PathOutsideRoots` unless the target lies below an allowed root. Looks at nothing."""
 
     def is_known_usable(self, target: volumes.TargetPath) -> bool:
         """Whether it is known at once that `check_usable` would not refuse. Never blocks; False is "not known"."""
@@ -76,15 +76,15 @@ class GuardedTargets:
     def check_allowed(self, target: volumes.TargetPath) -> None:
         """See `Targets`."""
         if not any(target.is_below(root) for root in self._roots):
-            raise paths.PathOutsideRoots(target, self._roots)
+            raise target_paths.PathOutsideRoots(target, self._roots)
 
     def is_known_usable(self, target: volumes.TargetPath) -> bool:
         """See `Targets`."""
-        return paths.is_known_free(target, self._roots)
+        return target_paths.is_known_free(target, self._roots)
 
     def check_usable(self, target: volumes.TargetPath) -> None:
         """See `Targets`."""
-        os.close(paths.open_parent(target, self._roots))
+        os.close(target_paths.open_parent(target, self._roots))
         self.check_free(target)
 
     def check_free(self, target: volumes.TargetPath) -> None:
@@ -95,31 +95,31 @@ class GuardedTargets:
         """See `Targets`."""
         if devices.is_free(source.path, source.identity):
             return  # in no mount namespace is it mounted; to read the list of mounts takes ten times as long
-        found = mounts.of_device(source.identity.major, source.identity.minor)
+        found = mountinfo.of_device(source.identity.major, source.identity.minor)
         where = [each.target for each in found if not (readonly and each.readonly)]
         if where:
             raise DeviceMountedOnHost(source.path, where)
 
     def mount_guard(self, target: volumes.TargetPath) -> None:
         """See `Targets`."""
-        made = paths.make_directory(target, self._roots)
+        made = target_paths.make_directory(target, self._roots)
         if made or self._guard_on(target) is None:
-            mounts.mount_guard(target.text)
+            mount_api.mount_guard(target.text)
 
     def has_guard(self, target: volumes.TargetPath) -> bool:
         """See `Targets`."""
-        mount = mounts.at(target.text)
-        return mount is not None and mounts.is_guard(mount)
+        mount = mountinfo.at(target.text)
+        return mount is not None and mount_api.is_guard(mount)
 
     def unmount_guard(self, target: volumes.TargetPath) -> None:
         """See `Targets`."""
         self.check_free(target)
-        mounts.unmount(target.text)
-        paths.remove(target, self._roots)
+        mount_api.unmount(target.text)
+        target_paths.remove(target, self._roots)
 
-    def _guard_on(self, target: volumes.TargetPath) -> mounts.Mount | None:
+    def _guard_on(self, target: volumes.TargetPath) -> mountinfo.Mount | None:
         """Our seal, if it is mounted on the target; raises `TargetMounted` for anything else."""
-        mount = mounts.at(target.text)
-        if mount is not None and not mounts.is_guard(mount):
+        mount = mountinfo.at(target.text)
+        if mount is not None and not mount_api.is_guard(mount):
             raise TargetMounted(target.text, mount)
         return mount

@@ -74,7 +74,7 @@ async def serving(
     """Serve on `socket_path` until the block is left; then let running calls finish.
 
     `lock_path` defaults to the socket's path with `.lock` added. `name` is the server's in logs and metrics.
-    Raises `SocketInUse`, `NotASocket`, `SocketBindFailed`, `flocks.AlreadyOwned`, `channel.SocketPathTooLong`.
+    Raises `SocketInUse`, `NotASocket`, `SocketBindFailed`, `flocks.LockHeld`, `channel.SocketPathTooLong`.
     """
     target = channel.target_of(socket_path)
     lock = await asyncio.to_thread(_claim, socket_path, lock_path or f"{socket_path}.lock")

@@ -31,7 +31,7 @@ from crust import errors, volumes
 from crust.handoff import claims, layout, store
 from crust.handoff.record import Record
 from crust.host.block import devices, holders
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import oserrors
 
 
@@ -211,10 +211,10 @@ def _record(root: str, target: volumes.TargetPath) -> Record:
 def _with_group_of_seal(record: Record) -> Record:
     """A group that the record has comes first; files of a read-only volume are nobody's to change (H-12)."""
     target = record.target.text
-    seal = mounts.at(target)
+    seal = mountinfo.at(target)
     if record.mount.group is not None or record.readonly or seal is None:
         return record
-    if not mounts.is_guard(seal):
+    if not mount_api.is_guard(seal):
         return record
     with oserrors.translating(f"cannot look at {target}"):
         gid = os.stat(target, follow_symlinks=False).st_gid
@@ -259,7 +259,7 @@ def _open_device(record: Record) -> int:
 
 def _open_shared(record: Record) -> int:
     identity = devices.identify(record.device)
-    if any(not each.readonly for each in mounts.of_device(identity.major, identity.minor)):
+    if any(not each.readonly for each in mountinfo.of_device(identity.major, identity.minor)):
         raise holders.device_in_use(record.device)
     with oserrors.translating(f"cannot open {record.device}"):
         return os.open(record.device, os.O_RDONLY | os.O_CLOEXEC)

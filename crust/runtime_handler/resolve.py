@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from crust import errors, volumes
 from crust.handoff import store
 from crust.handoff.record import Record
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import oserrors
 
 
@@ -90,7 +90,7 @@ def _prefixes(path: str) -> Iterator[volumes.TargetPath]:
 
 def _by_seal(entries: store.Store, source: str, real: str) -> Resolved | None:
     seal = _mount_of(real)
-    if seal is None or not mounts.is_guard(seal):
+    if seal is None or not mount_api.is_guard(seal):
         return None
     for entry in entries.scan():
         if entry.record is not None and _is_on(entry.record.target.text, seal):
@@ -99,17 +99,17 @@ def _by_seal(entries: store.Store, source: str, real: str) -> Resolved | None:
     raise GuardWithoutEntry(source, seal.target)
 
 
-def _mount_of(path: str) -> mounts.Mount | None:
+def _mount_of(path: str) -> mountinfo.Mount | None:
     """The mount that `path`, free of links, lies on: the deepest, and of those on one directory the topmost."""
     found = None
-    for mount in mounts.read_all():
+    for mount in mountinfo.read_all():
         covers = path == mount.target or path.startswith(mount.target.rstrip("/") + "/")
         if covers and (found is None or len(mount.target) >= len(found.target)):
             found = mount
     return found
 
 
-def _is_on(target: str, seal: mounts.Mount) -> bool:
+def _is_on(target: str, seal: mountinfo.Mount) -> bool:
     try:
         return os.stat(target).st_dev == os.makedev(seal.major, seal.minor)
     except OSError:  # an entry whose target is gone says nothing about this source

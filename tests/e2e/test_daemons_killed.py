@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from crust import volumes
 from crust.host.block import loop
-from crust.host.mounts import mounts
+from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.node import HANDLER
 from tests.support import runtime_api
@@ -88,4 +88,4 @@ async def test_killed_daemon_restarts_and_the_volume_stays_usable(
     node.published.remove((volume, target))
     await node.kubelet.unstage(volume)
     assert not [each for each in loop.list_all() if volume.volume_id in each.backing]
-    assert mounts.at(str(target)) is None
+    assert mountinfo.at(str(target)) is None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from crust.host.cgroups import throttling_v2
+from crust.host.cgroups import io_max
 from examples.kata.guest import archive, image
 from examples.kata.vm import spec
 from tests.support import io_max_in_guest
@@ -56,7 +56,7 @@ def _probe() -> bytes:
         "probe/init": (INIT.encode(), True),
         "probe/typing.py": (b"Any = object\n", False),
         "probe/io_max_in_guest.py": (Path(io_max_in_guest.__file__).read_bytes(), False),
-        "probe/throttling_v2.py": (Path(throttling_v2.__file__).read_bytes(), False),
+        "probe/throttling_v2.py": (Path(io_max.__file__).read_bytes(), False),
     }
     return archive.pack(
         [archive.file(path, data, executable=mode) for path, (data, mode) in files.items()]

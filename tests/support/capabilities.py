@@ -17,7 +17,7 @@ import pytest
 
 from crust import errors
 from crust.host.block import loop
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api
 
 OF_MARKER = {"root": ("mount", "loop"), "vm": ("mount", "loop", "vm")}
 """The capabilities that each marker of pyproject.toml stands for."""
@@ -65,8 +65,8 @@ def _mount() -> str:
         return "not in a private mount namespace (`make integration` makes one)"
     with tempfile.TemporaryDirectory(prefix="crust-probe-") as directory:
         try:
-            mounts.mount_guard(directory)
-            mounts.unmount(directory)
+            mount_api.mount_guard(directory)
+            mount_api.unmount(directory)
         except errors.CrustError as err:
             return str(err)
     return ""

@@ -1,13 +1,13 @@
 """Targets and devices without a kernel: a seal is a file, so that it outlives a killed proxy as a mount does.
 
-The walk to the target is the real one (`crust.host.files.paths`); only mounting is played.
+The walk to the target is the real one (`crust.host.files.target_paths`); only mounting is played.
 """
 
 import os
 from dataclasses import dataclass, field
 
 from crust import errors, volumes
-from crust.host.files import paths
+from crust.host.files import target_paths
 from crust.host.mounts import mountinfo
 from crust.proxy import targets
 
@@ -27,10 +27,10 @@ class FakeTargets:
         targets.GuardedTargets([self.root]).check_allowed(target)
 
     def is_known_usable(self, target: volumes.TargetPath) -> bool:
-        return target.text not in self.foreign and paths.is_known_free(target, [self.root])
+        return target.text not in self.foreign and target_paths.is_known_free(target, [self.root])
 
     def check_usable(self, target: volumes.TargetPath) -> None:
-        os.close(paths.open_parent(target, [self.root]))
+        os.close(target_paths.open_parent(target, [self.root]))
         self.check_free(target)
 
     def check_free(self, target: volumes.TargetPath) -> None:
@@ -45,7 +45,7 @@ class FakeTargets:
     def mount_guard(self, target: volumes.TargetPath) -> None:
         self.check_free(target)
         if not self.has_guard(target):
-            paths.make_directory(target, [self.root])
+            target_paths.make_directory(target, [self.root])
             os.close(os.open(f"{target}/{GUARD}", os.O_WRONLY | os.O_CREAT, 0o600))
 
     def has_guard(self, target: volumes.TargetPath) -> bool:
@@ -55,7 +55,7 @@ class FakeTargets:
         self.check_free(target)
         if self.has_guard(target):
             os.unlink(f"{target}/{GUARD}")
-        paths.remove(target, [self.root])
+        target_paths.remove(target, [self.root])
 
 
 @dataclass

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crust import volumes
-from crust.host.cgroups import throttling_v2
-from crust.host.mounts import mountinfo, mounts
+from crust.host.cgroups import io_max
+from crust.host.mounts import mount_api, mountinfo
 
 _PREFIX = "crust-test-"
 _V1 = {
@@ -50,7 +50,7 @@ class IoGroup:
     def limits_of(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:
         """The lines of this very group, read without the code under test (v1)."""
         if not self.legacy:
-            return throttling_v2.parse((self.path / "io.max").read_text(), device)
+            return io_max.parse((self.path / "io.max").read_text(), device)
         return volumes.IoLimits(**{name: self._line(file, device) for name, file in _V1.items()})
 
     def run(self, *argv: str) -> str:
@@ -107,7 +107,7 @@ def _hierarchy() -> Iterator[tuple[Path, bool]]:
             assert found is not None, "this kernel has no io controller"
             yield found
         finally:
-            mounts.unmount(target)
+            mount_api.unmount(target)
 
 
 def _mounted() -> tuple[Path, bool] | None:

@@ -1,4 +1,4 @@
-"""PID 1 of a VM whose kernel has control groups v2: what its io.max makes of `crust.host.cgroups.throttling_v2`.
+"""PID 1 of a VM whose kernel has control groups v2: what its io.max makes of `crust.host.cgroups.io_max`.
 
 The guest's Python has few modules, so the values that the code under test speaks in are made here, with the same
 names. Prints one line of JSON on the console and switches the machine off.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from crust import errors
 from crust.host.block import loop
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api, mountinfo
 
 _TRACKER = "multiprocessing.resource_tracker"
 """A child that Python itself starts with the first pool of processes, and keeps."""
@@ -32,7 +32,7 @@ class Held:
         """What exists now; loop devices backed by files below `directory` only."""
         return cls(
             frozenset(d for d in loop.list_all() if d.backing.startswith(f"{directory}/")),
-            frozenset((m.mount_id, m.target) for m in mounts.read_all()),
+            frozenset((m.mount_id, m.target) for m in mountinfo.read_all()),
             frozenset(pid for pid in children() if _TRACKER not in _command(pid)),
         )
 
@@ -69,7 +69,7 @@ def _clear(left: Held) -> None:
     # Later mounts first: one may lie on the other.
     for _, target in sorted(left.mounts, reverse=True):
         with suppress(errors.CrustError):
-            mounts.unmount(target)
+            mount_api.unmount(target)
     for device in left.loops:
         with suppress(errors.CrustError):
             loop.detach(device)

@@ -4,8 +4,8 @@ import os
 from dataclasses import dataclass, field
 
 from crust import errors, volumes
-from crust.host.filesystems import filesystems
-from crust.host.mounts import mounts
+from crust.host.filesystems import fsfreeze
+from crust.host.mounts import mount_api
 
 
 @dataclass
@@ -17,12 +17,12 @@ class MountingGuests:
     def start(self, target: str, device: str, mountpoint: str, fs_type: str = "ext4") -> None:
         """Mount the device that was handed over for `target`."""
         os.makedirs(mountpoint, exist_ok=True)
-        mounts.mount_device(device, mountpoint, fs_type)
+        mount_api.mount_device(device, mountpoint, fs_type)
         self.mounted[target] = mountpoint
 
     def stop(self, target: str) -> None:
         """Give the device back."""
-        mounts.unmount(self.mounted.pop(target))
+        mount_api.unmount(self.mounted.pop(target))
 
     def check(self) -> None:
         """They are always in reach."""
@@ -33,7 +33,7 @@ class MountingGuests:
         if mountpoint is None:
             return False
         try:
-            filesystems.freeze(mountpoint)
+            fsfreeze.freeze(mountpoint)
         except errors.NotReady:
             return True
         return True
@@ -44,7 +44,7 @@ class MountingGuests:
         if mountpoint is None:
             return False
         was_frozen = self.is_frozen(target.text)
-        filesystems.thaw(mountpoint)
+        fsfreeze.thaw(mountpoint)
         return was_frozen
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
@@ -57,8 +57,8 @@ class MountingGuests:
     def is_frozen(self, target: str) -> bool:
         """Whether the guest stands still at this moment."""
         try:
-            filesystems.freeze(self.mounted[target])
+            fsfreeze.freeze(self.mounted[target])
         except errors.NotReady:
             return True
-        filesystems.thaw(self.mounted[target])
+        fsfreeze.thaw(self.mounted[target])
         return False

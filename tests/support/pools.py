@@ -7,7 +7,7 @@ from pathlib import Path
 
 from crust.blockdriver.node import guests
 from crust.host.block import loop
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api, mountinfo
 from tests.support.block_driver import MIB, Bench
 
 _MKFS = {
@@ -27,11 +27,11 @@ def mounted(fs_type: str, base: Path, home: Path, *, size: int) -> Iterator[None
     device = loop.attach_once(str(backing))
     home.mkdir()
     try:
-        mounts.mount_device(device.path, str(home), fs_type)
+        mount_api.mount_device(device.path, str(home), fs_type)
         try:
             yield
         finally:
-            mounts.unmount(str(home))
+            mount_api.unmount(str(home))
     finally:
         loop.detach(device)
         backing.unlink()
@@ -47,8 +47,8 @@ def bench_on(
         try:
             yield Bench(home, runtime_guests=runtime_guests)
         finally:
-            for mount in sorted(mounts.below(str(home)), key=lambda each: -len(each.target)):
-                mounts.unmount(mount.target)
+            for mount in sorted(mountinfo.below(str(home)), key=lambda each: -len(each.target)):
+                mount_api.unmount(mount.target)
             for each in loop.list_all():
                 if each.backing.startswith(f"{home}/"):
                     loop.detach(each)

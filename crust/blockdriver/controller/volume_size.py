@@ -7,7 +7,7 @@ loop device shows only whole sectors.
 from collections.abc import Iterable
 
 from crust import errors, volumes
-from crust.host.filesystems import filesystems
+from crust.host.filesystems import mkfs
 
 MIB = 1024 * 1024
 SECTOR_BYTES = 512
@@ -30,7 +30,7 @@ class SizeNotPossible(errors.OutOfRange):
 
 def minimum_bytes(fs_types: Iterable[str]) -> int:
     """The least size of a volume that shall be able to carry any of `fs_types`; raw use needs one mebibyte."""
-    return max((filesystems.minimum_bytes(each) for each in fs_types), default=_RAW_MINIMUM_BYTES)
+    return max((mkfs.minimum_bytes(each) for each in fs_types), default=_RAW_MINIMUM_BYTES)
 
 
 def choose(wanted: volumes.CapacityRange, *, minimum: int, maximum: int) -> int:

@@ -41,7 +41,7 @@ class GroupOfRoot(errors.InvalidRequest):
         self.volume_id = volume_id
 
 
-class MountedOnHost(errors.NotReady):
+class FilesystemMountedOnHost(errors.NotReady):
     """The host has the filesystem mounted that a guest is to mount."""
 
     def __init__(self, volume_id: str, targets: tuple[str, ...]) -> None:
@@ -63,7 +63,7 @@ class DeferredNodePublish:
     async def publish(self, request: Publish) -> volumes.DeferredMount:
         """Grant the volume to a guest, or find that this target has it already.
 
-        Raises `RawNeedsNoDeferral`, `GroupOfRoot`, what `node_publish.check` raises, `MountedOnHost`,
+        Raises `RawNeedsNoDeferral`, `GroupOfRoot`, what `node_publish.check` raises, `FilesystemMountedOnHost`,
         `devices.DeviceInUse`.
         """
         return await asyncio.to_thread(self._publish, request)
@@ -107,7 +107,7 @@ def _check_host(ready: Ready) -> None:
         if not (ready.entry.readonly and "ro" in mount.super_options)
     )
     if in_the_way:
-        raise MountedOnHost(ready.entry.volume_id, in_the_way)
+        raise FilesystemMountedOnHost(ready.entry.volume_id, in_the_way)
 
 
 def _describe(ready: Ready, group: volumes.GroupChange | None) -> volumes.DeferredMount:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from crust import errors
 from crust.blockdriver.records.volume_record import Record
-from crust.host.filesystems import filesystems
+from crust.host.block import signatures
 
 
 class ContentInDoubt(errors.Corrupt):
@@ -65,7 +65,7 @@ class Action(enum.Enum):
 
 
 def judge(
-    record: Record, wanted: str, found: filesystems.Signature, *, is_blank: Callable[[], bool]
+    record: Record, wanted: str, found: signatures.Signature, *, is_blank: Callable[[], bool]
 ) -> Action:
     """What to do so that the volume carries the filesystem `wanted`.
 
@@ -73,12 +73,12 @@ def judge(
     Raises `ContentInDoubt`, `FormattedDifferently`, `NoFilesystem`.
     """
     if record.content == "new":
-        if isinstance(found, filesystems.Blank) and is_blank():
+        if isinstance(found, signatures.Blank) and is_blank():
             return Action.MAKE
         raise ContentInDoubt(record.volume_id, "that it was never used", describe(found))
     if record.content == "formatting":
         return _judge_interrupted(record, found)
-    if not isinstance(found, filesystems.Filesystem):
+    if not isinstance(found, signatures.Filesystem):
         if record.content == "raw":
             raise NoFilesystem(record.volume_id, describe(found))
         raise ContentInDoubt(record.volume_id, f"{record.fs_type} was made", describe(found))
@@ -89,18 +89,18 @@ def judge(
     return Action.KEEP
 
 
-def _judge_interrupted(record: Record, found: filesystems.Signature) -> Action:
-    own = isinstance(found, filesystems.Filesystem) and found.type == record.fs_type
-    if own or isinstance(found, filesystems.Blank):
+def _judge_interrupted(record: Record, found: signatures.Signature) -> Action:
+    own = isinstance(found, signatures.Filesystem) and found.type == record.fs_type
+    if own or isinstance(found, signatures.Blank):
         return Action.CLEAR_AND_MAKE
     recorded = f"that making {record.fs_type} was interrupted"
     raise ContentInDoubt(record.volume_id, recorded, describe(found))
 
 
-def describe(found: filesystems.Signature) -> str:
+def describe(found: signatures.Signature) -> str:
     """What was found, in words."""
-    if isinstance(found, filesystems.Filesystem):
+    if isinstance(found, signatures.Filesystem):
         return found.type
-    if isinstance(found, filesystems.Other):
+    if isinstance(found, signatures.Other):
         return found.what
     return "no signature"

@@ -17,7 +17,7 @@ from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Attachment
 from crust.blockdriver.node.state import State
 from crust.blockdriver.records.volume_record import Record
-from crust.host.mounts import device_mounts, mounts
+from crust.host.mounts import device_mounts, mountinfo
 
 NONE = volumes.IoLimits()
 
@@ -68,4 +68,4 @@ def recover(shared: State) -> None:
 
 def _is_on_host(attachment: Attachment) -> bool:
     """Asked of the kernel, because a ledger can be lost."""
-    return any(device_mounts.shows(each, attachment.source) for each in mounts.below("/"))
+    return any(device_mounts.shows(each, attachment.source) for each in mountinfo.below("/"))

@@ -13,11 +13,11 @@ from crust.blockdriver.engines.protocol import Attachment, Source
 from crust.blockdriver.node.state import NotStaged, State
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.volume_record import Record
-from crust.host.filesystems import filesystems
-from crust.host.mounts import device_mounts, mounts
+from crust.host.filesystems import growth
+from crust.host.mounts import device_mounts, mountinfo
 
 
-class DeviceTooSmall(errors.OutOfRange):
+class DeviceSmallerThanRequested(errors.OutOfRange):
     """The device has not the size that is asked of the filesystem."""
 
     def __init__(self, volume_id: str, size_bytes: int, required_bytes: int) -> None:
@@ -95,8 +95,8 @@ class NodeExpand:
         """Grow what is to be grown on this node; answers the device's size in bytes.
 
         Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityNotSupported`, `NotStaged`,
-        `NotPublishedAtPath`, `DeviceTooSmall`, `AboveLimit`, and `OnlineGrowthRefused` where no mount is writable, or
-        the kernel does not let this process grow a mounted ext4.
+        `NotPublishedAtPath`, `DeviceSmallerThanRequested`, `AboveLimit`, and `OnlineGrowthRefused` where no mount is
+        writable, or the kernel does not let this process grow a mounted ext4.
         """
         size_bytes, due = await asyncio.to_thread(self._begin, request)
         if due is not None:
@@ -144,7 +144,7 @@ class NodeExpand:
     def _due(self, request: Expand, record: Record, attachment: Attachment) -> _Due | None:
         entry = self._state.node_state.published(request.path)
         staged = self._state.node_state.staged(request.volume_id)
-        here = mounts.at(request.path.text)
+        here = mountinfo.at(request.path.text)
         if request.deferred or (entry is not None and entry.deferred):
             return None
         if here is not None and device_mounts.is_node(here, attachment.source):
@@ -166,14 +166,14 @@ class NodeExpand:
     async def _fill(self, due: _Due) -> None:
         try:
             if due.mountpoint:
-                await filesystems.grow_mounted(due.mountpoint, due.fs_type)
+                await growth.grow_mounted(due.mountpoint, due.fs_type)
             elif await asyncio.to_thread(
-                filesystems.needs_growth, due.attachment.source.path, due.fs_type
+                growth.needs_growth, due.attachment.source.path, due.fs_type
             ):
-                await filesystems.grow_unmounted(due.attachment.source.path, due.fs_type)
-        except filesystems.OnlyGrowsMounted:
+                await growth.grow_unmounted(due.attachment.source.path, due.fs_type)
+        except growth.OnlyGrowsMounted:
             return  # the first mount does it
-        except filesystems.MissingCapability as err:
+        except growth.MissingCapability as err:
             raise OnlineGrowthRefused(due.record.volume_id, str(err)) from err
         record = due.record.but(filled_bytes=due.attachment.size_bytes)
         await asyncio.to_thread(self._state.volume_records.save, record)
@@ -181,7 +181,9 @@ class NodeExpand:
 
 def _check_size(request: Expand, size_bytes: int) -> None:
     if size_bytes < request.wanted.required_bytes:
-        raise DeviceTooSmall(request.volume_id, size_bytes, request.wanted.required_bytes)
+        raise DeviceSmallerThanRequested(
+            request.volume_id, size_bytes, request.wanted.required_bytes
+        )
     if request.wanted.limit_bytes and size_bytes > request.wanted.limit_bytes:
         raise AboveLimit(request.volume_id, size_bytes, request.wanted.limit_bytes)
 

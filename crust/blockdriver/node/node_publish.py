@@ -23,9 +23,9 @@ from crust.blockdriver.node.state import NotStaged, State, is_live
 from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.volume_record import Record
 from crust.host.block import devices
-from crust.host.files import paths
+from crust.host.files import target_paths
 from crust.host.filesystems import uuids
-from crust.host.mounts import device_mounts, fs_group, mounts
+from crust.host.mounts import device_mounts, fs_group, mount_api, mountinfo
 
 
 class TargetOccupied(errors.Conflict):
@@ -59,7 +59,7 @@ def check(shared: State, request: Publish) -> Ready:
     """Hold a publish, deferred or not, against all rules; changes nothing but stale entries of the ledger.
 
     Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityExceeded`, `NotStaged`,
-    `publish_rules.PublishedDifferently`, `publish_rules.PublishedElsewhere`.
+    `publish_rules.TargetPublishedDifferently`, `publish_rules.PublishedElsewhere`.
     """
     record = shared.volume_records.load(request.volume_id)
     why = capability_check.obstacle(
@@ -159,10 +159,10 @@ class NodePublish:
 
     def _look(self, ready: Ready) -> bool:
         """Whether an earlier life mounted the volume at the target; raises `TargetOccupied` for anything else."""
-        mount = mounts.at(ready.entry.target)
+        mount = mountinfo.at(ready.entry.target)
         if mount is None:
             return False
-        if mounts.is_guard(mount):
+        if mount_api.is_guard(mount):
             raise TargetOccupied(ready.entry.target, "the seal of a deferred publish")
         right_kind = (
             device_mounts.is_node if ready.entry.kind == "block" else device_mounts.is_filesystem
@@ -170,7 +170,9 @@ class NodePublish:
         if not right_kind(mount, ready.attachment.source):
             raise TargetOccupied(ready.entry.target, f"{mount.fs_type} from {mount.source}")
         if ready.entry.kind == "mount" and mount.readonly != ready.entry.readonly:
-            raise publish_rules.PublishedDifferently(ready.entry.target, ready.entry.volume_id)
+            raise publish_rules.TargetPublishedDifferently(
+                ready.entry.target, ready.entry.volume_id
+            )
         return True
 
     def _growth_is_due(self, ready: Ready) -> bool:
@@ -182,12 +184,12 @@ class NodePublish:
         entry, target, roots = ready.entry, ready.request.target, self._state.target_roots
         if entry.kind == "block":
             devices.set_readonly(ready.device, readonly=entry.readonly)
-            paths.make_file(target, roots)
-            mounts.bind(ready.device, target.text)
+            target_paths.make_file(target, roots)
+            mount_api.bind(ready.device, target.text)
             return
-        paths.make_directory(target, roots)
+        target_paths.make_directory(target, roots)
         alone = entry.access_mode.reader_only or any(other.deferred for other in ready.others)
-        mounts.mount_device(
+        mount_api.mount_device(
             ready.device,
             target.text,
             entry.fs_type,
@@ -197,12 +199,12 @@ class NodePublish:
         )
 
     def _take_back(self, ready: Ready) -> None:
-        mount = mounts.at(ready.entry.target)
+        mount = mountinfo.at(ready.entry.target)
         if mount is not None and device_mounts.shows(mount, ready.attachment.source):
-            mounts.unmount(ready.entry.target)
+            mount_api.unmount(ready.entry.target)
         self._state.node_state.forget_published(ready.request.target)
-        if mounts.at(ready.entry.target) is None:
-            paths.remove(ready.request.target, self._state.target_roots)
+        if mountinfo.at(ready.entry.target) is None:
+            target_paths.remove(ready.request.target, self._state.target_roots)
 
 
 def _done(ready: Ready) -> Published:

@@ -25,8 +25,8 @@ from crust.blockdriver.node.node_state import Staged
 from crust.blockdriver.node.state import State
 from crust.blockdriver.records import capability_check, published_nodes, volume_records
 from crust.blockdriver.records.volume_record import Record
-from crust.host.block import devices, zeroout
-from crust.host.filesystems import filesystems, mkfs_options, superblocks, uuids
+from crust.host.block import devices, signatures, zeroout
+from crust.host.filesystems import fsck, mkfs_options, superblocks, uuids
 from crust.host.filesystems.mkfs_compatibility import MkfsCompatibility
 from crust.host.mounts import device_mounts
 
@@ -166,7 +166,7 @@ class NodeStage:
     async def _prepare(self, begun: _Begun) -> None:
         device, fs_type = begun.attachment.source.path, begun.entry.fs_type
         if begun.action is format_decision.Action.KEEP:
-            await filesystems.check(device, fs_type)
+            await fsck.check(device, fs_type)
             record = await self._tell_from_source(begun.record, device, fs_type)
             await self._node_expand.fill(record, fs_type, begun.attachment)
             return
@@ -283,11 +283,11 @@ def _vouched(record: Record, fs_type: str, device: str) -> superblocks.Superbloc
     """The superblock of a filesystem that is on the device by our record's word and its own: one read."""
     if (record.content, record.fs_type) != ("formatted", fs_type):
         return None
-    return filesystems.superblock(device, fs_type)
+    return superblocks.find(device, fs_type)
 
 
 def _judge_unknown(record: Record, fs_type: str, device: str) -> format_decision.Action:
-    found = filesystems.probe(device)
+    found = signatures.probe(device)
     return format_decision.judge(record, fs_type, found, is_blank=lambda: devices.is_blank(device))
 
 

@@ -14,9 +14,8 @@ from crust.blockdriver.node.state import State
 from crust.blockdriver.records import health
 from crust.blockdriver.records.volume_record import Record
 from crust.host.block import devices
-from crust.host.filesystems import filesystems
 from crust.host.filesystems import usage as host_usage
-from crust.host.mounts import device_mounts, mounts
+from crust.host.mounts import device_mounts, mountinfo
 from crust.host.process import bounded_calls
 
 
@@ -45,7 +44,7 @@ class Look:
 class _Place:
     record: Record
     attachment: Attachment
-    mount: mounts.Mount
+    mount: mountinfo.Mount
     is_raw: bool
 
 
@@ -68,7 +67,7 @@ class NodeStats:
         self._calls: bounded_calls.BoundedCalls[volumes.VolumeStats] = bounded_calls.BoundedCalls()
 
     async def measure(self, look: Look) -> volumes.VolumeStats:
-        """Raises `NotPublishedAtPath`, `StatsInGuest`, `bounded_calls.CallTimedOut`."""
+        """Raises `NotPublishedAtPath`, `StatsInGuest`, `bounded_calls.SystemCallTimedOut`."""
         key = f"{look.path} {look.volume_id} {look.deferred}"
         return await self._calls.call(key, lambda: self._measure(look), timeout_s=self._timeout_s)
 
@@ -77,7 +76,7 @@ class NodeStats:
     ) -> health.Health:
         """What is wrong with the volume, at `path` if it is given.
 
-        Raises `volume_records.VolumeNotFound`, `NotPublishedAtPath`, `bounded_calls.CallTimedOut`.
+        Raises `volume_records.VolumeNotFound`, `NotPublishedAtPath`, `bounded_calls.SystemCallTimedOut`.
         """
         key = f"{path} {volume_id}"
         return await self._looks.call(
@@ -104,7 +103,7 @@ class NodeStats:
                 volumes.UsageUnit.BYTES, devices_size(place.attachment), 0, 0
             )
             return volumes.VolumeStats((total,), self._condition(place))
-        usage = filesystems.usage(place.mount.target).usage
+        usage = host_usage.measure(place.mount.target).usage
         return volumes.VolumeStats(usage, self._condition(place))
 
     def _find(self, look: Look) -> _Place:
@@ -113,7 +112,7 @@ class NodeStats:
         if look.deferred or (entry is not None and entry.deferred):
             raise StatsInGuest(look.volume_id, look.path.text)
         attachment = self._state.backend.attached(look.volume_id)
-        mount = mounts.at(look.path.text)
+        mount = mountinfo.at(look.path.text)
         device = attachment.device if attachment else None
         if (
             attachment is None

@@ -11,8 +11,8 @@ import os
 from crust import errors, volumes
 from crust.blockdriver.node.state import State
 from crust.blockdriver.records import volume_records
-from crust.host.files import paths
-from crust.host.mounts import device_mounts, mounts
+from crust.host.files import target_paths
+from crust.host.mounts import device_mounts, mount_api, mountinfo
 
 
 class OtherVolumeAtTarget(errors.Conflict):
@@ -50,7 +50,7 @@ class NodeUnpublish:
     async def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         """Remove the publish and its target; not published is fine.
 
-        Raises `OtherVolumeAtTarget`, `NotItsMount`, `mounts.MountBusy` (naming who uses it), and the errors of
+        Raises `OtherVolumeAtTarget`, `NotItsMount`, `holders.MountBusy` (naming who uses it), and the errors of
         `paths`.
         """
         await asyncio.to_thread(self._unpublish, volume_id, target)
@@ -67,22 +67,22 @@ class NodeUnpublish:
 
     def _remove_unsealed(self, target: volumes.TargetPath) -> None:
         """Remove the target of a deferred publish whose seal was taken off: then nobody else knows that it is one."""
-        if mounts.at(target.text) is None:
-            paths.remove(target, self._state.target_roots)
+        if mountinfo.at(target.text) is None:
+            target_paths.remove(target, self._state.target_roots)
 
     def _unmount(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
-        mount = mounts.at(target.text)
-        if mount is not None and mounts.is_guard(mount):
+        mount = mountinfo.at(target.text)
+        if mount is not None and mount_api.is_guard(mount):
             return  # the proxy's, from a deferred publish that this driver does not remember
         if mount is not None:
             # An unmount would follow what it is given: /home is a mount as well, and so may be what a link leads to.
-            os.close(paths.open_parent(target, self._state.target_roots))
+            os.close(target_paths.open_parent(target, self._state.target_roots))
             self._check_ours(volume_id, target, mount)
-            mounts.unmount(target.text)
-        paths.remove(target, self._state.target_roots)
+            mount_api.unmount(target.text)
+        target_paths.remove(target, self._state.target_roots)
 
     def _check_ours(
-        self, volume_id: volumes.VolumeId, target: volumes.TargetPath, mount: mounts.Mount
+        self, volume_id: volumes.VolumeId, target: volumes.TargetPath, mount: mountinfo.Mount
     ) -> None:
         """While the volume has a device, only its mounts are its own; without one, the CO's word must do."""
         attachment = (

@@ -20,7 +20,7 @@ from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.engines.protocol import Attachment
 from crust.blockdriver.node import io_limits
 from crust.blockdriver.node.state import State
-from crust.host.mounts import device_mounts, mounts
+from crust.host.mounts import device_mounts, mountinfo
 
 GRACE_S = 24 * 3600.0
 """Longer than any CO goes on retrying a CreateVolume that it wants."""
@@ -134,5 +134,5 @@ def _is_shown(attachment: Attachment) -> bool:
     """Asked of the kernel, because a ledger can be lost: a raw device's node is bound and not open."""
     device = attachment.device
     return device is not None and any(
-        device_mounts.shows(each, device) for each in mounts.below("/")
+        device_mounts.shows(each, device) for each in mountinfo.below("/")
     )

@@ -25,7 +25,7 @@ _SHARED_MODES = frozenset({
 })  # fmt: skip
 
 
-class PublishedDifferently(errors.Conflict):
+class TargetPublishedDifferently(errors.Conflict):
     """The target has a publish with other arguments."""
 
     def __init__(self, target: str, volume_id: str) -> None:
@@ -107,9 +107,9 @@ def entry_of(request: Publish, fs_type: str) -> Published:
 
 
 def check_same_target(present: Published, wanted: Published) -> None:
-    """Raise `PublishedDifferently` unless the target's publish is the one that is wanted."""
+    """Raise `TargetPublishedDifferently` unless the target's publish is the one that is wanted."""
     if present.fingerprint != wanted.fingerprint:
-        raise PublishedDifferently(present.target, present.volume_id)
+        raise TargetPublishedDifferently(present.target, present.volume_id)
 
 
 def check_other_targets(others: Iterable[Published], wanted: Published) -> None:

@@ -8,7 +8,7 @@ from crust.blockdriver.node.guests import Guests, UnreachableGuests
 from crust.blockdriver.node.node_state import NodeState, Published
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.cgroups import throttling
-from crust.host.mounts import device_mounts, mount_capacity, mounts
+from crust.host.mounts import device_mounts, mount_capacity, mountinfo
 
 
 class NotStaged(errors.NotReady):
@@ -45,7 +45,7 @@ class State:
 
     def attach_limit(self) -> int:
         """How many volumes this node can hold at once; what the engine can have attached is a bound for anybody."""
-        wanted = self.max_volumes or mount_capacity.volumes()
+        wanted = self.max_volumes or mount_capacity.max_volumes()
         return min(wanted, self.backend.attach_limit() or wanted)
 
     def staged_attachment(self, volume_id: volumes.VolumeId) -> Attachment:
@@ -71,5 +71,5 @@ def is_live(entry: Published, source: Source | None) -> bool:
     """Whether a ledger entry still stands: a deferred one by its word, a mounted one by its mount."""
     if entry.deferred:
         return True
-    mount = mounts.at(entry.target)
+    mount = mountinfo.at(entry.target)
     return mount is not None and source is not None and device_mounts.shows(mount, source)

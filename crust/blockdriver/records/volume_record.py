@@ -28,7 +28,7 @@ UNREADABLE = (errors.Corrupt, errors.Refused, errors.RuntimeFailed)
 """What is wrong with one volume's record or image alone: damaged, another user's, a bad sector."""
 
 
-class UnreadableRecord(errors.Corrupt):
+class UnreadableVolumeRecord(errors.Corrupt):
     """A volume's record is not what this driver writes."""
 
     def __init__(self, path: str, why: str) -> None:
@@ -40,7 +40,7 @@ class UnreadableRecord(errors.Corrupt):
         self.path = path
 
 
-class NewerSchema(errors.Corrupt):
+class NewerVolumeRecord(errors.Corrupt):
     """A record that a later version of the driver wrote."""
 
     def __init__(self, path: str, found: int) -> None:
@@ -146,19 +146,19 @@ class Record(pydantic.BaseModel):
 
     @classmethod
     def parse(cls, data: bytes, path: str) -> Self:
-        """Read a record; raises `UnreadableRecord`, `NewerSchema`."""
+        """Read a record; raises `UnreadableVolumeRecord`, `NewerVolumeRecord`."""
         try:
             head = _Head.model_validate_json(data)
         except pydantic.ValidationError as err:
-            raise UnreadableRecord(path, "it is not JSON with a schema number") from err
+            raise UnreadableVolumeRecord(path, "it is not JSON with a schema number") from err
         if head.version > SCHEMA:
-            raise NewerSchema(path, head.version)
+            raise NewerVolumeRecord(path, head.version)
         try:
             return cls.model_validate_json(data)
         except pydantic.ValidationError as err:
             first = err.errors(include_input=False, include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
-            raise UnreadableRecord(path, f"{where}: {first['msg']}") from err
+            raise UnreadableVolumeRecord(path, f"{where}: {first['msg']}") from err
 
     def encode(self) -> bytes:
         """The record as one line of JSON."""

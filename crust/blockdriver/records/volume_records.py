@@ -18,7 +18,7 @@ from crust.blockdriver.records.volume_record import (
     LIMIT_BYTES,
     UNREADABLE,
     Record,
-    UnreadableRecord,
+    UnreadableVolumeRecord,
 )
 from crust.host.files import durable
 
@@ -74,7 +74,7 @@ class VolumeRecords:
             return None
 
     def find(self, volume_id: volumes.VolumeId) -> Record | None:
-        """The volume's record in whatever phase, or None. Raises `UnreadableRecord`, `NewerSchema`."""
+        """The volume's record in whatever phase, or None. Raises `UnreadableVolumeRecord`, `NewerVolumeRecord`."""
         if not is_ours(volume_id):
             return None
         path = self._path(volume_id)
@@ -84,7 +84,7 @@ class VolumeRecords:
             return None
         record = Record.parse(data, path)
         if record.volume_id != volume_id:
-            raise UnreadableRecord(path, f"it describes {record.volume_id}")
+            raise UnreadableVolumeRecord(path, f"it describes {record.volume_id}")
         return record
 
     def load(self, volume_id: volumes.VolumeId) -> Record:

@@ -72,7 +72,7 @@ class Identity(csi_pb2_grpc.IdentityServicer):
         """
         try:
             await self._looks.call("pool", self._backend.check, timeout_s=_PROBE_TIMEOUT_S)
-        except bounded_calls.CallTimedOut as err:
+        except bounded_calls.SystemCallTimedOut as err:
             raise PoolNotResponding(err.timeout_s) from err
         response = csi_pb2.ProbeResponse()
         response.ready.value = True

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Backend
 from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
-from crust.host.block import devices, holders
-from crust.host.filesystems import filesystems
-from crust.host.mounts import device_mounts, mounts
+from crust.host.block import devices, holders, signatures
+from crust.host.filesystems import fsfreeze
+from crust.host.mounts import device_mounts, mountinfo
 
 LIMIT_S = 60.0
 
@@ -53,7 +53,7 @@ class _FrozenSet:
     """What is frozen at this moment. The timer and the copier meet here."""
 
     guard: threading.Lock = field(default_factory=threading.Lock)
-    frozen: list[tuple[Freezable, filesystems.Freeze]] = field(default_factory=list)
+    frozen: list[tuple[Freezable, fsfreeze.Freeze]] = field(default_factory=list)
     expired: bool = False
 
 
@@ -71,7 +71,7 @@ class Freezer:
             mount = _mount_of(left.identity)
             if mount is None:
                 return
-            filesystems.thaw(mount.target)
+            fsfreeze.thaw(mount.target)
             _log.warning("thawed what was left frozen", extra={"volume_id": left.volume_id})
             self._intents.forget(left.volume_id)
 
@@ -106,7 +106,7 @@ class Freezer:
     def _freeze(self, still: _FrozenSet, member: Freezable) -> None:
         self._intents.note(Intent(member.volume_id, identity=str(member.identity)))
         try:
-            freeze = filesystems.Freeze(member.mountpoint)
+            freeze = fsfreeze.Freeze(member.mountpoint)
         except errors.CrustError:
             self._intents.forget(member.volume_id)
             raise
@@ -129,7 +129,7 @@ class Freezer:
         if failures:
             raise failures[0]
 
-    def _thaw(self, member: Freezable, freeze: filesystems.Freeze) -> errors.CrustError | None:
+    def _thaw(self, member: Freezable, freeze: fsfreeze.Freeze) -> errors.CrustError | None:
         try:
             freeze.thaw()
             self._intents.forget(member.volume_id)
@@ -146,11 +146,11 @@ class Freezer:
         device = source.path
         if not holders.is_exclusively_held(device):
             return  # no filesystem has it open
-        found = filesystems.probe(device)
-        if not isinstance(found, filesystems.Filesystem):
+        found = signatures.probe(device)
+        if not isinstance(found, signatures.Filesystem):
             return
         with suppress(devices.DeviceInUse):  # it is a guest's by now, or a tool's
-            filesystems.thaw_unmounted(device, found.type)
+            fsfreeze.thaw_unmounted(device, found.type)
             _log.warning(
                 "thawed what was left frozen and out of reach", extra={"volume_id": left.volume_id}
             )
@@ -165,12 +165,12 @@ def _telling(left: Intent) -> Iterator[None]:
         _log.error("left frozen", extra={"volume_id": left.volume_id, "error": str(err)})
 
 
-def _mount_of(identity: str) -> mounts.Mount | None:
+def _mount_of(identity: str) -> mountinfo.Mount | None:
     """A mount of the very device that was meant, whose numbers may be another's by now, and which can be reached."""
     numbers = re.fullmatch(r"(\d+):(\d+)@\d+", identity)
     if numbers is None:
         return None
-    for mount in mounts.of_device(int(numbers[1]), int(numbers[2])):
+    for mount in mountinfo.of_device(int(numbers[1]), int(numbers[2])):
         with suppress(errors.CrustError):
             if device_mounts.is_visible(mount) and str(devices.identify(mount.source)) == identity:
                 return mount

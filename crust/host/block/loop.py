@@ -45,7 +45,7 @@ class LoopDevice:
     is_whole: bool
 
 
-class NoLoopDevice(errors.Exhausted):
+class NoFreeLoopDevice(errors.Exhausted):
     """The kernel gives no free loop device."""
 
     def __init__(self, backing: str) -> None:
@@ -56,7 +56,7 @@ class NoLoopDevice(errors.Exhausted):
         )
 
 
-class StillHeld(errors.NotReady):
+class LoopDeviceHeld(errors.NotReady):
     """A loop device stays attached because something has it open. It is left as it was."""
 
     def __init__(self, path: str, in_use: holders.DeviceInUse) -> None:
@@ -67,7 +67,7 @@ class StillHeld(errors.NotReady):
         self.holders = in_use.holders
 
 
-class AttachPending(errors.OperationPending):
+class LoopAttachPending(errors.OperationPending):
     """Another process attaches the same file at this moment."""
 
     def __init__(self, backing: str) -> None:
@@ -75,7 +75,7 @@ class AttachPending(errors.OperationPending):
         self.backing = backing
 
 
-class PublishedToNodeDifferently(errors.Conflict):
+class LoopAttachedDifferently(errors.Conflict):
     """The file is attached, but not as asked."""
 
     def __init__(self, backing: str, devices: tuple[LoopDevice, ...], why: str) -> None:
@@ -100,7 +100,7 @@ def attach(
     """Attach the file to a free loop device, even if it is attached already; see `attach_once`.
 
     A size that is no multiple of the sector is rounded down by the kernel. Without direct I/O on the backing
-    filesystem the device is buffered, and the result says so. Raises `NotFound`, `Refused`, `NoLoopDevice`.
+    filesystem the device is buffered, and the result says so. Raises `NotFound`, `Refused`, `NoFreeLoopDevice`.
     """
     with _open_backing(backing, readonly=readonly) as fd:
         return _attach(
@@ -118,19 +118,19 @@ def attach_once(
 ) -> LoopDevice:
     """The one loop device of the file: the one it has, as it is, or else a new one, of at most 63 bytes of `tag`.
 
-    Raises `AttachPending`, `PublishedToNodeDifferently` (other read-only state, a part of the file, more than one
+    Raises `LoopAttachPending`, `LoopAttachedDifferently` (other read-only state, a part of the file, more than one
     device), and what `attach` raises. Two processes that call this never attach twice.
     """
     with _open_backing(backing, readonly=readonly) as fd:
-        if not flocks.FileLock.try_lock(fd):
-            raise AttachPending(backing)
+        if not flocks.try_lock(fd):
+            raise LoopAttachPending(backing)
         try:
             if found := _find(os.fstat(fd)):
                 return _the_one(backing, found, readonly=readonly)
             flags = _flags(readonly=readonly, direct_io=direct_io)
             return _attach(fd, backing, flags, sector_size or 0, tag)
         finally:
-            flocks.FileLock.unlock(fd)
+            flocks.unlock(fd)
 
 
 def find(backing: str) -> tuple[LoopDevice, ...]:
@@ -175,7 +175,7 @@ def size_bytes(device: LoopDevice) -> int:
 def detach(device: LoopDevice) -> None:
     """Detach the device, and see that it is gone; one that is gone, or whose number was reused, is fine.
 
-    Raises `StillHeld` when it is mounted or open anywhere; it then stays attached, as it was.
+    Raises `LoopDeviceHeld` when it is mounted or open anywhere; it then stays attached, as it was.
     """
     if not _is_attached(device):
         # Asked before anything is opened: on a reused number the exclusive open would keep its new owner's mount
@@ -187,7 +187,7 @@ def detach(device: LoopDevice) -> None:
             fd = os.open(device.path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
         except OSError as err:
             if err.errno == errno.EBUSY:
-                raise StillHeld(device.path, holders.device_in_use(device.path)) from err
+                raise LoopDeviceHeld(device.path, holders.device_in_use(device.path)) from err
             if err.errno in (errno.ENOENT, errno.ENXIO):
                 return
             raise
@@ -213,7 +213,7 @@ def _attach(
                 # Between "number is free" and now another caller took it (EBUSY), or removed it (ENXIO, ENOENT).
                 if err.errno not in (errno.EBUSY, errno.ENXIO, errno.ENOENT):
                     raise
-    raise NoLoopDevice(backing)
+    raise NoFreeLoopDevice(backing)
 
 
 def _clear(device: LoopDevice, fd: int) -> None:
@@ -232,7 +232,7 @@ def _wait_until_gone(device: LoopDevice) -> None:
         if changes.wait_until(lambda: not _is_attached(device)):
             return
     _keep(device)
-    raise StillHeld(device.path, holders.device_in_use(device.path))
+    raise LoopDeviceHeld(device.path, holders.device_in_use(device.path))
 
 
 def _keep(device: LoopDevice) -> None:
@@ -304,14 +304,12 @@ def _describe(number: int, status: loopctl.Status) -> LoopDevice:
 
 def _the_one(backing: str, found: tuple[LoopDevice, ...], *, readonly: bool) -> LoopDevice:
     if len(found) > 1:
-        raise PublishedToNodeDifferently(
-            backing, found, "more than one device writes into one file"
-        )
+        raise LoopAttachedDifferently(backing, found, "more than one device writes into one file")
     if found[0].readonly != readonly:
         state = "read-only" if found[0].readonly else "writable"
-        raise PublishedToNodeDifferently(backing, found, f"that device is {state}")
+        raise LoopAttachedDifferently(backing, found, f"that device is {state}")
     if not found[0].is_whole:
-        raise PublishedToNodeDifferently(backing, found, "that device shows a part of it alone")
+        raise LoopAttachedDifferently(backing, found, "that device shows a part of it alone")
     return found[0]
 
 

@@ -44,7 +44,7 @@ class Other:
 Signature = Blank | Filesystem | Other
 
 
-class AmbivalentSignature(errors.Corrupt):
+class AmbiguousSignature(errors.Corrupt):
     """The device carries signatures that contradict each other."""
 
     def __init__(self, path: str) -> None:
@@ -65,7 +65,7 @@ class ProbeFailed(errors.RuntimeFailed):
 
 
 def probe(path: str) -> Signature:
-    """What is on the device or file; raises `NotFound`, `AmbivalentSignature`, `ProbeFailed`."""
+    """What is on the device or file; raises `NotFound`, `AmbiguousSignature`, `ProbeFailed`."""
     with oserrors.translating(f"cannot open {path}"):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -100,7 +100,7 @@ def _classify(library: ctypes.CDLL, handle: int, fd: int, path: str) -> Signatur
     if result == _NOTHING:
         return Blank()
     if result == _AMBIVALENT:
-        raise AmbivalentSignature(path)
+        raise AmbiguousSignature(path)
     if result != _FOUND:
         number = ctypes.get_errno()
         raise ProbeFailed(path, os.strerror(number) if number else "libblkid does not say why")
@@ -111,7 +111,7 @@ def _found(library: ctypes.CDLL, handle: int, path: str) -> Signature:
     kind, usage = _value(library, handle, b"TYPE"), _value(library, handle, b"USAGE")
     table = _value(library, handle, b"PTTYPE")
     if kind and table:
-        raise AmbivalentSignature(path)
+        raise AmbiguousSignature(path)
     if kind and usage == "filesystem":
         return Filesystem(kind, _value(library, handle, b"UUID"))
     return Other(f"partition table {table}" if table else f"{usage or 'signature'} {kind}".strip())

@@ -17,8 +17,8 @@ import os
 from typing import Protocol
 
 from crust import errors, volumes
+from crust.host.cgroups.io_max import IoMax
 from crust.host.cgroups.throttling_v1 import Blkio
-from crust.host.cgroups.throttling_v2 import IoMax
 from crust.host.mounts import mountinfo
 from crust.host.process import oserrors
 

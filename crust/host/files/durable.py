@@ -18,7 +18,7 @@ from crust.host.process import oserrors
 _LEFTOVER = ".crust-tmp"
 
 
-class AlreadyExists(errors.Conflict):
+class PathAlreadyExists(errors.Conflict):
     """Something is where a new thing was to be made."""
 
     def __init__(self, path: str) -> None:
@@ -60,13 +60,13 @@ def publish(
 
 
 def create(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) -> None:
-    """Like `publish`, but only where nothing is; raises `AlreadyExists`."""
+    """Like `publish`, but only where nothing is; raises `PathAlreadyExists`."""
     path = os.fspath(path)
     try:
         # link(2) and not rename(2): it never replaces.
         _place(path, data, mode, os.link)
     except FileExistsError as err:
-        raise AlreadyExists(path) from err
+        raise PathAlreadyExists(path) from err
     except OSError as err:
         raise oserrors.translate(err, f"cannot create {path}") from err
 
@@ -125,7 +125,7 @@ def make_directory(path: str | os.PathLike[str], mode: int) -> None:
 
 
 def make_staging(path: str | os.PathLike[str], mode: int) -> None:
-    """Make a directory to be filled for `publish_directory`, with exactly `mode`; `AlreadyExists` if it is there.
+    """Make a directory to be filled for `publish_directory`, with exactly `mode`; `PathAlreadyExists` if it is there.
 
     Not durable: until it is published nothing depends on it.
     """
@@ -134,7 +134,7 @@ def make_staging(path: str | os.PathLike[str], mode: int) -> None:
         try:
             os.mkdir(path, mode)
         except FileExistsError as err:
-            raise AlreadyExists(path) from err
+            raise PathAlreadyExists(path) from err
         _set_mode(path, mode)
 
 
@@ -149,7 +149,7 @@ def write_staged(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600
 
 
 def publish_directory(staging: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
-    """Rename a directory that was filled aside to its place, durably; raises `AlreadyExists`.
+    """Rename a directory that was filled aside to its place, durably; raises `PathAlreadyExists`.
 
     Both must be on one filesystem. An empty directory at `final` is replaced (rename(2)): it says nothing.
     """
@@ -160,7 +160,7 @@ def publish_directory(staging: str | os.PathLike[str], final: str | os.PathLike[
             os.rename(staging, final)
         except OSError as err:
             if isinstance(err, (FileExistsError, NotADirectoryError)) or os.path.lexists(final):
-                raise AlreadyExists(final) from err
+                raise PathAlreadyExists(final) from err
             raise
         _sync(os.path.dirname(final) or ".")
 

@@ -18,7 +18,7 @@ from crust import errors
 from crust.host.process import oserrors
 
 
-class AlreadyOwned(errors.NotReady):
+class LockHeld(errors.NotReady):
     """Another process holds the lock."""
 
     def __init__(self, path: str, pids: Sequence[int]) -> None:
@@ -39,13 +39,13 @@ class ProcessLock:
 
     @classmethod
     def acquire(cls, path: str | os.PathLike[str]) -> Self:
-        """Take the lock on the file `path`, made if need be; raises `AlreadyOwned` at once, never waits."""
+        """Take the lock on the file `path`, made if need be; raises `LockHeld` at once, never waits."""
         path = os.fspath(path)
         with oserrors.translating(f"cannot lock {path}"):
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
-                if not FileLock.try_lock(fd):
-                    raise AlreadyOwned(path, holder_pids(path))
+                if not try_lock(fd):
+                    raise LockHeld(path, holder_pids(path))
                 _note_pid(fd)
             except BaseException:
                 os.close(fd)
@@ -56,7 +56,7 @@ class ProcessLock:
         """Let go; again is fine."""
         if self._fd < 0:
             return
-        FileLock.unlock(self._fd)
+        unlock(self._fd)
         os.close(self._fd)
         self._fd = -1
 
@@ -72,28 +72,24 @@ class ProcessLock:
         self.close()
 
 
-class FileLock:
-    """The exclusive lock of an open file description, for descriptors that other processes inherit."""
+def try_lock(fd: int) -> bool:
+    """Lock an open file description exclusively; False if another one has the lock. Never waits."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as err:
+        raise oserrors.translate(err, "cannot lock a file") from err
+    return True
 
-    @staticmethod
-    def try_lock(fd: int) -> bool:
-        """Take the lock, or say that another description has it. Never waits."""
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError as err:
-            raise oserrors.translate(err, "cannot lock a file") from err
-        return True
 
-    @staticmethod
-    def unlock(fd: int) -> None:
-        """Release the lock for all descriptors of the description.
+def unlock(fd: int) -> None:
+    """Release the lock for all descriptors of the description.
 
-        Closing alone would not do: a child that is between fork and exec still has a copy.
-        """
-        with oserrors.translating("cannot unlock a file"):
-            fcntl.flock(fd, fcntl.LOCK_UN)
+    Closing alone would not do: a child that is between fork and exec still has a copy.
+    """
+    with oserrors.translating("cannot unlock a file"):
+        fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def holder_pids(path: str | os.PathLike[str]) -> tuple[int, ...]:

@@ -7,9 +7,10 @@ import os
 import struct
 
 from crust import errors
-from crust.host.filesystems import superblocks
+from crust.host.block import devices
+from crust.host.filesystems import fsck, superblocks
 from crust.host.mounts import mountinfo
-from crust.host.process import capabilities, oserrors
+from crust.host.process import capabilities, commands, oserrors
 
 _EXT4_RESIZE_FS = 0x40086610  # _IOW('f', 16, __u64)
 _XFS_FSGEOMETRY_V1 = 0x80705864  # _IOR('X', 100, struct xfs_fsop_geom_v1), 112 bytes
@@ -48,7 +49,7 @@ class MissingCapability(errors.Refused):
         self.capability = capability
 
 
-class NotMountedAs(errors.NotReady):
+class FilesystemNotMounted(errors.NotReady):
     """A mountpoint that is to be acted on is none, or of another filesystem."""
 
     def __init__(self, mountpoint: str, fs_type: str) -> None:
@@ -60,15 +61,33 @@ class NotMountedAs(errors.NotReady):
 async def grow_mounted(mountpoint: str, fs_type: str) -> None:
     """Grow the filesystem mounted at `mountpoint` to its device's size; one that fills it already is fine.
 
-    Raises `NotMountedAs`, `MissingCapability` (ext4 without CAP_SYS_RESOURCE), `Unsupported`, `RuntimeFailed`.
+    Raises `FilesystemNotMounted`, `MissingCapability` (ext4 without CAP_SYS_RESOURCE), `Unsupported`,
+    `RuntimeFailed`.
     """
     await asyncio.to_thread(_grow, mountpoint, fs_type)
+
+
+def needs_growth(path: str, fs_type: str) -> bool:
+    """Whether an unmounted filesystem leaves at least one block of its device unused."""
+    found = superblocks.read(path, fs_type)
+    return devices.size_bytes(path) - found.size_bytes >= found.block_size_bytes
+
+
+async def grow_unmounted(path: str, fs_type: str) -> None:
+    """Grow a filesystem that is not mounted to the size of its device; raises `OnlyGrowsMounted` for xfs, btrfs."""
+    if fs_type != "ext4":
+        raise OnlyGrowsMounted(path, fs_type)
+    # With -f, e2fsck takes a device whose every mount is read-only for its own, and writes under the kernel's feet.
+    os.close(await asyncio.to_thread(devices.open_exclusive, path))
+    # resize2fs refuses a filesystem that was mounted since its last full check.
+    await fsck.e2fsck(path, "-f", "-p")
+    await commands.run(["resize2fs", path], timeout_s=fsck.TIMEOUT_S)
 
 
 def _grow(mountpoint: str, fs_type: str) -> None:
     mount = mountinfo.at(mountpoint)
     if mount is None or mount.fs_type != fs_type:
-        raise NotMountedAs(mountpoint, fs_type)
+        raise FilesystemNotMounted(mountpoint, fs_type)
     what = f"cannot grow the {fs_type} at {mountpoint}"
     with oserrors.translating(what):
         device_bytes = _device_bytes(mount)

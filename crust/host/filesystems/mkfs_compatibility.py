@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from crust import errors
 from crust.host.block import zeroout
-from crust.host.filesystems import filesystems
-from crust.host.mounts import detached
+from crust.host.filesystems import mkfs
+from crust.host.mounts import detached_mount
 from crust.host.process import commands
 
 _LESS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -36,25 +36,25 @@ class MkfsCompatibility:
         self._served: dict[str, tuple[str, ...]] = {}
 
     async def make(self, path: str, fs_type: str, *, extra_options: Sequence[str] = ()) -> None:
-        """`filesystems.make` on a device that is blank and nobody's: it may be made, and cleared, several times."""
+        """`mkfs.make` on a device that is blank and nobody's: it may be made, and cleared, several times."""
         served = self._served.get(fs_type)
-        await filesystems.make(path, fs_type, extra_options=(*(served or ()), *extra_options))
+        await mkfs.make(path, fs_type, extra_options=(*(served or ()), *extra_options))
         if served is not None or not await self._is_refused(path, fs_type, ()):
             return
         for words in _LESS.get(fs_type, ()):
             await asyncio.to_thread(zeroout.zero_device, path)
             try:
-                await filesystems.make(path, fs_type, extra_options=(*words, *extra_options))
+                await mkfs.make(path, fs_type, extra_options=(*words, *extra_options))
             except commands.CommandFailed:
                 continue
             if not await self._is_refused(path, fs_type, words):
                 return
         await asyncio.to_thread(zeroout.zero_device, path)
-        await filesystems.make(path, fs_type, extra_options=extra_options)
+        await mkfs.make(path, fs_type, extra_options=extra_options)
 
     async def _is_refused(self, path: str, fs_type: str, words: tuple[str, ...]) -> bool:
         try:
-            os.close(await asyncio.to_thread(detached.open_root, path, fs_type))
+            os.close(await asyncio.to_thread(detached_mount.open_root, path, fs_type))
         except errors.CrustError as err:
             cause = err.__cause__
             return isinstance(cause, OSError) and cause.errno == errno.EINVAL

@@ -9,6 +9,7 @@ import struct
 from dataclasses import dataclass
 
 from crust import errors
+from crust.host.filesystems import supported
 from crust.host.process import oserrors
 
 _EXT_OFFSET = 1024
@@ -22,7 +23,7 @@ _BTRFS_OFFSET = 64 * 1024
 _BTRFS_MAGIC = b"_BHRfS_M"
 
 
-class BadSuperblock(errors.Corrupt):
+class InvalidSuperblock(errors.Corrupt):
     """The superblock is not that of the filesystem that should be there."""
 
     def __init__(self, path: str, fs_type: str) -> None:
@@ -50,10 +51,10 @@ class Superblock:
 
 
 def read_ext4(path: str) -> Superblock:
-    """The superblock of an ext2, ext3 or ext4; raises `BadSuperblock`."""
+    """The superblock of an ext2, ext3 or ext4; raises `InvalidSuperblock`."""
     data = _read(path, _EXT_OFFSET)
     if _field("<H", data, 0x38) != _EXT_MAGIC:
-        raise BadSuperblock(path, "ext4")
+        raise InvalidSuperblock(path, "ext4")
     incompat = _field("<I", data, 0x60)
     high = _field("<I", data, 0x150) if incompat & _EXT_INCOMPAT_64BIT else 0
     return Superblock(
@@ -64,20 +65,40 @@ def read_ext4(path: str) -> Superblock:
 
 
 def read_xfs(path: str) -> Superblock:
-    """The first superblock of an xfs; raises `BadSuperblock`. Its log is replayed by the mount, so it is "clean"."""
+    """The first superblock of an xfs; raises `InvalidSuperblock`. A mount replays its log, so it is "clean"."""
     data = _read(path, 0)
     if data[:4] != _XFS_MAGIC:
-        raise BadSuperblock(path, "xfs")
+        raise InvalidSuperblock(path, "xfs")
     return Superblock(_field(">I", data, 4), _field(">Q", data, 8), clean=True)
 
 
 def read_btrfs(path: str) -> Superblock:
-    """The first superblock of a btrfs on one device; raises `BadSuperblock`. Mounts replay its log."""
+    """The first superblock of a btrfs on one device; raises `InvalidSuperblock`. Mounts replay its log."""
     data = _read(path, _BTRFS_OFFSET)
     if data[0x40:0x48] != _BTRFS_MAGIC:
-        raise BadSuperblock(path, "btrfs")
+        raise InvalidSuperblock(path, "btrfs")
     sector_bytes = _field("<I", data, 0x90)
     return Superblock(sector_bytes, _field("<Q", data, 0x70) // sector_bytes, clean=True)
+
+
+_READERS = {"ext4": read_ext4, "xfs": read_xfs, "btrfs": read_btrfs}
+
+
+def read(path: str, fs_type: str) -> Superblock:
+    """The superblock on a device or in a file; raises `InvalidSuperblock`, `UnknownFilesystem`."""
+    return supported.row(_READERS, fs_type)(path)
+
+
+def find(path: str, fs_type: str) -> Superblock | None:
+    """The superblock on the device, None if it is not that of the filesystem: one read, where a probe makes many.
+
+    Only for a device that the caller's own record says has this filesystem: for any other use `signatures.probe`. If
+    it is `clean`, `fsck.check` would find nothing to do.
+    """
+    try:
+        return read(path, fs_type)
+    except InvalidSuperblock:
+        return None
 
 
 def uuid_of_xfs(path: str) -> bytes:

@@ -10,7 +10,7 @@ _GIVEN_UP = frozenset({"shutdown", "emergency_ro"})
 """What ext4 says of itself among its options, where older kernels said "ro"."""
 
 
-def usage(mountpoint: str) -> volumes.VolumeStats:
+def measure(mountpoint: str) -> volumes.VolumeStats:
     """Bytes and inodes by statvfs(3). `available` is less than `total - used` by what is reserved for root."""
     with oserrors.translating(f"cannot measure {mountpoint}"):
         status = os.statvfs(mountpoint)

@@ -21,7 +21,7 @@ import os
 from crust import errors
 from crust.host.block import devices
 from crust.host.filesystems import btrfs_uuid, superblocks
-from crust.host.mounts import detached
+from crust.host.mounts import detached_mount
 from crust.host.process import commands, oserrors
 
 _TIMEOUT_S = 600.0
@@ -108,7 +108,7 @@ def _check_told_apart(path: str) -> None:
 
 
 def _replay(path: str, fs_type: str, flags: tuple[str, ...]) -> None:
-    root = detached.open_root(path, fs_type, flags)
+    root = detached_mount.open_root(path, fs_type, flags)
     with oserrors.translating(f"cannot write back the {fs_type} on {path}"):
         try:
             os.fsync(root)

@@ -7,38 +7,38 @@ and a name are reused, so a caller first makes sure that the device is still the
 import os
 
 from crust import volumes
-from crust.host.mounts import mounts
+from crust.host.mounts import mountinfo
 
 _NODE_FILESYSTEMS = ("devtmpfs", "tmpfs")
 
 
-def shows(mount: mounts.Mount, device: volumes.BlockSource) -> bool:
+def shows(mount: mountinfo.Mount, device: volumes.BlockSource) -> bool:
     """Whether a mount is of the device: its filesystem, or a bind of its node."""
     return is_filesystem(mount, device) or is_node(mount, device)
 
 
-def is_filesystem(mount: mounts.Mount, device: volumes.BlockSource) -> bool:
+def is_filesystem(mount: mountinfo.Mount, device: volumes.BlockSource) -> bool:
     """Whether a mount is of the filesystem on the device."""
     return (mount.major, mount.minor) == (device.identity.major, device.identity.minor)
 
 
-def is_node(mount: mounts.Mount, device: volumes.BlockSource) -> bool:
+def is_node(mount: mountinfo.Mount, device: volumes.BlockSource) -> bool:
     """Whether a mount is a bind of the device's node."""
     name = os.path.basename(mount.root)
     return mount.fs_type in _NODE_FILESYSTEMS and name == os.path.basename(device.path)
 
 
-def is_visible(mount: mounts.Mount) -> bool:
+def is_visible(mount: mountinfo.Mount) -> bool:
     """Whether the mount's own path leads to it, and not to what covers it."""
-    found = mounts.at(mount.target)
+    found = mountinfo.at(mount.target)
     return found is not None and found.mount_id == mount.mount_id
 
 
-def filesystem_mounts(device: volumes.BlockSource) -> tuple[mounts.Mount, ...]:
+def filesystem_mounts(device: volumes.BlockSource) -> tuple[mountinfo.Mount, ...]:
     """Every mount in this namespace of the filesystem on the device."""
-    return mounts.of_device(device.identity.major, device.identity.minor)
+    return mountinfo.of_device(device.identity.major, device.identity.minor)
 
 
-def node_mounts(device: volumes.BlockSource) -> tuple[mounts.Mount, ...]:
+def node_mounts(device: volumes.BlockSource) -> tuple[mountinfo.Mount, ...]:
     """Every bind in this namespace of the device's node: it keeps the number, whichever device has that later."""
-    return tuple(each for each in mounts.read_all() if is_node(each, device))
+    return tuple(each for each in mountinfo.read_all() if is_node(each, device))

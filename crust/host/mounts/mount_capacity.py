@@ -16,7 +16,7 @@ _MOUNTS = 2
 """A target, and a bind of it that a pod's container makes."""
 
 
-def room(*, memory_bytes: int, threads: int, mounts: int) -> int:
+def estimate(*, memory_bytes: int, threads: int, mounts: int) -> int:
     """How many volumes fit on a node of so much of each; one at least."""
     fit = (
         memory_bytes // 4 // _MEMORY_BYTES,
@@ -27,13 +27,13 @@ def room(*, memory_bytes: int, threads: int, mounts: int) -> int:
 
 
 @functools.cache
-def volumes() -> int:
+def max_volumes() -> int:
     """How many volumes fit on this node; asked of the kernel once."""
     with oserrors.translating("cannot read the kernel's limits"):
         threads = min(_number("kernel/pid_max"), _number("kernel/threads-max"))
         mounts = _number("fs/mount-max")
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return room(memory_bytes=memory_bytes, threads=threads, mounts=mounts)
+    return estimate(memory_bytes=memory_bytes, threads=threads, mounts=mounts)
 
 
 def _number(name: str) -> int:

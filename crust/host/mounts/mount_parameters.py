@@ -43,7 +43,7 @@ _OTHER_MOUNTS = {
 }
 
 
-class BadOption(errors.InvalidRequest):
+class InvalidMountOption(errors.InvalidRequest):
     """A mount option that is not understood or not allowed. `why` is the kernel's own sentence where it has one."""
 
     def __init__(self, fs_type: str, why: str) -> None:
@@ -65,7 +65,7 @@ class MountParameters:
 
 
 def parse(fs_type: str, words: Sequence[str], *, readonly: bool = False) -> MountParameters:
-    """Sort option words, each of which may be several with commas between; raises `BadOption`.
+    """Sort option words, each of which may be several with commas between; raises `InvalidMountOption`.
 
     A later word wins over an earlier one. `readonly=True` wins over "rw".
     """
@@ -80,7 +80,7 @@ def parse(fs_type: str, words: Sequence[str], *, readonly: bool = False) -> Moun
         elif word in ("ro", "rw"):
             asked_readonly = word == "ro"
         elif key in _OTHER_MOUNTS:
-            raise BadOption(fs_type, f"{key!r} asks for another kind of mount")
+            raise InvalidMountOption(fs_type, f"{key!r} asks for another kind of mount")
         elif word not in _USER_SPACE and not key.startswith(("x-", "X-")):
             _check_key(fs_type, key)
             parameters.append((key, value if equals else None))
@@ -107,6 +107,6 @@ def _split(words: Sequence[str]) -> list[str]:
 def _check_key(fs_type: str, key: str) -> None:
     if key == "source":
         # The kernel takes the device by this very parameter: an option could swap the device.
-        raise BadOption(fs_type, "'source' names the device, which is not an option")
+        raise InvalidMountOption(fs_type, "'source' names the device, which is not an option")
     if not key or "\0" in key:
-        raise BadOption(fs_type, "an option has no name")
+        raise InvalidMountOption(fs_type, "an option has no name")

@@ -17,7 +17,7 @@ from crust import errors
 T = TypeVar("T")
 
 
-class CallTimedOut(errors.PeerUnavailable):
+class SystemCallTimedOut(errors.PeerUnavailable):
     """The kernel has not answered in time."""
 
     def __init__(self, key: str, timeout_s: float) -> None:
@@ -30,7 +30,7 @@ class CallTimedOut(errors.PeerUnavailable):
         self.timeout_s = timeout_s
 
 
-class TooManyHungCalls(errors.Exhausted):
+class TooManyHungSystemCalls(errors.Exhausted):
     """So many calls hang that another one would only join them."""
 
     def __init__(self, key: str, hanging: int, running: int) -> None:
@@ -53,7 +53,7 @@ class BoundedCalls(Generic[T]):
     async def call(self, key: str, function: Callable[[], T], *, timeout_s: float) -> T:
         """The result of `function`, or of the call of this key that is under way already.
 
-        Raises `CallTimedOut`, `TooManyHungCalls`, and whatever `function` raises.
+        Raises `SystemCallTimedOut`, `TooManyHungSystemCalls`, and whatever `function` raises.
         """
         flight: asyncio.Future[T] | None = None
         try:
@@ -65,7 +65,7 @@ class BoundedCalls(Generic[T]):
                 raise self._too_many(key) from err
             if not flight.done():
                 self._hanging.add(key)
-            raise CallTimedOut(key, timeout_s) from err
+            raise SystemCallTimedOut(key, timeout_s) from err
 
     async def _flight(self, key: str, function: Callable[[], T]) -> asyncio.Future[T]:
         """The call of this key, begun now or under way already; waits for a thread."""
@@ -75,8 +75,8 @@ class BoundedCalls(Generic[T]):
             await asyncio.wait(self._flights.values(), return_when=asyncio.FIRST_COMPLETED)
         return self._flights.get(key) or self._start(key, function)
 
-    def _too_many(self, key: str) -> TooManyHungCalls:
-        return TooManyHungCalls(key, len(self._hanging), len(self._flights))
+    def _too_many(self, key: str) -> TooManyHungSystemCalls:
+        return TooManyHungSystemCalls(key, len(self._hanging), len(self._flights))
 
     def _start(self, key: str, function: Callable[[], T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()

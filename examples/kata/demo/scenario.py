@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from crust.handoff import layout
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api, mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import Kubelet
 from examples.kata.demo.node import HANDLER, Node
@@ -120,15 +120,15 @@ class Scenario:
     async def _stage(self, facts: Facts) -> None:
         with self._report.step("stage it") as step:
             await self._kubelet.stage(facts.volume)
-            here = mounts.at(str(self._kubelet.staging(facts.volume)))
+            here = mountinfo.at(str(self._kubelet.staging(facts.volume)))
             require("staging mounts nothing on the host", here is None)
             step.found("a loop device with an ext4 filesystem, mounted nowhere")
 
     async def _publish_deferred(self, facts: Facts) -> None:
         with self._report.step("publish it, deferred") as step:
             await self._kubelet.publish(facts.volume, facts.target, defer=True)
-            seal = mounts.at(str(facts.target))
-            require("the target is sealed", seal is not None and mounts.is_guard(seal))
+            seal = mountinfo.at(str(facts.target))
+            require("the target is sealed", seal is not None and mount_api.is_guard(seal))
             require("the target is empty", not list(facts.target.iterdir()))
             require("the volume's filesystem is mounted nowhere", not _mounted("ext4", facts))
             step.found("the target is sealed, nothing is mounted, and the record is there")
@@ -253,7 +253,7 @@ def _mounted(fs_type: str, facts: Facts) -> bool:
     """Whether any mount of the host is below the demo's directory and of that type."""
     root = str(facts.target.parents[5])
     return any(
-        each.fs_type == fs_type and each.target.startswith(root) for each in mounts.read_all()
+        each.fs_type == fs_type and each.target.startswith(root) for each in mountinfo.read_all()
     )
 
 

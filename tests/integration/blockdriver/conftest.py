@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust.host.block import loop
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api, mountinfo
 from tests.support.block_driver import Bench
 
 
@@ -16,8 +16,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path)
     yield made
     made.close()
-    for mount in sorted(mounts.below(str(tmp_path)), key=lambda each: -len(each.target)):
-        mounts.unmount(mount.target)
+    for mount in sorted(mountinfo.below(str(tmp_path)), key=lambda each: -len(each.target)):
+        mount_api.unmount(mount.target)
     for device in loop.list_all():
         if device.backing.startswith(f"{tmp_path}/"):
             loop.detach(device)

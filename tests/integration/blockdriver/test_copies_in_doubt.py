@@ -15,9 +15,9 @@ from crust.blockdriver.node import node_state
 from crust.blockdriver.records import snapshot_record, volume_records
 from crust.blockdriver.snapshots import content_source, group_snapshot, quiesce, take_snapshot
 from crust.host.block import devices
-from crust.host.files import copying
-from crust.host.filesystems import filesystems
-from crust.host.mounts import mounts
+from crust.host.files import file_copy
+from crust.host.filesystems import fsfreeze
+from crust.host.mounts import mount_api
 from crust.host.process import boot
 from tests.integration.blockdriver.test_snapshots import (
     down,
@@ -64,7 +64,7 @@ def left_frozen(bench: Bench, volume_id: str, target: str) -> Path:
     entry = bench.root / "run" / "freezes" / volume_id
     entry.write_text(f"{boot.boot_id()} {identity}\n")
     entry.chmod(0o600)
-    filesystems.freeze(target)
+    fsfreeze.freeze(target)
     return entry
 
 
@@ -87,9 +87,9 @@ async def begun(bench: Bench, source: str, monkeypatch: pytest.MonkeyPatch) -> N
 async def test_what_was_cut_short_is_not_copied_as_if_it_were_whole(pool: Bench) -> None:
     source = await pool.create("source")
     os.truncate(image(pool, source.volume_id), 10 * MIB)
-    with pytest.raises(copying.SourceTooShort):
+    with pytest.raises(file_copy.SourceTooShort):
         await snapshot(pool, source.volume_id)
-    with pytest.raises(copying.SourceTooShort):
+    with pytest.raises(file_copy.SourceTooShort):
         await made_of(pool, "clone", volume_id=source.volume_id)
     assert not image(pool, volume_records.volume_id_of("clone")).exists()
 
@@ -169,7 +169,7 @@ async def test_what_was_left_frozen_is_thawed_though_something_is_mounted_over_i
     entry = left_frozen(pool, source.volume_id, target)
     cover(target)
     pool.restart()
-    mounts.unmount(target)
+    mount_api.unmount(target)
     assert not is_frozen(target)
     assert not entry.exists()
     await down(pool, source.volume_id)
@@ -198,10 +198,10 @@ async def test_a_file_that_its_filesystem_cannot_clone_is_not_copied_piece_by_pi
     source = await on_btrfs.create("source", block())
     await up(on_btrfs, source.volume_id, raw=True)
     assert on_btrfs.driver.state.backend.copies_at_once()
-    monkeypatch.setattr(copying, "_FICLONE", 0)  # which no file knows
-    with pytest.raises(copying.CannotShare):
+    monkeypatch.setattr(file_copy, "_FICLONE", 0)  # which no file knows
+    with pytest.raises(file_copy.FileNotCloneable):
         await snapshot(on_btrfs, source.volume_id)
-    with pytest.raises(copying.CannotShare):
+    with pytest.raises(file_copy.FileNotCloneable):
         await made_of(on_btrfs, "clone", volume_id=source.volume_id, raw=True)
     images = on_btrfs.root / "state" / "images"
     assert [path.name for path in images.iterdir()] == [f"{source.volume_id}.img"]

@@ -12,7 +12,7 @@ import pytest
 from crust import errors, volumes
 from crust.blockdriver.records import volume_records
 from crust.host.block import loop
-from crust.host.mounts import mounts
+from crust.host.mounts import mountinfo
 from tests.support import leaks
 from tests.support.block_driver import Bench, block, mount
 from tests.support.crashes import crash_points, failure_points
@@ -61,7 +61,7 @@ async def take_down(bench: Bench, name: str) -> None:
 
 
 def check_nothing_left(bench: Bench) -> None:
-    assert mounts.below(str(bench.root)) == ()
+    assert mountinfo.below(str(bench.root)) == ()
     assert [each for each in loop.list_all() if each.backing.startswith(str(bench.root))] == []
     left = [path for path in bench.root.glob("state/*/*") if not path.name.startswith(".")]
     assert left == []

@@ -11,8 +11,8 @@ from crust.blockdriver.controller import create_volume
 from crust.blockdriver.node import ephemeral
 from crust.blockdriver.node.node_stage import NodeStage
 from crust.host.block import loop
-from crust.host.filesystems import filesystems
-from crust.host.mounts import mounts
+from crust.host.filesystems import mkfs
+from crust.host.mounts import mount_api
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import MIB, Bench, block, caller, is_there, mount
 
@@ -50,7 +50,7 @@ async def test_a_pod_that_outlives_a_reboot_finds_what_it_wrote(bench: Bench) ->
     target = bench.target("a")
     await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
     Path(target, "file").write_text("words")
-    mounts.unmount(target)
+    mount_api.unmount(target)
     bench.restart()
     await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
     assert Path(target, "file").read_text() == "words"
@@ -143,14 +143,14 @@ async def test_nobody_takes_it_away_while_it_is_being_published(
     """The sweeper knows it by the driver's id and the CO by its own: they are one volume all the same."""
     target, own = bench.target("a"), ephemeral.id_of(VOLUME)
     making, go_on = asyncio.Event(), asyncio.Event()
-    make = filesystems.make
+    make = mkfs.make
 
     async def wait_and_make(path: str, fs_type: str, **options: Any) -> None:
         making.set()
         await go_on.wait()
         await make(path, fs_type, **options)
 
-    monkeypatch.setattr(filesystems, "make", wait_and_make)
+    monkeypatch.setattr(mkfs, "make", wait_and_make)
     publish = asyncio.create_task(bench.inline(VOLUME, target, attributes={"size": "64Mi"}))
     await making.wait()
     await bench.driver.garbage_collector.sweep(grace_s=0)

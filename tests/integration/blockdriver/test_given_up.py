@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from crust.host.mounts import mounts
+from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import MIB, Bench, Mode, caller, is_there, mount
 
@@ -56,7 +56,7 @@ async def test_it_is_unhealthy_and_can_be_unpublished_and_used_again(
     assert stats.condition.abnormal
     await bench.publish(volume_id, target, mount(fs_type))
     await bench.unpublish(volume_id, target)
-    assert mounts.below(str(bench.root)) == ()
+    assert mountinfo.below(str(bench.root)) == ()
     assert not is_there(target)
     await bench.unstage(volume_id)
     await bench.stage(volume_id, mount(fs_type))

@@ -4,8 +4,8 @@ import pytest
 
 from crust.blockdriver.node import node_expand
 from crust.host.block import devices
-from crust.host.filesystems import filesystems
-from crust.host.mounts import mounts
+from crust.host.filesystems import growth
+from crust.host.mounts import mountinfo
 from crust.host.process import capabilities
 from tests.support.block_driver import MIB, Bench, block, mount
 
@@ -39,7 +39,7 @@ async def test_what_can_grow_while_it_is_mounted_does(bench: Bench, fs_type: str
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id, mount(fs_type))
     await bench.publish(volume.volume_id, target, mount(fs_type))
-    with pytest.raises(node_expand.DeviceTooSmall):
+    with pytest.raises(node_expand.DeviceSmallerThanRequested):
         await bench.expand(volume.volume_id, target, 640 * MIB)
     await bench.grow(volume.volume_id, 640 * MIB)
     assert await bench.expand(volume.volume_id, target, 640 * MIB) == 640 * MIB
@@ -152,14 +152,14 @@ async def test_a_driver_that_died_between_mount_and_growth_grows_when_it_is_aske
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(filesystems, "grow_mounted", die)
+        patched.setattr(growth, "grow_mounted", die)
         with pytest.raises(Killed):
             await bench.publish(volume.volume_id, target, mount(fs_type))
-    assert mounts.at(target) is not None
+    assert mountinfo.at(target) is not None
     bench.restart()
     await bench.publish(volume.volume_id, target, mount(fs_type))
     assert (await bench.stats(volume.volume_id, target)).usage[0].total > 500 * MIB
-    assert len(mounts.below(str(bench.root))) == 1
+    assert len(mountinfo.below(str(bench.root))) == 1
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)
 
@@ -172,7 +172,7 @@ async def test_a_publish_that_is_repeated_under_a_running_pod_neither_grows_nor_
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id)
     await bench.publish(volume.volume_id, target)
-    before = mounts.at(target)
+    before = mountinfo.at(target)
     await bench.grow(volume.volume_id, 128 * MIB)
     await bench.publish(volume.volume_id, target)
     for path in bench.root.glob("run/*/published/*"):
@@ -180,6 +180,6 @@ async def test_a_publish_that_is_repeated_under_a_running_pod_neither_grows_nor_
     bench.restart()
     for _ in range(2):
         await bench.publish(volume.volume_id, target)
-    assert mounts.at(target) == before
+    assert mountinfo.at(target) == before
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)

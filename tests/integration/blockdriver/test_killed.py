@@ -15,8 +15,8 @@ import pytest
 
 from crust import errors
 from crust.host.block import loop
-from crust.host.filesystems import freeze
-from crust.host.mounts import mounts
+from crust.host.filesystems import fsfreeze
+from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
 from tests.support import pools
@@ -56,9 +56,9 @@ async def driver(root: Path) -> AsyncIterator[KilledDriver]:
 
 def _take_down(root: Path) -> None:
     """What a failed test left; nothing else is below."""
-    for each in sorted(mounts.below(str(root)), key=lambda each: -len(each.target)):
+    for each in sorted(mountinfo.below(str(root)), key=lambda each: -len(each.target)):
         if each.target != str(root / "pool"):
-            mounts.unmount(each.target)
+            mount_api.unmount(each.target)
     for device in _devices(root):
         with suppress(errors.CrustError):
             loop.detach(device)
@@ -107,7 +107,7 @@ async def _survivors(driver: KilledDriver, co: Co) -> list[Volume]:
 def _check_nothing_left(root: Path, survivors: list[Volume]) -> None:
     ids = {volume.volume_id for volume in survivors}
     state = root / "pool" / "state"
-    assert [each.target for each in mounts.below(str(root))] == [str(root / "pool")]
+    assert [each.target for each in mountinfo.below(str(root))] == [str(root / "pool")]
     assert _devices(root) == []
     assert {each.name for each in (state / "images").iterdir()} == {f"{each}.img" for each in ids}
     assert {each.name for each in (state / "records").iterdir()} == {f"{each}.json" for each in ids}
@@ -118,8 +118,8 @@ def _check_nothing_left(root: Path, survivors: list[Volume]) -> None:
 async def _capacity(root: Path, co: Co) -> int:
     """What the pool can promise, when xfs has given back all blocks of deleted files: a freeze waits for that."""
     pool = str(root / "pool")
-    freeze.freeze(pool)
-    freeze.thaw(pool)
+    fsfreeze.freeze(pool)
+    fsfreeze.thaw(pool)
     asked = csi_pb2.GetCapacityRequest()
     return (await co.call(co.controller.GetCapacity, asked)).available_capacity
 

@@ -10,7 +10,7 @@ import pytest
 
 from crust import volumes
 from crust.host.block import devices
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api, mountinfo
 from tests.support.block_driver import MIB, Bench, block, is_there
 
 pytestmark = pytest.mark.root
@@ -38,7 +38,7 @@ async def test_a_raw_volume_is_mapped_into_a_pod_and_taken_out_again(bench: Benc
     await bench.stage(volume_id, block())
     await bench.publish(volume_id, target, block())
     bound.touch()
-    mounts.bind(target, str(bound))
+    mount_api.bind(target, str(bound))
 
     with held(str(bound)):
         for path in (target, str(bound)):
@@ -50,7 +50,7 @@ async def test_a_raw_volume_is_mapped_into_a_pod_and_taken_out_again(bench: Benc
         bench.restart()
         await bench.publish(volume_id, target, block())
 
-    mounts.unmount(str(bound))
+    mount_api.unmount(str(bound))
     await bench.unpublish(volume_id, target)
     await bench.unstage(volume_id)
     assert not is_there(target)
@@ -62,13 +62,13 @@ async def test_a_publish_is_repeated_with_fresh_tokens_under_a_running_pod(bench
     target = bench.target("pod-a")
     await bench.stage(volume_id)
     await bench.publish(volume_id, target, context={TOKENS: "first", "crust.dev/defer": "never"})
-    before = mounts.at(target)
+    before = mountinfo.at(target)
     with (Path(target) / "open").open("w"):
         for token in ("second", "third"):
             bench.restart()
             context = {TOKENS: token, "crust.dev/defer": "never"}
             await bench.publish(volume_id, target, context=context)
-    assert mounts.at(target) == before
+    assert mountinfo.at(target) == before
     written = b"".join(path.read_bytes() for path in bench.root.glob("run/*/*/*.json"))
     assert b"first" not in written
     assert b"third" not in written

@@ -18,7 +18,7 @@ from crust.blockdriver.node import (
 )
 from crust.host.block import devices, loop
 from crust.host.filesystems import superblocks
-from crust.host.mounts import mounts
+from crust.host.mounts import mountinfo
 from crust.rpc import csi
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import MIB, Bench, block, caller, is_there, mount, write_raw
@@ -40,7 +40,7 @@ async def test_a_filesystem_volume_lives_from_create_to_delete(
     volume = await bench.create(capability=mount(fs_type), size=size)
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id, mount(fs_type))
-    assert mounts.below(str(bench.root)) == ()
+    assert mountinfo.below(str(bench.root)) == ()
     await bench.publish(volume.volume_id, target, mount(fs_type))
     (Path(target) / "kept").write_text("data")
     await bench.unpublish(volume.volume_id, target)
@@ -64,7 +64,7 @@ async def test_every_step_may_be_repeated(bench: Bench) -> None:
         await bench.stage(first.volume_id)
     for _ in range(2):
         await bench.publish(first.volume_id, target)
-    assert len(mounts.below(str(bench.root))) == 1
+    assert len(mountinfo.below(str(bench.root))) == 1
     for _ in range(2):
         await bench.unpublish(first.volume_id, target)
     for _ in range(2):
@@ -82,7 +82,7 @@ async def test_every_step_may_be_repeated_by_a_driver_that_was_restarted(bench: 
     await bench.publish(volume.volume_id, target)
     bench.restart()
     await bench.publish(volume.volume_id, target)
-    assert len(mounts.below(str(bench.root))) == 1
+    assert len(mountinfo.below(str(bench.root))) == 1
     bench.restart()
     with pytest.raises(node_stage.StillPublished, match="pod-a"):
         await bench.unstage(volume.volume_id)
@@ -264,7 +264,7 @@ async def test_unpublish_works_without_record_ledger_or_driver_memory(bench: Ben
     bench.restart()
     await bench.unpublish("some-unknown-volume", bench.target("pod-b"))
     await bench.unpublish(volume.volume_id, target)
-    assert mounts.at(target) is None
+    assert mountinfo.at(target) is None
     assert not is_there(target)
     await bench.unstage(volume.volume_id)
 

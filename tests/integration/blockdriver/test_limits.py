@@ -16,7 +16,7 @@ from crust.blockdriver.node import guests
 from crust.blockdriver.records import volume_records
 from crust.host.block import loop
 from crust.host.cgroups import throttling
-from crust.host.mounts import mounts
+from crust.host.mounts import mountinfo
 from crust.rpc import csi
 from crust.wire.csi.v1 import csi_pb2
 from tests.support import io_groups, io_race
@@ -330,7 +330,7 @@ async def test_an_inline_volume_has_the_limits_that_its_pod_asks_for(
 ) -> None:
     target = limited.target("pod-a")
     await limited.inline("csi-1", target, attributes={"size": "64Mi", "writeIOPS": "100"})
-    mounted = mounts.at(target)
+    mounted = mountinfo.at(target)
     assert mounted is not None
     device = next(each for each in loop.list_all() if each.path == mounted.source)
     assert group.limits_of(device.identity) == volumes.IoLimits(write_iops=100)

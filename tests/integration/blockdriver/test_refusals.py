@@ -7,8 +7,9 @@ import pytest
 
 from crust import errors
 from crust.blockdriver.node import format_decision, node_publish, node_stage, publish_rules
-from crust.host.files import paths
-from crust.host.mounts import mounts
+from crust.host.block import holders
+from crust.host.files import target_paths
+from crust.host.mounts import mount_api, mountinfo
 from tests.support.block_driver import MIB, Bench, block, is_there, mount
 
 pytestmark = pytest.mark.root
@@ -30,7 +31,10 @@ async def test_a_busy_volume_is_not_unpublished_and_its_user_is_named(bench: Ben
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id)
     await bench.publish(volume.volume_id, target)
-    with (Path(target) / "open").open("w"), pytest.raises(mounts.MountBusy, match=str(os.getpid())):
+    with (
+        (Path(target) / "open").open("w"),
+        pytest.raises(holders.MountBusy, match=str(os.getpid())),
+    ):
         await bench.unpublish(volume.volume_id, target)
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)
@@ -89,11 +93,11 @@ async def test_targets_outside_the_roots_and_behind_links_are_refused(bench: Ben
     await bench.stage(volume.volume_id)
     (bench.root / "elsewhere").mkdir()
     (bench.root / "pods" / "link").symlink_to(bench.root / "elsewhere")
-    with pytest.raises(paths.SymlinkInPath):
+    with pytest.raises(target_paths.SymlinkInPath):
         await bench.publish(volume.volume_id, f"{bench.root}/pods/link/mount")
-    with pytest.raises(paths.PathOutsideRoots):
+    with pytest.raises(target_paths.PathOutsideRoots):
         await bench.publish(volume.volume_id, "/etc/crust-test-target")
-    assert mounts.below(str(bench.root)) == ()
+    assert mountinfo.below(str(bench.root)) == ()
     with pytest.raises(node_stage.StagingPathMissing):
         await bench.stage(volume.volume_id, path=f"{bench.root}/staging/absent")
     await bench.unstage(volume.volume_id)
@@ -105,15 +109,15 @@ async def test_nothing_is_unmounted_outside_the_roots_or_behind_a_link(
     outside = tmp_path_factory.mktemp("outside")
     (bench.root / "pods" / "link").symlink_to(outside)
     (outside / "mount").mkdir()
-    mounts.bind(str(bench.root / "staging"), str(outside / "mount"))
+    mount_api.bind(str(bench.root / "staging"), str(outside / "mount"))
     try:
-        with pytest.raises(paths.PathOutsideRoots):
+        with pytest.raises(target_paths.PathOutsideRoots):
             await bench.unpublish("some-unknown-volume", f"{outside}/mount")
-        with pytest.raises(paths.SymlinkInPath):
+        with pytest.raises(target_paths.SymlinkInPath):
             await bench.unpublish("some-unknown-volume", f"{bench.root}/pods/link/mount")
-        assert mounts.at(f"{outside}/mount") is not None
+        assert mountinfo.at(f"{outside}/mount") is not None
     finally:
-        mounts.unmount(f"{outside}/mount")
+        mount_api.unmount(f"{outside}/mount")
 
 
 async def test_a_target_with_files_or_a_foreign_mount_is_refused_and_kept(bench: Bench) -> None:
@@ -122,14 +126,14 @@ async def test_a_target_with_files_or_a_foreign_mount_is_refused_and_kept(bench:
     target = Path(bench.target("pod-a"))
     target.mkdir()
     (target / "precious").write_text("kept")
-    with pytest.raises(paths.WrongType):
+    with pytest.raises(target_paths.TargetConflict):
         await bench.publish(volume.volume_id, str(target))
     assert (target / "precious").read_text() == "kept"
     (target / "precious").unlink()
-    mounts.mount_guard(str(target))
+    mount_api.mount_guard(str(target))
     with pytest.raises(node_publish.TargetOccupied, match="seal"):
         await bench.publish(volume.volume_id, str(target))
-    mounts.unmount(str(target))
+    mount_api.unmount(str(target))
     await bench.unstage(volume.volume_id)
 
 
@@ -139,9 +143,9 @@ async def test_a_target_of_another_volume_is_refused_while_that_is_there(bench: 
     for volume in (first, second):
         await bench.stage(volume.volume_id)
     await bench.publish(first.volume_id, target)
-    with pytest.raises(publish_rules.PublishedDifferently, match=first.volume_id):
+    with pytest.raises(publish_rules.TargetPublishedDifferently, match=first.volume_id):
         await bench.publish(second.volume_id, target)
-    mounts.unmount(target)  # behind the driver's back: its ledger is stale, and the kernel wins
+    mount_api.unmount(target)  # behind the driver's back: its ledger is stale, and the kernel wins
     await bench.publish(second.volume_id, target)
     await bench.unpublish(second.volume_id, target)
     for volume in (first, second):
@@ -158,7 +162,7 @@ async def test_a_raw_device_is_not_detached_while_its_node_is_bound_anywhere(
     kubelets.touch()
     await bench.stage(volume.volume_id, block())
     await bench.publish(volume.volume_id, target, block())
-    mounts.bind(target, str(kubelets))
+    mount_api.bind(target, str(kubelets))
     if forgotten:
         for path in bench.root.glob("run/*/*/*"):
             path.unlink()
@@ -166,5 +170,5 @@ async def test_a_raw_device_is_not_detached_while_its_node_is_bound_anywhere(
     await bench.unpublish(volume.volume_id, target)
     with pytest.raises(node_stage.StillPublished, match=str(kubelets)):
         await bench.unstage(volume.volume_id)
-    mounts.unmount(str(kubelets))
+    mount_api.unmount(str(kubelets))
     await bench.unstage(volume.volume_id)

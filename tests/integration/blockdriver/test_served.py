@@ -61,7 +61,7 @@ async def test_deferral_is_shown_only_to_callers_that_know_it(served: grpc.aio.C
     assert {each.rpc.type for each in opted.capabilities} - known == {20526, 20527, 20528}
     info = await node.NodeGetInfo(csi_pb2.NodeGetInfoRequest())
     assert (info.node_id, list(info.supported_file_systems)) == ("n", [])
-    assert info.max_volumes_per_node == mount_capacity.volumes()
+    assert info.max_volumes_per_node == mount_capacity.max_volumes()
     info = await node.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), metadata=extensions.METADATA)
     assert list(info.supported_file_systems) == ["ext4", "xfs", "btrfs"]
 
@@ -153,7 +153,7 @@ def changed(message: M, **fields: object) -> M:
 
 
 async def test_a_pool_has_one_driver(served: grpc.aio.Channel, tmp_path: Path) -> None:
-    with pytest.raises(flocks.AlreadyOwned):
+    with pytest.raises(flocks.LockHeld):
         async with app.running(
             build(tmp_path),
             socket=f"{tmp_path}/other.sock",

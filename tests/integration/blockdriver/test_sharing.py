@@ -9,7 +9,7 @@ import pytest
 from crust import errors, operations, volumes
 from crust.blockdriver.node import deferred_publish, node_stage, publish_rules
 from crust.host.block import devices, loop
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api, mountinfo
 from tests.support.block_driver import MIB, Bench, Mode, is_there, mount
 
 pytestmark = pytest.mark.root
@@ -23,7 +23,7 @@ async def test_a_deferred_publish_mounts_nothing_and_describes_the_device(bench:
     await bench.stage(volume.volume_id)
     answer = await bench.publish(volume.volume_id, target, capability, deferred=True)
     granted = answer.deferred_mount
-    assert mounts.below(str(bench.root)) == ()
+    assert mountinfo.below(str(bench.root)) == ()
     assert not is_there(target)
     [device] = loop.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
     assert granted.block_device.path == device.path
@@ -66,12 +66,12 @@ async def test_a_mount_that_the_driver_does_not_know_stops_a_deferred_publish(
     stray.mkdir()
     await bench.stage(volume.volume_id)
     [device] = loop.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
-    mounts.mount_device(device.path, str(stray), "ext4")
-    with pytest.raises(deferred_publish.MountedOnHost, match="stray"):
+    mount_api.mount_device(device.path, str(stray), "ext4")
+    with pytest.raises(deferred_publish.FilesystemMountedOnHost, match="stray"):
         await bench.publish(volume.volume_id, bench.target("pod-a"), deferred=True)
     with pytest.raises(node_stage.StillPublished, match="stray"):
         await bench.unstage(volume.volume_id)
-    mounts.unmount(str(stray))
+    mount_api.unmount(str(stray))
     await bench.unstage(volume.volume_id)
 
 
@@ -86,7 +86,7 @@ async def test_a_holder_of_the_device_stops_publishing_and_unstaging(bench: Benc
         with pytest.raises(devices.DeviceInUse):
             await bench.publish(volume.volume_id, bench.target("pod-a"))
         assert not is_there(bench.target("pod-a"))
-        with pytest.raises(loop.StillHeld):
+        with pytest.raises(loop.LoopDeviceHeld):
             await bench.unstage(volume.volume_id)
     finally:
         os.close(fence)
@@ -100,7 +100,7 @@ async def test_readers_may_share_a_volume_with_a_guest_that_reads(bench: Bench) 
     await bench.publish(volume.volume_id, guest, readonly=True, deferred=True)
     await bench.publish(volume.volume_id, other, readonly=True, deferred=True)
     await bench.publish(volume.volume_id, host, readonly=True)
-    mounted = mounts.at(host)
+    mounted = mountinfo.at(host)
     assert mounted is not None
     assert "ro" in mounted.super_options
     for target in (guest, other, host):
@@ -115,7 +115,7 @@ async def test_one_writer_means_one_target(bench: Bench) -> None:
     await bench.publish(volume.volume_id, bench.target("pod-a"), one)
     with pytest.raises(publish_rules.PublishedElsewhere, match="one target"):
         await bench.publish(volume.volume_id, bench.target("pod-b"), one)
-    with pytest.raises(publish_rules.PublishedDifferently):
+    with pytest.raises(publish_rules.TargetPublishedDifferently):
         await bench.publish(volume.volume_id, bench.target("pod-a"), one, readonly=True)
     await bench.unpublish(volume.volume_id, bench.target("pod-a"))
     await bench.unstage(volume.volume_id)

@@ -15,7 +15,7 @@ import pytest
 
 from crust import errors
 from crust.blockdriver.snapshots import host_freeze
-from crust.host.filesystems import filesystems
+from crust.host.block import signatures
 from crust.wire.csi.v1 import csi_pb2
 from tests.integration.blockdriver.test_snapshots import (
     down,
@@ -130,7 +130,7 @@ class Scene:
     async def look_into(self, volume_id: str) -> None:
         """By its superblock: mounting at every point would take minutes."""
         image = self.bench.root / "state" / "images" / f"{volume_id}.img"
-        assert isinstance(filesystems.probe(str(image)), filesystems.Filesystem)
+        assert isinstance(signatures.probe(str(image)), signatures.Filesystem)
 
     def check(self) -> None:
         """Nothing is left frozen, aside, or half made."""

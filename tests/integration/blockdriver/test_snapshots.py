@@ -24,8 +24,8 @@ from crust.blockdriver.snapshots import (
     take_snapshot,
 )
 from crust.host.block import devices
-from crust.host.filesystems import filesystems
-from crust.host.mounts import mounts
+from crust.host.filesystems import fsfreeze
+from crust.host.mounts import mountinfo
 from crust.host.process import boot
 from crust.rpc import csi, limits
 from crust.wire.csi.v1 import csi_pb2
@@ -102,7 +102,7 @@ async def up(bench: Bench, volume_id: str, fs_type: str = "ext4", *, raw: bool =
 
 def pool_type(bench: Bench) -> str:
     """The filesystem of the pool."""
-    mount = mounts.at(str(bench.root))
+    mount = mountinfo.at(str(bench.root))
     assert mount is not None
     return mount.fs_type
 
@@ -129,10 +129,10 @@ def unmount_lazily(target: str) -> None:
 
 def is_frozen(target: str) -> bool:
     try:
-        filesystems.freeze(target)
+        fsfreeze.freeze(target)
     except errors.NotReady:
         return True
-    filesystems.thaw(target)
+    fsfreeze.thaw(target)
     return False
 
 
@@ -369,7 +369,7 @@ async def test_a_freeze_that_a_dead_driver_left_is_undone_by_the_next(copying: B
     entry = copying.root / "run" / "freezes" / source.volume_id
     entry.write_text(f"{boot.boot_id()} {attachment.source.identity}\n")
     entry.chmod(0o600)
-    filesystems.freeze(target)
+    fsfreeze.freeze(target)
     copying.restart()
     assert not is_frozen(target)
     assert not entry.exists()
@@ -390,7 +390,7 @@ async def test_a_frozen_filesystem_that_was_unmounted_is_thawed_all_the_same(
     entry = copying.root / "run" / "freezes" / source.volume_id
     entry.write_text(f"{boot.boot_id()} {attachment.source.identity}\n")
     entry.chmod(0o600)
-    filesystems.freeze(target)
+    fsfreeze.freeze(target)
     unmount_lazily(target)
     with pytest.raises(devices.DeviceInUse):
         os.close(devices.open_exclusive(attachment.source.path))
@@ -739,4 +739,4 @@ async def test_a_snapshot_that_a_crash_interrupted_leaves_nothing(copying: Bench
     )
     assert not list((copying.root / "state" / "images").glob("*.snap"))
     assert (await snapshot(copying, source.volume_id)).snapshot_id == taken.snapshot_id
-    assert mounts.below(str(copying.root / "pods")) == ()
+    assert mountinfo.below(str(copying.root / "pods")) == ()

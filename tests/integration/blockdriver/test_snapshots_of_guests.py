@@ -13,8 +13,8 @@ from crust import volumes
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.snapshots import guest_freeze
 from crust.host.block import devices
-from crust.host.filesystems import filesystems
-from crust.host.mounts import mounts
+from crust.host.filesystems import fsfreeze
+from crust.host.mounts import mountinfo
 from tests.integration.blockdriver.test_snapshots import (
     digest,
     down,
@@ -184,7 +184,7 @@ async def test_a_copy_of_a_guest_that_went_on_too_early_is_thrown_away(
     other = await bench.create("other")
     inside = await on_xfs.up(source.volume_id)
     with monkeypatch.context() as patched:
-        meanwhile(on_xfs, patched, lambda: filesystems.thaw(inside))
+        meanwhile(on_xfs, patched, lambda: fsfreeze.thaw(inside))
         with pytest.raises(guest_freeze.ThawedEarly):
             await snapshot(bench, source.volume_id)
         with pytest.raises(guest_freeze.ThawedEarly):
@@ -264,4 +264,4 @@ async def test_a_guest_that_a_dead_driver_left_frozen_is_thawed_by_the_next(
     assert on_xfs.left() == []
     await snapshot(bench, source.volume_id)
     await on_xfs.down(source.volume_id)
-    assert mounts.below(str(bench.root / "pods")) == ()
+    assert mountinfo.below(str(bench.root / "pods")) == ()

@@ -11,9 +11,9 @@ import pytest
 
 from crust.blockdriver.records import volume_records
 from crust.blockdriver.records.volume_record import Record
-from crust.host.block import devices
-from crust.host.filesystems import btrfs_uuid, filesystems, uuids
-from crust.host.mounts import mounts
+from crust.host.block import devices, signatures
+from crust.host.filesystems import btrfs_uuid, uuids
+from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import commands
 from crust.wire.csi.v1 import csi_pb2
 from tests.integration.blockdriver.test_snapshots import drop, made_of, snapshot, up, write
@@ -36,8 +36,8 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 def uuid_of(bench: Bench, volume_id: str) -> str:
     image = bench.root / "state" / "images" / f"{volume_id}.img"
-    found = filesystems.probe(str(image))
-    assert isinstance(found, filesystems.Filesystem)
+    found = signatures.probe(str(image))
+    assert isinstance(found, signatures.Filesystem)
     return found.uuid
 
 
@@ -47,7 +47,7 @@ def shares(bench: Bench, volume_id: str) -> bool:
 
 
 def options_at(target: str) -> tuple[str, ...]:
-    found = mounts.at(target)
+    found = mountinfo.at(target)
     assert found is not None
     return found.super_options
 
@@ -95,7 +95,7 @@ async def test_a_copy_of_what_a_guest_wrote_is_not_mounted_here_to_be_renamed(
     def refuse(*_: object) -> int:
         raise AssertionError("a guest's filesystem is not mounted on the host")
 
-    monkeypatch.setattr("crust.host.mounts.detached.open_root", refuse)
+    monkeypatch.setattr("crust.host.mounts.detached_mount.open_root", refuse)
     target = bench.target(clone.volume_id)
     await bench.stage(clone.volume_id, mount(fs_type))
     answer = await bench.publish(clone.volume_id, target, mount(fs_type), deferred=True)
@@ -105,9 +105,9 @@ async def test_a_copy_of_what_a_guest_wrote_is_not_mounted_here_to_be_renamed(
     inside = str(bench.root / "beside")
     os.mkdir(inside)
     options = tuple(answer.deferred_mount.mount_options)
-    mounts.mount_device(scene.device(clone.volume_id), inside, fs_type, options)
+    mount_api.mount_device(scene.device(clone.volume_id), inside, fs_type, options)
     assert Path(inside, "file").read_bytes() == b"kept"
-    mounts.unmount(inside)
+    mount_api.unmount(inside)
     await scene.down(clone.volume_id)
 
     await bench.stage(clone.volume_id, mount(fs_type))

@@ -15,7 +15,7 @@ from crust import volumes
 from crust.blockdriver import app as driver_app
 from crust.handoff import store
 from crust.host.block import devices, loop
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api, mountinfo
 from crust.proxy import app as proxy_app
 from crust.proxy import targets
 from crust.rpc import channel
@@ -162,7 +162,7 @@ class Chain:
         request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
         await csi_pb2_grpc.ControllerStub(self.connected).DeleteVolume(request, timeout=30)
         assert [each for each in loop.list_all() if volume_id in each.backing] == []
-        assert mounts.below(self.places.kubelet) == ()
+        assert mountinfo.below(self.places.kubelet) == ()
         pods = Path(self.places.kubelet) / "pods"
         assert list(pods.glob("*/mount")) == []
         assert os.listdir(self.places.volumes) == []
@@ -181,8 +181,8 @@ async def _chain(root: str) -> AsyncIterator[Chain]:
 
 def _tidy(root: str) -> None:
     """What a failed test left."""
-    for mount in sorted(mounts.below(root), key=lambda each: -len(each.target)):
-        mounts.unmount(mount.target)
+    for mount in sorted(mountinfo.below(root), key=lambda each: -len(each.target)):
+        mount_api.unmount(mount.target)
     for device in loop.list_all():
         if device.backing.startswith(f"{root}/"):
             loop.detach(device)

@@ -16,7 +16,7 @@ import pytest
 from crust import volumes
 from crust.handoff import layout
 from crust.host.block import loop
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api, mountinfo
 from tests.integration.chain.conftest import MODE, Chain
 from tests.support.refusals import refused
 
@@ -76,7 +76,7 @@ async def test_the_handoff_directory_is_lost_under_a_live_sandbox(
         await chain.stack.aclose()
         shutil.rmtree(chain.places.volumes)
         if not sealed:
-            mounts.unmount(target)
+            mount_api.unmount(target)
         await chain.start()
         await chain.co.unpublish(volume, target)
         assert not os.path.lexists(target), "CSI NodeUnpublishVolume: the target is removed"
@@ -92,7 +92,7 @@ async def test_all_that_runs_is_lost_with_the_devices_as_in_a_reboot(chain: Chai
     target = chain.places.target("one")
     await chain.publish(volume, target)
     await chain.stack.aclose()
-    mounts.unmount(target)
+    mount_api.unmount(target)
     for device in loop.list_all():
         if volume in device.backing:
             loop.detach(device)
@@ -119,7 +119,7 @@ async def test_unpublish_with_another_volumes_id_changes_nothing(chain: Chain) -
             chain.co.unpublish("vol-other", target, flag=flag), Code.INVALID_ARGUMENT, volume
         )
     assert chain.entry(target) is not None
-    assert mounts.at(target) is not None
+    assert mountinfo.at(target) is not None
     await chain.co.unpublish(volume, target)
     await chain.check_gone(volume)
 
@@ -184,7 +184,7 @@ async def test_a_full_run_directory_leaves_nothing_half_done_and_stops_no_unpubl
     ballast.unlink()
     await chain.check_gone(volume)
     await chain.stack.aclose()
-    mounts.unmount(chain.places.run)
+    mount_api.unmount(chain.places.run)
 
 
 async def _fill(path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crust.host.block import loop
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api
 
 MIB = 1024 * 1024
 
@@ -77,4 +77,4 @@ def mountpoint(tmp_path: Path, attach: Attach) -> Iterator[str]:  # attach: unmo
     path = tmp_path / "target"
     path.mkdir()
     yield str(path)
-    mounts.unmount(str(path))
+    mount_api.unmount(str(path))

@@ -13,7 +13,7 @@ import pytest
 from crust import volumes
 from crust.host.block import devices as host_devices
 from crust.host.block import loop
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api, mountinfo
 from crust.proxy import targets
 from crust.runtime_handler import claim_volume
 from crust.wire.csi.v1 import csi_pb2
@@ -72,10 +72,10 @@ async def test_a_sealed_target_takes_nothing_and_goes_with_the_unpublish(node: N
     assert caught.value.errno == errno.ENOSPC
     os.chown(target, 0, 4711)  # as a kubelet does
     await node.co.publish("vol-1", target)
-    assert len([each for each in mounts.read_all() if each.target == target]) == 1
+    assert len([each for each in mountinfo.read_all() if each.target == target]) == 1
     await node.co.unpublish("vol-1", target)
     node.check_untouched(target)
-    assert mounts.below(node.places.kubelet) == ()
+    assert mountinfo.below(node.places.kubelet) == ()
 
 
 async def test_a_target_with_a_mount_on_it_is_refused_and_keeps_it(node: Node) -> None:
@@ -89,7 +89,7 @@ async def test_a_target_with_a_mount_on_it_is_refused_and_keeps_it(node: Node) -
         assert node.driver.calls == []
         assert node.entry(target) is None
     finally:
-        mounts.unmount(target)
+        mount_api.unmount(target)
 
 
 @pytest.mark.spec("D-21")
@@ -98,14 +98,14 @@ async def test_a_device_that_the_host_has_mounted_is_refused_naming_where(
 ) -> None:
     target, where = node.places.target("one"), f"{node.places.root}/elsewhere"
     os.mkdir(where)
-    mounts.mount_device(device.path, where, "ext4")
+    mount_api.mount_device(device.path, where, "ext4")
     try:
         await refused(
             node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, device.path, where
         )
         node.check_untouched(target)
     finally:
-        mounts.unmount(where)
+        mount_api.unmount(where)
     await node.co.publish("vol-1", target)
     await node.co.unpublish("vol-1", target)
 
@@ -156,6 +156,6 @@ async def test_a_retry_after_run_was_lost_finds_the_seal(node: Node) -> None:
     os.rmdir(entry.directory)
     await node.co.publish("vol-1", target)
     node.check_published("vol-1", target)
-    assert len([each for each in mounts.read_all() if each.target == target]) == 1
+    assert len([each for each in mountinfo.read_all() if each.target == target]) == 1
     await node.co.unpublish("vol-1", target)
     node.check_untouched(target)

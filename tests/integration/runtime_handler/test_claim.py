@@ -16,7 +16,7 @@ from crust.handoff.claims import HeldBySandbox, NotPublished, State
 from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
 from crust.host.block import devices
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api
 from crust.runtime_handler import (
     Claim,
     ClaimLost,
@@ -73,7 +73,7 @@ def test_a_claim_names_its_sandbox_and_fences_the_device(
         assert (held.sandbox_id, held.state, held.live) == (ONE, State.MOUNTED, True)
         (tmp_path / "mnt").mkdir()
         with pytest.raises(errors.NotReady):
-            mounts.mount_device(volume.path, f"{tmp_path}/mnt", "ext4", ())
+            mount_api.mount_device(volume.path, f"{tmp_path}/mnt", "ext4", ())
         formatting = subprocess.run(
             ["mkfs.ext4", "-q", "-F", volume.path], capture_output=True, check=False, timeout=30
         )
@@ -121,14 +121,14 @@ def test_a_device_that_the_host_has_mounted_is_not_claimed(
     store.publish(record_of(volume, TARGET))
     store.publish(record_of(volume, OTHER, readonly=True))
     (tmp_path / "mnt").mkdir()
-    mounts.mount_device(volume.path, f"{tmp_path}/mnt", "ext4", ())
+    mount_api.mount_device(volume.path, f"{tmp_path}/mnt", "ext4", ())
     try:
         for target in (TARGET, OTHER):
             with pytest.raises(devices.DeviceInUse, match="mnt"):
                 _claim(store, ONE, target)
             assert store.claim_state(target) is None
     finally:
-        mounts.unmount(f"{tmp_path}/mnt")
+        mount_api.unmount(f"{tmp_path}/mnt")
     _claim(store).release()
 
 
@@ -292,7 +292,7 @@ def test_a_group_that_a_kubelet_gave_to_the_seal_is_the_volumes(
     """What a kubelet does with fsGroup when the driver has no VOLUME_MOUNT_GROUP: chgrp, g+rwx and setgid."""
     target = volumes.TargetPath.parse(f"{tmp_path}/mount")
     Path(target.text).mkdir()
-    mounts.mount_guard(target.text)
+    mount_api.mount_guard(target.text)
     store.publish(record_of(device("a"), target, readonly=readonly))
     with _claim(store, target=target) as claim:
         assert claim.record.mount.group is None
@@ -302,7 +302,7 @@ def test_a_group_that_a_kubelet_gave_to_the_seal_is_the_volumes(
         found = claim.record.mount.group
         assert found == (None if readonly else volumes.GroupChange(4059))
         assert adopt_volume(store.root, target, ONE, HANDLER).record == claim.record
-    mounts.unmount(target.text)
+    mount_api.unmount(target.text)
 
 
 @pytest.mark.spec("H-38")
@@ -311,11 +311,11 @@ def test_a_group_that_was_handed_over_comes_before_the_seals(
 ) -> None:
     target = volumes.TargetPath.parse(f"{tmp_path}/mount")
     Path(target.text).mkdir()
-    mounts.mount_guard(target.text)
+    mount_api.mount_guard(target.text)
     plain = record_of(device("a"), target)
     wanted = volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
     store.publish(replace(plain, mount=replace(plain.mount, group=wanted)))
     os.chown(target.text, -1, 4059)
     with _claim(store, target=target) as claim:
         assert claim.record.mount.group == wanted
-    mounts.unmount(target.text)
+    mount_api.unmount(target.text)

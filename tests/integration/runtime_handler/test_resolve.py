@@ -8,7 +8,7 @@ import pytest
 from crust import volumes
 from crust.handoff.record import Record
 from crust.handoff.store import Store
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api
 from crust.runtime_handler import GuardWithoutEntry, NotDeferred, Resolved, resolve_source
 from tests.support.records import a_record
 
@@ -21,10 +21,10 @@ def kubelet(tmp_path: Path) -> Iterator[Path]:
     root = tmp_path / "data" / "kubelet"
     for name in ("mount", "bind", "other"):
         (root / name).mkdir(parents=True)
-    mounts.mount_guard(f"{root}/mount")
+    mount_api.mount_guard(f"{root}/mount")
     yield root
     for name in ("bind", "mount", "other"):
-        mounts.unmount(f"{root}/{name}")
+        mount_api.unmount(f"{root}/{name}")
 
 
 def _published(store: Store, target: str) -> Record:
@@ -43,16 +43,16 @@ def test_a_link_to_the_kubelets_root_leads_to_the_volume_published_through_it(
 def test_a_bind_of_a_target_is_the_targets_volume(store: Store, kubelet: Path) -> None:
     _published(store, f"{kubelet}/elsewhere")
     record = _published(store, f"{kubelet}/mount")
-    mounts.bind(f"{kubelet}/mount", f"{kubelet}/bind")
+    mount_api.bind(f"{kubelet}/mount", f"{kubelet}/bind")
     assert resolve_source(store.root, f"{kubelet}/bind") == Resolved(record, "")
     assert resolve_source(store.root, f"{kubelet}/bind/sub") == Resolved(record, "sub")
 
 
 def test_of_two_sealed_targets_each_bind_finds_its_own(store: Store, kubelet: Path) -> None:
     _published(store, f"{kubelet}/mount")
-    mounts.mount_guard(f"{kubelet}/other")
+    mount_api.mount_guard(f"{kubelet}/other")
     other = _published(store, f"{kubelet}/other")
-    mounts.bind(f"{kubelet}/other", f"{kubelet}/bind")
+    mount_api.bind(f"{kubelet}/other", f"{kubelet}/bind")
     assert resolve_source(store.root, f"{kubelet}/bind") == Resolved(other, "")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from crust.host.block import loop
-from crust.host.mounts import mounts
+from crust.host.mounts import mount_api, mountinfo
 from tests.support import leaks
 
 pytestmark = pytest.mark.root
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.root
 
 def test_a_leaked_mount_is_found_and_removed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=str(tmp_path)), leaks.checked(tmp_path):
-        mounts.mount_guard(str(tmp_path))
-    assert mounts.at(str(tmp_path)) is None
+        mount_api.mount_guard(str(tmp_path))
+    assert mountinfo.at(str(tmp_path)) is None
 
 
 def test_a_leaked_loop_device_is_found_and_detached(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ from crust import errors
 from crust.blockdriver.node import format_decision
 from crust.blockdriver.node.format_decision import Action
 from crust.blockdriver.records.volume_record import Content, Record
-from crust.host.filesystems import filesystems
+from crust.host.block import signatures
 
-EXT4 = filesystems.Filesystem("ext4", "")
-XFS = filesystems.Filesystem("xfs", "")
-BLANK = filesystems.Blank()
-TABLE = filesystems.Other("partition table gpt")
-FOUND: tuple[filesystems.Signature, ...] = (EXT4, XFS, BLANK, TABLE)
+EXT4 = signatures.Filesystem("ext4", "")
+XFS = signatures.Filesystem("xfs", "")
+BLANK = signatures.Blank()
+TABLE = signatures.Other("partition table gpt")
+FOUND: tuple[signatures.Signature, ...] = (EXT4, XFS, BLANK, TABLE)
 CONTENTS: tuple[Content, ...] = ("new", "formatting", "formatted", "raw")
 
 
@@ -33,7 +33,7 @@ def record(content: Content) -> Record:
 
 
 def judge(
-    content: Content, found: filesystems.Signature, *, wanted: str = "ext4", zeros: bool = True
+    content: Content, found: signatures.Signature, *, wanted: str = "ext4", zeros: bool = True
 ) -> Action | type[Exception]:
     try:
         return format_decision.judge(record(content), wanted, found, is_blank=lambda: zeros)
@@ -75,7 +75,7 @@ def test_only_an_interrupted_mkfs_is_cleared_and_made_again() -> None:
     ],
 )
 def test_what_is_on_a_device_is_kept_or_complained_about(
-    content: Content, found: filesystems.Signature, expected: Action | type[Exception]
+    content: Content, found: signatures.Signature, expected: Action | type[Exception]
 ) -> None:
     assert judge(content, found) is expected
 

@@ -49,7 +49,7 @@ def test_the_same_target_with_the_same_arguments_is_fine(mode: Mode) -> None:
 def test_the_same_target_with_other_arguments_is_refused(mode: Mode) -> None:
     present = entry(publish(capability=mount(mode=mode)))
     wanted = entry(publish(capability=mount("ext4", "noatime", mode=mode)))
-    with pytest.raises(publish_rules.PublishedDifferently):
+    with pytest.raises(publish_rules.TargetPublishedDifferently):
         publish_rules.check_same_target(present, wanted)
 
 

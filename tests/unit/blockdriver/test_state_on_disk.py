@@ -61,7 +61,7 @@ def test_a_record_of_a_newer_schema_is_left_alone(records: VolumeRecords, tmp_pa
     path = tmp_path / f"{VOLUME}.json"
     newer = json.loads(path.read_text()) | {"schema": 2, "shiny": True}
     path.write_text(json.dumps(newer))
-    with pytest.raises(volume_record.NewerSchema, match="schema 2"):
+    with pytest.raises(volume_record.NewerVolumeRecord, match="schema 2"):
         records.load(VOLUME)
 
 
@@ -82,7 +82,7 @@ def test_a_record_that_is_not_ours_is_corrupt_and_stays(
     path = tmp_path / f"{VOLUME}.json"
     text = json.dumps(json.loads(path.read_text()) | change)
     path.write_text(text)
-    with pytest.raises(volume_record.UnreadableRecord):
+    with pytest.raises(volume_record.UnreadableVolumeRecord):
         records.load(VOLUME)
     assert path.read_text() == text
 
@@ -93,7 +93,7 @@ def test_a_record_under_another_volumes_name_is_corrupt(
     records.save(volume())
     other = volume_records.volume_id_of("other")
     (tmp_path / f"{VOLUME}.json").rename(tmp_path / f"{other}.json")
-    with pytest.raises(volume_record.UnreadableRecord, match="describes"):
+    with pytest.raises(volume_record.UnreadableVolumeRecord, match="describes"):
         records.load(other)
 
 

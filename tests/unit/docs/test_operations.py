@@ -16,7 +16,7 @@ from crust.blockdriver.node import node_stats
 from crust.blockdriver.records import health
 from crust.blockdriver.snapshots import health as snapshot_health
 from crust.cli import main
-from crust.host.filesystems import filesystems, mkfs_options
+from crust.host.filesystems import mkfs_options, supported
 from tests.support import error_table
 
 ROOT = Path(__file__).parents[3]
@@ -154,7 +154,7 @@ def test_the_storage_classes_ask_for_what_the_driver_knows() -> None:
     assert len(classes) == 2
     for each in classes:
         sent = dict(line.strip().split(": ") for line in each.splitlines())
-        assert parameters.parse(sent, filesystems.SUPPORTED).kept == sent
+        assert parameters.parse(sent, supported.SUPPORTED).kept == sent
     for key in (parameters.DEFER, parameters.RUNTIME_HANDLER, parameters.FS_TYPE):
         assert f"| `{key}` |" in PAGE
 

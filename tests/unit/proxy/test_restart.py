@@ -76,7 +76,7 @@ async def test_a_handler_comes_back_by_itself_after_a_restart(places: Places) ->
 
 async def test_a_second_proxy_is_refused_and_the_first_serves_on(places: Places) -> None:
     async with nodes.running(places) as node, node.handler():
-        with pytest.raises(flocks.AlreadyOwned, match=f"process {os.getpid()} holds it"):
+        with pytest.raises(flocks.LockHeld, match=f"process {os.getpid()} holds it"):
             async with _proxy(places):
                 raise AssertionError("two proxies")
         target = places.target("one")

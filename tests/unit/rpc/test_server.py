@@ -47,7 +47,7 @@ async def test_it_serves_and_leaves_no_socket(short: str) -> None:
 async def test_a_second_server_on_the_socket_is_refused_with_the_holder(short: str) -> None:
     path = f"{short}/a.sock"
     async with server.serving(path, name="t", generic=[Echo()]):
-        with pytest.raises(flocks.AlreadyOwned, match=f"process {os.getpid()} holds it"):
+        with pytest.raises(flocks.LockHeld, match=f"process {os.getpid()} holds it"):
             async with server.serving(path, name="u"):
                 raise AssertionError("two servers")
         assert await echo(path) == b"hello"
@@ -96,7 +96,7 @@ async def test_the_socket_of_a_killed_process_is_replaced(short: str) -> None:
     )
     assert process.stdout is not None
     assert await process.stdout.readline() == b"serving\n"
-    with pytest.raises(flocks.AlreadyOwned, match=f"process {process.pid} holds it"):
+    with pytest.raises(flocks.LockHeld, match=f"process {process.pid} holds it"):
         async with server.serving(path, name="t"):
             raise AssertionError("two servers")
     process.send_signal(signal.SIGKILL)

@@ -25,7 +25,7 @@ from crust.blockdriver.engines.protocol import (
     StillAttached,
 )
 from crust.host.block import loop
-from crust.host.files import copying, durable, sparse, writers
+from crust.host.files import durable, file_copy, sparse, writers
 
 _SUFFIX = ".img"
 _LARGEST_FILE_BYTES = 16 * 1024**4 - 1024**2
@@ -81,7 +81,7 @@ class Files:
 
     @cached_property
     def _direct_io(self) -> bool:
-        return not copying.piles_up_extents(self._pool)
+        return not file_copy.piles_up_extents(self._pool)
 
     @property
     def modes(self) -> frozenset[volumes.AccessMode]:
@@ -199,7 +199,7 @@ class Files:
         )
 
     def drop(self, stray: Attachment) -> None:
-        """Detach it, if it still is one; raises `loop.StillHeld`."""
+        """Detach it, if it still is one; raises `loop.LoopDeviceHeld`."""
         for device in loop.list_all():
             same = device.identity == stray.source.identity and device.tag.startswith(self._tag)
             if same and not self._backs_its_volume(device):
@@ -214,7 +214,7 @@ class Files:
         return _attachment(device, loop.size_bytes(device))
 
     def detach(self, volume_id: volumes.VolumeId) -> None:
-        """Detach the file's loop device; raises `loop.StillHeld`."""
+        """Detach the file's loop device; raises `loop.LoopDeviceHeld`."""
         device = self._device(volume_id)
         if device is not None:
             loop.detach(device)
@@ -327,7 +327,7 @@ class Files:
         # Searching looks at every loop device of the node; most volumes that are asked about have none.
         found = loop.find(path) if writers.has_writers(path) else ()
         if len(found) > 1:
-            raise loop.PublishedToNodeDifferently(
+            raise loop.LoopAttachedDifferently(
                 path, found, "more than one device writes into one file"
             )
         if not found:

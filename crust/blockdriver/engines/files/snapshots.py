@@ -19,7 +19,7 @@ from crust.blockdriver.engines.protocol import (
     Region,
     SnapshotMissing,
 )
-from crust.host.files import copying, extents, sparse
+from crust.host.files import extents, file_copy, sparse
 from crust.host.process import oserrors
 
 _SUFFIX = ".snap"
@@ -48,7 +48,7 @@ class FileSnapshots:
     @cached_property
     def by_reference(self) -> bool:
         """Whether the pool's filesystem clones files; found out by trying, once."""
-        return copying.clones(self._pool)
+        return file_copy.clones(self._pool)
 
     def ids(self) -> frozenset[str]:
         """Every snapshot there is a file of."""
@@ -59,7 +59,7 @@ class FileSnapshots:
         if device_path is not None:
             _write_back(device_path)
         try:
-            copying.copy(
+            file_copy.copy(
                 volume_path,
                 self._path(image),
                 least_bytes=image.size_bytes,
@@ -84,7 +84,7 @@ class FileSnapshots:
     def restore(self, image: Image, volume_path: str, size_bytes: int) -> None:
         """Copy a snapshot to a volume's file. Raises `SnapshotMissing`."""
         try:
-            copying.copy(
+            file_copy.copy(
                 self._path(image),
                 volume_path,
                 least_bytes=image.size_bytes,
@@ -105,7 +105,7 @@ class FileSnapshots:
         """Copy a volume's file to another volume's. Raises `NotFound`."""
         if device_path is not None:
             _write_back(device_path)
-        copying.copy(
+        file_copy.copy(
             source_path,
             volume_path,
             least_bytes=source_bytes,

@@ -1,0 +1,178 @@
+"""A second file with the content of a first: by reference where the filesystem can, else segment by segment.
+
+FICLONE takes 2 ms whatever the size, and is of one moment: xfs and btrfs hold writers off while they do it. Elsewhere
+only what SEEK_DATA finds is copied, because copy_file_range(2) of a whole file allocates its holes. Such a copy takes
+as long as there are data, and what is written to the source meanwhile may be in it or not: `clones` says which.
+
+The copy is made aside, synced, and renamed: there is a whole one or none. A crash leaves a file that `durable.sweep`
+removes.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from crust import errors
+from crust.host.files import durable
+from crust.host.process import oserrors
+
+_FICLONE = 0x40049409  # _IOW(0x94, 9, int)
+_BTRFS_FS_INFO = 0x8400941F  # _IOR(0x94, 31, struct btrfs_ioctl_fs_info_args), 1024 bytes
+_BTRFS_INFO_BYTES = 1024
+_CHUNK_BYTES = 64 * 1024 * 1024
+_LEFTOVER = ".crust-tmp"
+_NO_CLONES = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL)
+
+
+class SourceTooShort(errors.Corrupt):
+    """The source ends before the size that its copy should have."""
+
+    def __init__(self, path: str, size_bytes: int, wanted_bytes: int) -> None:
+        super().__init__(
+            f"{path} is not copied",
+            why=f"it has {size_bytes} bytes and should have {wanted_bytes}",
+            hint="it was cut short by somebody else; nothing was changed",
+        )
+        self.path = path
+
+
+class FileNotCloneable(errors.NotReady):
+    """A file of a filesystem that clones files cannot be cloned itself."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} is not copied",
+            why="its filesystem shares the blocks of files, and not of this one: it may be one without checksums",
+            hint="while nobody uses it, copy it to a new file (cp --reflink=never), and put that in its place",
+        )
+        self.path = path
+
+
+def clones(directory: str) -> bool:
+    """Whether files of `directory` are cloned by reference, at one moment; tried with two empty files."""
+    with oserrors.translating(f"cannot try to clone in {directory}"):
+        names = [_aside(os.path.join(directory, "probe")) for _ in range(2)]
+        try:
+            with _created(names[0]) as source, _created(names[1]) as target:
+                return _clone(source, target)
+        finally:
+            for name in names:
+                with suppress(FileNotFoundError):
+                    os.unlink(name)
+
+
+def piles_up_extents(directory: str) -> bool:
+    """Whether direct writes to files of `directory` leave an extent each, of which a clone copies every one: btrfs.
+
+    Through the page cache it makes one of up to 128 MiB. With checksums its direct writes go that way in the end.
+    """
+    with oserrors.translating(f"cannot look at {directory}"):
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(fd, _BTRFS_FS_INFO, bytes(_BTRFS_INFO_BYTES))
+        except OSError as err:
+            if err.errno in _NO_CLONES:
+                return False
+            raise
+        finally:
+            os.close(fd)
+    return True
+
+
+def copy(
+    source: str,
+    target: str,
+    *,
+    least_bytes: int,
+    grow_to_bytes: int = 0,
+    mode: int = 0o600,
+    at_once: bool = False,
+) -> None:
+    """Make `target` a copy of `source`, durably, in place of whatever lies there.
+
+    `least_bytes` is what the source must have; the copy ends with a hole up to `grow_to_bytes`. Both files must be
+    of one filesystem. With `at_once` it is by reference or not at all, for a source that somebody writes to. Raises
+    `SourceTooShort`, `FileNotCloneable`, `NotFound`, `Exhausted`.
+    """
+    aside = _aside(target)
+    with oserrors.translating(f"cannot copy {source} to {target}"):
+        try:
+            with _opened(source, least_bytes) as (origin, size_bytes), _created(aside) as copy_fd:
+                if not _clone(origin, copy_fd):
+                    if at_once:
+                        raise FileNotCloneable(source)
+                    _copy_segments(origin, copy_fd, size_bytes)
+                if grow_to_bytes > size_bytes:
+                    os.ftruncate(copy_fd, grow_to_bytes)
+                os.fchmod(copy_fd, mode)
+                os.fsync(copy_fd)
+            os.rename(aside, target)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(aside)
+        durable.sync_directory(os.path.dirname(target))
+
+
+@contextmanager
+def _opened(source: str, least_bytes: int) -> Iterator[tuple[int, int]]:
+    """A descriptor and the size of a file that has at least `least_bytes`."""
+    fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size < least_bytes:
+            raise SourceTooShort(source, status.st_size, least_bytes)
+        yield fd, status.st_size
+    finally:
+        os.close(fd)
+
+
+def _clone(source: int, target: int) -> bool:
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError as err:
+        if err.errno in _NO_CLONES:
+            return False
+        raise
+    return True
+
+
+def _copy_segments(source: int, target: int, size_bytes: int) -> None:
+    os.ftruncate(target, size_bytes)
+    end = 0
+    while end < size_bytes:
+        try:
+            start = os.lseek(source, end, os.SEEK_DATA)
+        except OSError as err:
+            if err.errno == errno.ENXIO:  # nothing but a hole is left
+                return
+            raise
+        end = min(os.lseek(source, start, os.SEEK_HOLE), size_bytes)
+        _copy_range(source, target, start, end)
+
+
+def _copy_range(source: int, target: int, start: int, end: int) -> None:
+    while start < end:
+        count = min(_CHUNK_BYTES, end - start)
+        done = os.copy_file_range(source, target, count, start, start)
+        if not done:
+            raise OSError(errno.EIO, "the file became shorter while it was copied")
+        start += done
+
+
+@contextmanager
+def _created(path: str) -> Iterator[int]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _aside(path: str) -> str:
+    directory, name = os.path.split(path)
+    return os.path.join(directory, f".{name[:200]}.{secrets.token_hex(6)}{_LEFTOVER}")

@@ -1,0 +1,254 @@
+"""Paths that a CO gives: used only below roots that the operator named, and never through a symbolic link below them.
+
+A `TargetPath` is well formed; whether it leads where it reads is known only at the moment of use. So the parent is
+opened from the root with every link refused (openat2(2)), and what is made or removed is made or removed in *that*
+directory, by descriptor. The root itself may be reached through links: the operator wrote it.
+
+Removal takes only empty directories and empty files. A recursive delete of a target deletes a volume the day it
+meets one that is still mounted.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from crust import errors
+from crust.host.process import oserrors, syscalls
+from crust.volumes import TargetPath
+
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class PathOutsideRoots(errors.Refused):
+    """A target that lies below none of the allowed directories."""
+
+    def __init__(self, target: TargetPath, roots: Sequence[str]) -> None:
+        super().__init__(
+            f"{target} is not an allowed target",
+            why=f"it lies below none of {', '.join(roots) or '(no roots)'}",
+            hint="add the kubelet's root directory to the allowed roots, if this one is right",
+        )
+        self.target = target
+        self.roots = tuple(roots)
+
+
+class SymlinkInPath(errors.Refused):
+    """A component of a target below its root is a symbolic link."""
+
+    def __init__(self, target: TargetPath, component: str) -> None:
+        super().__init__(
+            f"{target} is not followed",
+            why=f"its component {component!r} is a symbolic link",
+            hint="find out who made the link; targets are plain directories",
+        )
+        self.target = target
+        self.component = component
+
+
+class TargetConflict(errors.Conflict):
+    """Something else is where a target is to be made or removed."""
+
+    def __init__(self, target: TargetPath, why: str) -> None:
+        super().__init__(
+            f"{target} is not a free target", why=why, hint="look at it; nothing was removed"
+        )
+        self.target = target
+
+
+class TargetStillMounted(errors.NotReady):
+    """A target that is to be removed carries a mount."""
+
+    def __init__(self, target: TargetPath) -> None:
+        super().__init__(f"{target} is still mounted", hint="unmount it first")
+        self.target = target
+
+
+def open_parent(target: TargetPath, roots: Sequence[str]) -> int:
+    """An O_PATH descriptor of the directory that holds `target`; the caller closes it.
+
+    Raises `PathOutsideRoots`, `SymlinkInPath`, `NotFound`. The parent is the CO's to make (CSI NodePublishVolume).
+    """
+    root = next((root for root in roots if target.is_below(root)), None)
+    if root is None:
+        raise PathOutsideRoots(target, roots)
+    with oserrors.translating(f"cannot reach {target}"):
+        directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        above, _, _ = target.text[len(root.rstrip("/")) + 1 :].rpartition("/")
+        if not above:
+            return directory
+        try:
+            return syscalls.open_beneath(directory, above)
+        except OSError:
+            # Only step by step can it be said which component is in the way. (A kernel without openat2, too.)
+            return _walk(directory, above, target)
+        finally:
+            os.close(directory)
+
+
+def is_known_free(target: TargetPath, roots: Sequence[str]) -> bool:
+    """Whether the kernel knows, without asking storage, that the parent is reached by no link and no mount is on top.
+
+    It never blocks. False says nothing but that `open_parent` and the mounts have to be asked.
+    """
+    root = next((root for root in roots if target.is_below(root)), None)
+    if root is None:
+        return False
+    above, _, name = target.text[len(root.rstrip("/")) + 1 :].rpartition("/")
+    try:
+        parent = _open_cached(root, above)
+    except OSError:
+        return False
+    try:
+        return _is_free_child(parent, name)
+    except OSError:
+        return False
+    finally:
+        os.close(parent)
+
+
+def _open_cached(root: str, above: str) -> int:
+    directory = syscalls.open_cached_root(root)
+    if not above:
+        return directory
+    try:
+        return syscalls.open_cached_beneath(directory, above)
+    finally:
+        os.close(directory)
+
+
+def _is_free_child(parent: int, name: str) -> bool:
+    try:
+        child = syscalls.open_cached_child(parent, name)
+    except FileNotFoundError:
+        return True
+    try:
+        return not syscalls.is_mount_root(child)
+    finally:
+        os.close(child)
+
+
+def _walk(root: int, above: str, target: TargetPath) -> int:
+    directory = os.dup(root)
+    for name in above.split("/"):
+        parent = directory
+        try:
+            directory = _step(parent, name, target)
+        finally:
+            os.close(parent)
+    return directory
+
+
+def make_directory(target: TargetPath, roots: Sequence[str], *, mode: int = 0o750) -> bool:
+    """Make the target directory. One that is there is kept, if it is empty or a mountpoint; else `TargetConflict`.
+
+    Whether it was made, and so cannot be a mountpoint.
+    """
+    with _parent(target, roots) as (parent, name), oserrors.translating(f"cannot make {target}"):
+        try:
+            os.mkdir(name, mode, dir_fd=parent)
+        except FileExistsError:
+            _check_free_directory(target, parent, name)
+            return False
+    return True
+
+
+def make_file(target: TargetPath, roots: Sequence[str], *, mode: int = 0o600) -> None:
+    """Make the empty file onto which a block device is bound. An empty file, or a device bound there, is kept."""
+    with _parent(target, roots) as (parent, name), oserrors.translating(f"cannot make {target}"):
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            os.close(os.open(name, flags, mode, dir_fd=parent))
+        except FileExistsError:
+            status = _look(target, parent, name)
+            empty = stat.S_ISREG(status.st_mode) and not status.st_size
+            bound = stat.S_ISBLK(status.st_mode) and _is_mountpoint(parent, name)
+            if not empty and not bound:
+                raise TargetConflict(
+                    target, "it is neither an empty file nor a device bound there"
+                ) from None
+
+
+def remove(target: TargetPath, roots: Sequence[str]) -> None:
+    """Remove the empty directory or file of a target; absent, or without a parent, is fine.
+
+    Raises `TargetStillMounted`, `TargetConflict` (not empty, a link, a device); never goes into a directory.
+    """
+    try:
+        with _parent(target, roots) as (parent, name):
+            _remove(target, parent, name)
+    except errors.NotFound:
+        return
+
+
+def _remove(target: TargetPath, parent: int, name: str) -> None:
+    with oserrors.translating(f"cannot remove {target}"):
+        # Tried first: the kernel refuses it for all that is not to be removed, and then there is time to ask why.
+        try:
+            os.rmdir(name, dir_fd=parent)
+        except OSError as err:
+            _remove_other(target, parent, name, err)
+
+
+def _remove_other(target: TargetPath, parent: int, name: str, refused: OSError) -> None:
+    status = _look(target, parent, name)
+    if _is_mountpoint(parent, name):
+        raise TargetStillMounted(target) from refused
+    if stat.S_ISREG(status.st_mode) and not status.st_size:
+        os.unlink(name, dir_fd=parent)
+        return
+    if refused.errno == errno.ENOTEMPTY:
+        raise TargetConflict(target, "the directory is not empty") from refused
+    if not stat.S_ISDIR(status.st_mode):
+        raise TargetConflict(
+            target, "it is neither an empty directory nor an empty file"
+        ) from refused
+    raise refused
+
+
+@contextmanager
+def _parent(target: TargetPath, roots: Sequence[str]) -> Iterator[tuple[int, str]]:
+    parent = open_parent(target, roots)
+    try:
+        yield parent, target.text.rpartition("/")[2]
+    finally:
+        os.close(parent)
+
+
+def _step(parent: int, name: str, target: TargetPath) -> int:
+    child = os.open(name, _LOOK, dir_fd=parent)
+    mode = os.fstat(child).st_mode
+    if stat.S_ISDIR(mode):
+        return child
+    os.close(child)
+    if stat.S_ISLNK(mode):
+        raise SymlinkInPath(target, name)
+    raise TargetConflict(target, f"its component {name!r} is not a directory")
+
+
+def _look(target: TargetPath, parent: int, name: str) -> os.stat_result:
+    status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        raise SymlinkInPath(target, name)
+    return status
+
+
+def _check_free_directory(target: TargetPath, parent: int, name: str) -> None:
+    if not stat.S_ISDIR(_look(target, parent, name).st_mode):
+        raise TargetConflict(target, "it is not a directory")
+    if _is_mountpoint(parent, name):
+        return
+    child = os.open(
+        name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent
+    )
+    try:
+        if os.listdir(child):
+            raise TargetConflict(target, "the directory is not empty")
+    finally:
+        os.close(child)
+
+
+def _is_mountpoint(parent: int, name: str) -> bool:
+    # Not by a device number that differs from the parent's: that misses binds within one filesystem.
+    return syscalls.mount_rooted_at(f"/proc/self/fd/{parent}/{name}") is not None

@@ -1,0 +1,80 @@
+"""Checking a filesystem that is not mounted, so that it may be mounted writable.
+
+A hostile filesystem meets the kernel's parser only when it is mounted: what is decided before that is read from the
+superblock.
+"""
+
+import asyncio
+
+from crust import errors
+from crust.host.block import holders
+from crust.host.filesystems import superblocks
+from crust.host.process import commands
+
+TIMEOUT_S = 3600.0
+_E2FSCK_UNCORRECTED, _E2FSCK_FAILED = 4, 8
+_OUTPUT_TAIL_BYTES = 1024
+
+
+class FilesystemNeedsRepair(errors.Corrupt):
+    """A filesystem whose damage a program must not repair without being asked."""
+
+    def __init__(self, path: str, fs_type: str, tail: str) -> None:
+        super().__init__(
+            f"the {fs_type} on {path} is damaged",
+            why=tail.strip() or "its check found errors that it does not correct unasked",
+            hint="take a copy, then repair it by hand",
+        )
+        self.path = path
+        self.fs_type = fs_type
+
+
+class FilesystemCheckFailed(errors.Corrupt):
+    """A filesystem that its own check could not read to the end."""
+
+    def __init__(self, path: str, fs_type: str, said: str) -> None:
+        super().__init__(
+            f"the {fs_type} on {path} cannot be checked",
+            why=said.strip() or "its check gave up",
+            hint="look whether the device can be read, or newer tools know the filesystem; nothing mounts it",
+        )
+        self.path = path
+        self.fs_type = fs_type
+
+
+async def check(path: str, fs_type: str) -> bool:
+    """Repair an unmounted filesystem as far as is safe without asking; whether anything was repaired.
+
+    ext4: `e2fsck -p` unless the superblock says clean. xfs and btrfs: only the superblock is read, because their
+    mount replays the log, and xfs_repair refuses a log that is not replayed. Raises `FilesystemNeedsRepair` and
+    `FilesystemCheckFailed`, after which nothing may mount it writable.
+    """
+    if (await asyncio.to_thread(superblocks.read, path, fs_type)).clean:
+        return False
+    return await e2fsck(path, "-p")
+
+
+async def e2fsck(path: str, *flags: str) -> bool:
+    """Run e2fsck; whether it corrected anything.
+
+    Raises `DeviceInUse`, `FilesystemNeedsRepair`, `FilesystemCheckFailed`.
+    """
+    # Of the status, bit 1 is "corrected" and bit 4 "left as it is"; from 8 on e2fsck itself failed, and that is
+    # not "clean". fsck(8)'s callers often read it so.
+    try:
+        done = await commands.run(
+            ["e2fsck", *flags, path], timeout_s=TIMEOUT_S, ok=range(_E2FSCK_FAILED)
+        )
+    except commands.CommandFailed as err:
+        if await asyncio.to_thread(holders.is_exclusively_held, path):
+            raise await asyncio.to_thread(holders.device_in_use, path) from err
+        if err.code == _E2FSCK_FAILED:
+            raise FilesystemCheckFailed(
+                path, "ext4", err.stderr_tail[-_OUTPUT_TAIL_BYTES:]
+            ) from err
+        raise
+    if done.code & _E2FSCK_UNCORRECTED:
+        raise FilesystemNeedsRepair(
+            path, "ext4", done.stdout[-_OUTPUT_TAIL_BYTES:].decode("utf-8", "replace")
+        )
+    return done.code != 0

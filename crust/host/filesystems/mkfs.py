@@ -1,0 +1,114 @@
+"""Making a filesystem on a device, by its mkfs program.
+
+`make` never overwrites: it looks first, because mkfs.ext4 asks "proceed?" of a terminal only, and without one it
+formats over whatever is there. Whether a blank device may be formatted at all is the caller's decision, from its own
+record and `devices.is_blank`.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crust import errors
+from crust.host.block import devices, signatures
+from crust.host.block.signatures import Blank, Filesystem, Signature
+from crust.host.filesystems import supported
+from crust.host.process import commands
+
+_MIB = 1024 * 1024
+_MAKE_TIMEOUT_S = 600.0
+
+
+class DeviceNotBlank(errors.Conflict):
+    """A device that was to be formatted carries something."""
+
+    def __init__(self, path: str, found: Signature) -> None:
+        what = found.type if isinstance(found, Filesystem) else getattr(found, "what", "something")
+        super().__init__(
+            f"{path} is not formatted",
+            why=f"there is already {what} on it",
+            hint="look whose data it is; wipe it by hand if it is nobody's",
+        )
+        self.path = path
+        self.found = found
+
+
+class DeviceTooSmallForFilesystem(errors.OutOfRange):
+    """A device on which the filesystem does not fit."""
+
+    def __init__(self, path: str, fs_type: str, size_bytes: int, minimum_bytes: int) -> None:
+        super().__init__(
+            f"{path} is too small for {fs_type}",
+            why=f"it has {size_bytes} bytes and {fs_type} needs {minimum_bytes}",
+            hint="ask for a larger volume or another filesystem",
+        )
+        self.path = path
+        self.size_bytes = size_bytes
+        self.minimum_bytes = minimum_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Mkfs:
+    """How one filesystem is made: `command` is the command line up to the device, `on_zeros` for a zeroed device."""
+
+    command: tuple[str, ...]
+    on_zeros: tuple[str, ...]
+    minimum_bytes: int
+
+
+# 4 KiB blocks and 256-byte inodes also on a small volume: mke2fs would choose 1 KiB, and the volume may grow. No
+# reserve for root: it would be lost space in a guest. No discard: a fresh device has nothing to forget.
+_MKFS_EXT4 = ("mkfs.ext4", "-q", "-m", "0", "-b", "4096", "-I", "256", "-E")
+
+# Not -f: mkfs.xfs then refuses by itself what is not blank.
+_MKFS_XFS = ("mkfs.xfs", "-q", "-K")
+
+# Not -f, as for xfs. One device holds one copy of the data and two of the metadata, which is mkfs's own choice.
+_MKFS_BTRFS = ("mkfs.btrfs", "-q", "-K")
+
+_TABLE = {
+    "ext4": _Mkfs(
+        (*_MKFS_EXT4, "nodiscard,lazy_itable_init=1,lazy_journal_init=1"),
+        (*_MKFS_EXT4, "nodiscard,assume_storage_prezeroed=1"),
+        16 * _MIB,
+    ),
+    "xfs": _Mkfs(_MKFS_XFS, _MKFS_XFS, 300 * _MIB),
+    "btrfs": _Mkfs(_MKFS_BTRFS, _MKFS_BTRFS, 128 * _MIB),
+}
+
+
+async def make(
+    path: str, fs_type: str, *, extra_options: Sequence[str] = (), zeroed: bool = False
+) -> None:
+    """Put a new filesystem onto a device without signatures.
+
+    `zeroed` says that the whole device reads as zeros, a new sparse file, say: ext4 then believes its inode tables
+    to be zeroed, instead of having the kernel that first mounts it write them all.
+
+    Raises `UnknownFilesystem`, `DeviceNotBlank`, `DeviceTooSmallForFilesystem`, `DeviceInUse`, `AmbiguousSignature`,
+    `CommandFailed`.
+    """
+    mkfs = supported.row(_TABLE, fs_type)
+    await asyncio.to_thread(_check_formattable, path, fs_type, mkfs.minimum_bytes)
+    argv = [*(mkfs.on_zeros if zeroed else mkfs.command), *extra_options, path]
+    await commands.run(argv, timeout_s=_MAKE_TIMEOUT_S)
+
+
+def minimum_bytes(fs_type: str) -> int:
+    """The size of the smallest device that `make` takes for this filesystem."""
+    return supported.row(_TABLE, fs_type).minimum_bytes
+
+
+def _check_formattable(path: str, fs_type: str, least_bytes: int) -> None:
+    size_bytes = devices.size_bytes(path)
+    if size_bytes < least_bytes:
+        raise DeviceTooSmallForFilesystem(path, fs_type, size_bytes, least_bytes)
+    # Held exclusively while we look, so that nobody is half through formatting it.
+    hold = devices.open_exclusive(path)
+    try:
+        found = signatures.probe(path)
+    finally:
+        os.close(hold)
+    if not isinstance(found, Blank):
+        raise DeviceNotBlank(path, found)

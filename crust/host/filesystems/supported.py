@@ -1,0 +1,35 @@
+"""The filesystems that crust makes, checks and grows. `mkfs`, `superblocks` and `growth` know each of them."""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from crust import errors
+
+Row = TypeVar("Row")
+
+SUPPORTED = ("ext4", "xfs", "btrfs")
+
+
+class UnknownFilesystem(errors.InvalidRequest):
+    """A filesystem that crust does not serve."""
+
+    def __init__(self, fs_type: str) -> None:
+        super().__init__(
+            f"the filesystem {fs_type!r} is not served",
+            why=f"only {', '.join(SUPPORTED)} are",
+            hint="correct fsType of the StorageClass",
+        )
+        self.fs_type = fs_type
+
+
+def is_supported(fs_type: str) -> bool:
+    """Whether crust serves this filesystem."""
+    return fs_type in SUPPORTED
+
+
+def row(table: Mapping[str, Row], fs_type: str) -> Row:
+    """The row of a filesystem in a table that has one for each; raises `UnknownFilesystem`."""
+    try:
+        return table[fs_type]
+    except KeyError:
+        raise UnknownFilesystem(fs_type) from None

@@ -1,0 +1,235 @@
+"""Mounting and unmounting, through the new mount API (fsopen(2) and its kin, Linux 5.12 and later).
+
+Two reasons against mount(2): the kernel's log of the context says *why* in words ("ext4: Unknown parameter
+'bogus'"), and a mount is built detached and appears whole; a read-only bind is never visible while it is writable.
+
+Nothing here follows a symbolic link at the end of a target, and nothing detaches lazily: a lazy unmount of a busy
+volume reports success while a writer goes on writing.
+"""
+
+import dataclasses
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from crust import errors
+from crust.host.block import holders
+from crust.host.mounts import mount_parameters, mountinfo
+from crust.host.mounts.mount_parameters import InvalidMountOption
+from crust.host.mounts.mountinfo import Mount
+from crust.host.process import oserrors, syscalls
+
+GUARD_SOURCE = "crust-deferred"
+_GUARD_OPTIONS = "size=4k,nr_inodes=1,mode=0755"
+_KERNEL_HINT = "use Linux 5.12 or later, and allow the mount syscalls in the seccomp profile"
+_STACK_MAX = 64
+_LOOKS_MAX = 4
+_INVALID = {
+    # xfs gives its reasons to the kernel log alone.
+    "xfs": "there is no valid xfs on it, or one of the same UUID is mounted (a clone: use the option nouuid)"
+}
+
+
+class InvalidMountTarget(errors.Refused):
+    """What a mount is to go onto is a symbolic link, or of the wrong type."""
+
+    def __init__(self, target: str, why: str) -> None:
+        super().__init__(
+            f"cannot mount on {target}", why=why, hint="remove it; nothing was followed or mounted"
+        )
+        self.target = target
+
+
+class MountFailed(errors.RuntimeFailed):
+    """The kernel could not mount what is on the device; `why` is its own reason."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(what, why=why, hint="the kernel log may say more; check the filesystem")
+
+
+def mount_device(
+    device: str,
+    target: str,
+    fs_type: str,
+    options: Sequence[str] = (),
+    *,
+    readonly: bool = False,
+    beside_writers: bool = False,
+) -> None:
+    """Mount the filesystem on a block device at the directory `target`.
+
+    With `beside_writers` a read-only mount leaves the filesystem itself writable: the kernel keeps one instance per
+    device, and one that is read-only could not be mounted writable elsewhere at the same time.
+
+    Raises `InvalidMountOption`, `DeviceInUse`, `InvalidMountTarget`, `Corrupt` (the kernel finds damage),
+    `MountFailed`.
+    """
+    wanted = mount_parameters.parse(fs_type, options, readonly=readonly)
+    if beside_writers and wanted.readonly:
+        attributes = wanted.attributes | syscalls.MOUNT_ATTR_RDONLY
+        wanted = dataclasses.replace(wanted, readonly=False, attributes=attributes)
+    with _target(target, directory=True) as onto, _context(fs_type) as context:
+        try:
+            _configure(context, device, fs_type, wanted)
+            mount = _create(context, wanted)
+        except OSError as err:
+            raise _refusal(err, device, target, fs_type, context) from err
+        _attach(mount, onto, target)
+
+
+def bind(source: str, target: str, *, readonly: bool = False) -> None:
+    """Make `source` (a directory, a file or a device node) visible at `target`, of the same kind, too.
+
+    Mounts below `source` stay behind. Read-only holds from the first moment (mount_setattr(2) on the detached
+    copy). A read-only bind of a device *node* does not stop writes to the device: use `devices.set_readonly`.
+    """
+    what = f"cannot bind {source} to {target}"
+    with oserrors.translating(what, hint=""):
+        directory = stat.S_ISDIR(os.stat(source).st_mode)
+    with _target(target, directory=directory) as onto, oserrors.translating(what):
+        mount = syscalls.open_tree(source, syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC)
+        try:
+            if readonly:
+                syscalls.set_mount_attributes(mount, syscalls.MOUNT_ATTR_RDONLY)
+        except OSError:
+            os.close(mount)
+            raise
+        _attach(mount, onto, target)
+
+
+def mount_guard(target: str) -> None:
+    """Mount the fail-closed tmpfs: a root directory, whose owner and mode may change, and room for nothing.
+
+    A runtime that misses a deferral then gets ENOSPC instead of writing onto the node's disk.
+    """
+    # The old call: it is one where the new ones are ten, a publish waits for it, and a tmpfs of ours has no reasons
+    # to give beyond errno.
+    with _target(target, directory=True) as onto, oserrors.translating(f"cannot seal {target}"):
+        syscalls.mount_tmpfs(GUARD_SOURCE, onto, _GUARD_OPTIONS)
+
+
+def is_guard(mount: Mount) -> bool:
+    """Whether a mount is one of `mount_guard`."""
+    return mount.fs_type == "tmpfs" and mount.source == GUARD_SOURCE
+
+
+def unmount(target: str) -> None:
+    """Remove every mount stacked exactly at `target`; not mounted, or absent, is fine.
+
+    Raises `MountBusy`, which names the processes and mounts in the way. Never lazy.
+    """
+    looks = 0
+    for _ in range(_STACK_MAX):
+        try:
+            syscalls.umount(target)
+        except OSError as err:
+            if _is_gone(err, target):
+                return
+            if err.errno != errno.EBUSY:
+                raise oserrors.translate(err, f"cannot unmount {target}") from err
+            # A kubelet's or an agent's look at the path keeps the mount busy for as long as it looks: when the search
+            # for the user, which takes milliseconds, finds nobody, it was one.
+            busy, looks = holders.mount_busy(target), looks + 1
+            if busy.is_explained or looks == _LOOKS_MAX:
+                raise busy from err
+
+
+def _is_gone(err: OSError, target: str) -> bool:
+    if err.errno in (errno.ENOENT, errno.ENOTDIR):
+        return True
+    # EINVAL: not a mountpoint, or a mount that is locked because it came from a more privileged namespace.
+    return err.errno == errno.EINVAL and mountinfo.at(target) is None
+
+
+@contextmanager
+def _target(target: str, *, directory: bool) -> Iterator[int]:
+    """A descriptor of what will be covered: the mount goes onto this very inode, whatever is renamed meanwhile."""
+    with oserrors.translating(f"cannot mount on {target}"):
+        onto = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(onto).st_mode
+        if stat.S_ISLNK(mode):
+            raise InvalidMountTarget(target, "it is a symbolic link")
+        if directory != stat.S_ISDIR(mode):
+            raise InvalidMountTarget(
+                target, "it is not a directory" if directory else "it is a directory"
+            )
+        yield onto
+    finally:
+        os.close(onto)
+
+
+@contextmanager
+def _context(fs_type: str) -> Iterator[int]:
+    try:
+        context = syscalls.fsopen(fs_type)
+    except OSError as err:
+        if err.errno == errno.ENODEV:
+            raise errors.Unsupported(
+                f"this kernel cannot mount {fs_type}",
+                why="it has no such filesystem",
+                hint="load its module",
+            ) from err
+        raise oserrors.translate(err, "cannot open a mount context", hint=_KERNEL_HINT) from err
+    try:
+        yield context
+    finally:
+        os.close(context)
+
+
+def _configure(
+    context: int, source: str, fs_type: str, wanted: mount_parameters.MountParameters
+) -> None:
+    syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, "source", source)
+    if wanted.readonly:
+        syscalls.fsconfig(context, syscalls.FSCONFIG_SET_FLAG, "ro")
+    for key, value in wanted.parameters:
+        command = syscalls.FSCONFIG_SET_FLAG if value is None else syscalls.FSCONFIG_SET_STRING
+        try:
+            syscalls.fsconfig(context, command, key, value)
+        except OSError as err:
+            reason = _kernel_log(context) or f"{key!r}: {oserrors.reason(err)}"
+            raise InvalidMountOption(fs_type, reason) from err
+
+
+def _create(context: int, wanted: mount_parameters.MountParameters) -> int:
+    syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE)
+    attributes = wanted.attributes | (syscalls.MOUNT_ATTR_RDONLY if wanted.readonly else 0)
+    return syscalls.fsmount(context, attributes)
+
+
+def _attach(mount: int, onto: int, target: str) -> None:
+    # A detached mount that is not attached vanishes with its last descriptor: nothing to undo here.
+    try:
+        with oserrors.translating(f"cannot mount on {target}"):
+            syscalls.move_mount(mount, onto)
+    finally:
+        os.close(mount)
+
+
+def _refusal(
+    err: OSError, device: str, target: str, fs_type: str, context: int
+) -> errors.CrustError:
+    what = f"cannot mount {device} as {fs_type} on {target}"
+    log = _kernel_log(context)
+    if err.errno == errno.EBUSY:
+        return holders.device_in_use(device)
+    if err.errno == errno.EINVAL:
+        return MountFailed(what, log or _INVALID.get(fs_type, f"there is no valid {fs_type} on it"))
+    error = oserrors.translate(err, what)
+    if log:
+        error.why = f"{log}; {error.why}"
+    return error
+
+
+def _kernel_log(context: int) -> str:
+    """The messages of the context, "e ext4: Unknown parameter 'x'", one per read(2) until ENODATA."""
+    lines: list[str] = []
+    while True:
+        try:
+            line = os.read(context, 8192)
+        except OSError:
+            return "; ".join(lines)
+        lines.append(line.decode("utf-8", "replace").strip().removeprefix("e ").removeprefix("w "))

@@ -1,0 +1,81 @@
+"""Who has a device: named where it can be seen, and never waited for."""
+
+import ctypes
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from crust.host.block import devices, holders, loop
+from crust.host.mounts import mount_api
+from tests.integration.host.conftest import Attach
+
+pytestmark = pytest.mark.root
+
+T = TypeVar("T")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> Iterator[str]:
+    """A mounted filesystem whose server never answers."""
+    path = tmp_path / "hung"
+    path.mkdir()
+    server = os.open("/dev/fuse", os.O_RDWR)
+    options = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % server
+    assert _libc.mount(b"hung", os.fsencode(path), b"fuse", 0, options) == 0
+    yield str(path)
+    os.close(server)
+    mount_api.unmount(str(path))
+
+
+def in_a_thread(look: Callable[[], T]) -> T:
+    """So that a search that hangs is a failed test, and ends with the file server."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(look())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future.result(timeout=30)
+
+
+def test_the_search_does_not_wait_for_a_file_server_that_hangs(attach: Attach, hung: str) -> None:
+    """stat(2) of what somebody has open there never returns, nor would the unstage that only wants to say why not."""
+    device = attach()
+    open_there = os.open(hung, os.O_PATH)
+    held = os.open(device.path, os.O_RDONLY)
+    try:
+        with pytest.raises(loop.LoopDeviceHeld, match=rf"\[{os.getpid()}\] by fd {held}"):
+            in_a_thread(lambda: loop.detach(device))
+        assert in_a_thread(lambda: holders.of_mount(hung)) != ()
+    finally:
+        os.close(held)
+        os.close(open_there)
+
+
+def test_a_loop_device_upon_another_is_named(attach: Attach, tmp_path: Path) -> None:
+    """A kubelet holds each raw volume by one, also when it forgot the volume."""
+    device, target = attach(), str(tmp_path / "target")
+    Path(target).touch()
+    mount_api.bind(device.path, target)
+    argv = ["losetup", "--find", "--show", target]
+    upper = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        assert devices.size_bytes(upper) == devices.size_bytes(device.path)
+        with pytest.raises(holders.MountBusy, match=upper):
+            mount_api.unmount(target)
+        with pytest.raises(loop.LoopDeviceHeld, match=f"backing {upper}"):
+            loop.detach(device)
+    finally:
+        subprocess.run(["losetup", "--detach", upper], check=True)
+    mount_api.unmount(target)

@@ -1,0 +1,334 @@
+"""Loop devices of the real kernel."""
+
+import fcntl
+import multiprocessing
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crust import errors
+from crust.host.block import devices, loop, loopctl
+from crust.host.mounts import mount_api
+from tests.integration.host.conftest import MIB, Attach, MakeFile, run
+
+pytestmark = pytest.mark.root
+
+_CTL_ADD, _CTL_REMOVE = 0x4C80, 0x4C81
+
+
+def test_attached_device_has_the_files_size_and_content(sparse_file: MakeFile) -> None:
+    path = sparse_file(8 * MIB)
+    Path(path).write_bytes(b"content".ljust(8 * MIB, b"\0"))
+    device = loop.attach(path)
+    try:
+        assert devices.size_bytes(device.path) == 8 * MIB
+        assert devices.identify(device.path) == device.identity
+        assert Path(device.path).read_bytes()[:7] == b"content"
+        assert device.backing == path
+    finally:
+        loop.detach(device)
+
+
+def test_sizes_that_are_no_multiple_of_a_sector_are_rounded_down(attach: Attach) -> None:
+    assert devices.size_bytes(attach(MIB + 1023).path) == MIB + 512
+
+
+def test_direct_io_is_reported_as_granted_and_not_as_asked(attach: Attach) -> None:
+    """Whatever the backing filesystem makes of the wish, the result is what the kernel says in sysfs."""
+    device = attach()
+    granted = Path(f"/sys/block/loop{device.number}/loop/dio").read_text().strip() == "1"
+    assert device.direct_io == granted
+    buffered = loop.attach(device.backing, direct_io=False)
+    assert not buffered.direct_io
+
+
+def test_direct_io_that_the_backing_filesystem_lacks_is_not_claimed(mountpoint: str) -> None:
+    run("mount", "-t", "ramfs", "none", mountpoint)
+    backing = Path(mountpoint) / "volume.img"
+    backing.write_bytes(bytes(MIB))
+    device = loop.attach(str(backing), direct_io=True)
+    try:
+        assert not device.direct_io
+    finally:
+        loop.detach(device)
+
+
+def test_readonly_device_refuses_writes(attach: Attach) -> None:
+    device = attach(readonly=True)
+    assert device.readonly
+    assert devices.is_readonly(device.path)
+    fd = os.open(device.path, os.O_RDWR)  # which recent kernels allow
+    try:
+        with pytest.raises(OSError, match=r"permitted|Read-only"):
+            os.pwrite(fd, b"x" * 512, 0)
+    finally:
+        os.close(fd)
+
+
+def test_sector_size_is_the_one_asked_for(sparse_file: MakeFile) -> None:
+    device = loop.attach(sparse_file(), sector_size=4096)
+    try:
+        queue = Path(f"/sys/block/loop{device.number}/queue/logical_block_size")
+        assert queue.read_text().strip() == "4096"
+    finally:
+        loop.detach(device)
+
+
+def test_device_is_found_by_what_the_file_is_and_not_by_its_name(
+    attach: Attach, tmp_path: Path
+) -> None:
+    device = attach()
+    os.rename(device.backing, tmp_path / "renamed")
+    os.link(tmp_path / "renamed", tmp_path / "second-name")
+    (tmp_path / "link").symlink_to("renamed")
+    for name in ("renamed", "second-name", "link"):
+        assert [found.identity for found in loop.find(str(tmp_path / name))] == [device.identity]
+    assert loop.find(device.backing) == ()
+    os.rename(tmp_path / "renamed", device.backing)
+
+
+def test_a_new_file_under_an_old_name_is_not_found(attach: Attach, sparse_file: MakeFile) -> None:
+    device = attach()
+    os.unlink(device.backing)
+    assert loop.find(sparse_file()) == ()
+    assert f"{device.backing} (deleted)" in {found.backing for found in loop.list_all()}
+    loop.detach(device)
+
+
+def test_attach_once_gives_the_device_that_is_there(attach: Attach) -> None:
+    device = attach()
+    assert loop.attach_once(device.backing) == device
+    assert len(loop.find(device.backing)) == 1
+
+
+@pytest.mark.parametrize("part", ["--offset=1048576", "--sizelimit=1048576"])
+def test_a_device_of_a_part_of_the_file_is_not_taken_for_the_file(
+    sparse_file: MakeFile, part: str
+) -> None:
+    """Whoever looked into an image by hand may have left one: what is written to it lands elsewhere in the volume."""
+    backing = sparse_file()
+    run("losetup", "--find", part, backing)
+    [device] = loop.find(backing)
+    with pytest.raises(loop.LoopAttachedDifferently, match="a part"):
+        loop.attach_once(backing)
+    loop.detach(device)
+    loop.detach(loop.attach_once(backing))
+
+
+def test_the_tag_stays_when_the_file_is_gone_and_is_cut_by_nobody_at_63_bytes(
+    sparse_file: MakeFile,
+) -> None:
+    backing, tag = sparse_file(), "t" * loopctl.TAG_MAX_BYTES
+    device = loop.attach_once(backing, tag=tag)
+    try:
+        os.unlink(backing)
+        [found] = [each for each in loop.list_all() if each.identity == device.identity]
+        assert (found.tag, found.file) == (tag, device.file)
+    finally:
+        loop.detach(device)
+
+
+def test_a_number_is_given_on_writable_though_it_was_made_read_only(attach: Attach) -> None:
+    device = attach()
+    devices.set_readonly(device.path, readonly=True)
+    loop.detach(device)
+    again = attach_at(device.number, device.backing)
+    try:
+        assert not devices.is_readonly(again.path)
+    finally:
+        loop.detach(again)
+
+
+def test_a_device_has_a_size_until_it_is_detached(attach: Attach) -> None:
+    device = attach()
+    assert loop.size_bytes(device) == os.stat(device.backing).st_size
+    loop.detach(device)
+    assert loop.size_bytes(device) == 0
+
+
+def test_attach_once_does_not_give_a_device_of_the_other_kind(attach: Attach) -> None:
+    device = attach(readonly=True)
+    with pytest.raises(loop.LoopAttachedDifferently, match="read-only"):
+        loop.attach_once(device.backing)
+
+
+def test_two_devices_on_one_file_are_a_conflict(attach: Attach) -> None:
+    first = attach()
+    second = loop.attach(first.backing)
+    with pytest.raises(loop.LoopAttachedDifferently) as caught:
+        loop.attach_once(first.backing)
+    assert {device.path for device in caught.value.devices} == {first.path, second.path}
+
+
+def test_detached_device_is_gone_and_detaching_again_is_fine(attach: Attach) -> None:
+    device = attach()
+    loop.detach(device)
+    assert loop.find(device.backing) == ()
+    assert not loopctl.is_bound(device.number)
+    loop.detach(device)
+
+
+@pytest.fixture
+def unused_number() -> Iterator[int]:
+    """The number of a loop device that nobody else is given, because it is the highest."""
+    with open("/dev/loop-control", "r+b", buffering=0) as control:
+        number = 100_000 + os.getpid()
+        fcntl.ioctl(control, _CTL_ADD, number)
+        yield number
+        fcntl.ioctl(control, _CTL_REMOVE, number)
+
+
+def attach_at(number: int, backing: str) -> loop.LoopDevice:
+    """Attach to the loop device of this number."""
+    with open(backing, "r+b") as file, open(loopctl.node(number), "r+b", buffering=0) as device:
+        config = loopctl.configuration(file.fileno(), 0, 0, backing)
+        fcntl.ioctl(device, loopctl.CONFIGURE, config)
+    (attached,) = loop.find(backing)
+    return attached
+
+
+def test_reused_number_is_another_device_and_is_not_detached(
+    unused_number: int, sparse_file: MakeFile
+) -> None:
+    old = attach_at(unused_number, sparse_file(name="old.img"))
+    loop.detach(old)
+    new = attach_at(unused_number, sparse_file(name="new.img"))
+    try:
+        assert (new.path, new.identity == old.identity) == (old.path, False)
+        loop.detach(old)
+        assert loop.find(new.backing) == (new,)
+        fence = devices.open_exclusive(new.path)
+        loop.detach(old)  # not even opened: else this would be refused
+        os.close(fence)
+        with pytest.raises(errors.NotFound):
+            loop.refresh_size(old)
+    finally:
+        loop.detach(new)
+
+
+def test_mounted_device_is_not_detached_and_not_marked(attach: Attach, mountpoint: str) -> None:
+    """The kernel's own detach reports success and lets the device vanish at the unmount."""
+    device = attach()
+    run("mkfs.ext4", "-q", device.path)
+    mount_api.mount_device(device.path, mountpoint, "ext4")
+    with pytest.raises(loop.LoopDeviceHeld, match=mountpoint):
+        loop.detach(device)
+    mount_api.unmount(mountpoint)
+    assert loop.find(device.backing) == (device,)
+
+
+def test_open_device_is_not_detached_and_survives_its_holder(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loopctl.Changes.wait_until, "__kwdefaults__", {"timeout_s": 0.05})
+    device = attach()
+    holder = os.open(device.path, os.O_RDONLY)
+    try:
+        with pytest.raises(loop.LoopDeviceHeld) as caught:
+            loop.detach(device)
+        assert [found.pid for found in caught.value.holders] == [os.getpid()]
+    finally:
+        os.close(holder)
+    assert loop.find(device.backing) == (device,)
+
+
+def test_detach_waits_for_a_holder_that_goes(attach: Attach) -> None:
+    """udev opens a device that was written to, for a moment."""
+    device = attach()
+    ready, leave = multiprocessing.Event(), multiprocessing.Event()
+
+    def hold() -> None:
+        fd = os.open(device.path, os.O_RDONLY)
+        ready.set()
+        # Until the clear has marked the device: from then on, closing is what detaches it.
+        while not loopctl.status(fd).flags & loopctl.AUTOCLEAR:
+            leave.wait(0.001)
+        os.close(fd)
+
+    process = multiprocessing.get_context("fork").Process(target=hold)
+    process.start()
+    ready.wait()
+    loop.detach(device)
+    process.join()
+    assert loop.find(device.backing) == ()
+
+
+def test_grown_file_shows_only_after_a_refresh(attach: Attach) -> None:
+    device = attach(4 * MIB)
+    os.truncate(device.backing, 8 * MIB)
+    assert devices.size_bytes(device.path) == 4 * MIB
+    loop.refresh_size(device)
+    assert devices.size_bytes(device.path) == 8 * MIB
+    assert devices.identify(device.path) == device.identity
+
+
+def _attach_once(path: str, count: int) -> list[str]:
+    paths: list[str] = []
+    while len(paths) < count:
+        try:
+            paths.append(loop.attach_once(path).path)
+        except loop.LoopAttachPending:
+            continue
+    return paths
+
+
+def test_processes_that_race_for_one_file_get_one_device(sparse_file: MakeFile) -> None:
+    path = sparse_file()
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        answers = pool.starmap(_attach_once, [(path, 10)] * 8)
+        pool.close()
+        pool.join()
+    try:
+        assert len({device for answer in answers for device in answer}) == 1
+        assert len(loop.find(path)) == 1
+    finally:
+        for device in loop.find(path):
+            loop.detach(device)
+
+
+def _attach_many(paths: list[str]) -> list[tuple[str, int]]:
+    return [(path, loop.attach(path).number) for path in paths]
+
+
+def test_processes_that_race_for_devices_each_get_their_own(sparse_file: MakeFile) -> None:
+    """Between "number is free" and the configuration another process takes the number: EBUSY, and again."""
+    paths = [sparse_file(MIB, f"{number}.img") for number in range(40)]
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        attached = [
+            pair
+            for pairs in pool.map(_attach_many, [paths[n::4] for n in range(4)])
+            for pair in pairs
+        ]
+        pool.close()
+        pool.join()
+    try:
+        assert len({number for _, number in attached}) == 40
+        for path, number in attached:
+            assert [device.number for device in loop.find(path)] == [number]
+    finally:
+        for path in paths:
+            for device in loop.find(path):
+                loop.detach(device)
+
+
+def test_what_is_no_regular_file_cannot_back_a_device(
+    tmp_path: Path, sparse_file: MakeFile
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(sparse_file())
+    with pytest.raises(errors.InvalidRequest):
+        loop.attach(str(tmp_path / "pipe"), readonly=True)
+    with pytest.raises(errors.Refused):
+        loop.attach(str(tmp_path / "link"))
+    with pytest.raises(errors.NotFound):
+        loop.attach(str(tmp_path / "none"))
+    assert loop.find(str(tmp_path / "none")) == ()
+
+
+def test_node_that_dev_lacks_is_made(attach: Attach) -> None:
+    device = attach()
+    os.unlink(device.path)
+    assert loopctl.node(device.number) == device.path
+    assert devices.identify(device.path) == device.identity

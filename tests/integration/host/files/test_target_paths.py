@@ -1,0 +1,67 @@
+"""Targets that carry mounts."""
+
+from pathlib import Path
+
+import pytest
+
+from crust.host.block import loop
+from crust.host.files import target_paths
+from crust.host.mounts import mount_api
+from crust.volumes import TargetPath
+from tests.integration.host.conftest import Attach
+
+pytestmark = pytest.mark.root
+
+
+def test_mountpoint_is_kept_as_a_target_and_not_removed(mountpoint: str, tmp_path: Path) -> None:
+    target, roots = TargetPath.parse(mountpoint), [str(tmp_path)]
+    mount_api.mount_guard(mountpoint)
+    target_paths.make_directory(target, roots)
+    with pytest.raises(target_paths.TargetStillMounted):
+        target_paths.remove(target, roots)
+    mount_api.unmount(mountpoint)
+    target_paths.remove(target, roots)
+    assert not Path(mountpoint).exists()
+    Path(mountpoint).mkdir()
+
+
+def test_what_carries_a_mount_is_not_known_to_be_free(mountpoint: str, tmp_path: Path) -> None:
+    target, roots = TargetPath.parse(mountpoint), [str(tmp_path)]
+    assert Path(mountpoint).is_dir()
+    assert target_paths.is_known_free(target, roots)
+    mount_api.mount_guard(mountpoint)
+    assert not target_paths.is_known_free(target, roots)
+    mount_api.unmount(mountpoint)
+
+
+def test_bind_within_one_filesystem_is_a_mountpoint_too(mountpoint: str, tmp_path: Path) -> None:
+    """Device numbers do not tell: a volume bound from the same filesystem would have been deleted into."""
+    (tmp_path / "source").mkdir()
+    mount_api.bind(str(tmp_path / "source"), mountpoint)
+    with pytest.raises(target_paths.TargetStillMounted):
+        target_paths.remove(TargetPath.parse(mountpoint), [str(tmp_path)])
+
+
+def test_mountpoint_is_seen_below_a_root_that_is_a_link(mountpoint: str, tmp_path: Path) -> None:
+    root = tmp_path / "link"
+    root.symlink_to(tmp_path)
+    mount_api.mount_guard(mountpoint)
+    with pytest.raises(target_paths.TargetStillMounted):
+        target_paths.remove(TargetPath.parse(f"{root}/target"), [str(root)])
+
+
+def test_file_with_a_device_bound_to_it_is_kept_and_one_that_is_a_device_is_not(
+    attach: Attach, tmp_path: Path
+) -> None:
+    device: loop.LoopDevice = attach()
+    target, roots = TargetPath.parse(str(tmp_path / "block")), [str(tmp_path)]
+    target_paths.make_file(target, roots)
+    mount_api.bind(device.path, target.text)
+    try:
+        target_paths.make_file(target, roots)
+        with pytest.raises(target_paths.TargetStillMounted):
+            target_paths.remove(target, roots)
+    finally:
+        mount_api.unmount(target.text)
+    target_paths.remove(target, roots)
+    assert not (tmp_path / "block").exists()

@@ -1,0 +1,72 @@
+"""Whether a file has writers, with the file's own answer."""
+
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from crust.host.block import loop
+from crust.host.files import writers
+from crust.host.mounts import mount_api
+from tests.integration.host.conftest import MIB, Attach, MakeFile
+
+pytestmark = pytest.mark.root
+
+
+def test_a_loop_device_and_a_process_that_may_write_are_writers(sparse_file: MakeFile) -> None:
+    path = sparse_file()
+    assert not writers.has_writers(path)
+    with open(path, "rb"):
+        assert not writers.has_writers(path)
+    with open(path, "r+b"):
+        assert writers.has_writers(path)
+    device = loop.attach(path)
+    assert writers.has_writers(path)
+    loop.detach(device)
+    assert not writers.has_writers(path)
+    assert not writers.has_writers(f"{path}-absent")
+
+
+@pytest.mark.parametrize("fs_type", ["xfs", "btrfs", "ext4"])
+def test_every_filesystem_of_a_pool_can_tell(attach: Attach, mountpoint: str, fs_type: str) -> None:
+    device = attach(320 * MIB)
+    subprocess.run([f"mkfs.{fs_type}", "-q", device.path], check=True, capture_output=True)
+    mount_api.mount_device(device.path, mountpoint, fs_type)
+    path = Path(mountpoint, "image")
+    path.write_bytes(bytes(MIB))
+    assert not writers.has_writers(str(path))
+    with path.open("ab"):
+        assert writers.has_writers(str(path))
+
+
+def test_whoever_opens_the_file_just_then_gets_it_and_ends_nobody(
+    sparse_file: MakeFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = sparse_file()
+    opener = threading.Thread(target=lambda: os.close(os.open(path, os.O_RDWR)))
+    real = fcntl.fcntl
+
+    def meanwhile(fd: int, command: int, argument: int) -> int:
+        if (command, argument) == (fcntl.F_SETLEASE, fcntl.F_UNLCK):
+            opener.start()
+            assert select.select([told], [], [], 30)[0]
+        return real(fd, command, argument)
+
+    monkeypatch.setattr(fcntl, "fcntl", meanwhile)
+    # A Python handler may run while this thread waits with a lock held; the descriptor is written below Python.
+    told, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.signal(signal.SIGURG, lambda *_: None), signal.set_wakeup_fd(tell)
+    try:
+        assert not writers.has_writers(path)
+        opener.join()
+        assert os.read(told, 8) == bytes([signal.SIGURG])
+    finally:
+        signal.set_wakeup_fd(before[1])
+        signal.signal(signal.SIGURG, before[0])
+        os.close(told)
+        os.close(tell)

@@ -1,0 +1,78 @@
+"""The group of a tree: what a kubelet would do, without leaving the volume."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from crust.host.mounts import fs_group, mount_api
+
+pytestmark = pytest.mark.root
+
+GID = 4321
+ALWAYS = volumes.GroupChange(GID)
+ON_MISMATCH = volumes.GroupChange(GID, volumes.GroupPolicy.ON_ROOT_MISMATCH)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_files_become_group_writable_and_directories_hand_the_group_down(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True, mode=0o700)
+    (tmp_path / "a" / "file").touch(mode=0o400)
+    (tmp_path / "a" / "file").chmod(0o4511)
+    os.mkfifo(tmp_path / "a" / "pipe")
+    fs_group.apply(str(tmp_path), ALWAYS)
+    for path in (tmp_path, tmp_path / "a", tmp_path / "a" / "b"):
+        assert path.stat().st_gid == GID
+        assert mode(path) & 0o2770 == 0o2770
+    assert (tmp_path / "a" / "file").stat().st_gid == GID
+    assert mode(tmp_path / "a" / "file") & 0o660 == 0o660
+    assert (tmp_path / "a" / "pipe").stat().st_gid == GID
+
+
+def test_a_root_that_has_the_group_already_proves_an_earlier_pass(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    before = (tmp_path / "file").stat().st_gid
+    os.chown(tmp_path, -1, GID)
+    tmp_path.chmod(0o2770)
+    fs_group.apply(str(tmp_path), ON_MISMATCH)
+    assert (tmp_path / "file").stat().st_gid == before
+    tmp_path.chmod(0o770)
+    fs_group.apply(str(tmp_path), ON_MISMATCH)
+    assert (tmp_path / "file").stat().st_gid == GID
+
+
+def test_links_are_changed_themselves_and_other_filesystems_left_alone(tmp_path: Path) -> None:
+    volume, outside = tmp_path / "volume", tmp_path / "outside"
+    volume.mkdir()
+    outside.mkdir()
+    (outside / "file").touch(mode=0o600)
+    untouched = (outside / "file").stat()
+    (volume / "to-directory").symlink_to(outside)
+    (volume / "to-file").symlink_to(outside / "file")
+    (volume / "other").mkdir()
+    mount_api.mount_guard(str(volume / "other"))
+    fs_group.apply(str(volume), ALWAYS)
+    assert (volume / "to-directory").lstat().st_gid == GID
+    assert outside.stat().st_gid != GID
+    now = (outside / "file").stat()
+    assert (now.st_gid, now.st_mode) == (untouched.st_gid, untouched.st_mode)
+    assert (volume / "other").stat().st_gid != GID
+    mount_api.unmount(str(volume / "other"))
+
+
+def test_a_tree_deeper_than_the_stack_of_python_is_walked_to_its_end(tmp_path: Path) -> None:
+    depth = 1500
+    parent = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=parent)
+        child = os.open("d", os.O_RDONLY, dir_fd=parent)
+        os.close(parent)
+        parent = child
+    fs_group.apply(str(tmp_path), ALWAYS)
+    assert os.fstat(parent).st_gid == GID
+    os.close(parent)

@@ -1,0 +1,323 @@
+"""Mounts of the real kernel, in a private namespace."""
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crust import errors
+from crust.host.block import devices, holders, loop
+from crust.host.mounts import mount_api, mount_parameters, mountinfo
+from tests.integration.host.conftest import MIB, Attach, run
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def ext4(attach: Attach) -> loop.LoopDevice:
+    device = attach()
+    run("mkfs.ext4", "-q", device.path)
+    return device
+
+
+def test_mounted_device_shows_with_its_options(ext4: loop.LoopDevice, mountpoint: str) -> None:
+    mount_api.mount_device(ext4.path, mountpoint, "ext4", ["noatime,nodev", "data=ordered"])
+    mount = mountinfo.at(mountpoint)
+    assert mount is not None
+    assert (mount.fs_type, mount.source) == ("ext4", ext4.path)
+    assert {"rw", "noatime", "nodev"} <= set(mount.options)
+    assert mountinfo.of_device(mount.major, mount.minor) == (mount,)
+    assert (mount.major, mount.minor) == (ext4.identity.major, ext4.identity.minor)
+
+
+def test_readonly_mount_refuses_writes(ext4: loop.LoopDevice, mountpoint: str) -> None:
+    mount_api.mount_device(ext4.path, mountpoint, "ext4", ["rw"], readonly=True)
+    with pytest.raises(OSError, match="Read-only"):
+        (Path(mountpoint) / "x").touch()
+    mount = mountinfo.at(mountpoint)
+    assert mount is not None
+    assert mount.readonly
+
+
+@pytest.mark.parametrize("option", ["bogus", "commit=abc"])
+def test_refused_option_carries_the_kernels_reason_and_leaves_no_mount(
+    ext4: loop.LoopDevice, mountpoint: str, option: str
+) -> None:
+    with pytest.raises(mount_parameters.InvalidMountOption) as caught:
+        mount_api.mount_device(ext4.path, mountpoint, "ext4", [option])
+    assert option.partition("=")[0] in caught.value.why
+    assert "abc" not in str(caught.value)
+    assert mountinfo.at(mountpoint) is None
+
+
+def test_wrong_filesystem_is_a_failure_with_a_sentence(
+    ext4: loop.LoopDevice, mountpoint: str
+) -> None:
+    with pytest.raises(mount_api.MountFailed, match="no valid xfs"):
+        mount_api.mount_device(ext4.path, mountpoint, "xfs")
+
+
+def test_filesystem_the_kernel_lacks_is_unsupported(ext4: loop.LoopDevice, mountpoint: str) -> None:
+    with pytest.raises(errors.Unsupported, match="nosuchfs"):
+        mount_api.mount_device(ext4.path, mountpoint, "nosuchfs")
+
+
+def test_fenced_device_is_not_mounted_and_the_holder_is_named(
+    ext4: loop.LoopDevice, mountpoint: str
+) -> None:
+    fence = devices.open_exclusive(ext4.path)
+    try:
+        with pytest.raises(devices.DeviceInUse) as caught:
+            mount_api.mount_device(ext4.path, mountpoint, "ext4")
+        assert [holder.pid for holder in caught.value.holders] == [os.getpid()]
+    finally:
+        os.close(fence)
+    assert mountinfo.at(mountpoint) is None
+
+
+def test_mount_does_not_follow_a_link_at_the_target(
+    ext4: loop.LoopDevice, mountpoint: str, tmp_path: Path
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(mountpoint)
+    acts: tuple[Callable[[], None], ...] = (
+        lambda: mount_api.mount_device(ext4.path, str(link), "ext4"),
+        lambda: mount_api.mount_guard(str(link)),
+        lambda: mount_api.bind(str(tmp_path), str(link)),
+    )
+    for act in acts:
+        with pytest.raises(mount_api.InvalidMountTarget, match="symbolic link"):
+            act()
+    assert mountinfo.at(mountpoint) is None
+
+
+def test_unmount_does_not_follow_a_link(mountpoint: str, tmp_path: Path) -> None:
+    mount_api.mount_guard(mountpoint)
+    (tmp_path / "link").symlink_to(mountpoint)
+    mount_api.unmount(str(tmp_path / "link"))
+    assert mountinfo.at(mountpoint) is not None
+
+
+def test_unmounting_what_is_not_mounted_or_absent_is_fine(mountpoint: str) -> None:
+    mount_api.unmount(mountpoint)
+    mount_api.unmount(f"{mountpoint}/absent")
+
+
+def test_unmount_takes_every_layer(mountpoint: str) -> None:
+    mount_api.mount_guard(mountpoint)
+    mount_api.mount_guard(mountpoint)
+    mount_api.unmount(mountpoint)
+    assert mountinfo.at(mountpoint) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "by"),
+    [
+        ("f = open(sys.argv[1] + '/x', 'w')", "fd"),
+        ("os.chdir(sys.argv[1])", "cwd"),
+        ("f = open(sys.argv[1] + '/x', 'w+b'); f.truncate(4096); m = mmap.mmap(f.fileno(), 1); f.close()", "map"),
+    ],
+)  # fmt: skip
+def test_busy_unmount_names_the_holder(
+    ext4: loop.LoopDevice, mountpoint: str, code: str, by: str
+) -> None:
+    mount_api.mount_device(ext4.path, mountpoint, "ext4")
+    program = f"import mmap, os, sys; {code}; print('ready', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, mountpoint], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(holders.MountBusy) as caught:
+            mount_api.unmount(mountpoint)
+        holder.kill()
+    assert {found.pid for found in caught.value.holders} == {holder.pid}
+    assert any(found.by.startswith(by) for found in caught.value.holders)
+    assert str(holder.pid) in str(caught.value)
+
+
+def test_a_momentary_look_does_not_fail_an_unmount(
+    mountpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kubelet's stat of the target at that moment; by the time anybody asks who it was, nobody was."""
+    mount_api.mount_guard(mountpoint)
+    look = os.open(mountpoint, os.O_PATH)
+
+    def nobody(target: str) -> holders.MountBusy:
+        os.close(look)
+        return holders.MountBusy(target)
+
+    monkeypatch.setattr(holders, "mount_busy", nobody)
+    mount_api.unmount(mountpoint)
+    assert mountinfo.at(mountpoint) is None
+
+
+def test_a_busy_mount_that_nobody_explains_is_an_error_in_the_end(
+    mountpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount_api.mount_guard(mountpoint)
+    look = os.open(mountpoint, os.O_PATH)
+    monkeypatch.setattr(holders, "mount_busy", holders.MountBusy)
+    with pytest.raises(holders.MountBusy, match="no process of this PID namespace"):
+        mount_api.unmount(mountpoint)
+    os.close(look)
+    mount_api.unmount(mountpoint)
+
+
+def test_looking_at_a_mount_does_not_keep_it_busy(mountpoint: str) -> None:
+    """Not even for a moment: a descriptor of it would refuse an unmount in another process."""
+    mount_api.mount_guard(mountpoint)
+    opened: list[str] = []
+
+    def note(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and watching:
+            opened.append(str(arguments[0]))
+
+    watching = True
+    sys.addaudithook(note)
+    assert mountinfo.at(mountpoint) is not None
+    watching = False
+    assert opened == ["/proc/self/mountinfo"]
+
+
+def test_busy_unmount_names_mounts_and_loop_devices_upon_it(
+    ext4: loop.LoopDevice, mountpoint: str
+) -> None:
+    mount_api.mount_device(ext4.path, mountpoint, "ext4")
+    inner = Path(mountpoint) / "inner"
+    inner.mkdir()
+    mount_api.mount_guard(str(inner))
+    image = Path(mountpoint) / "image"
+    with image.open("wb") as file:
+        file.truncate(MIB)
+    device = loop.attach(str(image))
+    try:
+        with pytest.raises(holders.MountBusy) as caught:
+            mount_api.unmount(mountpoint)
+        assert caught.value.mounts == (str(inner),)
+        assert caught.value.loops == (device.path,)
+    finally:
+        loop.detach(device)
+        mount_api.unmount(str(inner))
+
+
+def test_sealed_mount_takes_nothing_but_an_owner_and_a_mode(mountpoint: str) -> None:
+    """A runtime that misses a deferral writes nowhere; kubelet's chown for fsGroup still succeeds."""
+    mount_api.mount_guard(mountpoint)
+    mount = mountinfo.at(mountpoint)
+    assert mount is not None
+    assert mount_api.is_guard(mount)
+    assert {"nosuid", "nodev", "noexec"} <= set(mount.options)
+    makers: tuple[Callable[[], None], ...] = (
+        lambda: os.mkdir(f"{mountpoint}/d"),
+        lambda: os.close(os.open(f"{mountpoint}/f", os.O_CREAT | os.O_WRONLY)),
+        lambda: os.symlink("x", f"{mountpoint}/l"),
+    )
+    for make in makers:
+        with pytest.raises(OSError, match="No space") as caught:
+            make()
+        assert caught.value.errno == errno.ENOSPC
+    os.chown(mountpoint, 0, 2000)
+    os.chmod(mountpoint, 0o2775)
+    assert stat.S_IMODE(os.stat(mountpoint).st_mode) == 0o2775
+
+
+def test_an_ordinary_tmpfs_is_not_sealed(mountpoint: str) -> None:
+    run("mount", "-t", "tmpfs", "none", mountpoint)
+    mount = mountinfo.at(mountpoint)
+    assert mount is not None
+    assert not mount_api.is_guard(mount)
+
+
+def test_readonly_bind_of_a_writable_directory_refuses_writes(
+    mountpoint: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    mount_api.bind(str(source), mountpoint, readonly=True)
+    (source / "x").touch()
+    assert os.listdir(mountpoint) == ["x"]
+    with pytest.raises(OSError, match="Read-only"):
+        (Path(mountpoint) / "y").touch()
+
+
+def test_bind_is_one_mount_and_not_what_lies_below(mountpoint: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "inner").mkdir(parents=True)
+    mount_api.mount_guard(str(source / "inner"))
+    try:
+        mount_api.bind(str(source), mountpoint)
+        assert mountinfo.below(mountpoint) == ()
+    finally:
+        mount_api.unmount(str(source / "inner"))
+
+
+def test_device_node_is_bound_onto_a_file(attach: Attach, tmp_path: Path) -> None:
+    device = attach()
+    target = tmp_path / "block"
+    target.touch()
+    mount_api.bind(device.path, str(target))
+    try:
+        assert devices.identify(str(target)) == device.identity
+    finally:
+        mount_api.unmount(str(target))
+    assert target.read_bytes() == b""
+
+
+def test_bind_refuses_a_target_of_the_other_kind(mountpoint: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(mount_api.InvalidMountTarget):
+        mount_api.bind(str(tmp_path / "file"), mountpoint)
+    with pytest.raises(mount_api.InvalidMountTarget):
+        mount_api.bind(str(tmp_path), str(tmp_path / "file"))
+
+
+def test_absent_source_or_target_is_not_found(mountpoint: str, tmp_path: Path) -> None:
+    with pytest.raises(errors.NotFound):
+        mount_api.bind(str(tmp_path / "none"), mountpoint)
+    with pytest.raises(errors.NotFound):
+        mount_api.mount_guard(str(tmp_path / "none"))
+
+
+def test_odd_names_are_mounted_found_and_unmounted(tmp_path: Path) -> None:
+    target = tmp_path / 'a b\tc\nd\\e#"f, é'
+    target.mkdir()
+    mount_api.mount_guard(str(target))
+    mount = mountinfo.at(str(target))
+    assert mount is not None
+    assert mount.target == str(target)
+    mount_api.unmount(str(target))
+    assert mountinfo.at(str(target)) is None
+
+
+def test_mount_is_seen_through_a_linked_parent_and_not_when_covered(tmp_path: Path) -> None:
+    """The kubelet's root is a symbolic link on some nodes: comparing texts would see no mount and stack another."""
+    (tmp_path / "real" / "v").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    mount_api.mount_guard(str(tmp_path / "real" / "v"))
+    try:
+        assert mountinfo.at(str(tmp_path / "link" / "v")) == mountinfo.at(
+            str(tmp_path / "real" / "v")
+        )
+        mount_api.mount_guard(str(tmp_path / "real"))
+        assert mountinfo.at(str(tmp_path / "real" / "v")) is None
+    finally:
+        mount_api.unmount(str(tmp_path / "real"))
+        mount_api.unmount(str(tmp_path / "real" / "v"))
+
+
+def test_no_descriptor_is_left_open(ext4: loop.LoopDevice, mountpoint: str) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    mount_api.mount_device(ext4.path, mountpoint, "ext4")
+    mount_api.unmount(mountpoint)
+    for options in (["bogus"], ["commit=x"]):
+        with pytest.raises(mount_parameters.InvalidMountOption):
+            mount_api.mount_device(ext4.path, mountpoint, "ext4", options)
+    with pytest.raises(mount_api.MountFailed):
+        mount_api.mount_device(ext4.path, mountpoint, "xfs")
+    assert len(os.listdir("/proc/self/fd")) == before

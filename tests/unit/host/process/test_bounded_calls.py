@@ -1,0 +1,116 @@
+"""Calls that may never return hang alone."""
+
+import asyncio
+import threading
+
+import pytest
+
+from crust import errors
+from crust.host.process.bounded_calls import (
+    BoundedCalls,
+    SystemCallTimedOut,
+    TooManyHungSystemCalls,
+)
+
+
+async def test_a_call_that_hangs_is_answered_in_time_and_joined_not_repeated() -> None:
+    calls: BoundedCalls[int] = BoundedCalls()
+    release = threading.Event()
+    started = 0
+
+    def hang() -> int:
+        nonlocal started
+        started += 1
+        release.wait()
+        return 7
+
+    for _ in range(3):
+        with pytest.raises(SystemCallTimedOut, match="does not answer"):
+            await calls.call("/hung", hang, timeout_s=0.01)
+    assert await calls.call("/fine", lambda: 1, timeout_s=10) == 1
+    waiting = asyncio.create_task(calls.call("/hung", hang, timeout_s=10))
+    await asyncio.sleep(0)
+    release.set()
+    assert await waiting == 7
+    assert started == 1
+
+
+async def test_the_number_of_hanging_calls_is_bounded() -> None:
+    calls: BoundedCalls[None] = BoundedCalls(limit=2)
+    release = threading.Event()
+    for key in ("a", "b"):
+        with pytest.raises(SystemCallTimedOut):
+            await calls.call(key, lambda: void(release.wait()), timeout_s=0.01)
+    with pytest.raises(TooManyHungSystemCalls, match=r"of 2 .* 2 hang"):
+        await calls.call("c", lambda: None, timeout_s=3600)
+    release.set()
+    for key in ("a", "b"):
+        await calls.call(key, lambda: None, timeout_s=10)
+    await calls.call("c", lambda: None, timeout_s=10)
+
+
+async def test_calls_that_do_not_hang_are_all_answered_however_many_come_at_once() -> None:
+    calls: BoundedCalls[int] = BoundedCalls(limit=2)
+    release, guard, seen = threading.Event(), threading.Lock(), [0, 0]
+
+    def work() -> int:
+        with guard:
+            seen[0] += 1
+            seen[1] = max(seen)
+        release.wait()
+        with guard:
+            seen[0] -= 1
+        return 1
+
+    waiting = [asyncio.create_task(calls.call(str(n), work, timeout_s=3600)) for n in range(20)]
+    await asyncio.sleep(0)
+    release.set()
+    assert await asyncio.gather(*waiting) == [1] * 20
+    assert seen[0] == 0
+    assert seen[1] <= 2
+
+
+async def test_who_gets_no_thread_in_time_is_told_why() -> None:
+    calls: BoundedCalls[None] = BoundedCalls(limit=1)
+    release = threading.Event()
+    first = asyncio.create_task(calls.call("a", lambda: void(release.wait()), timeout_s=3600))
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyHungSystemCalls, match=r"of 1 .* 0 hang"):
+        await calls.call("b", lambda: None, timeout_s=0.01)
+    release.set()
+    await first
+    await calls.call("b", lambda: None, timeout_s=10)
+
+
+async def test_every_waiter_gets_the_error_and_the_next_call_starts_afresh() -> None:
+    calls: BoundedCalls[int] = BoundedCalls()
+
+    def fail() -> int:
+        raise errors.NotFound("no such volume")
+
+    for _ in range(2):
+        with pytest.raises(errors.NotFound, match="no such volume"):
+            await calls.call("key", fail, timeout_s=10)
+    assert await calls.call("key", lambda: 3, timeout_s=10) == 3
+
+
+async def test_an_error_that_nobody_waits_for_any_more_is_not_reported_as_lost() -> None:
+    calls: BoundedCalls[int] = BoundedCalls()
+    release = threading.Event()
+
+    def fail_late() -> int:
+        release.wait()
+        raise errors.NotFound("late")
+
+    with pytest.raises(SystemCallTimedOut):
+        await calls.call("key", fail_late, timeout_s=0.01)
+    late = asyncio.create_task(calls.call("key", fail_late, timeout_s=10))
+    await asyncio.sleep(0)
+    late.cancel()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await late
+
+
+def void(_: object) -> None:
+    return None
