@@ -12,6 +12,7 @@ import pytest
 
 from crust import errors
 from crust.host.block import devices, holders, loop
+from crust.host.filesystems import mkfs
 from crust.host.mounts import mount_api, mount_parameters, mountinfo
 from tests.integration.host.conftest import MIB, Attach, run
 
@@ -321,3 +322,17 @@ def test_no_descriptor_is_left_open(ext4: loop.LoopDevice, mountpoint: str) -> N
     with pytest.raises(mount_api.MountFailed):
         mount_api.mount_device(ext4.path, mountpoint, "xfs")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_mount_device_xfs_with_duplicate_uuid_fails_with_nouuid_hint(
+    attach: Attach, mountpoint: str, tmp_path: Path
+) -> None:
+    device, clone = attach(300 * MIB), attach(300 * MIB, "clone.img")
+    await mkfs.make(device.path, "xfs")
+    run("cp", "--sparse=always", device.path, clone.path)
+    mount_api.mount_device(device.path, mountpoint, "xfs")
+    second = str(tmp_path)
+    with pytest.raises(mount_api.MountFailed, match="nouuid"):
+        mount_api.mount_device(clone.path, second, "xfs")
+    mount_api.mount_device(clone.path, second, "xfs", ["nouuid"])
+    mount_api.unmount(second)
