@@ -1,6 +1,7 @@
 """A guest whose kernel is this host's: it mounts the device of a deferred volume, and freezes it as an agent does."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from crust import errors, volumes
@@ -14,10 +15,17 @@ class MountingGuests:
 
     mounted: dict[str, str] = field(default_factory=dict)
 
-    def start(self, target: str, device: str, mountpoint: str, fs_type: str = "ext4") -> None:
+    def start(
+        self,
+        target: str,
+        device: str,
+        mountpoint: str,
+        fs_type: str = "ext4",
+        options: Sequence[str] = (),
+    ) -> None:
         """Mount the device that was handed over for `target`."""
         os.makedirs(mountpoint, exist_ok=True)
-        mount_api.mount_device(device, mountpoint, fs_type)
+        mount_api.mount_device(device, mountpoint, fs_type, options)
         self.mounted[target] = mountpoint
 
     def stop(self, target: str) -> None:

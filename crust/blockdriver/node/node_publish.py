@@ -24,7 +24,7 @@ from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.volume_record import Record
 from crust.host.block import devices
 from crust.host.files import target_paths
-from crust.host.filesystems import uuids
+from crust.host.filesystems import duplicate_uuid
 from crust.host.mounts import device_mounts, fs_group, mount_api, mountinfo
 
 
@@ -74,9 +74,6 @@ def check(shared: State, request: Publish) -> Ready:
     entry = publish_rules.entry_of(request, staged.fs_type)
     if published_nodes.is_readonly(record):
         entry = entry.model_copy(update={"readonly": True})
-    if entry.kind == "mount" and record.shares_uuid:
-        options = uuids.beside_twin(entry.fs_type, entry.options)
-        entry = entry.model_copy(update={"options": options})
     if entry.kind != staged.kind:
         raise capability_check.CapabilityExceeded(
             request.volume_id, f"it is staged as {staged.kind}"
@@ -187,6 +184,7 @@ class NodePublish:
             target_paths.make_file(target, roots)
             mount_api.bind(ready.device, target.text)
             return
+        duplicate_uuid.check(ready.device, entry.fs_type)
         target_paths.make_directory(target, roots)
         alone = entry.access_mode.reader_only or any(other.deferred for other in ready.others)
         mount_api.mount_device(

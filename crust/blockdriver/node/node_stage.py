@@ -26,7 +26,7 @@ from crust.blockdriver.node.state import State
 from crust.blockdriver.records import capability_check, published_nodes, volume_records
 from crust.blockdriver.records.volume_record import Record
 from crust.host.block import devices, signatures, zeroout
-from crust.host.filesystems import fsck, mkfs_options, superblocks, uuids
+from crust.host.filesystems import fsck, mkfs_options, superblocks
 from crust.host.filesystems.mkfs_compatibility import MkfsCompatibility
 from crust.host.mounts import device_mounts
 
@@ -161,14 +161,13 @@ class NodeStage:
             return
         if record.content == "formatting":
             zeroout.zero_device(attachment.source.path)
-        self._state.volume_records.save(record.but(content="raw", fs_type="", renews_uuid=False))
+        self._state.volume_records.save(record.but(content="raw", fs_type=""))
 
     async def _prepare(self, begun: _Begun) -> None:
         device, fs_type = begun.attachment.source.path, begun.entry.fs_type
         if begun.action is format_decision.Action.KEEP:
             await fsck.check(device, fs_type)
-            record = await self._tell_from_source(begun.record, device, fs_type)
-            await self._node_expand.fill(record, fs_type, begun.attachment)
+            await self._node_expand.fill(begun.record, fs_type, begun.attachment)
             return
         await asyncio.to_thread(self._intend, begun)
         words = mkfs_options.words(fs_type, begun.record.parameters)
@@ -180,22 +179,6 @@ class NodeStage:
             generation=begun.record.generation + 1,
         )
         await asyncio.to_thread(self._state.volume_records.save, made)
-
-    async def _tell_from_source(self, record: Record, device: str, fs_type: str) -> Record:
-        """A copy gets a UUID of its own. Cut short, it gets another the next time, because the intent is on record.
-
-        Where that takes a mount, only if nobody but this host ever had the filesystem. Else it stays until it was
-        unmounted, and is published with what lets it stand beside its twin.
-        """
-        if not record.shares_uuid:
-            return record
-        ours = record.content == "formatted" and not record.in_guest
-        intent = await asyncio.to_thread(
-            self._state.volume_records.save, record.but(renews_uuid=True)
-        )
-        renewed = await uuids.renew(device, fs_type, may_mount=ours, was_begun=record.renews_uuid)
-        known = intent.but(renews_uuid=False, shares_uuid=not renewed)
-        return await asyncio.to_thread(self._state.volume_records.save, known)
 
     def _intend(self, begun: _Begun) -> None:
         if begun.action is format_decision.Action.CLEAR_AND_MAKE:
@@ -292,7 +275,7 @@ def _judge_unknown(record: Record, fs_type: str, device: str) -> format_decision
 
 
 def _needs_nothing(record: Record, attachment: Attachment) -> bool:
-    return not record.shares_uuid and attachment.size_bytes <= record.filled_bytes
+    return attachment.size_bytes <= record.filled_bytes
 
 
 def _others(staged: Staged, path: str) -> tuple[str, ...]:

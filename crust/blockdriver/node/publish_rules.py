@@ -17,6 +17,7 @@ from typing import Literal
 
 from crust import errors, mount_options, volumes
 from crust.blockdriver.node.node_state import Published
+from crust.host.filesystems import duplicate_uuid
 
 _SIDECARS = "csi.storage.k8s.io/"
 _SHARED_MODES = frozenset({
@@ -98,7 +99,7 @@ def entry_of(request: Publish, fs_type: str) -> Published:
         kind=kind,
         fs_type=fs_type if kind == "mount" else "",
         mode=mode.value,
-        options=options.options,
+        options=duplicate_uuid.mount_options(fs_type, options.options),
         readonly=request.readonly or mode.reader_only or options.readonly,
         deferred=request.deferred,
         fingerprint=fingerprint(request),

@@ -58,7 +58,6 @@ class SnapshotRecord(pydantic.BaseModel):
     fs_type: str
     filled_bytes: int
     in_guest: bool = False
-    renews_uuid: bool = False
     group_id: str = ""
     """The group snapshot that it is a member of."""
 

@@ -126,10 +126,6 @@ class Record(pydantic.BaseModel):
     """+1 whenever the content is replaced by something other than its users' writes."""
     origin: ContentSource | None = None
     """Where the first content came from; None for zeros."""
-    shares_uuid: bool = False
-    """Whether the content may be a filesystem with the UUID of another volume's."""
-    renews_uuid: bool = False
-    """Whether that UUID is being changed: what is cut short of it is mended before the next try."""
     in_guest: bool = False
     """Whether a guest ever could write the content: what it left is not mounted on this host unasked."""
     nodes: tuple[Attached, ...] = ()

@@ -1,8 +1,7 @@
 """What a new volume is made of, if not of zeros: a snapshot, or another volume as it is now.
 
 The new volume takes over what the driver knew of the bytes, so it is formatted only if its source never was, and
-nobody was ever given it. Its filesystem has the UUID of its source's, which is written down until it has one of its
-own (`staging`), because xfs and btrfs mount no second one of the same UUID unless they are told to.
+nobody was ever given it. Its filesystem keeps the UUID of its source's (`duplicate_uuid`).
 """
 
 import asyncio
@@ -172,7 +171,5 @@ def _filled(record: Record, source: Record | SnapshotRecord) -> Record:
         fs_type=source.fs_type,
         filled_bytes=source.filled_bytes,
         in_guest=source.in_guest,
-        renews_uuid=source.renews_uuid,
         generation=record.generation + 1,
-        shares_uuid=source.content in ("formatted", "raw"),
     )

@@ -217,7 +217,6 @@ def plan(record: Record, snapshot_id: str, name: str, *, group_id: str = "") -> 
         fs_type=record.fs_type,
         filled_bytes=record.filled_bytes,
         in_guest=record.in_guest,
-        renews_uuid=record.renews_uuid,
         group_id=group_id,
     )
 

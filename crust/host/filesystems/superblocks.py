@@ -6,6 +6,7 @@ is *not* mounted: a mounted xfs keeps the truth in memory and in its log.
 
 import os
 import struct
+import uuid
 from dataclasses import dataclass
 
 from crust import errors
@@ -101,14 +102,9 @@ def find(path: str, fs_type: str) -> Superblock | None:
         return None
 
 
-def uuid_of_xfs(path: str) -> bytes:
-    """The UUID by which the kernel tells one xfs from another (sb_uuid)."""
-    return _read(path, 0)[32:48]
-
-
-def has_log_of_btrfs(path: str) -> bool:
-    """Whether the next mount of a btrfs has a log tree to replay (log_root)."""
-    return bool(_field("<Q", _read(path, _BTRFS_OFFSET), 0x60))
+def fsid_of_btrfs(path: str) -> str:
+    """The UUID by which the kernel tells one btrfs from another."""
+    return str(uuid.UUID(bytes=_read(path, _BTRFS_OFFSET)[0x20:0x30]))
 
 
 def _is_clean(data: bytes, incompat: int) -> bool:

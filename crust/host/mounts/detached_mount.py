@@ -1,23 +1,22 @@
 """A filesystem that is mounted where nobody sees it, for as long as a descriptor of its root is open.
 
-For what only the mounted filesystem does: replay its log, or be thawed when its own mounts are gone. The kernel's
+For what only the mounted filesystem does: be thawed when its own mounts are gone, say. The kernel's
 parser meets what is on the device, so never for what a guest wrote.
 """
 
 import errno
 import os
-from collections.abc import Sequence
 
 from crust.host.block import holders
 from crust.host.process import oserrors, syscalls
 
 
-def open_root(device: str, fs_type: str, flags: Sequence[str] = ()) -> int:
+def open_root(device: str, fs_type: str) -> int:
     """A descriptor of the root directory; when it is closed, the filesystem is unmounted. Raises `DeviceInUse`."""
     with oserrors.translating(f"cannot mount {device} as {fs_type} for a moment"):
         context = syscalls.fsopen(fs_type)
         try:
-            mount = _create(context, device, flags)
+            mount = _create(context, device)
         finally:
             os.close(context)
         try:
@@ -28,10 +27,8 @@ def open_root(device: str, fs_type: str, flags: Sequence[str] = ()) -> int:
             os.close(mount)
 
 
-def _create(context: int, device: str, flags: Sequence[str]) -> int:
+def _create(context: int, device: str) -> int:
     syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, "source", device)
-    for flag in flags:
-        syscalls.fsconfig(context, syscalls.FSCONFIG_SET_FLAG, flag)
     try:
         syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE)
     except OSError as err:
