@@ -18,8 +18,8 @@ TIMEOUT_S = 5.0
 
 
 async def status(socket: str) -> int:
-    """Everything; exit code 1 if the proxy does not answer or an entry is broken."""
-    return await _print(socket, _drivers, _handlers, _volumes)
+    """Everything; exit code 1 if the proxy does not answer or is unhealthy, or an entry is broken."""
+    return await _print(socket, _health, _drivers, _handlers, _volumes)
 
 
 async def volumes(socket: str) -> int:
@@ -45,6 +45,16 @@ async def _print(socket: str, *parts: Part) -> int:
     for table, _ in tables:
         console.print(table)
     return 0 if all(healthy for _, healthy in tables) else 1
+
+
+async def _health(stub: Stub) -> tuple[Table, bool]:
+    answer = await stub.GetHealth(inspect_pb2.GetHealthRequest(), timeout=TIMEOUT_S)
+    table = _table("Proxy", "part", "condition")
+    for each in answer.conditions:
+        table.add_row(each.part, f"[{each.error_name}] {each.message}")
+    if not answer.conditions:
+        table.add_row("all", "healthy")
+    return table, not answer.conditions
 
 
 async def _drivers(stub: Stub) -> tuple[Table, bool]:

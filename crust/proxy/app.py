@@ -34,6 +34,7 @@ from crust.proxy.stage import RuntimeStage
 from crust.proxy.targets import GuardedTargets, Targets
 from crust.proxy.unpublish import DeferredUnpublish
 from crust.rpc import channel, server
+from crust.rpc.health import Health
 from crust.settings import ProxySettings
 from crust.wire.v1 import handlers_pb2_grpc, inspect_pb2_grpc, runtime_pb2_grpc
 
@@ -76,7 +77,7 @@ async def running(
         peers = HandlerPeers()
         stack.push_async_callback(peers.close)
         backends = _backends(settings, stack)
-        parts = _Parts(deferred, handlers, peers, events, backends, targets, devices)
+        parts = _Parts(deferred, handlers, peers, events, backends, targets, devices, Health())
         await stack.enter_async_context(watch_handoff(store, deferred, events))
         await _serve_own(settings, parts, stack)
         await _serve_fronts(settings, parts, stack)
@@ -93,6 +94,7 @@ class _Parts:
     backends: Sequence[Driver]
     targets: Targets
     devices: Devices
+    health: Health
 
 
 def _own(run_dir: str) -> flocks.ProcessLock:
@@ -137,12 +139,13 @@ async def _serve_own(settings: ProxySettings, parts: _Parts, stack: AsyncExitSta
     )
     runtime = RuntimeApi(*asked, parts.devices, Mutations(stage, freeze, io_limits))
     registry = HandlerRegistry(parts.handlers, parts.peers, parts.events, settings.volumes_root)
-    inspect = Inspect(parts.backends, parts.handlers, parts.deferred, parts.events)
+    inspect = Inspect(parts.backends, parts.handlers, parts.deferred, parts.events, parts.health)
     await stack.enter_async_context(
         server.serving(
             sockets.handlers,
             lambda to: handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(registry, to),
             name="handlers",
+            health=parts.health,
         )
     )
     stack.callback(registry.stop)
@@ -151,6 +154,7 @@ async def _serve_own(settings: ProxySettings, parts: _Parts, stack: AsyncExitSta
             sockets.inspect,
             lambda to: inspect_pb2_grpc.add_InspectServicer_to_server(inspect, to),
             name="inspect",
+            health=parts.health,
         )
     )
     stack.callback(inspect.stop)
@@ -159,6 +163,7 @@ async def _serve_own(settings: ProxySettings, parts: _Parts, stack: AsyncExitSta
             sockets.runtime,
             lambda to: runtime_pb2_grpc.add_RuntimeServicer_to_server(runtime, to),
             name="runtime",
+            health=parts.health,
         )
     )
 
@@ -176,6 +181,7 @@ async def _serve_fronts(settings: ProxySettings, parts: _Parts, stack: AsyncExit
                 name=f"csi {driver.name}",
                 lock_path=_lock_path(settings.run_dir, driver.socket),
                 generic=[front.handler()],
+                health=parts.health,
             )
         )
 

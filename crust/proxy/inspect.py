@@ -14,6 +14,7 @@ from crust.proxy.backend import Backend
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.events import Event, Events
 from crust.proxy.handlers import Handler, Handlers
+from crust.rpc.health import Health
 from crust.wire.v1 import handlers_pb2, inspect_pb2, inspect_pb2_grpc, types_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -38,8 +39,10 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
         handlers: Handlers,
         deferred: DeferredVolumes,
         events: Events,
+        health: Health,
     ) -> None:
         self._drivers = tuple(drivers)
+        self._health = health
         self._handlers = handlers
         self._deferred = deferred
         self._events = events
@@ -80,6 +83,19 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
         """Everything in the handoff directory, unreadable entries with the reason."""
         entries = await self._deferred.load()
         return inspect_pb2.ListDeferredVolumesResponse(volumes=map(_volume, entries))
+
+    async def GetHealth(
+        self, request: inspect_pb2.GetHealthRequest, context: Context
+    ) -> inspect_pb2.GetHealthResponse:
+        """What is wrong with the proxy itself."""
+        return inspect_pb2.GetHealthResponse(
+            conditions=[
+                inspect_pb2.GetHealthResponse.Condition(
+                    part=part, error_name=problem.error_name, message=str(problem)
+                )
+                for part, problem in self._health.problems.items()
+            ]
+        )
 
     async def Watch(
         self, request: inspect_pb2.WatchRequest, context: Context

@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 
 from crust import errors, logs, metrics
 from crust.rpc import limits, redaction, status
+from crust.rpc.health import Health
 
 _log = logging.getLogger(__name__)
 
@@ -52,10 +53,14 @@ class UnexpectedError(errors.RuntimeFailed):
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Maps errors, numbers requests, logs and counts them. `server` names the room in the log."""
+    """Maps errors, numbers requests, logs and counts them; a probe of an unhealthy process is refused.
 
-    def __init__(self, server: str) -> None:
+    `server` names the server in the log.
+    """
+
+    def __init__(self, server: str, health: Health) -> None:
         self._server = server
+        self._health = health
 
     async def intercept_service(
         self,
@@ -69,6 +74,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         # passed on without being known: its name comes from outside, and a metric would keep it for good
         counted_as = _UNKNOWN if handler.stream_stream is not None else ""
         call = _Call(self._server, handler_call_details.method, counted_as)
+        if call.name == "Probe" and handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(
+                call.unary(self._healthy(handler.unary_unary)),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(
                 call.unary(handler.unary_unary),
@@ -88,6 +99,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 handler.response_serializer,
             )
         raise errors.Unsupported(f"{call.name} takes a stream of requests and one answer")
+
+    def _healthy(self, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[Any]]:
+        """The behaviour of a healthy process; else FAILED_PRECONDITION with what is wrong (CSI Probe)."""
+
+        async def probe(request: Any, context: Context) -> Any:
+            self._health.check()
+            return await behaviour(request, context)
+
+        return probe
 
 
 class _Call:

@@ -242,6 +242,71 @@ class DeferredVolume(_message.Message):
 Global___DeferredVolume: _TypeAlias = DeferredVolume  # noqa: Y015
 
 @_typing.final
+class GetHealthRequest(_message.Message):
+    """Intentionally empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetHealthRequest: _TypeAlias = GetHealthRequest  # noqa: Y015
+
+@_typing.final
+class GetHealthResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Condition(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        PART_FIELD_NUMBER: _builtins.int
+        ERROR_NAME_FIELD_NUMBER: _builtins.int
+        MESSAGE_FIELD_NUMBER: _builtins.int
+        part: _builtins.str
+        """The part that is unhealthy, e.g. "socket /run/crust/runtime.sock"."""
+        error_name: _builtins.str
+        """The error's name, as in docs/errors.md."""
+        message: _builtins.str
+        """What, why, and what to do."""
+        def __init__(
+            self,
+            *,
+            part: _builtins.str = ...,
+            error_name: _builtins.str = ...,
+            message: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["error_name", b"error_name", "message", b"message", "part", b"part"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CONDITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def conditions(self) -> _containers.RepeatedCompositeFieldContainer[Global___GetHealthResponse.Condition]:
+        """Empty when nothing is wrong."""
+
+    def __init__(
+        self,
+        *,
+        conditions: _abc.Iterable[Global___GetHealthResponse.Condition] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conditions", b"conditions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetHealthResponse: _TypeAlias = GetHealthResponse  # noqa: Y015
+
+@_typing.final
 class WatchRequest(_message.Message):
     """Intentionally empty."""
 

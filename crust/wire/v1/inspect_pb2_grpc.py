@@ -49,6 +49,11 @@ class InspectStub:
                 request_serializer=crust_dot_wire_dot_v1_dot_inspect__pb2.ListDeferredVolumesRequest.SerializeToString,
                 response_deserializer=crust_dot_wire_dot_v1_dot_inspect__pb2.ListDeferredVolumesResponse.FromString,
                 _registered_method=True)
+        self.GetHealth = channel.unary_unary(
+                '/crust.v1.Inspect/GetHealth',
+                request_serializer=crust_dot_wire_dot_v1_dot_inspect__pb2.GetHealthRequest.SerializeToString,
+                response_deserializer=crust_dot_wire_dot_v1_dot_inspect__pb2.GetHealthResponse.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/crust.v1.Inspect/Watch',
                 request_serializer=crust_dot_wire_dot_v1_dot_inspect__pb2.WatchRequest.SerializeToString,
@@ -77,6 +82,13 @@ class InspectServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetHealth(self, request, context):
+        """What is wrong with the proxy itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Events from now on. If a reader is too slow, the proxy drops events and reports how many.
         """
@@ -101,6 +113,11 @@ def add_InspectServicer_to_server(servicer, server):
                     servicer.ListDeferredVolumes,
                     request_deserializer=crust_dot_wire_dot_v1_dot_inspect__pb2.ListDeferredVolumesRequest.FromString,
                     response_serializer=crust_dot_wire_dot_v1_dot_inspect__pb2.ListDeferredVolumesResponse.SerializeToString,
+            ),
+            'GetHealth': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHealth,
+                    request_deserializer=crust_dot_wire_dot_v1_dot_inspect__pb2.GetHealthRequest.FromString,
+                    response_serializer=crust_dot_wire_dot_v1_dot_inspect__pb2.GetHealthResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -189,6 +206,33 @@ class Inspect:
             '/crust.v1.Inspect/ListDeferredVolumes',
             crust_dot_wire_dot_v1_dot_inspect__pb2.ListDeferredVolumesRequest.SerializeToString,
             crust_dot_wire_dot_v1_dot_inspect__pb2.ListDeferredVolumesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHealth(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crust.v1.Inspect/GetHealth',
+            crust_dot_wire_dot_v1_dot_inspect__pb2.GetHealthRequest.SerializeToString,
+            crust_dot_wire_dot_v1_dot_inspect__pb2.GetHealthResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,6 +34,8 @@ class InspectStub:
     ListDrivers: _grpc.UnaryUnaryMultiCallable[_inspect_pb2.ListDriversRequest, _inspect_pb2.ListDriversResponse]
     ListHandlers: _grpc.UnaryUnaryMultiCallable[_inspect_pb2.ListHandlersRequest, _inspect_pb2.ListHandlersResponse]
     ListDeferredVolumes: _grpc.UnaryUnaryMultiCallable[_inspect_pb2.ListDeferredVolumesRequest, _inspect_pb2.ListDeferredVolumesResponse]
+    GetHealth: _grpc.UnaryUnaryMultiCallable[_inspect_pb2.GetHealthRequest, _inspect_pb2.GetHealthResponse]
+    """What is wrong with the proxy itself."""
     Watch: _grpc.UnaryStreamMultiCallable[_inspect_pb2.WatchRequest, _inspect_pb2.Event]
     """Events from now on. If a reader is too slow, the proxy drops events and reports how many."""
 
@@ -43,6 +45,8 @@ class InspectAsyncStub(InspectStub):
     ListDrivers: _aio.UnaryUnaryMultiCallable[_inspect_pb2.ListDriversRequest, _inspect_pb2.ListDriversResponse]  # type: ignore[assignment]
     ListHandlers: _aio.UnaryUnaryMultiCallable[_inspect_pb2.ListHandlersRequest, _inspect_pb2.ListHandlersResponse]  # type: ignore[assignment]
     ListDeferredVolumes: _aio.UnaryUnaryMultiCallable[_inspect_pb2.ListDeferredVolumesRequest, _inspect_pb2.ListDeferredVolumesResponse]  # type: ignore[assignment]
+    GetHealth: _aio.UnaryUnaryMultiCallable[_inspect_pb2.GetHealthRequest, _inspect_pb2.GetHealthResponse]  # type: ignore[assignment]
+    """What is wrong with the proxy itself."""
     Watch: _aio.UnaryStreamMultiCallable[_inspect_pb2.WatchRequest, _inspect_pb2.Event]  # type: ignore[assignment]
     """Events from now on. If a reader is too slow, the proxy drops events and reports how many."""
 
@@ -67,6 +71,14 @@ class InspectServicer(metaclass=_abc_1.ABCMeta):
         request: _inspect_pb2.ListDeferredVolumesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inspect_pb2.ListDeferredVolumesResponse, _abc.Awaitable[_inspect_pb2.ListDeferredVolumesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetHealth(
+        self,
+        request: _inspect_pb2.GetHealthRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inspect_pb2.GetHealthResponse, _abc.Awaitable[_inspect_pb2.GetHealthResponse]]:
+        """What is wrong with the proxy itself."""
 
     @_abc_1.abstractmethod
     def Watch(

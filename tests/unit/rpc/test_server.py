@@ -15,7 +15,8 @@ import pytest
 
 from crust import errors
 from crust.host.files import flocks
-from crust.rpc import channel, server
+from crust.rpc import channel, server, sockets
+from crust.rpc.health import Health
 
 
 class Echo(grpc.GenericRpcHandler):
@@ -26,6 +27,23 @@ class Echo(grpc.GenericRpcHandler):
             return request
 
         return grpc.unary_unary_rpc_method_handler(behave)
+
+
+class TellingHealth(Health):
+    """One that can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told = asyncio.Event()
+
+    def report(self, part: str, problem: errors.CrustError | None) -> None:
+        super().report(part, problem)
+        if problem is not None:
+            self._told.set()
+
+    async def unhealthy(self) -> None:
+        async with asyncio.timeout(20):
+            await self._told.wait()
 
 
 async def echo(path: str) -> bytes:
@@ -60,16 +78,65 @@ async def test_a_strangers_server_is_refused_with_its_process(short: str) -> Non
         stranger.bind(path)
         stranger.listen()
         before = os.stat(path).st_ino
-        with pytest.raises(server.SocketInUse, match=f"process {os.getpid()} already listens"):
+        with pytest.raises(sockets.SocketInUse, match=f"process {os.getpid()} already listens"):
             async with server.serving(path, name="t"):
                 raise AssertionError("two servers")
         assert os.stat(path).st_ino == before
 
 
+async def test_a_path_that_another_process_puts_its_socket_at_makes_the_server_unhealthy(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vendor's driver starts again with its old --endpoint: the CO calls that one, and nobody calls us."""
+    monkeypatch.setattr(server, "LOOK_S", 0.01)
+    path, told = f"{short}/a.sock", TellingHealth()
+    async with server.serving(path, name="t", generic=[Echo()], health=told):
+        with socket.socket(socket.AF_UNIX) as vendor:
+            os.unlink(path)
+            vendor.bind(path)
+            vendor.listen()
+            inode = os.stat(path).st_ino
+            await told.unhealthy()
+            with pytest.raises(sockets.SocketLost, match="another process put its own socket"):
+                told.check()
+    assert os.stat(path).st_ino == inode  # our stop left the other's socket alone
+
+
+async def test_a_removed_socket_makes_probe_fail_with_what_is_wrong(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "LOOK_S", 0.01)
+    path, told = f"{short}/a.sock", TellingHealth()
+    async with (
+        server.serving(path, name="t", generic=[Echo()], health=told),
+        channel.connect(path) as connected,
+    ):
+        probe: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(
+            "/csi.v1.Identity/Probe"
+        )
+        assert await probe(b"", timeout=10) == b""
+        os.unlink(path)
+        await told.unhealthy()
+        with pytest.raises(grpc.aio.AioRpcError, match="the socket was removed") as refused:
+            await probe(b"", timeout=10)
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_the_path_is_bound_beside_and_never_without_a_listener(short: str) -> None:
+    """A stale socket is replaced by rename, and the name that was bound is gone."""
+    path = f"{short}/a.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    async with server.serving(path, name="t", generic=[Echo()], lock_path=f"{short}/lock"):
+        assert await echo(path) == b"hello"
+        assert sorted(os.listdir(short)) == ["a.sock", "lock"]
+    assert os.listdir(short) == ["lock"]
+
+
 async def test_a_listener_that_hangs_is_refused_too(
     short: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_PROBE_S", 0.05)
+    monkeypatch.setattr(sockets, "_PROBE_S", 0.05)
     path = f"{short}/a.sock"
     with socket.socket(socket.AF_UNIX) as stranger, socket.socket(socket.AF_UNIX) as waiting:
         stranger.bind(path)
@@ -110,7 +177,7 @@ async def test_a_file_in_the_way_is_kept(short: str) -> None:
     path = f"{short}/a.sock"
     with open(path, "w", encoding="ascii") as file:
         file.write("mine")
-    with pytest.raises(server.NotASocket, match="no socket"):
+    with pytest.raises(sockets.NotASocket, match="no socket"):
         async with server.serving(path, name="t"):
             raise AssertionError("served")
     with open(path, encoding="ascii") as file:

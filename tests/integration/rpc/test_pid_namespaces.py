@@ -1,0 +1,52 @@
+"""A socket's owner may be in a PID namespace that is invisible here, as a vendor's driver pod is to the proxy's."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.root
+
+_SERVE = """
+import asyncio, sys
+from crust import errors
+from crust.rpc import server
+
+async def main():
+    async with server.serving(sys.argv[1], name="t", lock_path=sys.argv[2]):
+        print("serves")
+
+try:
+    asyncio.run(main())
+except errors.CrustError as error:
+    print(error.error_name, error)
+"""
+
+
+def _serve_in_other_pid_namespace(path: Path) -> str:
+    argv = ["unshare", "--pid", "--fork", sys.executable, "-c", _SERVE, str(path), f"{path}.lock"]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=50)
+    return done.stdout
+
+
+def test_server_never_takes_a_live_socket_of_another_pid_namespace(tmp_path: Path) -> None:
+    """SO_PEERCRED says process 0 there: that is somebody, and not nobody."""
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as vendor:
+        vendor.bind(str(path))
+        vendor.listen()
+        before = os.stat(path).st_ino
+        said = _serve_in_other_pid_namespace(path)
+        assert said.startswith("SocketInUse")
+        assert "a process of another PID namespace (another container) already listens" in said
+        assert os.stat(path).st_ino == before
+
+
+def test_server_replaces_a_dead_socket_of_another_pid_namespace(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as vendor:
+        vendor.bind(str(path))
+    assert _serve_in_other_pid_namespace(path) == "serves\n"

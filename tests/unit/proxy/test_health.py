@@ -1,0 +1,48 @@
+"""What is wrong with the proxy itself is shown to operators, and fails a probe through any driver's socket."""
+
+import asyncio
+import os
+
+import grpc
+import pytest
+
+from crust.cli import tables
+from crust.rpc import server
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.v1 import inspect_pb2
+from tests.support import node as nodes
+from tests.support.node import Node
+from tests.support.refusals import refused
+
+
+async def _condition(node: Node) -> inspect_pb2.GetHealthResponse.Condition:
+    async with asyncio.timeout(20):
+        while True:
+            answer = await node.inspect.GetHealth(inspect_pb2.GetHealthRequest())
+            if answer.conditions:
+                return answer.conditions[0]
+            await asyncio.sleep(0.01)
+
+
+async def test_a_socket_that_was_removed_is_shown_and_fails_the_probe(
+    places: nodes.Places, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server, "LOOK_S", 0.01)
+    async with nodes.running(places) as node:
+        identity: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(node.co.channel)
+        # the fake driver has no Identity, and healthy the proxy passes its answer on
+        probe = identity.Probe(csi_pb2.ProbeRequest(), timeout=10)
+        await refused(probe, grpc.StatusCode.UNIMPLEMENTED)
+        assert await tables.status(places.sockets.inspect) == 0
+        os.unlink(places.sockets.runtime)
+        found = await _condition(node)
+        assert found.part == f"socket {places.sockets.runtime}"
+        assert found.error_name == "SocketLost"
+        assert await tables.status(places.sockets.inspect) == 1
+        assert "SocketLost" in capsys.readouterr().out
+        await refused(
+            identity.Probe(csi_pb2.ProbeRequest(), timeout=10),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            places.sockets.runtime,
+            "restart this process",
+        )
