@@ -1,1 +1,1 @@
-"""The `crust` command: composition and printing only. Every rule lives in the rooms below."""
+"""The `crust` command: composition and printing only. Every rule is in the packages below."""

@@ -1,4 +1,4 @@
-"""How every daemon of crust starts and stops: settings, logs, SIGTERM and SIGINT, and an exit code that tells."""
+"""How every daemon of crust starts and stops: settings, logs, SIGTERM and SIGINT, and the exit code."""
 
 import asyncio
 import logging

@@ -1,6 +1,6 @@
-"""`crust`: the commands, each a few lines over one room.
+"""`crust`: the commands, each a few lines over one package.
 
-Rooms are imported when their command runs: `crust status` should not pay for the driver.
+Packages are imported when their command runs: `crust status` should not pay for the driver.
 """
 
 import asyncio
@@ -93,13 +93,19 @@ def shim(**flags: Any) -> None:
 @_ROOT
 @click.option("--socket", help="What the shim or the CO calls.")
 @click.option("--state-dir", help="The pool. Default: /var/lib/crust/block.")
-@click.option("--run-dir", help="Void after a reboot. Default: /run/crust/driver.")
+@click.option("--run-dir", help="Invalid after a reboot. Default: /run/crust/driver.")
 @click.option("--node-id", help="This node's name. Default: the host's name.")
-@click.option("--overcommit", type=float, help="Room promised, of the room there is. Default: 1.")
-@click.option("--max-volumes", type=int, help="How many the node takes. Default: it is computed.")
-@click.option("--runtime-socket", help="The proxy's Runtime API. Default: guests are out of reach.")
-@click.option("--io-cgroup", help="The group that holds the pods. Default: the kubelet's.")
-@click.option("--modify-window-s", type=float, help="How long a change waits for others.")
+@click.option(
+    "--overcommit",
+    type=float,
+    help="Provisioned capacity, as a multiple of the pool's size. Default: 1.",
+)
+@click.option("--max-volumes", type=int, help="How many volumes the node takes. Default: computed.")
+@click.option("--runtime-socket", help="The proxy's Runtime API. Default: guests cannot be asked.")
+@click.option("--io-cgroup", help="The pods' control group. Default: the kubelet's.")
+@click.option(
+    "--modify-window-s", type=float, help="How long a change waits for others to coalesce with."
+)
 def driver(**flags: Any) -> None:
     """Serve block.csi.crust.dev, the block-volume CSI driver."""
     from crust.blockdriver import app
@@ -201,11 +207,11 @@ def explain(name: str) -> None:
     help="Of each call.",
 )
 def conformance(**flags: Any) -> None:
-    """Hold any CSI driver against the rules of the specification.
+    """Check any CSI driver against the rules of the specification.
 
-    Run it as root where the driver's mounts are seen. Exit codes: 0 no case failed, 1 some failed, 2 the command
+    Run it as root where the driver's mounts are visible. Exit codes: 0 no case failed, 1 some failed, 2 the command
     cannot be understood or was interrupted, 3 the driver does not answer.
     """
-    from crust.cli import conforming
+    from crust.cli import conformance
 
-    sys.exit(conforming.run(**flags))
+    sys.exit(conformance.run(**flags))

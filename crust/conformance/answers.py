@@ -1,4 +1,4 @@
-"""What holds for every answer of a driver: the size limits, and that a refusal is said in words and nothing more."""
+"""What holds for every answer of a driver: the size limits, and that a refusal has a message and no details."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Calls of a CO, each answer held against what holds for all answers.
+"""Calls of a CO; each answer is checked for what holds for all answers.
 
 The one sleep of the suite is here: a CO that is answered ABORTED has nothing to wait on, and asks again after a
 while, longer each time, as kubelets and sidecars do.
@@ -17,7 +17,7 @@ Request = TypeVar("Request", bound=Message)
 Answer = TypeVar("Answer", bound=Message)
 Code = grpc.StatusCode
 
-# The codes after which a CO comes again, since the call may still succeed (csi-and-kubelet: "non-final").
+# The codes after which a CO retries, since the call may still succeed (csi-and-kubelet: "non-final").
 PENDING = (Code.ABORTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED)
 _RETRY_FIRST_S = 0.02
 _RETRY_MOST_S = 0.5
@@ -37,7 +37,7 @@ class Calls:
             answer = method(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
             assert isinstance(error, grpc.Call)
-            raise AssertionError(_said(request, "was answered", error)) from None
+            raise AssertionError(_failure(request, "was answered", error)) from None
         answers.check_limits(answer)
         return answer
 
@@ -56,7 +56,7 @@ class Calls:
     def outcome(
         self, method: "grpc.UnaryUnaryMultiCallable[Request, Answer]", request: Request
     ) -> tuple[grpc.StatusCode, str]:
-        """A call that may be answered or refused; what it was."""
+        """A call that may be answered or refused; returns the code and the message."""
         try:
             answers.check_limits(method(request, timeout=self._timeout_s))
         except grpc.RpcError as error:
@@ -65,11 +65,11 @@ class Calls:
             return error.code(), error.details() or ""
         return Code.OK, ""
 
-    def together(
+    def concurrently(
         self,
         calls: Sequence[tuple["grpc.UnaryUnaryMultiCallable[Request, Answer]", Request]],
     ) -> list[Answer | grpc.StatusCode]:
-        """All at once, each answered or refused; in the order of `calls`."""
+        """All calls at once, each answered or refused; answers in the order of `calls`."""
         futures = [method.future(request, timeout=self._timeout_s) for method, request in calls]
         return [_settled(each) for each in futures]
 
@@ -79,13 +79,13 @@ class Calls:
         request: Request,
         after_s: float,
     ) -> None:
-        """A call whose caller gives up after `after_s`, whatever becomes of it."""
+        """A call that is cancelled after `after_s`; its result does not matter."""
         _settled(method.future(request, timeout=after_s))
 
-    def finally_(
+    def until_final(
         self, method: "grpc.UnaryUnaryMultiCallable[Request, Answer]", request: Request
     ) -> Answer:
-        """A call that is sent again while it is answered as pending, as a CO does. Raises AssertionError."""
+        """A call that is sent again until its code is final, as a CO does. Raises AssertionError."""
         until, pause_s = time.monotonic() + self._timeout_s, _RETRY_FIRST_S
         while True:
             try:
@@ -93,7 +93,7 @@ class Calls:
             except grpc.RpcError as error:
                 assert isinstance(error, grpc.Call)
                 if error.code() not in PENDING or time.monotonic() > until:
-                    raise AssertionError(_said(request, "was answered", error)) from None
+                    raise AssertionError(_failure(request, "was answered", error)) from None
             else:
                 answers.check_limits(answer)
                 return answer
@@ -108,7 +108,7 @@ class Calls:
             found = list(method(request, timeout=self._timeout_s))
         except grpc.RpcError as error:
             assert isinstance(error, grpc.Call)
-            raise AssertionError(_said(request, "ended", error)) from None
+            raise AssertionError(_failure(request, "ended", error)) from None
         for each in found:
             answers.check_limits(each)
         return found
@@ -127,7 +127,7 @@ class Calls:
     def stream_outcome(
         self, method: "grpc.UnaryStreamMultiCallable[Request, Answer]", request: Request
     ) -> tuple[grpc.StatusCode, str]:
-        """A stream that may be served or refused; what it was."""
+        """A stream that may be served or refused; returns the code and the message."""
         try:
             for each in method(request, timeout=self._timeout_s):
                 answers.check_limits(each)
@@ -138,8 +138,8 @@ class Calls:
         return Code.OK, ""
 
 
-def _said(request: Message, verb: str, error: grpc.Call) -> str:
-    """What a driver author reads; gRPC's own stack tells nothing more."""
+def _failure(request: Message, verb: str, error: grpc.Call) -> str:
+    """What a driver author reads; gRPC's own stack adds nothing."""
     return f"{type(request).__name__} {verb} {error.code().name}: {error.details()}"
 
 

@@ -1,4 +1,4 @@
-"""A case: a number that never changes, the abilities that it needs, and a docstring that is its rule."""
+"""A case: a number that never changes, the capabilities that it needs, and a docstring that is its rule."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -58,7 +58,7 @@ def number_of(function: object) -> str:
 
 
 def needs_of(function: object) -> tuple[str, ...]:
-    """The abilities that a marked function needs."""
+    """The capabilities that a marked function needs."""
     return next(
         tuple(each.args[1]) for each in getattr(function, "pytestmark", ()) if each.name == MARK
     )

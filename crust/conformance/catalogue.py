@@ -1,6 +1,6 @@
 """docs/conformance.md: how the suite is used, and every case with its rule, made from the code.
 
-`python -m crust.conformance.catalogue > docs/conformance.md` writes it anew; a test holds the file against this.
+`python -m crust.conformance.catalogue > docs/conformance.md` writes it again; a test compares the file with this.
 """
 
 import importlib
@@ -20,12 +20,12 @@ HEAD = """# The conformance suite
     pip install 'crust-csi[conformance]'
     crust conformance --endpoint unix:///run/csi/csi.sock --target-root /var/lib/kubelet
 
-holds any CSI driver on a socket against the rules of the specification. It runs where the driver's mounts are seen:
-on the node, in the driver's mount namespace, as root. `--profile` says which CSI the driver speaks (1.12 or 1.13),
+checks any CSI driver on a socket against the rules of the specification. Run it where the driver's mounts are
+visible: on the node, in the driver's mount namespace, as root. `--profile` says which CSI the driver speaks (1.12 or 1.13),
 `--only C-101` runs one case (repeat it for more), `--junit FILE` writes a report. A case is skipped only when it
 needs what the driver does not advertise, or what was not given; what was skipped, and why, is listed at the end.
-Whatever a case makes is taken away after it, also when it fails or the run is ended (SIGINT, SIGTERM); volumes of
-others are left alone. A driver that stops answering ends the run.
+The suite removes what a case has created, also when the case fails or the run is ended (SIGINT, SIGTERM). It does not
+touch other volumes. A driver that stops answering ends the run.
 
 Exit codes: 0 no case failed, 1 some failed, 2 the command cannot be understood or was interrupted, 3 the driver does
 not answer.

@@ -1,7 +1,7 @@
-"""The CO of a case: it makes volumes, attaches, stages and publishes them, and takes all of it away again.
+"""The CO of a case: it creates volumes, attaches, stages and publishes them, and removes all of it again.
 
-Everything that is made is written down before it is asked for, newest last; `clean` undoes it in the opposite order,
-so that what a case left half-way is unpublished before it is unstaged before it is deleted.
+Every step is noted before it is requested, newest last; `clean` undoes the steps in the opposite order, so that a
+case that failed half-way is unpublished first, then unstaged, then deleted.
 """
 
 import contextlib
@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc
 
 from crust.conformance.calls import Calls, Code
+from crust.conformance.host_view import HostView
 from crust.conformance.options import Options
-from crust.conformance.sight import Sight
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 Mode = csi_pb2.VolumeCapability.AccessMode
@@ -45,29 +45,29 @@ class Co(Calls):
     """One case's CO. `clean` it."""
 
     def __init__(
-        self, channel: grpc.Channel, has: frozenset[str], options: Options, sight: Sight
+        self, channel: grpc.Channel, has: frozenset[str], options: Options, host: HostView
     ) -> None:
         super().__init__(options.timeout_s)
         self.has = has
         self.options = options
-        self.sight = sight
+        self.host = host
         self.identity = csi_pb2_grpc.IdentityStub(channel)
         self.controller = csi_pb2_grpc.ControllerStub(channel)
         self.groups = csi_pb2_grpc.GroupControllerStub(channel)
         self.metadata = csi_pb2_grpc.SnapshotMetadataStub(channel)
         self.node = csi_pb2_grpc.NodeStub(channel)
         self.root = options.target_root / f"crust-conformance-{tokens.token_hex(4)}"
-        self._undo: list[Callable[[], None]] = []
+        self._steps: list[Callable[[], None]] = []
         self._attached: dict[str, dict[str, str]] = {}
 
-    # A name is new in every run: an earlier run's volumes must not answer for this one's.
+    # Names are new in every run, so that volumes of an earlier run are never found.
     def name(self, stem: str = "volume") -> str:
         """A name that no volume has."""
         return f"{stem}-{tokens.token_hex(4)}-{next(_numbers)}"
 
     @property
     def mount(self) -> csi_pb2.VolumeCapability:
-        """The filesystem that is used where the kind does not matter."""
+        """The filesystem that is used where the filesystem does not matter."""
         return mount(self.options.parameters.fs_types[0])
 
     @property
@@ -103,11 +103,11 @@ class Co(Calls):
 
     def create(self, request: csi_pb2.CreateVolumeRequest) -> csi_pb2.Volume:
         """CreateVolume that must be OK; deleted in the end."""
-        return self.made(self.ask(self.controller.CreateVolume, request).volume)
+        return self.delete_later(self.ask(self.controller.CreateVolume, request).volume)
 
-    def made(self, volume: csi_pb2.Volume) -> csi_pb2.Volume:
-        """Note a volume, to delete it in the end."""
-        self._undo.append(lambda: self.delete(volume.volume_id))
+    def delete_later(self, volume: csi_pb2.Volume) -> csi_pb2.Volume:
+        """Delete a volume in the end."""
+        self._steps.append(lambda: self.delete(volume.volume_id))
         return volume
 
     def volume(
@@ -161,14 +161,14 @@ class Co(Calls):
         """ControllerPublishVolume where the driver attaches; undone in the end."""
         if "controller.PUBLISH_UNPUBLISH_VOLUME" not in self.has:
             return
-        self.will_detach(volume.volume_id)
+        self.detach_later(volume.volume_id)
         request = self.attach_request(volume, capability, readonly=readonly)
-        answer = self.finally_(self.controller.ControllerPublishVolume, request)
+        answer = self.until_final(self.controller.ControllerPublishVolume, request)
         self._attached[volume.volume_id] = dict(answer.publish_context)
 
-    def will_detach(self, volume_id: str) -> None:
-        """Detach in the end, whatever is there."""
-        self._undo.append(lambda: self.detach(volume_id))
+    def detach_later(self, volume_id: str) -> None:
+        """Detach in the end."""
+        self._steps.append(lambda: self.detach(volume_id))
 
     def detach(self, volume_id: str) -> None:
         """ControllerUnpublishVolume where the driver attaches."""
@@ -178,7 +178,7 @@ class Co(Calls):
                 node_id=self.node_id(),
                 secrets=self.options.parameters.secrets,
             )
-            self.finally_(self.controller.ControllerUnpublishVolume, request)
+            self.until_final(self.controller.ControllerUnpublishVolume, request)
 
     def node_id(self) -> str:
         """This node."""
@@ -234,8 +234,10 @@ class Co(Calls):
         """Stage what is attached, where the driver stages; undone in the end."""
         if "node.STAGE_UNSTAGE_VOLUME" not in self.has:
             return
-        self._undo.append(lambda: self.unstage(volume, path=path))
-        self.finally_(self.node.NodeStageVolume, self.stage_request(volume, capability, path=path))
+        self._steps.append(lambda: self.unstage(volume, path=path))
+        self.until_final(
+            self.node.NodeStageVolume, self.stage_request(volume, capability, path=path)
+        )
 
     def unstage(self, volume: csi_pb2.Volume, *, path: Path | None = None) -> None:
         """NodeUnstageVolume where the driver stages."""
@@ -243,7 +245,7 @@ class Co(Calls):
             request = csi_pb2.NodeUnstageVolumeRequest(
                 volume_id=volume.volume_id, staging_target_path=str(path or self.staging(volume))
             )
-            self.finally_(self.node.NodeUnstageVolume, request)
+            self.until_final(self.node.NodeUnstageVolume, request)
 
     def publish_request(
         self,
@@ -287,19 +289,19 @@ class Co(Calls):
     ) -> Path:
         """NodePublishVolume for a pod; returns the target. Undone in the end."""
         target = target or self.target()
-        self.will_unpublish(volume.volume_id, target)
+        self.unpublish_later(volume.volume_id, target)
         request = self.publish_request(volume, target, capability, readonly=readonly)
-        self.finally_(self.node.NodePublishVolume, request)
+        self.until_final(self.node.NodePublishVolume, request)
         return target
 
-    def will_unpublish(self, volume_id: str, target: Path) -> None:
-        """Unpublish in the end, whatever is there."""
-        self._undo.append(lambda: self.unpublish(volume_id, target))
+    def unpublish_later(self, volume_id: str, target: Path) -> None:
+        """Unpublish in the end."""
+        self._steps.append(lambda: self.unpublish(volume_id, target))
 
     def unpublish(self, volume_id: str, target: Path) -> None:
         """NodeUnpublishVolume that must be OK."""
         request = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume_id, target_path=str(target))
-        self.finally_(self.node.NodeUnpublishVolume, request)
+        self.until_final(self.node.NodeUnpublishVolume, request)
 
     def use(
         self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability | None = None
@@ -314,29 +316,29 @@ class Co(Calls):
         self.unstage(volume)
         self.detach(volume.volume_id)
 
-    def can_write(self, place: Path) -> bool:
-        """Whether a byte can be written; who forbids it says EROFS, EPERM or EACCES."""
+    def can_write(self, path: Path) -> bool:
+        """Whether a byte can be written."""
         try:
-            self.sight.write(place, b"!")
+            self.host.write(path, b"!")
         except OSError:
             return False
         return True
 
-    def undo(self, step: Callable[[], None]) -> None:
+    def later(self, step: Callable[[], None]) -> None:
         """Do `step` in the end."""
-        self._undo.append(step)
+        self._steps.append(step)
 
     def clean(self) -> list[str]:
-        """Take everything away, newest first; returns what could not be, in words."""
+        """Remove everything, newest first; returns a message for each thing that could not be removed."""
         left: list[str] = []
-        while self._undo:
+        while self._steps:
             try:
-                self._undo.pop()()
+                self._steps.pop()()
             except (AssertionError, OSError, grpc.RpcError) as error:
                 left.append(str(error).splitlines()[0])
-        for each in self.sight.mounts_below(self.root):
+        for each in self.host.mounts_below(self.root):
             left.append(f"{each} was still mounted")
-            self.sight.unmount(each)
+            self.host.unmount(each)
         _remove_directories(self.root)
         if self.root.exists():
             left.append(f"{self.root} is not empty")
@@ -344,7 +346,7 @@ class Co(Calls):
 
 
 def _remove_directories(root: Path) -> None:
-    """Directories only: a file below the targets is the driver's, or worse, a volume's."""
+    """Directories only: a file below the targets belongs to the driver, or to a volume."""
     for directory, _, _ in os.walk(root, topdown=False):
         with contextlib.suppress(OSError):
             Path(directory).rmdir()

@@ -1,4 +1,4 @@
-"""Snapshots, restores and clones as a CO makes them, and what is compared to trust them."""
+"""Snapshots, restores and clones as a CO creates them, and how their content is compared."""
 
 import hashlib
 import random
@@ -29,19 +29,19 @@ def snapshot(co: Co, volume_id: str) -> csi_pb2.Snapshot:
 
 def take(co: Co, request: csi_pb2.CreateSnapshotRequest) -> csi_pb2.Snapshot:
     """CreateSnapshot, asked again until it is ready to use, as the snapshotter does."""
-    made = co.finally_(co.controller.CreateSnapshot, request).snapshot
-    co.undo(lambda: delete(co, made.snapshot_id))
+    made = co.until_final(co.controller.CreateSnapshot, request).snapshot
+    co.later(lambda: delete(co, made.snapshot_id))
     for _ in range(1000):
         if made.ready_to_use:
             return made
-        made = co.finally_(co.controller.CreateSnapshot, request).snapshot
+        made = co.until_final(co.controller.CreateSnapshot, request).snapshot
     raise AssertionError("the snapshot never becomes ready to use")
 
 
 def of_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Snapshot, Path]:
     """A snapshot of a published raw device, and where the device is published after it.
 
-    Nothing makes the writers of a raw device wait, so a driver may refuse a copy of one while it is used.
+    Nobody can quiesce the writers of a raw device, so a driver may refuse to copy one while it is used.
     """
     request = snapshot_request(co, volume.volume_id)
     code, _ = co.outcome(co.controller.CreateSnapshot, request)
@@ -66,7 +66,7 @@ def delete(co: Co, snapshot_id: str) -> None:
     request = csi_pb2.DeleteSnapshotRequest(
         snapshot_id=snapshot_id, secrets=co.options.parameters.secrets
     )
-    co.finally_(co.controller.DeleteSnapshot, request)
+    co.until_final(co.controller.DeleteSnapshot, request)
 
 
 def group_request(co: Co, volume_ids: Sequence[str]) -> csi_pb2.CreateVolumeGroupSnapshotRequest:
@@ -84,20 +84,20 @@ def take_group(
 ) -> csi_pb2.VolumeGroupSnapshot:
     """CreateVolumeGroupSnapshot, asked again until it is ready to use."""
     call = co.groups.CreateVolumeGroupSnapshot
-    made = co.finally_(call, request).group_snapshot
+    made = co.until_final(call, request).group_snapshot
     deletion = group_deletion(co, made)
-    co.undo(lambda: _delete_group(co, deletion))
+    co.later(lambda: _delete_group(co, deletion))
     for _ in range(1000):
         if made.ready_to_use:
             return made
-        made = co.finally_(call, request).group_snapshot
+        made = co.until_final(call, request).group_snapshot
     raise AssertionError("the group never becomes ready to use")
 
 
 def group_deletion(
     co: Co, made: csi_pb2.VolumeGroupSnapshot
 ) -> csi_pb2.DeleteVolumeGroupSnapshotRequest:
-    """What deletes a group."""
+    """A DeleteVolumeGroupSnapshot of all members."""
     return csi_pb2.DeleteVolumeGroupSnapshotRequest(
         group_snapshot_id=made.group_snapshot_id,
         snapshot_ids=[each.snapshot_id for each in made.snapshots],
@@ -106,7 +106,7 @@ def group_deletion(
 
 
 def _delete_group(co: Co, request: csi_pb2.DeleteVolumeGroupSnapshotRequest) -> None:
-    co.finally_(co.groups.DeleteVolumeGroupSnapshot, request)
+    co.until_final(co.groups.DeleteVolumeGroupSnapshot, request)
 
 
 def of_snapshot(snapshot_id: str) -> csi_pb2.VolumeContentSource:
@@ -122,18 +122,18 @@ def of_volume(volume_id: str) -> csi_pb2.VolumeContentSource:
 
 
 def noise(seed: int, size_bytes: int = 3 * CHUNK + 17) -> bytes:
-    """Bytes that no other seed gives."""
+    """Pseudo-random bytes, different for each seed."""
     return random.Random(seed).randbytes(size_bytes)
 
 
 def checksum_of(co: Co, device: Path) -> str:
     """The checksum of a whole device, which may be larger than memory."""
     total = hashlib.sha256()
-    for offset in range(0, co.sight.size_bytes(device), _PIECE):
-        total.update(co.sight.read(device, _PIECE, offset=offset))
+    for offset in range(0, co.host.size_bytes(device), _PIECE):
+        total.update(co.host.read(device, _PIECE, offset=offset))
     return total.hexdigest()
 
 
 def checksum(data: bytes) -> str:
-    """What two contents are compared by, so that a failure does not print them."""
+    """Contents are compared by checksum, so that a failure does not print them."""
     return hashlib.sha256(data).hexdigest()

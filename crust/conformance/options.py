@@ -1,4 +1,4 @@
-"""What the operator tells the suite: where the driver is, and what its volumes need."""
+"""The operator's options: where the driver is, and what its volumes need."""
 
 import tomllib
 from dataclasses import dataclass, field
@@ -45,15 +45,15 @@ class Parameters(pydantic.BaseModel):
     size_bytes: int = pydantic.Field(default=64 * MIB, gt=0)
     """The size of a volume."""
     raw_size_bytes: int = pydantic.Field(default=0, ge=0)
-    """The size of a raw block volume, which is read from end to end; as others without it."""
+    """The size of a raw block volume, which is read from end to end; `size_bytes` without it."""
     fs_types: tuple[str, ...] = ("ext4",)
-    """Filesystems that the driver makes; the first is used where the kind does not matter."""
+    """Filesystems that the driver makes; the first is used where the filesystem does not matter."""
     block: bool = True
     """Whether the driver takes raw block volumes."""
     unknown_parameters_refused: bool = True
-    """CSI leaves it open; a driver that forwards them to a backend cannot."""
+    """Whether the driver refuses unknown StorageClass parameters. CSI leaves it open."""
     deferral: bool = True
-    """Whether to try deferral where it is advertised; a proxy in front answers that itself."""
+    """Whether to try deferral where it is advertised; a crust proxy in front of the driver answers that itself."""
     multi_node: bool = False
     """Whether a volume can be used on several nodes at once; without it the MULTI_NODE modes are not tried."""
     other_node_id: str = ""

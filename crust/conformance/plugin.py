@@ -1,7 +1,6 @@
-"""The suite's side of pytest: a CO for every case, skips by ability, and what a driver's author reads.
+"""The suite's pytest plugin: a CO for every case, skips by capability, and the report for the driver's author.
 
-Cases are told by their numbers and rules, one line each; where the suite is installed, and what its functions are
-called, is nobody's business.
+The report shows a case by its number and its rule, one line each, and no paths or function names of the suite.
 """
 
 import inspect
@@ -10,11 +9,11 @@ from collections.abc import Generator, Iterator
 import grpc
 import pytest
 
-from crust.conformance import abilities, case
+from crust.conformance import capabilities, case
 from crust.conformance.calls import Calls
 from crust.conformance.co import Co
+from crust.conformance.host_view import HostView
 from crust.conformance.options import Options
-from crust.conformance.sight import Sight
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -22,9 +21,9 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 class Plugin:
     """One run."""
 
-    def __init__(self, options: Options, sight: Sight) -> None:
+    def __init__(self, options: Options, host: HostView) -> None:
         self._options = options
-        self._sight = sight
+        self._host = host
         self._channel: grpc.Channel | None = None
         self._has: frozenset[str] = frozenset()
         self.failed: set[str] = set()
@@ -44,7 +43,7 @@ class Plugin:
         self._channel = grpc.insecure_channel(target, options=options)
         try:
             self._probe()
-            self._has = abilities.of(self._channel, self._options)
+            self._has = capabilities.of(self._channel, self._options)
         except (AssertionError, grpc.RpcError) as error:
             pytest.exit(f"the driver at {self._options.socket} does not answer: {error}", 3)
 
@@ -52,11 +51,11 @@ class Plugin:
         """Probe, once the driver is there. Raises AssertionError if that takes too long."""
         assert self._channel is not None
         probe = csi_pb2_grpc.IdentityStub(self._channel).Probe
-        Calls(self._options.timeout_s).finally_(probe, csi_pb2.ProbeRequest())
+        Calls(self._options.timeout_s).until_final(probe, csi_pb2.ProbeRequest())
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
-        """Let go of the driver; of a run that was interrupted, after its case has taken away what it made."""
+        """Close the connection; in an interrupted run, after the case has removed what it created."""
         if self._channel is not None:
             self._channel.close()
 
@@ -66,10 +65,10 @@ class Plugin:
     ) -> None:
         """Cases in the order of their numbers, and only those that are asked for."""
         items.sort(key=number)
-        strangers = set(self._options.only) - {number(each) for each in items}
-        if strangers:  # a misspelt number would run nothing, and nothing would fail
-            told = ", ".join(sorted(strangers))
-            raise pytest.UsageError(f"no such case: {told}; docs/conformance.md lists them")
+        unknown = set(self._options.only) - {number(each) for each in items}
+        if unknown:  # a misspelt number would run nothing, and nothing would fail
+            names = ", ".join(sorted(unknown))
+            raise pytest.UsageError(f"no such case: {names}; docs/conformance.md lists them")
         self._rules = {number(each): rule(each) for each in items}
         if self._options.only:
             others = [each for each in items if number(each) not in self._options.only]
@@ -86,7 +85,7 @@ class Plugin:
             pytest.skip(f"needs {why}")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Remember what became of each case."""
+        """Record the result of each case."""
         name = _name(report)
         if report.failed:
             self.failed.add(name)
@@ -116,7 +115,7 @@ class Plugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
-        """A driver that died of a case is not waited for by each of those that are left."""
+        """If a case crashed the driver, end the run: the other cases would all wait for it."""
         if number(item) not in self.failed:
             return
         try:
@@ -139,12 +138,12 @@ class Plugin:
 
     @pytest.fixture
     def co(self) -> Iterator[Co]:
-        """A CO that takes away what the case has made; what it cannot is an error of the case."""
+        """A CO that removes what the case has created; what it cannot remove is an error of the case."""
         assert self._channel is not None
-        co = Co(self._channel, self._has, self._options, self._sight)
+        co = Co(self._channel, self._has, self._options, self._host)
         yield co
         left = co.clean()
-        assert not left, "left behind: " + "; ".join(left)
+        assert not left, "not removed: " + "; ".join(left)
 
 
 def number(item: pytest.Item) -> str:
@@ -170,6 +169,6 @@ def _name(report: pytest.TestReport) -> str:
 
 
 def _why(report: pytest.TestReport) -> str:
-    """What a case that found out while it ran told pytest.skip."""
+    """The reason that a case gave to pytest.skip while it ran."""
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     return text.removeprefix("Skipped: needs ")

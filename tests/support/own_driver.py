@@ -1,8 +1,8 @@
-"""crust's driver as a CO meets it: processes, alone or behind the shim and the proxy, that a shell command can kill.
+"""crust's driver as processes, alone or behind the shim and the proxy, with a shell command that kills the driver.
 
-The command is the suite's `--restart-command`: the driver dies by kill -9 and is started again by the shell, so it is
-nobody's child, and what started it is found by the file that has its pid. Its successor is started when it is dead
-with all its threads: on a busy machine that takes longer than starting Python, and until then it has the pool's lock.
+The command is the suite's `--restart-command`: it kills the driver with kill -9, and a shell starts it again. The
+driver is therefore no child of the test; a file has its pid. The new driver is started when the old one is dead with
+all its threads: on a busy machine that takes longer than starting Python, and until then it has the pool's lock.
 """
 
 import shlex
@@ -20,12 +20,12 @@ NAME = "block.csi.crust.dev"
 TIMEOUT_S = 30.0
 POOL_BYTES = 64 << 30
 MAX_VOLUMES = 24
-"""Few enough that the suite tries them all out."""
+"""Few enough that the suite tests the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnDriver:
-    """What a suite is told of it."""
+    """What the suite needs to know of it."""
 
     socket: Path
     target_root: Path
@@ -35,7 +35,7 @@ class OwnDriver:
 
 @contextmanager
 def serving(base: Path, profile: str, *, behind_proxy: bool) -> Iterator[OwnDriver]:
-    """The processes, while the block runs; killed and gone when it is left."""
+    """The processes, while the block runs; killed at its end."""
     root = base / "kubelet"
     root.mkdir()
     front = base / "front" / "csi.sock"
@@ -57,7 +57,7 @@ def serving(base: Path, profile: str, *, behind_proxy: bool) -> Iterator[OwnDriv
 
 @contextmanager
 def _reflinking_pool(base: Path) -> Iterator[None]:
-    """An xfs of our own, so that what a pool can do does not depend on the machine's filesystem."""
+    """An xfs of our own, so that the pool's features do not depend on the machine's filesystem."""
     image, pool = base / "pool.img", base / "pool"
     with image.open("wb") as file:
         file.truncate(POOL_BYTES)

@@ -48,7 +48,7 @@ def test_attach_and_detach_are_idempotent(co: Co) -> None:
 
 
 @case(163, CREATE, PUBLISH, READONLY, NODE)
-def test_attached_differently_is_a_conflict(co: Co) -> None:
+def test_attach_with_other_readonly_is_already_exists(co: Co) -> None:
     """ControllerPublishVolume: a volume that is on the node with another readonly is ALREADY_EXISTS."""
     volume = co.volume()
     co.attach(volume)
@@ -57,7 +57,7 @@ def test_attached_differently_is_a_conflict(co: Co) -> None:
 
 
 @case(164, CREATE, PUBLISH, NODE)
-def test_detach_without_a_node_is_from_all(co: Co) -> None:
+def test_detach_without_node_id_detaches_from_all_nodes(co: Co) -> None:
     """ControllerUnpublishVolume: without node_id the volume is unpublished from every node."""
     volume = co.volume()
     co.attach(volume)
@@ -71,7 +71,7 @@ def test_detach_without_a_node_is_from_all(co: Co) -> None:
 
 
 @case(165, CREATE, PUBLISH, NODE, "parameters.other_node_id")
-def test_a_volume_of_one_writer_is_on_one_node(co: Co) -> None:
+def test_attach_to_second_node_is_failed_precondition(co: Co) -> None:
     """ControllerPublishVolume: FAILED_PRECONDITION while it is on another node, which the message names."""
     volume = co.volume()
     co.attach(volume)
@@ -83,15 +83,15 @@ def test_a_volume_of_one_writer_is_on_one_node(co: Co) -> None:
 
 
 @case(166, CREATE, PUBLISH, NODE, FEW_VOLUMES)
-def test_a_node_has_no_more_volumes_than_it_says(co: Co) -> None:
+def test_attach_above_max_volumes_is_resource_exhausted(co: Co) -> None:
     """ControllerPublishVolume: RESOURCE_EXHAUSTED at the latest above max_volumes_per_node; OK again when one
-    was taken away.
+    was unpublished.
     """
     info = co.ask(co.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())
     call, attached = co.controller.ControllerPublishVolume, list[csi_pb2.Volume]()
     for _ in range(info.max_volumes_per_node + 1):
         volume = co.volume()
-        co.will_detach(volume.volume_id)
+        co.detach_later(volume.volume_id)
         code, message = co.outcome(call, co.attach_request(volume))
         if code is not Code.OK:
             break
@@ -104,7 +104,7 @@ def test_a_node_has_no_more_volumes_than_it_says(co: Co) -> None:
 
 
 @case(167, CREATE, PUBLISH, NODE, BLOCK)
-def test_attached_in_another_way_is_a_conflict(co: Co) -> None:
+def test_attach_with_other_capability_is_already_exists(co: Co) -> None:
     """ControllerPublishVolume: a volume that is on the node with another capability is ALREADY_EXISTS."""
     volume = co.volume_for(co.mount, block())
     co.attach(volume)
@@ -136,8 +136,8 @@ def test_a_volume_grows_and_never_shrinks(co: Co) -> None:
 
 
 @case(173, CREATE, EXPAND)
-def test_a_volume_does_not_grow_beyond_what_can_be(co: Co) -> None:
-    """ControllerExpandVolume: an exabyte, or above limit_bytes, is OUT_OF_RANGE (or no room for it)."""
+def test_expand_beyond_limits_is_out_of_range(co: Co) -> None:
+    """ControllerExpandVolume: an exabyte, or above limit_bytes, is OUT_OF_RANGE (or RESOURCE_EXHAUSTED)."""
     volume = co.volume()
     request = csi_pb2.ControllerExpandVolumeRequest(
         volume_id=volume.volume_id,
@@ -159,7 +159,7 @@ def test_a_raw_volume_needs_no_expansion_on_the_node(co: Co) -> None:
 
 
 @case(175, CREATE, EXPAND)
-def test_a_volume_does_not_grow_for_what_it_cannot_do(co: Co) -> None:
+def test_expand_with_unsupported_capability_is_invalid(co: Co) -> None:
     """ControllerExpandVolume: a capability that the volume cannot have is INVALID_ARGUMENT, and it does not
     grow.
     """
@@ -175,7 +175,7 @@ def test_a_volume_does_not_grow_for_what_it_cannot_do(co: Co) -> None:
 
 
 @case(176, CREATE, EXPAND, NODE, "plugin.OFFLINE")
-def test_a_volume_in_use_does_not_grow_offline(co: Co) -> None:
+def test_offline_expand_of_published_volume_is_failed_precondition(co: Co) -> None:
     """ControllerExpandVolume where expansion is OFFLINE: FAILED_PRECONDITION while the volume is published."""
     volume = co.volume()
     co.use(volume)
@@ -202,7 +202,7 @@ def test_modify_needs_a_volume(co: Co) -> None:
 
 
 @case(182, CREATE, MODIFY, "parameters.mutable_parameters")
-def test_modify_is_idempotent_and_knows_its_keys(co: Co) -> None:
+def test_modify_is_idempotent_and_refuses_unknown_keys(co: Co) -> None:
     """ControllerModifyVolume: OK again; a key that is not known is INVALID_ARGUMENT, alone and among known
     ones.
     """

@@ -1,4 +1,4 @@
-"""Two callers, callers that give up, and many at once (C-401 to C-405)."""
+"""Concurrent callers, and callers that cancel (C-401 to C-405)."""
 
 from collections.abc import Sequence
 
@@ -12,63 +12,65 @@ _CALLERS = 6
 
 
 @case(401, CREATE)
-def test_two_creates_make_one_volume(co: Co) -> None:
+def test_concurrent_identical_creates_make_one_volume(co: Co) -> None:
     """Concurrency: equal CreateVolume calls at once are the same volume, or ABORTED and then the same when
     sent again.
     """
     request = co.create_request()
-    answers = co.together([(co.controller.CreateVolume, request)] * _CALLERS)
-    volume = co.made(co.finally_(co.controller.CreateVolume, request).volume)
+    answers = co.concurrently([(co.controller.CreateVolume, request)] * _CALLERS)
+    volume = co.delete_later(co.until_final(co.controller.CreateVolume, request).volume)
     for answer in answers:
         if isinstance(answer, grpc.StatusCode):
-            assert answer is Code.ABORTED, f"{answer} for a call that runs already"
+            assert answer is Code.ABORTED, f"{answer} for an identical call that was running"
         else:
             assert answer.volume == volume
 
 
 @case(402, CREATE)
-def test_many_volumes_at_once(co: Co) -> None:
-    """Concurrency: calls for different volumes do not stand in each other's way."""
+def test_concurrent_creates_of_different_volumes_succeed(co: Co) -> None:
+    """Concurrency: calls for different volumes do not block each other."""
     requests = [co.create_request() for _ in range(_CALLERS)]
-    answers = co.together([(co.controller.CreateVolume, each) for each in requests])
+    answers = co.concurrently([(co.controller.CreateVolume, each) for each in requests])
     made = [
-        co.made(each.volume).volume_id for each in answers if not isinstance(each, grpc.StatusCode)
+        co.delete_later(each.volume).volume_id
+        for each in answers
+        if not isinstance(each, grpc.StatusCode)
     ]
     assert len(made) == _CALLERS, answers
     assert len(set(made)) == _CALLERS
 
 
 @case(403, CREATE, NODE)
-def test_two_publishes_mount_once(co: Co) -> None:
-    """Concurrency: equal NodePublishVolume calls at once mount once; equal NodeUnpublishVolume calls take
-    it away.
+def test_concurrent_identical_publishes_mount_once(co: Co) -> None:
+    """Concurrency: equal NodePublishVolume calls at once mount once; equal NodeUnpublishVolume calls
+    unmount it.
     """
     volume = co.volume()
     co.stage(volume)
     target = co.target()
-    co.will_unpublish(volume.volume_id, target)
+    co.unpublish_later(volume.volume_id, target)
     request = co.publish_request(volume, target)
-    _all_joined(co.together([(co.node.NodePublishVolume, request)] * _CALLERS))
-    co.finally_(co.node.NodePublishVolume, request)
-    assert co.sight.mounts_at(target) == 1
+    _all_joined(co.concurrently([(co.node.NodePublishVolume, request)] * _CALLERS))
+    co.until_final(co.node.NodePublishVolume, request)
+    assert co.host.mounts_at(target) == 1
     away = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume.volume_id, target_path=str(target))
-    _all_joined(co.together([(co.node.NodeUnpublishVolume, away)] * _CALLERS))
-    co.finally_(co.node.NodeUnpublishVolume, away)
-    assert not co.sight.mounts_at(target)
+    _all_joined(co.concurrently([(co.node.NodeUnpublishVolume, away)] * _CALLERS))
+    co.until_final(co.node.NodeUnpublishVolume, away)
+    assert not co.host.mounts_at(target)
 
 
 @case(404, CREATE)
-def test_create_and_delete_at_once_end_in_one_of_the_two(co: Co) -> None:
-    """Concurrency: a DeleteVolume beside a CreateVolume of the same volume leaves it whole or gone, and
-    the CO can go on.
+def test_concurrent_create_and_delete_leave_volume_complete_or_deleted(co: Co) -> None:
+    """Concurrency: a DeleteVolume beside a CreateVolume of the same volume leaves it either complete or deleted,
+    and the CO can go on.
     """
     request = co.create_request()
     volume = co.create(request)
     delete = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
     deleting = co.controller.DeleteVolume.future(delete, timeout=co.options.timeout_s)
-    co.together([(co.controller.CreateVolume, request)] * 2)
+    co.concurrently([(co.controller.CreateVolume, request)] * 2)
     assert deleting.exception() is None or _code(deleting) is Code.ABORTED
-    again = co.made(co.finally_(co.controller.CreateVolume, request).volume)
+    again = co.delete_later(co.until_final(co.controller.CreateVolume, request).volume)
     validate = csi_pb2.ValidateVolumeCapabilitiesRequest(
         volume_id=again.volume_id, volume_capabilities=[co.mount]
     )
@@ -76,32 +78,32 @@ def test_create_and_delete_at_once_end_in_one_of_the_two(co: Co) -> None:
 
 
 @case(405, CREATE, NODE)
-def test_a_caller_that_gave_up_comes_again(co: Co) -> None:
-    """Timeouts: a call whose caller gave up ends by itself; sent again it is OK, and nothing is done twice."""
+def test_cancelled_calls_succeed_when_retried(co: Co) -> None:
+    """Timeouts: a cancelled call ends by itself; sent again it is OK, and nothing is done twice."""
     request = co.create_request()
     for after_s in (0.001, 0.005, 0.02):
         co.abandoned(co.controller.CreateVolume, request, after_s)
-    volume = co.made(co.finally_(co.controller.CreateVolume, request).volume)
+    volume = co.delete_later(co.until_final(co.controller.CreateVolume, request).volume)
     co.attach(volume)
     staging = co.stage_request(volume)
-    co.undo(lambda: co.unstage(volume))
+    co.later(lambda: co.unstage(volume))
     for after_s in (0.001, 0.005, 0.02):
         if "node.STAGE_UNSTAGE_VOLUME" in co.has:
             co.abandoned(co.node.NodeStageVolume, staging, after_s)
     co.stage(volume)
     target = co.target()
-    co.will_unpublish(volume.volume_id, target)
+    co.unpublish_later(volume.volume_id, target)
     publish = co.publish_request(volume, target)
     for after_s in (0.001, 0.005, 0.02):
         co.abandoned(co.node.NodePublishVolume, publish, after_s)
-    co.finally_(co.node.NodePublishVolume, publish)
-    assert co.sight.mounts_at(target) == 1
+    co.until_final(co.node.NodePublishVolume, publish)
+    assert co.host.mounts_at(target) == 1
 
 
 def _all_joined(answers: Sequence[object]) -> None:
     for answer in answers:
         if isinstance(answer, grpc.StatusCode):
-            assert answer is Code.ABORTED, f"{answer} for a call that runs already"
+            assert answer is Code.ABORTED, f"{answer} for an identical call that was running"
 
 
 def _code(future: grpc.Call) -> grpc.StatusCode:

@@ -1,4 +1,4 @@
-"""What restores and clones hold, by checksums, on every filesystem and on raw devices (C-305 to C-316)."""
+"""The content of restores and clones, by checksums, on every filesystem and on raw devices (C-305 to C-316)."""
 
 from pathlib import Path
 
@@ -10,16 +10,16 @@ from crust.wire.csi.v1 import csi_pb2
 
 
 @case(305, CREATE, SNAPSHOT, NODE)
-def test_a_restored_filesystem_is_the_one_of_the_snapshot(co: Co) -> None:
+def test_restored_filesystem_has_content_of_snapshot(co: Co) -> None:
     """CreateVolume from a snapshot: the files as they were, whatever was written since; mounted beside its
     source; on every filesystem.
     """
     for capability in co.filesystems:
         volume = co.volume(capability)
         target = co.use(volume, capability)
-        co.sight.write(target / "file", copies.noise(1))
+        co.host.write(target / "file", copies.noise(1))
         made = copies.snapshot(co, volume.volume_id)
-        co.sight.write(target / "file", copies.noise(2))
+        co.host.write(target / "file", copies.noise(2))
         restored = co.volume(capability, source=copies.of_snapshot(made.snapshot_id))
         beside = co.use(restored, capability)
         assert _file(co, beside) == copies.checksum(copies.noise(1))
@@ -27,7 +27,7 @@ def test_a_restored_filesystem_is_the_one_of_the_snapshot(co: Co) -> None:
 
 
 @case(306, CREATE, SNAPSHOT, NODE, BLOCK)
-def test_a_restored_device_is_the_one_of_the_snapshot(co: Co) -> None:
+def test_restored_device_has_content_of_snapshot(co: Co) -> None:
     """CreateVolume from a snapshot: the whole device, byte for byte."""
     volume = co.volume(block())
     target = co.use(volume, block())
@@ -41,23 +41,23 @@ def test_a_restored_device_is_the_one_of_the_snapshot(co: Co) -> None:
 
 
 @case(307, CREATE, SNAPSHOT, NODE)
-def test_a_larger_restore_is_larger_inside(co: Co) -> None:
+def test_larger_restore_has_larger_filesystem(co: Co) -> None:
     """CreateVolume from a snapshot: larger than it, every filesystem is grown when it is published; smaller is
     OUT_OF_RANGE.
     """
     for capability in co.filesystems:
         volume = co.volume(capability)
         target = co.use(volume, capability)
-        before, source = co.sight.size_bytes(target), copies.snapshot(co, volume.volume_id)
+        before, source = co.host.size_bytes(target), copies.snapshot(co, volume.volume_id)
         _check_grows(co, volume, capability, before, copies.of_snapshot(source.snapshot_id))
 
 
 @case(309, CREATE, SNAPSHOT, NODE)
-def test_a_snapshot_outlives_its_volume_or_keeps_it(co: Co) -> None:
+def test_delete_of_volume_with_snapshots_is_refused_or_snapshot_survives(co: Co) -> None:
     """DeleteVolume with snapshots: FAILED_PRECONDITION, or OK and the snapshot can still be restored."""
     volume = co.volume()
     target = co.use(volume)
-    co.sight.write(target / "file", copies.noise(3))
+    co.host.write(target / "file", copies.noise(3))
     made = copies.snapshot(co, volume.volume_id)
     co.release(volume, target)
     request = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
@@ -68,29 +68,29 @@ def test_a_snapshot_outlives_its_volume_or_keeps_it(co: Co) -> None:
 
 
 @case(311, CREATE, CLONE, NODE)
-def test_a_clone_is_a_copy_and_a_volume_of_its_own(co: Co) -> None:
+def test_clone_is_independent_of_its_source(co: Co) -> None:
     """CLONE_VOLUME: the source's files, mounted beside it, and neither sees what is written to the other; on
     every filesystem.
     """
     for capability in co.filesystems:
         volume = co.volume(capability)
         target = co.use(volume, capability)
-        co.sight.write(target / "file", copies.noise(4))
+        co.host.write(target / "file", copies.noise(4))
         clone = co.volume(capability, source=copies.of_volume(volume.volume_id))
         assert clone.content_source.volume.volume_id == volume.volume_id
         beside = co.use(clone, capability)
         assert _file(co, beside) == copies.checksum(copies.noise(4))
-        co.sight.write(beside / "file", copies.noise(5))
-        co.sight.write(target / "file", copies.noise(6))
+        co.host.write(beside / "file", copies.noise(5))
+        co.host.write(target / "file", copies.noise(6))
         assert _file(co, beside) == copies.checksum(copies.noise(5))
         assert _file(co, target) == copies.checksum(copies.noise(6))
 
 
 @case(313, CREATE, SNAPSHOT, NODE)
-def test_a_restored_volume_outlives_its_snapshot_or_keeps_it(co: Co) -> None:
-    """DeleteSnapshot of what a volume was made of: FAILED_PRECONDITION, or OK, and the volume is whole."""
+def test_delete_of_restored_snapshot_is_refused_or_volume_survives(co: Co) -> None:
+    """DeleteSnapshot of what a volume was made of: FAILED_PRECONDITION, or OK, and the volume is intact."""
     volume = co.volume()
-    co.sight.write(co.use(volume) / "file", copies.noise(7))
+    co.host.write(co.use(volume) / "file", copies.noise(7))
     made = copies.snapshot(co, volume.volume_id)
     restored = co.volume(source=copies.of_snapshot(made.snapshot_id))
     request = csi_pb2.DeleteSnapshotRequest(snapshot_id=made.snapshot_id)
@@ -100,19 +100,19 @@ def test_a_restored_volume_outlives_its_snapshot_or_keeps_it(co: Co) -> None:
 
 
 @case(314, CREATE, CLONE, NODE)
-def test_a_larger_clone_is_larger_inside(co: Co) -> None:
+def test_larger_clone_has_larger_filesystem(co: Co) -> None:
     """CLONE_VOLUME: larger than its source, every filesystem is grown when it is published; smaller is
     OUT_OF_RANGE.
     """
     for capability in co.filesystems:
         volume = co.volume(capability)
         target = co.use(volume, capability)
-        before = co.sight.size_bytes(target)
+        before = co.host.size_bytes(target)
         _check_grows(co, volume, capability, before, copies.of_volume(volume.volume_id))
 
 
 @case(315, CREATE, CLONE, NODE, BLOCK)
-def test_a_cloned_device_is_the_source(co: Co) -> None:
+def test_cloned_device_has_content_of_source(co: Co) -> None:
     """CLONE_VOLUME: the whole device, byte for byte, and neither sees what is written to the other."""
     volume = co.volume(block())
     target = co.use(volume, block())
@@ -126,13 +126,13 @@ def test_a_cloned_device_is_the_source(co: Co) -> None:
 
 
 @case(316, CREATE, SNAPSHOT, CLONE, NODE)
-def test_a_copy_of_a_copy_outlives_all_of_them(co: Co) -> None:
-    """CLONE_VOLUME of a restored volume: its files are whole after snapshot, source and restored volume are
-    deleted, as far as they can be.
+def test_clone_of_restored_volume_survives_deletion_of_its_sources(co: Co) -> None:
+    """CLONE_VOLUME of a restored volume: its files are intact after snapshot, source and restored volume are
+    deleted, where the driver allows it.
     """
     volume = co.volume()
     target = co.use(volume)
-    co.sight.write(target / "file", copies.noise(8))
+    co.host.write(target / "file", copies.noise(8))
     made = copies.snapshot(co, volume.volume_id)
     restored = co.volume(source=copies.of_snapshot(made.snapshot_id))
     beside = co.use(restored)
@@ -157,14 +157,14 @@ def _check_grows(
 ) -> None:
     size = volume.capacity_bytes or co.options.parameters.size_bytes
     larger = co.volume(capability, size_bytes=2 * size, source=source)
-    assert co.sight.size_bytes(co.use(larger, capability)) >= 1.6 * before
+    assert co.host.size_bytes(co.use(larger, capability)) >= 1.6 * before
     smaller = co.create_request(capability, size_bytes=size // 2, source=source)
     smaller.capacity_range.limit_bytes = size // 2
     co.refused(co.controller.CreateVolume, smaller, Code.OUT_OF_RANGE)
 
 
 def _file(co: Co, target: Path) -> str:
-    return copies.checksum(co.sight.read(target / "file", MIB))
+    return copies.checksum(co.host.read(target / "file", MIB))
 
 
 def _device(co: Co, target: Path) -> str:
@@ -172,7 +172,7 @@ def _device(co: Co, target: Path) -> str:
 
 
 def _scatter(co: Co, target: Path, seed: int) -> None:
-    size = co.sight.size_bytes(target)
+    size = co.host.size_bytes(target)
     for part in range(4):
         offset = size // 4 * part // 4096 * 4096
-        co.sight.write(target, copies.noise(10 * seed + part), offset=offset)
+        co.host.write(target, copies.noise(10 * seed + part), offset=offset)

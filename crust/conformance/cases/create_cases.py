@@ -130,8 +130,8 @@ def test_a_map_has_at_most_4_kib(co: Co) -> None:
 
 
 @case(111, CREATE)
-def test_a_size_that_cannot_be_is_refused(co: Co) -> None:
-    """CreateVolume: a limit below what is required, a negative size, or an exabyte, is refused and makes
+def test_create_with_impossible_size_is_refused(co: Co) -> None:
+    """CreateVolume: a limit below what is required, a negative size, or an exabyte, is refused and creates
     nothing.
     """
     contrary = co.create_request()
@@ -177,14 +177,14 @@ def test_a_volume_in_use_is_not_deleted(co: Co) -> None:
     """DeleteVolume: FAILED_PRECONDITION while the volume is published, and its data stays."""
     volume = co.volume()
     target = co.use(volume)
-    co.sight.write(target / "file", b"kept")
+    co.host.write(target / "file", b"kept")
     request = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
     co.refused(co.controller.DeleteVolume, request, Code.FAILED_PRECONDITION)
-    assert co.sight.read(target / "file", 99) == b"kept"
+    assert co.host.read(target / "file", 99) == b"kept"
 
 
 @case(115, CREATE, BLOCK)
-def test_create_again_for_another_use_is_refused_or_true(co: Co) -> None:
+def test_create_again_with_other_capability_is_refused_or_confirmed(co: Co) -> None:
     """CreateVolume: a name that exists with other capabilities is ALREADY_EXISTS, or the volume has them, as
     ValidateVolumeCapabilities confirms.
     """
@@ -220,8 +220,8 @@ def test_a_size_is_rounded_up_and_never_above_the_limit(co: Co) -> None:
 
 
 @case(117, CREATE, NODE)
-def test_the_context_of_a_volume_never_changes(co: Co) -> None:
-    """CreateVolume: volume_context is the same after the volume was used as before."""
+def test_volume_context_is_constant(co: Co) -> None:
+    """CreateVolume: volume_context is the same before and after the volume was used."""
     request = co.create_request()
     volume = co.create(request)
     co.release(volume, co.use(volume))
@@ -242,7 +242,7 @@ def test_validate_needs_a_volume_and_capabilities(co: Co) -> None:
 
 @case(122, CREATE)
 def test_validate_confirms_what_was_created(co: Co) -> None:
-    """ValidateVolumeCapabilities: what the volume was created with is confirmed, and told back."""
+    """ValidateVolumeCapabilities: what the volume was created with is confirmed, and returned."""
     volume = co.volume()
     request = csi_pb2.ValidateVolumeCapabilitiesRequest(
         volume_id=volume.volume_id,
@@ -275,8 +275,8 @@ def test_validate_confirms_all_or_nothing(co: Co) -> None:
 
 @case(124, CREATE)
 def test_validate_confirms_every_capability_or_none(co: Co) -> None:
-    """ValidateVolumeCapabilities: one that the volume has and one that it has not: OK, nothing confirmed, and
-    a message.
+    """ValidateVolumeCapabilities: a capability that the volume has and one that it does not have: OK,
+    nothing confirmed, and a message.
     """
     request = csi_pb2.ValidateVolumeCapabilitiesRequest(
         volume_id=co.volume().volume_id,
@@ -288,7 +288,7 @@ def test_validate_confirms_every_capability_or_none(co: Co) -> None:
 
 
 @case(125, CREATE)
-def test_a_mode_is_had_or_refused(co: Co) -> None:
+def test_access_mode_is_refused_or_confirmed(co: Co) -> None:
     """CreateVolume: every access mode is INVALID_ARGUMENT, or the volume has it, as ValidateVolumeCapabilities
     confirms.
     """

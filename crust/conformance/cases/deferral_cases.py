@@ -16,13 +16,13 @@ def test_a_deferred_publish_mounts_nothing(co: Co) -> None:
     volume = co.volume()
     co.stage(volume)
     target = co.target()
-    co.will_unpublish(volume.volume_id, target)
+    co.unpublish_later(volume.volume_id, target)
     request = co.publish_request(volume, target)
     request.defer_fs_ops = True
     answer = co.node.NodePublishVolume(
         request, timeout=co.options.timeout_s, metadata=extensions.METADATA
     )
-    assert not co.sight.mounts_at(target)
+    assert not co.host.mounts_at(target)
     assert answer.HasField("deferred_mount")
     told = answer.deferred_mount
     assert told.block_device.path.startswith("/")
@@ -32,28 +32,28 @@ def test_a_deferred_publish_mounts_nothing(co: Co) -> None:
 
 
 @case(502, CREATE, DEFER, _GIVEN)
-def test_a_publish_without_the_flag_is_a_mount(co: Co) -> None:
+def test_publish_without_flag_mounts(co: Co) -> None:
     """Deferral D-9, D-17: without the flag there is no deferred_mount; at a deferred target it is
     ALREADY_EXISTS.
     """
     volume = co.volume()
     co.stage(volume)
     target = co.target()
-    co.will_unpublish(volume.volume_id, target)
+    co.unpublish_later(volume.volume_id, target)
     request = co.publish_request(volume, target)
     request.defer_fs_ops = True
     co.node.NodePublishVolume(request, timeout=co.options.timeout_s, metadata=extensions.METADATA)
     request.defer_fs_ops = False
     co.refused(co.node.NodePublishVolume, request, Code.ALREADY_EXISTS)
-    assert not co.sight.mounts_at(target)
+    assert not co.host.mounts_at(target)
     co.unpublish(volume.volume_id, target)
     answer = co.ask(co.node.NodePublishVolume, request)
     assert not answer.HasField("deferred_mount")
-    assert co.sight.mounts_at(target) == 1
+    assert co.host.mounts_at(target) == 1
 
 
 @case(503, CREATE, DEFER, _GIVEN)
-def test_a_deferred_publish_is_undone_without_the_flag(co: Co) -> None:
+def test_unpublish_without_flag_ends_deferred_publish(co: Co) -> None:
     """Deferral D-14, D-18: NodeUnpublishVolume without the flag is OK, again as well, and the volume can
     be deleted.
     """

@@ -26,7 +26,7 @@ def test_a_group_needs_a_name_and_sources(co: Co) -> None:
 
 @case(342, CREATE, GROUP)
 def test_a_group_has_one_snapshot_of_each_volume(co: Co) -> None:
-    """CreateVolumeGroupSnapshot: a member per source, each naming the group; the same again is the same
+    """CreateVolumeGroupSnapshot: a member per source, each naming the group; repeated, it returns the same
     group.
     """
     ids = [co.volume().volume_id for _ in range(2)]
@@ -40,7 +40,7 @@ def test_a_group_has_one_snapshot_of_each_volume(co: Co) -> None:
 
 
 @case(343, CREATE, GROUP)
-def test_a_group_can_be_looked_up(co: Co) -> None:
+def test_get_group_returns_group_as_created(co: Co) -> None:
     """GetVolumeGroupSnapshot: as created; NOT_FOUND for no such group, INVALID_ARGUMENT for other members."""
     made = copies.take_group(co, copies.group_request(co, [co.volume().volume_id]))
     request = csi_pb2.GetVolumeGroupSnapshotRequest(
@@ -59,8 +59,8 @@ def test_a_group_can_be_looked_up(co: Co) -> None:
 
 
 @case(344, CREATE, GROUP, "controller.CREATE_DELETE_SNAPSHOT")
-def test_a_member_is_not_deleted_alone(co: Co) -> None:
-    """DeleteSnapshot of a group's member: INVALID_ARGUMENT, and the group is whole."""
+def test_delete_of_group_member_is_invalid(co: Co) -> None:
+    """DeleteSnapshot of a group's member: INVALID_ARGUMENT, and the group is intact."""
     made = copies.take_group(
         co, copies.group_request(co, [co.volume().volume_id for _ in range(2)])
     )
@@ -72,7 +72,7 @@ def test_a_member_is_not_deleted_alone(co: Co) -> None:
 
 
 @case(345, CREATE, GROUP)
-def test_a_group_is_deleted_whole_and_again(co: Co) -> None:
+def test_group_deletion_is_complete_and_idempotent(co: Co) -> None:
     """DeleteVolumeGroupSnapshot: INVALID_ARGUMENT for other members; OK, and OK again; then NOT_FOUND."""
     made = copies.take_group(co, copies.group_request(co, [co.volume().volume_id]))
     call = co.groups.DeleteVolumeGroupSnapshot
@@ -90,9 +90,9 @@ def test_a_group_is_deleted_whole_and_again(co: Co) -> None:
 
 
 @case(346, CREATE, GROUP, NODE)
-def test_a_group_keeps_the_order_of_writes(co: Co) -> None:
-    """CreateVolumeGroupSnapshot: what was written to the second volume after the first is in no snapshot
-    without the first.
+def test_group_snapshot_keeps_order_of_writes(co: Co) -> None:
+    """CreateVolumeGroupSnapshot: a write to the second volume that followed one to the first is in no
+    group without that one.
     """
     volumes = [co.volume() for _ in range(2)]
     targets = [co.use(each) for each in volumes]
@@ -104,7 +104,7 @@ def test_a_group_keeps_the_order_of_writes(co: Co) -> None:
         while not stop.is_set():
             number += 1
             for target in targets:
-                co.sight.write(target / "file", _COUNTER.pack(number))
+                co.host.write(target / "file", _COUNTER.pack(number))
             started.set()
 
     writer = threading.Thread(target=write)
@@ -121,10 +121,12 @@ def test_a_group_keeps_the_order_of_writes(co: Co) -> None:
     for group in groups:
         members = {each.source_volume_id: each.snapshot_id for each in group.snapshots}
         first, second = (_counter(co, members[each.volume_id]) for each in volumes)
-        assert second <= first <= second + 1, f"written as {first}, then {second}"
+        assert second <= first <= second + 1, (
+            f"the first volume has write {first}, the second has {second}"
+        )
 
 
 def _counter(co: Co, snapshot_id: str) -> int:
     restored = co.volume(source=copies.of_snapshot(snapshot_id))
-    data = co.sight.read(co.use(restored) / "file", _COUNTER.size)
+    data = co.host.read(co.use(restored) / "file", _COUNTER.size)
     return int(_COUNTER.unpack(data)[0])

@@ -1,4 +1,4 @@
-"""Identity, capabilities, and what a node says of itself (C-001 to C-013)."""
+"""Identity, capabilities, and what a node reports of itself (C-001 to C-013)."""
 
 import re
 import stat
@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from crust.conformance.case import CREATE, NODE, PUBLISH, TOPOLOGY, case
 from crust.conformance.co import Co, Code
-from crust.conformance.unadvertised import RPCS
+from crust.conformance.optional_rpcs import RPCS
 from crust.wire.csi.v1 import csi_pb2
 
 _NODE_INFO = ("controller.GET_NODE_INFO", "node.NODE_INFO_FROM_CONTROLLER")
@@ -33,7 +33,7 @@ def test_the_plugin_has_a_name(co: Co) -> None:
 
 
 @case(2)
-def test_the_probe_is_ready_and_stays_so(co: Co) -> None:
+def test_probe_is_ready_each_time(co: Co) -> None:
     """Probe: OK and ready, or with no value, which means ready; every time."""
     for _ in range(3):
         answer = co.ask(co.identity.Probe, csi_pb2.ProbeRequest())
@@ -51,7 +51,7 @@ def test_what_is_advertised_is_advertised_once(co: Co) -> None:
 
 
 @case(4)
-def test_the_plugin_says_that_it_has_a_controller_if_and_only_if_it_has(co: Co) -> None:
+def test_controller_service_is_advertised_if_and_only_if_served(co: Co) -> None:
     """GetPluginCapabilities: CONTROLLER_SERVICE if and only if the Controller service is served."""
     assert ("plugin.CONTROLLER_SERVICE" in co.has) == ("controller" in co.has)
 
@@ -73,16 +73,16 @@ def test_a_profile_has_its_own_capabilities_only(co: Co) -> None:
     """Under CSI 1.13 nothing of the volume condition is advertised, under 1.12 nothing of volume health."""
     foreign = _ONLY_1_12 if co.options.profile == "1.13" else _ONLY_1_13
     controller, node = _types(co)
-    strangers = (controller & foreign["controller"], node & foreign["node"])
-    assert not any(strangers), (
-        f"CSI {co.options.profile} does not have what the controller and the node advertise: {strangers};"
+    of_other_profile = (controller & foreign["controller"], node & foreign["node"])
+    assert not any(of_other_profile), (
+        f"CSI {co.options.profile} does not have what the controller and the node advertise: {of_other_profile};"
         " --profile says which CSI the driver speaks"
     )
 
 
 @case(7, NODE)
-def test_deferral_is_for_those_who_ask(co: Co) -> None:
-    """Deferral D-3: a caller that did not opt in is told of no capability that CSI does not have."""
+def test_capabilities_of_deferral_need_opt_in(co: Co) -> None:
+    """Deferral D-3: a caller that did not opt in sees no capability that CSI does not have."""
     assert all(each < _ADDITIONS for types in _types(co) for each in types)
     info = co.ask(co.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())
     assert not list(info.supported_file_systems)
@@ -120,15 +120,15 @@ def test_nothing_lies_beside_the_socket(co: Co) -> None:
 
 
 @case(11, NODE, "node.GET_ID")
-def test_the_node_tells_its_id_alone(co: Co) -> None:
-    """NodeGetID (CSI PR #603): the id that NodeGetInfo tells."""
+def test_node_get_id_returns_node_id(co: Co) -> None:
+    """NodeGetID (CSI PR #603): the id that NodeGetInfo returns."""
     assert co.ask(co.node.NodeGetID, csi_pb2.NodeGetIDRequest()).node_id == co.node_id()
 
 
 @case(12, NODE, *_NODE_INFO)
-def test_the_controller_tells_what_the_node_would(co: Co) -> None:
-    """ControllerGetNodeInfo (CSI PR #603): the topology and the limit of NodeGetInfo, which tells both unless
-    it is told not to; NOT_FOUND for no such node, INVALID_ARGUMENT without an id.
+def test_controller_node_info_equals_node_info(co: Co) -> None:
+    """ControllerGetNodeInfo (CSI PR #603): the topology and the limit of NodeGetInfo, which returns both unless
+    the flag is set; NOT_FOUND for no such node, INVALID_ARGUMENT without an id.
     """
     info = co.ask(co.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())
     call, request = co.controller.ControllerGetNodeInfo, csi_pb2.ControllerGetNodeInfoRequest
@@ -142,9 +142,9 @@ def test_the_controller_tells_what_the_node_would(co: Co) -> None:
 
 
 @case(13, CREATE, PUBLISH, NODE, *_NODE_INFO)
-def test_the_controller_tells_whose_slots_are_taken(co: Co) -> None:
-    """ControllerGetNodeInfo (CSI PR #603): published_volume_ids has what is attached to the node, once, and
-    what was detached no more.
+def test_controller_node_info_has_published_volume_ids(co: Co) -> None:
+    """ControllerGetNodeInfo (CSI PR #603): published_volume_ids has each attached volume once, and no detached
+    one.
     """
     volume = co.volume()
     request = csi_pb2.ControllerGetNodeInfoRequest(node_id=co.node_id())

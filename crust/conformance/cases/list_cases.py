@@ -21,8 +21,8 @@ _COUNT = 7
 
 
 @case(131, CREATE, LIST)
-def test_every_volume_is_listed_as_it_was_created(co: Co) -> None:
-    """ListVolumes: every volume, with the id, size and context that CreateVolume told."""
+def test_list_has_every_volume_as_created(co: Co) -> None:
+    """ListVolumes: every volume, with the id, size and context that CreateVolume returned."""
     volumes = [co.volume() for _ in range(3)]
     listed = {each.volume.volume_id: each.volume for each in _all(co, 0)}
     for volume in volumes:
@@ -35,7 +35,7 @@ def test_every_volume_is_listed_as_it_was_created(co: Co) -> None:
 
 @case(132, LIST)
 def test_a_list_is_not_asked_for_in_odd_ways(co: Co) -> None:
-    """ListVolumes: a negative max_entries is INVALID_ARGUMENT, a starting_token of nobody's is ABORTED."""
+    """ListVolumes: a negative max_entries is INVALID_ARGUMENT, an unknown starting_token is ABORTED."""
     negative = csi_pb2.ListVolumesRequest(max_entries=-1)
     co.refused(co.controller.ListVolumes, negative, Code.INVALID_ARGUMENT)
     odd = csi_pb2.ListVolumesRequest(starting_token="conformance: no such token")
@@ -52,8 +52,10 @@ def test_a_list_comes_in_pages(co: Co) -> None:
 
 
 @case(134, CREATE, LIST)
-def test_pages_survive_change(co: Co) -> None:
-    """ListVolumes: what is there from the first page to the last is listed once, whatever comes and goes."""
+def test_pages_list_each_volume_once_while_others_change(co: Co) -> None:
+    """ListVolumes: what exists from the first page to the last is listed once, also when other volumes are created
+    and deleted meanwhile.
+    """
     volumes = [co.volume().volume_id for _ in range(_COUNT)]
     seen: list[str] = []
     gone: set[str] = set()
@@ -73,7 +75,7 @@ def test_pages_survive_change(co: Co) -> None:
 
 
 @case(135, CREATE, LIST, LIST_NODES, PUBLISH, NODE)
-def test_the_list_tells_where_volumes_are_published(co: Co) -> None:
+def test_list_has_published_node_ids(co: Co) -> None:
     """ListVolumes: published_node_ids is what is attached now, no more and no less."""
     volume = co.volume()
     assert _nodes(co, volume.volume_id) == []
@@ -84,7 +86,7 @@ def test_the_list_tells_where_volumes_are_published(co: Co) -> None:
 
 
 @case(136, CREATE, GET)
-def test_a_volume_can_be_looked_up(co: Co) -> None:
+def test_get_volume_returns_volume_as_created(co: Co) -> None:
     """ControllerGetVolume: as created; NOT_FOUND for no such volume, INVALID_ARGUMENT without an id."""
     volume = co.volume()
     request = csi_pb2.ControllerGetVolumeRequest
@@ -97,20 +99,20 @@ def test_a_volume_can_be_looked_up(co: Co) -> None:
 
 
 @case(137, NODE, LIST, EPHEMERAL)
-def test_an_ephemeral_volume_is_in_no_list(co: Co) -> None:
+def test_lists_leave_out_ephemeral_volumes(co: Co) -> None:
     """Inline ephemeral volumes: their id is the pod's, so ListVolumes and ControllerListVolumeHealth have none
     of them.
     """
     before = _ids(co)
     target = co.target()
     volume_id = "csi-" + co.name("").encode().hex().ljust(64, "0")[:64]
-    co.will_unpublish(volume_id, target)
+    co.unpublish_later(volume_id, target)
     co.ask(co.node.NodePublishVolume, co.ephemeral_request(volume_id, target))
-    assert _ids(co) <= before, "what nobody created is listed"
+    assert _ids(co) <= before, "an ephemeral volume is listed"
 
 
 @case(141, CAPACITY)
-def test_capacity_is_told(co: Co) -> None:
+def test_capacity_is_not_negative(co: Co) -> None:
     """GetCapacity: not negative; the largest volume is no smaller than the smallest."""
     answer = co.ask(
         co.controller.GetCapacity,
@@ -123,7 +125,7 @@ def test_capacity_is_told(co: Co) -> None:
 
 @case(142, CREATE, CAPACITY)
 def test_a_volume_above_the_maximum_is_refused(co: Co) -> None:
-    """GetCapacity: a volume larger than maximum_volume_size, or than all that is available, is not made."""
+    """GetCapacity: a volume larger than maximum_volume_size, or than all that is available, is not created."""
     answer = co.ask(
         co.controller.GetCapacity,
         csi_pb2.GetCapacityRequest(parameters=co.options.parameters.parameters),
@@ -134,7 +136,7 @@ def test_a_volume_above_the_maximum_is_refused(co: Co) -> None:
 
 
 @case(145, CREATE, _HEALTH_GET)
-def test_the_health_of_a_volume_is_told(co: Co) -> None:
+def test_get_volume_health_of_new_volume_is_healthy(co: Co) -> None:
     """ControllerGetVolumeHealth: nothing wrong with a new volume; NOT_FOUND, INVALID_ARGUMENT as elsewhere."""
     volume = co.volume()
     request = csi_pb2.ControllerGetVolumeHealthRequest
@@ -147,13 +149,13 @@ def test_the_health_of_a_volume_is_told(co: Co) -> None:
 
 
 @case(146, CREATE, _HEALTH_LIST)
-def test_the_health_of_volumes_is_listed(co: Co) -> None:
-    """ControllerListVolumeHealth: a new volume is not listed as ill; tokens and sizes as in ListVolumes."""
+def test_list_volume_health_leaves_out_new_volume(co: Co) -> None:
+    """ControllerListVolumeHealth: a new volume is not listed as unhealthy; tokens and sizes as in ListVolumes."""
     volume = co.volume()
     request = csi_pb2.ControllerListVolumeHealthRequest
     call = co.controller.ControllerListVolumeHealth
-    ill = [each.volume_id for each in co.ask(call, request()).entries if each.health_statuses]
-    assert volume.volume_id not in ill
+    unhealthy = [each.volume_id for each in co.ask(call, request()).entries if each.health_statuses]
+    assert volume.volume_id not in unhealthy
     co.refused(call, request(max_entries=-1), Code.INVALID_ARGUMENT)
     co.refused(call, request(starting_token="conformance: no such token"), Code.ABORTED)
 
@@ -176,7 +178,7 @@ def _all(co: Co, max_entries: int) -> list[csi_pb2.ListVolumesResponse.Entry]:
 
 
 def _ids(co: Co) -> set[str]:
-    """What the lists have of volumes; one that others delete meanwhile may be gone, and none may come."""
+    """The ids in all lists of volumes. Others may delete volumes meanwhile, and create none."""
     found = {each.volume.volume_id for each in _all(co, 0)}
     if _HEALTH_LIST in co.has:
         request = csi_pb2.ControllerListVolumeHealthRequest()

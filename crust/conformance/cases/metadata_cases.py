@@ -18,37 +18,37 @@ Delta = csi_pb2.GetMetadataDeltaResponse
 
 
 @case(361, CREATE, SNAPSHOT, METADATA, NODE, BLOCK)
-def test_what_is_allocated_holds_every_byte(co: Co) -> None:
+def test_allocated_blocks_cover_all_data(co: Co) -> None:
     """GetMetadataAllocated: ascending, apart, of one type (and of one length where that is FIXED_LENGTH),
-    at most max_results a message; whatever is not zero lies in it.
+    at most max_results a message; everything that is not zero lies in it.
     """
     volume = co.volume(block())
     target = co.use(volume, block())
     _write(co, target, parts=(0, 3, 9), seed=1)
     made, target = copies.of_device(co, volume, target)
     request = csi_pb2.GetMetadataAllocatedRequest(snapshot_id=made.snapshot_id, max_results=_FEW)
-    size = co.sight.size_bytes(target)
+    size = co.host.size_bytes(target)
     ranges = _ranges(co.stream(co.metadata.GetMetadataAllocated, request), size, _FEW)
-    content = co.sight.read(target, size)
+    content = co.host.read(target, size)
     zero = bytes(_STEP)
     for offset in range(0, len(content), _STEP):
         if content[offset : offset + _STEP] != zero[: len(content) - offset]:
-            assert _covered(ranges, offset), f"the data at {offset} is not told"
+            assert _covered(ranges, offset), f"the data at {offset} is not reported"
 
 
 @case(362, CREATE, SNAPSHOT, METADATA, NODE, BLOCK)
-def test_what_has_changed_is_told(co: Co) -> None:
+def test_delta_covers_all_changes(co: Co) -> None:
     """GetMetadataDelta: every byte that differs between the snapshots lies in it. Skipped where the driver answers
     that it does not track changes (FAILED_PRECONDITION).
     """
     volume = co.volume(block())
     target = co.use(volume, block())
-    size = co.sight.size_bytes(target)
+    size = co.host.size_bytes(target)
     _write(co, target, parts=(0, 3, 9), seed=1)
-    before = co.sight.read(target, size)
+    before = co.host.read(target, size)
     one, target = copies.of_device(co, volume, target)
     _write(co, target, parts=(3, 12), seed=2)
-    after = co.sight.read(target, size)
+    after = co.host.read(target, size)
     other, target = copies.of_device(co, volume, target)
     request = csi_pb2.GetMetadataDeltaRequest(
         base_snapshot_id=one.snapshot_id, target_snapshot_id=other.snapshot_id, max_results=_FEW
@@ -56,20 +56,20 @@ def test_what_has_changed_is_told(co: Co) -> None:
     ranges = _ranges(_delta(co, request), size, _FEW)
     for offset in range(0, size, _STEP):
         if before[offset : offset + _STEP] != after[offset : offset + _STEP]:
-            assert _covered(ranges, offset), f"the change at {offset} is not told"
-    assert sum(length for _, length in ranges) < size, "everything is told as changed"
+            assert _covered(ranges, offset), f"the change at {offset} is not reported"
+    assert sum(length for _, length in ranges) < size, "everything is reported as changed"
 
 
 @case(363, CREATE, SNAPSHOT, METADATA, NODE, BLOCK)
-def test_a_stream_goes_on_where_it_is_told_to(co: Co) -> None:
-    """GetMetadataAllocated: with starting_offset nothing is told that ends before it; beyond the volume
-    OUT_OF_RANGE.
+def test_allocated_blocks_begin_at_starting_offset(co: Co) -> None:
+    """GetMetadataAllocated: with starting_offset no range is reported that ends before it; beyond the
+    volume OUT_OF_RANGE.
     """
     volume = co.volume(block())
     target = co.use(volume, block())
     _write(co, target, parts=(0, 3, 9), seed=1)
     made, target = copies.of_device(co, volume, target)
-    size = co.sight.size_bytes(target)
+    size = co.host.size_bytes(target)
     request = csi_pb2.GetMetadataAllocatedRequest(
         snapshot_id=made.snapshot_id, starting_offset=size // 4
     )
@@ -94,8 +94,8 @@ def test_metadata_needs_snapshots(co: Co) -> None:
 
 
 @case(365, CREATE, SNAPSHOT, METADATA, BLOCK)
-def test_an_empty_snapshot_is_a_stream_that_ends(co: Co) -> None:
-    """GetMetadataAllocated, GetMetadataDelta: of a volume that nobody has written to, OK. Skipped where the driver
+def test_metadata_of_unwritten_volume_is_ok(co: Co) -> None:
+    """GetMetadataAllocated, GetMetadataDelta: of a volume that was never written, OK. Skipped where the driver
     answers that it does not track changes (FAILED_PRECONDITION).
     """
     volume = co.volume(block())
@@ -108,13 +108,13 @@ def test_an_empty_snapshot_is_a_stream_that_ends(co: Co) -> None:
 
 
 @case(366, CREATE, SNAPSHOT, METADATA, BLOCK)
-def test_a_delta_is_of_one_volume_and_within_it(co: Co) -> None:
+def test_delta_across_volumes_or_beyond_the_end_is_refused(co: Co) -> None:
     """GetMetadataDelta: beyond the volume OUT_OF_RANGE; snapshots of two volumes INVALID_ARGUMENT (or
     FAILED_PRECONDITION).
     """
-    volume, stranger = co.volume(block()), co.volume(block())
+    volume, other_volume = co.volume(block()), co.volume(block())
     one, other = (copies.snapshot(co, volume.volume_id).snapshot_id for _ in range(2))
-    foreign = copies.snapshot(co, stranger.volume_id).snapshot_id
+    foreign = copies.snapshot(co, other_volume.volume_id).snapshot_id
     call, request = co.metadata.GetMetadataDelta, csi_pb2.GetMetadataDeltaRequest
     size = volume.capacity_bytes or co.options.parameters.size_bytes
     beyond = request(base_snapshot_id=one, target_snapshot_id=other, starting_offset=4 * size)
@@ -124,7 +124,7 @@ def test_a_delta_is_of_one_volume_and_within_it(co: Co) -> None:
 
 
 def _delta(co: Co, request: csi_pb2.GetMetadataDeltaRequest) -> list[Delta]:
-    """A driver knows only when it is asked whether it tracks this volume's changes: CSI allows that it does not."""
+    """CSI allows a driver not to track changes, and there is no capability for it: only the call shows it."""
     code, message = co.stream_outcome(co.metadata.GetMetadataDelta, request)
     if code is Code.FAILED_PRECONDITION:
         pytest.skip(f"needs a volume whose changes are tracked: {message}")
@@ -132,9 +132,9 @@ def _delta(co: Co, request: csi_pb2.GetMetadataDeltaRequest) -> list[Delta]:
 
 
 def _write(co: Co, target: Path, *, parts: tuple[int, ...], seed: int) -> None:
-    size = co.sight.size_bytes(target)
+    size = co.host.size_bytes(target)
     for part in parts:
-        co.sight.write(target, copies.noise(100 * seed + part), offset=size // 16 * part)
+        co.host.write(target, copies.noise(100 * seed + part), offset=size // 16 * part)
 
 
 def _ranges(

@@ -18,8 +18,8 @@ _GIVEN = "parameters.mutable_parameters"
 
 @case(183, CREATE, MODIFY, _GIVEN)
 def test_a_volume_is_made_with_mutable_parameters(co: Co) -> None:
-    """CreateVolume: mutable_parameters are taken, and the same request again is the same volume; with a key
-    that is not known it is INVALID_ARGUMENT, and nothing is made.
+    """CreateVolume: mutable_parameters are accepted, and the same request returns the same volume; an unknown
+    key is INVALID_ARGUMENT, and nothing is created.
     """
     request = co.create_request()
     request.mutable_parameters.update(co.options.parameters.mutable_parameters)
@@ -31,8 +31,8 @@ def test_a_volume_is_made_with_mutable_parameters(co: Co) -> None:
 
 
 @case(184, CREATE, MODIFY, _GIVEN)
-def test_what_sidecars_add_to_a_modify_is_tolerated(co: Co) -> None:
-    """ControllerModifyVolume: the keys csi.storage.k8s.io/… of external-resizer are no unknown keys."""
+def test_modify_accepts_keys_of_sidecars(co: Co) -> None:
+    """ControllerModifyVolume: the keys csi.storage.k8s.io/… of external-resizer are accepted."""
     request = _modify(co, co.volume())
     request.mutable_parameters["csi.storage.k8s.io/pvc/name"] = "claim"
     request.mutable_parameters["csi.storage.k8s.io/pvc/namespace"] = "default"
@@ -42,26 +42,26 @@ def test_what_sidecars_add_to_a_modify_is_tolerated(co: Co) -> None:
 
 @case(185, CREATE, MODIFY, NODE, _GIVEN)
 def test_a_volume_in_use_is_modified(co: Co) -> None:
-    """ControllerModifyVolume: OK while the volume is published, whose data and publish are not touched."""
+    """ControllerModifyVolume: OK while the volume is published; its data and its mount stay."""
     volume = co.volume()
     target = co.use(volume)
-    co.sight.write(target / "file", b"kept")
+    co.host.write(target / "file", b"kept")
     co.ask(co.controller.ControllerModifyVolume, _modify(co, volume))
-    assert co.sight.read(target / "file", 99) == b"kept"
-    assert co.sight.mounts_at(target) == 1
+    assert co.host.read(target / "file", 99) == b"kept"
+    assert co.host.mounts_at(target) == 1
 
 
 @case(186, CREATE, MODIFY, _GIVEN)
-def test_modifying_is_joined(co: Co) -> None:
+def test_concurrent_identical_modifies_succeed(co: Co) -> None:
     """Concurrency: equal ControllerModifyVolume calls at once are OK or ABORTED, and OK when sent again."""
     request = _modify(co, co.volume())
     call = co.controller.ControllerModifyVolume
-    _none_failed(co.together([(call, request)] * _CALLERS))
-    co.finally_(call, request)
+    _none_failed(co.concurrently([(call, request)] * _CALLERS))
+    co.until_final(call, request)
 
 
 @case(187, CREATE, MODIFY, EXPAND, _GIVEN)
-def test_a_modify_and_an_expansion_at_once_both_happen(co: Co) -> None:
+def test_concurrent_modify_and_expansion_both_succeed(co: Co) -> None:
     """Concurrency: ControllerModifyVolume beside ControllerExpandVolume: each is OK or ABORTED, and OK when
     sent again; the volume has the size.
     """
@@ -78,9 +78,9 @@ def test_a_modify_and_an_expansion_at_once_both_happen(co: Co) -> None:
         (co.controller.ControllerModifyVolume, modify),
         (co.controller.ControllerExpandVolume, expand),
     ]
-    _none_failed(co.together(calls))
-    co.finally_(co.controller.ControllerModifyVolume, modify)
-    assert co.finally_(co.controller.ControllerExpandVolume, expand).capacity_bytes >= size
+    _none_failed(co.concurrently(calls))
+    co.until_final(co.controller.ControllerModifyVolume, modify)
+    assert co.until_final(co.controller.ControllerExpandVolume, expand).capacity_bytes >= size
 
 
 def _modify(co: Co, volume: csi_pb2.Volume) -> csi_pb2.ControllerModifyVolumeRequest:

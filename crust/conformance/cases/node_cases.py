@@ -1,4 +1,4 @@
-"""Staging, publishing and taking back, in every order (C-201 to C-227)."""
+"""Stage, publish, unpublish, unstage, in every order (C-201 to C-227)."""
 
 import pytest
 
@@ -58,7 +58,7 @@ def test_unstage_needs_a_volume_and_a_path(co: Co) -> None:
 
 
 @case(204, CREATE, STAGE, BLOCK)
-def test_a_volume_is_staged_in_one_way(co: Co) -> None:
+def test_stage_with_other_capability_is_already_exists(co: Co) -> None:
     """NodeStageVolume: another capability at the same path is ALREADY_EXISTS, and the volume stays staged."""
     volume = co.volume()
     co.stage(volume)
@@ -68,19 +68,19 @@ def test_a_volume_is_staged_in_one_way(co: Co) -> None:
 
 
 @case(205, CREATE, STAGE)
-def test_a_second_staging_path_never_costs_data(co: Co) -> None:
-    """NodeStageVolume: the same volume at another path (its PV was renamed) is not formatted again."""
+def test_stage_at_second_path_keeps_data(co: Co) -> None:
+    """NodeStageVolume: the same volume at another path (its PV was renamed) is not formatted."""
     volume = co.volume()
     target = co.use(volume)
-    co.sight.write(target / "file", _DATA)
+    co.host.write(target / "file", _DATA)
     other = co.staging(volume, "other")
-    co.undo(lambda: co.unstage(volume, path=other))
+    co.later(lambda: co.unstage(volume, path=other))
     co.outcome(co.node.NodeStageVolume, co.stage_request(volume, path=other))
-    assert co.sight.read(target / "file", 99) == _DATA
+    assert co.host.read(target / "file", 99) == _DATA
     co.unpublish(volume.volume_id, target)
     co.unstage(volume, path=other)
     co.unstage(volume)
-    assert co.sight.read(co.use(volume) / "file", 99) == _DATA
+    assert co.host.read(co.use(volume) / "file", 99) == _DATA
 
 
 @case(211, CREATE, NODE)
@@ -96,7 +96,7 @@ def test_publish_needs_a_volume_a_path_and_a_capability(co: Co) -> None:
     request = co.publish_request(volume, target)
     request.volume_id = _UNKNOWN
     co.refused(co.node.NodePublishVolume, request, Code.NOT_FOUND)
-    assert not co.sight.mounts_at(target)
+    assert not co.host.mounts_at(target)
 
 
 @case(212, CREATE, STAGE)
@@ -105,28 +105,28 @@ def test_publish_needs_staging_first(co: Co) -> None:
     volume = co.volume()
     co.attach(volume)
     target = co.target()
-    co.will_unpublish(volume.volume_id, target)
+    co.unpublish_later(volume.volume_id, target)
     request = co.publish_request(volume, target)
     co.refused(co.node.NodePublishVolume, request, Code.FAILED_PRECONDITION)
     co.stage(volume)
     request.ClearField("staging_target_path")
     co.refused(co.node.NodePublishVolume, request, Code.FAILED_PRECONDITION)
-    assert not co.sight.mounts_at(target)
+    assert not co.host.mounts_at(target)
 
 
 @case(213, CREATE, NODE)
 def test_a_filesystem_keeps_what_is_written(co: Co) -> None:
-    """NodePublishVolume: mounted at the target; what is written is there after the volume was taken back
-    and given again.
+    """NodePublishVolume: mounted at the target; what is written is there after unpublish, unstage and
+    another publish.
     """
     for fs_type in co.options.parameters.fs_types:
         capability = mount(fs_type)
         volume = co.volume(capability)
         target = co.use(volume, capability)
-        assert co.sight.mounts_at(target) == 1
-        co.sight.write(target / "file", _DATA)
+        assert co.host.mounts_at(target) == 1
+        co.host.write(target / "file", _DATA)
         co.release(volume, target)
-        assert co.sight.read(co.use(volume, capability) / "file", 99) == _DATA
+        assert co.host.read(co.use(volume, capability) / "file", 99) == _DATA
 
 
 @case(214, CREATE, NODE, BLOCK)
@@ -134,38 +134,38 @@ def test_a_device_keeps_what_is_written(co: Co) -> None:
     """NodePublishVolume: a block device of the volume's size at the target; what is written stays."""
     volume = co.volume(block())
     target = co.use(volume, block())
-    assert co.sight.is_block(target)
+    assert co.host.is_block(target)
     size = volume.capacity_bytes or co.options.parameters.size_bytes
-    assert co.sight.size_bytes(target) >= size
+    assert co.host.size_bytes(target) >= size
     offset = size - 4096
-    co.sight.write(target, _DATA, offset=offset)
+    co.host.write(target, _DATA, offset=offset)
     co.release(volume, target)
-    assert co.sight.read(co.use(volume, block()), len(_DATA), offset=offset) == _DATA
+    assert co.host.read(co.use(volume, block()), len(_DATA), offset=offset) == _DATA
 
 
 @case(215, CREATE, NODE)
 def test_publish_is_idempotent(co: Co) -> None:
-    """NodePublishVolume: the same again is OK and mounts nothing on top."""
+    """NodePublishVolume: repeated, it is OK and mounts nothing on top."""
     for capability in co.kinds:
         volume = co.volume(capability)
         target = co.use(volume, capability)
         request = co.publish_request(volume, target, capability)
         co.ask(co.node.NodePublishVolume, request)
-        assert co.sight.mounts_at(target) == 1
+        assert co.host.mounts_at(target) == 1
 
 
 @case(216, CREATE, NODE)
-def test_published_differently_is_a_conflict(co: Co) -> None:
+def test_publish_with_other_readonly_is_already_exists(co: Co) -> None:
     """NodePublishVolume: another readonly at the same target is ALREADY_EXISTS, and what is there stays."""
     volume = co.volume()
     target = co.use(volume)
     request = co.publish_request(volume, target, readonly=True)
     co.refused(co.node.NodePublishVolume, request, Code.ALREADY_EXISTS)
-    co.sight.write(target / "file", _DATA)
+    co.host.write(target / "file", _DATA)
 
 
 @case(217, CREATE, NODE)
-def test_what_a_kubelet_adds_is_no_difference(co: Co) -> None:
+def test_republish_with_changed_kubelet_keys_is_ok(co: Co) -> None:
     """NodePublishVolume: csi.storage.k8s.io/ keys (tokens, pods) that change with a republish do no harm."""
     volume = co.volume()
     target = co.use(volume)
@@ -177,13 +177,13 @@ def test_what_a_kubelet_adds_is_no_difference(co: Co) -> None:
 
 
 @case(218, CREATE, NODE)
-def test_one_writer_has_one_target(co: Co) -> None:
+def test_single_node_writer_at_second_target_is_refused(co: Co) -> None:
     """NodePublishVolume, second-call table: SINGLE_NODE_WRITER at a second target is FAILED_PRECONDITION."""
     _second_target(co, Mode.SINGLE_NODE_WRITER)
 
 
 @case(219, CREATE, MULTI_WRITER)
-def test_a_single_writer_has_one_target(co: Co) -> None:
+def test_single_writer_at_second_target_is_refused(co: Co) -> None:
     """NodePublishVolume, second-call table: SINGLE_NODE_SINGLE_WRITER at a second target is
     FAILED_PRECONDITION.
     """
@@ -191,23 +191,23 @@ def test_a_single_writer_has_one_target(co: Co) -> None:
 
 
 @case(220, CREATE, MULTI_WRITER)
-def test_several_writers_have_several_targets(co: Co) -> None:
+def test_multi_writer_at_second_target_is_ok(co: Co) -> None:
     """NodePublishVolume, second-call table: SINGLE_NODE_MULTI_WRITER at a second target is OK, and shows
-    the same.
+    the same files.
     """
     capability = mount(co.mount.mount.fs_type, Mode.SINGLE_NODE_MULTI_WRITER)
     volume = co.volume(capability)
     one = co.use(volume, capability)
     other = co.publish(volume, capability)
-    co.sight.write(one / "file", _DATA)
-    assert co.sight.read(other / "file", 99) == _DATA
+    co.host.write(one / "file", _DATA)
+    assert co.host.read(other / "file", 99) == _DATA
     co.unpublish(volume.volume_id, one)
-    assert co.sight.read(other / "file", 99) == _DATA
+    assert co.host.read(other / "file", 99) == _DATA
 
 
 @case(221, CREATE, NODE)
 def test_unpublish_leaves_nothing_and_is_idempotent(co: Co) -> None:
-    """NodeUnpublishVolume: unmounted, and the target is gone; OK again, and for no such volume."""
+    """NodeUnpublishVolume: unmounts and removes the target; OK again, and for no such volume."""
     for capability in co.kinds:
         volume = co.volume(capability)
         target = co.use(volume, capability)
@@ -215,7 +215,7 @@ def test_unpublish_leaves_nothing_and_is_idempotent(co: Co) -> None:
             volume_id=volume.volume_id, target_path=str(target)
         )
         co.ask(co.node.NodeUnpublishVolume, request)
-        assert not co.sight.mounts_at(target)
+        assert not co.host.mounts_at(target)
         assert not target.exists()
         assert target.parent.exists()
         co.ask(co.node.NodeUnpublishVolume, request)
@@ -239,44 +239,44 @@ def test_paths_may_be_long(co: Co) -> None:
     staging = co.staging(volume, "long-" * 30)
     co.stage(volume, path=staging)
     target = co.target("pod-" * 32)
-    co.will_unpublish(volume.volume_id, target)
+    co.unpublish_later(volume.volume_id, target)
     co.ask(co.node.NodePublishVolume, co.publish_request(volume, target, path=staging))
-    assert co.sight.mounts_at(target) == 1
+    assert co.host.mounts_at(target) == 1
 
 
 @case(225, CREATE, STAGE)
-def test_unstage_while_published_costs_nothing(co: Co) -> None:
+def test_unstage_while_published_keeps_data(co: Co) -> None:
     """NodeUnstageVolume: before NodeUnpublishVolume it may be refused; what is published stays readable."""
     volume = co.volume()
     target = co.use(volume)
-    co.sight.write(target / "file", _DATA)
+    co.host.write(target / "file", _DATA)
     request = csi_pb2.NodeUnstageVolumeRequest(
         volume_id=volume.volume_id, staging_target_path=str(co.staging(volume))
     )
     co.outcome(co.node.NodeUnstageVolume, request)
-    assert co.sight.read(target / "file", 99) == _DATA
+    assert co.host.read(target / "file", 99) == _DATA
 
 
 @case(226, CREATE, NODE, MOUNT_GROUP)
-def test_the_group_owns_the_volume(co: Co) -> None:
+def test_mount_group_owns_root_of_volume(co: Co) -> None:
     """VOLUME_MOUNT_GROUP: the root of the mounted filesystem has the group that was delegated."""
     capability = mount(co.mount.mount.fs_type, group="4321")
     volume = co.volume(capability)
     target = co.use(volume, capability)
-    assert co.sight.group_of(target) == 4321
+    assert co.host.group_of(target) == 4321
 
 
 @case(227, NODE, EPHEMERAL)
 def test_an_ephemeral_volume_lives_as_long_as_its_pod(co: Co) -> None:
-    """Inline ephemeral volumes: published without more; unpublish deletes, and the next one is empty."""
+    """Inline ephemeral volumes: publish creates one; unpublish deletes it, and the next one is empty."""
     target = co.target()
     volume_id = "csi-" + co.name("").encode().hex().ljust(64, "0")[:64]
     for _ in range(2):
-        co.will_unpublish(volume_id, target)
+        co.unpublish_later(volume_id, target)
         co.ask(co.node.NodePublishVolume, co.ephemeral_request(volume_id, target))
         with pytest.raises(FileNotFoundError):
-            co.sight.read(target / "file", 1)
-        co.sight.write(target / "file", _DATA)
+            co.host.read(target / "file", 1)
+        co.host.write(target / "file", _DATA)
         co.unpublish(volume_id, target)
         assert not target.exists()
 
@@ -286,7 +286,7 @@ def _second_target(co: Co, mode: Mode.Mode.ValueType) -> None:
     volume = co.volume(capability)
     co.use(volume, capability)
     second = co.target()
-    co.will_unpublish(volume.volume_id, second)
+    co.unpublish_later(volume.volume_id, second)
     request = co.publish_request(volume, second, capability)
     co.refused(co.node.NodePublishVolume, request, Code.FAILED_PRECONDITION)
-    assert not co.sight.mounts_at(second)
+    assert not co.host.mounts_at(second)

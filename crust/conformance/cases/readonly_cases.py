@@ -1,4 +1,4 @@
-"""What is to be read only cannot be written, whichever way it was said (C-168, C-223, C-237 to C-239)."""
+"""A read-only volume cannot be written, however it was made read-only (C-168, C-223, C-237 to C-239)."""
 
 from pathlib import Path
 
@@ -17,12 +17,12 @@ def test_read_only_is_enforced(co: Co) -> None:
     for capability in co.kinds:
         volume = co.volume(capability)
         target = co.use(volume, capability)
-        co.sight.write(_place(target), _DATA)
+        co.host.write(_file_or_device(target), _DATA)
         co.unpublish(volume.volume_id, target)
         target = co.publish(volume, capability, readonly=True)
         _check_reader(co, target)
         co.unpublish(volume.volume_id, target)
-        assert co.can_write(_place(co.publish(volume, capability)))
+        assert co.can_write(_file_or_device(co.publish(volume, capability)))
 
 
 @case(237, CREATE, NODE)
@@ -48,7 +48,7 @@ def test_a_read_only_flag_is_enforced(co: Co) -> None:
 
 @case(168, CREATE, PUBLISH, READONLY, NODE)
 def test_attached_read_only_is_read_only(co: Co) -> None:
-    """PUBLISH_READONLY: what ControllerPublishVolume gave to the node read only cannot be written there, also
+    """PUBLISH_READONLY: a volume that ControllerPublishVolume published read-only cannot be written, also
     when NodePublishVolume is without readonly.
     """
     for capability in co.kinds:
@@ -59,19 +59,19 @@ def test_attached_read_only_is_read_only(co: Co) -> None:
 
 
 def _written(co: Co, *capabilities: csi_pb2.VolumeCapability) -> csi_pb2.Volume:
-    """A volume for all of `capabilities`, written under the first, and used by nobody now."""
+    """A volume for all of `capabilities`, written under the first, and not in use."""
     volume = co.volume_for(*capabilities)
     target = co.use(volume, capabilities[0])
-    co.sight.write(_place(target), _DATA)
+    co.host.write(_file_or_device(target), _DATA)
     co.release(volume, target)
     return volume
 
 
 def _check_reader(co: Co, target: Path) -> None:
-    assert not co.can_write(_place(target)), "what is read only was written to"
-    assert co.sight.read(_place(target), len(_DATA)) == _DATA
+    assert not co.can_write(_file_or_device(target)), "a read-only volume was written"
+    assert co.host.read(_file_or_device(target), len(_DATA)) == _DATA
 
 
-def _place(target: Path) -> Path:
+def _file_or_device(target: Path) -> Path:
     """Where to write: the device, or a file of the filesystem."""
     return target / "file" if target.is_dir() else target

@@ -29,7 +29,7 @@ def test_a_snapshot_needs_a_name_and_a_source(co: Co) -> None:
 
 @case(302, CREATE, SNAPSHOT)
 def test_a_snapshot_is_made_once(co: Co) -> None:
-    """CreateSnapshot: the same again is the same snapshot, with id, source, time and size."""
+    """CreateSnapshot: repeated, it returns the same snapshot, with id, source, time and size."""
     volume = co.volume()
     request = copies.snapshot_request(co, volume.volume_id)
     first, again = copies.take(co, request), copies.take(co, request)
@@ -44,7 +44,7 @@ def test_a_snapshot_is_made_once(co: Co) -> None:
 
 
 @case(303, SNAPSHOT)
-def test_a_snapshot_is_deleted_once_and_again(co: Co) -> None:
+def test_snapshot_deletion_is_idempotent(co: Co) -> None:
     """DeleteSnapshot: OK for no such snapshot; INVALID_ARGUMENT without an id."""
     copies.delete(co, _UNKNOWN)
     request = csi_pb2.DeleteSnapshotRequest()
@@ -69,14 +69,14 @@ def test_a_snapshot_may_have_any_name(co: Co) -> None:
 
 
 @case(308, CREATE, SNAPSHOT)
-def test_a_source_that_is_not_there_is_not_found(co: Co) -> None:
+def test_create_from_unknown_snapshot_is_not_found(co: Co) -> None:
     """CreateVolume: NOT_FOUND for no such snapshot."""
     request = co.create_request(source=copies.of_snapshot(_UNKNOWN))
     co.refused(co.controller.CreateVolume, request, Code.NOT_FOUND)
 
 
 @case(310, CREATE, SNAPSHOT)
-def test_the_source_is_part_of_what_a_volume_is(co: Co) -> None:
+def test_create_again_with_other_source_is_already_exists(co: Co) -> None:
     """CreateVolume: the same name without the snapshot, or with another, is ALREADY_EXISTS."""
     volume = co.volume()
     one, other = (copies.snapshot(co, volume.volume_id) for _ in range(2))
@@ -100,7 +100,7 @@ def test_a_clone_needs_its_source_and_its_size(co: Co) -> None:
 
 @case(321, CREATE, SNAPSHOT, LIST_SNAPSHOTS)
 def test_snapshots_are_listed_by_source_and_by_id(co: Co) -> None:
-    """ListSnapshots: all, of a volume, or one; a filter that meets nothing is an empty list."""
+    """ListSnapshots: all, of a volume, or one; a filter that matches nothing gives an empty list."""
     one, other = co.volume(), co.volume()
     made = [copies.snapshot(co, each.volume_id) for each in (one, one, other)]
     ids = [each.snapshot_id for each in made]
@@ -115,9 +115,9 @@ def test_snapshots_are_listed_by_source_and_by_id(co: Co) -> None:
 
 
 @case(322, CREATE, SNAPSHOT, LIST_SNAPSHOTS)
-def test_snapshots_come_in_pages_that_survive_change(co: Co) -> None:
-    """ListSnapshots: at most max_entries a page; what stays is listed once; odd tokens and sizes are
-    refused.
+def test_snapshot_pages_list_each_once_while_others_change(co: Co) -> None:
+    """ListSnapshots: at most max_entries a page; what exists throughout is listed once; odd tokens and
+    sizes are refused.
     """
     volume = co.volume()
     made = [copies.snapshot(co, volume.volume_id).snapshot_id for _ in range(5)]
@@ -145,7 +145,7 @@ def test_snapshots_come_in_pages_that_survive_change(co: Co) -> None:
 
 
 @case(323, CREATE, SNAPSHOT, GET_SNAPSHOT)
-def test_a_snapshot_can_be_looked_up(co: Co) -> None:
+def test_get_snapshot_returns_snapshot_as_created(co: Co) -> None:
     """GetSnapshot: as created; NOT_FOUND for no such snapshot, INVALID_ARGUMENT without an id."""
     volume = co.volume()
     made = copies.snapshot(co, volume.volume_id)

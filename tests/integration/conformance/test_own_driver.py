@@ -1,4 +1,4 @@
-"""crust's own driver passes its suite, in both profiles, alone and through the shim and the proxy.
+"""crust's own driver passes the suite, in both profiles, alone and behind the shim and the proxy.
 
 With CRUST_REPORTS, a directory, each of the four runs leaves a JUnit report there (`make conformance`).
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.conformance import running
+from crust.conformance import suite
 from crust.conformance.options import MIB, Options, Parameters, Profile
 from crust.host.block import loop
 from tests.support import own_driver
@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(400)]
 
 SIZE_BYTES = 320 * MIB  # xfs cannot be smaller; the files are sparse
 RAW_SIZE_BYTES = 64 * MIB
-# A second node, which there is not; and expansion of unused volumes alone, since ours are expanded in use as well.
-_NOT_OURS = {"C-165", "C-176", "C-235"}
-_DEFERRAL = {"C-501", "C-502", "C-503"}  # the proxy keeps it to itself
+# Cases that need a second node, or a driver that expands volumes offline only.
+_NOT_APPLICABLE = {"C-165", "C-176", "C-235"}
+_DEFERRAL = {"C-501", "C-502", "C-503"}  # the proxy does not offer it to its caller
 _OTHER_PROFILE: dict[Profile, set[str]] = {
     "1.12": {"C-145", "C-146", "C-158", "C-261", "C-262"},
     "1.13": {"C-244"},
@@ -50,7 +50,7 @@ def test_the_driver_conforms(base: Path, profile: Profile, *, behind_proxy: bool
             fs_types=("xfs", "ext4", "btrfs"),
             deferral=not behind_proxy,
         )
-        outcome = running.run(
+        outcome = suite.run(
             Options(
                 socket=str(driver.socket),
                 target_root=driver.target_root,
@@ -64,7 +64,7 @@ def test_the_driver_conforms(base: Path, profile: Profile, *, behind_proxy: bool
         )
         assert not outcome.failed
         assert outcome.exit_code == 0
-    skipped = _NOT_OURS | _OTHER_PROFILE[profile] | (_DEFERRAL if behind_proxy else set())
+    skipped = _NOT_APPLICABLE | _OTHER_PROFILE[profile] | (_DEFERRAL if behind_proxy else set())
     assert set(outcome.skipped) == skipped
 
 

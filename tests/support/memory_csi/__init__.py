@@ -1,6 +1,6 @@
-"""A whole CSI driver in memory, correct until it is told to break one rule: what the conformance suite is tried on.
+"""A complete CSI driver in memory, correct unless a test makes it break a rule; the conformance suite runs on it.
 
-It has every capability and no kernel: what would be a mount is an entry of a table, and the suite looks at it
-through `Eyes`. Rules are broken in two ways: `faults`, words that the driver's code asks for, and `twist`, which sees
-every request and what would be answered, and may answer something else.
+It has every capability and no kernel: a mount is an entry of a table, which the suite reads through `MemoryHost`.
+There are two ways to break a rule: `faults`, names that the driver's code checks, and `twist`, which sees every
+request and its answer, and may replace the answer.
 """

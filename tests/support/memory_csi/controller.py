@@ -6,8 +6,8 @@ from typing import Any
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.memory_csi.state import (
     MIB,
-    PLACE,
     POOL_BYTES,
+    TOPOLOGY,
     Code,
     Content,
     Refused,
@@ -16,11 +16,11 @@ from tests.support.memory_csi.state import (
     Volume,
     check_capability,
     check_map,
-    check_place,
+    check_map_size,
     check_text,
-    check_whole_map,
+    check_topology,
     page,
-    place,
+    topology,
 )
 
 _numbers = itertools.count(1)
@@ -42,9 +42,9 @@ class Controller:
         for volume in self.state.volumes.values():
             if self._same_name(volume.request.name, request.name):
                 self._check_same(volume.request, request)
-                return csi_pb2.CreateVolumeResponse(volume=volume.told)
-        if "everywhere" not in self.faults:
-            check_place(request.accessibility_requirements)
+                return csi_pb2.CreateVolumeResponse(volume=volume.wire)
+        if "any-topology" not in self.faults:
+            check_topology(request.accessibility_requirements)
         size = request.capacity_range.required_bytes or MIB
         if "rounds-down" in self.faults:
             size = size // MIB * MIB
@@ -61,7 +61,7 @@ class Controller:
             raise Refused(Code.INVALID_ARGUMENT, "no capability")
         for each in request.volume_capabilities:
             check_capability(each)
-        check_whole_map(request.parameters)
+        check_map_size(request.parameters)
         for key in request.parameters:
             sidecar = key.startswith("csi.storage.k8s.io/") and "no-sidecars" not in self.faults
             if key != "known" and not sidecar:
@@ -74,12 +74,12 @@ class Controller:
     def _check_same(self, made: Any, request: Any) -> None:
         there = True
         try:
-            check_place(request.accessibility_requirements)
+            check_topology(request.accessibility_requirements)
         except Refused:
             there = False
         if "forgets-usage" in self.faults:
             return
-        if not _same(made, request) or (not there and "everywhere" not in self.faults):
+        if not _same(made, request) or (not there and "any-topology" not in self.faults):
             raise Refused(Code.ALREADY_EXISTS, "made differently")
 
     def _same_name(self, one: str, other: str) -> bool:
@@ -112,23 +112,23 @@ class Controller:
         return copied
 
     def _make(self, request: Any, content: Content, size: int) -> csi_pb2.Volume:
-        told = csi_pb2.Volume(
+        wire = csi_pb2.Volume(
             volume_id=f"vol-{next(_numbers):06}",
             capacity_bytes=size,
             volume_context={"of": "memory"},
-            accessible_topology=[place()],
+            accessible_topology=[topology()],
             content_source=request.volume_content_source
             if request.HasField("volume_content_source")
             else None,
         )
         kept = csi_pb2.CreateVolumeRequest()
         kept.CopyFrom(request)
-        self.state.volumes[told.volume_id] = Volume(kept, told, content)
-        return told
+        self.state.volumes[wire.volume_id] = Volume(kept, wire, content)
+        return wire
 
     def DeleteVolume(self, request: Any) -> Any:
         check_text(request.volume_id)
-        used = {each.volume.told.volume_id for each in self.state.targets.values()}
+        used = {each.volume.wire.volume_id for each in self.state.targets.values()}
         volume = self.state.volumes.get(request.volume_id)
         if volume is not None and (volume.staged or request.volume_id in used):
             if "deletes-in-use" not in self.faults:
@@ -148,7 +148,7 @@ class Controller:
                     volume.content.files.clear()
         if "snapshots-die" in self.faults:
             for snapshot in self.state.snapshots.values():
-                if snapshot.told.source_volume_id == volume_id:
+                if snapshot.wire.source_volume_id == volume_id:
                     snapshot.content = Content(bytearray())
 
     def _find(self, volume_id: str) -> Volume:
@@ -171,7 +171,7 @@ class Controller:
                 return csi_pb2.ValidateVolumeCapabilitiesResponse(message="no such filesystem")
             if each.access_mode.mode == 7 and "a-mode-is-lost" in self.faults:
                 return csi_pb2.ValidateVolumeCapabilitiesResponse(message="no such mode")
-        if request.volume_context and request.volume_context != volume.told.volume_context:
+        if request.volume_context and request.volume_context != volume.wire.volume_context:
             return csi_pb2.ValidateVolumeCapabilitiesResponse(message="another context")
         confirmed = csi_pb2.ValidateVolumeCapabilitiesResponse.Confirmed(
             volume_context=request.volume_context,
@@ -192,10 +192,10 @@ class Controller:
 
     def _entry(self, volume: Volume) -> csi_pb2.ListVolumesResponse.Entry:
         status = csi_pb2.ListVolumesResponse.VolumeStatus(published_node_ids=volume.attached)
-        return csi_pb2.ListVolumesResponse.Entry(volume=volume.told, status=status)
+        return csi_pb2.ListVolumesResponse.Entry(volume=volume.wire, status=status)
 
     def ControllerGetVolume(self, request: Any) -> Any:
-        return csi_pb2.ControllerGetVolumeResponse(volume=self._find(request.volume_id).told)
+        return csi_pb2.ControllerGetVolumeResponse(volume=self._find(request.volume_id).wire)
 
     def ControllerGetVolumeHealth(self, request: Any) -> Any:
         self._find(request.volume_id)
@@ -207,9 +207,9 @@ class Controller:
         return csi_pb2.ControllerListVolumeHealthResponse()
 
     def GetCapacity(self, request: Any) -> Any:
-        check_whole_map(request.parameters)
+        check_map_size(request.parameters)
         asked = dict(request.accessible_topology.segments)
-        there = asked in ({}, PLACE) or "everywhere" in self.faults
+        there = asked in ({}, TOPOLOGY) or "any-topology" in self.faults
         return csi_pb2.GetCapacityResponse(available_capacity=POOL_BYTES if there else 0)
 
     def ControllerGetNodeInfo(self, request: Any) -> Any:
@@ -218,7 +218,7 @@ class Controller:
             raise Refused(Code.NOT_FOUND, "no such node")
         return csi_pb2.ControllerGetNodeInfoResponse(
             max_volumes_per_node=SLOTS,
-            accessible_topology=place(),
+            accessible_topology=topology(),
             published_volume_ids=self._on_node(request.node_id),
         )
 
@@ -264,12 +264,12 @@ class Controller:
         if used and self.offline:
             raise Refused(Code.FAILED_PRECONDITION, "in use")
         wanted = request.capacity_range
-        size = max(volume.told.capacity_bytes, wanted.required_bytes)
+        size = max(volume.wire.capacity_bytes, wanted.required_bytes)
         if "shrinks" in self.faults:
             size = wanted.required_bytes
         if size > POOL_BYTES or 0 < wanted.limit_bytes < size:
             raise Refused(Code.OUT_OF_RANGE, "no such size")
-        volume.told.capacity_bytes = size
+        volume.wire.capacity_bytes = size
         if "device-stays" not in self.faults:
             volume.content.raw.extend(bytes(max(0, size - len(volume.content.raw))))
         return csi_pb2.ControllerExpandVolumeResponse(
@@ -291,36 +291,36 @@ class Controller:
     def CreateSnapshot(self, request: Any) -> Any:
         check_text(request.source_volume_id)
         check_text(request.name)
-        check_whole_map(request.parameters)
-        if "everywhere" not in self.faults:
-            check_place(request.accessibility_requirements)
+        check_map_size(request.parameters)
+        if "any-topology" not in self.faults:
+            check_topology(request.accessibility_requirements)
         for each in self.state.snapshots.values():
             if each.name == request.name:
-                if each.told.source_volume_id != request.source_volume_id:
+                if each.wire.source_volume_id != request.source_volume_id:
                     raise Refused(Code.ALREADY_EXISTS, "of another volume")
-                return csi_pb2.CreateSnapshotResponse(snapshot=each.told)
+                return csi_pb2.CreateSnapshotResponse(snapshot=each.wire)
         volume = self._find(request.source_volume_id)
-        return csi_pb2.CreateSnapshotResponse(snapshot=self.take(volume, request.name).told)
+        return csi_pb2.CreateSnapshotResponse(snapshot=self.take(volume, request.name).wire)
 
     def take(self, volume: Volume, name: str, group: str = "") -> Snapshot:
         """A snapshot of a volume."""
-        told = csi_pb2.Snapshot(
+        wire = csi_pb2.Snapshot(
             snapshot_id=f"snap-{next(_numbers):06}",
-            source_volume_id=volume.told.volume_id,
+            source_volume_id=volume.wire.volume_id,
             size_bytes=len(volume.content.raw),
             ready_to_use=True,
             group_snapshot_id=group,
-            accessible_topology=[place()],
+            accessible_topology=[topology()],
         )
-        told.creation_time.seconds = 1
+        wire.creation_time.seconds = 1
         content = volume.content if "snapshot-shares" in self.faults else volume.content.copy()
-        made = self.state.snapshots[told.snapshot_id] = Snapshot(told, name, content)
+        made = self.state.snapshots[wire.snapshot_id] = Snapshot(wire, name, content)
         return made
 
     def DeleteSnapshot(self, request: Any) -> Any:
         check_text(request.snapshot_id)
         made = self.state.snapshots.get(request.snapshot_id)
-        if made is not None and made.told.group_snapshot_id:
+        if made is not None and made.wire.group_snapshot_id:
             raise Refused(Code.INVALID_ARGUMENT, "a member of a group")
         self.state.snapshots.pop(request.snapshot_id, None)
         if "restores-die" in self.faults:
@@ -334,22 +334,22 @@ class Controller:
         check_text(request.snapshot_id)
         if request.snapshot_id not in self.state.snapshots:
             raise Refused(Code.NOT_FOUND, "no such snapshot")
-        told = self.state.snapshots[request.snapshot_id].told
-        return csi_pb2.GetSnapshotResponse(snapshot=told)
+        wire = self.state.snapshots[request.snapshot_id].wire
+        return csi_pb2.GetSnapshotResponse(snapshot=wire)
 
     def ListSnapshots(self, request: Any) -> Any:
         chosen = [
             key
             for key, each in sorted(self.state.snapshots.items())
             if request.snapshot_id in ("", key)
-            and request.source_volume_id in ("", each.told.source_volume_id)
+            and request.source_volume_id in ("", each.wire.source_volume_id)
         ]
         if "token-is-index" in self.faults:
             found, token = _by_index(chosen, request.max_entries, request.starting_token)
         else:
             found, token = page(chosen, request.max_entries, request.starting_token)
         entry = csi_pb2.ListSnapshotsResponse.Entry
-        entries = [entry(snapshot=self.state.snapshots[each].told) for each in found]
+        entries = [entry(snapshot=self.state.snapshots[each].wire) for each in found]
         return csi_pb2.ListSnapshotsResponse(entries=entries, next_token=token)
 
 

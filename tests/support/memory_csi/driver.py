@@ -1,4 +1,4 @@
-"""The driver on a socket, and what a suite sees of it."""
+"""The driver on a socket, and its host view."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.support.memory_csi.controller import Controller
 from tests.support.memory_csi.groups import Groups, Metadata
 from tests.support.memory_csi.node import Node
-from tests.support.memory_csi.state import Code, Content, Published, Refused, State, check_whole_map
+from tests.support.memory_csi.state import Code, Content, Published, Refused, State, check_map_size
 
 Twist = Callable[[str, Any, Any], Any]
 """Method, request, and the answer or the `Refused` that would be given; returns what is given."""
@@ -54,9 +54,9 @@ class Identity:
 
     def GetPluginCapabilities(self, request: Any) -> Any:
         of = csi_pb2.PluginCapability
-        told = [of(service=_Service(type=each)) for each in self.plugin]
-        told.append(of(volume_expansion=_Expansion(type=self._expansion)))
-        return csi_pb2.GetPluginCapabilitiesResponse(capabilities=told)
+        wire = [of(service=_Service(type=each)) for each in self.plugin]
+        wire.append(of(volume_expansion=_Expansion(type=self._expansion)))
+        return csi_pb2.GetPluginCapabilitiesResponse(capabilities=wire)
 
     def GroupControllerGetCapabilities(self, request: Any) -> Any:
         of = csi_pb2.GroupControllerServiceCapability
@@ -66,7 +66,7 @@ class Identity:
 
 
 class MemoryDriver:
-    """All services. `faults` and `twist` break rules; `offline` volumes grow only while nobody uses them."""
+    """All services. `faults` and `twist` break rules; `offline` volumes grow only while they are not in use."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class MemoryDriver:
         self.twist: Twist = twist or (lambda _method, _request, answer: answer)
         self.identity = Identity(profile, _Expansion.OFFLINE if offline else _Expansion.ONLINE)
         controller = Controller(self.state, self.faults, offline=offline)
-        rooms = (self.identity, controller, Node(self.state, self.faults), Groups(controller))
-        self._rooms: tuple[object, ...] = (*rooms, Metadata(controller))
+        services = (self.identity, controller, Node(self.state, self.faults), Groups(controller))
+        self._services: tuple[object, ...] = (*services, Metadata(controller))
         self.frozen = False
         self.log = Path("/dev/null")
         self._lock = threading.RLock()
@@ -111,7 +111,7 @@ class MemoryDriver:
             if "restart-loses-snapshots" in self.faults:
                 for snapshot in self.state.snapshots.values():
                     snapshot.content = Content(bytearray())
-                    snapshot.told.size_bytes = 0
+                    snapshot.wire.size_bytes = 0
             self.frozen = "restart-freezes" in self.faults
 
     def stream(self, method: str, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
@@ -127,8 +127,8 @@ class MemoryDriver:
     def _find(self, method: str) -> Callable[[Any], Any]:
         if "Health" in method and self._profile == "1.12":
             raise Refused(Code.UNIMPLEMENTED, f"CSI 1.12 has no {method}")
-        for room in self._rooms:
-            if found := getattr(room, method, None):
+        for service in self._services:
+            if found := getattr(service, method, None):
                 return found  # type: ignore[no-any-return]
         raise Refused(Code.UNIMPLEMENTED, f"{method} is not served")
 
@@ -143,18 +143,18 @@ class MemoryDriver:
         if f"races-{method}" in self.faults:
             return self._racing(method, work, request)
         with self._lock:
-            check_whole_map(getattr(request, "secrets", {}))
+            check_map_size(getattr(request, "secrets", {}))
             return work(request)
 
     def _racing(self, method: str, work: Callable[[Any], Any], request: Any) -> Any:
-        """The classic mistake: look, and then do, with nothing held between. The first waits, until both met."""
+        """The classic race: check, then act, without a lock. The first call waits until the second has come."""
         with self._lock:
             first = method not in self._racers
             met = self._racers.setdefault(method, threading.Event())
             over = met.is_set()
         if not first and not over:
             met.set()
-            raise Refused(Code.INTERNAL, "somebody else does this already")
+            raise Refused(Code.INTERNAL, "another call does this already")
         met.wait(_MEETING_S)
         with self._lock:
             if not met.is_set():
@@ -166,8 +166,8 @@ class MemoryDriver:
         if extensions.NODE_INFO in _opted(context):
             types += NODE_INFO["controller"]
         of = csi_pb2.ControllerServiceCapability
-        told = [of(rpc=of.RPC(type=each)) for each in types]  # type: ignore[arg-type]
-        return csi_pb2.ControllerGetCapabilitiesResponse(capabilities=told)
+        wire = [of(rpc=of.RPC(type=each)) for each in types]  # type: ignore[arg-type]
+        return csi_pb2.ControllerGetCapabilitiesResponse(capabilities=wire)
 
     def _node_capabilities(self, context: grpc.ServicerContext) -> Any:
         opted = _opted(context)
@@ -177,8 +177,8 @@ class MemoryDriver:
         if extensions.NODE_INFO in opted:
             types += NODE_INFO["node"]
         of = csi_pb2.NodeServiceCapability
-        told = [of(rpc=of.RPC(type=each)) for each in types]  # type: ignore[arg-type]
-        return csi_pb2.NodeGetCapabilitiesResponse(capabilities=told)
+        wire = [of(rpc=of.RPC(type=each)) for each in types]  # type: ignore[arg-type]
+        return csi_pb2.NodeGetCapabilitiesResponse(capabilities=wire)
 
     def _give(self, answer: Any, context: grpc.ServicerContext) -> Any:
         if not isinstance(answer, Refused):
@@ -234,8 +234,8 @@ class _Handlers(grpc.GenericRpcHandler):
         )
 
 
-class Eyes:
-    """What a kernel would show: the driver's own table."""
+class MemoryHost:
+    """What a host would show: the driver's own table."""
 
     def __init__(self, driver: MemoryDriver) -> None:
         self._driver = driver
@@ -275,7 +275,7 @@ class Eyes:
         with self._lock:
             at, name = self._split(path)
             if self._driver.frozen:
-                raise OSError("the filesystem is frozen, and nobody thaws it")
+                raise OSError("the filesystem is frozen")
             if at.readonly:
                 raise PermissionError("read-only")
             if name:

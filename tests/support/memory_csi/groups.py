@@ -5,7 +5,7 @@ from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.memory_csi.controller import Controller
-from tests.support.memory_csi.state import Code, Refused, check_text, check_whole_map
+from tests.support.memory_csi.state import Code, Refused, check_map_size, check_text
 
 _STEP = 4096
 
@@ -19,7 +19,7 @@ class Groups:
 
     def CreateVolumeGroupSnapshot(self, request: Any) -> Any:
         check_text(request.name)
-        check_whole_map(request.parameters)
+        check_map_size(request.parameters)
         if not request.source_volume_ids:
             raise Refused(Code.INVALID_ARGUMENT, "no sources")
         for group_id, (made, _) in self._state.groups.items():
@@ -27,7 +27,7 @@ class Groups:
                 if sorted(made.source_volume_ids) != sorted(request.source_volume_ids):
                     raise Refused(Code.ALREADY_EXISTS, "of other volumes")
                 return csi_pb2.CreateVolumeGroupSnapshotResponse(
-                    group_snapshot=self._told(group_id)
+                    group_snapshot=self._group(group_id)
                 )
         missing = [each for each in request.source_volume_ids if each not in self._state.volumes]
         if missing:
@@ -38,7 +38,7 @@ class Groups:
         kept = csi_pb2.CreateVolumeGroupSnapshotRequest()
         kept.CopyFrom(request)
         self._state.groups[group_id] = (kept, members)
-        return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=self._told(group_id))
+        return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=self._group(group_id))
 
     def _members(self, volumes: list[Any], group_id: str) -> list[str]:
         members = []
@@ -46,18 +46,18 @@ class Groups:
             made = self._controller.take(volume, f"{group_id}-{number}", group_id)
             if "group-out-of-order" in self._controller.faults and number == 0:
                 made.content.files["file"] = bytes(8)  # as if taken long before the second
-            members.append(made.told.snapshot_id)
+            members.append(made.wire.snapshot_id)
         return members
 
-    def _told(self, group_id: str) -> csi_pb2.VolumeGroupSnapshot:
+    def _group(self, group_id: str) -> csi_pb2.VolumeGroupSnapshot:
         members = self._state.groups[group_id][1]
-        told = csi_pb2.VolumeGroupSnapshot(
+        wire = csi_pb2.VolumeGroupSnapshot(
             group_snapshot_id=group_id,
-            snapshots=[self._state.snapshots[each].told for each in members],
+            snapshots=[self._state.snapshots[each].wire for each in members],
             ready_to_use=True,
         )
-        told.creation_time.seconds = 1
-        return told
+        wire.creation_time.seconds = 1
+        return wire
 
     def _check_members(self, request: Any) -> None:
         check_text(request.group_snapshot_id)
@@ -69,8 +69,8 @@ class Groups:
         self._check_members(request)
         if request.group_snapshot_id not in self._state.groups:
             raise Refused(Code.NOT_FOUND, "no such group")
-        told = self._told(request.group_snapshot_id)
-        return csi_pb2.GetVolumeGroupSnapshotResponse(group_snapshot=told)
+        wire = self._group(request.group_snapshot_id)
+        return csi_pb2.GetVolumeGroupSnapshotResponse(group_snapshot=wire)
 
     def DeleteVolumeGroupSnapshot(self, request: Any) -> Any:
         self._check_members(request)
@@ -107,9 +107,9 @@ class Metadata:
         check_text(request.target_snapshot_id)
         one = self._content(request.base_snapshot_id)
         other = self._content(request.target_snapshot_id)
-        told = self._state.snapshots
-        sources = {told[request.base_snapshot_id].told.source_volume_id}
-        if sources != {told[request.target_snapshot_id].told.source_volume_id}:
+        snapshots = self._state.snapshots
+        sources = {snapshots[request.base_snapshot_id].wire.source_volume_id}
+        if sources != {snapshots[request.target_snapshot_id].wire.source_volume_id}:
             raise Refused(Code.INVALID_ARGUMENT, "of two volumes")
         everything = "delta-is-everything" in self._faults
         chosen = [

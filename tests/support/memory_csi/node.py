@@ -16,7 +16,7 @@ from tests.support.memory_csi.state import (
     check_capability,
     check_map,
     check_text,
-    place,
+    topology,
 )
 
 Mode = csi_pb2.VolumeCapability.AccessMode
@@ -41,7 +41,7 @@ class Node:
         return csi_pb2.NodeGetInfoResponse(
             node_id=NODE,
             max_volumes_per_node=SLOTS,
-            accessible_topology=place(),
+            accessible_topology=topology(),
         )
 
     def NodeGetID(self, request: Any) -> Any:
@@ -112,7 +112,7 @@ class Node:
             return self._answer(request, there)
         volume = self._find(request.volume_id)
         self._check_sharing(volume, request.volume_capability)
-        return self._answer(request, self._place(request, target, volume, identity))
+        return self._answer(request, self._mount(request, target, volume, identity))
 
     def _check_staged(self, request: Any) -> None:
         volume = self._find(request.volume_id)
@@ -139,14 +139,14 @@ class Node:
         capability = request.volume_capability.SerializeToString()
         return request.volume_id, capability, request.readonly, request.defer_fs_ops, kept
 
-    def _place(self, request: Any, target: Path, volume: Volume, identity: Any) -> Published:
+    def _mount(self, request: Any, target: Path, volume: Volume, identity: Any) -> Published:
         is_block = request.volume_capability.HasField("block")
         if is_block:
             target.touch()
         else:
             target.mkdir(exist_ok=True)
         delegated = request.volume_capability.mount.volume_mount_group
-        placed = self.state.targets[target] = Published(
+        published = self.state.targets[target] = Published(
             volume=volume,
             identity=identity,
             is_block=is_block and "block-is-a-file" not in self.faults,
@@ -156,7 +156,7 @@ class Node:
             mounts=0 if request.defer_fs_ops and "defer-mounts" not in self.faults else 1,
             deferred=request.defer_fs_ops,
         )
-        return placed
+        return published
 
     def _is_readonly(self, request: Any, volume: Volume) -> bool:
         """Whether nothing may be written; each fault forgets one of the ways to say so."""
@@ -179,14 +179,14 @@ class Node:
         mount = csi_pb2.DeferredMount(
             block_device=device,
             fs_type=request.volume_capability.mount.fs_type,
-            capacity_bytes=published.volume.told.capacity_bytes,
+            capacity_bytes=published.volume.wire.capacity_bytes,
         )
         return csi_pb2.NodePublishVolumeResponse(deferred_mount=mount)
 
     def _make_ephemeral(self, request: Any) -> None:
-        told = csi_pb2.Volume(volume_id=request.volume_id, capacity_bytes=MIB)
+        wire = csi_pb2.Volume(volume_id=request.volume_id, capacity_bytes=MIB)
         content = Content(bytearray(MIB), {}, MIB)
-        volume = Volume(csi_pb2.CreateVolumeRequest(), told, content)
+        volume = Volume(csi_pb2.CreateVolumeRequest(), wire, content)
         self.state.volumes.setdefault(request.volume_id, volume)
 
     def NodeUnpublishVolume(self, request: Any) -> Any:
@@ -224,7 +224,7 @@ class Node:
             return csi_pb2.NodeGetVolumeStatsResponse(usage=found, volume_condition=condition)
         used = sum(map(len, content.files.values()))
         total = content.fs_bytes
-        if "stats-stand-still" in self.faults:
+        if "constant-stats" in self.faults:
             used = 0
         found = [
             usage(unit=usage.BYTES, total=total, used=used, available=total - used),
@@ -236,13 +236,13 @@ class Node:
         published = self._at(request.volume_id, request.volume_path)
         if request.HasField("volume_capability"):
             check_capability(request.volume_capability)
-        if request.capacity_range.required_bytes > published.volume.told.capacity_bytes:
+        if request.capacity_range.required_bytes > published.volume.wire.capacity_bytes:
             raise Refused(Code.OUT_OF_RANGE, "the device has not so much")
         if "never-grows" not in self.faults:
             published.volume.content.fs_bytes = len(published.volume.content.raw)
         if "grow-loses" in self.faults:
             published.volume.content.files.clear()
-        size = published.volume.told.capacity_bytes
+        size = published.volume.wire.capacity_bytes
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size)
 
     def NodeGetVolumeHealth(self, request: Any) -> Any:

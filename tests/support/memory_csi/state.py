@@ -1,4 +1,4 @@
-"""What the driver remembers."""
+"""The driver's state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,8 +14,8 @@ MIB = 1 << 20
 POOL_BYTES = 1 << 40
 
 
-PLACE = {"crust.dev/node": "node-1"}
-"""Where volumes are."""
+TOPOLOGY = {"crust.dev/node": "node-1"}
+"""The driver's topology."""
 SIDECARS = "csi.storage.k8s.io/"
 
 
@@ -38,7 +38,7 @@ class Content:
     fs_bytes: int = 0
 
     def copy(self) -> "Content":
-        """A copy that nobody writes to."""
+        """A copy that is not written."""
         return Content(bytearray(self.raw), dict(self.files), self.fs_bytes)
 
 
@@ -47,7 +47,7 @@ class Volume:
     """A volume."""
 
     request: csi_pb2.CreateVolumeRequest
-    told: csi_pb2.Volume
+    wire: csi_pb2.Volume
     content: Content
     attached: dict[str, bytes] = field(default_factory=dict)
     readonly: bool = False
@@ -60,7 +60,7 @@ class Volume:
 class Snapshot:
     """A snapshot."""
 
-    told: csi_pb2.Snapshot
+    wire: csi_pb2.Snapshot
     name: str
     content: Content
 
@@ -102,9 +102,9 @@ def check_text(value: str, limit: int = 128) -> None:
 def check_capability(
     pb: csi_pb2.VolumeCapability, exceeded: grpc.StatusCode = Code.INVALID_ARGUMENT
 ) -> None:
-    """INVALID_ARGUMENT for a capability that is not whole; `exceeded` for one that no volume can have."""
+    """INVALID_ARGUMENT for a capability that is incomplete; `exceeded` for one that no volume can have."""
     if pb.WhichOneof("access_type") is None or not pb.access_mode.mode:
-        raise Refused(Code.INVALID_ARGUMENT, "the capability is not whole")
+        raise Refused(Code.INVALID_ARGUMENT, "the capability is incomplete")
     if sum(map(len, pb.mount.mount_flags)) > 4096:
         raise Refused(Code.INVALID_ARGUMENT, "the mount flags are too long")
     if pb.mount.fs_type not in ("", "ext4"):
@@ -114,31 +114,31 @@ def check_capability(
 def check_map(values: Mapping[str, str]) -> None:
     """INVALID_ARGUMENT for a map of more than 4 KiB, a kubelet's keys left out."""
     kept = {key: value for key, value in values.items() if not key.startswith(SIDECARS)}
-    check_whole_map(kept)
+    check_map_size(kept)
 
 
-def check_whole_map(values: Mapping[str, str]) -> None:
+def check_map_size(values: Mapping[str, str]) -> None:
     """INVALID_ARGUMENT for a map of more than 4 KiB."""
     if sum(len(key) + len(value) for key, value in values.items()) > 4096:
         raise Refused(Code.INVALID_ARGUMENT, "a map is too long")
 
 
-def check_place(requirement: csi_pb2.TopologyRequirement) -> None:
-    """RESOURCE_EXHAUSTED unless one of the requisite topologies is where volumes are."""
+def check_topology(requirement: csi_pb2.TopologyRequirement) -> None:
+    """RESOURCE_EXHAUSTED unless one of the requisite topologies is the driver's."""
     required = [dict(each.segments) for each in requirement.requisite]
-    if required and PLACE not in required:
+    if required and TOPOLOGY not in required:
         raise Refused(Code.RESOURCE_EXHAUSTED, "not there")
     if required and any(dict(each.segments) not in required for each in requirement.preferred):
         raise Refused(Code.INVALID_ARGUMENT, "what is preferred is not requisite")
 
 
-def place() -> csi_pb2.Topology:
-    """Where volumes are, on the wire."""
-    return csi_pb2.Topology(segments=PLACE)
+def topology() -> csi_pb2.Topology:
+    """The driver's topology, on the wire."""
+    return csi_pb2.Topology(segments=TOPOLOGY)
 
 
 def page(ids: list[str], max_entries: int, token: str) -> tuple[list[str], str]:
-    """One page of ids, which are in the order of their making; the token is the last of them."""
+    """One page of ids, which are in creation order; the token is the last of them."""
     if max_entries < 0:
         raise Refused(Code.INVALID_ARGUMENT, "max_entries is negative")
     if token and not token.startswith("after:"):

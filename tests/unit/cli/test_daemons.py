@@ -6,7 +6,7 @@ import threading
 from crust.cli import daemons
 
 
-def test_many_calls_that_hang_leave_threads_for_the_others() -> None:
+def test_forty_hanging_calls_leave_threads_for_others() -> None:
     dead, answers = threading.Event(), []
 
     async def run() -> None:

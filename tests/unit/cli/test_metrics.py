@@ -1,4 +1,4 @@
-"""The metrics over HTTP: off unless they are asked for, and never a reason to serve half."""
+"""The metrics over HTTP: off unless configured; a port that cannot be served ends the start."""
 
 import asyncio
 import re
@@ -38,7 +38,7 @@ def read(address: str) -> str:
     return text
 
 
-async def test_the_metrics_can_be_read_where_they_were_asked_for(tmp_path: Path) -> None:
+async def test_metrics_are_served_at_configured_address(tmp_path: Path) -> None:
     process = await shim(tmp_path, "--metrics-address=127.0.0.1:0")
     try:
         line = await line_with(process, b"metrics  address=")
@@ -53,7 +53,7 @@ async def test_the_metrics_can_be_read_where_they_were_asked_for(tmp_path: Path)
     assert process.returncode == 0
 
 
-async def test_a_port_that_is_taken_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
+async def test_port_in_use_ends_start_with_error(tmp_path: Path) -> None:
     async def nobody(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
@@ -69,9 +69,7 @@ async def test_a_port_that_is_taken_ends_the_start_with_a_sentence(tmp_path: Pat
 
 
 @pytest.mark.parametrize("address", ["9090", "localhost", "127.0.0.1:", "http://127.0.0.1:9090"])
-async def test_an_address_that_is_none_is_a_setting_that_is_refused(
-    tmp_path: Path, address: str
-) -> None:
+async def test_invalid_metrics_address_is_refused(tmp_path: Path, address: str) -> None:
     process = await shim(tmp_path, f"--metrics-address={address}")
     async with asyncio.timeout(20):
         _, said = await process.communicate()
@@ -79,7 +77,7 @@ async def test_an_address_that_is_none_is_a_setting_that_is_refused(
     assert b"metrics_address" in said
 
 
-async def test_a_port_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
+async def test_port_above_65535_is_refused(tmp_path: Path) -> None:
     process = await shim(tmp_path, "--metrics-address=127.0.0.1:65536")
     async with asyncio.timeout(20):
         _, said = await process.communicate()

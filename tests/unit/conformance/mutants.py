@@ -1,4 +1,4 @@
-"""Drivers that break one rule each, and the case that must notice."""
+"""Drivers that break one rule each, and the case that must fail."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ def not_refused(number: int, method: str, code: Code) -> Mutant:
 
 
 def altered(number: int, method: str, change: Callable[[Any], object], name: str) -> Mutant:
-    """An answer that is not right."""
+    """An answer with one change."""
 
     def twist(called: str, _request: Any, answer: Any) -> Any:
         if called == method and not isinstance(answer, Refused):
@@ -74,7 +74,7 @@ def faulty(number: int, *faults: str) -> Mutant:
     return Mutant(_name(number), "-".join(faults), faults=faults)
 
 
-def tells_secrets(number: int) -> Mutant:
+def repeats_secrets(number: int) -> Mutant:
     """A refusal that repeats what was sent."""
 
     def twist(_called: str, request: Any, answer: Any) -> Any:
@@ -170,7 +170,7 @@ _TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
 _Node = csi_pb2.NodeServiceCapability
 _Plugin = csi_pb2.PluginCapability
 _CONDITION = _Node(rpc=_Node.RPC(type=_Node.RPC.VOLUME_CONDITION))
-_ILL = csi_pb2.VolumeHealth.VolumeHealthEntry(status=csi_pb2.DEGRADED, reason="r", message="m")
+_DEGRADED = csi_pb2.VolumeHealth.VolumeHealthEntry(status=csi_pb2.DEGRADED, reason="r", message="m")
 _BACKEND = csi_pb2.NodeGetStorageHealthResponse.StorageBackendHealth(message="nothing")
 INVALID, GONE, EXISTS = Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS
 UNREADY, RANGE = Code.FAILED_PRECONDITION, Code.OUT_OF_RANGE
@@ -271,11 +271,11 @@ PLACING = (
         lambda a: a.volume.accessible_topology[0].segments.update({"crust.dev/node": "b"}),
         "elsewhere",
     ),
-    faulty(153, "everywhere"),
+    faulty(153, "any-topology"),
     wrong_code(153, "CreateVolume", Code.RESOURCE_EXHAUSTED),
     wrong_code(154, "CreateVolume", INVALID),
     refused(155, "CreateVolume", lambda r: len(r.accessibility_requirements.requisite) > 1),
-    faulty(156, "everywhere"),
+    faulty(156, "any-topology"),
     wrong_code(156, "CreateVolume", EXISTS),
     altered(
         157,
@@ -283,14 +283,14 @@ PLACING = (
         lambda a: [each.volume.ClearField("accessible_topology") for each in a.entries],
         "nowhere",
     ),
-    faulty(158, "everywhere"),
+    faulty(158, "any-topology"),
     altered(
         158,
         "CreateSnapshot",
         lambda a: a.snapshot.accessible_topology[0].segments.update(other="b"),
         "another-key",
     ),
-    faulty(143, "everywhere"),
+    faulty(143, "any-topology"),
 )
 
 LISTING = (
@@ -315,8 +315,8 @@ LISTING = (
     altered(
         145,
         "ControllerGetVolumeHealth",
-        lambda a: a.volume_health.health_statuses.append(_ILL),
-        "always-ill",
+        lambda a: a.volume_health.health_statuses.append(_DEGRADED),
+        "always-degraded",
     ),
     wrong_code(145, "ControllerGetVolumeHealth", GONE),
     wrong_code(146, "ControllerListVolumeHealth", Code.ABORTED),
@@ -419,7 +419,7 @@ PUBLISHING = (
     faulty(238, "ro-is-writable"),
     wrong_code(241, "NodeGetVolumeStats", GONE),
     not_refused(241, "NodeGetVolumeStats", INVALID),
-    faulty(242, "stats-stand-still"),
+    faulty(242, "constant-stats"),
     altered(243, "NodeGetVolumeStats", lambda a: setattr(a.usage[0], "total", 1), "wrong-size"),
     Mutant(
         "C-244",
@@ -526,7 +526,7 @@ TROUBLE = (
     refused(503, "NodeUnpublishVolume", lambda _: True, UNREADY),
     faulty(601, "logs-requests"),
     faulty(602, "logs-requests"),
-    tells_secrets(602),
+    repeats_secrets(602),
     faulty(701, "restart-forgets"),
     faulty(702, "restart-forgets"),
     faulty(703, "restart-freezes"),

@@ -1,4 +1,4 @@
-"""`crust conformance`: what it makes of its flags, of a parameters file, and of a driver that is not there."""
+"""`crust conformance`: flags, parameters file, and a driver that does not answer."""
 
 import os
 import signal
@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from crust import errors
 from crust.cli.main import main
-from crust.conformance import options, running
+from crust.conformance import options, suite
 from crust.conformance.case import CREATE
 from crust.conformance.options import Options
-from tests.support.memory_csi.driver import Eyes, MemoryDriver, serving
+from tests.support.memory_csi.driver import MemoryDriver, MemoryHost, serving
 from tests.support.memory_csi.state import Code, Refused
 
 
@@ -43,7 +43,7 @@ def test_an_endpoint_is_a_socket() -> None:
             options.socket_of(endpoint)
 
 
-def test_a_driver_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_driver_is_reported(tmp_path: Path) -> None:
     arguments = ["conformance", f"--endpoint=unix://{tmp_path}/csi.sock"]
     arguments += [f"--target-root={tmp_path}", "--timeout-s=0.2"]
     result = CliRunner().invoke(main, arguments)
@@ -52,7 +52,7 @@ def test_a_driver_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert f"the driver at {tmp_path}/csi.sock does not answer" in result.output
 
 
-def test_an_endpoint_that_cannot_be_is_told(tmp_path: Path) -> None:
+def test_invalid_endpoint_is_reported(tmp_path: Path) -> None:
     arguments = ["conformance", "--endpoint=tcp://a", f"--target-root={tmp_path}"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
@@ -60,9 +60,7 @@ def test_an_endpoint_that_cannot_be_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["{tmp}/file", "/proc/sys"])
-def test_a_report_that_cannot_be_written_is_told_before_a_case_runs(
-    tmp_path: Path, place: str
-) -> None:
+def test_unwritable_report_is_refused_before_a_case_runs(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
     report = f"{place.format(tmp=tmp_path)}/report.xml"
     arguments = ["conformance", f"--endpoint={tmp_path}/csi.sock", f"--target-root={tmp_path}"]
@@ -72,19 +70,19 @@ def test_a_report_that_cannot_be_written_is_told_before_a_case_runs(
 
 
 @pytest.mark.parametrize("only", [("C-999",), ("C-001", "c-101")])
-def test_a_case_that_is_not_there_is_told_and_none_is_run(
+def test_unknown_case_is_reported_and_none_is_run(
     tmp_path: Path, only: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     driver = MemoryDriver("1.13")
     socket = tmp_path / "csi.sock"
     given = Options(socket=str(socket), target_root=tmp_path, only=only, timeout_s=3.0)
     with serving(driver, socket):
-        outcome = running.run(given, Eyes(driver))
+        outcome = suite.run(given, MemoryHost(driver))
     assert (outcome.exit_code, outcome.passed) == (2, frozenset())
     assert f"no such case: {only[-1]}" in capsys.readouterr().err
 
 
-def test_a_case_is_told_by_its_number_and_a_failed_one_by_its_rule(
+def test_report_has_number_of_case_and_rule_of_failed_case(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     driver = MemoryDriver("1.13")
@@ -98,7 +96,7 @@ def test_a_case_is_told_by_its_number_and_a_failed_one_by_its_rule(
         timeout_s=3.0,
     )
     with serving(driver, socket):
-        outcome = running.run(given, Eyes(driver))
+        outcome = suite.run(given, MemoryHost(driver))
     told = capsys.readouterr().out
     assert outcome.exit_code == 1
     assert told.startswith("C-001 passed\nC-006 failed\nC-601 skipped\n")
@@ -107,10 +105,10 @@ def test_a_case_is_told_by_its_number_and_a_failed_one_by_its_rule(
     assert "failed" in heading
     assert rule.startswith("C-006 Under CSI 1.13 nothing of the volume condition")
     assert told.count(rule) == 2, "the heading of the failure is the rule, too"
-    assert str(running.CASES) not in "".join(told.splitlines()[:3])
+    assert str(suite.CASES) not in "".join(told.splitlines()[:3])
 
 
-def test_what_is_not_advertised_is_skipped_and_told(
+def test_case_without_capability_is_skipped_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     driver = MemoryDriver("1.13")
@@ -119,7 +117,7 @@ def test_what_is_not_advertised_is_skipped_and_told(
         socket=f"{tmp_path}/csi.sock", target_root=tmp_path, only=("C-101", "C-001"), timeout_s=3.0
     )
     with serving(driver, tmp_path / "csi.sock"):
-        outcome = running.run(given, Eyes(driver))
+        outcome = suite.run(given, MemoryHost(driver))
     assert outcome.skipped == {"C-101": CREATE}
     assert outcome.passed == {"C-001"}
     assert f"C-101 needs {CREATE}" in capsys.readouterr().out
@@ -135,11 +133,11 @@ def test_the_report_names_the_cases_by_number(tmp_path: Path) -> None:
         timeout_s=3.0,
     )
     with serving(driver, tmp_path / "csi.sock"):
-        running.run(given, Eyes(driver), quiet=True)
+        suite.run(given, MemoryHost(driver), quiet=True)
     assert '<property name="case" value="C-001"' in (tmp_path / "report.xml").read_text()
 
 
-def test_a_driver_that_dies_of_a_case_ends_the_run_and_what_was_found_is_told(
+def test_driver_that_crashes_ends_the_run_with_its_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     driver = MemoryDriver("1.13")
@@ -163,7 +161,7 @@ def test_a_driver_that_dies_of_a_case_ends_the_run_and_what_was_found_is_told(
             return Refused(Code.INTERNAL, "dying")
 
         driver.twist = twist
-        outcome = running.run(given, Eyes(driver))
+        outcome = suite.run(given, MemoryHost(driver))
         death.join()
     assert outcome.exit_code == 3
     assert outcome.passed == {"C-001"}
@@ -174,7 +172,7 @@ def test_a_driver_that_dies_of_a_case_ends_the_run_and_what_was_found_is_told(
     assert 'value="C-102"' in (tmp_path / "report.xml").read_text()
 
 
-def test_a_run_that_is_terminated_takes_away_what_its_case_has_made(tmp_path: Path) -> None:
+def test_terminated_run_removes_what_its_case_created(tmp_path: Path) -> None:
     driver = MemoryDriver("1.13")
     (tmp_path / "plugin").mkdir()
     made: list[int] = []

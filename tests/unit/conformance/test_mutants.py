@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from crust.conformance import catalogue, running
+from crust.conformance import catalogue, suite
 from crust.conformance.case import number_of
 from crust.conformance.options import MIB, Options, Parameters, Profile
-from tests.support.memory_csi.driver import Eyes, MemoryDriver, serving
+from tests.support.memory_csi.driver import MemoryDriver, MemoryHost, serving
 from tests.support.memory_csi.state import Code, Refused
 from tests.unit.conformance.mutants import ALL, Mutant
 
@@ -24,7 +24,7 @@ GIVEN = Parameters(
     multi_node=True,
     other_node_id="node-2",
 )
-# Of the other profile, and of drivers that expand volumes only while nobody uses them.
+# Cases of the other profile, and of drivers that expand volumes only offline.
 SKIPPED = {
     "1.12": {"C-145", "C-146", "C-158", "C-176", "C-261", "C-262"},
     "1.13": {"C-176", "C-244"},
@@ -43,8 +43,8 @@ def test_a_correct_driver_that_expands_offline_passes_that_case(tmp_path: Path) 
     assert outcome.passed == {"C-176"}, outcome.failed
 
 
-def test_a_driver_need_not_copy_raw_devices_in_use_nor_track_changes(tmp_path: Path) -> None:
-    """CSI leaves both open, and the driver says FAILED_PRECONDITION: what can be held against it still is."""
+def test_driver_without_raw_copies_and_change_tracking_passes(tmp_path: Path) -> None:
+    """CSI leaves both open; the driver answers FAILED_PRECONDITION, and the cases check what they still can."""
     driver = MemoryDriver("1.13")
 
     def twist(method: str, request: Any, answer: Any) -> Any:
@@ -53,7 +53,7 @@ def test_a_driver_need_not_copy_raw_devices_in_use_nor_track_changes(tmp_path: P
             "CreateVolume": lambda: request.volume_content_source.volume.volume_id,
         }.get(method, str)()
         used = [each for each in driver.state.targets.values() if each.is_block]
-        raw = {each.volume.told.volume_id for each in used}
+        raw = {each.volume.wire.volume_id for each in used}
         if source in raw or method == "GetMetadataDelta":
             return Refused(Code.FAILED_PRECONDITION, "not now")
         return answer
@@ -68,7 +68,7 @@ def test_a_driver_need_not_copy_raw_devices_in_use_nor_track_changes(tmp_path: P
 
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda each: f"{each.case}-{each.name}")
-def test_the_case_notices(mutant: Mutant, tmp_path: Path) -> None:
+def test_case_fails_for_broken_driver(mutant: Mutant, tmp_path: Path) -> None:
     driver = MemoryDriver(
         mutant.profile, set(mutant.faults), mutant.twist(), offline=mutant.offline
     )
@@ -77,7 +77,7 @@ def test_the_case_notices(mutant: Mutant, tmp_path: Path) -> None:
     assert not driver.state.targets or mutant.case == "C-503"
 
 
-def test_every_case_has_a_driver_that_fails_it() -> None:
+def test_every_case_has_a_broken_driver() -> None:
     assert {number_of(each) for each in catalogue.case_functions()} == {each.case for each in ALL}
 
 
@@ -86,7 +86,7 @@ def test_a_number_is_used_once() -> None:
     assert len(numbers) == len(set(numbers))
 
 
-def test_the_page_is_made_from_the_cases() -> None:
+def test_page_equals_generated_page() -> None:
     assert PAGE.read_text() == catalogue.render(), (
         "run: python -m crust.conformance.catalogue > docs/conformance.md"
     )
@@ -94,7 +94,7 @@ def test_the_page_is_made_from_the_cases() -> None:
 
 def run(
     driver: MemoryDriver, directory: Path, profile: Profile, *only: str, timeout_s: float = 3.0
-) -> running.Outcome:
+) -> suite.Outcome:
     """The suite against a driver of ours; `timeout_s` is what a busy machine may need, or a mutant waits for."""
     driver.log = directory / "log"
     driver.log.touch()
@@ -111,7 +111,7 @@ def run(
             only=only,
             timeout_s=timeout_s,
         )
-        return running.run(options, Eyes(driver), quiet=True)
+        return suite.run(options, MemoryHost(driver), quiet=True)
 
 
 @contextmanager

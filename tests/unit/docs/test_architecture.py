@@ -24,7 +24,7 @@ def find(path: str, name: str) -> object:
     return found
 
 
-def test_the_walks_are_read_as_a_whole() -> None:
+def test_every_row_of_a_request_flow_is_parsed() -> None:
     lines = [line for line in PAGE.splitlines() if line.startswith(("| `crust/", "| `examples/"))]
     assert len([line for line in lines if ".py`" in line]) == len(LINE.findall(PAGE))
     assert len(STEPS) > 70
@@ -33,7 +33,7 @@ def test_the_walks_are_read_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize(("path", "name"), STEPS)
-def test_a_step_of_a_walk_is_a_function_of_that_file(path: str, name: str) -> None:
+def test_step_of_request_flow_is_function_of_its_file(path: str, name: str) -> None:
     assert callable(find(path, name))
 
 
@@ -43,10 +43,10 @@ def test_a_file_that_is_named_exists(path: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "path"), IN_PROSE)
-def test_a_name_that_the_prose_places_in_a_file_is_there(name: str, path: str) -> None:
+def test_name_that_prose_places_in_a_file_exists(name: str, path: str) -> None:
     assert find(path, name) is not None
 
 
-def test_every_room_has_its_rule() -> None:
+def test_every_package_has_its_rule() -> None:
     rooms = {path.name for path in (ROOT / "crust").iterdir() if (path / "__init__.py").exists()}
     assert {room for room in rooms if f"| `crust/{room}` |" not in PAGE} == set()

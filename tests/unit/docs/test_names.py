@@ -18,20 +18,20 @@ def names_of(pages: list[Path]) -> list[str]:
 
 
 @pytest.mark.parametrize("page", names_of(PAGES))
-def test_what_a_page_links_to_is_there(page: str) -> None:
+def test_links_of_page_exist(page: str) -> None:
     links = [path for path, _ in LINK.findall((ROOT / page).read_text(encoding="utf-8"))]
     local = [path for path in links if "://" not in path]
     assert [path for path in local if not ((ROOT / page).parent / path).exists()] == []
 
 
 @pytest.mark.parametrize("page", names_of(PAGES))
-def test_the_tests_that_a_page_names_are_there(page: str) -> None:
+def test_tests_named_by_page_exist(page: str) -> None:
     named = set(re.findall(r"`(test_\w+)`", (ROOT / page).read_text(encoding="utf-8")))
     assert {name for name in named if f"def {name}(" not in TESTS} == set()
 
 
 @pytest.mark.parametrize("page", names_of(PAGES))
-def test_the_files_that_a_page_names_are_there(page: str) -> None:
+def test_files_named_by_page_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     files = set(re.findall(r"`((?:crust|examples|tests|specs|deploy)/[\w./-]+\.\w+)`", text))
     assert {path for path in files if not (ROOT / path).exists()} == set()

@@ -105,7 +105,7 @@ def test_a_unit_starts_its_program_with_its_settings_and_keeps_the_hosts_mounts(
     assert not {key for key in keys if key.startswith(("Private", "Protect", "RuntimeDirectory"))}
 
 
-def test_the_metrics_are_those_that_are_counted() -> None:
+def test_metrics_of_page_are_those_of_code() -> None:
     page = set(re.findall(r"^\| `(crust_\w+)` \|", PAGE, re.MULTILINE))
     counted = {
         f"{sample.name}_total" if sample.type == "counter" else sample.name

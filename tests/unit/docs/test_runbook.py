@@ -24,7 +24,7 @@ def places() -> Iterator[nodes.Places]:
         yield nodes.Places.make(root)
 
 
-async def test_an_unreadable_entry_that_is_moved_away_lets_the_pod_go(
+async def test_unreadable_entry_moved_away_lets_unpublish_succeed(
     places: nodes.Places,
 ) -> None:
     """ "An entry is unreadable", step 4."""
@@ -44,7 +44,7 @@ async def test_an_unreadable_entry_that_is_moved_away_lets_the_pod_go(
         node.check_untouched(target)
 
 
-async def test_entries_that_survived_a_reboot_go_with_the_old_pods_unpublish(
+async def test_entry_from_before_a_reboot_is_removed_by_unpublish(
     places: nodes.Places,
 ) -> None:
     """ "After a reboot", where /run is not a tmpfs: mounts and the driver's memory are gone, entries are not."""
@@ -60,7 +60,7 @@ async def test_entries_that_survived_a_reboot_go_with_the_old_pods_unpublish(
         assert node.entry(old) is None
 
 
-async def test_what_is_collected_for_a_bug_report_holds_no_secret(
+async def test_bug_report_files_contain_no_secret(
     places: nodes.Places,
 ) -> None:
     """ "For a bug report": records, of a volume whose publish carried secrets and a token."""

@@ -1,17 +1,17 @@
 """The operator's `--restart-command`, which kills the driver and starts it again.
 
 What it starts inherits its output and lives on, so the output goes to a file: a pipe would end with the driver only,
-and whoever reads it to its end would wait for that.
+and a reader of the pipe would wait for that.
 """
 
 import subprocess
 import tempfile
 
-_TOLD_BYTES = 2000
+_PRINTED_BYTES = 2000
 
 
 def run(command: str, timeout_s: float) -> None:
-    """Run it with `sh -c`, to its end. Raises AssertionError, with what it said, if it fails or takes too long."""
+    """Run it with `sh -c`, to its end. Raises AssertionError, with its output, if it fails or takes too long."""
     with tempfile.TemporaryFile() as output:
         try:
             ended = subprocess.run(
@@ -26,5 +26,5 @@ def run(command: str, timeout_s: float) -> None:
         except subprocess.TimeoutExpired:
             how = f"did not return within {timeout_s:g} s"
         output.seek(0)
-        told = output.read().decode(errors="replace")[-_TOLD_BYTES:].strip()
-    assert not how, f"the restart command {how}: {told or 'it said nothing'}"
+        printed = output.read().decode(errors="replace")[-_PRINTED_BYTES:].strip()
+    assert not how, f"the restart command {how}: {printed or 'it printed nothing'}"

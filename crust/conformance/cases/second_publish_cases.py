@@ -18,9 +18,9 @@ _NO_FILESYSTEM = "crust-conformance-fs"
 
 
 @case(206, CREATE, STAGE)
-def test_what_a_volume_cannot_do_is_not_staged(co: Co) -> None:
-    """NodeStageVolume: a filesystem that there is not is FAILED_PRECONDITION (or INVALID_ARGUMENT), and the
-    volume can be staged after that.
+def test_stage_with_unknown_filesystem_is_refused(co: Co) -> None:
+    """NodeStageVolume: an unknown filesystem is FAILED_PRECONDITION (or INVALID_ARGUMENT), and the volume
+    can be staged after that.
     """
     volume = co.volume()
     co.attach(volume)
@@ -30,17 +30,17 @@ def test_what_a_volume_cannot_do_is_not_staged(co: Co) -> None:
 
 
 @case(228, CREATE, NODE)
-def test_what_a_volume_cannot_do_is_not_published(co: Co) -> None:
-    """NodePublishVolume: a filesystem that there is not is FAILED_PRECONDITION (or INVALID_ARGUMENT), and
-    nothing is mounted.
+def test_publish_with_unknown_filesystem_is_refused(co: Co) -> None:
+    """NodePublishVolume: an unknown filesystem is FAILED_PRECONDITION (or INVALID_ARGUMENT), and nothing is
+    mounted.
     """
     volume = co.volume()
     co.stage(volume)
     target = co.target()
-    co.will_unpublish(volume.volume_id, target)
+    co.unpublish_later(volume.volume_id, target)
     request = co.publish_request(volume, target, mount(_NO_FILESYSTEM))
     co.refused(co.node.NodePublishVolume, request, *_EXCEEDED)
-    assert not co.sight.mounts_at(target)
+    assert not co.host.mounts_at(target)
 
 
 @case(229, CREATE, MULTI_WRITER)
@@ -57,8 +57,8 @@ def test_another_capability_at_the_same_target_is_a_conflict(co: Co) -> None:
     for other in (alone, flagged):
         request = co.publish_request(volume, target, other)
         co.refused(co.node.NodePublishVolume, request, *_CONFLICT)
-    assert co.sight.mounts_at(target) == 1
-    co.sight.write(target / "file", _DATA)
+    assert co.host.mounts_at(target) == 1
+    co.host.write(target / "file", _DATA)
 
 
 @case(230, CREATE, NODE, BLOCK)
@@ -70,7 +70,7 @@ def test_another_access_type_at_the_same_target_is_a_conflict(co: Co) -> None:
     target = co.use(volume, co.mount)
     request = co.publish_request(volume, target, block())
     co.refused(co.node.NodePublishVolume, request, *_CONFLICT)
-    assert co.sight.mounts_at(target) == 1
+    assert co.host.mounts_at(target) == 1
 
 
 @case(231, CREATE, MULTI_WRITER)
@@ -81,14 +81,14 @@ def test_another_capability_at_another_target_is_refused(co: Co) -> None:
     volume = co.volume_for(shared, alone)
     co.use(volume, shared)
     second = co.target()
-    co.will_unpublish(volume.volume_id, second)
+    co.unpublish_later(volume.volume_id, second)
     request = co.publish_request(volume, second, alone)
     co.refused(co.node.NodePublishVolume, request, Code.FAILED_PRECONDITION)
-    assert not co.sight.mounts_at(second)
+    assert not co.host.mounts_at(second)
 
 
 @case(232, CREATE, MULTI_WRITER)
-def test_a_reader_beside_a_writer(co: Co) -> None:
+def test_readonly_target_beside_writer_is_ok(co: Co) -> None:
     """NodePublishVolume, second-call table: SINGLE_NODE_MULTI_WRITER at a second target with readonly is OK,
     in either order; it reads what the other one writes, and cannot write.
     """
@@ -99,28 +99,28 @@ def test_a_reader_beside_a_writer(co: Co) -> None:
         first = co.publish(volume, shared, readonly=reader_first)
         second = co.publish(volume, shared, readonly=not reader_first)
         reader, writer = (first, second) if reader_first else (second, first)
-        co.sight.write(writer / "file", _DATA)
-        assert co.sight.read(reader / "file", 99) == _DATA
+        co.host.write(writer / "file", _DATA)
+        assert co.host.read(reader / "file", 99) == _DATA
         assert not co.can_write(reader / "file")
 
 
 @case(233, CREATE, MULTI_WRITER, BLOCK)
-def test_several_writers_have_one_device(co: Co) -> None:
+def test_raw_multi_writer_targets_share_one_device(co: Co) -> None:
     """NodePublishVolume, second-call table: a raw SINGLE_NODE_MULTI_WRITER volume at two targets is one
-    device, and one of them stays when the other goes.
+    device; unpublishing one leaves the other.
     """
     shared = block(Mode.SINGLE_NODE_MULTI_WRITER)
     volume = co.volume(shared)
     first = co.use(volume, shared)
     second = co.publish(volume, shared)
-    co.sight.write(first, _DATA)
-    assert co.sight.read(second, len(_DATA)) == _DATA
+    co.host.write(first, _DATA)
+    assert co.host.read(second, len(_DATA)) == _DATA
     co.unpublish(volume.volume_id, first)
-    assert co.sight.read(second, len(_DATA)) == _DATA
+    assert co.host.read(second, len(_DATA)) == _DATA
 
 
 @case(234, CREATE, NODE)
-def test_one_reader_has_one_target(co: Co) -> None:
+def test_single_node_reader_at_second_target_is_refused(co: Co) -> None:
     """NodePublishVolume, second-call table: SINGLE_NODE_READER_ONLY at the same target is OK, at a second one
     FAILED_PRECONDITION.
     """
@@ -129,14 +129,14 @@ def test_one_reader_has_one_target(co: Co) -> None:
     target = co.use(volume, reader)
     co.ask(co.node.NodePublishVolume, co.publish_request(volume, target, reader))
     second = co.target()
-    co.will_unpublish(volume.volume_id, second)
+    co.unpublish_later(volume.volume_id, second)
     request = co.publish_request(volume, second, reader)
     co.refused(co.node.NodePublishVolume, request, Code.FAILED_PRECONDITION)
-    assert not co.sight.mounts_at(second)
+    assert not co.host.mounts_at(second)
 
 
 @case(235, CREATE, NODE, "parameters.multi_node")
-def test_volumes_of_several_nodes_have_several_targets(co: Co) -> None:
+def test_multi_node_modes_at_second_target_are_ok(co: Co) -> None:
     """NodePublishVolume, second-call table: the MULTI_NODE modes at a second target of a node are OK, at the
     same one with other arguments ALREADY_EXISTS.
     """
@@ -145,8 +145,8 @@ def test_volumes_of_several_nodes_have_several_targets(co: Co) -> None:
         volume = _written(co, capability)
         first = co.use(volume, capability)
         second = co.publish(volume, capability)
-        assert co.sight.read(first / "file", 99) == _DATA
-        assert co.sight.read(second / "file", 99) == _DATA
+        assert co.host.read(first / "file", 99) == _DATA
+        assert co.host.read(second / "file", 99) == _DATA
         request = co.publish_request(volume, second, capability, readonly=True)
         co.refused(co.node.NodePublishVolume, request, Code.ALREADY_EXISTS)
 
@@ -156,7 +156,7 @@ def _of_mode(co: Co, mode: Mode.Mode.ValueType) -> csi_pb2.VolumeCapability:
 
 
 def _written(co: Co, capability: csi_pb2.VolumeCapability) -> csi_pb2.Volume:
-    """A volume with a file in it, used by a writer before, and by nobody now."""
+    """A volume that a writer left a file in, and not in use."""
     volume = co.volume_for(co.mount, capability)
     target = co.use(volume, co.mount)
     _write(co, target)
@@ -165,4 +165,4 @@ def _written(co: Co, capability: csi_pb2.VolumeCapability) -> csi_pb2.Volume:
 
 
 def _write(co: Co, target: Path) -> None:
-    co.sight.write(target / "file", _DATA)
+    co.host.write(target / "file", _DATA)

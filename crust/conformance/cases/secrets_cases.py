@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from crust.conformance import copies, growth
+from crust.conformance import copies, expansion
 from crust.conformance.case import (
     CLONE,
     CREATE,
@@ -18,7 +18,7 @@ from crust.conformance.case import (
     case,
 )
 from crust.conformance.co import Co
-from crust.conformance.unadvertised import RPCS
+from crust.conformance.optional_rpcs import RPCS
 from crust.wire.csi.v1 import csi_pb2
 
 _LOG = "option.log"
@@ -36,22 +36,22 @@ def test_no_secret_is_in_the_log(co: Co) -> None:
         volume = co.volume()
         co.stage(volume)
         target = co.target()
-        co.will_unpublish(volume.volume_id, target)
+        co.unpublish_later(volume.volume_id, target)
         publish = co.publish_request(volume, target)
         publish.volume_context[_TOKENS] = token
         co.ask(co.node.NodePublishVolume, publish)
         _copy_and_grow(co, volume)
         publish.volume_capability.mount.mount_flags.append(f"password={flag}")
         publish.target_path = str(co.target())
-        co.will_unpublish(publish.volume_id, co.target())
+        co.unpublish_later(publish.volume_id, co.target())
         co.outcome(co.node.NodePublishVolume, publish)
         co.unpublish(volume.volume_id, target)
 
 
 @case(602, _LOG)
-def test_no_refusal_tells_a_secret(co: Co) -> None:
-    """Secrets Requirements: the same for every RPC, served or not, in calls that are refused; nor do the
-    refusals tell them.
+def test_refusals_contain_no_secret(co: Co) -> None:
+    """Secrets Requirements: the same for every RPC, served or not, in calls that are refused; nor are they in
+    the messages.
     """
     password, token, flag = (co.name("planted") for _ in range(3))
     with _log_has_none_of(co, password, token, flag):
@@ -65,7 +65,7 @@ def test_no_refusal_tells_a_secret(co: Co) -> None:
 
 
 def _plant_in_all(co: Co, password: str) -> None:
-    """From here on all that this CO sends has one secret more."""
+    """From here on every request of this CO has one more secret."""
     given = co.options.parameters
     secrets = {**given.secrets, "password": password}
     co.options = replace(co.options, parameters=given.model_copy(update={"secrets": secrets}))
@@ -80,9 +80,11 @@ def _copy_and_grow(co: Co, volume: csi_pb2.Volume) -> None:
     if GROUP in co.has:
         copies.take_group(co, copies.group_request(co, [volume.volume_id]))
     if EXPAND in co.has and ONLINE in co.has:
-        co.finally_(co.controller.ControllerExpandVolume, growth.of(co, volume))
+        co.until_final(
+            co.controller.ControllerExpandVolume, expansion.controller_request(co, volume)
+        )
     if NODE_EXPAND in co.has:
-        nowhere = growth.on_the_node(co, volume, co.target())
+        nowhere = expansion.node_request(co, volume, co.target())
         co.outcome(co.node.NodeExpandVolume, nowhere)
 
 

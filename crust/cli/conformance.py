@@ -1,4 +1,4 @@
-"""`crust conformance`: flags to options, and what is missing said in words, before a case runs."""
+"""`crust conformance`: flags to options; reports what is missing before a case runs."""
 
 import importlib.util
 import signal
@@ -22,7 +22,7 @@ def run(*, endpoint: str, parameters: Path | None, junit: Path | None, **flags: 
     """
     if importlib.util.find_spec("pytest") is None:
         raise click.ClickException("pytest is not installed: pip install 'crust-csi[conformance]'")
-    from crust.conformance import running
+    from crust.conformance import suite
 
     try:
         chosen = options.Options(
@@ -35,12 +35,12 @@ def run(*, endpoint: str, parameters: Path | None, junit: Path | None, **flags: 
         raise click.UsageError(err.shown()) from err
     _tell_if_away(chosen.socket, chosen.timeout_s)
     with _termination_as_interrupt():
-        return running.run(chosen).exit_code
+        return suite.run(chosen).exit_code
 
 
 @contextmanager
 def _termination_as_interrupt() -> Iterator[None]:
-    """A run that is ended from outside takes away what its case has made, as one that is interrupted by a key."""
+    """SIGTERM ends a run as SIGINT does: the suite removes what the running case has created."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -49,7 +49,7 @@ def _termination_as_interrupt() -> Iterator[None]:
 
 
 def _writable(junit: Path | None) -> Path | None:
-    """The report is written after minutes; that it cannot be is known before."""
+    """The report is written after minutes; check before the run that it can be."""
     if junit is None:
         return None
     try:
@@ -61,7 +61,7 @@ def _writable(junit: Path | None) -> Path | None:
 
 
 def _tell_if_away(path: str, timeout_s: float) -> None:
-    """A driver that is just being started is waited for, and its author told for what."""
+    """Say which socket the suite waits for: the driver may be starting."""
     with socket.socket(socket.AF_UNIX) as one:
         try:
             one.connect(path)

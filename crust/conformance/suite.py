@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from crust.conformance.host_view import HostView, LinuxHost
 from crust.conformance.options import Options
 from crust.conformance.plugin import Plugin
-from crust.conformance.sight import Kernel, Sight
 
 CASES = Path(__file__).parent / "cases"
 FILES = "*_cases.py"
@@ -17,7 +17,7 @@ _NO_DRIVER = 3
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a run: pytest's exit code, and the cases by number."""
+    """The result of a run: pytest's exit code, and the cases by number."""
 
     exit_code: int
     passed: frozenset[str]
@@ -25,11 +25,11 @@ class Outcome:
     skipped: dict[str, str]
 
 
-def run(options: Options, sight: Sight | None = None, *, quiet: bool = False) -> Outcome:
+def run(options: Options, host: HostView | None = None, *, quiet: bool = False) -> Outcome:
     """Run the cases against the driver. Exit codes: 0 none failed, 1 some failed, 2 no such case or
     interrupted, 3 no driver.
     """
-    plugin = Plugin(options, sight or Kernel())
+    plugin = Plugin(options, host or LinuxHost())
     code = pytest.main(_arguments(options, quiet=quiet), plugins=[plugin])
     if code == pytest.ExitCode.USAGE_ERROR:
         code = pytest.ExitCode.INTERRUPTED

@@ -36,7 +36,7 @@ def test_stats_of_a_filesystem_follow_its_use(co: Co) -> None:
     usage = before[_Unit.BYTES]
     assert 0 < usage.total <= 2 * co.options.parameters.size_bytes + (volume.capacity_bytes or 0)
     assert usage.used + usage.available <= usage.total
-    co.sight.write(target / "file", b"x" * (8 * MIB))
+    co.host.write(target / "file", b"x" * (8 * MIB))
     after = _stats(co, volume, str(target))[_Unit.BYTES]
     assert after.used >= usage.used + 8 * MIB
     assert after.available < usage.available
@@ -44,16 +44,16 @@ def test_stats_of_a_filesystem_follow_its_use(co: Co) -> None:
 
 @case(243, CREATE, STATS, BLOCK)
 def test_stats_of_a_device_are_its_size(co: Co) -> None:
-    """NodeGetVolumeStats: the total of a raw volume is the device's size; nothing else is known."""
+    """NodeGetVolumeStats: the total of a raw volume is the device's size, and there are no inodes."""
     volume = co.volume(block())
     target = co.use(volume, block())
     stats = _stats(co, volume, str(target))
-    assert stats[_Unit.BYTES].total == co.sight.size_bytes(target)
+    assert stats[_Unit.BYTES].total == co.host.size_bytes(target)
     assert _Unit.INODES not in stats
 
 
 @case(244, CREATE, STATS, "node.VOLUME_CONDITION", "profile.1.12")
-def test_the_condition_of_a_volume_is_told(co: Co) -> None:
+def test_stats_have_condition_of_new_volume(co: Co) -> None:
     """NodeGetVolumeStats of CSI 1.12: a condition with a message; a new volume is not abnormal."""
     volume = co.volume()
     target = co.use(volume)
@@ -81,13 +81,13 @@ def test_a_filesystem_grows_while_it_is_used(co: Co) -> None:
     """NodeExpandVolume: a published filesystem is larger afterwards and keeps its files; OK again."""
     volume = co.volume()
     target = co.use(volume)
-    co.sight.write(target / "file", b"kept")
-    before = co.sight.size_bytes(target)
+    co.host.write(target / "file", b"kept")
+    before = co.host.size_bytes(target)
     size = 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
     for _ in range(2):
         assert _expand(co, volume, str(target), size, co.mount) >= size
-    assert co.sight.size_bytes(target) >= 1.6 * before
-    assert co.sight.read(target / "file", 99) == b"kept"
+    assert co.host.size_bytes(target) >= 1.6 * before
+    assert co.host.read(target / "file", 99) == b"kept"
 
 
 @case(253, CREATE, EXPAND, NODE_EXPAND, "plugin.ONLINE", BLOCK)
@@ -95,9 +95,9 @@ def test_a_device_grows_while_it_is_used(co: Co) -> None:
     """NodeExpandVolume: a published device has the new size afterwards."""
     volume = co.volume(block())
     target = co.use(volume, block())
-    size = 2 * co.sight.size_bytes(target)
+    size = 2 * co.host.size_bytes(target)
     _expand(co, volume, str(target), size, block())
-    assert co.sight.size_bytes(target) >= size
+    assert co.host.size_bytes(target) >= size
 
 
 @case(254, CREATE, EXPAND, NODE_EXPAND)
@@ -107,19 +107,19 @@ def test_a_filesystem_that_grew_offline_is_grown_when_published(co: Co) -> None:
     """
     volume = co.volume()
     target = co.use(volume)
-    before = co.sight.size_bytes(target)
+    before = co.host.size_bytes(target)
     co.release(volume, target)
     size = 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
     _expand_controller(co, volume, size, co.mount)
     target = co.use(volume)
     _expand_node(co, volume, str(target), size, co.mount)
-    assert co.sight.size_bytes(target) >= 1.6 * before
+    assert co.host.size_bytes(target) >= 1.6 * before
 
 
 @case(255, CREATE, NODE_EXPAND)
-def test_node_expand_is_refused_where_it_cannot_be(co: Co) -> None:
-    """NodeExpandVolume: NOT_FOUND where the volume is not, OUT_OF_RANGE for more than it has, INVALID_ARGUMENT
-    for a capability that it cannot have.
+def test_node_expand_with_impossible_arguments_is_refused(co: Co) -> None:
+    """NodeExpandVolume: NOT_FOUND at a path without the volume, OUT_OF_RANGE for more than its size,
+    INVALID_ARGUMENT for a capability that it cannot have.
     """
     volume = co.volume()
     target = co.use(volume)
@@ -140,7 +140,7 @@ def test_node_expand_is_refused_where_it_cannot_be(co: Co) -> None:
 
 
 @case(261, CREATE, "node.GET_VOLUME_HEALTH")
-def test_the_health_of_a_published_volume_is_told(co: Co) -> None:
+def test_node_health_of_new_volume_is_healthy(co: Co) -> None:
     """NodeGetVolumeHealth: nothing wrong with a new volume; NOT_FOUND for no such volume."""
     volume = co.volume()
     target = co.use(volume)
@@ -156,7 +156,7 @@ def test_the_health_of_a_published_volume_is_told(co: Co) -> None:
 
 
 @case(262, "node.GET_STORAGE_HEALTH")
-def test_the_health_of_the_nodes_storage_is_told(co: Co) -> None:
+def test_storage_health_entries_have_a_status(co: Co) -> None:
     """NodeGetStorageHealth: answered; every entry says what is wrong."""
     request = csi_pb2.NodeGetStorageHealthRequest()
     for each in co.ask(co.node.NodeGetStorageHealth, request).backend_health:
@@ -186,7 +186,7 @@ def _expand_controller(
         volume_capability=capability,
         secrets=co.options.parameters.secrets,
     )
-    return co.finally_(co.controller.ControllerExpandVolume, request)
+    return co.until_final(co.controller.ControllerExpandVolume, request)
 
 
 def _expand_node(
@@ -199,4 +199,4 @@ def _expand_node(
         capacity_range=csi_pb2.CapacityRange(required_bytes=size),
         volume_capability=capability,
     )
-    return co.finally_(co.node.NodeExpandVolume, request).capacity_bytes
+    return co.until_final(co.node.NodeExpandVolume, request).capacity_bytes

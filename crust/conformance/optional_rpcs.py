@@ -1,4 +1,4 @@
-"""Every RPC that stands under a capability, with a request that would be served if it were advertised."""
+"""Every RPC that depends on a capability, with a request that would be served if the capability were advertised."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

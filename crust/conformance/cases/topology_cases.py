@@ -8,12 +8,12 @@ from crust.conformance.co import Co, Code
 from crust.wire.csi.v1 import csi_pb2
 
 _SNAPSHOT_TOPOLOGY = "plugin.SNAPSHOT_ACCESSIBILITY_CONSTRAINTS"
-_NO_SUCH_PLACE = (Code.RESOURCE_EXHAUSTED, Code.INVALID_ARGUMENT)
+_UNREACHABLE = (Code.RESOURCE_EXHAUSTED, Code.INVALID_ARGUMENT)
 
 
 @case(151, CREATE, NODE, TOPOLOGY)
-def test_a_volume_says_where_it_can_be_used(co: Co) -> None:
-    """CreateVolume: accessible_topology has no key that NodeGetInfo has not, and is the same when asked again."""
+def test_create_returns_topology_with_keys_of_node(co: Co) -> None:
+    """CreateVolume: accessible_topology has only keys of NodeGetInfo, and is the same when the call is repeated."""
     request = co.create_request()
     volume = co.create(request)
     _check_keys(co, volume.accessible_topology)
@@ -21,33 +21,33 @@ def test_a_volume_says_where_it_can_be_used(co: Co) -> None:
 
 
 @case(152, CREATE, NODE, TOPOLOGY)
-def test_a_volume_is_where_it_is_required(co: Co) -> None:
-    """CreateVolume: made for this node's topology, the volume can be used on this node."""
+def test_create_for_topology_of_node_is_usable_there(co: Co) -> None:
+    """CreateVolume: a volume created for this node's topology can be used on this node."""
     request = co.create_request()
-    _require(request.accessibility_requirements, [_here(co)])
+    _require(request.accessibility_requirements, [_node_topology(co)])
     volume = co.create(request)
     _check_keys(co, volume.accessible_topology)
     assert _is_accessible(co, volume.accessible_topology)
-    assert co.sight.mounts_at(co.use(volume)) == 1
+    assert co.host.mounts_at(co.use(volume)) == 1
 
 
 @case(153, CREATE, NODE, TOPOLOGY)
-def test_a_volume_that_cannot_be_where_it_must_is_not_made(co: Co) -> None:
-    """CreateVolume: RESOURCE_EXHAUSTED (INVALID_ARGUMENT where the topology means nothing) for a place that
-    is not there; nothing is made.
+def test_create_for_unknown_topology_is_refused(co: Co) -> None:
+    """CreateVolume: RESOURCE_EXHAUSTED (INVALID_ARGUMENT where the topology means nothing) for a topology
+    that does not exist; nothing is created.
     """
     request = co.create_request()
-    _require(request.accessibility_requirements, [_nowhere(co)])
-    co.refused(co.controller.CreateVolume, request, *_NO_SUCH_PLACE)
+    _require(request.accessibility_requirements, [_unknown_topology(co)])
+    co.refused(co.controller.CreateVolume, request, *_UNREACHABLE)
     request.ClearField("accessibility_requirements")
     co.create(request)
 
 
 @case(154, CREATE, NODE, TOPOLOGY)
-def test_a_preference_is_among_what_is_required(co: Co) -> None:
+def test_preferred_topology_outside_requisite_is_refused_or_ignored(co: Co) -> None:
     """CreateVolume: a preferred topology that is not requisite is INVALID_ARGUMENT, or the requisite one wins."""
     request = co.create_request()
-    _require(request.accessibility_requirements, [_here(co)], [_nowhere(co)])
+    _require(request.accessibility_requirements, [_node_topology(co)], [_unknown_topology(co)])
     code, _ = co.outcome(co.controller.CreateVolume, request)
     assert code in (Code.OK, Code.INVALID_ARGUMENT), code
     if code is Code.OK:
@@ -55,28 +55,28 @@ def test_a_preference_is_among_what_is_required(co: Co) -> None:
 
 
 @case(155, CREATE, NODE, TOPOLOGY)
-def test_one_of_the_required_places_is_enough(co: Co) -> None:
-    """CreateVolume: where the first choice cannot be had, another requisite topology is taken."""
+def test_create_uses_any_requisite_topology(co: Co) -> None:
+    """CreateVolume: if the preferred topology is not available, another requisite topology is used."""
     request = co.create_request()
-    places = [_nowhere(co), _here(co)]
-    _require(request.accessibility_requirements, places, places)
+    topologies = [_unknown_topology(co), _node_topology(co)]
+    _require(request.accessibility_requirements, topologies, topologies)
     assert _is_accessible(co, co.create(request).accessible_topology)
 
 
 @case(156, CREATE, NODE, TOPOLOGY)
-def test_the_place_is_part_of_what_a_volume_is(co: Co) -> None:
-    """CreateVolume: the same name where the volume is not is ALREADY_EXISTS."""
+def test_create_again_with_other_topology_is_already_exists(co: Co) -> None:
+    """CreateVolume: the same name with a topology that the volume does not have is ALREADY_EXISTS."""
     request = co.create_request()
-    _require(request.accessibility_requirements, [_here(co)])
+    _require(request.accessibility_requirements, [_node_topology(co)])
     co.create(request)
     request.ClearField("accessibility_requirements")
-    _require(request.accessibility_requirements, [_nowhere(co)])
+    _require(request.accessibility_requirements, [_unknown_topology(co)])
     co.refused(co.controller.CreateVolume, request, Code.ALREADY_EXISTS)
 
 
 @case(157, CREATE, NODE, TOPOLOGY, LIST)
-def test_the_list_tells_the_same_place(co: Co) -> None:
-    """ListVolumes: the accessible_topology that CreateVolume told."""
+def test_list_has_topology_of_create(co: Co) -> None:
+    """ListVolumes: the accessible_topology that CreateVolume returned."""
     volume = co.volume()
     answer = co.ask(co.controller.ListVolumes, csi_pb2.ListVolumesRequest())
     listed = [each.volume for each in answer.entries if each.volume.volume_id == volume.volume_id]
@@ -84,43 +84,43 @@ def test_the_list_tells_the_same_place(co: Co) -> None:
 
 
 @case(158, CREATE, SNAPSHOT, NODE, TOPOLOGY, _SNAPSHOT_TOPOLOGY)
-def test_a_snapshot_says_where_it_can_be_used(co: Co) -> None:
-    """CreateSnapshot: accessible_topology as required, of NodeGetInfo's keys; refused for a place that is
-    not there.
+def test_snapshot_has_required_topology(co: Co) -> None:
+    """CreateSnapshot: accessible_topology as required, with NodeGetInfo's keys; refused for a topology that
+    does not exist.
     """
     volume = co.volume()
     request = copies.snapshot_request(co, volume.volume_id)
-    _require(request.accessibility_requirements, [_nowhere(co)])
-    co.refused(co.controller.CreateSnapshot, request, *_NO_SUCH_PLACE)
+    _require(request.accessibility_requirements, [_unknown_topology(co)])
+    co.refused(co.controller.CreateSnapshot, request, *_UNREACHABLE)
     request.ClearField("accessibility_requirements")
-    _require(request.accessibility_requirements, [_here(co)])
+    _require(request.accessibility_requirements, [_node_topology(co)])
     made = copies.take(co, request)
     _check_keys(co, made.accessible_topology)
     assert _is_accessible(co, made.accessible_topology)
 
 
 @case(143, NODE, CAPACITY, TOPOLOGY)
-def test_capacity_is_of_a_place(co: Co) -> None:
-    """GetCapacity: there is room in this node's topology if there is any, and none in a place that is not
-    there.
+def test_capacity_follows_topology(co: Co) -> None:
+    """GetCapacity: this node's topology has capacity if there is any, and a topology that does not exist
+    has none.
     """
     parameters = co.options.parameters.parameters
     request = csi_pb2.GetCapacityRequest(parameters=parameters)
     anywhere = co.ask(co.controller.GetCapacity, request).available_capacity
-    request.accessible_topology.segments.update(_here(co))
+    request.accessible_topology.segments.update(_node_topology(co))
     here = co.ask(co.controller.GetCapacity, request).available_capacity
     assert bool(anywhere) == bool(here)
-    request.accessible_topology.segments.update(_nowhere(co))
+    request.accessible_topology.segments.update(_unknown_topology(co))
     assert co.ask(co.controller.GetCapacity, request).available_capacity == 0
 
 
-def _here(co: Co) -> dict[str, str]:
+def _node_topology(co: Co) -> dict[str, str]:
     info = co.ask(co.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())
     return dict(info.accessible_topology.segments)
 
 
-def _nowhere(co: Co) -> dict[str, str]:
-    return dict.fromkeys(_here(co), "crust-conformance-nowhere")
+def _unknown_topology(co: Co) -> dict[str, str]:
+    return dict.fromkeys(_node_topology(co), "crust-conformance-nowhere")
 
 
 def _require(
@@ -128,19 +128,19 @@ def _require(
     requisite: list[dict[str, str]],
     preferred: list[dict[str, str]] | None = None,
 ) -> None:
-    """As external-provisioner does: what is preferred is, unless told, all of the requisite ones."""
+    """As external-provisioner does: unless given, the preferred topologies are all requisite ones."""
     chosen = requisite if preferred is None else preferred
     requirement.requisite.extend(csi_pb2.Topology(segments=each) for each in requisite)
     requirement.preferred.extend(csi_pb2.Topology(segments=each) for each in chosen)
 
 
-def _check_keys(co: Co, places: Sequence[csi_pb2.Topology]) -> None:
-    known = set(_here(co))
-    for each in places:
-        assert set(each.segments) <= known, f"{set(each.segments) - known} is no key of the node's"
+def _check_keys(co: Co, topologies: Sequence[csi_pb2.Topology]) -> None:
+    known = set(_node_topology(co))
+    for each in topologies:
+        assert set(each.segments) <= known, f"{set(each.segments) - known} is not a key of the node"
 
 
-def _is_accessible(co: Co, places: Sequence[csi_pb2.Topology]) -> bool:
-    """No topology at all is everywhere."""
-    here = _here(co).items()
-    return not places or any(dict(each.segments).items() <= here for each in places)
+def _is_accessible(co: Co, topologies: Sequence[csi_pb2.Topology]) -> bool:
+    """A volume without topology is accessible everywhere."""
+    here = _node_topology(co).items()
+    return not topologies or any(dict(each.segments).items() <= here for each in topologies)

@@ -1,6 +1,6 @@
-"""Every RPC that changes something, called twice at once, given up and called again (C-406 to C-416).
+"""Every RPC that changes something, called several times at once, cancelled and called again (C-406 to C-416).
 
-A call that runs already is joined, or ABORTED; any other code tells a CO that it failed for good while it goes on.
+An identical call joins the running one, or is ABORTED; any other code tells a CO that the call has failed for good.
 """
 
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from crust.conformance import copies, growth
+from crust.conformance import copies, expansion
 from crust.conformance.case import (
     CLONE,
     CREATE,
@@ -32,12 +32,12 @@ _DATA = b"written before"
 
 
 @case(406, CREATE, PUBLISH, NODE)
-def test_attaching_is_joined(co: Co) -> None:
+def test_concurrent_identical_attaches_and_detaches_succeed(co: Co) -> None:
     """Concurrency: equal ControllerPublishVolume calls at once, and equal ControllerUnpublishVolume calls, are
     OK or ABORTED.
     """
     volume = co.volume()
-    co.will_detach(volume.volume_id)
+    co.detach_later(volume.volume_id)
     _joined(co, co.controller.ControllerPublishVolume, co.attach_request(volume))
     detach = csi_pb2.ControllerUnpublishVolumeRequest(
         volume_id=volume.volume_id, node_id=co.node_id()
@@ -46,11 +46,11 @@ def test_attaching_is_joined(co: Co) -> None:
 
 
 @case(407, CREATE, STAGE)
-def test_staging_is_joined(co: Co) -> None:
+def test_concurrent_identical_stages_and_unstages_succeed(co: Co) -> None:
     """Concurrency: equal NodeStageVolume calls at once, and equal NodeUnstageVolume calls, are OK or ABORTED."""
     volume = co.volume()
     co.attach(volume)
-    co.undo(lambda: co.unstage(volume))
+    co.later(lambda: co.unstage(volume))
     _joined(co, co.node.NodeStageVolume, co.stage_request(volume))
     unstage = csi_pb2.NodeUnstageVolumeRequest(
         volume_id=volume.volume_id, staging_target_path=str(co.staging(volume))
@@ -59,7 +59,7 @@ def test_staging_is_joined(co: Co) -> None:
 
 
 @case(408, CREATE, SNAPSHOT)
-def test_snapshots_are_joined(co: Co) -> None:
+def test_concurrent_identical_snapshots_make_one_snapshot(co: Co) -> None:
     """Concurrency: equal CreateSnapshot calls at once are one snapshot or ABORTED; equal DeleteSnapshot calls
     are OK or ABORTED.
     """
@@ -72,7 +72,7 @@ def test_snapshots_are_joined(co: Co) -> None:
 
 
 @case(409, CREATE, GROUP)
-def test_groups_are_joined(co: Co) -> None:
+def test_concurrent_identical_group_snapshots_make_one_group(co: Co) -> None:
     """Concurrency: equal CreateVolumeGroupSnapshot calls at once are one group or ABORTED; equal
     DeleteVolumeGroupSnapshot calls are OK or ABORTED.
     """
@@ -84,34 +84,34 @@ def test_groups_are_joined(co: Co) -> None:
 
 
 @case(410, CREATE, EXPAND)
-def test_expansion_is_joined(co: Co) -> None:
+def test_concurrent_identical_controller_expansions_succeed(co: Co) -> None:
     """Concurrency: equal ControllerExpandVolume calls at once are OK or ABORTED, and the volume grows once."""
-    request = growth.of(co, co.volume())
+    request = expansion.controller_request(co, co.volume())
     for answer in _joined(co, co.controller.ControllerExpandVolume, request):
         assert answer.capacity_bytes >= request.capacity_range.required_bytes
 
 
 @case(411, CREATE, EXPAND, NODE_EXPAND, ONLINE)
-def test_expansion_on_the_node_is_joined(co: Co) -> None:
+def test_concurrent_identical_node_expansions_succeed(co: Co) -> None:
     """Concurrency: equal NodeExpandVolume calls at once are OK or ABORTED, and the files are kept."""
     volume = co.volume()
     target = co.use(volume)
-    co.sight.write(target / "file", _DATA)
-    co.finally_(co.controller.ControllerExpandVolume, growth.of(co, volume))
-    _joined(co, co.node.NodeExpandVolume, growth.on_the_node(co, volume, target))
-    assert co.sight.read(target / "file", 99) == _DATA
+    co.host.write(target / "file", _DATA)
+    co.until_final(co.controller.ControllerExpandVolume, expansion.controller_request(co, volume))
+    _joined(co, co.node.NodeExpandVolume, expansion.node_request(co, volume, target))
+    assert co.host.read(target / "file", 99) == _DATA
 
 
 @case(412, CREATE)
-def test_deleting_is_joined(co: Co) -> None:
+def test_concurrent_identical_deletes_succeed(co: Co) -> None:
     """Concurrency: equal DeleteVolume calls at once are OK or ABORTED."""
     request = csi_pb2.DeleteVolumeRequest(volume_id=co.volume().volume_id)
     _joined(co, co.controller.DeleteVolume, request)
 
 
 @case(413, CREATE, SNAPSHOT, NODE)
-def test_a_snapshot_that_was_given_up_is_there_once(co: Co) -> None:
-    """Timeouts: a CreateSnapshot whose caller gave up ends by itself; sent again it is OK, and the volume can
+def test_cancelled_snapshot_retried_makes_one_snapshot(co: Co) -> None:
+    """Timeouts: a cancelled CreateSnapshot ends by itself; sent again it is OK, and the volume can
     be written.
     """
     volume = co.volume()
@@ -119,7 +119,7 @@ def test_a_snapshot_that_was_given_up_is_there_once(co: Co) -> None:
     request = copies.snapshot_request(co, volume.volume_id)
     _given_up(co, co.controller.CreateSnapshot, request)
     made = copies.take(co, request)
-    co.sight.write(target / "file", _DATA)
+    co.host.write(target / "file", _DATA)
     if LIST_SNAPSHOTS in co.has:
         of_volume = csi_pb2.ListSnapshotsRequest(source_volume_id=volume.volume_id)
         listed = co.ask(co.controller.ListSnapshots, of_volume).entries
@@ -127,18 +127,18 @@ def test_a_snapshot_that_was_given_up_is_there_once(co: Co) -> None:
 
 
 @case(414, CREATE, EXPAND)
-def test_an_expansion_that_was_given_up_is_finished(co: Co) -> None:
-    """Timeouts: a ControllerExpandVolume whose caller gave up ends by itself; sent again it is OK."""
-    request = growth.of(co, co.volume())
+def test_cancelled_expansion_retried_succeeds(co: Co) -> None:
+    """Timeouts: a cancelled ControllerExpandVolume ends by itself; sent again it is OK."""
+    request = expansion.controller_request(co, co.volume())
     _given_up(co, co.controller.ControllerExpandVolume, request)
-    answer = co.finally_(co.controller.ControllerExpandVolume, request)
+    answer = co.until_final(co.controller.ControllerExpandVolume, request)
     assert answer.capacity_bytes >= request.capacity_range.required_bytes
 
 
 @case(415, CREATE, NODE)
-def test_taking_back_that_was_given_up_is_finished(co: Co) -> None:
-    """Timeouts: NodeUnpublishVolume, NodeUnstageVolume, ControllerUnpublishVolume and DeleteVolume whose
-    callers gave up end by themselves; sent again they are OK.
+def test_cancelled_unpublish_to_delete_retried_succeeds(co: Co) -> None:
+    """Timeouts: cancelled NodeUnpublishVolume, NodeUnstageVolume, ControllerUnpublishVolume and DeleteVolume
+    calls end by themselves; sent again they are OK.
     """
     volume = co.volume()
     target = co.use(volume)
@@ -161,46 +161,46 @@ def test_taking_back_that_was_given_up_is_finished(co: Co) -> None:
     for needs, method, request in calls:
         if needs in co.has:
             _given_up(co, method, request)
-            co.finally_(method, request)
-    assert not co.sight.mounts_at(target)
+            co.until_final(method, request)
+    assert not co.host.mounts_at(target)
     assert not target.exists()
 
 
 @case(416, CREATE, SNAPSHOT, CLONE, EXPAND, NODE, ONLINE)
-def test_different_calls_for_one_volume_wait_for_one_another(co: Co) -> None:
+def test_concurrent_different_calls_for_one_volume_succeed(co: Co) -> None:
     """Concurrency: a snapshot, a clone and an expansion of one volume at once are each OK or ABORTED; sent
     again each is OK, and no byte is lost.
     """
     volume = co.volume()
     target = co.use(volume)
-    co.sight.write(target / "file", _DATA)
+    co.host.write(target / "file", _DATA)
     snapshot = copies.snapshot_request(co, volume.volume_id)
     size = 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
     clone = co.create_request(size_bytes=size, source=copies.of_volume(volume.volume_id))
-    expansion = growth.of(co, volume)
+    expand = expansion.controller_request(co, volume)
     calls: list[tuple[Any, Any]] = [
         (co.controller.CreateSnapshot, snapshot),
         (co.controller.CreateVolume, clone),
-        (co.controller.ControllerExpandVolume, expansion),
+        (co.controller.ControllerExpandVolume, expand),
     ]
-    _ok_or_aborted(co.together(calls))
-    co.finally_(co.controller.ControllerExpandVolume, expansion)
-    copied = co.made(co.finally_(co.controller.CreateVolume, clone).volume)
+    _ok_or_aborted(co.concurrently(calls))
+    co.until_final(co.controller.ControllerExpandVolume, expand)
+    copied = co.delete_later(co.until_final(co.controller.CreateVolume, clone).volume)
     made = copies.take(co, snapshot)
     restored = co.volume(source=copies.of_snapshot(made.snapshot_id), size_bytes=size)
     for each in (copied, restored):
-        assert co.sight.read(co.use(each) / "file", 99) == _DATA
+        assert co.host.read(co.use(each) / "file", 99) == _DATA
 
 
 def _joined(co: Co, method: Callable[..., Any], request: Any) -> list[Any]:
-    """The answers of all that were OK, the last of them sent when nobody else was asking any more."""
-    answered = _ok_or_aborted(co.together([(method, request)] * _CALLERS))  # type: ignore[list-item]
-    return [*answered, co.finally_(method, request)]  # type: ignore[arg-type]
+    """The answers of all calls that were OK; the last one was sent alone."""
+    answered = _ok_or_aborted(co.concurrently([(method, request)] * _CALLERS))  # type: ignore[list-item]
+    return [*answered, co.until_final(method, request)]  # type: ignore[arg-type]
 
 
 def _ok_or_aborted(answers: list[Any]) -> list[Any]:
     codes = {each for each in answers if isinstance(each, grpc.StatusCode)}
-    assert codes <= {Code.ABORTED}, f"{codes} for a call that meets another"
+    assert codes <= {Code.ABORTED}, f"{codes} for one of several calls at once"
     return [each for each in answers if not isinstance(each, grpc.StatusCode)]
 
 

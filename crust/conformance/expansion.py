@@ -6,29 +6,29 @@ from crust.conformance.co import Co
 from crust.wire.csi.v1 import csi_pb2
 
 
-def twice(co: Co, volume: csi_pb2.Volume) -> csi_pb2.CapacityRange:
-    """Twice the size that the volume was made with."""
+def doubled(co: Co, volume: csi_pb2.Volume) -> csi_pb2.CapacityRange:
+    """Twice the size that the volume was created with."""
     size_bytes = volume.capacity_bytes or co.options.parameters.size_bytes
     return csi_pb2.CapacityRange(required_bytes=2 * size_bytes)
 
 
-def of(co: Co, volume: csi_pb2.Volume) -> csi_pb2.ControllerExpandVolumeRequest:
+def controller_request(co: Co, volume: csi_pb2.Volume) -> csi_pb2.ControllerExpandVolumeRequest:
     """The controller's half."""
     return csi_pb2.ControllerExpandVolumeRequest(
         volume_id=volume.volume_id,
-        capacity_range=twice(co, volume),
+        capacity_range=doubled(co, volume),
         volume_capability=co.mount,
         secrets=co.options.parameters.secrets,
     )
 
 
-def on_the_node(co: Co, volume: csi_pb2.Volume, target: Path) -> csi_pb2.NodeExpandVolumeRequest:
+def node_request(co: Co, volume: csi_pb2.Volume, target: Path) -> csi_pb2.NodeExpandVolumeRequest:
     """The node's half, where the volume is published at `target`."""
     return csi_pb2.NodeExpandVolumeRequest(
         volume_id=volume.volume_id,
         volume_path=str(target),
         staging_target_path=str(co.staging(volume)),
-        capacity_range=twice(co, volume),
+        capacity_range=doubled(co, volume),
         volume_capability=co.mount,
         secrets=co.options.parameters.secrets,
     )

@@ -1,6 +1,6 @@
-"""What a driver advertises, as one set of words: `controller.LIST_VOLUMES`, `node.EXPAND_VOLUME`, `plugin.ONLINE`.
+"""What a driver advertises, as one set of names: `controller.LIST_VOLUMES`, `node.EXPAND_VOLUME`, `plugin.ONLINE`.
 
-A case names the words that it needs. What the operator gives is such a word as well (`option.log`).
+A case lists the names that it needs. An option that the operator gives has a name too (`option.log`).
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
-"""What the kernel shows of a published volume: mounts, devices, and the bytes that can be read back.
+"""What the host shows of a published volume: mounts, devices, and the bytes that can be read back.
 
 Everything that a case learns about a volume other than by a call comes through here, so that the suite itself can
-be tried against a driver without a kernel.
+be tested against a driver in memory.
 """
 
 import os
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 
-class Sight(Protocol):
-    """How a CO looks at a path. Raises OSError as the kernel does."""
+class HostView(Protocol):
+    """How a CO inspects a path. Raises OSError as the kernel does."""
 
     def mounts_at(self, path: Path) -> int:
         """How many mounts lie at `path`."""
@@ -21,7 +21,7 @@ class Sight(Protocol):
         """Every mount at or below `path`, deepest first."""
 
     def unmount(self, path: Path) -> None:
-        """Take away a mount that the driver left."""
+        """Remove a mount that the driver left."""
 
     def is_block(self, path: Path) -> bool:
         """Whether `path` is a block device."""
@@ -39,28 +39,28 @@ class Sight(Protocol):
         """Read from the device, or from the file."""
 
 
-class Kernel:
-    """The real one."""
+class LinuxHost:
+    """The host that the suite runs on."""
 
     def mounts_at(self, path: Path) -> int:
-        """See `Sight`."""
+        """See `HostView`."""
         return sum(each == path for each in _mounts())
 
     def mounts_below(self, path: Path) -> list[Path]:
-        """See `Sight`."""
+        """See `HostView`."""
         found = [each for each in _mounts() if each.is_relative_to(path)]
         return sorted(found, key=lambda each: -len(each.parts))
 
     def unmount(self, path: Path) -> None:
-        """See `Sight`. umount(8), since a suite must not depend on what it may be testing."""
+        """See `HostView`. umount(8), since a suite must not depend on what it may be testing."""
         subprocess.run(["umount", str(path)], check=False, capture_output=True)
 
     def is_block(self, path: Path) -> bool:
-        """See `Sight`."""
+        """See `HostView`."""
         return stat.S_ISBLK(path.stat().st_mode)
 
     def size_bytes(self, path: Path) -> int:
-        """See `Sight`."""
+        """See `HostView`."""
         if path.is_dir():
             usage = os.statvfs(path)
             return usage.f_blocks * usage.f_frsize
@@ -71,11 +71,11 @@ class Kernel:
             os.close(fd)
 
     def group_of(self, path: Path) -> int:
-        """See `Sight`."""
+        """See `HostView`."""
         return path.stat().st_gid
 
     def write(self, path: Path, data: bytes, *, offset: int = 0) -> None:
-        """See `Sight`."""
+        """See `HostView`."""
         flags = os.O_WRONLY | os.O_CLOEXEC | (0 if path.is_block_device() else os.O_CREAT)
         fd = os.open(path, flags, 0o600)
         try:
@@ -87,7 +87,7 @@ class Kernel:
             os.close(fd)
 
     def read(self, path: Path, size_bytes: int, *, offset: int = 0) -> bytes:
-        """See `Sight`."""
+        """See `HostView`."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             parts: list[bytes] = []

@@ -15,7 +15,7 @@ from crust.conformance.case import (
     case,
 )
 from crust.conformance.co import Co, Code
-from crust.conformance.unadvertised import RPCS, Rpc
+from crust.conformance.optional_rpcs import RPCS, Rpc
 from crust.wire.csi.v1 import csi_pb2
 
 _ODD_IDS = ("x" * 129, "../../../etc/passwd", "a/b/../c", "ü" * 64, "a\x07b", "-", ".")
@@ -34,8 +34,8 @@ _LONG = "x" * 120
 
 
 @case(21)
-def test_an_id_is_not_taken_apart(co: Co) -> None:
-    """Size Limits: an id that is too long, a path, or odd is refused or simply not there, in every RPC; never
+def test_odd_ids_are_refused_or_not_found(co: Co) -> None:
+    """Size Limits: an id that is too long, a path, or odd is refused or not found, in every RPC; never
     an internal error.
     """
     for rpc in _advertised(co):
@@ -73,13 +73,13 @@ def test_every_context_has_at_most_4_kib(co: Co) -> None:
     volume = co.volume()
     co.stage(volume)
     target = co.target()
-    co.will_unpublish(volume.volume_id, target)
+    co.unpublish_later(volume.volume_id, target)
     call = co.node.NodePublishVolume
     for field in ("volume_context", "publish_context"):
         request = co.publish_request(volume, target)
         _fill(getattr(request, field), "conformance-")
         co.refused(call, request, Code.INVALID_ARGUMENT)
-    assert not co.sight.mounts_at(target)
+    assert not co.host.mounts_at(target)
     request = co.publish_request(volume, target)
     request.volume_context["csi.storage.k8s.io/serviceAccount.tokens"] = "t" * 6000
     co.ask(call, request)
@@ -91,7 +91,7 @@ def test_every_map_of_secrets_has_at_most_4_kib(co: Co) -> None:
     volume = co.volume()
     co.stage(volume)
     target = co.target()
-    co.will_unpublish(volume.volume_id, target)
+    co.unpublish_later(volume.volume_id, target)
     publish = co.publish_request(volume, target)
     calls: list[tuple[str, Any, Any]] = [
         (CREATE, co.controller.CreateVolume, co.create_request()),
@@ -105,7 +105,7 @@ def test_every_map_of_secrets_has_at_most_4_kib(co: Co) -> None:
         if needs in co.has:
             _fill(request.secrets, "conformance-")
             co.refused(method, request, Code.INVALID_ARGUMENT)
-    assert not co.sight.mounts_at(target)
+    assert not co.host.mounts_at(target)
 
 
 @case(25, CREATE, NODE)
@@ -114,11 +114,11 @@ def test_mount_flags_have_at_most_4_kib(co: Co) -> None:
     volume = co.volume()
     co.stage(volume)
     target = co.target()
-    co.will_unpublish(volume.volume_id, target)
+    co.unpublish_later(volume.volume_id, target)
     request = co.publish_request(volume, target)
     request.volume_capability.mount.mount_flags.extend(["noatime"] * 700)
     co.refused(co.node.NodePublishVolume, request, Code.INVALID_ARGUMENT)
-    assert not co.sight.mounts_at(target)
+    assert not co.host.mounts_at(target)
 
 
 def _advertised(co: Co) -> Iterator[Rpc]:
@@ -126,7 +126,7 @@ def _advertised(co: Co) -> Iterator[Rpc]:
 
 
 def _with(co: Co, request: Any, field: str, value: str) -> Any:
-    """With an odd id, and paths where a CO has its own."""
+    """With an odd id, and the CO's own paths."""
     changed = type(request)()
     changed.CopyFrom(request)
     for each in set(_PATH_FIELDS) & set(request.DESCRIPTOR.fields_by_name):
