@@ -21,9 +21,10 @@ HEAD = """# The conformance suite
     crust conformance --endpoint unix:///run/csi/csi.sock --target-root /var/lib/kubelet
 
 checks any CSI driver on a socket against the rules of the specification. Run it where the driver's mounts are
-visible: on the node, in the driver's mount namespace, as root. `--profile` says which CSI the driver speaks (1.12 or 1.13),
-`--only C-101` runs one case (repeat it for more), `--junit FILE` writes a report. A case is skipped only when it
-needs what the driver does not advertise, or what was not given; what was skipped, and why, is listed at the end.
+visible: on the node, in the driver's mount namespace, as root. `--profile` says which CSI the driver speaks (1.12 or
+1.13), `--only C-101` runs one case (repeat it for more), `--junit FILE` writes a report. A case is skipped only if it
+needs a capability that the driver does not advertise, or an option that was not given; the end of the output lists
+the skipped cases with the reason.
 The suite removes what a case has created, also when the case fails or the run is ended (SIGINT, SIGTERM). It does not
 touch other volumes. A driver that stops answering ends the run.
 

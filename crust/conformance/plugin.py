@@ -107,7 +107,7 @@ class Plugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """One line per case, and one more if what it made cannot be taken away."""
+        """One line per case, and one more if what it created cannot be removed."""
         if report.when != "call" and report.passed:
             return None
         outcome = report.outcome if report.when == "call" or report.skipped else "error"

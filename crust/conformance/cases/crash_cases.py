@@ -50,7 +50,7 @@ def test_lifecycle_survives_restart_after_each_call(co: Co) -> None:
 
 @case(702, CREATE, NODE, RESTART)
 def test_calls_killed_midway_succeed_when_retried(co: Co) -> None:
-    """A driver that is killed while it creates, stages and publishes: the retries succeed, and nothing is done twice."""
+    """A driver that is killed while it creates, stages and publishes: the retries succeed, and do nothing twice."""
     requests = [co.create_request() for _ in range(4)]
     futures = [co.controller.CreateVolume.future(each, timeout=10) for each in requests]
     _restart(co)

@@ -24,11 +24,11 @@ def test_a_deferred_publish_mounts_nothing(co: Co) -> None:
     )
     assert not co.host.mounts_at(target)
     assert answer.HasField("deferred_mount")
-    told = answer.deferred_mount
-    assert told.block_device.path.startswith("/")
-    assert told.block_device.identity.disk_sequence
-    assert told.fs_type == co.mount.mount.fs_type
-    assert told.capacity_bytes >= (volume.capacity_bytes or 1)
+    deferred = answer.deferred_mount
+    assert deferred.block_device.path.startswith("/")
+    assert deferred.block_device.identity.disk_sequence
+    assert deferred.fs_type == co.mount.mount.fs_type
+    assert deferred.capacity_bytes >= (volume.capacity_bytes or 1)
 
 
 @case(502, CREATE, DEFER, _GIVEN)

@@ -132,9 +132,9 @@ def test_controller_node_info_equals_node_info(co: Co) -> None:
     """
     info = co.ask(co.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())
     call, request = co.controller.ControllerGetNodeInfo, csi_pb2.ControllerGetNodeInfoRequest
-    told = co.ask(call, request(node_id=info.node_id))
-    assert told.accessible_topology == info.accessible_topology
-    assert told.max_volumes_per_node == info.max_volumes_per_node
+    answer = co.ask(call, request(node_id=info.node_id))
+    assert answer.accessible_topology == info.accessible_topology
+    assert answer.max_volumes_per_node == info.max_volumes_per_node
     flagged = csi_pb2.NodeGetInfoRequest(controller_get_node_info=True)
     assert co.ask(co.node.NodeGetInfo, flagged).node_id == info.node_id
     co.refused(call, request(node_id="conformance-no-such-node"), Code.NOT_FOUND)

@@ -130,8 +130,8 @@ def test_a_volume_above_the_maximum_is_refused(co: Co) -> None:
         co.controller.GetCapacity,
         csi_pb2.GetCapacityRequest(parameters=co.options.parameters.parameters),
     )
-    told = answer.maximum_volume_size.value or answer.available_capacity
-    above = co.create_request(size_bytes=2 * told + (1 << 30))
+    largest = answer.maximum_volume_size.value or answer.available_capacity
+    above = co.create_request(size_bytes=2 * largest + (1 << 30))
     co.refused(co.controller.CreateVolume, above, Code.OUT_OF_RANGE, Code.RESOURCE_EXHAUSTED)
 
 

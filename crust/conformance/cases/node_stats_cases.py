@@ -171,9 +171,9 @@ def _stats(co: Co, volume: csi_pb2.Volume, path: str) -> dict[int, csi_pb2.Volum
 def _expand(
     co: Co, volume: csi_pb2.Volume, path: str, size: int, capability: csi_pb2.VolumeCapability
 ) -> int:
-    told = _expand_controller(co, volume, size, capability)
-    if not told.node_expansion_required:
-        return told.capacity_bytes
+    answer = _expand_controller(co, volume, size, capability)
+    if not answer.node_expansion_required:
+        return answer.capacity_bytes
     return _expand_node(co, volume, path, size, capability)
 
 

@@ -54,10 +54,10 @@ async def test_metrics_are_served_at_configured_address(tmp_path: Path) -> None:
 
 
 async def test_port_in_use_ends_start_with_error(tmp_path: Path) -> None:
-    async def nobody(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
-    async with await asyncio.start_server(nobody, "127.0.0.1", 0) as taken:
+    async with await asyncio.start_server(close, "127.0.0.1", 0) as taken:
         address = "{}:{}".format(*taken.sockets[0].getsockname())
         process = await shim(tmp_path, f"--metrics-address={address}")
         async with asyncio.timeout(20):

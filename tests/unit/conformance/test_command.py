@@ -97,15 +97,15 @@ def test_report_has_number_of_case_and_rule_of_failed_case(
     )
     with serving(driver, socket):
         outcome = suite.run(given, MemoryHost(driver))
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert outcome.exit_code == 1
-    assert told.startswith("C-001 passed\nC-006 failed\nC-601 skipped\n")
-    assert "CSI 1.12 does not have what the controller and the node advertise: ({16, 17}" in told
-    *_, heading, rule, _ = told.splitlines()
+    assert printed.startswith("C-001 passed\nC-006 failed\nC-601 skipped\n")
+    assert "CSI 1.12 does not have what the controller and the node advertise: ({16, 17}" in printed
+    *_, heading, rule, _ = printed.splitlines()
     assert "failed" in heading
     assert rule.startswith("C-006 Under CSI 1.13 nothing of the volume condition")
-    assert told.count(rule) == 2, "the heading of the failure is the rule, too"
-    assert str(suite.CASES) not in "".join(told.splitlines()[:3])
+    assert printed.count(rule) == 2, "the heading of the failure is the rule, too"
+    assert str(suite.CASES) not in "".join(printed.splitlines()[:3])
 
 
 def test_case_without_capability_is_skipped_and_reported(
@@ -166,9 +166,9 @@ def test_driver_that_crashes_ends_the_run_with_its_results(
     assert outcome.exit_code == 3
     assert outcome.passed == {"C-001"}
     assert outcome.failed == {"C-102"}
-    told = capsys.readouterr().out
-    assert "does not answer any more" in told
-    assert "C-102 CreateVolume" in told.splitlines()[-3]
+    printed = capsys.readouterr().out
+    assert "does not answer any more" in printed
+    assert "C-102 CreateVolume" in printed.splitlines()[-3]
     assert 'value="C-102"' in (tmp_path / "report.xml").read_text()
 
 
