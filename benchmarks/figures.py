@@ -1,12 +1,15 @@
-"""What a measurement is, as values: samples, a row that compares them with a baseline, a goal, a report."""
+"""A measurement as values: collected samples, rows that compare them with a baseline, goals, a report."""
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+import time
+from collections.abc import Awaitable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Literal, Protocol, Self, TypeVar
 
 Unit = Literal["ms", "s", "MiB"]
+Key = TypeVar("Key", bound=Hashable)
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,7 @@ class Samples:
 
     @classmethod
     def of(cls, unit: Unit, values: Sequence[float]) -> Self:
-        """Freeze what was collected; there must be something."""
+        """The samples of a non-empty sequence."""
         if not values:
             raise ValueError("nothing was measured")
         return cls(unit, tuple(values))
@@ -39,6 +42,28 @@ class Samples:
         return sorted(self.values)[math.ceil(0.99 * self.count) - 1]
 
 
+@dataclass(slots=True)
+class Collector(Generic[Key]):
+    """Collects the values of several things, by key."""
+
+    values: dict[Key, list[float]] = field(default_factory=dict)
+
+    def add(self, key: Key, value: float) -> None:
+        """Add one value."""
+        self.values.setdefault(key, []).append(value)
+
+    async def timed(self, key: Key, call: Awaitable[Answer]) -> Answer:
+        """Await `call` and add how many milliseconds it took."""
+        started_ns = time.perf_counter_ns()
+        answer = await call
+        self.add(key, (time.perf_counter_ns() - started_ns) / 1e6)
+        return answer
+
+    def samples(self, unit: Unit = "ms") -> dict[Key, Samples]:
+        """What was collected, in one unit."""
+        return {key: Samples.of(unit, values) for key, values in self.values.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One thing that was measured; `against` is the label of the row that it is compared with."""
@@ -50,16 +75,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What the project promised, and what was found."""
+    """What the project aims at, and what was measured."""
 
-    promise: str
+    aim: str
     found: str
     met: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A benchmark's result, ready to be shown. `method` says how it was measured, `meaning` what follows."""
+    """A benchmark's result. `method` says how it was measured, `meaning` how to read it."""
 
     name: str
     title: str
@@ -77,7 +102,7 @@ class Report:
 
 
 class Result(Protocol):
-    """What every benchmark returns: a frozen value that can tell its report."""
+    """What every benchmark returns: a frozen value that renders its report."""
 
     def report(self) -> Report:
         """The figures, in words and rows."""
@@ -90,6 +115,6 @@ def shown(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
-def at_most(promise: str, value: float, limit: float, unit: str) -> Goal:
+def at_most(aim: str, value: float, limit: float, unit: str) -> Goal:
     """A goal that holds when `value` is not above `limit`."""
-    return Goal(promise, f"{value:.2f} {unit}", value <= limit)
+    return Goal(aim, f"{value:.2f} {unit}", value <= limit)

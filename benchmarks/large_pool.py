@@ -1,16 +1,15 @@
-"""What a pool of 2,000 volumes costs per call beside one of 20, and how long its driver takes to start.
+"""The cost per call with a pool of 2,000 volumes against one of 20, and the start time of its driver.
 
-Two drivers, each a process with a pool of its own, are called in turn: create, a page of the list, the capacity,
-delete. Each image holds a little data, so that its blocks have to be counted. Then each is killed and started again.
+Two drivers, each a process with its own pool, are called in turn: create, one page of the list, the capacity, delete.
+Every image holds a little data. Then each driver is killed and started again.
 """
 
 import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from benchmarks import figures, inotify, node
 from crust.rpc import channel
@@ -32,7 +31,7 @@ FLAT, START_S = 2.0, 3.0
 CREATE, LIST, CAPACITY, DELETE = "create", f"list, a page of {PAGE}", "capacity", "delete"
 START = "kill -9 until it serves"
 
-T = TypeVar("T")
+Times = figures.Collector[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +85,9 @@ class _Pool:
     controller: "csi_pb2_grpc.ControllerAsyncStub"
 
 
-@dataclass(slots=True)
-class _Taken:
-    values: dict[tuple[str, int], list[float]] = field(default_factory=dict)
-
-    def add(self, what: str, count: int, value: float) -> None:
-        """One more."""
-        self.values.setdefault((what, count), []).append(value)
-
-
 async def measure() -> Result:
     """Run it on two pools."""
-    taken = _Taken()
+    times, starts = Times(), Times()
     with node.directories() as few, node.directories() as many:
         counts = ((few, FEW), (many, MANY))
         for paths, count in counts:
@@ -105,18 +95,12 @@ async def measure() -> Result:
                 await _fill(pool)
             _write_into_images(paths)
         async with _running(few, FEW) as one, _running(many, MANY) as other:
-            await _rounds((one, other), WARM_UP, _Taken())
-            await _rounds((one, other), ROUNDS, taken)
+            await _rounds((one, other), WARM_UP, Times())
+            await _rounds((one, other), ROUNDS, times)
         for _ in range(STARTS):
             for paths, count in counts:
-                taken.add(START, count, await _restart(paths))
-    units: dict[str, figures.Unit] = {START: "s"}
-    return Result(
-        {
-            key: figures.Samples.of(units.get(key[0], "ms"), each)
-            for key, each in taken.values.items()
-        }
-    )
+                starts.add((START, count), await _restart(paths))
+    return Result(times.samples() | starts.samples("s"))
 
 
 @contextlib.asynccontextmanager
@@ -124,7 +108,7 @@ async def _running(paths: NodePaths, count: int) -> AsyncIterator[_Pool]:
     async with contextlib.AsyncExitStack() as stack:
         process = await node.start(paths, "driver")
         stack.push_async_callback(process.stop)
-        await node.answers(paths.driver_socket)
+        await node.wait_until_serving(paths.driver_socket)
         connected = await stack.enter_async_context(channel.connect(paths.driver_socket))
         yield _Pool(paths, count, csi_pb2_grpc.ControllerStub(connected))
 
@@ -143,24 +127,21 @@ def _write_into_images(paths: NodePaths) -> None:
             file.write(WRITTEN)
 
 
-async def _rounds(pools: tuple[_Pool, _Pool], count: int, taken: _Taken) -> None:
+async def _rounds(pools: tuple[_Pool, _Pool], count: int, times: Times) -> None:
     for number in range(count):
         for pool in pools if number % 2 else reversed(pools):
-            await _round(pool, f"round-{number}", taken)
+            await _round(pool, f"round-{number}", times)
 
 
-async def _round(pool: _Pool, name: str, taken: _Taken) -> None:
-    made, took_ms = await _timed(_create(pool, name))
-    taken.add(CREATE, pool.count, took_ms)
-    listed = csi_pb2.ListVolumesRequest(max_entries=PAGE)
-    _, took_ms = await _timed(pool.controller.ListVolumes(listed, timeout=TIMEOUT_S))
-    taken.add(LIST, pool.count, took_ms)
-    asked = csi_pb2.GetCapacityRequest()
-    _, took_ms = await _timed(pool.controller.GetCapacity(asked, timeout=TIMEOUT_S))
-    taken.add(CAPACITY, pool.count, took_ms)
-    gone = csi_pb2.DeleteVolumeRequest(volume_id=made.volume.volume_id)
-    _, took_ms = await _timed(pool.controller.DeleteVolume(gone, timeout=TIMEOUT_S))
-    taken.add(DELETE, pool.count, took_ms)
+async def _round(pool: _Pool, name: str, times: Times) -> None:
+    calls, count = pool.controller, pool.count
+    made = await times.timed((CREATE, count), _create(pool, name))
+    page = csi_pb2.ListVolumesRequest(max_entries=PAGE)
+    await times.timed((LIST, count), calls.ListVolumes(page, timeout=TIMEOUT_S))
+    capacity = csi_pb2.GetCapacityRequest()
+    await times.timed((CAPACITY, count), calls.GetCapacity(capacity, timeout=TIMEOUT_S))
+    delete = csi_pb2.DeleteVolumeRequest(volume_id=made.volume.volume_id)
+    await times.timed((DELETE, count), calls.DeleteVolume(delete, timeout=TIMEOUT_S))
 
 
 async def _create(pool: _Pool, name: str) -> csi_pb2.CreateVolumeResponse:
@@ -174,24 +155,18 @@ async def _create(pool: _Pool, name: str) -> csi_pb2.CreateVolumeResponse:
     )
 
 
-async def _timed(call: Awaitable[T]) -> tuple[T, float]:
-    started_ns = time.perf_counter_ns()
-    answer = await call
-    return answer, (time.perf_counter_ns() - started_ns) / 1e6
-
-
 async def _restart(paths: NodePaths) -> float:
-    """Start a driver, kill it once it serves, and time the one that takes its place."""
-    doomed = await node.start(paths, "driver")
-    await node.answers(paths.driver_socket)
+    """Start a driver, kill it once it serves, and time the start of the next one."""
+    first = await node.start(paths, "driver")
+    await node.wait_until_serving(paths.driver_socket)
     killed_s = time.monotonic()
-    await doomed.kill()
+    await first.kill()
     with inotify.times_of(os.path.dirname(paths.driver_socket), inotify.CREATED) as bound:
         driver = await node.start(paths, "driver")
         async with asyncio.timeout(node.START_TIMEOUT_S):
             await bound.get()
     try:
-        await node.answers(paths.driver_socket)
+        await node.wait_until_serving(paths.driver_socket)
         return time.monotonic() - killed_s
     finally:
         await driver.stop()

@@ -1,19 +1,15 @@
-"""A node to measure: driver, shim and proxy as the processes that they are, and a handler in this one.
+"""A node to measure: driver, shim and proxy as processes, and a runtime handler in this process.
 
-The proxy serves two CSI sockets: one before shim and driver (what a node has), one straight before the driver, which
-shows what one hop costs. The run directories lie on a tmpfs, as /run does on every node; the pool lies on the
-disk. Leaving stops the processes, newest first, and removes every directory.
+The proxy serves two CSI sockets: one in front of shim and driver, as on a real node, and one directly in front of the
+driver, which shows what one hop costs. The run directories are on a tmpfs, as /run is on every node; the pool is on
+the disk. On exit the processes are stopped, newest first, and every directory is removed.
 """
 
-import asyncio
 import contextlib
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from crust import volumes
@@ -23,55 +19,25 @@ from crust.rpc import channel
 from crust.runtime_handler import registration, service
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.kata.demo.kubelet import Kubelet
-from examples.kata.demo.node import DRIVER, HANDLER, NodePaths
+from examples.kata.demo.node import DRIVER, HANDLER, NodePaths, Process
 
 ONE_HOP = "onehop.csi.crust.dev"
-STOP_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """One daemon of the node."""
-
-    running: asyncio.subprocess.Process
-
-    def resident_mib(self) -> float:
-        """VmRSS of proc(5), now."""
-        status = Path(f"/proc/{self.running.pid}/status").read_text()
-        kib = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
-        return int(kib) / 1024
-
-    async def stop(self) -> None:
-        """SIGTERM; SIGKILL if it does not go."""
-        if self.running.returncode is not None:
-            return
-        self.running.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await self.running.wait()
-        except TimeoutError:
-            await self.kill()
-
-    async def kill(self) -> None:
-        """kill -9, and wait until it is dead."""
-        self.running.kill()
-        await self.running.wait()
 
 
 class IdleHandler:
     """A runtime handler without sandboxes."""
 
     async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
-        """Nothing to tell."""
+        """No usage."""
         return volumes.VolumeStats(())
 
     async def expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
-        """Whatever is wanted."""
+        """The wanted size."""
         return capacity.required_bytes
 
     async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
-        """All is well."""
+        """Always healthy."""
         return volumes.VolumeCondition(abnormal=False, message="")
 
     async def list_volumes(self) -> Sequence[service.HeldVolume]:
@@ -79,7 +45,7 @@ class IdleHandler:
         return ()
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
-        """Nobody writes."""
+        """Nothing to freeze."""
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
         """Nothing was frozen."""
@@ -91,12 +57,12 @@ class IdleHandler:
 
 @contextlib.contextmanager
 def directories() -> Iterator[NodePaths]:
-    """The node's directories, with a tmpfs where a node has /run; removed with everything in them."""
+    """The node's directories, with a tmpfs for the run directories; all are removed on exit."""
     base = Path(tempfile.mkdtemp(prefix="crust-bench-"))
     paths = NodePaths(base)
     with contextlib.ExitStack() as undo:
         undo.callback(shutil.rmtree, base)
-        undo.callback(_let_go, base)
+        undo.callback(_clean_up, base)
         for run in (paths.crust_run, base / "driver-run"):
             run.mkdir()
             _run("mount", "-t", "tmpfs", "-o", "mode=0700", "crust-bench", str(run))
@@ -105,36 +71,32 @@ def directories() -> Iterator[NodePaths]:
 
 
 async def start(paths: NodePaths, name: str, *, volumes_root: Path | None = None) -> Process:
-    """Start `python -m crust name …`, its output in a log; it may not serve yet when this returns."""
+    """Start `python -m crust name …`; it may not serve yet when this returns."""
     arguments = _arguments(paths, volumes_root or paths.volumes)[name]
-    with (paths.logs / f"{name}.log").open("ab") as log:
-        running = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "crust", name, *arguments, stdout=log, stderr=log
-        )
-    return Process(running)
+    return await Process.start(paths.logs / f"{name}.log", "crust", name, *arguments)
 
 
 @contextlib.asynccontextmanager
 async def driver(paths: NodePaths) -> AsyncIterator[Kubelet]:
-    """The driver alone; gives a CO that calls its socket."""
+    """The driver alone; yields a kubelet that calls its socket."""
     async with contextlib.AsyncExitStack() as stack:
         process = await start(paths, "driver")
         stack.push_async_callback(process.stop)
-        await answers(paths.driver_socket)
+        await wait_until_serving(paths.driver_socket)
         yield await stack.enter_async_context(caller(paths, paths.driver_socket))
 
 
 @contextlib.asynccontextmanager
 async def serving(paths: NodePaths) -> AsyncIterator[Kubelet]:
-    """Driver, shim, proxy and a registered handler; gives a CO that calls the proxy's socket."""
+    """Driver, shim, proxy and a registered handler; yields a kubelet that calls the proxy's socket."""
     async with contextlib.AsyncExitStack() as stack:
         for name in ("driver", "shim", "proxy"):
             process = await start(paths, name)
             stack.push_async_callback(process.stop)
         await stack.enter_async_context(registered(paths))
-        # one after the other: the proxy does not wait for a shim, nor the shim for a driver
+        # In this order, because the proxy does not wait for a shim, nor the shim for a driver.
         for socket in (paths.driver_socket, paths.shim_socket):
-            await answers(socket)
+            await wait_until_serving(socket)
         co = await stack.enter_async_context(caller(paths, paths.csi_socket))
         await co.wait_ready(HANDLER)
         yield co
@@ -142,7 +104,7 @@ async def serving(paths: NodePaths) -> AsyncIterator[Kubelet]:
 
 @contextlib.asynccontextmanager
 async def registered(paths: NodePaths) -> AsyncIterator[registration.Registration]:
-    """A handler that stays registered with the proxy, whenever that comes and goes."""
+    """A handler that registers again whenever the proxy restarts."""
     request = registration.RegisterRequest(
         name=volumes.HandlerName(HANDLER),
         version="0",
@@ -160,7 +122,7 @@ async def registered(paths: NodePaths) -> AsyncIterator[registration.Registratio
 
 @contextlib.asynccontextmanager
 async def caller(paths: NodePaths, csi_socket: str) -> AsyncIterator[Kubelet]:
-    """A CO that calls `csi_socket`."""
+    """A kubelet that calls `csi_socket`."""
     co = Kubelet(paths.kubelet, csi_socket, paths.inspect_socket)
     try:
         yield co
@@ -168,15 +130,15 @@ async def caller(paths: NodePaths, csi_socket: str) -> AsyncIterator[Kubelet]:
         await co.close()
 
 
-async def answers(csi_socket: str) -> None:
-    """Return when a call to `csi_socket` has succeeded; a server that is starting is waited for."""
+async def wait_until_serving(csi_socket: str) -> None:
+    """Return when a call to `csi_socket` has succeeded; waits for a server that is starting."""
     async with channel.connect(csi_socket) as connected:
         stub: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(connected)
         await stub.Probe(csi_pb2.ProbeRequest(), wait_for_ready=True, timeout=START_TIMEOUT_S)
 
 
 def one_hop_socket(paths: NodePaths) -> str:
-    """The proxy's socket straight before the driver."""
+    """The proxy's socket directly in front of the driver."""
     return str(paths.kubelet / "plugins" / ONE_HOP / "csi.sock")
 
 
@@ -205,8 +167,8 @@ def _arguments(paths: NodePaths, volumes_root: Path) -> dict[str, list[str]]:
     }
 
 
-def _let_go(base: Path) -> None:
-    """Unmount and detach all that is below `base`, what a benchmark that failed left included."""
+def _clean_up(base: Path) -> None:
+    """Unmount and detach everything below `base`, also after a benchmark that failed."""
     for mount in reversed(mountinfo.below(str(base))):
         mount_api.unmount(mount.target)
     for device in loop.list_all():

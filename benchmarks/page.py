@@ -40,7 +40,7 @@ def _machine(described: machine.Description) -> str:
 def _goals(reports: Sequence[figures.Report]) -> str:
     lines = ["## Goals", "", "| goal | found | |", "|---|---|---|"]
     lines += [
-        f"| {goal.promise} | {goal.found} | {'met' if goal.met else '**missed**'} |"
+        f"| {goal.aim} | {goal.found} | {'met' if goal.met else '**missed**'} |"
         for report in reports
         for goal in report.goals
     ]

@@ -1,10 +1,9 @@
-"""What a hop costs: calls that crust hands on as bytes, against the same calls made to the driver directly.
+"""What a hop costs: pass-through calls, against the same calls made to the driver directly.
 
-NodeGetCapabilities passes without being looked at. NodeGetVolumeStats of a volume that is mounted on the host is
-looked at by the proxy, found not deferred, and passes as it came.
+The proxy forwards NodeGetCapabilities without parsing it. It parses NodeGetVolumeStats of a volume that is mounted on
+the host, finds that the volume is not deferred, and forwards the call unchanged.
 """
 
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -24,7 +23,7 @@ GOAL_MS = 1.5
 
 Call = Callable[["csi_pb2_grpc.NodeAsyncStub"], Awaitable[object]]  # in its type stub only
 Calls = dict[str, Call]
-Times = dict[tuple[str, str], list[float]]
+Times = figures.Collector[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Result:
         """The figures, and what each hop adds."""
         return figures.Report(
             name=NAME,
-            title="Calls that pass through",
+            title="Pass-through calls",
             method=f"One call at a time, {ROUNDS} rounds of every call and way, after a warm-up.",
             rows=tuple(
                 figures.Row(f"{rpc} {way}", each, "" if way == DIRECT else f"{rpc} {DIRECT}")
@@ -54,8 +53,8 @@ class Result:
                 if way == ONE_HOP
             ),
             meaning=(
-                "A hop is one process of asyncio and gRPC between two unix sockets. The way of a real node has "
-                f"two: they add {self._more('NodeGetCapabilities', TWO_HOPS):.2f} ms together."
+                "A hop is one process of asyncio and gRPC between two unix sockets. A call on a real node takes "
+                f"two hops: they add {self._more('NodeGetCapabilities', TWO_HOPS):.2f} ms together."
             ),
         )
 
@@ -80,7 +79,7 @@ async def measure() -> Result:
             await co.unpublish(volume, target)
             await co.unstage(volume)
             await co.delete(volume)
-    return Result({key: figures.Samples.of("ms", taken) for key, taken in times.items()})
+    return Result(times.samples())
 
 
 def _calls(volume_id: str, target: str) -> Calls:
@@ -110,11 +109,9 @@ async def _measure(sockets: dict[str, str], calls: Calls) -> Times:
 async def _rounds(
     stubs: dict[str, "csi_pb2_grpc.NodeAsyncStub"], calls: Calls, count: int
 ) -> Times:
-    times: Times = {(rpc, way): [] for rpc in calls for way in stubs}
+    times = Times()
     for _ in range(count):
         for rpc, call in calls.items():
             for way, stub in stubs.items():
-                started_ns = time.perf_counter_ns()
-                await call(stub)
-                times[rpc, way].append((time.perf_counter_ns() - started_ns) / 1e6)
+                await times.timed((rpc, way), call(stub))
     return times

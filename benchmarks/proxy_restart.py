@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import figures, inotify, node, records
@@ -23,8 +23,10 @@ ROUNDS = 15
 ENTRIES = 1000
 GOAL_S, GOAL_MIB = 2.0, 120.0
 SERVES = "kill -9 until it serves"
-LEASED = "kill -9 until the handler is registered again"
+REGISTERED = "kill -9 until the handler is registered again"
 RESIDENT = "resident memory"
+
+Measured = figures.Collector[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +67,6 @@ class Result:
         )
 
 
-@dataclass(slots=True)
-class Taken:
-    """What was measured so far."""
-
-    values: dict[tuple[str, int], list[float]] = field(default_factory=dict)
-
-    def add(self, what: str, entries: int, value: float) -> None:
-        """One more."""
-        self.values.setdefault((what, entries), []).append(value)
-
-
 async def measure() -> Result:
     """Run it on a node of its own."""
     with node.directories() as paths:
@@ -85,31 +76,31 @@ async def measure() -> Result:
             for name in ("driver", "shim"):
                 process = await node.start(paths, name)
                 stack.push_async_callback(process.stop)
-            await node.answers(paths.driver_socket)
-            await node.answers(paths.shim_socket)
+            await node.wait_until_serving(paths.driver_socket)
+            await node.wait_until_serving(paths.shim_socket)
             session = await stack.enter_async_context(node.registered(paths))
-            taken = Taken()
+            measured = Measured()
             for _ in range(ROUNDS):
                 for entries, root in roots.items():
-                    await _restart(paths, root, entries, session, taken)
+                    await _restart(paths, root, entries, session, measured)
     samples = {
         (what, entries): figures.Samples.of("MiB" if what == RESIDENT else "s", values)
-        for (what, entries), values in taken.values.items()
+        for (what, entries), values in measured.values.items()
     }
     return Result(samples)
 
 
 async def _restart(
-    paths: NodePaths, root: Path, entries: int, session: Registration, taken: Taken
+    paths: NodePaths, root: Path, entries: int, session: Registration, measured: Measured
 ) -> None:
-    """Start a proxy, kill it once it serves, and time the one that takes its place."""
-    doomed = await node.start(paths, "proxy", volumes_root=root)
+    """Start a proxy, kill it once it serves, and time the start of the next one."""
+    first = await node.start(paths, "proxy", volumes_root=root)
     try:
-        await node.answers(paths.csi_socket)
+        await node.wait_until_serving(paths.csi_socket)
         await session.registered.wait()
     finally:
         killed_s = time.monotonic()
-        await doomed.kill()
+        await first.kill()
     await session.lost.wait()
     with inotify.times_of(os.path.dirname(paths.csi_socket), inotify.CREATED) as bound:
         proxy = await node.start(paths, "proxy", volumes_root=root)
@@ -117,14 +108,21 @@ async def _restart(
         async with asyncio.timeout(node.START_TIMEOUT_S):
             await bound.get()
     try:
-        await node.answers(paths.csi_socket)
-        taken.add(SERVES, entries, time.monotonic() - killed_s)
+        await node.wait_until_serving(paths.csi_socket)
+        measured.add((SERVES, entries), time.monotonic() - killed_s)
         await session.registered.wait()
-        taken.add(LEASED, entries, time.monotonic() - killed_s)
-        taken.add(RESIDENT, entries, proxy.resident_mib())
+        measured.add((REGISTERED, entries), time.monotonic() - killed_s)
+        measured.add((RESIDENT, entries), _resident_mib(proxy.running.pid))
     finally:
         await proxy.stop()
         await session.lost.wait()
+
+
+def _resident_mib(pid: int) -> float:
+    """VmRSS of proc(5)."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    kib = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
+    return int(kib) / 1024
 
 
 def _fill(root: Path) -> None:

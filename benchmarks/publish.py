@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import os
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from benchmarks import figures, node
@@ -116,19 +115,13 @@ async def _rounds(
 ) -> tuple[dict[str, figures.Samples], dict[str, figures.Samples]]:
     """Milliseconds by way: of publishing, and of unpublishing."""
     target = ways[0].co.target("bench")
-    publish: dict[str, list[float]] = {way.label: [] for way in ways}
-    unpublish: dict[str, list[float]] = {way.label: [] for way in ways}
+    publish, unpublish = figures.Collector[str](), figures.Collector[str]()
     for number in range(count):
         first = number % len(ways)
         for way in ways[first:] + ways[:first]:
-            took_ms = await _ms(way.co.publish(volume, target, defer=way.defer))
-            publish[way.label].append(took_ms)
-            unpublish[way.label].append(await _ms(way.co.unpublish(volume, target)))
-    return _samples(publish), _samples(unpublish)
-
-
-def _samples(taken: dict[str, list[float]]) -> dict[str, figures.Samples]:
-    return {label: figures.Samples.of("ms", each) for label, each in taken.items()}
+            await publish.timed(way.label, way.co.publish(volume, target, defer=way.defer))
+            await unpublish.timed(way.label, way.co.unpublish(volume, target))
+    return publish.samples(), unpublish.samples()
 
 
 @contextlib.asynccontextmanager
@@ -145,12 +138,6 @@ async def _busy() -> AsyncIterator[None]:
         for each in burners:
             each.kill()
             await each.wait()
-
-
-async def _ms(call: Awaitable[None]) -> float:
-    started_ns = time.perf_counter_ns()
-    await call
-    return (time.perf_counter_ns() - started_ns) / 1e6
 
 
 def _rows(what: str, ways: dict[str, figures.Samples]) -> tuple[figures.Row, ...]:

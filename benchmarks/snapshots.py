@@ -1,18 +1,16 @@
-"""Whether a snapshot and a clone of 2 GiB take longer than of 100 MiB, on the filesystems that share blocks.
+"""Whether a snapshot or clone of 2 GiB takes longer than one of 100 MiB, on filesystems that share blocks.
 
-A pool on a new xfs and one on a new btrfs, each in a file of its own, with a driver each, and in each two raw volumes
-of one size: one holds 100 MiB, the other 2 GiB, synced. A round takes a snapshot and a clone of either, in turn, and
-deletes them. The volumes are not attached, so nothing is frozen.
+One driver has its pool on a new xfs, another on a new btrfs, each in a file. Each pool has two raw volumes of equal
+size: one holds 100 MiB, the other 2 GiB, synced. A round takes a snapshot and a clone of each volume, in turn, and
+deletes them. The volumes are not attached, so no filesystem is frozen.
 """
 
 import contextlib
 import os
 import subprocess
-import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from benchmarks import figures, node
 from crust.host.block import loop
@@ -34,12 +32,12 @@ SNAPSHOT, CLONE = "snapshot", "clone"
 FILESYSTEMS = {"xfs": ("mkfs.xfs", "-q", "-m", "reflink=1"), "btrfs": ("mkfs.btrfs", "-q")}
 
 Key = tuple[str, str, int]
-T = TypeVar("T")
+Times = figures.Collector[Key]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Milliseconds by filesystem, by what was made, and by how much data it was of."""
+    """Milliseconds by filesystem, operation and amount of data."""
 
     samples: dict[Key, figures.Samples]
 
@@ -67,24 +65,15 @@ class Result:
                 for what in (SNAPSHOT, CLONE)
             ),
             meaning=(
-                "No block is copied; what grows is the number of extents, which is small for data that was written "
-                "in one go. On ext4 pools a copy takes as long as its data is large."
+                "No block is copied; only the number of extents grows, which is small for data written in one go. On "
+                "ext4 pools the time of a copy grows with its data."
             ),
         )
 
 
-@dataclass(slots=True)
-class _Taken:
-    values: dict[Key, list[float]] = field(default_factory=dict)
-
-    def add(self, key: Key, value: float) -> None:
-        """One more."""
-        self.values.setdefault(key, []).append(value)
-
-
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """A driver on a filesystem, and its two volumes by how much they hold."""
+    """A driver on a filesystem, and its two volumes by the amount of their data."""
 
     fs_type: str
     controller: "csi_pb2_grpc.ControllerAsyncStub"
@@ -92,19 +81,19 @@ class _Pool:
 
 
 async def measure() -> Result:
-    """Run it on a pool of each filesystem, one after the other."""
-    taken = _Taken()
+    """Measure with a pool on each filesystem, one after the other."""
+    times = Times()
     for fs_type in FILESYSTEMS:
         with node.directories() as paths, _filesystem(paths, fs_type):
             async with _pool(paths, fs_type) as pool:
-                await _rounds(pool, WARM_UP, _Taken())
-                await _rounds(pool, ROUNDS, taken)
-    return Result({key: figures.Samples.of("ms", each) for key, each in taken.values.items()})
+                await _rounds(pool, WARM_UP, Times())
+                await _rounds(pool, ROUNDS, times)
+    return Result(times.samples())
 
 
 @contextlib.contextmanager
 def _filesystem(paths: NodePaths, fs_type: str) -> Iterator[None]:
-    """A new one in a file, mounted where the driver has its pool."""
+    """A new filesystem in a file, mounted where the driver has its pool."""
     backing, pool = paths.base / "backing", paths.base / "pool"
     with backing.open("wb") as file:
         file.truncate(POOL_BYTES)
@@ -124,7 +113,7 @@ async def _pool(paths: NodePaths, fs_type: str) -> AsyncIterator[_Pool]:
     async with contextlib.AsyncExitStack() as stack:
         process = await node.start(paths, "driver")
         stack.push_async_callback(process.stop)
-        await node.answers(paths.driver_socket)
+        await node.wait_until_serving(paths.driver_socket)
         connected = await stack.enter_async_context(channel.connect(paths.driver_socket))
         controller = csi_pb2_grpc.ControllerStub(connected)
         sources = {}
@@ -144,29 +133,29 @@ def _fill(image: Path, data_bytes: int) -> None:
         os.fsync(file.fileno())
 
 
-async def _rounds(pool: _Pool, count: int, taken: _Taken) -> None:
+async def _rounds(pool: _Pool, count: int, times: Times) -> None:
     for number in range(count):
         for data_bytes in (LITTLE, MUCH) if number % 2 else (MUCH, LITTLE):
-            await _snapshot(pool, data_bytes, f"s-{number}", taken)
-            await _clone(pool, data_bytes, f"c-{number}", taken)
+            await _snapshot(pool, data_bytes, f"s-{number}", times)
+            await _clone(pool, data_bytes, f"c-{number}", times)
 
 
-async def _snapshot(pool: _Pool, data_bytes: int, name: str, taken: _Taken) -> None:
+async def _snapshot(pool: _Pool, data_bytes: int, name: str, times: Times) -> None:
     source = pool.sources[data_bytes]
     wanted = csi_pb2.CreateSnapshotRequest(source_volume_id=source, name=f"{name}-{data_bytes}")
-    made, took_ms = await _timed(pool.controller.CreateSnapshot(wanted, timeout=TIMEOUT_S))
-    taken.add((pool.fs_type, SNAPSHOT, data_bytes), took_ms)
-    gone = csi_pb2.DeleteSnapshotRequest(snapshot_id=made.snapshot.snapshot_id)
-    await pool.controller.DeleteSnapshot(gone, timeout=TIMEOUT_S)
+    call = pool.controller.CreateSnapshot(wanted, timeout=TIMEOUT_S)
+    made = await times.timed((pool.fs_type, SNAPSHOT, data_bytes), call)
+    delete = csi_pb2.DeleteSnapshotRequest(snapshot_id=made.snapshot.snapshot_id)
+    await pool.controller.DeleteSnapshot(delete, timeout=TIMEOUT_S)
 
 
-async def _clone(pool: _Pool, data_bytes: int, name: str, taken: _Taken) -> None:
+async def _clone(pool: _Pool, data_bytes: int, name: str, times: Times) -> None:
     wanted = _volume(f"{name}-{data_bytes}")
     wanted.volume_content_source.volume.volume_id = pool.sources[data_bytes]
-    made, took_ms = await _timed(pool.controller.CreateVolume(wanted, timeout=TIMEOUT_S))
-    taken.add((pool.fs_type, CLONE, data_bytes), took_ms)
-    gone = csi_pb2.DeleteVolumeRequest(volume_id=made.volume.volume_id)
-    await pool.controller.DeleteVolume(gone, timeout=TIMEOUT_S)
+    call = pool.controller.CreateVolume(wanted, timeout=TIMEOUT_S)
+    made = await times.timed((pool.fs_type, CLONE, data_bytes), call)
+    delete = csi_pb2.DeleteVolumeRequest(volume_id=made.volume.volume_id)
+    await pool.controller.DeleteVolume(delete, timeout=TIMEOUT_S)
 
 
 def _volume(name: str) -> csi_pb2.CreateVolumeRequest:
@@ -181,12 +170,6 @@ def _volume(name: str) -> csi_pb2.CreateVolumeRequest:
         capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE_BYTES),
         volume_capabilities=[capability],
     )
-
-
-async def _timed(call: Awaitable[T]) -> tuple[T, float]:
-    started_ns = time.perf_counter_ns()
-    answer = await call
-    return answer, (time.perf_counter_ns() - started_ns) / 1e6
 
 
 def _shown(data_bytes: int) -> str:

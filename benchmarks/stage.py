@@ -9,9 +9,7 @@ the first driver's volume. Direct I/O for all.
 import asyncio
 import os
 import subprocess
-import time
-from collections.abc import Awaitable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
 
@@ -30,6 +28,8 @@ UP, DOWN = "stage and publish", "unpublish and unstage"
 PROGRAMS = "the programs"
 DRIVER = "the driver"
 SERVED = "the driver, with two calls over its socket"
+
+Times = figures.Collector[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +72,6 @@ class Result:
 
     def _ratio(self, what: str) -> float:
         return self.samples[what, DRIVER].median / self.samples[what, PROGRAMS].median
-
-
-@dataclass(slots=True)
-class _Taken:
-    values: dict[tuple[str, str], list[float]] = field(
-        default_factory=lambda: {
-            (what, who): [] for what in (UP, DOWN) for who in (PROGRAMS, DRIVER, SERVED)
-        }
-    )
-
-    async def add(self, what: str, who: str, work: Awaitable[None]) -> None:
-        """Do it, and note how long it took."""
-        started_ns = time.perf_counter_ns()
-        await work
-        self.values[what, who].append((time.perf_counter_ns() - started_ns) / 1e6)
 
 
 class _Way(Protocol):
@@ -229,20 +214,23 @@ async def measure() -> Result:
             await _rounds(ways, WARM_UP)  # formats both volumes
             ways[PROGRAMS] = _Programs(driver.image, paths.base / "by-programs")
             await _rounds(ways, WARM_UP)
-            taken = await _rounds(ways, ROUNDS)
+            times = await _rounds(ways, ROUNDS)
             await driver.delete()
             await co.delete(served.volume)
-    return Result({key: figures.Samples.of("ms", each) for key, each in taken.values.items()})
+    samples = times.samples()
+    # In the order of the page.
+    order = [(what, who) for what in (UP, DOWN) for who in (PROGRAMS, DRIVER, SERVED)]
+    return Result({key: samples[key] for key in order})
 
 
-async def _rounds(ways: dict[str, _Way], count: int) -> _Taken:
-    taken, order = _Taken(), tuple(ways.items())
+async def _rounds(ways: dict[str, _Way], count: int) -> Times:
+    times, order = Times(), tuple(ways.items())
     for number in range(count):
         first = number % len(order)
         for who, way in order[first:] + order[:first]:
-            await taken.add(UP, who, way.up())
-            await taken.add(DOWN, who, way.down())
-    return taken
+            await times.timed((UP, who), way.up())
+            await times.timed((DOWN, who), way.down())
+    return times
 
 
 def _output(*command: str) -> str:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from benchmarks import figures, inotify, node, records
 from crust.handoff import watch
@@ -27,6 +27,8 @@ INOTIFY = "bare inotify(7): the event"
 HINT = "handoff.watch: the hint"
 CHANGE = "handoff.watch: the record, read"
 CHANGE_OF_MANY = f"handoff.watch: the record, read, beside {OTHERS} other entries"
+
+Times = figures.Collector[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +92,6 @@ class Writer:
         return int(await self.process.stdout.readline())
 
 
-@dataclass(slots=True)
-class Times:
-    """What was measured so far, in milliseconds."""
-
-    taken: dict[str, list[float]] = field(default_factory=dict)
-
-    def add(self, label: str, from_ns: int, to_ns: int) -> None:
-        """One more."""
-        self.taken.setdefault(label, []).append((to_ns - from_ns) / 1e6)
-
-
 async def measure() -> Result:
     """Run it in three directories of its own."""
     with node.directories() as paths:
@@ -116,12 +107,12 @@ async def measure() -> Result:
             times = Times()
             for number in range(WARM_UP + ROUNDS):
                 if number == WARM_UP:
-                    times.taken.clear()
+                    times.values.clear()
                 await _bare(writer, roots[0], number, events, times)
                 await _watched(writer, roots[1], number, readers[0], times, (HINT, CHANGE))
                 await _watched(writer, roots[2], number, readers[1], times, ("", CHANGE_OF_MANY))
-    labels = (INOTIFY, HINT, CHANGE, CHANGE_OF_MANY)
-    return Result({label: figures.Samples.of("ms", times.taken[label]) for label in labels})
+    samples = times.samples()
+    return Result({label: samples[label] for label in (INOTIFY, HINT, CHANGE, CHANGE_OF_MANY)})
 
 
 async def _reader(root: str, stack: AsyncExitStack) -> Reader:
@@ -134,7 +125,7 @@ async def _bare(
     writer: Writer, root: str, number: int, events: asyncio.Queue[int], times: Times
 ) -> None:
     renamed_ns = await writer.tell("publish", root, number)
-    times.add(INOTIFY, renamed_ns, await events.get())
+    times.add(INOTIFY, (await events.get() - renamed_ns) / 1e6)
     await writer.tell("withdraw", root, number)
     await events.get()  # withdrawing is a rename in the directory too
 
@@ -146,7 +137,7 @@ async def _watched(
     renamed_ns = await writer.tell("publish", root, number)
     hinted_ns, read_ns = await looking
     for label, at_ns in zip(labels, (hinted_ns, read_ns), strict=True):
-        times.add(label, renamed_ns, at_ns)
+        times.add(label, (at_ns - renamed_ns) / 1e6)
     looking = asyncio.ensure_future(reader.look())
     await writer.tell("withdraw", root, number)
     await looking

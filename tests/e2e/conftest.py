@@ -16,6 +16,7 @@ from crust import errors
 from examples.kata.guest import image
 from examples.kata.vm import accel, machine, spec, values
 from tests.support import capabilities
+from tests.support.whole_node import WholeNode, whole_node
 
 CACHE = Path(__file__).parents[2] / ".cache" / "guest"
 MIB = 1024 * 1024
@@ -62,6 +63,28 @@ async def vm(
         yield running
         if running.runs():
             await running.stop()
+
+
+@pytest_asyncio.fixture
+async def fresh_node(guest_image: object, acceleration: object) -> AsyncIterator[WholeNode]:
+    """A whole node for one test, which may kill and restart its processes."""
+    async with whole_node() as node:
+        yield node
+        await node.tidy()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_node(guest_image: object, acceleration: object) -> AsyncIterator[WholeNode]:
+    """A whole node that the tests of one file share."""
+    async with whole_node() as node:
+        yield node
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def node(shared_node: WholeNode) -> AsyncIterator[WholeNode]:
+    """The shared node; what a test created is removed after it."""
+    yield shared_node
+    await shared_node.tidy()
 
 
 @contextlib.contextmanager

@@ -8,18 +8,16 @@ import hashlib
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import pytest
-import pytest_asyncio
 
 from crust.host.block import loop
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import capability
 from examples.kata.runtime.client import RuntimeRefused
-from tests.support.whole_node import MIB, WholeNode, refusal, whole_node
+from tests.support.whole_node import MIB, WholeNode, refusal
 
 pytestmark = [
     pytest.mark.vm,
@@ -28,18 +26,6 @@ pytestmark = [
 ]
 
 BYTES = csi_pb2.VolumeUsage.BYTES
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(guest_image: object, acceleration: object) -> AsyncIterator[WholeNode]:
-    async with whole_node() as node:
-        yield node
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def node(shared: WholeNode) -> AsyncIterator[WholeNode]:
-    yield shared
-    await shared.tidy()
 
 
 async def test_containers_of_a_sandbox_share_vm_and_volume_mount(
@@ -223,8 +209,7 @@ async def test_killed_vm_releases_its_volume_and_keeps_synced_data(
     await _readable(watched)
     assert await node.output("two", target, "cat /data/f") == "synced"
     await node.runtime.stop("two")
-    await node.kubelet.unpublish(volume, target)
-    node.published.remove((volume, target))
+    await node.unpublish(volume, target)
 
 
 def _loops(node: WholeNode, volume: csi_pb2.Volume) -> list[str]:

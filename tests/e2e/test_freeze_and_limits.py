@@ -10,8 +10,6 @@ import select
 import signal
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -21,9 +19,9 @@ import pytest_asyncio
 from crust import volumes
 from crust.handoff import store
 from crust.wire.csi.v1 import csi_pb2
-from examples.kata.runtime import messages
 from tests.support import runtime_api
-from tests.support.whole_node import MIB, WholeNode, refusal, whole_node
+from tests.support.guest_writer import writing
+from tests.support.whole_node import MIB, WholeNode, refusal
 
 pytestmark = [
     pytest.mark.vm,
@@ -41,61 +39,10 @@ done
 LIMITS = volumes.IoLimits(500, 400, 30 * MIB, 20 * MIB)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(guest_image: object, acceleration: object) -> AsyncIterator[WholeNode]:
-    async with whole_node() as node:
-        yield node
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def node(shared: WholeNode) -> AsyncIterator[WholeNode]:
-    yield shared
-    await shared.tidy()
-
-
 @pytest_asyncio.fixture(loop_scope="module")
 async def api(node: WholeNode) -> AsyncIterator[runtime_api.RuntimeApi]:
     async with runtime_api.connected(node) as api:
         yield api
-
-
-@dataclass
-class Writer:
-    """A container that writes for as long as it is let; `said` is how often it did."""
-
-    said: int = 0
-    spoke: asyncio.Condition = field(default_factory=asyncio.Condition)
-
-    async def goes_on(self) -> None:
-        """Wait until it has begun and finished a round since now."""
-        before = self.said
-        async with asyncio.timeout(60), self.spoke:
-            await self.spoke.wait_for(lambda: self.said >= before + 2)
-
-    def hear(self, _stream: str, data: bytes) -> None:
-        self.said += data.count(b"\n")
-        self._told = asyncio.ensure_future(self._tell())
-
-    async def _tell(self) -> None:
-        async with self.spoke:
-            self.spoke.notify_all()
-
-
-@asynccontextmanager
-async def writing(node: WholeNode, sandbox: str, target: Path) -> AsyncIterator[Writer]:
-    """A writer in a sandbox that stays; killed when the block is left."""
-    writer = Writer()
-    mount = messages.Mount(source=str(target), destination="/data")
-    request = messages.Run(
-        sandbox=sandbox, argv=("/bin/sh", "-ec", WRITER), mounts=(mount,), keep=True
-    )
-    running = asyncio.create_task(node.runtime.run(request, writer.hear))
-    try:
-        await writer.goes_on()
-        yield writer
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
 
 
 def image_of(node: WholeNode, volume: csi_pb2.Volume) -> Path:
@@ -125,9 +72,9 @@ async def test_image_of_frozen_guest_does_not_change_until_thaw(
     target = await node.publish(volume)
     assert await api.freeze(target, 60) is False, "no sandbox, nothing to hold"
     image = image_of(node, volume)
-    async with writing(node, "one", target) as writer:
+    async with writing(node, WRITER, {"/data": target}) as writer:
         moving = await asyncio.to_thread(digest, image)
-        await writer.goes_on()
+        await writer.next_round()
         assert await asyncio.to_thread(digest, image) != moving, "or equality proves nothing"
         assert await api.freeze(target, 60) is True
         first = await asyncio.to_thread(digest, image)
@@ -146,7 +93,7 @@ async def test_image_of_frozen_guest_does_not_change_until_thaw(
         assert await asyncio.to_thread(digest, copy) == first
         assert await api.thaw(target) is True
         assert await growing == 128 * MIB
-        await writer.goes_on()
+        await writer.next_round()
         assert await api.thaw(target) is False
 
 
@@ -155,15 +102,15 @@ async def test_frozen_guest_thaws_by_itself_and_thaw_reports_it(
 ) -> None:
     """One that dies frozen takes nothing along that was written before."""
     target = await node.publish(await node.volume())
-    async with writing(node, "one", target) as writer:
+    async with writing(node, WRITER, {"/data": target}) as writer:
         assert await api.freeze(target, 3) is True
-        await writer.goes_on()
+        await writer.next_round()
         assert await api.thaw(target) is False
         assert await api.freeze(target, 60) is True
         await asyncio.to_thread(kill, await node.qemu_pid("one"))
         assert await api.thaw(target) is False
         assert await api.freeze(target, 60) is False
-    assert int(await node.output("two", target, "cat /data/n")) >= writer.said
+    assert int(await node.output("two", target, "cat /data/n")) >= writer.rounds
 
 
 async def test_limits_apply_to_running_and_next_sandbox(
@@ -195,10 +142,10 @@ async def test_snapshot_of_written_volume_has_all_synced_data(
 ) -> None:
     volume = await node.volume()
     target = await node.publish(volume)
-    async with writing(node, "one", target) as writer:
-        said = writer.said
+    async with writing(node, WRITER, {"/data": target}) as writer:
+        said = writer.rounds
         snapshot = await node.kubelet.snapshot(volume, "while-it-writes")
-        await writer.goes_on()
+        await writer.next_round()
     try:
         copy = await node.publish(await node.volume(snapshot_id=snapshot))
         assert int(await node.output("two", copy, "cat /data/n")) >= said
@@ -216,8 +163,7 @@ async def test_modify_volume_limits_running_and_next_guest(
     wanted = volumes.IoLimits(read_iops=300, write_bytes_per_second=8 * MIB)
     assert await runtime_api.limits_in_force(node) == {str(target): wanted}
     await node.runtime.stop("one")
-    await node.kubelet.unpublish(volume, target)
-    node.published.remove((volume, target))
+    await node.unpublish(volume, target)
     again = await node.publish(volume)
     await node.output("two", again, "true")
     assert await runtime_api.limits_in_force(node) == {str(again): wanted}

@@ -180,24 +180,6 @@ async def test_volume_is_mounted_nodev(vm: machine.Machine, mounted: MountDisk) 
     assert "nodev" in options[3].split(",")
 
 
-async def test_a_raw_disk_is_read_and_written_as_a_device(
-    vm: machine.Machine, plug: MountDisk
-) -> None:
-    volume = await plug("", MIB)
-    bind = values.Bind(volume, "/dev/disk", raw=True)
-    script = "printf hello | dd of=/dev/disk bs=512 conv=sync,fsync; head -c 5 /dev/disk"
-    assert await shell(vm, script, bind) == "hello"
-
-
-async def test_a_raw_disk_in_use_is_not_unplugged(vm: machine.Machine, plug: MountDisk) -> None:
-    volume = await plug("", MIB)
-    bind = values.Bind(volume, "/dev/disk", raw=True)
-    user = await vm.guest.start(_spec("raw", "sleep", "1000", binds=(bind,)))
-    with pytest.raises(faults.GuestBusy, match="container raw"):
-        await vm.detach(volume)
-    await user.kill()
-
-
 async def test_a_sub_path_is_made_and_bound(vm: machine.Machine, mounted: MountDisk) -> None:
     volume = await mounted()
     await shell(vm, "echo x > /data/x", values.Bind(volume, "/data", sub_path="new/dir"))

@@ -6,33 +6,24 @@ Each test has a node of its own, because the processes that it ends with are not
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import pytest
-import pytest_asyncio
 
 from examples.kata.demo.node import HANDLER
 from examples.kata.runtime import messages
 from examples.kata.runtime.client import RuntimeRefused, RuntimeUnreachable
-from tests.support.whole_node import WholeNode, refusal, whole_node
+from tests.support.whole_node import WholeNode, refusal
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(120)]
 
 
-@pytest_asyncio.fixture
-async def node(guest_image: object, acceleration: object) -> AsyncIterator[WholeNode]:
-    async with whole_node() as node:
-        yield node
-        await node.tidy()
+def sandboxes(fresh_node: WholeNode) -> list[str]:
+    return sorted(path.name for path in (fresh_node.daemons.paths.kata_run / "sandboxes").iterdir())
 
 
-def sandboxes(node: WholeNode) -> list[str]:
-    return sorted(path.name for path in (node.daemons.paths.kata_run / "sandboxes").iterdir())
-
-
-async def run_until_it_speaks(node: WholeNode, target: Path) -> asyncio.Task[object]:
+async def run_until_it_speaks(fresh_node: WholeNode, target: Path) -> asyncio.Task[object]:
     """A command in a sandbox of its own, which has begun and does not end by itself."""
     spoke = asyncio.Event()
     mount = messages.Mount(source=str(target), destination="/data")
@@ -40,7 +31,7 @@ async def run_until_it_speaks(node: WholeNode, target: Path) -> asyncio.Task[obj
         sandbox="once", argv=("/bin/sh", "-c", "echo begun; sleep 999"), mounts=(mount,)
     )
     running: asyncio.Task[object] = asyncio.create_task(
-        node.runtime.run(request, lambda *_: spoke.set())
+        fresh_node.runtime.run(request, lambda *_: spoke.set())
     )
     async with asyncio.timeout(60):
         await spoke.wait()
@@ -48,36 +39,35 @@ async def run_until_it_speaks(node: WholeNode, target: Path) -> asyncio.Task[obj
 
 
 async def test_stopped_runtime_ends_sandbox_of_running_command_and_releases_its_volume(
-    node: WholeNode,
+    fresh_node: WholeNode,
 ) -> None:
-    volume = await node.volume()
-    target = await node.publish(volume)
-    running = await run_until_it_speaks(node, target)
-    await node.daemons.stop("runtime")
+    volume = await fresh_node.volume()
+    target = await fresh_node.publish(volume)
+    running = await run_until_it_speaks(fresh_node, target)
+    await fresh_node.daemons.stop("runtime")
     with pytest.raises(RuntimeUnreachable):
         await running
-    assert sandboxes(node) == []
-    await node.kubelet.unpublish(volume, target)
-    node.published.remove((volume, target))
-    await node.daemons.start("runtime")
-    await node.kubelet.wait_ready(HANDLER)
+    assert sandboxes(fresh_node) == []
+    await fresh_node.unpublish(volume, target)
+    await fresh_node.daemons.start("runtime")
+    await fresh_node.kubelet.wait_ready(HANDLER)
 
 
 async def test_hung_guest_does_not_block_runtime_start_and_can_be_stopped(
-    node: WholeNode,
+    fresh_node: WholeNode,
 ) -> None:
-    volume = await node.volume()
-    target = await node.publish(volume)
-    await node.output("stuck", target, "echo kept > /data/f; sync")
-    qemu = await node.qemu_pid("stuck")
-    await node.daemons.kill("runtime")
+    volume = await fresh_node.volume()
+    target = await fresh_node.publish(volume)
+    await fresh_node.output("stuck", target, "echo kept > /data/f; sync")
+    qemu = await fresh_node.qemu_pid("stuck")
+    await fresh_node.daemons.kill("runtime")
     os.kill(qemu, signal.SIGSTOP)
-    await node.daemons.start("runtime")
-    await node.kubelet.wait_ready(HANDLER)
-    assert await node.runtime.not_adopted() == ("stuck",)
+    await fresh_node.daemons.start("runtime")
+    await fresh_node.kubelet.wait_ready(HANDLER)
+    assert await fresh_node.runtime.not_adopted() == ("stuck",)
     with pytest.raises(RuntimeRefused, match="stuck"):
-        await node.run("stuck", target, "true")
-    code, _ = await refusal(node.kubelet.unpublish(volume, target))
+        await fresh_node.run("stuck", target, "true")
+    code, _ = await refusal(fresh_node.kubelet.unpublish(volume, target))
     assert code is grpc.StatusCode.FAILED_PRECONDITION, "the VM still has the claim"
-    await node.runtime.stop("stuck")
-    assert await node.output("next", target, "cat /data/f") == "kept"
+    await fresh_node.runtime.stop("stuck")
+    assert await fresh_node.output("next", target, "cat /data/f") == "kept"

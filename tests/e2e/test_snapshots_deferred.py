@@ -10,17 +10,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from crust import volumes
 from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.kata.demo.node import HANDLER
-from examples.kata.runtime import messages
-from tests.e2e.test_freeze_and_limits import Writer
 from tests.support import runtime_api
-from tests.support.whole_node import WholeNode, whole_node
+from tests.support.guest_writer import writing
+from tests.support.whole_node import WholeNode
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
 
@@ -30,40 +28,12 @@ while :; do i=$((i+1)); echo $i >> /one/log; sync; echo $i >> /two/log; sync; ec
 """
 
 
-@pytest_asyncio.fixture
-async def node(guest_image: object, acceleration: object) -> AsyncIterator[WholeNode]:
-    """One per test: the processes that one ends with are not those that it began with."""
-    async with whole_node() as node:
-        yield node
-        await node.tidy()
-
-
-@asynccontextmanager
-async def writing(node: WholeNode, one: Path, two: Path) -> AsyncIterator[Writer]:
-    """A container that writes to one volume and then to the other, and again; killed when the block is left."""
-    writer = Writer()
-    mounts = tuple(
-        messages.Mount(source=str(each), destination=at)
-        for each, at in ((one, "/one"), (two, "/two"))
-    )
-    request = messages.Run(
-        sandbox="one", argv=("/bin/sh", "-ec", IN_ORDER), mounts=mounts, keep=True
-    )
-    running = asyncio.create_task(node.runtime.run(request, writer.hear))
-    try:
-        await writer.goes_on()
-        yield writer
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
 @asynccontextmanager
 async def grouped(
-    node: WholeNode, *of: csi_pb2.Volume
+    fresh_node: WholeNode, *of: csi_pb2.Volume
 ) -> AsyncIterator[csi_pb2.VolumeGroupSnapshot]:
     """A group snapshot, taken as external-snapshotter takes it; removed when the block is left."""
-    async with channel.connect(node.daemons.paths.csi_socket) as to_proxy:
+    async with channel.connect(fresh_node.daemons.paths.csi_socket) as to_proxy:
         stub = csi_pb2_grpc.GroupControllerStub(to_proxy)
         answer = await stub.CreateVolumeGroupSnapshot(
             csi_pb2.CreateVolumeGroupSnapshotRequest(
@@ -91,49 +61,52 @@ def checked(image: Path) -> str:
     ).stdout
 
 
-async def written(node: WholeNode, snapshot_id: str) -> list[int]:
+async def written(fresh_node: WholeNode, snapshot_id: str) -> list[int]:
     """The numbers in the log of a snapshot, restored and published on the host."""
-    restored = await node.volume(snapshot_id=snapshot_id)
-    at = await node.publish(restored, defer=False)
+    restored = await fresh_node.volume(snapshot_id=snapshot_id)
+    at = await fresh_node.publish(restored, defer=False)
     return [int(line) for line in (at / "log").read_text().splitlines()]
 
 
 async def test_group_snapshot_keeps_write_order_across_volumes(
-    node: WholeNode,
+    fresh_node: WholeNode,
 ) -> None:
-    one, two = await node.volume(), await node.volume()
-    async with writing(node, await node.publish(one), await node.publish(two)) as writer:
-        said = writer.said
-        async with grouped(node, one, two) as group:
-            await writer.goes_on()
+    one, two = await fresh_node.volume(), await fresh_node.volume()
+    targets = {"/one": await fresh_node.publish(one), "/two": await fresh_node.publish(two)}
+    async with writing(fresh_node, IN_ORDER, targets) as writer:
+        said = writer.rounds
+        async with grouped(fresh_node, one, two) as group:
+            await writer.next_round()
             ids = {each.source_volume_id: each.snapshot_id for each in group.snapshots}
             for snapshot_id in ids.values():
-                (image,) = (node.daemons.paths.base / "pool").rglob(f"{snapshot_id}.snap")
+                (image,) = (fresh_node.daemons.paths.base / "pool").rglob(f"{snapshot_id}.snap")
                 await asyncio.to_thread(checked, image)
-            first, second = [await written(node, ids[each.volume_id]) for each in (one, two)]
+            first, second = [await written(fresh_node, ids[each.volume_id]) for each in (one, two)]
     assert first == list(range(1, len(first) + 1))
     assert first[: len(second)] == second
     assert said <= len(second) <= len(first) <= len(second) + 1
 
 
 async def test_restarted_driver_thaws_the_guest_it_had_frozen(
-    node: WholeNode,
+    fresh_node: WholeNode,
 ) -> None:
     """The freeze that it was about to end is ended by the next, long before the guest's own time is over."""
-    one, two = await node.volume(), await node.volume()
-    target = await node.publish(one)
+    one, two = await fresh_node.volume(), await fresh_node.volume()
+    target = await fresh_node.publish(one)
     async with (
-        writing(node, target, await node.publish(two)) as writer,
-        runtime_api.connected(node) as api,
+        writing(
+            fresh_node, IN_ORDER, {"/one": target, "/two": await fresh_node.publish(two)}
+        ) as writer,
+        runtime_api.connected(fresh_node) as api,
     ):
         assert await api.freeze(target, 60) is True
-        await node.daemons.kill("driver")
-        intents = Intents(str(node.daemons.paths.base / "driver-run"))
+        await fresh_node.daemons.kill("driver")
+        intents = Intents(str(fresh_node.daemons.paths.base / "driver-run"))
         await asyncio.to_thread(
             intents.note, Intent(volumes.VolumeId(one.volume_id), target=str(target))
         )
-        await node.daemons.start("driver")
-        await node.kubelet.wait_ready(HANDLER)
-        await writer.goes_on()
+        await fresh_node.daemons.start("driver")
+        await fresh_node.kubelet.wait_ready(HANDLER)
+        await writer.next_round()
         assert await api.thaw(target) is False
         assert await asyncio.to_thread(intents.open) == ()

@@ -67,6 +67,11 @@ class WholeNode:
         self.published.append((volume, target))
         return target
 
+    async def unpublish(self, volume: csi_pb2.Volume, target: Path) -> None:
+        """Unpublish what `publish` published."""
+        await self.kubelet.unpublish(volume, target)
+        self.published.remove((volume, target))
+
     async def run(
         self, sandbox: str, source: Path, script: str, *, readonly: bool = False
     ) -> Finished:

@@ -1,11 +1,11 @@
-"""One node: the four processes, below one directory, each with its log."""
+"""One node: driver, shim, proxy and runtime as processes, all below one directory, each with its own log."""
 
 import asyncio
-import os
 import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 DRIVER = "block.csi.crust.dev"
 HANDLER = "kata"
@@ -14,28 +14,28 @@ STOP_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class NodePaths:
-    """Where everything of the node lies, all below `base`."""
+    """The paths of the node, all below `base`."""
 
     base: Path
 
     @property
     def kubelet(self) -> Path:
-        """The CO's root."""
+        """The kubelet's root directory."""
         return self.base / "kubelet"
 
     @property
     def csi_socket(self) -> str:
-        """What the CO calls: the proxy's front."""
+        """The proxy's CSI socket, which the kubelet calls."""
         return str(self.kubelet / "plugins" / DRIVER / "csi.sock")
 
     @property
     def shim_socket(self) -> str:
-        """Behind the proxy."""
+        """The shim's CSI socket, which the proxy calls."""
         return str(self.base / "shim" / "csi.sock")
 
     @property
     def driver_socket(self) -> str:
-        """Behind the shim."""
+        """The driver's CSI socket, which the shim calls."""
         return str(self.base / "driver" / "csi.sock")
 
     @property
@@ -55,24 +55,62 @@ class NodePaths:
 
     @property
     def inspect_socket(self) -> str:
-        """The operator's door."""
+        """The proxy's Inspect socket, for operators."""
         return str(self.crust_run / "inspect.sock")
 
     @property
     def logs(self) -> Path:
-        """One file per process."""
+        """One log file per process."""
         return self.base / "logs"
 
 
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One daemon of the node."""
+
+    running: asyncio.subprocess.Process
+
+    @classmethod
+    async def start(cls, log: Path, *arguments: str) -> Self:
+        """Start `python -m arguments…` and append its output to `log`; it may not serve yet when this returns."""
+        with log.open("ab") as output:
+            running = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                *arguments,
+                stdout=output,
+                stderr=output,
+                # Ctrl-C must reach the caller alone, which still needs the daemons to clean up.
+                process_group=0,
+            )
+        return cls(running)
+
+    async def stop(self) -> None:
+        """Send SIGTERM, and SIGKILL after STOP_TIMEOUT_S; returns when the process has ended."""
+        if self.running.returncode is not None:
+            return
+        self.running.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self.running.wait()
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """Send SIGKILL and wait until the process has ended."""
+        self.running.kill()
+        await self.running.wait()
+
+
 class Node:
-    """The node's processes. Stops them all, newest first."""
+    """The node's processes, by name: driver, shim, proxy, runtime."""
 
     def __init__(self, base: Path) -> None:
         self.paths = NodePaths(base)
-        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._running: dict[str, Process] = {}
 
     async def start_all(self) -> None:
-        """Start driver, shim, proxy and runtime; they find one another by themselves, in any order."""
+        """Start driver, shim, proxy and runtime; each waits for the others, so the order does not matter."""
         self.paths.logs.mkdir(parents=True)
         (self.paths.kubelet / "plugins" / DRIVER).mkdir(parents=True)
         for name in ("driver", "shim", "proxy", "runtime"):
@@ -80,45 +118,24 @@ class Node:
 
     async def start(self, name: str) -> None:
         """Start one process, its output appended to its log."""
-        log = os.open(self.paths.logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        try:
-            self._running[name] = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                *self._arguments(name),
-                stdout=log,
-                stderr=log,
-                process_group=0,  # a Ctrl-C is the demo's to answer: it still needs them to tidy up
-            )
-        finally:
-            os.close(log)
+        log = self.paths.logs / f"{name}.log"
+        self._running[name] = await Process.start(log, *self._arguments(name))
 
     async def kill(self, name: str) -> None:
-        """kill -9, and wait until it is dead."""
-        process = self._running.pop(name)
-        process.kill()
-        await process.wait()
+        """Send SIGKILL and wait until the process has ended."""
+        await self._running.pop(name).kill()
 
     async def stop_all(self) -> None:
-        """Stop one after the other, newest first."""
+        """Stop the processes, newest first."""
         for name in reversed(tuple(self._running)):
             await self.stop(name)
 
     async def stop(self, name: str) -> None:
-        """SIGTERM, and SIGKILL if it does not go; returns when it is dead."""
-        process = self._running.pop(name)
-        if process.returncode is not None:
-            return
-        process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+        """Stop one process."""
+        await self._running.pop(name).stop()
 
     def log_tail(self, name: str, lines: int = 15) -> str:
-        """The end of a process's log, for the one who must find out what went wrong."""
+        """The last lines of a process's log."""
         path = self.paths.logs / f"{name}.log"
         return "\n".join(path.read_text().splitlines()[-lines:]) if path.exists() else ""
 

@@ -24,12 +24,11 @@ from typing import Protocol, TypeVar
 import pydantic
 
 from crust import errors
+from examples.kata.guest.agent import protocol
 from examples.kata.vm import faults, values
 
 _log = logging.getLogger(__name__)
 
-MAX_LINE = 256 * 1024
-PROTOCOL_VERSION = 1
 _GREETING_S = 1.0
 
 R = TypeVar("R", bound=values.Reply)
@@ -48,37 +47,13 @@ class Listener(Protocol):
         """Nothing more will be heard of it."""
 
 
-class Lines:
-    """Cuts the guest's stream into lines; one that is too long comes out as None."""
-
-    def __init__(self) -> None:
-        self._pending = bytearray()
-        self._skipping = False
-
-    def feed(self, data: bytes) -> list[bytes | None]:
-        """The lines that `data` completes, without newlines and without empty ones."""
-        self._pending += data
-        *whole, rest = self._pending.split(b"\n")
-        complete: list[bytes | None] = []
-        for line in whole:
-            too_long = self._skipping or len(line) > MAX_LINE
-            self._skipping = False
-            if too_long or line:
-                complete.append(None if too_long else bytes(line))
-        if len(rest) > MAX_LINE:
-            rest.clear()
-            self._skipping = True
-        self._pending = rest
-        return complete
-
-
 class AgentClient:
     """One connection. `close` ends it; the guest goes on."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._lines = Lines()
+        self._lines = protocol.Lines()
         self._session = secrets.token_hex(4)
         self._numbers = itertools.count()
         self._pending: dict[str, asyncio.Future[dict[str, object]]] = {}
@@ -100,7 +75,7 @@ class AgentClient:
         client = cls(reader, writer)
         try:
             hello = await client._greet(timeout_s)
-            if hello.protocol != PROTOCOL_VERSION:
+            if hello.protocol != protocol.VERSION:
                 reason = f"it speaks version {hello.protocol} of the protocol"
                 raise faults.GuestUnsupported("the guest's agent is another version", why=reason)
         except BaseException:
@@ -172,7 +147,7 @@ class AgentClient:
         if self._failure is not None:
             raise self._failure
         line = _encode(message)
-        if len(line) > MAX_LINE:
+        if len(line) > protocol.MAX_LINE:
             raise faults.GuestBadRequest("the request does not fit a line of the agent protocol")
         self._writer.write(line)
         try:

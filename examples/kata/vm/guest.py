@@ -161,7 +161,6 @@ def _container(spec: values.ContainerSpec) -> dict[str, object]:
                 "sub_path": bind.sub_path,
                 "destination": bind.destination,
                 "read_only": bind.read_only,
-                "raw": bind.raw,
             }
             for bind in spec.binds
         ],

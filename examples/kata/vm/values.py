@@ -32,13 +32,12 @@ class VolumeMount:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """A mounted volume (or, if `raw`, its disk) inside a container."""
+    """A mounted volume, or a path inside it, bound into a container."""
 
     volume: str
     destination: str
     sub_path: str = ""
     read_only: bool = False
-    raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)

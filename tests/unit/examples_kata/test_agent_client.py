@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from crust import errors
+from examples.kata.guest.agent import protocol
 from examples.kata.vm import agent, containers, faults, guest, values
 
 _HELLO = {
-    "protocol": agent.PROTOCOL_VERSION,
+    "protocol": protocol.VERSION,
     "kernel": "6.1",
     "agent": "1",
     "filesystems": ["ext4"],
@@ -79,7 +80,7 @@ def _ok(result: object) -> Reply:
 
 
 async def test_connect_skips_output_sent_to_an_earlier_host(tmp_path: Path) -> None:
-    preface = b'tail of a line"}\n{"id":"old-1","ok":{}}\n' + b"x" * (agent.MAX_LINE + 9) + b"\n"
+    preface = b'tail of a line"}\n{"id":"old-1","ok":{}}\n' + b"x" * (protocol.MAX_LINE + 9) + b"\n"
     async with _connected(FakeGuest(_ok({"usage": _USAGE}), preface), tmp_path) as inside:
         assert (await inside.usage("v")).used_bytes == 40
 
@@ -133,7 +134,7 @@ async def test_malformed_answer_ends_the_connection(tmp_path: Path, result: obje
         b'{"event":"reboot"}',
         b'{"id":1}',
         b"\xff\xfe",
-        b"x" * (agent.MAX_LINE + 1),
+        b"x" * (protocol.MAX_LINE + 1),
         b"[" * 50_000,
     ],
 )

@@ -231,7 +231,7 @@ class Containers:
         return {"containers": rows}
 
     def check_unused(self, volume: str) -> None:
-        """Faults: busy, naming the containers that run with this volume, as a mount or as a raw disk."""
+        """Faults: busy, naming the running containers that have this volume."""
         with self._lock:
             users = [c.name for c in self._by_name.values() if c.running and volume in c.volumes]
         if users:
@@ -344,7 +344,6 @@ def _mount(item: protocol.Args) -> jail.Mount:
         "sub_path": item.text("sub_path", ""),
         "destination": _absolute(item.text("destination")),
         "read_only": item.flag("read_only", default=False),
-        "raw": item.flag("raw", default=False),
     }
     item.end()
     if mount["destination"] == "/":

@@ -18,20 +18,19 @@ import os
 import signal
 import stat
 
-from . import devices, linux, protocol, volumes
+from . import linux, protocol, volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypedDict
 
     class Mount(TypedDict):
-        """One thing bound into a container: a volume (with subPath) or, if `raw`, its disk itself."""
+        """A volume, or a path inside it, bound into a container."""
 
         volume: str
         sub_path: str
         destination: str
         read_only: bool
-        raw: bool
 
     class Spec(TypedDict):
         """A container, checked already."""
@@ -111,7 +110,7 @@ def _bind(mount: Mount) -> None:
         is_directory = stat.S_ISDIR(os.fstat(source).st_mode)
         with _opened(_destination(mount["destination"], is_directory=is_directory)) as place:
             # A hostile volume may carry device nodes of the guest's other disks.
-            attributes = 0 if mount["raw"] else linux.MOUNT_ATTR_NODEV
+            attributes = linux.MOUNT_ATTR_NODEV
             if mount["read_only"]:
                 attributes |= linux.MOUNT_ATTR_RDONLY
             _attach(source, place, attributes)
@@ -125,11 +124,6 @@ def _attach(source: int, place: int, attributes: int) -> None:
 
 
 def _source(mount: Mount) -> int:
-    if mount["raw"]:
-        disk = devices.find(mount["volume"])
-        if disk is None:
-            raise protocol.Fault("not_found", f"no disk with serial {mount['volume']}")
-        return os.open(f"/dev/{disk}", os.O_PATH | os.O_CLOEXEC)
     path = f"{volumes.ROOT}/{mount['volume']}"
     if not os.path.ismount(path):
         raise protocol.Fault(

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     Operation = Callable[[protocol.Args], dict[str, Any]]
 
 PORT_NAME = "crust.agent"
-PROTOCOL_VERSION = 1
 _PORTS = "/sys/class/virtio-ports"
 _MAX_REQUESTS = 64
 
@@ -142,7 +141,7 @@ class Agent:
         args.end()
         self._containers.detach_all()
         return {
-            "protocol": PROTOCOL_VERSION,
+            "protocol": protocol.VERSION,
             "kernel": os.uname().release,
             "agent": str(os.getpid()),
             "filesystems": mounts.known_filesystems(),

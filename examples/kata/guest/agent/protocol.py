@@ -6,7 +6,7 @@
 
 A line holds at most MAX_LINE bytes; what is longer is dropped up to its newline and answered as `bad_request`.
 Requests are served concurrently and answered in any order. The host's side of this file is
-examples/kata/vm/wire.py; the two share nothing but the text above and tests.
+examples/kata/vm/agent.py, which uses `Lines` too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_LINE = 256 * 1024
+VERSION = 1
 # virtio-blk carries 20 bytes of serial number (VIRTIO_BLK_ID_BYTES), and it names a directory here.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,19}\Z")
 
@@ -144,10 +145,6 @@ class Args:
         value = self._values.get(key)
         self._read.add(key)
         return None if value is None else Args(value)
-
-    def has(self, key: str) -> bool:
-        """Whether a key is there and not null."""
-        return self._values.get(key) is not None
 
     def end(self) -> None:
         """Refuse keys that nobody read: a misspelt option must not be silently ignored."""
