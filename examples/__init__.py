@@ -1,1 +1,1 @@
-"""Examples: complete programs built on crust's public rooms alone."""
+"""Examples: complete programs that use only crust's public packages."""

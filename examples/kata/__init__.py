@@ -1,4 +1,5 @@
-"""A Kata-style runtime on crust: a QEMU microVM mounts deferred volumes by itself.
+"""A Kata-style runtime on crust: the guest of a QEMU microVM mounts deferred volumes.
 
-`guest/` builds what boots and holds the agent that runs inside; `vm/` is the host's side of one VM.
+`guest/` builds the guest image and holds the agent that runs inside; `vm/` controls one VM from the host;
+`runtime/` is the daemon that keeps sandboxes; `demo/` shows the life of a volume from creation to deletion.
 """

@@ -45,7 +45,7 @@ def serve(
     cache: Path,
     log_format: logs.Format,
 ) -> None:
-    """Keep sandboxes, and be crust's runtime handler on this node."""
+    """Run the daemon: sandboxes, and crust's runtime handler of this node."""
     from examples.kata.runtime import daemon
 
     logs.configure(fmt=log_format)
@@ -77,13 +77,15 @@ async def _until_signal(options: object) -> None:
 
 @main.command()
 @_RUN_DIR
-@click.option("--sandbox", help="Use or make this sandbox, and keep it. Default: one of its own.")
+@click.option(
+    "--sandbox", help="Use or create this sandbox, and keep it. Default: a temporary one."
+)
 @click.option(
     "--mount",
     "mounts",
     multiple=True,
     metavar="source=PATH,destination=PATH[,readonly]",
-    help="A deferred volume's target path, and where the command sees it.",
+    help="A deferred volume's target path, and the path of its mount in the container.",
 )
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE")
 @click.argument("argv", nargs=-1, required=True)
@@ -119,15 +121,15 @@ def ps(run_dir: str) -> None:
                 f"{name}={most}" for name, most in each["limits"].get(target, {}).items() if most
             )
             click.echo(" ".join((f"    {target}", *limits)))
-    for stray in _ask(client.not_adopted()):
-        click.echo(f"{stray}  not taken over; can only be stopped")
+    for sandbox in _ask(client.not_adopted()):
+        click.echo(f"{sandbox}  not adopted; can only be stopped")
 
 
 @main.command()
 @_RUN_DIR
 @click.argument("sandbox")
 def stop(run_dir: str, sandbox: str) -> None:
-    """Stop a sandbox: unmount, power off."""
+    """Stop a sandbox: unmount its volumes, power the VM off."""
     _ask(Client(f"{run_dir}/control.sock").stop(sandbox))
 
 
@@ -153,11 +155,11 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _mount(text: str) -> messages.Mount:
-    words = text.split(",")
-    fields = dict(_pair(word) for word in words if word not in ("readonly", "ro"))
+    items = text.split(",")
+    fields = dict(_pair(item) for item in items if item not in ("readonly", "ro"))
     if set(fields) != {"source", "destination"}:
         raise click.BadParameter(f"{text!r} is not source=PATH,destination=PATH[,readonly]")
-    readonly = len(words) > len(fields)
+    readonly = len(items) > len(fields)
     return messages.Mount(
         source=fields["source"], destination=fields["destination"], readonly=readonly
     )

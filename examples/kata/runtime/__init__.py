@@ -1,12 +1,12 @@
 """The runtime: one daemon per node, which keeps sandboxes (one microVM each) and is crust's runtime handler.
 
-    control   what a client asks: run a command, list, stop; JSON lines over a unix socket
-    sandbox   one microVM, the volumes it has claimed, the containers that run in it
-    volume    one volume in one sandbox: claim, hot-plug, mount; and all of it backwards
-    sandboxes all of them: start, stop, adopt
-    handler   what the proxy asks about volumes (statistics, expansion, health)
-    ports     what all these need of virtual machines and the handoff; machines, handoff are the real ones
+    control   the clients' socket: run a command, list, stop; JSON lines
+    sandbox   one microVM, the volumes that it has claimed, and its containers
+    volume    one volume in one sandbox: claim, hot-plug, mount, and the same steps undone
+    sandboxes all sandboxes: start, stop, adopt
+    handler   the proxy's calls about volumes: statistics, expansion, health, freeze, limits
+    ports     Protocols for VMs and the handoff directory; qemu_vms and handoff implement them
     daemon    the composition
 
-A virtual machine outlives the daemon: it is a session of its own, and a daemon that starts adopts what runs.
+A VM outlives the daemon: it runs in a session of its own, and a daemon that starts adopts the VMs that run.
 """

@@ -13,7 +13,7 @@ from examples.kata.runtime import messages
 
 
 class RuntimeUnreachable(errors.PeerUnavailable):
-    """Nobody serves the runtime's socket."""
+    """No daemon serves the runtime's socket."""
 
     def __init__(self, socket: str, why: str) -> None:
         super().__init__(
@@ -24,7 +24,7 @@ class RuntimeUnreachable(errors.PeerUnavailable):
 
 
 class RuntimeRefused(errors.RuntimeFailed):
-    """The runtime answered with an error; the message is its own."""
+    """The runtime answered a request with an error; this carries its message."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         super().__init__(str(answer["what"]), why=str(answer["why"]), hint=str(answer["hint"]))
@@ -33,7 +33,7 @@ class RuntimeRefused(errors.RuntimeFailed):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a command ended. `code` is 128 + the signal's number if one killed it."""
+    """How a command ended. `code` is 128 + the signal's number if a signal killed it."""
 
     code: int
     stdout: bytes
@@ -50,7 +50,7 @@ class Client:
         self._socket = socket
 
     async def run(self, request: messages.Run, sink: Sink | None = None) -> Finished:
-        """Run a command to its end, its output collected and handed to `sink` as it comes.
+        """Run a command to its end; collect its output, and pass each piece to `sink` when it arrives.
 
         Raises `RuntimeUnreachable`, `RuntimeRefused`.
         """
@@ -77,7 +77,7 @@ class Client:
         return sandboxes
 
     async def not_adopted(self) -> tuple[str, ...]:
-        """The sandboxes whose VM runs, was not taken over, and can only be stopped."""
+        """The sandboxes whose VM runs but could not be adopted; they can only be stopped."""
         return tuple((await self._done(messages.List()))["not_adopted"])
 
     async def _done(self, request: messages.Stop | messages.List) -> dict[str, Any]:

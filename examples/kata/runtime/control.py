@@ -1,8 +1,8 @@
-"""The daemon's door for clients: one request per connection, answers as they come.
+"""The daemon's control socket for clients: one request per connection, one answer per line.
 
-A client that goes away while its command runs takes the command along (its container is killed), as closing a
-terminal would; and so does this daemon when it stops, for a sandbox that was made for one command alone. The socket
-is root's: whoever may write to it may run commands in any sandbox.
+When a client disconnects while its command runs, the daemon kills the command's container, as closing a terminal
+would. When the daemon stops, it also ends each sandbox that was created for one command alone. Only root may open the
+socket: a process that can write to it can run commands in any sandbox.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from examples.kata.vm import values
 _log = logging.getLogger(__name__)
 
 _KILL_TIMEOUT_S = 30.0
-"""How long a command that was killed may take to end; the client has gone, and its sandbox must not stay for it."""
+"""How long a killed command may take to end before its sandbox is stopped anyway."""
 
 
 _LIMITS_TIMEOUT_S = 2.0
-"""How long a list waits for a QEMU."""
+"""How long a list request waits for the limits of each QEMU."""
 
 
-class Failed(errors.RuntimeFailed):
-    """This machine did not let the daemon do what was asked for."""
+class RequestFailed(errors.RuntimeFailed):
+    """A system call failed while the daemon served a request."""
 
     def __init__(self, err: OSError) -> None:
         super().__init__("the request failed", why=str(err), hint="look at the runtime's log")
@@ -53,9 +53,9 @@ class Control:
         except errors.CrustError as error:
             await _refuse(writer, error)
         except ConnectionError:
-            _log.info("client left")
+            _log.info("client disconnected")
         except OSError as err:
-            await _refuse(writer, Failed(err))
+            await _refuse(writer, RequestFailed(err))
         finally:
             writer.close()
 
@@ -83,9 +83,7 @@ class Control:
         sandbox_id = volumes.SandboxId(request.sandbox)
         try:
             sandbox = await self._sandboxes.get(sandbox_id)
-        except (
-            asyncio.CancelledError
-        ):  # the start goes on, and nobody else would end what it starts
+        except asyncio.CancelledError:  # the start continues, so this must stop what it starts
             if not request.keep:
                 await self._sandboxes.stop(sandbox_id)
             raise
@@ -112,7 +110,7 @@ class Control:
 
 
 async def _limits(sandbox: Sandbox) -> dict[str, dict[str, int]]:
-    """What QEMU limits each volume to, where it does; nothing of a QEMU that does not answer."""
+    """The I/O limits that QEMU enforces, by target path; empty if QEMU does not answer."""
     held = sandbox.held
     try:
         async with asyncio.timeout(_LIMITS_TIMEOUT_S):
@@ -125,7 +123,7 @@ async def _limits(sandbox: Sandbox) -> dict[str, dict[str, int]]:
 
 @asynccontextmanager
 async def serving(socket_path: Path, control: Control) -> AsyncIterator[None]:
-    """Serve `control` on a socket of ours until the block is left. The caller owns the directory's lock."""
+    """Serve `control` on `socket_path` until the block is left. The caller owns the directory's lock."""
     with contextlib.suppress(FileNotFoundError):
         await asyncio.to_thread(os.unlink, socket_path)
     clients: set[asyncio.Task[None]] = set()
@@ -145,7 +143,7 @@ async def serving(socket_path: Path, control: Control) -> AsyncIterator[None]:
         server.close()
         with contextlib.suppress(FileNotFoundError):
             await asyncio.to_thread(os.unlink, socket_path)
-        # Now, while the VMs are still ours: what is stopped for a client that is sent away can still be stopped.
+        # Before the daemon releases its VMs, because a cancelled client may still have to stop its sandbox.
         for client in clients:
             client.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
@@ -154,27 +152,27 @@ async def serving(socket_path: Path, control: Control) -> AsyncIterator[None]:
 async def _follow(
     container: ports.Container, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Pass output on until the container ends, or kill it when its client has gone."""
-    gone = asyncio.create_task(reader.read(1), name="client")
+    """Forward output until the container ends; kill the container when its client disconnects."""
+    disconnected = asyncio.create_task(reader.read(1), name="client")
     following = asyncio.create_task(_forward_output(container, writer), name="output")
     try:
-        await asyncio.wait((gone, following), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((disconnected, following), return_when=asyncio.FIRST_COMPLETED)
         if following.done():
             await _send(writer, {"event": "exit", "code": _code(following.result())})
             return
         await container.kill()
         await asyncio.wait((following,), timeout=_KILL_TIMEOUT_S)
     finally:
-        gone.cancel()
+        disconnected.cancel()
         following.cancel()
-        await asyncio.gather(gone, following, return_exceptions=True)
+        await asyncio.gather(disconnected, following, return_exceptions=True)
         with contextlib.suppress(errors.CrustError):
             await container.release()
 
 
 async def _forward_output(container: ports.Container, writer: asyncio.StreamWriter) -> values.Exit:
     async for piece in container.output_pieces():
-        with contextlib.suppress(ConnectionError):  # who killed the command for it is `_follow`
+        with contextlib.suppress(ConnectionError):  # `_follow` notices the disconnect and kills
             await _send(writer, messages.output(piece.stream, piece.data))
     return await container.wait()
 

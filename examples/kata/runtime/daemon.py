@@ -1,6 +1,7 @@
-"""The daemon put together: image and accelerator, then the VMs that run already, then the doors.
+"""Composition of the daemon: guest image and accelerator, then the VMs that run already, then the sockets.
 
-The handler registers last and keeps its registration whatever the proxy does; a stop leaves the VMs running.
+The handler registers last, and registers again whenever the proxy restarts. Stopping the daemon leaves the VMs
+running.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ FEATURES = frozenset(
     }
 )
 FILESYSTEMS = frozenset({"btrfs", "ext4", "xfs"})
-"""What the guest can grow and tell of, of what its kernel can mount."""
+"""The filesystems that the guest agent can grow and report on, if the guest's kernel can mount them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ async def run(options: Options) -> None:
 
 @asynccontextmanager
 async def running(options: Options) -> AsyncIterator[Sandboxes]:
-    """The daemon, serving while the block runs."""
+    """Serve while the block runs."""
     async with AsyncExitStack() as stack:
         lock = await asyncio.to_thread(_own, options.run_dir)
         stack.callback(lock.close)
@@ -73,8 +74,8 @@ async def running(options: Options) -> AsyncIterator[Sandboxes]:
         await sandboxes.adopt_all()
         endpoint = str(options.run_dir / "handler.sock")
         await stack.enter_async_context(service.serving(endpoint, handler.Volumes(sandboxes)))
-        door = options.run_dir / "control.sock"
-        await stack.enter_async_context(control.serving(door, control.Control(sandboxes)))
+        socket = options.run_dir / "control.sock"
+        await stack.enter_async_context(control.serving(socket, control.Control(sandboxes)))
         request = registration.RegisterRequest(
             name=options.name,
             version=crust.__version__,

@@ -1,6 +1,6 @@
-"""What the proxy asks about volumes, answered by the guests that have them.
+"""Answers the proxy's calls about volumes by asking the guests that have them mounted.
 
-Implements `crust.runtime_handler.service.Handler`. Numbers are the guests' word, bounded by the disk's size.
+Implements `crust.runtime_handler.service.Handler`. Usage is what the guest reports, bounded by the disk's size.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ class VolumeNotInSandbox(errors.NotReady):
     def __init__(self, target: volumes.TargetPath) -> None:
         super().__init__(
             f"no sandbox has the volume at {target}",
-            why="it is not mounted in any VM of this runtime",
+            why="no VM of this runtime has it mounted",
             hint="start a container that uses it",
         )
 
 
 class SandboxMountFailed(errors.NotReady):
-    """A sandbox has the volume, and not as it should."""
+    """A sandbox has claimed the volume and could not mount it."""
 
     def __init__(self, target: volumes.TargetPath, sandbox: str, reason: errors.CrustError) -> None:
         super().__init__(
-            f"the volume at {target} is not usable in sandbox {sandbox}",
+            f"the volume at {target} is not mounted in sandbox {sandbox}",
             why=str(reason),
-            hint="start a container that uses it, which tries again, or stop the sandbox",
+            hint="start a container that uses it, which retries the mount, or stop the sandbox",
         )
 
 
@@ -45,7 +45,7 @@ class Volumes:
         self._sandboxes = sandboxes
 
     async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
-        """Usage as the guest counts it, never more than the disk has; and the volume's condition."""
+        """Usage as the guest reports it, never more than the disk's size; and the volume's condition."""
         sandbox, volume = self._find(target)
         usage, conditions = await asyncio.gather(
             sandbox.vm.usage(volume.serial), sandbox.vm.guest.health()
@@ -60,11 +60,11 @@ class Volumes:
         return size_bytes
 
     async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
-        """What the guest says of the filesystem; or why it has none."""
+        """The condition that the guest reports for the filesystem, or why it is not mounted."""
         try:
             sandbox, volume = self._find(target)
-        except SandboxMountFailed as trouble:
-            return volumes.VolumeCondition(abnormal=True, message=str(trouble))
+        except SandboxMountFailed as failure:
+            return volumes.VolumeCondition(abnormal=True, message=str(failure))
         conditions = await sandbox.vm.guest.health()
         return _condition(conditions.get(volume.serial))
 
@@ -78,17 +78,17 @@ class Volumes:
         return listed
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
-        """Hold the filesystem in the guest still; the agent's watchdog ends it, whoever has died."""
+        """Freeze the filesystem in the guest; the agent's watchdog thaws it after `thaw_after_s` in any case."""
         sandbox, volume = self._find(target)
         await sandbox.vm.guest.freeze(volume.serial, thaw_after_s)
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
-        """Let the writers go on; whether they were held until now, as the guest says."""
+        """Thaw the filesystem; returns whether the guest says that it was frozen until now."""
         sandbox, volume = self._find(target)
         return await sandbox.vm.guest.thaw(volume.serial)
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
-        """QEMU throttles the disk. A volume that is just brought in, perhaps with older limits, is waited for."""
+        """Have QEMU throttle the disk; waits for a mount that is under way, because it may set older limits."""
         for sandbox in self._sandboxes.all():
             await sandbox.wait_for_mount(target)
         sandbox, volume = self._find(target)
@@ -117,5 +117,5 @@ def _usage(usage: values.Usage) -> tuple[volumes.VolumeUsage, ...]:
 
 def _condition(condition: values.Condition | None) -> volumes.VolumeCondition:
     if condition is None:
-        return volumes.VolumeCondition(abnormal=True, message="the guest has it not mounted")
+        return volumes.VolumeCondition(abnormal=True, message="it is not mounted in the guest")
     return volumes.VolumeCondition(abnormal=condition.abnormal, message=condition.message)

@@ -1,7 +1,7 @@
-"""The handoff directory under this handler's name: crust's SDK, with the two arguments that never change.
+"""The handoff directory under this handler's name: crust's SDK with its two constant arguments filled in.
 
-The name is this runtime's own and never the record's: a volume that was handed to another handler is refused, because
-that handler is the one whom the proxy would ask about it.
+The name is this runtime's own and never the record's. A volume that was handed to another handler is refused, because
+the proxy would send its calls about the volume to that handler.
 """
 
 from collections.abc import Sequence
@@ -36,6 +36,6 @@ class Directory:
         return runtime_handler.adopt_volume(self.root, target, sandbox, self.handler)
 
     def records(self) -> Sequence[Record]:
-        """Every readable record, whoever's."""
+        """Every readable record, of any handler."""
         entries = store.Store(self.root).scan()
         return tuple(entry.record for entry in entries if entry.record is not None)

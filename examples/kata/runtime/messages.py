@@ -1,7 +1,6 @@
-"""What a client and the daemon say to one another: one JSON object per line.
+"""The messages between a client and the daemon: one JSON object per line.
 
-A request is one line; the answers are lines until `exit`, `done` or `error`. Output travels as base64, because it is
-bytes.
+A request is one line; the answers are lines up to `exit`, `done` or `error`. Output is base64, because it is bytes.
 """
 
 import base64
@@ -17,12 +16,10 @@ LIMIT_BYTES = 1 << 20
 
 
 class InvalidMessage(errors.InvalidRequest):
-    """A line that is no message."""
+    """A line is not a valid request."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(
-            "the request is not understood", why=why, hint="use the client of this version"
-        )
+        super().__init__("the request is invalid", why=why, hint="use the client of this version")
 
 
 class _Message(BaseModel):
@@ -30,10 +27,10 @@ class _Message(BaseModel):
 
 
 _SandboxId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
-"""A directory's name, and short, for the sockets below it."""
+"""It names a directory, and is short because socket paths below it are limited to 107 bytes."""
 
 _Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]
-"""What the kernel can be told: no NUL."""
+"""A string for the kernel: without NUL."""
 
 
 class Mount(_Message):
@@ -45,7 +42,7 @@ class Mount(_Message):
 
 
 class Run(_Message):
-    """Run a command in a sandbox, which is made if it is not there. With `keep` it stays when the command ends."""
+    """Run a command in a sandbox, which is created if it does not exist. `keep`: it stays when the command ends."""
 
     op: Literal["run"] = "run"
     sandbox: _SandboxId
@@ -56,14 +53,14 @@ class Run(_Message):
 
 
 class Stop(_Message):
-    """Stop a sandbox: unmount, unplug, power off. Not there is fine."""
+    """Stop a sandbox: unmount, unplug, power off. An absent sandbox is success."""
 
     op: Literal["stop"] = "stop"
     sandbox: _SandboxId
 
 
 class List(_Message):
-    """Tell the sandboxes and their volumes."""
+    """List the sandboxes and their volumes."""
 
     op: Literal["list"] = "list"
 
@@ -88,12 +85,12 @@ def encode(answer: dict[str, Any]) -> bytes:
 
 
 def output(stream: str, data: bytes) -> dict[str, Any]:
-    """What a container wrote."""
+    """The answer that carries a piece of a container's output."""
     return {"event": "output", "stream": stream, "data": base64.b64encode(data).decode()}
 
 
 def failure(error: errors.CrustError) -> dict[str, Any]:
-    """An error, whole."""
+    """The answer that carries an error."""
     return {
         "event": "error",
         "kind": type(error).__name__,

@@ -1,6 +1,6 @@
-"""What the runtime needs of the world, so that its rules are tested without a virtual machine.
+"""Protocols for VMs and the handoff directory, so that the runtime's rules are tested without a VM.
 
-`examples.kata.vm.machine` and `handoff` are the real ones. Deadlines are theirs.
+`qemu_vms` and `handoff` implement them. The implementations enforce the deadlines.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -27,7 +27,7 @@ class Container(Protocol):
         """Kill it; one that has ended is success."""
 
     async def release(self) -> None:
-        """Let the guest forget it."""
+        """Remove its record from the guest."""
 
 
 class Guest(Protocol):
@@ -40,29 +40,29 @@ class Guest(Protocol):
         """Grow the filesystem to its disk."""
 
     async def freeze(self, volume: str, thaw_after_s: int) -> None:
-        """Flush the filesystem and hold its writers, for a time."""
+        """Flush and freeze the filesystem, for `thaw_after_s` at most."""
 
     async def thaw(self, volume: str) -> bool:
-        """Let them go on; whether they were held until now."""
+        """Thaw the filesystem; returns whether it was frozen until now."""
 
     async def health(self) -> dict[str, values.Condition]:
-        """The state of each mounted volume."""
+        """The condition of each mounted volume."""
 
     async def start(self, spec: values.ContainerSpec) -> Container:
         """Start a container."""
 
 
 class HeldDescriptors(Protocol):
-    """What QEMU holds for as long as it runs."""
+    """Descriptors that QEMU holds open for as long as it runs."""
 
     async def hold(self, name: str, fds: Sequence[int]) -> None:
         """Give duplicates of `fds` to QEMU."""
 
     async def release(self, name: str) -> None:
-        """Have it close what it holds under `name`; absent is success."""
+        """Have QEMU close what it holds under `name`; absent is success."""
 
     async def held(self) -> dict[str, int]:
-        """How many descriptors it holds, by name."""
+        """The number of descriptors that QEMU holds, by name."""
 
 
 class Vm(Protocol):
@@ -86,7 +86,7 @@ class Vm(Protocol):
 
     @property
     def descriptors(self) -> HeldDescriptors:
-        """What its QEMU holds."""
+        """The descriptors that its QEMU holds."""
 
     def runs(self) -> bool:
         """Whether it is not known to have ended."""
@@ -101,10 +101,10 @@ class Vm(Protocol):
         """Show the guest a disk's new size, and grow the filesystem on it."""
 
     async def limit(self, serial: str, limits: volumes.IoLimits) -> None:
-        """Limit what the guest does to a disk, in place of what was set before."""
+        """Replace a disk's I/O limits."""
 
     async def limits(self, serial: str) -> volumes.IoLimits:
-        """What a disk is limited to."""
+        """A disk's I/O limits."""
 
     async def usage(self, serial: str) -> values.Usage:
         """Bytes and inodes."""
@@ -119,54 +119,54 @@ class Vm(Protocol):
         """End it at once."""
 
     async def close(self) -> None:
-        """Let go of it; it runs on."""
+        """Release control of it; it continues to run."""
 
 
 class Vms(Protocol):
-    """Where VMs come from. A directory is one VM's."""
+    """Starts, adopts and destroys VMs. Each VM has its own directory."""
 
     async def start(self, name: str, directory: Path) -> Vm:
-        """Start one; a start that fails leaves none running."""
+        """Start a VM; a failed start leaves none running."""
 
     async def adopt(self, directory: Path) -> Vm:
-        """Take over the one that runs there; raises `faults.VmGone`."""
+        """Take control of the VM that runs in `directory`; raises `faults.VmGone`."""
 
     async def destroy(self, directory: Path) -> bool:
-        """Kill whatever runs there, answering or not; raises `faults.VmGone` if nothing was ever started there."""
+        """Kill the VM in `directory`, even if it does not answer; raises `faults.VmGone` if none was ever started."""
 
 
 class Claim(Protocol):
-    """A volume that one sandbox has: `crust.runtime_handler.Claim`."""
+    """One sandbox's claim on a volume: `crust.runtime_handler.Claim`."""
 
     @property
     def record(self) -> Record:
-        """What was handed over."""
+        """The handoff record."""
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Lock and fence, for QEMU; empty after `hand_over`."""
+        """The claim lock and the exclusive hold on the device, for QEMU; empty after `hand_over`."""
 
     def report(self, state: State, error: str = "") -> None:
-        """Tell how it goes."""
+        """Write the state into claim.json."""
 
     def hand_over(self) -> None:
         """Close our copies of the descriptors."""
 
     def release(self) -> None:
-        """Let go, after the VM's end."""
+        """Give the claim up after the VM has ended."""
 
 
 class Handoff(Protocol):
-    """The handoff directory, as this runtime handler sees it. Everything blocks."""
+    """The handoff directory, under this runtime handler's name. All methods block."""
 
     def resolve(self, source: str) -> Resolved | NotDeferred:
-        """What a mount source means."""
+        """Resolve a mount source to a deferred volume."""
 
     def claim(self, target: volumes.TargetPath, sandbox: volumes.SandboxId) -> Claim:
-        """Take a volume for a sandbox."""
+        """Claim a volume for a sandbox."""
 
     def adopt(self, target: volumes.TargetPath, sandbox: volumes.SandboxId) -> Claim:
-        """The claim that the sandbox's QEMU holds."""
+        """Adopt the claim whose lock the sandbox's QEMU holds."""
 
     def records(self) -> Sequence[Record]:
-        """Everything that is handed over and readable."""
+        """All readable records."""

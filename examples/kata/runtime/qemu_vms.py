@@ -1,4 +1,4 @@
-"""VMs of this daemon's image and accelerator, from `examples.kata.vm.machine`."""
+"""`ports.Vms` on `examples.kata.vm.machine`: starts VMs with this daemon's image and accelerator."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +9,13 @@ from examples.kata.vm import faults, machine, spec
 
 @dataclass(frozen=True, slots=True)
 class QemuVms:
-    """`ports.Vms`. Adopting needs neither: a VM keeps what it was started with."""
+    """`ports.Vms`. `adopt` uses neither field: a VM keeps the image and accelerator it was started with."""
 
     image: GuestImage
     acceleration: spec.Acceleration
 
     async def start(self, name: str, directory: Path) -> machine.Machine:
-        """Raises what `machine.start` raises, its directory's trouble as VmStartFailed."""
+        """See `machine.start`; raises VmStartFailed also if the directory cannot be used."""
         wanted = spec.MachineSpec(name, self.image, acceleration=self.acceleration)
         try:
             return await machine.start(wanted, directory)

@@ -1,11 +1,11 @@
-"""One sandbox: a microVM, the volumes that it has, the containers in it.
+"""One sandbox: a microVM, its volumes and its containers.
 
-Containers of a sandbox share its VM, and a volume's single mount: a container gets a bind of it. A volume stays from
-its first use until the sandbox ends, as a pod's volumes do. A VM that dies ends its sandbox: the kernel has dropped
-the claims' locks by then, and nothing needs to be told.
+The containers of a sandbox share its VM and the single mount of each volume: a container gets a bind mount of it. A
+volume stays mounted from its first use until the sandbox ends, as a pod's volumes do. A VM that dies ends its
+sandbox: the kernel has released the locks of its claims by then, so no clean-up is needed.
 
-A volume that the VM has and that could not be brought in (or taken out again) is in trouble: it is told of, and the
-next container that wants it tries again.
+If the VM holds the claim of a volume but mounting it (or undoing the mount) failed, the failure is reported as the
+volume's condition, and the next container that uses the volume retries the mount.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ from examples.kata.vm import values
 _log = logging.getLogger(__name__)
 
 _MOUNT_TIMEOUT_S = 30.0
-"""How long a stop waits for a volume that is being brought in, before it kills a guest that does not answer."""
+"""How long a stop waits for a mount that is under way before it kills a guest that does not answer."""
 
 
 class MountSourceNotDeferred(errors.Unsupported):
-    """A mount source that is no deferred volume."""
+    """A mount source is not a deferred volume."""
 
     def __init__(self, source: str) -> None:
         super().__init__(
             f"the mount source {source} cannot be given to a microVM",
-            why="it is no deferred volume, and this runtime shares no directory of the host",
+            why="it is not a deferred volume, and this runtime shares no host directories",
             hint="publish the volume with deferral",
         )
 
@@ -64,7 +64,7 @@ class Sandbox:
         self._mount_failures: dict[volumes.TargetPath, errors.CrustError] = {}
         self._mounting: Counter[volumes.TargetPath] = Counter()
         self._lock = asyncio.Lock()
-        # In a container every daemon may have the same pid, and a guest may still run its predecessor's commands.
+        # Not the pid: daemons in a container may share it, and a guest may still run an earlier one's commands.
         self._names = (f"c{secrets.token_hex(4)}-{n}" for n in itertools.count(1))
         self.ending = False
 
@@ -75,24 +75,24 @@ class Sandbox:
 
     @property
     def mount_failures(self) -> Mapping[volumes.TargetPath, errors.CrustError]:
-        """The volumes that the VM has and that are not mounted as they should be, with the reason."""
+        """The volumes that the VM holds but could not mount, with the reason."""
         return self._mount_failures
 
     def volume_at(self, target: volumes.TargetPath) -> volume.SandboxVolume | None:
-        """The volume with that target path, if it is here."""
+        """The mounted volume with that target path, or None."""
         return self._volumes.get(target)
 
     async def wait_for_mount(self, target: volumes.TargetPath) -> None:
-        """Wait until the volume is not just being brought in."""
+        """Wait for a mount of the volume that is under way."""
         if target in self._mounting:
             async with self._lock:
                 return
 
     async def adopt(self) -> None:
-        """Take over the volumes that the VM had before this process began; one that fails does not stop the others.
+        """Adopt the volumes that the VM held before this process started; a failure of one does not stop the others.
 
-        QEMU is asked and not claim.json: a lock that is held may be the proxy's, which is just withdrawing the entry.
-        Raises what keeps QEMU from telling.
+        It asks QEMU and does not read claim.json: a held lock may be the proxy's, which is unpublishing the entry.
+        Raises QemuCommandFailed, QmpDisconnected.
         """
         held = await self.vm.descriptors.held()
         records = await asyncio.to_thread(self._handoff.records)
@@ -100,7 +100,7 @@ class Sandbox:
         for serial in sorted(held):
             record = by_serial.get(serial)
             if record is None:
-                _log.error("VM holds a volume that is not handed over", extra={"serial": serial})
+                _log.error("VM holds a volume without handoff entry", extra={"serial": serial})
                 continue
             try:
                 await self._use(record)
@@ -109,7 +109,7 @@ class Sandbox:
                 _log.error("volume not adopted", extra=extra)
 
     async def start(self, request: messages.Run) -> ports.Container:
-        """Start a container, its volumes brought in first. Raises what refuses any of them."""
+        """Mount the volumes of a container, then start it. Raises the error of the first volume that fails."""
         if self.ending:
             raise SandboxStopping(self.sandbox_id)
         wanted = await asyncio.to_thread(self._resolve, request.mounts)
@@ -132,26 +132,26 @@ class Sandbox:
         )
 
     async def stop(self) -> None:
-        """End containers, unmount, power off; then give the claims up. A guest that hangs is killed."""
+        """End containers, unmount, power off; then release the claims. Kills a guest that hangs."""
         self.ending = True
         await self._wait_for_mounts()
         async with self._lock:
             stuck = await self.vm.stop()
             if stuck:
                 _log.warning("not unmounted", extra={"sandbox": self.sandbox_id, "volumes": stuck})
-            await self._forget()
+            await self._release_claims()
 
     async def _wait_for_mounts(self) -> None:
-        """Let what is being brought in end; in a guest that hangs only killing it ends that."""
+        """Wait for mounts under way; kill a guest in which they hang."""
         try:
             async with asyncio.timeout(_MOUNT_TIMEOUT_S), self._lock:
                 return
         except TimeoutError:
-            _log.warning("killed while a volume came in", extra={"sandbox": self.sandbox_id})
+            _log.warning("VM killed during a mount", extra={"sandbox": self.sandbox_id})
             await self.vm.kill()
 
-    async def _forget(self) -> None:
-        """Give up the claims of a VM that has ended."""
+    async def _release_claims(self) -> None:
+        """Release the claims of a VM that has ended."""
         for held in self._volumes.values():
             try:
                 await asyncio.to_thread(held.claim.release)
@@ -175,21 +175,21 @@ class Sandbox:
             if known is not None:
                 return known
             try:
-                taken = await volume.claim_and_mount(
+                mounted = await volume.claim_and_mount(
                     self._handoff, record, self.sandbox_id, self.vm
                 )
             except errors.CrustError as error:
-                await self._note(record, error)
+                await self._note_failure(record, error)
                 raise
             self._mount_failures.pop(record.target, None)
-            self._volumes[record.target] = taken
-            return taken
+            self._volumes[record.target] = mounted
+            return mounted
 
-    async def _note(self, record: Record, error: errors.CrustError) -> None:
-        """Remember a failure whose volume stayed with the VM."""
+    async def _note_failure(self, record: Record, error: errors.CrustError) -> None:
+        """Remember a failed mount if the VM still holds the volume's claim."""
         try:
             held = await self.vm.descriptors.held()
-        except errors.CrustError:  # it is the VM that is in trouble
+        except errors.CrustError:  # the VM itself has failed
             return
         if volume.serial_of(record) in held:
             self._mount_failures[record.target] = error
@@ -197,7 +197,7 @@ class Sandbox:
             self._mount_failures.pop(record.target, None)
 
     def _resolve(self, mounts: Sequence[messages.Mount]) -> list[_Wanted]:
-        """All sources, before any volume is touched."""
+        """Resolve all sources before any volume is claimed."""
         wanted = []
         for mount in mounts:
             found = self._handoff.resolve(mount.source)

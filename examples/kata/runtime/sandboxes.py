@@ -1,14 +1,14 @@
-"""All sandboxes of the node: started, stopped, and taken over from a daemon that died.
+"""All sandboxes of the node: started, stopped, and adopted from an earlier daemon.
 
-    <directory>/<id>/      the machine's own directory (examples.kata.vm.machine)
+    <directory>/<id>/      the directory of one VM (examples.kata.vm.machine)
 
-A daemon that starts looks there: a VM that runs is adopted with its volumes, and what is left of one that does not is
-cleared away. One that runs and cannot be adopted (its guest hangs) is a stray: it keeps its claims, hinders nobody
-else, and can only be stopped.
+A daemon that starts scans the directory: it adopts each VM that runs, with its volumes, and removes the directories
+of VMs that have ended. A VM that runs and cannot be adopted, because its guest hangs, keeps its claims, blocks no
+other sandbox, and can only be stopped.
 
-Starting and stopping a sandbox are operations under its id: one at a time, joined by who asks the same, finished
-when their client leaves. A directory is removed before its id is free again, and never while the VM runs, because
-without it nobody could find that VM, which holds its claims.
+Starting and stopping a sandbox are operations keyed by its id: one at a time, joined by identical requests, finished
+even if the client disconnects. The directory is removed before the id is free again, and never while the VM runs:
+without the directory no daemon could find the VM, which holds its claims.
 """
 
 import asyncio
@@ -27,22 +27,24 @@ _log = logging.getLogger(__name__)
 
 
 class SandboxNotAdopted(errors.NotReady):
-    """A VM of that id runs, and this daemon could not take it over."""
+    """A VM with that id runs, and this daemon could not adopt it."""
 
     def __init__(self, sandbox: str, reason: errors.CrustError) -> None:
         super().__init__(
             f"sandbox {sandbox} cannot be used",
-            why=f"its VM was not taken over: {reason}",
+            why=f"its VM could not be adopted: {reason}",
             hint=f"stop it: python -m examples.kata stop {sandbox}",
         )
 
 
 class SandboxStillRuns(errors.NotReady):
-    """A VM that should have ended has not."""
+    """A VM still runs after it was stopped."""
 
     def __init__(self, sandbox: str, pid: int) -> None:
         super().__init__(
-            f"sandbox {sandbox} is not stopped", why=f"its QEMU runs, process {pid}", hint="retry"
+            f"sandbox {sandbox} is not stopped",
+            why=f"its QEMU still runs, process {pid}",
+            hint="retry",
         )
 
 
@@ -59,7 +61,7 @@ class Sandboxes:
         self._watchers: set[asyncio.Task[None]] = set()
 
     async def adopt_all(self) -> None:
-        """Take over the VMs that run, with their volumes; clear away what is left of the others."""
+        """Adopt the VMs that run, with their volumes; remove the directories of the others."""
         await asyncio.to_thread(self._base.mkdir, mode=0o700, parents=True, exist_ok=True)
         directories = await asyncio.to_thread(lambda: sorted(self._base.iterdir()))
         await asyncio.gather(*map(self._adopt, directories))
@@ -77,7 +79,7 @@ class Sandboxes:
         )
 
     async def stop(self, sandbox_id: volumes.SandboxId) -> None:
-        """Stop a sandbox, and first wait for it if it just starts; absent is success. Raises `SandboxStillRuns`."""
+        """Stop a sandbox; waits for a start under way; absent is success. Raises `SandboxStillRuns`."""
         while True:
             try:
                 await self._running.run(
@@ -86,10 +88,10 @@ class Sandboxes:
                 return
             except operations.OperationInProgress:
                 with contextlib.suppress(errors.CrustError):
-                    await self.get(sandbox_id)  # joins the start that runs
+                    await self.get(sandbox_id)  # joins the start that is under way
 
     async def close(self) -> None:
-        """Finish what is being started and stopped, and let go of every VM; they run on."""
+        """Finish starts and stops under way, and release control of every VM; the VMs continue to run."""
         await self._running.drain()
         for watcher in self._watchers:
             watcher.cancel()
@@ -101,14 +103,14 @@ class Sandboxes:
         return [self._sandboxes[each] for each in sorted(self._sandboxes)]
 
     def not_adopted(self) -> Sequence[volumes.SandboxId]:
-        """The ids of VMs that run and were not taken over."""
+        """The ids of VMs that run and could not be adopted."""
         return sorted(self._not_adopted)
 
     async def _adopt(self, directory: Path) -> None:
         sandbox_id = volumes.SandboxId(directory.name)
         try:
             await self._take_over(sandbox_id)
-        except errors.CrustError as error:  # the others must not wait for a person
+        except errors.CrustError as error:  # one failure must not block the other sandboxes
             self._not_adopted[sandbox_id] = error
             extra = {"sandbox": sandbox_id, "error": str(error)}
             _log.error("sandbox not adopted", extra=extra)
@@ -116,9 +118,7 @@ class Sandboxes:
     async def _take_over(self, sandbox_id: volumes.SandboxId) -> None:
         try:
             vm = await self._vms.adopt(self._directory(sandbox_id))
-        except (
-            faults.VmGone
-        ):  # its QEMU may be there all the same, halted for good by its accelerator
+        except faults.VmGone:  # its QEMU may still run, halted because its accelerator failed
             await self._destroy(sandbox_id)
             return
         sandbox = Sandbox(sandbox_id, vm, self._handoff)
@@ -172,12 +172,12 @@ class Sandboxes:
         watcher.add_done_callback(self._watchers.discard)
 
     async def _watch(self, sandbox: Sandbox) -> None:
-        """A VM that ends by itself takes its sandbox along."""
+        """Remove the sandbox when its VM ends by itself."""
         await sandbox.vm.wait()
         if sandbox.ending:
             return
         _log.error("VM ended by itself", extra={"sandbox": sandbox.sandbox_id})
-        with contextlib.suppress(operations.ShuttingDown):  # then the next daemon clears it away
+        with contextlib.suppress(operations.ShuttingDown):  # then the next daemon removes it
             await self.stop(sandbox.sandbox_id)
 
     def _directory(self, sandbox_id: volumes.SandboxId) -> Path:

@@ -1,15 +1,16 @@
-"""One volume in one sandbox: claimed, plugged, mounted; and all of it backwards.
+"""One volume in one sandbox: claimed, plugged, mounted; and the same steps undone.
 
-    claim    lock the entry, fence the device               the host, by crust's SDK
-    hold     QEMU gets both descriptors                      from here on the claim lives as long as the VM
-    attach   hot-plug the device, and limit what the guest may do to it
-    mount    in the guest, with the group that is asked for
-    grow     if the device grew while nobody had it mounted
+    claim    lock the entry, open the device exclusively     on the host, by crust's SDK
+    hold     give both descriptors to QEMU                   from here on the claim lives as long as the VM
+    attach   hot-plug the device, and set its I/O limits
+    mount    in the guest, with the requested fsGroup
+    grow     the filesystem, if the device grew while it was not mounted
 
-A step that fails undoes those before it, newest first, and stops undoing at the first that cannot be undone: a claim
-is never given up while the guest may have the device, because a mount that timed out goes on in the guest, and the
-next one to claim the volume would be a second kernel. Such a volume stays with the VM, its claim says why, and the
-next use or the next daemon goes on with it. What QEMU holds is what tells who has it: every step is idempotent.
+If a step fails, the steps before it are undone, newest first, up to the first that cannot be undone. A claim is
+never released while the guest may still have the device: a mount that timed out continues in the guest, and the
+next sandbox to claim the volume would be a second kernel writing to it. Such a volume stays with the VM, its
+claim.json says why, and the next container or the next daemon resumes. What QEMU holds decides who has the volume.
+Every step is idempotent.
 """
 
 import asyncio
@@ -26,28 +27,28 @@ from examples.kata.vm import disks, values
 
 _log = logging.getLogger(__name__)
 
-# virtio-blk carries 20 bytes of serial number: so much of the entry's name is enough to tell volumes apart.
+# virtio-blk carries 20 bytes of serial number; that much of the entry's name is unique.
 _SERIAL_CHARACTERS = 20
 
 _DESCRIPTORS_PER_CLAIM = 2
-"""As many descriptors has a claim; a QEMU that holds fewer was killed off while it got or returned them."""
+"""The claim lock and the device. QEMU holds fewer if the daemon died while it gave or released them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxVolume:
-    """A volume that a sandbox has. `serial` is its disk's, and its name in the guest."""
+    """A volume of a sandbox. `serial` is its disk's serial number, and its name in the guest."""
 
     claim: ports.Claim
     serial: str
 
     @property
     def record(self) -> Record:
-        """What was handed over, as it was when the volume was claimed."""
+        """The handoff record, as it was when the volume was claimed."""
         return self.claim.record
 
     @property
     def target(self) -> volumes.TargetPath:
-        """The volume's name for the CO."""
+        """The volume's target path."""
         return self.claim.record.target
 
 
@@ -59,9 +60,9 @@ def serial_of(record: Record) -> str:
 async def claim_and_mount(
     handoff: ports.Handoff, record: Record, sandbox: volumes.SandboxId, vm: ports.Vm
 ) -> SandboxVolume:
-    """The volume, claimed for the sandbox and mounted in its guest; what was begun before is finished.
+    """Claim the volume for the sandbox and mount it in the guest; resumes an interrupted attempt.
 
-    Raises what refuses it. Then nothing is left behind, unless the guest does not give the device back.
+    Raises the error of the step that failed; then the steps are undone as far as the guest returns the device.
     """
     serial = serial_of(record)
     held = (await vm.descriptors.held()).get(serial, 0)
@@ -86,15 +87,15 @@ async def claim_and_mount(
 async def _resume(
     handoff: ports.Handoff, record: Record, sandbox: volumes.SandboxId, vm: ports.Vm
 ) -> SandboxVolume:
-    """QEMU has the claim: finish whatever the one before was at. A failure leaves the claim where it is.
+    """Finish an earlier attempt whose claim QEMU holds. A failure leaves the claim with QEMU.
 
-    A freeze that the one before began ends here: its caller cannot reach us before we have the volume, and what we do
-    to a frozen filesystem waits for its thaw.
+    This ends a freeze that an earlier daemon began: its caller cannot reach this daemon before the volume is adopted,
+    and the steps here would wait for the thaw of a frozen filesystem.
     """
     claim = await asyncio.to_thread(handoff.adopt, record.target, sandbox)
     volume = SandboxVolume(claim, serial_of(record))
     try:
-        with contextlib.suppress(errors.NotFound):  # the one before had not come to the mount
+        with contextlib.suppress(errors.NotFound):  # the earlier attempt had not mounted it
             await vm.guest.thaw(volume.serial)
         await _attach_and_mount(volume, vm)
     except BaseException as error:
@@ -137,23 +138,23 @@ async def _mount(volume: SandboxVolume, vm: ports.Vm, disk: disks.Disk) -> None:
 
 
 async def _remove_disk(serial: str, vm: ports.Vm) -> None:
-    """Unmount and unplug, and only then let the claim go."""
+    """Unmount and unplug, then release the claim."""
     await vm.detach(serial)
     await vm.descriptors.release(serial)
 
 
 async def _undo(volume: SandboxVolume, vm: ports.Vm) -> None:
-    """The failure's own error is the one to report."""
+    """Undo the steps; an error here is only logged, because the caller raises the first one."""
     try:
         await _remove_disk(volume.serial, vm)
     except errors.CrustError as error:
         extra = {"target": volume.target.text, "vm": vm.name, "error": str(error)}
-        _log.error("volume stays with the VM; stop the sandbox to free it", extra=extra)
+        _log.error("volume stays with the VM; stop the sandbox to release it", extra=extra)
 
 
 async def _report(claim: ports.Claim, error: BaseException) -> None:
-    """Leave the reason in claim.json, for the operator who looks why the pod does not start."""
+    """Write the reason into claim.json, where an operator finds why the pod does not start."""
     try:
         await asyncio.to_thread(claim.report, State.ERROR, str(error) or type(error).__name__)
     except errors.CrustError as err:
-        _log.warning("claim tells no reason", extra={"error": str(err)})
+        _log.warning("reason not written to the claim", extra={"error": str(err)})

@@ -1,8 +1,7 @@
-"""Which accelerator works: KVM counts as working only when our own kernel reached its agent under it.
+"""Which accelerator works: KVM is used only if a probe VM boots our kernel under it and its agent answers.
 
-/dev/kvm exists on machines where no kernel boots under it (nested or software-emulated virtualisation), so its
-presence proves nothing. The probe boots once and keeps its answer beside the images, for one boot of the host,
-one QEMU and one image.
+/dev/kvm also exists on machines where no kernel boots under it (nested or software-emulated virtualisation), so its
+presence proves nothing. The result is cached beside the images, per host boot, QEMU binary and image.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ _ACCELERATOR = pydantic.TypeAdapter(Accelerator)
 
 
 async def probe(guest_image: image.GuestImage, cache: Path) -> Accelerator:
-    """KVM if a VM boots under it within PROBE_S, else software emulation; remembered in `cache`."""
+    """KVM if a VM boots under it within PROBE_S, else software emulation; the result is cached in `cache`."""
     key = await asyncio.to_thread(_key, guest_image)
     remembered = cache / f"accelerator-{key}.json"
     known = await asyncio.to_thread(_recall, remembered)
@@ -47,7 +46,7 @@ async def probe(guest_image: image.GuestImage, cache: Path) -> Accelerator:
 async def _try(guest_image: image.GuestImage) -> Accelerator:
     if not await asyncio.to_thread(os.access, "/dev/kvm", os.R_OK | os.W_OK):
         return Accelerator("tcg", "/dev/kvm is missing or not accessible")
-    # A short path: socket names have 107 bytes.
+    # A short path, because a socket's path is limited to 107 bytes.
     with tempfile.TemporaryDirectory(prefix="crust-kvm-", dir="/tmp") as scratch:
         wanted = spec.MachineSpec("kvm-probe", guest_image, "kvm", volume_slots=1)
         try:

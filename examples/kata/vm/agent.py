@@ -1,10 +1,10 @@
-"""The line to the agent: requests, answers and events over the VM's agent socket.
+"""The connection to the agent: requests, answers and events over the VM's agent socket.
 
-Rules: a line has at most MAX_LINE bytes; a guest that breaks the protocol is not listened to any more
-(GuestProtocolViolation); container output arrives on credit, so the guest cannot make this process hold more than it
-granted. A new connection first sends a newline (which ends whatever half line an earlier host left) and a
-`hello` with a fresh id, and drops all that arrives before its answer. What a request was doing when its
-deadline passed goes on in the guest; every operation may be repeated.
+Rules: a line has at most MAX_LINE bytes. After a protocol violation nothing more is read from the guest
+(GuestProtocolViolation). Container output is sent on credit, so the guest cannot make this process buffer more than
+it granted. A new connection first sends a newline, which ends a partial line of an earlier host, and a `hello` with
+a fresh id; it drops everything before the answer. A request whose deadline has passed continues in the guest; every
+operation may be repeated.
 """
 
 import asyncio
@@ -35,20 +35,20 @@ R = TypeVar("R", bound=values.Reply)
 
 
 class Listener(Protocol):
-    """Takes the events of one container."""
+    """Receives the events of one container."""
 
     def output(self, piece: values.Output) -> None:
-        """It wrote something. Raises GuestProtocolViolation if that is more than was granted."""
+        """It wrote output. Raises GuestProtocolViolation if that exceeds the granted credit."""
 
     def ended(self, ending: values.Exit) -> None:
-        """It ended; no output follows."""
+        """It has ended; no output follows."""
 
     def lost(self, err: errors.CrustError) -> None:
-        """Nothing more will be heard of it."""
+        """The connection has ended; no more events follow."""
 
 
 class AgentClient:
-    """One connection. `close` ends it; the guest goes on."""
+    """One connection. `close` ends it; the guest continues to run."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -84,7 +84,7 @@ class AgentClient:
         return client, hello
 
     async def _greet(self, timeout_s: float) -> values.Hello:
-        """Say hello until it is answered: an agent that dies (its PID 1 starts another) takes one along."""
+        """Send `hello` until it is answered: one is lost if the agent dies and PID 1 starts another."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             left_s = deadline_s - time.monotonic()
@@ -113,19 +113,19 @@ class AgentClient:
         except TimeoutError as err:
             raise faults.AgentTimedOut(operation, timeout_s) from err
         except pydantic.ValidationError as err:
-            misdeed = faults.GuestProtocolViolation(f"its answer to {operation} is malformed")
-            self._fail(misdeed)
-            raise misdeed from err
+            violation = faults.GuestProtocolViolation(f"its answer to {operation} is malformed")
+            self._fail(violation)
+            raise violation from err
         finally:
             del self._pending[request]
 
-    def tell(self, operation: str, args: Mapping[str, object]) -> None:
-        """Say something that is never answered."""
+    def notify(self, operation: str, args: Mapping[str, object]) -> None:
+        """Send a request that has no answer."""
         if self._failure is None:
             self._writer.write(_encode({"id": "", "op": operation, "args": args}))
 
     def listen(self, container: str, listener: Listener) -> None:
-        """Deliver a container's events to `listener`, until it ended or the connection did."""
+        """Deliver a container's events to `listener` until the container or the connection ends."""
         if self._failure is not None:
             raise self._failure
         self._listeners[container] = listener
@@ -159,38 +159,38 @@ class AgentClient:
         try:
             while data := await self._reader.read(65536):
                 for line in self._lines.feed(data):
-                    self._take(line)
+                    self._on_line(line)
             self._fail(faults.AgentDisconnected("the VM closed the connection"))
         except OSError as err:
             self._fail(faults.AgentDisconnected(err.strerror or str(err)))
         except errors.CrustError as err:
             self._fail(err)
 
-    def _take(self, raw: bytes | None) -> None:
+    def _on_line(self, raw: bytes | None) -> None:
         try:
             line = values.Line.model_validate_json(raw or b"")
         except pydantic.ValidationError as err:
-            # Before the greeting it may be the rest of what an earlier host was sent.
+            # Before the greeting it may be the rest of a line that was meant for an earlier host.
             if self._greeted:
-                raise faults.GuestProtocolViolation("it sent a line that is no message") from err
+                raise faults.GuestProtocolViolation("it sent a line that is not a message") from err
             return
         if line.id is not None:
-            self._answered(line.id, line)
+            self._on_answer(line.id, line)
         elif line.container is not None and self._greeted:
-            self._happened(line.container, line)
+            self._on_event(line.container, line)
 
-    def _answered(self, request: str, line: values.Line) -> None:
+    def _on_answer(self, request: str, line: values.Line) -> None:
         future = self._pending.get(request)
         if future is None or future.done():
             return
         self._greeted = True
         if line.error is not None:
-            why = line.error
-            future.set_exception(faults.of_guest(why.code, why.message, why.hint))
+            error = line.error
+            future.set_exception(faults.of_guest(error.code, error.message, error.hint))
         else:
             future.set_result(line.ok or {})
 
-    def _happened(self, container: str, line: values.Line) -> None:
+    def _on_event(self, container: str, line: values.Line) -> None:
         listener = self._listeners.get(container)
         if listener is None:
             return
@@ -211,7 +211,7 @@ class AgentClient:
         for listener in self._listeners.values():
             listener.lost(err)
         self._listeners.clear()
-        # Reads end, and the guest's port sees its host go; close() does the rest.
+        # This ends reads here and shows the guest's port that the host has left; close() does the rest.
         sock = self._writer.get_extra_info("socket")
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)

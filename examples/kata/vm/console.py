@@ -1,8 +1,8 @@
-"""The console of a VM and the complaints of QEMU, bounded on both sides.
+"""The console of a VM and QEMU's error output, both of bounded size.
 
-A guest decides how much it prints. A log file would let it fill the host's disk, so both go into named pipes:
-a pipe that nobody reads holds 64 KiB and then refuses more, and a reader keeps the last TAIL bytes. The pipes
-are in the VM's directory, so whoever adopts the VM reads on.
+The guest decides how much it prints, and a log file would let it fill the host's disk. So both are named pipes: a
+pipe without reader holds 64 KiB and then refuses more, and the reader keeps the last TAIL bytes. The pipes are in
+the VM's directory, so a process that adopts the VM continues to read them.
 """
 
 import asyncio
@@ -17,32 +17,32 @@ _SHOWN = 1500
 
 
 def prepare(directory: Path) -> None:
-    """Make the pipes."""
+    """Create the pipes."""
     for name in ("console.in", "console.out", "qemu.err"):
         os.mkfifo(directory / name, 0o600)
 
 
 class Console:
-    """Keeps the end of what a VM and its QEMU say. To be made on the event loop."""
+    """Keeps the end of the output of a VM and its QEMU. Create it on the event loop."""
 
     def __init__(self, directory: Path) -> None:
         self._loop = asyncio.get_running_loop()
         self._tails: dict[int, bytearray] = {}
         for name in ("console.out", "qemu.err"):
-            # Read-write, so that opening waits for nobody and the end of QEMU is not an endless end of file.
+            # Read-write, so that opening does not wait for a writer and QEMU's end is not an endless end of file.
             fd = os.open(directory / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             self._tails[fd] = bytearray()
             self._loop.add_reader(fd, self._read, fd)
 
     def tail(self) -> str:
-        """The last lines, QEMU's own last, fit for a message."""
+        """The last lines, QEMU's own last, short enough for an error message."""
         for fd in self._tails:
             self._read(fd)
         ends = (bytes(t[-_SHOWN:]).decode(errors="replace") for t in self._tails.values())
         return " | ".join(shown for end in ends if (shown := _last_lines(end)))
 
     def text(self) -> str:
-        """All that is kept of the guest's console."""
+        """The kept output of the guest's console."""
         first, *_ = self._tails
         self._read(first)
         return self._tails[first].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""A container as its starter sees it: output on credit, input, signals, and how it ended."""
+"""A container as the host sees it: output on credit, input, signals, and how it ended."""
 
 import asyncio
 import base64
@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 from crust import errors
 from examples.kata.vm import agent, faults, values
 
-# What the guest may have under way per container; also the most that this process holds for one.
+# How much output the guest may send ahead per container; also the most that this process buffers for one.
 WINDOW = 256 * 1024
 _INPUT_PIECE = 96 * 1024
 _ANSWER_S = 30.0
 
 
 class Container:
-    """One container. Iterate over `output()` to the end, then `wait()` knows the exit at once."""
+    """One container. After iterating over `output_pieces()` to the end, `wait()` returns at once."""
 
     def __init__(self, client: agent.AgentClient, name: str) -> None:
         self.name = name
@@ -32,10 +32,10 @@ class Container:
         """Take a piece from the guest. Raises GuestProtocolViolation beyond the window."""
         self._held += len(piece.data)
         if self._held > WINDOW:
-            raise faults.GuestProtocolViolation("it sent more output than it was granted")
+            raise faults.GuestProtocolViolation("it sent more output than its credit")
         last = self._pieces[-1] if self._pieces else None
         if last is not None and last.stream == piece.stream:
-            # One byte per line would cost a hundred times its size if each were kept apart.
+            # Merged, because one-byte pieces kept apart would cost a hundred times their size.
             self._pieces[-1] = values.Output(piece.stream, last.data + piece.data)
         else:
             self._pieces.append(piece)
@@ -51,7 +51,7 @@ class Container:
         self._lost = err
         self._arrived.set()
 
-    # For its starter.
+    # For the caller that started it.
 
     async def read(self) -> values.Output | None:
         """The next piece of output; None at the end. Raises AgentDisconnected, GuestProtocolViolation."""
@@ -64,7 +64,7 @@ class Container:
             await self._arrived.wait()
         piece = self._pieces.popleft()
         self._held -= len(piece.data)
-        self._client.tell("container.credit", {"container": self.name, "credit": len(piece.data)})
+        self._client.notify("container.credit", {"container": self.name, "credit": len(piece.data)})
         return piece
 
     async def output_pieces(self) -> AsyncIterator[values.Output]:
@@ -73,7 +73,7 @@ class Container:
             yield piece
 
     async def wait(self) -> values.Exit:
-        """How it ended, once it has; output that nobody read is dropped."""
+        """Wait for its end and return how it ended; unread output is dropped."""
         while await self.read() is not None:
             pass
         assert self._exit is not None
@@ -106,7 +106,7 @@ class Container:
         await self._client.call("container.kill", args, values.Nothing, _ANSWER_S)
 
     async def release(self) -> None:
-        """Let the guest forget it. Raises GuestBusy while it runs."""
+        """Remove its record from the guest. Raises GuestBusy while it runs."""
         self._client.ignore(self.name)
         args = {"container": self.name}
         await self._client.call("container.release", args, values.Nothing, _ANSWER_S)

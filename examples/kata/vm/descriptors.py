@@ -1,9 +1,9 @@
-"""Descriptors that QEMU holds for as long as it runs, given to it while it runs: a claim's lock, a device's fence.
+"""Descriptors that a running QEMU holds open until it ends: the claim lock and the exclusive hold on the device.
 
-A descriptor that QEMU merely received (add-fd) is closed when its control connection ends, which is just when the
-one who claimed has died. So each is also opened, through its fd set, as a block node that no device uses: that keeps
-a duplicate of the same open file description, and with it the lock and the O_EXCL, until the node is deleted or
-QEMU ends. The node's name says whose it is, so one who adopts the VM finds it.
+QEMU closes a descriptor that it merely received (add-fd) when its control connection ends, so a crash of the daemon
+would release it. Therefore each descriptor is also opened, through its fd set, as a block node that no device uses.
+The node keeps a duplicate of the same open file description, and with it the lock or O_EXCL, until the node is
+deleted or QEMU ends. The node's name says which volume it belongs to, so a daemon that adopts the VM finds it.
 
     hold.<name>.<n>      a block node over /dev/fdset/<id>, without image locking
 """
@@ -19,7 +19,7 @@ _PREFIX = "hold."
 
 
 class HeldDescriptors:
-    """What one VM's QEMU holds."""
+    """The descriptors that one VM's QEMU holds."""
 
     def __init__(self, control: qmp.Qmp) -> None:
         self._control = control
@@ -46,7 +46,7 @@ class HeldDescriptors:
                 await self._control.execute("remove-fd", {"fdset-id": row.get("fdset-id")})
 
     async def held(self) -> dict[str, int]:
-        """How many descriptors QEMU holds, by name, whoever gave them. Raises QemuCommandFailed, QmpDisconnected."""
+        """The number of descriptors that QEMU holds, by name. Raises QemuCommandFailed, QmpDisconnected."""
         nodes = (node for node in await self._nodes() if node.startswith(_PREFIX))
         return Counter(node.removeprefix(_PREFIX).rpartition(".")[0] for node in nodes)
 
@@ -57,7 +57,7 @@ class HeldDescriptors:
             "driver": "host_device" if is_device else "file",
             "node-name": node,
             "filename": f"/dev/fdset/{fdset}",
-            # QEMU picks the descriptor of the set by its access mode: a fence is read-only, a lock file is not.
+            # QEMU picks the descriptor by its access mode: the device's is read-only, the lock file's is not.
             "read-only": is_device,
             "locking": "off",
         }

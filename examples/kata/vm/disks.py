@@ -1,11 +1,11 @@
 """Hot-plugged disks of a VM, by serial number.
 
-QEMU itself remembers what is plugged: a disk's device is named `disk<slot>.<serial>` and its block node
-`node.<serial>`, so a process that adopts the VM asks QEMU and needs no notes. Every step looks first, so an
-operation that was killed half-way is finished by asking for it again.
+QEMU is the only record of what is plugged: a disk's device is named `disk<slot>.<serial>` and its block node
+`node.<serial>`, so a process that adopts the VM asks QEMU. Every step checks the current state first, so repeating an
+interrupted operation completes it.
 
-Writes that fail are reported to the guest (rerror/werror=report): a paused VM would hide the error from the
-one who can handle it. QEMU's image lock refuses a disk that another VM has.
+Failed reads and writes are reported to the guest (rerror/werror=report); a paused VM would hide the error from the
+guest, which can handle it. QEMU's image lock refuses a disk that another VM has.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from examples.kata.vm import faults, qmp
 
 _SERIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,19}\Z")
 _DEVICE = re.compile(r"disk(?P<slot>\d+)\.(?P<serial>.+)\Z")
-# THROTTLE_VALUE_MAX: QEMU refuses more, and no disk does as much.
+# THROTTLE_VALUE_MAX: QEMU refuses larger values, and no disk is as fast.
 _NO_THROTTLE = 10**15
 _LOCKED = ("Failed to get", "lock")
 
@@ -80,9 +80,9 @@ class Disks:
                 await self._control.execute("blockdev-del", {"node-name": _node_name(serial)})
 
     async def resize(self, serial: str, at_least_bytes: int) -> int:
-        """Tell the guest the size that the device or file behind a disk has by now; returns it.
+        """Show the guest the current size of the device or file behind a disk; returns the size.
 
-        The size is read, not taken from the caller: block_resize truncates a file to what it is told.
+        The size is read and not taken from the caller, because block_resize truncates a file to the given size.
         Raises DiskNotAttached, DiskNotGrown, DiskReadOnly, NotADisk, QemuCommandFailed.
         """
         disk = await self.disk(serial)
@@ -96,9 +96,9 @@ class Disks:
         return length
 
     async def limit(self, serial: str, limits: volumes.IoLimits) -> None:
-        """Limit what the guest does to a plugged disk, in place of what was set before; all at once, idempotent.
+        """Replace the I/O limits of a plugged disk; all values at once, idempotent.
 
-        QEMU keeps it with the device: it survives whoever controls the VM, and ends when the disk is unplugged.
+        QEMU keeps them with the device: they survive the process that controls the VM, and end at the unplug.
         Raises DiskNotAttached, QemuCommandFailed, QmpDisconnected.
         """
         async with self._lock:
@@ -110,7 +110,7 @@ class Disks:
             await self._control.execute("block_set_io_throttle", _throttle(device, limits))
 
     async def limits(self, serial: str) -> volumes.IoLimits:
-        """What QEMU limits a plugged disk to. Raises DiskNotAttached, QemuCommandFailed, QmpDisconnected."""
+        """The I/O limits of a plugged disk. Raises DiskNotAttached, QemuCommandFailed, QmpDisconnected."""
         command = "query-block"
         for row in qmp.rows(await self._control.execute(command), command):
             if f".{serial}/" in str(row.get("qdev")):
@@ -150,7 +150,7 @@ class Disks:
         return free[0]
 
     async def _open(self, serial: str, source: Path, driver: str, *, read_only: bool) -> Disk:
-        """Open the source, past the host's page cache where its filesystem can."""
+        """Open the source with direct I/O, or without if its filesystem does not support it."""
         try:
             await self._add_node(serial, source, driver, read_only=read_only, direct=True)
         except faults.QemuCommandFailed as err:
@@ -190,21 +190,21 @@ class Disks:
             await self._control.execute("device_add", arguments)
         except faults.QemuCommandFailed as err:
             await self._control.execute("blockdev-del", {"node-name": _node_name(serial)})
-            # QEMU takes the lock for writing only once a device wants to write.
+            # QEMU takes the image lock for writing only when a device opens the node for writing.
             _check_unlocked(source, err)
             raise
 
 
 def _throttle(device: str, limits: volumes.IoLimits) -> dict[str, object]:
-    """QEMU wants all six; the two that count both directions together must be 0 where one direction is limited."""
+    """QEMU requires all six values; the totals must be 0 where one direction is limited."""
     wanted = {
         "iops_rd": limits.read_iops,
         "iops_wr": limits.write_iops,
         "bps_rd": limits.read_bytes_per_second,
         "bps_wr": limits.write_bytes_per_second,
     }
-    most = {name: min(value, _NO_THROTTLE) for name, value in wanted.items()}
-    return {"id": device, "iops": 0, "bps": 0, **most}
+    capped = {name: min(value, _NO_THROTTLE) for name, value in wanted.items()}
+    return {"id": device, "iops": 0, "bps": 0, **capped}
 
 
 def _limits(inserted: dict[str, object]) -> volumes.IoLimits:

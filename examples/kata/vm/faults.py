@@ -1,7 +1,7 @@
-"""The ways in which a VM, its devices or its guest fail.
+"""The errors of a VM, its devices and its guest.
 
-The guest is not trusted: what it says of an error is cut, stripped of control characters, and never decides
-more than which branch the error belongs to.
+The guest is not trusted: its error message is cut and stripped of control characters, and its error code only selects
+the class of the error.
 """
 
 from pathlib import Path
@@ -15,13 +15,13 @@ class VmAlreadyControlled(errors.NotReady):
     def __init__(self, directory: Path) -> None:
         super().__init__(
             f"the VM in {directory} is controlled by another process",
-            hint="stop that process first; only one may hold a VM",
+            hint="stop that process first; only one may control a VM",
         )
         self.directory = directory
 
 
 class VmAlreadyRuns(errors.Conflict):
-    """A VM runs in this directory."""
+    """A VM runs in this directory already."""
 
     def __init__(self, directory: Path, pid: int) -> None:
         super().__init__(
@@ -34,19 +34,19 @@ class VmAlreadyRuns(errors.Conflict):
 
 
 class InvalidVmDirectory(errors.Refused):
-    """The directory cannot hold the sockets of a VM."""
+    """The directory cannot be used for a VM."""
 
     def __init__(self, directory: Path, reason: str) -> None:
         super().__init__(
-            f"{directory} cannot hold a VM",
+            f"{directory} cannot be used for a VM",
             why=reason,
-            hint="give a short path that root alone may write",
+            hint="give a short path that only root may write",
         )
         self.directory = directory
 
 
 class VmGone(errors.PeerUnavailable):
-    """There is no such VM any more."""
+    """The VM has ended, or was never started."""
 
     def __init__(self, directory: Path, reason: str = "", console: str = "") -> None:
         super().__init__(
@@ -72,7 +72,7 @@ class VmStartFailed(errors.RuntimeFailed):
 
 
 class QemuCommandFailed(errors.RuntimeFailed):
-    """QEMU answered a command with an error, or with something else than it promises."""
+    """QEMU answered a command with an error, or with a malformed answer."""
 
     def __init__(self, command: str, reason: str) -> None:
         super().__init__(f"QEMU refused {command}", why=reason)
@@ -99,12 +99,12 @@ class NotADisk(errors.InvalidRequest):
 
 
 class InvalidSerial(errors.InvalidRequest):
-    """A serial number that virtio-blk cannot carry."""
+    """virtio-blk cannot carry this serial number."""
 
     def __init__(self, serial: str) -> None:
         super().__init__(
             f"{serial!r} cannot be a disk's serial number",
-            hint="use 1 to 20 letters, digits, _ or -, the first no dash",
+            hint="use 1 to 20 letters, digits, _ or -, and start with a letter or digit",
         )
         self.serial = serial
 
@@ -113,7 +113,7 @@ class SerialInUse(errors.Conflict):
     """The serial number belongs to another disk of this VM."""
 
     def __init__(self, serial: str, holder: str) -> None:
-        super().__init__(f"disk {serial} of this VM is another one", why=f"it is {holder}")
+        super().__init__(f"this VM has another disk {serial}", why=f"it is {holder}")
         self.serial = serial
         self.holder = holder
 
@@ -127,23 +127,24 @@ class DiskNotAttached(errors.NotFound):
 
 
 class DiskInUse(errors.NotReady):
-    """Another process has the disk locked, another VM in all likelihood."""
+    """Another process, probably another VM, has the disk locked."""
 
     def __init__(self, source: Path, reason: str) -> None:
         super().__init__(
             f"{source} is in use by another process",
             why=reason,
-            hint="stop the other VM; one writer at a time",
+            hint="stop the other VM; a disk may have one writer at a time",
         )
         self.source = source
 
 
 class DiskNotGrown(errors.NotReady):
-    """The device behind a disk is smaller than what the guest shall see."""
+    """The device behind a disk has not grown to the requested size."""
 
     def __init__(self, source: Path, size_bytes: int, wanted_bytes: int) -> None:
         super().__init__(
-            f"{source} has {size_bytes} bytes, wanted {wanted_bytes}", hint="grow the device first"
+            f"{source} has {size_bytes} bytes, {wanted_bytes} are wanted",
+            hint="grow the device first",
         )
         self.source = source
         self.size_bytes = size_bytes
@@ -151,12 +152,12 @@ class DiskNotGrown(errors.NotReady):
 
 
 class DiskReadOnly(errors.NotReady):
-    """A disk that the VM has read-only cannot change its size under it."""
+    """A disk that is attached read-only cannot change its size."""
 
     def __init__(self, serial: str) -> None:
         super().__init__(
             f"disk {serial} is attached read-only and cannot grow",
-            hint="grow it while it is attached for writing, or detached",
+            hint="grow it while it is attached for writing, or not attached",
         )
         self.serial = serial
 
@@ -166,8 +167,8 @@ class NoFreeSlot(errors.Exhausted):
 
     def __init__(self, slots: int) -> None:
         super().__init__(
-            "no slot is free for another disk",
-            why=f"the VM was started with {slots}",
+            "the VM has no free slot for another disk",
+            why=f"it was started with {slots}",
             hint="detach a volume, or start the VM with more volume_slots",
         )
         self.slots = slots
@@ -179,7 +180,7 @@ class UnplugTimedOut(errors.NotReady):
     def __init__(self, serial: str, timeout_s: float) -> None:
         super().__init__(
             f"the guest did not release disk {serial} within {timeout_s:g} s",
-            hint="try again; the request stands",
+            hint="try again; the unplug request is still pending",
         )
         self.serial = serial
 
@@ -196,29 +197,29 @@ class AgentDisconnected(errors.PeerUnavailable):
 
 
 class AgentTimedOut(errors.PeerUnavailable):
-    """The agent did not answer in time; what was asked may still happen."""
+    """The agent did not answer in time; the operation may still complete."""
 
     def __init__(self, operation: str, timeout_s: float) -> None:
         super().__init__(
             f"the guest did not answer {operation} within {timeout_s:g} s",
-            hint="ask again: every operation may be repeated",
+            hint="try again: every operation may be repeated",
         )
         self.operation = operation
 
 
 class GuestProtocolViolation(errors.Refused):
-    """The guest said something that no agent of ours says; it is not listened to any more."""
+    """The guest sent data that violates the agent protocol; the connection has ended."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            "the guest broke the agent protocol",
+            "the guest violated the agent protocol",
             why=reason,
             hint="treat the VM as hostile and stop it",
         )
 
 
 class OutputTooLarge(errors.Exhausted):
-    """A container wrote more than the caller wants to hold."""
+    """A container wrote more than the caller accepts."""
 
     def __init__(self, container: str, limit_bytes: int) -> None:
         super().__init__(
@@ -228,7 +229,7 @@ class OutputTooLarge(errors.Exhausted):
 
 
 class ContainerTimedOut(errors.NotReady):
-    """A container did not end in the time that its caller gave it; it was killed."""
+    """A container did not end in the time that its caller allowed; it was killed."""
 
     def __init__(self, container: str, timeout_s: float) -> None:
         super().__init__(
@@ -254,11 +255,11 @@ class GuestNotFound(errors.NotFound):
 
 
 class GuestConflict(errors.Conflict):
-    """The guest has it, but otherwise."""
+    """The guest has it with other properties."""
 
 
 class GuestBusy(errors.NotReady):
-    """The guest still uses it."""
+    """It is in use in the guest."""
 
 
 class GuestUnsupported(errors.Unsupported):
@@ -266,7 +267,7 @@ class GuestUnsupported(errors.Unsupported):
 
 
 class GuestRefused(errors.Refused):
-    """The guest will not do that."""
+    """The guest refused the request."""
 
 
 class GuestReadOnly(errors.Refused):
@@ -274,11 +275,11 @@ class GuestReadOnly(errors.Refused):
 
 
 class GuestExhausted(errors.Exhausted):
-    """The guest has no room for it."""
+    """The guest is out of a resource."""
 
 
 class GuestTimedOut(errors.NotReady):
-    """What the guest waited for did not come."""
+    """The guest waited for a device or an operation in vain."""
 
 
 class GuestFilesystemCorrupt(errors.Corrupt):
@@ -286,7 +287,7 @@ class GuestFilesystemCorrupt(errors.Corrupt):
 
 
 class GuestFailed(errors.RuntimeFailed):
-    """The guest failed otherwise."""
+    """The guest failed for another reason."""
 
 
 _BY_CODE: dict[str, type[errors.CrustError]] = {
@@ -304,11 +305,11 @@ _BY_CODE: dict[str, type[errors.CrustError]] = {
 
 
 def of_guest(code: str, message: str, hint: str) -> errors.CrustError:
-    """The error for a guest's answer; a code nobody knows is a GuestFailed."""
+    """The error for a guest's answer; an unknown code is a GuestFailed."""
     return _BY_CODE.get(code, GuestFailed)(f"guest: {printable(message)}", hint=printable(hint))
 
 
 def printable(text: str, limit: int = 600) -> str:
-    """What an untrusted text may look like in a log: one line, no control characters, cut."""
+    """An untrusted text made safe for a log: one line, no control characters, cut to `limit`."""
     shown = "".join(c if c.isprintable() else " " for c in text[:limit])
     return shown.strip()

@@ -1,8 +1,8 @@
-"""What may be asked of the inside of a VM, with types; one method per operation of the agent.
+"""The operations of the agent in a VM, one typed method each.
 
-Deadlines are in seconds and belong to the answer: an operation whose deadline passed goes on in the guest and
-may be asked again. Errors of the guest are those of `faults.of_guest`; all methods also raise AgentDisconnected,
-AgentTimedOut and GuestProtocolViolation.
+Deadlines are in seconds and limit the wait for the answer: an operation whose deadline has passed continues in the
+guest and may be repeated. Errors of the guest are those of `faults.of_guest`; all methods also raise
+AgentDisconnected, AgentTimedOut and GuestProtocolViolation.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from examples.kata.vm import agent, containers, faults, values
 
 ANSWER_S = 30.0
 FREEZE_S = 50.0
-"""A guest may have much to flush before it stands still; a little less than crust's proxy waits."""
-# The guest is given less time than the caller waits, so that its own, better worded timeout arrives.
+"""A guest may have much to flush before a freeze; this is a little less than crust's proxy waits."""
+# The guest gets less time than the caller waits, so that its own timeout, which names the reason, arrives.
 _MARGIN_S = 5.0
 
 
 class Guest:
-    """The inside of one VM."""
+    """The agent of one VM."""
 
     def __init__(self, client: agent.AgentClient, hello: values.Hello) -> None:
         self._client = client
@@ -43,12 +43,12 @@ class Guest:
         return await self._client.call("mount", args, values.Mounted, timeout_s)
 
     async def unmount(self, volume: str, timeout_s: float = 120.0) -> bool:
-        """Unmount; returns whether it was mounted. Raises GuestBusy, naming who uses it."""
+        """Unmount; returns whether it was mounted. Raises GuestBusy, naming the users."""
         args = {"volume": volume}
         return (await self._client.call("unmount", args, values.Unmounted, timeout_s)).was_mounted
 
     async def usage(self, volume: str, timeout_s: float = ANSWER_S) -> values.Usage:
-        """Bytes and inodes as the guest says. Machine.usage is the one that is clamped to the disk."""
+        """Bytes and inodes as the guest reports them; `Machine.usage` clamps them to the disk's size."""
         args = {"volume": volume}
         return (await self._client.call("usage", args, values.Measured, timeout_s)).usage
 
@@ -59,20 +59,20 @@ class Guest:
         return await self._client.call("grow", args, values.Grown, timeout_s)
 
     async def freeze(self, volume: str, thaw_after_s: int, timeout_s: float = FREEZE_S) -> None:
-        """Flush and hold all writers for `thaw_after_s` (1 to 600) at most; idempotent."""
+        """Freeze the filesystem for `thaw_after_s` (1 to 600) at most; idempotent."""
         args = {"volume": volume, "thaw_after_s": thaw_after_s}
         await self._client.call("freeze", args, values.Nothing, timeout_s)
 
     async def thaw(self, volume: str, timeout_s: float = FREEZE_S) -> bool:
-        """Thaw, after a freeze that is still under way.
+        """Thaw; waits for a freeze that is still under way.
 
-        False means that the time was up before, so what was copied meanwhile is worthless.
+        False means that the watchdog thawed it before, so a copy taken meanwhile is not crash-consistent.
         """
         args = {"volume": volume}
         return (await self._client.call("thaw", args, values.Thawed, timeout_s)).was_frozen
 
     async def health(self, timeout_s: float = ANSWER_S) -> dict[str, values.Condition]:
-        """The state of each mounted volume."""
+        """The condition of each mounted volume."""
         return (await self._client.call("health", {}, values.Health, timeout_s)).volumes
 
     async def start(
@@ -97,7 +97,7 @@ class Guest:
         limit_bytes: int = 1024 * 1024,
         timeout_s: float = 300.0,
     ) -> values.Completed:
-        """Run a container to its end and forget it. Raises OutputTooLarge, ContainerTimedOut; then it is killed."""
+        """Run a container to its end and release it. Raises OutputTooLarge, ContainerTimedOut; then it is killed."""
         container = await self.start(spec, stdin=bool(stdin))
         try:
             async with asyncio.timeout(timeout_s):
@@ -113,7 +113,7 @@ class Guest:
         return completed
 
     async def _abandon(self, container: containers.Container) -> None:
-        """Kill and forget a container whose caller failed; a guest that does not answer keeps its own account."""
+        """Kill and release a container whose caller failed, if the guest answers."""
         with contextlib.suppress(errors.CrustError, TimeoutError):
             async with asyncio.timeout(ANSWER_S):
                 await container.kill()
@@ -121,7 +121,7 @@ class Guest:
                 await container.release()
 
     async def attach(self, name: str, timeout_s: float = ANSWER_S) -> containers.Container:
-        """Take over a container that an earlier process started; its exit is told again if it has ended."""
+        """Attach to a container that an earlier process started; the guest repeats its exit if it has ended."""
         container = containers.Container(self._client, name)
         self._client.listen(name, container)
         args = {"container": name, "credit": containers.WINDOW}
@@ -133,7 +133,7 @@ class Guest:
         return container
 
     async def containers(self, timeout_s: float = ANSWER_S) -> list[values.ContainerRow]:
-        """All containers that nobody has released."""
+        """All containers that are not released yet."""
         listing = await self._client.call("container.list", {}, values.ContainerList, timeout_s)
         return listing.containers
 
@@ -142,7 +142,7 @@ class Guest:
         return (await self._client.call("shutdown", {}, values.Stopped, timeout_s)).stuck
 
     async def close(self) -> None:
-        """End the connection; the guest goes on."""
+        """End the connection; the guest continues to run."""
         await self._client.close()
 
 

@@ -87,17 +87,17 @@ class Machine:
     async def detach(self, serial: str, *, timeout_s: float = UNPLUG_S) -> None:
         """Unmount in the guest, then unplug; absent is success. Raises GuestBusy, UnplugTimedOut and others.
 
-        QEMU would pull a mounted disk without a word, and its last writes with it: hence the guest first.
+        The guest comes first, because QEMU would unplug a mounted disk without an error and lose its last writes.
         """
         await self.guest.unmount(serial)
         await self.disks.detach(serial, timeout_s)
 
     async def pull(self, serial: str, *, timeout_s: float = UNPLUG_S) -> None:
-        """Unplug without asking the guest, for one that does not answer: what it had not written is lost."""
+        """Unplug without asking a guest that does not answer; writes that it has not flushed are lost."""
         await self.disks.detach(serial, timeout_s)
 
     async def grow(self, serial: str, size_bytes: int) -> values.Usage:
-        """Let the guest see a disk's new size and grow the filesystem on it, while it is in use; idempotent.
+        """Show the guest a disk's new size and grow the filesystem on it, while it is in use; idempotent.
 
         The device behind the disk must have grown before. Raises DiskNotAttached, DiskNotGrown, DiskReadOnly, …
         """
@@ -110,7 +110,7 @@ class Machine:
         await self.disks.limit(serial, limits)
 
     async def limits(self, serial: str) -> volumes.IoLimits:
-        """What QEMU limits a disk to. Raises DiskNotAttached, QemuCommandFailed, QmpDisconnected."""
+        """A disk's I/O limits. Raises DiskNotAttached, QemuCommandFailed, QmpDisconnected."""
         return await self.disks.limits(serial)
 
     async def usage(self, serial: str) -> values.Usage:
@@ -123,9 +123,9 @@ class Machine:
         await self._process.wait()
 
     async def stop(self) -> list[str]:
-        """Shut the guest down and end QEMU, by force if need be; returns volumes that could not be unmounted.
+        """Shut the guest down and end QEMU; returns the volumes that could not be unmounted.
 
-        A guest that does not answer is killed: its filesystems replay their journals at the next mount.
+        Kills a guest that does not answer; its filesystems replay their journals at the next mount.
         """
         stuck: list[str] = []
         try:
@@ -138,18 +138,18 @@ class Machine:
         return stuck
 
     async def kill(self) -> None:
-        """End QEMU at once, and let go of it. Idempotent; a VM that was let go of is not touched."""
+        """End QEMU at once and release it. Idempotent; a VM that was released before is not touched."""
         for running in (self._process, *self._file_servers):
             running.kill()
             await running.wait()
         await self.close()
 
     async def close(self) -> None:
-        """Let go of the VM, which runs on; idempotent."""
+        """Release control of the VM, which continues to run; idempotent."""
         await self._stack.aclose()
 
     async def _connect(self, started: Sequence[process.Process], timeout_s: float) -> None:
-        """Take charge of the processes, QEMU last, and connect to both sockets."""
+        """Take ownership of the processes, QEMU last, and connect to both sockets."""
         *self._file_servers, self._process = started
         for running in started:
             self._stack.callback(running.close)
@@ -200,10 +200,10 @@ async def start(
         await _run_to_completion(spawning, lambda _: None)
         await machine._connect(started, boot_timeout_s)
     except BaseException as err:
-        words = machine.console.tail()
+        console_tail = machine.console.tail()
         await asyncio.shield(_undo(machine, started))
         if isinstance(err, errors.CrustError | OSError):
-            raise faults.VmStartFailed(directory, str(err), words) from err
+            raise faults.VmStartFailed(directory, str(err), console_tail) from err
         raise
     return machine
 
@@ -214,7 +214,7 @@ def _spawn(
     identity: str,
     started: list[process.Process],
 ) -> None:
-    """Start the file servers and QEMU, QEMU last; each is in `started` as soon as it runs."""
+    """Start the file servers and then QEMU; each is appended to `started` as soon as it runs."""
     for share in spec.shares:
         if share.kind == "virtiofs":
             started.append(shares.serve(share, directory))
@@ -227,13 +227,13 @@ def _spawn(
         pid = process.spawn(argv, (control, channel), directory / "qemu.err")
         started.append(process.Process(pid))
     finally:
-        # QEMU's copies are the only ones from here on: when it ends, connecting is refused.
+        # From here on only QEMU has the listening sockets: when it ends, connections are refused.
         for listener in listeners.values():
             listener.close()
 
 
 async def _run_to_completion(work: Coroutine[object, object, T], undo: Callable[[T], object]) -> T:
-    """Wait for work in a thread, which cancelling does not stop: if cancelled, wait on, and undo its result."""
+    """Wait for work in a thread, which cannot be cancelled: if cancelled, wait for its end and undo its result."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -279,9 +279,9 @@ async def adopt(directory: Path, *, timeout_s: float = BOOT_S) -> Machine:
 
 
 async def destroy(directory: Path) -> bool:
-    """Kill whatever VM runs in `directory`, answering or not; returns whether one did.
+    """Kill the VM that runs in `directory`, even if it does not answer; returns whether one ran.
 
-    Raises VmAlreadyControlled while another process controls it, VmGone if `directory` never held one.
+    Raises VmAlreadyControlled while another process controls it, VmGone if none was ever started in `directory`.
     """
     reopening = asyncio.to_thread(vm_directory.reopen, directory)
     identity, lock = await _run_to_completion(reopening, lambda found: os.close(found[1]))

@@ -1,8 +1,8 @@
 """QEMU as a process that outlives its parent: started in a session of its own, watched by pidfd, found again.
 
 A process is identified by its pid file and by the uuid on its command line. The check opens a pidfd first and
-reads the command line after it, so a pid that was used again is never taken for the VM. All functions block
-for microseconds to milliseconds; callers on the event loop use a thread for `spawn`.
+reads the command line after it, so a reused pid is never treated as the VM. All functions block for microseconds to
+milliseconds; callers on the event loop use a thread for `spawn`.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ def spawn(argv: Sequence[str], pass_fds: Sequence[int], stderr: Path) -> int:
     actions: list[tuple[object, ...]] = [
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
-        # A pipe that nobody empties refuses more instead of filling a disk or blocking QEMU.
+        # A full pipe refuses more output; it neither fills a disk nor blocks QEMU.
         (os.POSIX_SPAWN_OPEN, 2, str(stderr), os.O_RDWR | os.O_NONBLOCK, 0),
         *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in pass_fds),
     ]
@@ -33,7 +33,7 @@ def spawn(argv: Sequence[str], pass_fds: Sequence[int], stderr: Path) -> int:
 
 
 def find(pid_file: Path, identity: str) -> "Process | None":
-    """The process that wrote `pid_file` and has `identity` on its command line; None if it runs no more."""
+    """The process that wrote `pid_file` and has `identity` on its command line; None if it has ended."""
     try:
         pid = int(pid_file.read_text())
         process = Process(pid)
@@ -66,25 +66,25 @@ class Process:
         self._ended = False
 
     def runs(self) -> bool:
-        """Whether it is not known to have ended; a child that has is reaped."""
+        """Whether it still runs; reaps a child that has ended."""
         if self._fd >= 0 and not self._ended and select.select([self._fd], [], [], 0)[0]:
             self._reap()
         return not self._ended
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal; to one that has ended, or was let go of, nothing is sent."""
+        """Send a signal; does nothing after the process has ended or `close` was called."""
         if self._fd < 0:
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._fd, number)
 
     async def wait(self) -> None:
-        """Wait until it has ended; one that was let go of is not waited for."""
+        """Wait until it has ended; returns at once after `close`."""
         if self._fd < 0 or self._ended:
             return
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
-        # A descriptor of its own: the loop allows one reader for each.
+        # A descriptor of its own, because the loop allows one reader per descriptor.
         fd = os.dup(self._fd)
         loop.add_reader(fd, _settle, ended)
         try:
@@ -95,7 +95,7 @@ class Process:
         self._reap()
 
     def close(self) -> None:
-        """Let go of it; it runs on. Idempotent."""
+        """Release it; the process continues to run. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

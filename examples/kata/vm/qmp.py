@@ -1,6 +1,6 @@
 """QEMU's control socket, through QEMU's own client library, with crust's errors.
 
-The library raises its own classes, and EOFError out of `disconnect` after QEMU died; both stop here.
+The library raises its own classes, and EOFError from `disconnect` after QEMU died; this module translates both.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from examples.kata.vm import faults
 
 ANSWER_S = 20.0
 
-# It logs a traceback for each VM that ends, which is no fault of anybody.
+# It logs a traceback for each VM that ends, which is not an error.
 logging.getLogger("qemu.qmp").setLevel(logging.CRITICAL)
 
 
@@ -56,7 +56,7 @@ class Qmp:
 
     async def give(self, fd: int, opaque: str) -> int:
         """Pass a descriptor into a new fd set; returns the set's id. Raises as `execute`."""
-        async with self._giving:  # the descriptor and the command that takes it must not be parted
+        async with self._giving:  # no other command may come between the descriptor and add-fd
             self._client.send_fd_scm(fd)
             answer = mapping(await self.execute("add-fd", {"opaque": opaque}), "add-fd")
         fdset = answer.get("fdset-id")
@@ -65,12 +65,12 @@ class Qmp:
         return fdset
 
     async def unplug(self, device: str, timeout_s: float) -> bool:
-        """device_del, and wait for the guest to release it; False if it has not in time. Raises as `execute`."""
+        """device_del, and wait until the guest releases the device; False after the timeout. Raises as `execute`."""
         with self._client.listener(("DEVICE_DELETED",)) as events:
             try:
                 await self.execute("device_del", {"id": device})
             except faults.QemuCommandFailed as err:
-                # An earlier request is still with the guest, or was granted a moment ago.
+                # An earlier request is still pending in the guest, or has just completed.
                 if "not found" in err.reason:
                     return True
                 if "already in the process of unplug" not in err.reason:
@@ -95,7 +95,7 @@ class Qmp:
 
     async def close(self) -> None:
         """End the connection; idempotent, also after QEMU died."""
-        # Whatever ended the connection is raised again here, with whatever class it had.
+        # The library raises here again the error that ended the connection, of any class.
         with contextlib.suppress(Exception):
             await self._client.disconnect()
 

@@ -1,6 +1,6 @@
 """Directories shared into a VM by virtiofsd, for comparing against block devices. 9p is served by QEMU itself.
 
-virtiofsd ends by itself when its VM does; one that QEMU never connected to is killed by its starter.
+virtiofsd ends by itself when its VM does; the code that starts a VM kills one that QEMU never connected to.
 """
 
 import os

@@ -1,8 +1,8 @@
 """What to start, and QEMU's command line for it.
 
-The choices and what they cost are measured: q35 unplugs in 0.1 s by ACPI where native PCIe takes 6 s; an ELF
-kernel and qboot save the firmware's second; `mitigations=off` and the like are for the emulated processor
-only, which has no speculation to mitigate. One root port is one hot-plug slot, and each costs boot time.
+The choices are measured: q35 unplugs in 0.1 s by ACPI where native PCIe takes 6 s; an ELF kernel and qboot save one
+second of firmware; `mitigations=off` and the like are set only for the emulated processor, which does not speculate.
+One root port is one hot-plug slot, and each costs boot time.
 """
 
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class MachineSpec:
-    """A VM to start. `name` is shown to people, in errors and in the process list."""
+    """A VM to start. `name` appears in errors and in the process list."""
 
     name: str
     image: image.GuestImage
@@ -51,7 +51,7 @@ class MachineSpec:
 def command_line(
     spec: MachineSpec, directory: Path, identity: str, *, control_fd: int, agent_fd: int
 ) -> list[str]:
-    """QEMU's arguments; the two sockets are listened on already and inherited."""
+    """QEMU's arguments; QEMU inherits the two listening sockets."""
     return [
         *(str(QEMU), "-name", f"crust-{spec.name}", "-uuid", identity),
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
@@ -65,7 +65,7 @@ def command_line(
         "virtserialport,chardev=agent,name=crust.agent",
         *("-chardev", f"pipe,id=console,path={directory}/console", "-serial", "chardev:console"),
         *_slots(spec.volume_slots),
-        *(word for share in spec.shares for word in _share(share, directory)),
+        *(argument for share in spec.shares for argument in _share(share, directory)),
     ]
 
 
@@ -75,7 +75,7 @@ def share_socket(share: Share, directory: Path) -> Path:
 
 
 def _machine(spec: MachineSpec) -> list[str]:
-    # A file server maps the guest's memory, so it must be a file that both can open.
+    # virtiofsd maps the guest's memory, so the memory must be a file that both can open.
     shared = any(share.kind == "virtiofs" for share in spec.shares)
     backend = f"memory-backend-memfd,id=memory,size={spec.memory_mib}M,share=on"
     memory = ("-object", backend) if shared else ()
@@ -95,13 +95,13 @@ def _boot(spec: MachineSpec) -> list[str]:
 
 
 def _slots(count: int) -> list[str]:
-    words = []
+    arguments = []
     for number in range(count):
-        words += [
+        arguments += [
             "-device",
             f"pcie-root-port,id=slot{number},chassis={number + 1},slot={number + 1}",
         ]
-    return words
+    return arguments
 
 
 def _share(share: Share, directory: Path) -> list[str]:

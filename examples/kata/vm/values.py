@@ -1,7 +1,7 @@
-"""Values of the VM's interface: what a caller asks for, and what comes back.
+"""Values of the VM's interface: requests of the caller, and answers of the guest.
 
-What comes back from the guest is parsed by the pydantic models at the end: the guest is not trusted, so every
-number has bounds and every list a length.
+The pydantic models below parse the guest's answers. The guest is not trusted, so every number has bounds and every
+list a maximum length.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ class ContainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A piece of what a container wrote."""
+    """A piece of a container's output."""
 
     stream: Literal["stdout", "stderr"]
     data: bytes
@@ -72,7 +72,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A container that ran to its end, and all that it wrote."""
+    """A container that has ended, with all its output."""
 
     exit: Exit
     stdout: bytes
@@ -85,7 +85,7 @@ Sentence = Annotated[str, pydantic.Field(max_length=4096)]
 
 
 class Reply(pydantic.BaseModel):
-    """An answer of the guest; keys that are not declared are an offence."""
+    """An answer of the guest; undeclared keys are a protocol violation."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -95,7 +95,7 @@ class Nothing(Reply):
 
 
 class Hello(Reply):
-    """Who answers."""
+    """The agent's answer to `hello`."""
 
     protocol: Count
     kernel: Name
@@ -115,12 +115,12 @@ class Usage(Reply):
     used_inodes: Count
 
     def clamped(self, disk_bytes: int) -> "Usage":
-        """The same with no number of bytes above the size of the disk, which the host knows by itself."""
-        most = {
+        """The same with no number of bytes above the disk's size, which the host knows."""
+        clamped = {
             name: min(getattr(self, name), disk_bytes)
             for name in ("total_bytes", "available_bytes", "used_bytes")
         }
-        return self.model_copy(update=most)
+        return self.model_copy(update=clamped)
 
 
 class Mounted(Reply):
@@ -131,39 +131,39 @@ class Mounted(Reply):
 
 
 class Measured(Reply):
-    """How full a volume is."""
+    """The usage of a volume."""
 
     usage: Usage
 
 
 class Grown(Reply):
-    """A filesystem that fills its disk."""
+    """A filesystem that was grown to its disk's size."""
 
     usage: Usage
     disk_bytes: Count
 
 
 class Unmounted(Reply):
-    """Whether there was anything to unmount."""
+    """Whether the volume was mounted."""
 
     was_mounted: bool
 
 
 class Thawed(Reply):
-    """Whether the volume was still frozen; if not, a copy taken meanwhile is worthless."""
+    """Whether the volume was still frozen; if not, a copy taken meanwhile is not crash-consistent."""
 
     was_frozen: bool
 
 
 class Condition(Reply):
-    """The state of one mounted filesystem."""
+    """The condition of one mounted filesystem."""
 
     abnormal: bool
     message: Sentence
 
 
 class Health(Reply):
-    """The state of all mounted volumes, by name."""
+    """The conditions of all mounted volumes, by name."""
 
     volumes: dict[Name, Condition] = pydantic.Field(max_length=1024)
 
@@ -175,7 +175,7 @@ class Started(Reply):
 
 
 class ContainerRow(Reply):
-    """A container that nobody has released."""
+    """A container that is not released yet."""
 
     container: Name
     running: bool
@@ -196,7 +196,7 @@ class Stopped(Reply):
 
 
 class Failure(Reply):
-    """An error as the guest words it."""
+    """An error of the guest."""
 
     code: Name
     message: Sentence

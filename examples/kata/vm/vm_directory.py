@@ -1,8 +1,8 @@
 """The directory of one VM: private, owned by one process at a time, and enough to find the VM again.
 
-What is in it is listed in machine.py. Preparing refuses a directory that others may write or that holds a
-running VM, and clears what a dead one left. A process killed at any line leaves a directory that `prepare` or
-`reopen` understands: machine.json appears whole, before QEMU is started.
+machine.py lists its contents. `prepare` refuses a directory that others may use or that has a running VM, and removes
+the files of a VM that has ended. A process killed at any line leaves a directory that `prepare` or `reopen` accepts:
+machine.json is written atomically, before QEMU is started.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _SOCKETS = ("control.sock", "agent.sock")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What machine.json says: which process is meant, and what it cannot be asked for."""
+    """The content of machine.json: which process is the VM, and properties that QEMU cannot be asked for."""
 
     name: str
     uuid: str
@@ -60,14 +60,14 @@ def prepare(directory: Path, identity: Identity) -> int:
 def reopen(directory: Path) -> tuple[Identity, int]:
     """The VM's identity, and the descriptor of its lock. Raises VmGone, VmAlreadyControlled, InvalidVmDirectory."""
     if not (directory / "machine.json").exists():
-        raise faults.VmGone(directory, "none was started here")
+        raise faults.VmGone(directory, "none was started in it")
     _check_private(directory)
     with _locked(directory) as lock:
         return _read(directory), os.dup(lock)
 
 
 def listen(directory: Path) -> dict[str, socket.socket]:
-    """Bind and listen on the VM's sockets, so that a connection waits in the queue until QEMU is there."""
+    """Bind and listen on the VM's sockets, so that a connection waits in the queue until QEMU accepts it."""
     listeners = {}
     for name in _SOCKETS:
         listener = socket.socket(socket.AF_UNIX)
@@ -97,7 +97,7 @@ def _check_private(directory: Path) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise faults.InvalidVmDirectory(directory, "it is not a directory")
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise faults.InvalidVmDirectory(directory, "others than its owner may use it")
+        raise faults.InvalidVmDirectory(directory, "other users may access it")
 
 
 def _check_idle(directory: Path) -> None:
@@ -111,7 +111,7 @@ def _check_idle(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[int]:
-    """Hold the owner's lock; a duplicate of the descriptor keeps it beyond the block."""
+    """Hold the owner's lock; a duplicate of the descriptor keeps the lock beyond the block."""
     lock = os.open(directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -149,7 +149,7 @@ async def test_oserror_is_answered_as_request_failed(door: Door) -> None:
     (door.socket.parent / "sandboxes").write_text("no directory can be made here")
     with pytest.raises(RuntimeRefused) as caught:
         await door.client.run(run())
-    assert caught.value.kind == "Failed"
+    assert caught.value.kind == "RequestFailed"
 
 
 async def _leave(door: Door, container: FakeContainer) -> None:

@@ -193,7 +193,7 @@ async def test_adopt_without_handoff_entry_succeeds(
     successor = daemon(tmp_path, world)
     await successor.adopt_all()
     assert successor.all()[0].held == ()
-    assert "not handed over" in caplog.text
+    assert "without handoff entry" in caplog.text
 
 
 async def test_vm_that_cannot_be_adopted_blocks_nobody_and_can_be_stopped(
