@@ -8,27 +8,27 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
-# apt-get update is content with a failure to fetch, unless it is told not to be.
+# By default apt-get update succeeds even if it cannot fetch a list.
 APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o APT::Update::Error-Mode=any -o Dpkg::Use-Pty=0
 SOURCES := crust examples tests benchmarks
 CACHE := .cache
 
-# What the tests, the demo and the benchmarks need of the distribution; pinned by Debian 12 itself.
+# The packages of the distribution that tests, demo and benchmarks need; Debian 12 itself pins their versions.
 PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs cpio lz4 zstd mount util-linux libblkid1
 
-# pytest keeps the directories of old runs; ours go with the run. Short, for the names of sockets below it.
-# A capability named in REQUIRED that this machine lacks fails the tests that need it; otherwise they skip.
+# pytest keeps the directories of old runs; this removes them. The path is short, for the sockets below it.
+# If this machine lacks a capability named in REQUIRED, the tests that need it fail; without REQUIRED they skip.
 PYTEST = scratch=$$(mktemp -d /tmp/ct-XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
 	CRUST_REQUIRE=$(REQUIRED) $(WITHIN) $(PY) -m pytest --basetemp="$$scratch/t"
 
-# All that touches the host runs in a mount namespace of its own, so that a leak dies with it.
+# Everything that touches the host runs in a mount namespace of its own, so that leaked mounts end with it.
 PRIVATE := unshare --mount --propagation private
 
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# Said first, and not by the fifth tool that fails.
+# Checked first, so that the reason is clear before some tool fails.
 .PHONY: root
 root:
 	@[ "$$(id -u)" = 0 ] || { echo "error: this target mounts and attaches devices: run it as root" >&2; exit 1; }
@@ -46,7 +46,7 @@ packages:
 	$(APT) update || fail "the package lists cannot be fetched: check the network and /etc/apt"; \
 	$(APT) install --no-install-recommends $$missing || fail "the packages cannot be installed, see above"
 
-# With no network pip says "no matching distribution", five retries later.
+# Without network pip prints "no matching distribution" after five retries.
 $(VENV)/.done: pyproject.toml
 	@python3 -m venv $(VENV) && \
 	$(PIP) 'pip>=25.1' && $(PIP) --group dev --editable '.[kata-example]' && touch $@ || \
@@ -65,11 +65,11 @@ test e2e: REQUIRED = mount,loop,vm
 integration conformance: REQUIRED = mount,loop
 
 .PHONY: test
-test: root guest ## all tests, all their set-up included (root)
+test: root guest ## all tests, including their set-up (root)
 	@$(PYTEST) tests
 
 .PHONY: unit
-unit: $(VENV)/.done ## the tests that need no root
+unit: $(VENV)/.done ## the tests that do not need root
 	@$(PYTEST) tests/unit
 
 .PHONY: integration
@@ -104,11 +104,11 @@ proto: $(VENV)/.done ## generate crust/wire and the JSON schema from their sourc
 	$(PY) specs/generate.py --into .
 
 .PHONY: check-generated
-check-generated: $(VENV)/.done ## prove that what is generated is current
+check-generated: $(VENV)/.done ## check that the generated files are current
 	$(PY) specs/generate.py --check
 
 .PHONY: bench
-bench: root guest ## measure, in one run and as ratios; writes docs/benchmarks.md and its plot
+bench: root guest ## run all benchmarks; writes docs/benchmarks.md and its plot
 	$(PRIVATE) $(PY) -m benchmarks
 
 .PHONY: clean

@@ -36,7 +36,7 @@ BENCHMARKS: dict[str, Callable[[], Coroutine[Any, Any, figures.Result]]] = {
 
 STORAGE = "storage"
 GROUPS = {STORAGE: (stage.NAME, large_pool.NAME, snapshots.NAME)}
-"""Names for several: what the driver alone costs."""
+"""Names for several benchmarks; `storage` measures the driver alone."""
 
 
 def main() -> int:
@@ -49,7 +49,9 @@ def main() -> int:
     unknown = set(names) - set(BENCHMARKS)
     if unknown:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
-    logging.basicConfig(level=logging.ERROR)  # that a handler loses a killed proxy is no news here
+    logging.basicConfig(
+        level=logging.ERROR
+    )  # no warnings of a handler whose proxy is killed on purpose
     reports = [_run(name) for name in names or BENCHMARKS]
     if not names:
         text = page.render(machine.describe(), reports)

@@ -1,8 +1,8 @@
-"""A volume in a microVM: its block device with the filesystem mounted in the guest, against a host mount shared in.
+"""A volume in a microVM: its block device mounted in the guest, against a host mount shared into the guest.
 
-One and the same guest (the distribution's standard kernel, which has 9p) has both: a virtio-blk disk with ext4, and
-an ext4 that the host mounts and shares by 9p and by virtio-fs where virtiofsd is there. Each way takes its turn in
-every round, with small files and with synced writes. The images lie on one host filesystem.
+One guest (the distribution's standard kernel, which has 9p) has both: a virtio-blk disk with ext4, and an ext4 that
+the host mounts and shares by 9p, and by virtio-fs if virtiofsd is installed. Every round measures each of them in
+turn, with small files and with synced writes. The images are on one host filesystem.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Result:
     accelerator: str
 
     def report(self) -> figures.Report:
-        """The figures; no promise was made."""
+        """The figures; there is no goal."""
         return figures.Report(
             name=NAME,
             title="A volume's filesystem, seen from a workload in a microVM",
@@ -57,9 +57,9 @@ class Result:
                 for (what, way), each in self.samples.items()
             ),
             meaning=(
-                "The guest's own filesystem answers names and attributes from its own caches; a share asks the host "
-                "for them, one exchange after another. A share's fsync(2) is the host's alone, without a second "
-                "journal in the guest, so it can be the quicker one."
+                "A filesystem in the guest answers names and attributes from the guest's caches; a share asks the "
+                "host for each. The host alone executes fsync(2) on a share, without a second journal in the guest, "
+                "so it can be faster."
             ),
         )
 
@@ -67,8 +67,8 @@ class Result:
         if self.accelerator == "kvm":
             return "The accelerator is KVM."
         return (
-            "The accelerator is software emulation (TCG), where the guest's processor is slow: times say nothing "
-            "about KVM, and ratios less than they seem."
+            "The accelerator is software emulation (TCG), where the guest's processor is slow: the times do not "
+            "apply to KVM, and the ratios only roughly."
         )
 
 
@@ -90,7 +90,7 @@ async def measure() -> Result:
 
 
 async def _mount(vm: machine.Machine, place: Path) -> dict[str, str]:
-    """Mount every way that there is; returns the volume's name in the guest by way."""
+    """Mount the disk and each share; returns the volume's name in the guest for each."""
     ways = {BLOCK: "disk", NINE_P: "ninep"}
     await vm.attach("disk", await asyncio.to_thread(_ext4, place / "disk.img"))
     await vm.guest.mount(values.VolumeMount("disk", "ext4"))
@@ -135,7 +135,7 @@ async def _guest(
 
 @contextlib.contextmanager
 def _host_mount(place: Path) -> Iterator[Path]:
-    """An ext4 of its own that the host has mounted, as an ordinary publish leaves it."""
+    """An ext4 that the host has mounted, as an ordinary publish does."""
     mounted = place / "mounted"
     mounted.mkdir()
     _run("mount", "-o", "loop", str(_ext4(place / "host.img")), str(mounted))
@@ -148,7 +148,7 @@ def _host_mount(place: Path) -> Iterator[Path]:
 def _ext4(path: Path) -> Path:
     with path.open("wb") as file:
         file.truncate(IMAGE_BYTES)
-    # nothing may be left for the kernel to initialise while it is measured
+    # The kernel must not initialise anything in the background during the measurement.
     _run("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", str(path))
     return path
 

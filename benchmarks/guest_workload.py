@@ -1,4 +1,4 @@
-"""What runs in the guest: its text goes to the guest's Python on standard input, so it imports nothing of ours.
+"""The workload in the guest: the guest's Python reads it from standard input, so it cannot import crust.
 
 Arguments: a directory, a number of files, a number of writes. It prints nanoseconds per operation as JSON. Create is
 open, write 100 bytes and close; stat asks for every file once more; a synced write is 4 KiB and fsync(2) in a file

@@ -1,4 +1,4 @@
-"""inotify(7) with nothing around it: the floor for any library that watches a directory."""
+"""Bare inotify(7): the lower bound for any library that watches a directory."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @contextlib.contextmanager
 def times_of(directory: str, event: int) -> Iterator[asyncio.Queue[int]]:
-    """A queue of the monotonic times, in nanoseconds, at which the loop learned of `event` in `directory`."""
+    """A queue of the monotonic times, in nanoseconds, at which the event loop saw `event` in `directory`."""
     times: asyncio.Queue[int] = asyncio.Queue()
     fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if fd < 0 or _libc.inotify_add_watch(fd, os.fsencode(directory), event) < 0:

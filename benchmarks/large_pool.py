@@ -78,7 +78,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """A driver and how many volumes it has."""
+    """A driver and the number of its volumes."""
 
     paths: NodePaths
     count: int
@@ -86,7 +86,7 @@ class _Pool:
 
 
 async def measure() -> Result:
-    """Run it on two pools."""
+    """Measure with two pools."""
     times, starts = Times(), Times()
     with node.directories() as few, node.directories() as many:
         counts = ((few, FEW), (many, MANY))

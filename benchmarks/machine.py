@@ -1,4 +1,4 @@
-"""The machine that was measured, as far as it explains the figures: no names, no paths."""
+"""The measured machine: what explains the figures, without names and paths."""
 
 import datetime
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What to know before comparing two pages."""
+    """The properties to know before comparing two pages."""
 
     cores: int
     memory_gib: int
@@ -22,7 +22,7 @@ class Description:
 
 
 def describe() -> Description:
-    """Look at this machine."""
+    """Describe this machine."""
     return Description(
         cores=os.cpu_count() or 1,
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),

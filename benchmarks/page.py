@@ -1,4 +1,4 @@
-"""The page: Markdown with a table per benchmark, goals and their outcome, and the machine that was measured."""
+"""The page: Markdown with a table per benchmark, the goals and whether they are met, and the measured machine."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ from benchmarks import figures, machine
 
 _INTRO = """# Benchmarks
 
-Written by `make bench`; do not edit. What is compared was measured together, in rounds (A, B, A, B …), so read
-the ratios first: absolute times belong to the machine below, and its 99th percentiles to whatever else it did.
-A ratio is the median over the median of the row that it is compared with.
+Written by `make bench`; do not edit. Alternatives were measured together, in rounds (A, B, A, B …), so read the
+ratios first: absolute times depend on the machine below, and 99th percentiles also on its other load. A ratio is the
+median divided by the median of the row that it is compared with.
 """
 
 

@@ -28,7 +28,7 @@ Times = figures.Collector[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Milliseconds per call and way."""
+    """Milliseconds by call and path."""
 
     samples: dict[tuple[str, str], figures.Samples]
 
@@ -63,7 +63,7 @@ class Result:
 
 
 async def measure() -> Result:
-    """Run it on a node of its own, with one volume mounted on the host."""
+    """Measure on a node of its own, with one volume mounted on the host."""
     with node.directories() as paths:
         async with node.serving(paths) as co:
             volume = await co.create("bench", 64 << 20)

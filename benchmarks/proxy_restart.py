@@ -1,4 +1,4 @@
-"""How long a killed proxy is away, and how much memory it takes, with 1,000 entries and with none.
+"""How long a killed proxy is unavailable, and how much memory it uses, with 1,000 entries and with none.
 
 The proxy is killed with -9 and started again, on a directory of 1,000 entries and on an empty one in turn. Its time
 runs from the kill to the first answer through proxy, shim and driver, by a new connection of the CO; and to the
@@ -62,13 +62,13 @@ class Result:
             ),
             meaning=(
                 "A restart is mostly Python loading its modules; reading the entries adds "
-                f"{serves.median - self.samples[SERVES, 0].median:.2f} s. Running sandboxes do not notice."
+                f"{serves.median - self.samples[SERVES, 0].median:.2f} s. Running sandboxes are not affected."
             ),
         )
 
 
 async def measure() -> Result:
-    """Run it on a node of its own."""
+    """Measure on a node of its own."""
     with node.directories() as paths:
         roots = {0: paths.crust_run / "none", ENTRIES: paths.crust_run / "many"}
         await asyncio.to_thread(_fill, roots[ENTRIES])
@@ -104,7 +104,7 @@ async def _restart(
     await session.lost.wait()
     with inotify.times_of(os.path.dirname(paths.csi_socket), inotify.CREATED) as bound:
         proxy = await node.start(paths, "proxy", volumes_root=root)
-        # a call that waits for a server would only see it at its channel's next attempt
+        # Not by a call that waits for the server: its channel would only reconnect at its next attempt.
         async with asyncio.timeout(node.START_TIMEOUT_S):
             await bound.get()
     try:

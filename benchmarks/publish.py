@@ -1,9 +1,8 @@
-"""What a deferred publish costs beside an ordinary one of the same volume, through the same three processes.
+"""The cost of a deferred publish against an ordinary one of the same volume, through the same three processes.
 
 The volume is created, staged and formatted once. A round publishes and unpublishes it in each way, and each round
-begins with another one: deferred through proxy, shim and driver; mounted on the host through the same three; and
-mounted on the host by the driver alone, without proxy and shim. Then the same again with every core busy otherwise,
-as nodes are.
+starts with another way: deferred through proxy, shim and driver; as a host mount through the same three; and as a
+host mount by the driver alone. Then the same is measured with a busy process on every core.
 """
 
 import asyncio
@@ -38,7 +37,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Milliseconds per way, on an idle machine and on a busy one; in the second dictionaries of unpublishing."""
+    """Milliseconds per way of (publish, unpublish), on an idle machine and on a busy one."""
 
     idle: tuple[dict[str, figures.Samples], dict[str, figures.Samples]]
     busy: tuple[dict[str, figures.Samples], dict[str, figures.Samples]]
@@ -88,7 +87,7 @@ class Result:
 
 
 async def measure() -> Result:
-    """Run it on a node of its own."""
+    """Measure on a node of its own."""
     with node.directories() as paths:
         async with (
             node.serving(paths) as co,
@@ -113,7 +112,7 @@ async def measure() -> Result:
 async def _rounds(
     ways: list[Way], volume: csi_pb2.Volume, count: int
 ) -> tuple[dict[str, figures.Samples], dict[str, figures.Samples]]:
-    """Milliseconds by way: of publishing, and of unpublishing."""
+    """Milliseconds by way: of publish, and of unpublish."""
     target = ways[0].co.target("bench")
     publish, unpublish = figures.Collector[str](), figures.Collector[str]()
     for number in range(count):
@@ -126,7 +125,7 @@ async def _rounds(
 
 @contextlib.asynccontextmanager
 async def _busy() -> AsyncIterator[None]:
-    """One process per core that does nothing but run."""
+    """One busy process per core."""
     spin = "while True: pass"
     burners = [
         await asyncio.create_subprocess_exec(sys.executable, "-c", spin)

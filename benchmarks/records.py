@@ -1,4 +1,4 @@
-"""Records that are valid and mean nothing: for measuring the handoff directory without volumes."""
+"""Valid records of volumes that do not exist, for measuring the handoff directory."""
 
 from crust import volumes
 from crust.handoff.record import Record

@@ -1,9 +1,9 @@
-"""What staging and publishing a volume costs beside the programs losetup, blkid and mount doing the same.
+"""The cost of stage and publish against the programs losetup, blkid and mount doing the same.
 
-A round takes a volume up and down with the programs, the way a driver without system calls does it; by a driver in
-this process, which is the same work in the same place; and by a driver behind its socket, which is what a kubelet
-sees of either: two calls of gRPC each way besides. Each round begins with another one. The programs have the image of
-the first driver's volume. Direct I/O for all.
+A round stages and publishes a volume, then unpublishes and unstages it: with the programs, as a driver that runs
+programs does; by a driver in this process, which is the same work in the same place; and by a driver behind its
+socket, as a kubelet calls it, with two gRPC calls each way. Each round starts with another one. The programs use the
+image of the first driver's volume. All use direct I/O.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ ROUNDS = 300
 WARM_UP = 20
 SIZE_BYTES = 256 << 20
 LIMIT = 0.5
-_NOBODY = cast("Any", None)  # none of these calls asks who its caller is
+_NO_CONTEXT = cast("Any", None)  # none of these calls uses its gRPC context
 UP, DOWN = "stage and publish", "unpublish and unstage"
 PROGRAMS = "the programs"
 DRIVER = "the driver"
@@ -34,7 +34,7 @@ Times = figures.Collector[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Milliseconds by what was done and by whom."""
+    """Milliseconds by operation and implementation."""
 
     samples: dict[tuple[str, str], figures.Samples]
 
@@ -42,11 +42,11 @@ class Result:
         """The figures against the two goals."""
         return figures.Report(
             name=NAME,
-            title="A volume's way onto the host and back",
+            title="Stage and publish a volume, unpublish and unstage it",
             method=(
                 f"ext4, {SIZE_BYTES >> 20} MiB, formatted before; {ROUNDS} rounds of each. The programs: losetup, "
-                "blkid and mount on the way up, umount and losetup on the way down, started in a thread for each "
-                "call, where the driver makes its system calls."
+                "blkid and mount, then umount and losetup; each call runs them in a thread, where the driver makes "
+                "its system calls."
             ),
             rows=tuple(
                 figures.Row(
@@ -75,7 +75,7 @@ class Result:
 
 
 class _Way(Protocol):
-    """One way of taking a volume up and down."""
+    """One way to stage and publish a volume, and to undo both."""
 
     async def up(self) -> None: ...
 
@@ -84,7 +84,7 @@ class _Way(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """By a driver behind its socket."""
+    """A driver behind its socket."""
 
     co: Kubelet
     volume: csi_pb2.Volume
@@ -100,7 +100,7 @@ class _Served:
 
 @dataclass(frozen=True, slots=True)
 class _Driver:
-    """By the servicers of a driver in this process, a kubelet's requests made and answered."""
+    """The servicers of a driver in this process, with a kubelet's requests."""
 
     driver: app.Driver
     root: Path
@@ -108,7 +108,7 @@ class _Driver:
 
     @classmethod
     async def on(cls, root: Path) -> Self:
-        """A driver with a pool, and a CO's directories, below `root`."""
+        """A driver with a pool, and a kubelet's directories, below `root`."""
         for name in ("pool", "run", "staging", "pod"):
             (root / name).mkdir(mode=0o700)
         driver = app.build(
@@ -124,7 +124,7 @@ class _Driver:
             capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE_BYTES),
             volume_capabilities=[MOUNT],
         )
-        made = await driver.controller.CreateVolume(request, _NOBODY)
+        made = await driver.controller.CreateVolume(request, _NO_CONTEXT)
         return cls(driver, root, made.volume.volume_id)
 
     @property
@@ -135,28 +135,28 @@ class _Driver:
         stage = csi_pb2.NodeStageVolumeRequest(
             volume_id=self.volume_id, staging_target_path=self._staging, volume_capability=MOUNT
         )
-        await self.driver.node.NodeStageVolume(stage, _NOBODY)
+        await self.driver.node.NodeStageVolume(stage, _NO_CONTEXT)
         publish = csi_pb2.NodePublishVolumeRequest(
             volume_id=self.volume_id,
             staging_target_path=self._staging,
             target_path=self._target,
             volume_capability=MOUNT,
         )
-        await self.driver.node.NodePublishVolume(publish, _NOBODY)
+        await self.driver.node.NodePublishVolume(publish, _NO_CONTEXT)
 
     async def down(self) -> None:
         unpublish = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=self.volume_id, target_path=self._target
         )
-        await self.driver.node.NodeUnpublishVolume(unpublish, _NOBODY)
+        await self.driver.node.NodeUnpublishVolume(unpublish, _NO_CONTEXT)
         unstage = csi_pb2.NodeUnstageVolumeRequest(
             volume_id=self.volume_id, staging_target_path=self._staging
         )
-        await self.driver.node.NodeUnstageVolume(unstage, _NOBODY)
+        await self.driver.node.NodeUnstageVolume(unstage, _NO_CONTEXT)
 
     async def delete(self) -> None:
         request = csi_pb2.DeleteVolumeRequest(volume_id=self.volume_id)
-        await self.driver.controller.DeleteVolume(request, _NOBODY)
+        await self.driver.controller.DeleteVolume(request, _NO_CONTEXT)
 
     @property
     def _staging(self) -> str:
@@ -169,9 +169,9 @@ class _Driver:
 
 @dataclass(frozen=True, slots=True)
 class _Programs:
-    """By losetup, blkid, mount and umount, and the target made and removed: one thread a call, as in the driver.
+    """losetup, blkid, mount and umount, and creating and removing the target: one thread per call, as in the driver.
 
-    Not asyncio's subprocesses: to start a program through the event loop costs more, and would flatter the driver.
+    Not asyncio's subprocesses: starting a program through the event loop costs more, which would favour the driver.
     """
 
     image: Path
@@ -195,7 +195,7 @@ class _Programs:
         _output("mount", "-t", "ext4", device, str(self.target))
 
     def _unpublish(self) -> str:
-        # What a driver remembers: read here without a program.
+        # A driver would know the device, so this must not cost a program.
         device = f"/dev/loop{os.minor(self.target.stat().st_dev)}"
         _output("umount", str(self.target))
         self.target.rmdir()
@@ -203,7 +203,7 @@ class _Programs:
 
 
 async def measure() -> Result:
-    """Run it, with a driver in this process and one in its own."""
+    """Measure with a driver in this process and one in a process of its own."""
     with node.directories() as paths:
         async with node.driver(paths) as co:
             served = _Served(co, await co.create("bench", SIZE_BYTES))

@@ -1,8 +1,8 @@
-"""How long after the rename a runtime handler knows of a volume.
+"""How long after the rename a runtime handler sees a new entry.
 
-A process of its own publishes by `Store.publish` and says when it renamed. Three directories take turns: one seen
-through bare inotify(7), the floor of what is possible; one watched by `crust.handoff.watch`; and one watched in the
-same way that holds other entries, all of which a look reads. Told are the hint ("look again") and the change: the
+A separate process publishes by `Store.publish` and prints the time of its rename. Three directories take turns: one
+watched by bare inotify(7), the lower bound; one watched by `crust.handoff.watch`; and one watched in the same way
+that holds other entries, all of which a look reads. Measured are the hint ("look again") and the change: the
 directory scanned, the record read and checked. Every volume is withdrawn again before the next one.
 """
 
@@ -41,39 +41,39 @@ class Result:
         """The figures."""
         return figures.Report(
             name=NAME,
-            title="From the rename to the handler",
+            title="From the rename of an entry to the handler",
             method=f"{ROUNDS} volumes per row, published one at a time by another process, on a tmpfs.",
             rows=tuple(
                 figures.Row(label, each, "" if label == INOTIFY else INOTIFY)
                 for label, each in self.samples.items()
             ),
             meaning=(
-                "The hint pays for a thread beside the event loop; the record for a scan, which reads and checks "
+                "The hint needs a thread beside the event loop; the record needs a scan, which reads and checks "
                 f"every entry. At {self.samples[CHANGE].median:.1f} ms it is little beside the start of a sandbox."
             ),
         )
 
 
 class Stamped(watch.Watch):
-    """A watch that notes when its last hint came."""
+    """A watch that records the time of its last hint."""
 
     hinted_ns = 0
 
     async def __anext__(self) -> None:
-        """A hint, its time noted."""
+        """Wait for a hint and record its time."""
         await super().__anext__()
         self.hinted_ns = time.monotonic_ns()
 
 
 class Reader:
-    """A handler that looks at `root` as the SDK does."""
+    """Reads the directory as the SDK does."""
 
     def __init__(self, watched: Stamped) -> None:
         self._watched = watched
         self._changes = watch.changes(watched)
 
     async def look(self) -> tuple[int, int]:
-        """Wait for the next change; returns when its hint came and when it was read."""
+        """Wait for the next change; returns the times of its hint and of its record."""
         await anext(self._changes)
         return self._watched.hinted_ns, time.monotonic_ns()
 
@@ -84,16 +84,16 @@ class Writer:
 
     process: asyncio.subprocess.Process
 
-    async def tell(self, verb: str, root: str, number: int) -> int:
+    async def send(self, command: str, root: str, number: int) -> int:
         """Have it publish or withdraw; returns when it renamed."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(f"{verb} {root} {number}\n".encode())
+        self.process.stdin.write(f"{command} {root} {number}\n".encode())
         return int(await self.process.stdout.readline())
 
 
 async def measure() -> Result:
-    """Run it in three directories of its own."""
+    """Measure in three directories."""
     with node.directories() as paths:
         async with AsyncExitStack() as stack:
             writer = await stack.enter_async_context(_writer())
@@ -117,16 +117,16 @@ async def measure() -> Result:
 
 async def _reader(root: str, stack: AsyncExitStack) -> Reader:
     reader = Reader(await stack.enter_async_context(Stamped(root)))
-    await reader.look()  # the first look tells what is there at the start
+    await reader.look()  # the first look returns the entries that exist at the start
     return reader
 
 
 async def _bare(
     writer: Writer, root: str, number: int, events: asyncio.Queue[int], times: Times
 ) -> None:
-    renamed_ns = await writer.tell("publish", root, number)
+    renamed_ns = await writer.send("publish", root, number)
     times.add(INOTIFY, (await events.get() - renamed_ns) / 1e6)
-    await writer.tell("withdraw", root, number)
+    await writer.send("withdraw", root, number)
     await events.get()  # withdrawing is a rename in the directory too
 
 
@@ -134,12 +134,12 @@ async def _watched(
     writer: Writer, root: str, number: int, reader: Reader, times: Times, labels: tuple[str, str]
 ) -> None:
     looking = asyncio.ensure_future(reader.look())
-    renamed_ns = await writer.tell("publish", root, number)
+    renamed_ns = await writer.send("publish", root, number)
     hinted_ns, read_ns = await looking
     for label, at_ns in zip(labels, (hinted_ns, read_ns), strict=True):
         times.add(label, (at_ns - renamed_ns) / 1e6)
     looking = asyncio.ensure_future(reader.look())
-    await writer.tell("withdraw", root, number)
+    await writer.send("withdraw", root, number)
     await looking
 
 

@@ -1,4 +1,4 @@
-"""A process that publishes when it is told to, and says when it did: the proxy's part in `watch_latency`.
+"""A process that publishes entries on command and prints the time of the rename: the proxy's part in `watch_latency`.
 
 A line on standard input is `publish` or `withdraw`, the directory's root, and a volume's number; the answer is the
 monotonic clock in nanoseconds, which is the same clock in every process, just before the last rename.
@@ -15,12 +15,12 @@ _rename = os.rename
 
 
 class _Clock:
-    """Notes the time of the last rename: the one that makes an entry appear comes last in `Store.publish`."""
+    """Records the time of the last rename, which makes the entry visible at the end of `Store.publish`."""
 
     last_ns = 0
 
     def rename(self, source: str, destination: str) -> None:
-        """rename(2), its time noted."""
+        """rename(2), with its time recorded."""
         self.last_ns = time.monotonic_ns()
         _rename(source, destination)
 
@@ -30,9 +30,9 @@ def main() -> None:
     clock = _Clock()
     os.rename = clock.rename  # type: ignore[assignment]
     for line in sys.stdin:
-        verb, root, number = line.split()
+        command, root, number = line.split()
         store, record = Store(root), records.record(int(number))
-        if verb == "publish":
+        if command == "publish":
             store.publish(record)
         else:
             with store.begin_unpublish(record.target) as alone:

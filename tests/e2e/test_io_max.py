@@ -32,7 +32,7 @@ def answer(
     acceleration: spec.Acceleration,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Any:
-    """What the guest said."""
+    """The guest's answer."""
     initramfs = tmp_path_factory.mktemp("io-max") / "initramfs"
     # The kernel unpacks one archive after the other: what is added lies over the image.
     initramfs.write_bytes(guest_image.initramfs.read_bytes() + _probe())
@@ -94,7 +94,7 @@ def test_obstacle_names_what_is_missing_and_the_remedy(answer: Any) -> None:
 
 
 def test_set_replaces_previous_limits(answer: Any) -> None:
-    whole, less, none, other, empty = answer["told"]
+    whole, less, none, other, empty = answer["after_set"]
     for lines, read_back, wanted in (whole, less, none):
         assert read_back == wanted, lines
     assert len(whole[0]) == 1

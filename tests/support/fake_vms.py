@@ -1,6 +1,7 @@
-"""Virtual machines without QEMU: they outlive the daemon's objects, hold what they were given, and can hang or die.
+"""VMs without QEMU: they outlive the daemon's objects, hold descriptors, and can hang or die.
 
-`World` is what a host has: VMs by directory, and the locks of the handoff. A `FakeVm` is one process's grip on a VM.
+`World` is the state of a host: VMs by directory, and the locks of the handoff. A `FakeVm` is one process's control of
+a VM.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ MIB = 1024 * 1024
 
 @dataclass
 class Body:
-    """A VM that runs, whoever controls it."""
+    """A running VM, controlled or not."""
 
     directory: Path
     plugged: set[str] = field(default_factory=set)
@@ -42,7 +43,7 @@ class Body:
     thawed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def until_thawed(self, name: str) -> None:
-        """What changes a frozen filesystem waits in the guest's kernel."""
+        """A change of a frozen filesystem waits for the thaw."""
         while name in self.frozen:
             self.thawed.clear()
             await self.thawed.wait()
@@ -66,7 +67,7 @@ class World:
     killed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def step(self, operation: str) -> None:
-        """An operation begins: recorded, stopped at its gate, failed if so told."""
+        """Begin an operation: record it, wait at its gate, raise its failure."""
         self.calls.append(operation)
         gate = self.gates.get(operation)
         if gate is not None:
@@ -76,7 +77,7 @@ class World:
             raise self.failures[operation].pop(0)
 
     def is_locked(self, target: volumes.TargetPath) -> bool:
-        """Whether somebody has the volume: the daemon, or a VM that runs."""
+        """Whether the daemon or a running VM has the volume."""
         claim = self.claims.get(target)
         return claim is not None and claim.is_locked()
 
@@ -139,7 +140,7 @@ class FakeHandoff:
     def adopt(self, target: volumes.TargetPath, sandbox: volumes.SandboxId) -> FakeClaim:
         held = self.world.claims.get(target)
         if held is None or not held.is_locked() or held.sandbox != sandbox:
-            raise runtime_handler.ClaimLost(target, sandbox, "nobody holds the lock")
+            raise runtime_handler.ClaimLost(target, sandbox, "no process holds the lock")
         return held
 
     def records(self) -> Sequence[Record]:
@@ -147,7 +148,7 @@ class FakeHandoff:
 
 
 class FakeContainer:
-    """`ports.Container`: prints what it is given, and ends when it is told or killed."""
+    """`ports.Container`: prints `pieces`, and ends when `ended` is set or it is killed."""
 
     def __init__(self, pieces: Sequence[values.Output] = (), *, dies: bool = True) -> None:
         self.pieces = pieces
@@ -184,7 +185,7 @@ class FakeGuest:
             await self._vm.ask("mount")
             await self._vm.body.until_thawed(volume.volume)
         except faults.AgentTimedOut:
-            self._vm.body.mounted.add(volume.volume)  # what was asked goes on in the guest
+            self._vm.body.mounted.add(volume.volume)  # the mount continues in the guest
             raise
         self._vm.body.mounted.add(volume.volume)
         return values.Mounted(usage=USAGE, owned_entries=0)
@@ -263,7 +264,7 @@ class FakeVm:
 
     async def attach(self, serial: str, source: Path, *, read_only: bool) -> disks.Disk:
         await self._control("attach")
-        assert len(self.body.nodes.get(serial, [])) == 2, "plugged without lock and fence"
+        assert len(self.body.nodes.get(serial, [])) == 2, "plugged without claim lock and device"
         self.body.plugged.add(serial)
         return disks.Disk(serial, source, 64 * MIB, read_only, direct_io=True)
 
@@ -315,7 +316,7 @@ class FakeVm:
         self.body.owned = False
 
     async def ask(self, operation: str) -> None:
-        """Something of the guest, whose connection may end meanwhile."""
+        """Begin an operation of the guest, whose connection may end meanwhile."""
         self._check_connected()
         await self.world.step(operation)
         self._check_connected()

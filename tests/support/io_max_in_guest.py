@@ -1,7 +1,7 @@
 """PID 1 of a VM whose kernel has control groups v2: what its io.max makes of `crust.host.cgroups.io_max`.
 
-The guest's Python has few modules, so the values that the code under test speaks in are made here, with the same
-names. Prints one line of JSON on the console and switches the machine off.
+The guest's Python has few modules, so the value classes of the code under test are defined here, with the same
+names. Prints one line of JSON on the console and powers the guest off.
 """
 
 import collections
@@ -65,7 +65,7 @@ def device_of(name: str) -> Any:
 
 
 def obstacles(io_max: Any) -> list[str]:
-    """Why nothing can be limited, from a bare hierarchy to one that is ready."""
+    """The obstacles to limits, from a bare hierarchy to one that is ready."""
     found = [io_max.IoMax(ROOT, ("",)).obstacle(), io_max.IoMax(ROOT, ("pods",)).obstacle()]
     os.mkdir(PODS)
     found.append(io_max.IoMax(ROOT, ("pods",)).obstacle())
@@ -74,8 +74,8 @@ def obstacles(io_max: Any) -> list[str]:
     return found
 
 
-def told(io_max: Any) -> list[Any]:
-    """What the kernel has after each change, in its own words and as it is read back."""
+def after_set(io_max: Any) -> list[Any]:
+    """The content of io.max after each change, and the limits read back from it."""
     throttle = io_max.IoMax(ROOT, ("absent", "pods"))
     one, other = device_of("vda"), device_of("vdb")
     throttle.set(other, IoLimits(write_iops=77))
@@ -97,7 +97,7 @@ def told(io_max: Any) -> list[Any]:
 
 
 def absent(io_max: Any) -> list[str]:
-    """A device that is not there: nothing to take away, and nothing to limit."""
+    """Limits of an absent device: removing them succeeds, setting them fails."""
     throttle, device = io_max.IoMax(ROOT, ("pods",)), Device(259, 77)
     throttle.set(device, IoLimits())
     try:
@@ -119,17 +119,17 @@ def operate(fd: int, kind: str, number: int) -> None:
 
 
 def race() -> dict[str, int]:
-    """In a group below the limited one: how far a disk without limits got while each limited one did its part."""
+    """In a child of the limited group: operations on a disk without limits while each limited disk did its own."""
     done = [0]
     seen: dict[str, int] = {}
 
-    def be_free() -> None:
+    def use_free_disk() -> None:
         fd = os.open(f"/dev/{free}", os.O_RDWR)
         while len(seen) < len(KINDS):
             operate(fd, "rw"[done[0] % 2], done[0])
             done[0] += 1
 
-    def be_limited(name: str, kind: str) -> None:
+    def use_limited_disk(name: str, kind: str) -> None:
         fd = os.open(f"/dev/{name}", os.O_RDWR)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         before = done[0]
@@ -138,9 +138,10 @@ def race() -> dict[str, int]:
         seen[kind] = done[0] - before
 
     *limited, free = ("vda", "vdb", "vdc", "vdd", "vde")
-    threads = [threading.Thread(target=be_free)]
+    threads = [threading.Thread(target=use_free_disk)]
     threads += [
-        threading.Thread(target=be_limited, args=each) for each in zip(limited, KINDS, strict=True)
+        threading.Thread(target=use_limited_disk, args=each)
+        for each in zip(limited, KINDS, strict=True)
     ]
     for thread in threads:
         thread.start()
@@ -170,7 +171,7 @@ def main() -> None:
         io_max = under_test()
         answer = {
             "obstacles": obstacles(io_max),
-            "told": told(io_max),
+            "after_set": after_set(io_max),
             "absent": absent(io_max),
             "race": limited_race(io_max),
         }

@@ -1,4 +1,4 @@
-"""The proxy's Runtime API, called as a driver calls it, on a whole node; and what the guests obey, as QEMU tells."""
+"""The proxy's Runtime API of a whole node, called as a driver calls it; and the I/O limits that QEMU reports."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -42,7 +42,7 @@ async def connected(node: WholeNode) -> AsyncIterator[RuntimeApi]:
 
 
 async def limits_in_force(node: WholeNode) -> dict[str, volumes.IoLimits]:
-    """What QEMU limits, by target."""
+    """The limits that QEMU enforces, by target path."""
     listed = await node.runtime.list()
     return {
         target: volumes.IoLimits(**found)

@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 
 @dataclass(slots=True)
 class WholeNode:
-    """The processes, and how to speak to them."""
+    """The processes, and clients that call them."""
 
     daemons: Node
     kubelet: Kubelet
@@ -75,7 +75,7 @@ class WholeNode:
     async def run(
         self, sandbox: str, source: Path, script: str, *, readonly: bool = False
     ) -> Finished:
-        """Run a shell script in a sandbox that stays, with `source` at /data."""
+        """Run a shell script in a sandbox that is kept, with `source` at /data."""
         mount = messages.Mount(source=str(source), destination="/data", readonly=readonly)
         return await self.runtime.run(
             messages.Run(
@@ -96,7 +96,7 @@ class WholeNode:
         )
 
     async def tidy(self) -> None:
-        """Stop sandboxes, unpublish, unstage, delete: whatever a test has left on purpose."""
+        """Stop all sandboxes; unpublish, unstage and delete the volumes of a test."""
         for each in await self.runtime.list():
             await self.runtime.stop(each["sandbox"])
         for volume, target in self.published:
@@ -110,9 +110,9 @@ class WholeNode:
 
 @asynccontextmanager
 async def whole_node() -> AsyncIterator[WholeNode]:
-    """A node that serves; when it is left nothing of it may remain, which is asserted."""
+    """A running node; asserts at the end that no loop device, mount or process of it remains."""
     base = Path(tempfile.mkdtemp(prefix="crust-e2e-", dir="/tmp"))  # short, for sockets' names
-    before = orphans.look(base)
+    before = orphans.find(base)
     node = Node(base)
     at = node.paths
     kubelet = Kubelet(at.kubelet, at.csi_socket, at.inspect_socket)
@@ -126,7 +126,7 @@ async def whole_node() -> AsyncIterator[WholeNode]:
         for directory in (at.kata_run / "sandboxes").glob("*"):
             with contextlib.suppress(errors.CrustError):
                 await machine.destroy(directory)
-        left = orphans.look(base).since(before)
+        left = orphans.find(base).since(before)
         assert not left
         shutil.rmtree(base)
 

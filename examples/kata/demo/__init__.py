@@ -1,5 +1,6 @@
-"""The main job as one command: a volume's life, told step by step on this machine, with everything real.
+"""The demo: the life of a deferred volume from creation to deletion, step by step on this machine.
 
-The demo plays the kubelet. It starts driver, shim, proxy and the example runtime as processes of their own below one
-temporary directory, and ends by proving that nothing of it is left. It exits non-zero if any step is not so.
+The demo acts as the kubelet. It starts driver, shim, proxy and the example runtime as processes below one temporary
+directory, checks each step, and at the end checks that no loop device, mount, process or directory remains. It exits
+non-zero if a check fails.
 """

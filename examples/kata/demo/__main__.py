@@ -1,4 +1,4 @@
-"""`python -m examples.kata.demo`: run the story; exit code 0 if all of it is so."""
+"""`python -m examples.kata.demo`: run the scenario; exit code 0 if all checks succeed."""
 
 import asyncio
 import contextlib
@@ -16,35 +16,35 @@ from examples.kata.demo.scenario import Scenario
 
 
 async def main() -> int:
-    """Tell the story, tidy up whatever happened, and look at what is left."""
+    """Run the scenario, clean up in any case, and check for orphans."""
     if os.geteuid() != 0:
         sys.stderr.write("the demo attaches loop devices and mounts: run it as root\n")
         return 2
     report = Report()
     base = Path(tempfile.mkdtemp(prefix="crust-demo-"))
-    before = orphans.look(base)
+    before = orphans.find(base)
     node = Node(base)
-    story = Scenario(node, report)
+    scenario = Scenario(node, report)
     try:
-        await _tell(story, node, report)
+        await _run(scenario, node, report)
     finally:
-        await story.give_up()
-        await story.close()
+        await scenario.clean_up()
+        await scenario.close()
         await node.stop_all()
-        await _check_nothing_left(report, base, before)
+        await _check_no_orphans(report, base, before)
     report.table()
     return 0 if all(step.ok for step in report.steps) else 1
 
 
-async def _tell(story: Scenario, node: Node, report: Report) -> None:
-    """Tell the story; Ctrl-C and SIGTERM end it early, and so does a failure, which is explained."""
-    telling = asyncio.ensure_future(story.tell())
+async def _run(scenario: Scenario, node: Node, report: Report) -> None:
+    """Run the scenario; Ctrl-C and SIGTERM end it early; a failure is printed with the daemons' logs."""
+    running = asyncio.ensure_future(scenario.run())
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, telling.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     try:
-        await telling
+        await running
     except asyncio.CancelledError:
-        report.console.print("[red]the demo was interrupted:[/] tidying up")
+        report.console.print("[red]the demo was interrupted:[/] cleaning up")
     except Exception as error:
         report.console.print_exception(max_frames=4)
         for name in ("driver", "shim", "proxy", "runtime"):
@@ -53,10 +53,10 @@ async def _tell(story: Scenario, node: Node, report: Report) -> None:
         report.console.print(f"[red]the demo failed:[/] {error}")
 
 
-async def _check_nothing_left(report: Report, base: Path, before: orphans.Traces) -> None:
-    with contextlib.suppress(Exception), report.step("nothing is left behind") as step:
-        left = orphans.look(base).since(before)
-        require(f"nothing is left: {', '.join(left)}", not left)
+async def _check_no_orphans(report: Report, base: Path, before: orphans.Resources) -> None:
+    with contextlib.suppress(Exception), report.step("check that no orphans remain") as step:
+        left = orphans.find(base).since(before)
+        require(f"no orphans remain: {', '.join(left)}", not left)
         await asyncio.to_thread(shutil.rmtree, base)
         step.found("no loop device, no mount, no process, no directory")
 

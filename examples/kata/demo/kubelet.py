@@ -1,4 +1,4 @@
-"""The CO of the demo: what a kubelet and the sidecars say to a driver, over the driver's socket."""
+"""The CO of the demo: the CSI calls of a kubelet and the sidecars, over the driver's socket."""
 
 import asyncio
 import json
@@ -13,8 +13,8 @@ from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 
 TIMEOUT_S = 120.0
 START_TIMEOUT_S = 60.0
-_AGAIN_S = 0.2
-# A kubelet and the sidecars come again after UNAVAILABLE, which is what a process that is just starting answers.
+_PROBE_INTERVAL_S = 0.2
+# A kubelet and the sidecars retry after UNAVAILABLE, which a process that is just starting answers.
 _RETRIES = {
     "methodConfig": [
         {
@@ -63,17 +63,17 @@ class Kubelet:
         self._node = csi_pb2_grpc.NodeStub(self._csi)
 
     def staging(self, volume: csi_pb2.Volume) -> Path:
-        """Where a volume is staged; the kubelet makes the directory."""
+        """The staging path of a volume; the kubelet creates the directory."""
         return self._root / "plugins" / "staging" / volume.volume_id / "globalmount"
 
     def target(self, pod: str) -> Path:
-        """Where a pod's volume is published; the parent is the kubelet's to make."""
+        """The target path of a pod's volume; the kubelet creates its parent."""
         return self._root / "pods" / pod / "volumes" / "kubernetes.io~csi" / "data" / "mount"
 
     async def wait_ready(self, handler: str) -> None:
         """Return when the driver answers through the chain and the handler is registered."""
         async with asyncio.timeout(START_TIMEOUT_S):
-            await self._answered()
+            await self._probed()
             watch = inspect_pb2_grpc.InspectStub(self._inspect)
             events = watch.Watch(inspect_pb2.WatchRequest(), wait_for_ready=True)
             await events.initial_metadata()
@@ -83,8 +83,8 @@ class Kubelet:
             finally:
                 events.cancel()
 
-    async def _answered(self) -> None:
-        """Probe until the whole chain is there: its processes start in any order, and as slowly as the machine is."""
+    async def _probed(self) -> None:
+        """Probe until the driver answers through proxy and shim, which start in any order."""
         while True:
             try:
                 await self._identity.Probe(csi_pb2.ProbeRequest(), wait_for_ready=True)
@@ -92,7 +92,7 @@ class Kubelet:
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_PROBE_INTERVAL_S)
 
     async def _registered(self, handler: str) -> bool:
         stub = inspect_pb2_grpc.InspectStub(self._inspect)
@@ -107,7 +107,7 @@ class Kubelet:
         *,
         snapshot_id: str = "",
     ) -> csi_pb2.Volume:
-        """CreateVolume, of a snapshot if one is named."""
+        """CreateVolume, from a snapshot if `snapshot_id` is set."""
         source = csi_pb2.VolumeContentSource.SnapshotSource(snapshot_id=snapshot_id)
         answer = await self._controller.CreateVolume(
             csi_pb2.CreateVolumeRequest(
@@ -162,7 +162,7 @@ class Kubelet:
         )
 
     async def stats(self, volume: csi_pb2.Volume, target: Path) -> dict[int, csi_pb2.VolumeUsage]:
-        """NodeGetVolumeStats, by unit. A proxy that is just starting is waited for, as a kubelet's retry would."""
+        """NodeGetVolumeStats, by unit. Waits for a proxy that is just starting, as a kubelet's retry would."""
         answer = await self._node.NodeGetVolumeStats(
             csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume.volume_id, volume_path=str(target)),
             timeout=TIMEOUT_S,
@@ -237,7 +237,7 @@ class Kubelet:
         )
 
     async def refusal_of_unpublish(self, volume: csi_pb2.Volume, target: Path) -> tuple[str, str]:
-        """Unpublish where it must be refused: the code's name and the message; ("OK", "") if it was not."""
+        """Unpublish a volume that is in use; returns code and message, ("OK", "") if it was not refused."""
         try:
             await self.unpublish(volume, target)
         except grpc.aio.AioRpcError as error:

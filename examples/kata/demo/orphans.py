@@ -1,4 +1,4 @@
-"""What of ours is on the machine: loop devices, mounts, processes, directories; and what a run has left behind."""
+"""The loop devices, mounts and processes of a run on this machine, to check that none is orphaned."""
 
 import os
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Traces:
-    """A look at the machine."""
+class Resources:
+    """The resources of a run, at one point in time."""
 
     loops: frozenset[str]
     mounts: frozenset[str]
     processes: frozenset[str]
 
-    def since(self, before: "Traces") -> list[str]:
-        """What is here now and was not then, in words."""
+    def since(self, before: "Resources") -> list[str]:
+        """The resources that `before` does not have, described."""
         return [
             *(f"loop device {each}" for each in sorted(self.loops - before.loops)),
             *(f"mount {each}" for each in sorted(self.mounts - before.mounts)),
@@ -22,10 +22,10 @@ class Traces:
         ]
 
 
-def look(base: Path) -> Traces:
-    """Look for what belongs to the run below `base`: by backing file, by mount target, by command line."""
+def find(base: Path) -> Resources:
+    """Find the resources of the run below `base`: by backing file, by mount target, by command line."""
     root = str(base)
-    return Traces(
+    return Resources(
         frozenset(each for each in _loops() if root in each),
         frozenset(each for each in _mounts() if each.startswith(root)),
         frozenset(_processes(root)),
@@ -48,9 +48,9 @@ def _processes(base: str) -> list[str]:
         if not directory.name.isdigit() or int(directory.name) == os.getpid():
             continue
         try:
-            words = (directory / "cmdline").read_bytes().split(b"\0")
-        except OSError:  # it ended while we looked
+            arguments = (directory / "cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has ended meanwhile
             continue
-        if any(base.encode() in word for word in words):
-            found.append(f"{directory.name} ({words[0].decode(errors='replace')})")
+        if any(base.encode() in each for each in arguments):
+            found.append(f"{directory.name} ({arguments[0].decode(errors='replace')})")
     return found

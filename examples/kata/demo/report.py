@@ -1,4 +1,4 @@
-"""How the demo tells its story: a line per step as it runs, and a table at the end."""
+"""The demo's output: a line per step while it runs, and a table at the end."""
 
 import time
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from rich.table import Table
 
 
 class CheckFailed(Exception):
-    """Something that the demo claims did not hold."""
+    """A check of the demo failed."""
 
 
 @dataclass(slots=True)
 class Step:
-    """One step; `result` is what it found, in words, and `shown` is shown as it is, once."""
+    """One step; `result` is a sentence, and `shown` is text to print below it."""
 
     title: str
     result: str = ""
@@ -26,11 +26,11 @@ class Step:
     ok: bool = False
 
     def found(self, result: str) -> None:
-        """Say what the step found."""
+        """Set the step's result."""
         self.result = result
 
     def show(self, text: str) -> None:
-        """Show something whole, below the step's line."""
+        """Print a text below the step's line."""
         self.shown = text
 
 
@@ -66,7 +66,7 @@ class Report:
     def table(self) -> None:
         """The closing table."""
         table = Table(
-            title="a deferred volume, from CreateVolume to nothing left", title_justify="left"
+            title="a deferred volume, from CreateVolume to DeleteVolume", title_justify="left"
         )
         for column in ("step", "result", "time"):
             side: Literal["left", "right"] = "right" if column == "time" else "left"

@@ -1,4 +1,4 @@
-"""The story: a volume's life on a node, each step asserting what it claims."""
+"""The scenario: the life of a volume on a node; each step checks its result."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ sync
 sha256sum /data/payload | cut -d' ' -f1
 """
 
-# Writes and syncs without an end until it is told to stop; a single failed write fails it.
+# Writes and syncs until /data/stop exists; a single failed write fails the script.
 _WRITER = """
 set -e
 n=0
@@ -47,8 +47,8 @@ cat /data/rounds
 
 
 @dataclass(slots=True)
-class Facts:
-    """What one step learns and a later one needs."""
+class State:
+    """Values that later steps need."""
 
     volume: csi_pb2.Volume
     target: Path
@@ -58,7 +58,7 @@ class Facts:
 
 
 class Scenario:
-    """Plays the kubelet through the volume's life."""
+    """Acts as the kubelet through the volume's life."""
 
     def __init__(self, node: Node, report: Report) -> None:
         at = node.paths
@@ -66,18 +66,18 @@ class Scenario:
         self._report = report
         self._kubelet = Kubelet(at.kubelet, at.csi_socket, at.inspect_socket)
         self._runtime = Client(str(at.kata_run / "control.sock"))
-        self._made: csi_pb2.Volume | None = None
+        self._created: csi_pb2.Volume | None = None
 
     async def close(self) -> None:
         """Close the channels."""
         await self._kubelet.close()
 
-    async def give_up(self) -> None:
-        """Take back what a story that ended early has made, newest first; nothing after one that was told whole.
+    async def clean_up(self) -> None:
+        """Undo the steps of a scenario that ended early, newest first; does nothing after a complete one.
 
-        A step that fails is passed over: what it leaves is found, and reported, by the look at what is left.
+        A step that fails is skipped: the check for orphans reports what remains.
         """
-        if (volume := self._made) is None:
+        if (volume := self._created) is None:
             return
         steps = (
             partial(self._runtime.stop, SANDBOX),
@@ -89,20 +89,20 @@ class Scenario:
             with contextlib.suppress(Exception):
                 await step()
 
-    async def tell(self) -> None:
-        """The whole story."""
+    async def run(self) -> None:
+        """Run all steps."""
         await self._start()
-        facts = await self._create()
-        await self._stage(facts)
-        await self._publish_deferred(facts)
-        await self._boot_and_write(facts)
-        await self._compare_stats(facts)
-        await self._expand_under_load(facts)
-        await self._refuse_unpublish(facts)
+        state = await self._create()
+        await self._stage(state)
+        await self._publish_deferred(state)
+        await self._boot_and_write(state)
+        await self._compare_stats(state)
+        await self._expand_under_load(state)
+        await self._refuse_unpublish(state)
         await self._stop_sandbox()
-        await self._unpublish(facts)
-        await self._publish_on_host(facts)
-        await self._delete(facts)
+        await self._unpublish(state)
+        await self._publish_on_host(state)
+        await self._delete(state)
 
     async def _start(self) -> None:
         with self._report.step("start driver, shim, proxy and runtime") as step:
@@ -110,27 +110,27 @@ class Scenario:
             await self._kubelet.wait_ready(HANDLER)
             step.found("four processes; the runtime is registered with the proxy")
 
-    async def _create(self) -> Facts:
+    async def _create(self) -> State:
         with self._report.step("create the volume") as step:
-            volume = self._made = await self._kubelet.create("demo", SIZE_BYTES)
+            volume = self._created = await self._kubelet.create("demo", SIZE_BYTES)
             require("the volume has its size", volume.capacity_bytes >= SIZE_BYTES)
             step.found(f"{volume.volume_id}, {volume.capacity_bytes // MIB} MiB")
-        return Facts(volume, self._kubelet.target(PODS[0]))
+        return State(volume, self._kubelet.target(PODS[0]))
 
-    async def _stage(self, facts: Facts) -> None:
+    async def _stage(self, state: State) -> None:
         with self._report.step("stage it") as step:
-            await self._kubelet.stage(facts.volume)
-            here = mountinfo.at(str(self._kubelet.staging(facts.volume)))
+            await self._kubelet.stage(state.volume)
+            here = mountinfo.at(str(self._kubelet.staging(state.volume)))
             require("staging mounts nothing on the host", here is None)
-            step.found("a loop device with an ext4 filesystem, mounted nowhere")
+            step.found("a loop device with an ext4 filesystem, not mounted")
 
-    async def _publish_deferred(self, facts: Facts) -> None:
-        with self._report.step("publish it, deferred") as step:
-            await self._kubelet.publish(facts.volume, facts.target, defer=True)
-            seal = mountinfo.at(str(facts.target))
+    async def _publish_deferred(self, state: State) -> None:
+        with self._report.step("publish it with a deferred mount") as step:
+            await self._kubelet.publish(state.volume, state.target, defer=True)
+            seal = mountinfo.at(str(state.target))
             require("the target is sealed", seal is not None and mount_api.is_guard(seal))
-            require("the target is empty", not list(facts.target.iterdir()))
-            require("the volume's filesystem is mounted nowhere", not _mounted("ext4", facts))
+            require("the target is empty", not list(state.target.iterdir()))
+            require("the volume's filesystem is mounted nowhere", not _mounted("ext4", state))
             step.found("the target is sealed, nothing is mounted, and the record is there")
             step.show(json.dumps(json.loads(self._record()), indent=2))
 
@@ -139,70 +139,70 @@ class Scenario:
         require("there is one entry", len(entries) == 1)
         return (entries[0] / layout.RECORD).read_text().strip()
 
-    async def _boot_and_write(self, facts: Facts) -> None:
-        with self._report.step("boot a microVM, mount the volume in it, write and sum up") as step:
-            facts.checksum = (await self._guest(facts, _WORKLOAD)).strip()
-            require("a checksum came", re.fullmatch("[0-9a-f]{64}", facts.checksum))
-            facts.boot_id = await self._guest(facts, "cat /proc/sys/kernel/random/boot_id")
-            require("the volume's filesystem is mounted nowhere", not _mounted("ext4", facts))
+    async def _boot_and_write(self, state: State) -> None:
+        with self._report.step("boot a microVM, mount the volume in it, write a file") as step:
+            state.checksum = (await self._guest(state, _WORKLOAD)).strip()
+            require("the guest printed a checksum", re.fullmatch("[0-9a-f]{64}", state.checksum))
+            state.boot_id = await self._guest(state, "cat /proc/sys/kernel/random/boot_id")
+            require("the volume's filesystem is mounted nowhere", not _mounted("ext4", state))
             sandbox = (await self._runtime.list())[0]
-            facts.accelerator = sandbox["accelerator"]
-            step.found(f"{facts.accelerator}; sha256 {facts.checksum[:16]}…")
+            state.accelerator = sandbox["accelerator"]
+            step.found(f"{state.accelerator}; sha256 {state.checksum[:16]}…")
 
-    async def _compare_stats(self, facts: Facts) -> None:
-        with self._report.step("compare CSI's statistics with what the guest sees") as step:
-            told = await self._kubelet.stats(facts.volume, facts.target)
-            seen = (await self._guest(facts, "stat -f -c '%b %f %a %S %c %d' /data")).split()
+    async def _compare_stats(self, state: State) -> None:
+        with self._report.step("compare NodeGetVolumeStats with statfs in the guest") as step:
+            stats = await self._kubelet.stats(state.volume, state.target)
+            seen = (await self._guest(state, "stat -f -c '%b %f %a %S %c %d' /data")).split()
             blocks, free, available, size, inodes, inodes_free = map(int, seen)
-            numbers = told[BYTES].total, told[BYTES].used, told[BYTES].available
+            numbers = stats[BYTES].total, stats[BYTES].used, stats[BYTES].available
             guest = blocks * size, (blocks - free) * size, available * size
             require(f"bytes agree: {numbers} and {guest}", numbers == guest)
-            counts = told[INODES].total, told[INODES].used
+            counts = stats[INODES].total, stats[INODES].used
             require("inodes agree", counts == (inodes, inodes - inodes_free))
             step.found(
-                f"{numbers[1] // MIB} of {numbers[0] // MIB} MiB used, {counts[1]} inodes, alike"
+                f"{numbers[1] // MIB} of {numbers[0] // MIB} MiB used, {counts[1]} inodes, equal"
             )
 
-    async def _expand_under_load(self, facts: Facts) -> None:
-        writer = asyncio.create_task(self._guest(facts, _WRITER), name="writer")
+    async def _expand_under_load(self, state: State) -> None:
+        writer = asyncio.create_task(self._guest(state, _WRITER), name="writer")
         try:
-            await self._guest(facts, "while [ ! -e /data/rounds ]; do usleep 20000; done")
-            await self._expand(facts)
-            await self._kill_proxy(facts)
+            await self._guest(state, "while [ ! -e /data/rounds ]; do usleep 20000; done")
+            await self._expand(state)
+            await self._kill_proxy(state)
         finally:
-            await self._guest(facts, "touch /data/stop")
-        with self._report.step("the workload went on throughout") as step:
+            await self._guest(state, "touch /data/stop")
+        with self._report.step("check that the workload was not interrupted") as step:
             rounds = int(await writer)
-            require("it wrote", rounds > 0)
-            boot_id = await self._guest(facts, "cat /proc/sys/kernel/random/boot_id")
-            require("the guest never noticed", boot_id == facts.boot_id)
-            step.found(f"{rounds} synced rounds, no failed write, the same boot")
+            require("the workload wrote", rounds > 0)
+            boot_id = await self._guest(state, "cat /proc/sys/kernel/random/boot_id")
+            require("the guest has not rebooted", boot_id == state.boot_id)
+            step.found(f"{rounds} synced rounds, no failed write, no reboot")
 
-    async def _expand(self, facts: Facts) -> None:
+    async def _expand(self, state: State) -> None:
         with self._report.step("expand it online, while the guest writes") as step:
-            before = await self._kubelet.stats(facts.volume, facts.target)
-            size_bytes = await self._kubelet.expand(facts.volume, facts.target, GROWN_BYTES)
-            after = await self._kubelet.stats(facts.volume, facts.target)
+            before = await self._kubelet.stats(state.volume, state.target)
+            size_bytes = await self._kubelet.expand(state.volume, state.target, GROWN_BYTES)
+            after = await self._kubelet.stats(state.volume, state.target)
             require("the device has grown", size_bytes == GROWN_BYTES)
             grown_by = after[BYTES].total - before[BYTES].total
             require("the filesystem has grown", grown_by > (GROWN_BYTES - SIZE_BYTES) * 0.9)
             was, now = before[BYTES].total // MIB, after[BYTES].total // MIB
             step.found(f"filesystem {was} MiB → {now} MiB")
 
-    async def _kill_proxy(self, facts: Facts) -> None:
-        with self._report.step("kill the proxy with -9, start it again") as step:
+    async def _kill_proxy(self, state: State) -> None:
+        with self._report.step("kill the proxy with SIGKILL, start it again") as step:
             await self._node.kill("proxy")
             started = time.monotonic()
             await self._node.start("proxy")
-            stats = await self._kubelet.stats(facts.volume, facts.target)
+            stats = await self._kubelet.stats(state.volume, state.target)
             require("statistics work again", stats[BYTES].total > SIZE_BYTES)
-            step.found(f"statistics from the guest again after {time.monotonic() - started:.2f} s")
+            step.found(f"guest statistics available again after {time.monotonic() - started:.2f} s")
 
-    async def _refuse_unpublish(self, facts: Facts) -> None:
+    async def _refuse_unpublish(self, state: State) -> None:
         with self._report.step("unpublish while the VM runs: refused") as step:
-            code, message = await self._kubelet.refusal_of_unpublish(facts.volume, facts.target)
-            require("it is refused", code == "FAILED_PRECONDITION")
-            require("it names the sandbox", SANDBOX in message)
+            code, message = await self._kubelet.refusal_of_unpublish(state.volume, state.target)
+            require("unpublish is refused", code == "FAILED_PRECONDITION")
+            require("the error names the sandbox", SANDBOX in message)
             step.found(f"{code}: {message}")
 
     async def _stop_sandbox(self) -> None:
@@ -211,37 +211,37 @@ class Scenario:
             require("no sandbox is left", not await self._runtime.list())
             step.found("unmounted in the guest, unplugged, powered off")
 
-    async def _unpublish(self, facts: Facts) -> None:
+    async def _unpublish(self, state: State) -> None:
         with self._report.step("unpublish and unstage it") as step:
-            await self._kubelet.unpublish(facts.volume, facts.target)
-            require("the target is gone", not facts.target.exists())
-            require("the entry is gone", not list(self._node.paths.volumes.iterdir()))
-            await self._kubelet.unstage(facts.volume)
+            await self._kubelet.unpublish(state.volume, state.target)
+            require("the target is removed", not state.target.exists())
+            require("the entry is removed", not list(self._node.paths.volumes.iterdir()))
+            await self._kubelet.unstage(state.volume)
             step.found("no entry, no target, no loop device")
 
-    async def _publish_on_host(self, facts: Facts) -> None:
-        with self._report.step("publish the same volume on the host, not deferred") as step:
+    async def _publish_on_host(self, state: State) -> None:
+        with self._report.step("publish the same volume as a host mount") as step:
             target = self._kubelet.target(PODS[1])
-            await self._kubelet.stage(facts.volume)
-            await self._kubelet.publish(facts.volume, target, defer=False)
+            await self._kubelet.stage(state.volume)
+            await self._kubelet.publish(state.volume, target, defer=False)
             checksum = await _sha256(target / "payload")
-            await self._kubelet.unpublish(facts.volume, target)
-            await self._kubelet.unstage(facts.volume)
-            require("the checksum is equal", checksum == facts.checksum)
+            await self._kubelet.unpublish(state.volume, target)
+            await self._kubelet.unstage(state.volume)
+            require("the checksum is equal", checksum == state.checksum)
             step.found(f"sha256 {checksum[:16]}…, equal")
 
-    async def _delete(self, facts: Facts) -> None:
+    async def _delete(self, state: State) -> None:
         with self._report.step("delete it") as step:
-            await self._kubelet.delete(facts.volume)
-            self._made = None
-            step.found("gone")
+            await self._kubelet.delete(state.volume)
+            self._created = None
+            step.found("the volume is deleted")
 
-    async def _guest(self, facts: Facts, script: str) -> str:
+    async def _guest(self, state: State, script: str) -> str:
         """Run a script in the sandbox, the volume at /data, as one more container; returns its output."""
         request = messages.Run(
             sandbox=SANDBOX,
             argv=("/bin/sh", "-c", script),
-            mounts=(messages.Mount(source=str(facts.target), destination="/data"),),
+            mounts=(messages.Mount(source=str(state.target), destination="/data"),),
             keep=True,
         )
         ended = await self._runtime.run(request)
@@ -249,9 +249,9 @@ class Scenario:
         return ended.stdout.decode().strip()
 
 
-def _mounted(fs_type: str, facts: Facts) -> bool:
+def _mounted(fs_type: str, state: State) -> bool:
     """Whether any mount of the host is below the demo's directory and of that type."""
-    root = str(facts.target.parents[5])
+    root = str(state.target.parents[5])
     return any(
         each.fs_type == fs_type and each.target.startswith(root) for each in mountinfo.read_all()
     )

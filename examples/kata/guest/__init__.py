@@ -1,1 +1,1 @@
-"""What boots: a guest image made of the distribution's own packages, and the agent inside it."""
+"""The guest image, made of the distribution's own packages, and the agent inside it."""

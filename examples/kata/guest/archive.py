@@ -41,7 +41,7 @@ def character_device(path: str, major: int, minor: int) -> Entry:
 
 
 def pack(entries: list[Entry]) -> bytes:
-    """Write the archive; parents that nobody named are added, and a path named twice is kept once."""
+    """Write the archive; missing parent directories are added, and a path named twice is kept once."""
     by_path = {entry.path: entry for entry in entries}
     for path in list(by_path):
         for parent in _parents(path):

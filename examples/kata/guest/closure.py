@@ -1,25 +1,24 @@
-"""Run by the guest's own interpreter while the image is built: what does the agent import?
+"""Lists the modules that the agent imports; the guest's own interpreter runs this while the image is built.
 
     closure.py <directory above agent/> <prefix of the unpacked packages> <output directory> <module>...
 
-Imports the modules, compiles every Python file that came along, and prints a JSON object that maps the path
-inside the guest to the file to put there. Only what is imported goes into the image: a small archive boots
-faster, and an interpreter of the same build wrote the bytecode. Files are compiled without their docstrings
-and with an unchecked hash, so that neither a time nor a path of this machine is in them.
+Imports the modules, compiles every imported Python file, and prints a JSON object that maps the path in the guest to
+the file to put there. Only imported files go into the image, because a small archive boots faster. Files are compiled
+without docstrings and with an unchecked hash, so that they contain neither a time nor a path of this machine.
 """
 
 import sys
 
 AGENT_HOME = "/crust"
-# Extensions whose libraries are in no package of the guest. Blocked, or an interpreter run on a machine that
-# happens to have the library would import them and take the machine's copy along.
+# Extensions whose libraries are in no package of the guest. They are blocked: on a machine that has the library the
+# interpreter would import them, and the machine's copy would go into the image.
 _WITHOUT_LIBRARY = ("_bz2", "_curses", "_hashlib", "_lzma", "_ssl", "_uuid", "readline")
 
 
 def main(agent_parent: str, prefix: str, output: str, *modules: str) -> None:
     """Import `modules` and print the map."""
     origins = _imported(agent_parent, modules)
-    # Imported only now: what compiling needs is not what the guest needs.
+    # Imported only now, so that the list does not contain what compiling needs.
     import json
 
     files = {}

@@ -1,4 +1,4 @@
-"""The ways in which building a guest image fails."""
+"""The errors of building a guest image."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from crust import errors
 
 
 class PackagesUnavailable(errors.PeerUnavailable):
-    """apt cannot name or fetch a package that the guest is made of."""
+    """apt cannot find or fetch a package of the guest image."""
 
     def __init__(self, packages: tuple[str, ...], reason: str) -> None:
         super().__init__(
@@ -42,7 +42,7 @@ class UnknownKernelFormat(errors.Unsupported):
 
 
 class KernelModuleMissing(errors.NotFound):
-    """A kernel module that the guest cannot do without is in no package."""
+    """The kernel package lacks a module that the guest needs."""
 
     def __init__(self, module: str) -> None:
         super().__init__(

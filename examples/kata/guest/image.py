@@ -1,12 +1,12 @@
-"""The guest image: a kernel (ELF) and an initramfs, named by the digest of all that they are made of.
+"""The guest image: a kernel (ELF) and an initramfs, named by the digest of all their inputs.
 
     <cache>/packages/<file>.deb            as fetched
     <cache>/base-<digest>/                 packages unpacked, kernel extracted
     <cache>/image-<digest>/                vmlinux, initramfs, manifest.json
 
-Both directories are built aside under a dot name and renamed: one that exists is whole, whoever was killed.
-The digest of an image covers the packages' hashes, the builder's and the agent's sources, so a second build
-finds its result by name and does nothing. One lock serialises builders that share a cache.
+Both directories are built under a temporary dot name and renamed, so a directory that exists is complete even if a
+builder was killed. The digest of an image covers the packages' hashes and the sources of builder and agent, so a
+second build finds its result by name and does nothing. One lock serialises builders that share a cache.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _PYTHON = "usr/bin/python3.11"
 _AGENT_MODULES = ("agent.init", "agent.main")
 _KEPT_IMAGES = 6
 _KEPT_BASES = 3
-# For workloads that bring a Python script along; hashlib falls back to the interpreter's own digests.
+# For workloads that run a Python script; hashlib falls back to the interpreter's own digests.
 _WORKLOAD_MODULES = (
     "encodings.ascii",
     "encodings.latin_1",
@@ -212,13 +212,13 @@ def _locked(cache: Path) -> Iterator[None]:
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for leftover in cache.glob(".building-*"):
-            shutil.rmtree(leftover)
+        for unfinished in cache.glob(".building-*"):
+            shutil.rmtree(unfinished)
         yield
 
 
 def _prune(cache: Path) -> None:
-    """Drop what earlier sources built, but for the last few: a VM may be starting from one."""
+    """Remove images of earlier sources except for the newest few, from which a VM may be starting."""
     for pattern, kept in (("image-*", _KEPT_IMAGES), ("base-*", _KEPT_BASES)):
         oldest_first = sorted(cache.glob(pattern), key=lambda path: path.stat().st_mtime)
         for outdated in oldest_first[:-kept]:
@@ -232,7 +232,7 @@ def _aside(target: Path) -> Iterator[Path]:
     building.mkdir()
     try:
         yield building
-        # A directory that has its name is whole, after a power cut too. Once per build, so the heavy hammer does.
+        # A directory with this name must be complete even after a power cut; once per build, sync(2) is affordable.
         os.sync()
         building.rename(target)
     except BaseException:

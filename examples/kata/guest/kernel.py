@@ -19,7 +19,7 @@ from examples.kata.guest import faults
 _HARD = re.compile(rb"\0depends=([^\0]*)\0")
 _SOFT = re.compile(rb"\0softdep=pre: ([^\0]*)\0")
 
-# What must be loaded before the agent can be reached, and what a filesystem needs when it is first mounted.
+# Modules that must be loaded before the host can reach the agent, and modules of each filesystem for its first mount.
 BOOT_MODULES = ("virtio_pci", "virtio_blk", "virtio_console")
 FILESYSTEM_MODULES: Mapping[str, tuple[str, ...]] = {
     "9p": ("9pnet_virtio", "9p"),
@@ -100,7 +100,7 @@ class ModuleTree:
         return {fs: self._with_crypto(fs, modules) for fs, modules in present.items()}
 
     def order(self, wanted: Sequence[str]) -> list[str]:
-        """`wanted` and all they depend on, each after what it needs; what is built in is left out.
+        """`wanted` and all their dependencies, dependencies first, without built-in modules.
 
         Raises KernelModuleMissing for a name that is neither a module nor built in.
         """

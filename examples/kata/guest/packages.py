@@ -1,8 +1,7 @@
-"""The distribution's packages: named by apt, fetched by apt, unpacked aside.
+"""The distribution's packages: resolved and fetched by apt, and unpacked into the cache.
 
-apt verifies signatures and hashes; the SHA-256 that it prints is what identifies an image's inputs. Nothing
-is installed on this machine. A fetched package stays in the cache under its file name, so that a change of
-the agent fetches nothing.
+apt verifies signatures and hashes; the SHA-256 that it prints identifies an image's inputs. Nothing is installed on
+this machine. A fetched package stays in the cache under its file name, so a change of the agent fetches nothing.
 """
 
 import re
@@ -41,7 +40,7 @@ class Package:
 
 
 def resolve(flavour: Flavour) -> tuple[Package, ...]:
-    """Name the packages of the guest, the kernel of `flavour` among them. No network unless apt has no lists.
+    """The packages of the guest, including the kernel of `flavour`. Uses the network only if apt has no lists.
 
     Raises PackagesUnavailable.
     """
@@ -57,7 +56,7 @@ def fetch(packages: Sequence[Package], into: Path) -> list[Path]:
     into.mkdir(parents=True, exist_ok=True)
     missing = [p for p in packages if not (into / p.file_name).exists()]
     if missing:
-        # apt renames a file into place only after its hash is right: a killed download leaves no half.
+        # apt renames a file to its name only after checking its hash, so a killed download leaves no partial file.
         names = tuple(_spec(p) for p in missing)
         done = subprocess.run([*_APT, "download", *names], cwd=into, capture_output=True, text=True)
         if done.returncode != 0:

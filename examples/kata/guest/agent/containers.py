@@ -1,9 +1,9 @@
-"""Containers as the agent sees them: started by PID 1 (init.py), their output carried to the host.
+"""Containers: PID 1 (init.py) starts them, and the agent sends their output to the host.
 
-Output flows on credit: the host says how many bytes it will take, and a container that writes more waits in
-its own pipe. So a slow host costs the guest nothing, and neither side keeps a buffer that a container could
-fill. When the host goes away all credit is void; a new host lists what runs and attaches to it. The record of
-a container that has ended is kept, exit code included, until the host releases it.
+Output is sent on credit: the host grants a number of bytes, and a container that writes more blocks on its pipe. So
+neither the guest nor the host keeps a buffer that a container could fill. When the host disconnects, all credit ends;
+a new host lists the containers and attaches to them. The record of a container that has ended is kept, with its exit
+code, until the host releases it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Container:
         return self._status is None
 
     def attach(self, credit: int) -> None:
-        """A host takes output from now on, `credit` bytes at first; an end that nobody heard of is told again."""
+        """Send output to the host from now on, `credit` bytes at first; sends the exit again if it has ended."""
         with self._changed:
             self._attached = True
             self._credit = credit
@@ -62,13 +62,13 @@ class Container:
             self._tell_end()
 
     def detach(self) -> None:
-        """The host is gone."""
+        """Send nothing more: the host has disconnected."""
         with self._changed:
             self._attached = False
             self._credit = 0
 
     def add_credit(self, amount: int) -> None:
-        """The host has room for more."""
+        """The host accepts `amount` more bytes."""
         with self._changed:
             self._credit = min(self._credit + amount, _MAX_CREDIT)
             self._changed.notify_all()
@@ -86,7 +86,7 @@ class Container:
             self._changed.wait_for(lambda: self._status is not None)
 
     def pump(self, stream: str, source: int) -> None:
-        """Carry one stream until its end; runs in a thread of its own."""
+        """Send one stream until its end; runs in a thread of its own."""
         ready = select.poll()
         ready.register(source, select.POLLIN)
         while data := self._read(source, ready):
@@ -100,7 +100,7 @@ class Container:
             self._tell_end()
 
     def write(self, data: bytes) -> None:
-        """Write to its standard input; waits while it does not read. Faults: conflict once it is closed."""
+        """Write to its standard input; blocks while it does not read. Faults: conflict once it is closed."""
         with self._stdin_lock:
             if self.stdin is None:
                 raise protocol.Fault("conflict", f"standard input of {self.name} is closed")
@@ -112,7 +112,7 @@ class Container:
                 raise protocol.Fault("conflict", f"{self.name} does not read its input") from err
 
     def close_input(self) -> None:
-        """End of its standard input."""
+        """Close its standard input."""
         with self._stdin_lock:
             if self.stdin is not None:
                 os.close(self.stdin)
@@ -121,8 +121,8 @@ class Container:
     def _read(self, source: int, ready: select.poll) -> bytes:
         """Read what credit allows; no bytes at the end.
 
-        Credit is looked at only once there is something to read: both streams live on one credit, and a silent
-        one that reserved its share would starve the other.
+        It waits for credit only when there is something to read: both streams share one credit, and a silent stream
+        that reserved a part would starve the other.
         """
         ready.poll()
         with self._changed:
@@ -132,7 +132,7 @@ class Container:
         return data
 
     def _tell_end(self) -> None:
-        """Once it has ended and all its output is out; the lock is held, so no output can come after."""
+        """Send the exit once the container has ended and all output is sent. The caller holds the lock."""
         if self._status is None or self._open_streams or not self._attached:
             return
         code = os.waitstatus_to_exitcode(self._status)
@@ -180,7 +180,7 @@ class Containers:
         return {}
 
     def credit(self, args: protocol.Args) -> dict[str, Any]:
-        """The host takes `credit` more bytes of output."""
+        """The host accepts `credit` more bytes of output."""
         container = self._find(args)
         amount = _credit(args)
         args.end()
@@ -188,7 +188,7 @@ class Containers:
         return {}
 
     def attach(self, args: protocol.Args) -> dict[str, Any]:
-        """Take a container's output and end from now on."""
+        """Send a container's output and exit from now on."""
         container = self._find(args)
         amount = _credit(args)
         args.end()
@@ -205,7 +205,7 @@ class Containers:
         return {}
 
     def release(self, args: protocol.Args) -> dict[str, Any]:
-        """Forget a container that has ended. Faults: busy while it runs."""
+        """Remove the record of a container that has ended. Faults: busy while it runs."""
         container = self._find(args)
         args.end()
         if container.running:
@@ -216,7 +216,7 @@ class Containers:
         return {}
 
     def listing(self) -> dict[str, Any]:
-        """All containers that nobody has released."""
+        """All containers that are not released yet."""
         with self._lock:
             known = list(self._by_name.values())
         rows = [
@@ -242,13 +242,13 @@ class Containers:
             )
 
     def detach_all(self) -> None:
-        """The host is gone."""
+        """Send no container's output any more: the host has disconnected."""
         with self._lock:
             for container in self._by_name.values():
                 container.detach()
 
     def stop_all(self) -> None:
-        """SIGKILL whatever runs, and wait until it is gone and has let go of its volumes."""
+        """Kill all running containers and wait until they have ended, which releases their volumes."""
         with self._lock:
             running = [c for c in self._by_name.values() if c.running and c.pid]
         self._spawner.kill(0, 9)
@@ -299,7 +299,7 @@ class Containers:
         with self._lock:
             container = next((c for c in self._by_name.values() if c.pid == pid), None)
             if container is None:
-                # It ended before its start was answered, or its start failed and nobody will ask.
+                # It ended before its start was answered, or its start failed.
                 self._early[pid] = status
                 while len(self._early) > _MAX_CONTAINERS:
                     self._early.pop(next(iter(self._early)))

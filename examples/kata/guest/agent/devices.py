@@ -1,7 +1,6 @@
-"""Block devices by serial number, and waiting for them: hot-plug and growth arrive as kernel uevents.
+"""Block devices by serial number, and waiting for them: the kernel reports hot-plug and growth as uevents.
 
-The socket is opened before the first look, so nothing that happens in between is missed; an event only means
-"look again".
+The socket is opened before the first look, so no event in between is missed; an event only means "look again".
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def wait_for_size(name: str, at_least_bytes: int, timeout_s: float) -> int:
 
 
 def size_bytes(name: str) -> int:
-    """Capacity of a disk; 0 if it is gone."""
+    """Capacity of a disk; 0 if it is absent."""
     return int(_read(f"{_SYS_BLOCK}/{name}/size") or "0") * _SECTOR
 
 
@@ -68,12 +67,12 @@ def is_read_only(name: str) -> bool:
 
 
 def number(name: str) -> str:
-    """`major:minor` as mountinfo spells it; empty if the disk is gone."""
+    """`major:minor` as in mountinfo; empty if the disk is absent."""
     return _read(f"{_SYS_BLOCK}/{name}/dev")
 
 
 def is_held(name: str) -> bool:
-    """Whether anything in any namespace has the disk mounted: an exclusive open is the kernel's own answer."""
+    """Whether the disk is mounted in any namespace; an exclusive open asks the kernel itself."""
     try:
         fd = os.open(f"/dev/{name}", os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
     except OSError:
@@ -100,7 +99,7 @@ def _drain(events: socket.socket) -> None:
     try:
         events.recv(65536)
     except OSError:
-        # ENOBUFS: events were lost. Looking again is all that an event asks for anyway.
+        # ENOBUFS: events were lost, which does not matter because every event only means "look again".
         return
 
 

@@ -1,6 +1,6 @@
-"""What a mounted filesystem is asked to do: grow to its disk, freeze, thaw, and tell how it is.
+"""Operations on a mounted filesystem: usage, grow to the disk's size, freeze, thaw, health condition.
 
-Growth is one ioctl each, so the image needs no e2fsprogs and no xfsprogs. Sources: fs/ext4/ext4.h (the size is
+Growing takes one ioctl, so the image needs no e2fsprogs and no xfsprogs. Sources: fs/ext4/ext4.h (the size is
 in filesystem blocks, which are 1 KiB on small filesystems), fs/xfs/libxfs/xfs_fs.h,
 include/uapi/linux/btrfs.h, include/uapi/linux/fs.h.
 """
@@ -42,7 +42,7 @@ def usage(path: str) -> dict[str, int]:
 
 
 def grow(path: str, fstype: str, disk_bytes: int) -> None:
-    """Grow a mounted filesystem to fill a disk; one that fills it already is left as it is.
+    """Grow a mounted filesystem to the size of its disk; does nothing if it has that size.
 
     Faults: unsupported for a filesystem that cannot grow online. Raises OSError.
     """
@@ -56,7 +56,7 @@ def grow(path: str, fstype: str, disk_bytes: int) -> None:
 
 
 def flush(path: str) -> None:
-    """Write out what is dirty."""
+    """Write all dirty pages to the disk."""
     root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         linux.sync_filesystem(root)
@@ -65,7 +65,7 @@ def flush(path: str) -> None:
 
 
 def freeze(path: str) -> None:
-    """FIFREEZE: flush and hold all writers; frozen already is success."""
+    """FIFREEZE: flush and block all writers; frozen already is success."""
     _freeze_ioctl(path, _FIFREEZE, errno.EBUSY)
 
 
@@ -116,10 +116,9 @@ _GROW: dict[str, Callable[[int, int], None]] = {
 def condition(path: str, device: str | None, *, wanted_read_only: bool) -> str:
     """What is wrong with a mounted filesystem, in a sentence; empty if nothing is.
 
-        The kernel shows it in four places: the disk
-    ---- may be gone, an inode may not be readable (XFS after a
-        shutdown, any filesystem without its disk), the mount may have turned read-only (ext4 errors=remount-ro,
-        btrfs abort), and ext4 counts errors.
+    The kernel shows it in four places: the disk may be gone, an inode may not be readable (XFS after a
+    shutdown, any filesystem without its disk), the mount may have turned read-only (ext4 errors=remount-ro,
+    btrfs abort), and ext4 counts errors.
     """
     if device is not None and not devices.number(device):
         return f"disk {device} is gone while its filesystem is mounted"

@@ -1,11 +1,11 @@
 """fsGroup: give a tree to a group as the kubelet does (pkg/volume/volume_linux.go), safely inside the guest.
 
-Every entry gets the group; mode |= 0660 (0440 read-only), directories also |= 02110. Links are given to the
-group themselves and never followed; other filesystems mounted below are left alone; the root comes last, so
-that under OnRootMismatch an interrupted run is not taken for a finished one.
+Every entry gets the group; mode |= 0660 (0440 read-only), directories also |= 02110. A link itself gets the group and
+is never followed; other filesystems mounted below are skipped; the root comes last, so that OnRootMismatch does not
+treat an interrupted run as a finished one.
 
-The tree is hostile: containers of the same sandbox may rename entries while it is walked. Each entry is
-opened once (O_PATH | O_NOFOLLOW, from its directory's descriptor) and everything is done to that object.
+The tree is hostile: containers of the same sandbox may rename entries during the walk. Each entry is opened once
+(O_PATH | O_NOFOLLOW, from its directory's descriptor), and all changes are made to that object.
 """
 
 from __future__ import annotations

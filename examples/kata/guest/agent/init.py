@@ -1,14 +1,14 @@
-"""PID 1: prepares the machine, keeps an agent running, starts containers for it and reaps.
+"""PID 1: prepares the guest, keeps an agent running, starts containers for it and reaps them.
 
-Containers are forked here and not in the agent because this process has one thread: a fork of a threaded
-process may inherit a lock that nobody will release. The agent asks over a seqpacket socket:
+Containers are forked here and not in the agent because this process has one thread: the fork of a threaded process
+may inherit a lock that is never released. The agent sends requests over a seqpacket socket:
 
     {"id": n, "spec": {...}} + stdin, stdout, stderr      -> {"id": n, "pid": p} or {"id": n, "error": [...]}
     {"kill": pid, "signal": s}                            pid 0 means all, also those of an earlier agent
     (an exit)                                             -> {"pid": p, "status": wait status}
 
-An agent that dies is started again; containers and mounts outlive it. One that dies RESTARTS times takes the
-machine down: the host then sees a VM that ended, which it knows how to handle.
+An agent that dies is started again; containers and mounts outlive it. After RESTARTS starts the guest powers off: the
+host then handles it as a VM that has ended.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def main() -> None:
 
 
 def prepare() -> None:
-    """Mount what every program expects and load what the agent needs to be reached."""
+    """Mount the usual filesystems, and load the modules through which the host reaches the agent."""
     for fstype, target in (("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")):
         linux.mount(fstype, target, fstype)
     for target in ("/run", "/tmp"):
         linux.mount("tmpfs", target, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=755")
     for directory in ("/run/state", "/run/volumes"):
         os.mkdir(directory, 0o700)
-    # A mount of its own: a container's namespace detaches all volumes at once by letting go of it.
+    # A separate mount, so that a container's namespace can detach all volumes at once by unmounting it.
     linux.mount("tmpfs", "/run/volumes", "tmpfs", 0, "mode=700")
     resource.setrlimit(resource.RLIMIT_NOFILE, (65536, 65536))
     os.environ["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -105,7 +105,7 @@ class Init:
         except ConnectionError:
             data, fds = b"", []
         if not data:
-            # The agent is going; its exit arrives as a signal of its own.
+            # The agent is exiting; its exit arrives as SIGCHLD.
             line.close()
             self._socket = None
             return
@@ -139,10 +139,10 @@ class Init:
 
     def _started(self, report: int) -> None:
         request, pid = self._starting.pop(report)
-        trouble = os.read(report, 65536)
+        error = os.read(report, 65536)
         os.close(report)
-        if trouble:
-            self._send({"id": request, "error": json.loads(trouble)})
+        if error:
+            self._send({"id": request, "error": json.loads(error)})
         else:
             self._send({"id": request, "pid": pid})
 
@@ -164,7 +164,7 @@ class Init:
         try:
             self._socket.send(json.dumps(message).encode())
         except OSError:
-            # The agent died; its successor asks for nothing that it does not start itself.
+            # The agent died; the next one waits only for containers that it starts itself.
             self._socket.close()
             self._socket = None
 
@@ -179,7 +179,7 @@ def _receive(source: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _become(spec: jail.Spec, fds: list[int], report: int) -> None:
-    """In the child: turn into the container, or write down why not."""
+    """In the child: become the container, or report the error."""
     try:
         for number, fd in enumerate(fds):
             os.dup2(fd, number)
@@ -197,5 +197,5 @@ def _become(spec: jail.Spec, fds: list[int], report: int) -> None:
         os._exit(127)
 
 
-def _write(report: int, trouble: list[str]) -> None:
-    os.write(report, json.dumps([text[:4096] for text in trouble]).encode())
+def _write(report: int, error: list[str]) -> None:
+    os.write(report, json.dumps([text[:4096] for text in error]).encode())

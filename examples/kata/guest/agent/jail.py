@@ -1,12 +1,12 @@
-"""The inside of a container: its namespaces, its root filesystem, its volumes, and what it may do.
+"""The environment of a container: its namespaces, root filesystem, volumes and capabilities.
 
 Runs in a child of PID 1 between fork and exec. The root is a small tmpfs with the guest's own programs bound
 into it read-only. Volumes are bound at their destinations; a subPath is resolved with openat2(2) so that no
-link in the volume leads out of it, and bound by descriptor, so that nothing can be exchanged in between. The
-guest's volume directory is detached from the namespace: a container sees and pins only what it was given.
+link in the volume leads out of it, and bound by descriptor, so that it cannot be replaced in between. The
+guest's volume directory is detached from the namespace: a container sees and pins only its own volumes.
 
-The wall is the VM: a container's root has no capability over the machine, but may crash its own sandbox through
-/proc, which is not masked.
+The security boundary is the VM: root in a container has no capability over the guest, but may crash its own sandbox
+through /proc, which is not masked.
 
 The initramfs cannot be pivoted away (pivot_root(2) refuses rootfs), hence MS_MOVE and chroot.
 """
@@ -137,7 +137,7 @@ def _source(mount: Mount) -> int:
 
 
 def resolve_sub_path(root: int, sub_path: str, *, create: bool) -> int:
-    """Open `sub_path` of the volume opened as `root`; missing directories are made if `create`.
+    """Open `sub_path` of the volume opened as `root`; create missing directories if `create`.
 
     Links are followed as long as they stay inside the volume. New directories get the mode of the volume's
     root, as the kubelet does. Faults: refused, not_found.
@@ -171,7 +171,7 @@ def _open_or_make(root: int, parts: list[str], *, create: bool) -> int:
 
 
 def _destination(path: str, *, is_directory: bool) -> int:
-    """Make and open the mount point of a container's path, through no link."""
+    """Create and open the mount point of a container's path without following links."""
     parts = [p for p in path.split("/") if p]
     place = os.open(_ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for index, part in enumerate(parts):

@@ -141,7 +141,7 @@ def set_namespace(fd: int, kind: int) -> None:
 
 
 def drop_capability(number: int) -> None:
-    """Take a capability out of the bounding set (capabilities(7)); execve then drops it from root too."""
+    """Remove a capability from the bounding set (capabilities(7)); execve then drops it from root too."""
     _check(_libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0), f"capability {number}")
 
 
@@ -175,7 +175,7 @@ class FilesystemContext:
         return _syscall(_SYS_FSMOUNT, self._fd, 1, attributes)
 
     def complaints(self) -> str:
-        """What the filesystem wrote to its log, in one line."""
+        """The messages in the filesystem's log, in one line."""
         lines: list[str] = []
         try:
             while len(lines) < 16:

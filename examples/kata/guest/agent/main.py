@@ -1,7 +1,7 @@
-"""The agent: reads requests from the port, serves each in a thread of its own, and outlives every one.
+"""The agent: reads requests from the port and serves each in a thread of its own.
 
-A slow request (fsGroup on a large tree, a freeze under load) delays no other. Whatever a request does, the
-answer is a typed error and the next line is read: this file is the edge where unknown exceptions stop.
+A slow request (fsGroup on a large tree, a freeze under load) delays no other. Every failure of a request is answered
+as a typed error, also an unknown exception, and the agent continues with the next line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run(line: socket.socket) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # Blocked in every thread: waited for in `_wait_for_host`.
+        # Blocked in every thread, because `_wait_for_host` waits for it.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGIO])
         Agent(_open_port(), line).serve()
     except BaseException:
@@ -44,7 +44,7 @@ def run(line: socket.socket) -> NoReturn:
 
 
 class Agent:
-    """The operations, and the port that they are asked for on."""
+    """The operations, and the port on which the host requests them."""
 
     def __init__(self, port: int, line: socket.socket) -> None:
         self._port = port
@@ -90,11 +90,11 @@ class Agent:
             self._send(_failure(None, fault))
             return
         if operation == "container.credit":
-            # Sent with every few lines of output and never answered; a container that is gone needs none.
+            # Sent with every few lines of output and never answered; a container that has ended needs no credit.
             with contextlib.suppress(protocol.Fault):
                 self._containers.credit(protocol.Args(args))
         elif operation == "hello":
-            # Its place among the other lines matters.
+            # Answered in order: the host drops everything before this answer.
             self._answer(request, operation, args)
         elif self._slots.acquire(blocking=False):
             threading.Thread(target=self._in_thread, args=(request, operation, args)).start()
@@ -137,7 +137,7 @@ class Agent:
                 data = data[os.write(self._port, data) :]
 
     def _hello(self, args: protocol.Args) -> dict[str, Any]:
-        """A host begins: what was promised to the one before is void."""
+        """A new host has connected; the credit of the earlier one ends."""
         args.end()
         self._containers.detach_all()
         return {
@@ -149,7 +149,7 @@ class Agent:
         }
 
     def _ping(self, args: protocol.Args) -> dict[str, Any]:
-        """Touches no filesystem, so that one that hangs does not make the agent look dead."""
+        """Touches no filesystem, so that a hanging filesystem does not make the agent look dead."""
         args.end()
         return {}
 
@@ -166,7 +166,7 @@ class Agent:
         return self._containers.listing()
 
     def _shutdown(self, args: protocol.Args) -> dict[str, Any]:
-        """Stop all containers, unmount all volumes; the machine powers off once the answer is out."""
+        """Stop all containers, unmount all volumes; the guest powers off once the answer is sent."""
         args.end()
         self._volumes.thaw_all()
         self._containers.stop_all()
@@ -175,15 +175,15 @@ class Agent:
         return {"stuck": stuck}
 
     def _wait_for_host(self) -> None:
-        """The port reads as ended while no host is connected; the driver sends SIGIO when one comes.
+        """The port reads end of file while no host is connected; the driver sends SIGIO when one connects.
 
-        The time limit is for the signal that came before this wait began.
+        The time limit covers a signal that arrived before this wait began.
         """
         signal.sigtimedwait([signal.SIGIO], 0.5)
 
 
 def _open_port() -> int:
-    """Open the host's port, which appears some time after its driver was loaded; SIGIO tells of the host."""
+    """Open the host's port, which appears some time after its driver is loaded; SIGIO reports a new host."""
     name = devices.wait_until(_find_port, 60)
     if name is None:
         raise protocol.Fault("not_found", f"there is no port {PORT_NAME}")

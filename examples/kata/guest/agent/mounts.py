@@ -1,8 +1,8 @@
-"""Mounting a filesystem, with the kernel's own words when it refuses.
+"""Mounting a filesystem, with the kernel's own message when it fails.
 
-Options are those of mount(8). Flags of the mount and of the superblock are told apart here; the rest goes to
-the filesystem, which refuses what it does not know. Options of other tools (`_netdev`, `x-*`) mean nothing to
-a kernel and are left out; those that would make this another operation (`bind`, `remount`, `loop`) are refused.
+Options are those of mount(8). Mount attributes are separated from filesystem options here; the filesystem refuses
+options that it does not know. Options of other tools (`_netdev`, `x-*`) are dropped; options that would make this
+another operation (`bind`, `remount`, `loop`) are refused.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def mount(source: str, target: str, fstype: str, options: list[str], *, read_onl
         try:
             _attach(context, source, target, rest, attributes)
         except OSError as err:
-            said = context.complaints() or log.since()
+            reason = context.complaints() or log.since()
             fault = protocol.fault_of(err, f"mounting {fstype}")
-            hint = f"the kernel says: {said}" if said else "look at the console of the VM"
+            hint = f"the kernel says: {reason}" if reason else "look at the console of the VM"
             raise protocol.Fault(fault.code, fault.message, hint) from err
         finally:
             context.close()
@@ -108,7 +108,7 @@ def _load_filesystem(fstype: str) -> None:
 
 
 def load_boot_modules() -> None:
-    """Load what the agent needs to be reached."""
+    """Load the modules through which the host reaches the agent."""
     for name in _plan()["boot"]:
         linux.load_module(f"/lib/modules/{name}.ko")
 

@@ -4,7 +4,7 @@
     guest -> host    {"id": "...", "ok": {...}}  or  {"id": "...", "error": {"code", "message", "hint"}}
     guest -> host    {"event": "output" | "exit", ...}
 
-A line holds at most MAX_LINE bytes; what is longer is dropped up to its newline and answered as `bad_request`.
+A line has at most MAX_LINE bytes; a longer one is dropped up to its newline and answered as `bad_request`.
 Requests are served concurrently and answered in any order. The host's side of this file is
 examples/kata/vm/agent.py, which uses `Lines` too.
 """
@@ -45,7 +45,7 @@ _BY_ERRNO = {
 
 
 class Fault(Exception):
-    """An answer that is a failure: what went wrong, and what to do."""
+    """A failure to answer with: what went wrong, and what to do."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(code, message, hint)
@@ -64,14 +64,14 @@ def fault_of(err: OSError, doing: str) -> Fault:
 
 
 class Lines:
-    """Cuts a stream into lines; yields None in place of a line that is too long."""
+    """Splits a stream into lines; yields None in place of a line that is too long."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
         self._skipping = False
 
     def feed(self, data: bytes) -> Iterator[bytes | None]:
-        """Take what was read and yield each line that it completes, without its newline."""
+        """Add `data` and yield each line that it completes, without its newline; skips empty lines."""
         self._pending += data
         while (end := self._pending.find(b"\n")) >= 0:
             line = bytes(self._pending[:end])
@@ -86,7 +86,7 @@ class Lines:
             self._skipping = True
 
     def reset(self) -> None:
-        """Forget a half line: its writer is gone."""
+        """Drop a partial line: its writer has disconnected."""
         self._pending.clear()
         self._skipping = False
 
@@ -147,7 +147,7 @@ class Args:
         return None if value is None else Args(value)
 
     def end(self) -> None:
-        """Refuse keys that nobody read: a misspelt option must not be silently ignored."""
+        """Refuse keys that were not read: a misspelt option must not be silently ignored."""
         unknown = sorted(self._values.keys() - self._read)
         if unknown:
             raise Fault("bad_request", f"unknown arguments: {', '.join(unknown)[:200]}")

@@ -1,4 +1,4 @@
-"""The agent's line to PID 1, which starts containers and reaps them (the messages are in init.py)."""
+"""The agent's connection to PID 1, which starts and reaps containers (the messages are in init.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Spawner:
-    """The line to PID 1."""
+    """The connection to PID 1."""
 
     def __init__(self, line: socket.socket, on_exit: Callable[[int, int], None]) -> None:
         self._line = line

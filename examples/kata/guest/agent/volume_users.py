@@ -1,4 +1,4 @@
-"""Who holds a volume: processes with it mounted in their namespace, with a file of it open, or working in it."""
+"""The users of a volume: processes that have it mounted in their namespace, a file of it open, or it as directory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from . import protocol
 
 
 def busy_fault(volume: str, path: str = "", number: str = "") -> protocol.Fault:
-    """The fault of a volume that cannot be let go, naming its holders by its mount or its device number."""
+    """The fault of a volume that cannot be unmounted; finds and names its users by mount path or device number."""
     numbers = _numbers(path) if path else {number}
     found = [_describe(pid) for pid in _pids() if _holds(pid, numbers)]
     who = ", ".join(found[:8]) or "the kernel"
@@ -18,13 +18,13 @@ def busy_fault(volume: str, path: str = "", number: str = "") -> protocol.Fault:
 
 
 def mounted_in_other_namespace(path: str) -> bool:
-    """Whether another mount namespace has the filesystem at `path` mounted; umount(2) would not notice."""
+    """Whether another mount namespace has the filesystem at `path` mounted, which umount(2) does not detect."""
     numbers = _numbers(path)
     return any(_has_mounted(pid, numbers) for pid in _pids() if not _shares_our_mounts(pid))
 
 
 def _numbers(path: str) -> set[str]:
-    """Device numbers of a mount: what stat says, and what mountinfo says, which differ for btrfs."""
+    """Device numbers of a mount: of stat and of mountinfo, which differ for btrfs."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as source:
         rows = [line.split(" ", 5) for line in source]
     return {_number(path), *(row[2] for row in rows if row[4] == path)}

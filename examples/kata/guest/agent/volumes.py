@@ -3,9 +3,8 @@
     /run/volumes/<name>            the mount
     /run/state/<name>.json         what was asked for
 
-The kernel is the truth about what is mounted; the state file only remembers the request, so that an agent that
-is started again (see init.py) goes on as before. A name is the serial number of the disk, or the tag of a
-shared directory.
+The kernel is the source of truth about what is mounted; the state file only stores the request, so that a restarted
+agent (see init.py) knows it. A name is the serial number of the disk, or the tag of a shared directory.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _SHARED = ("9p", "virtiofs")
 
 
 class Volumes:
-    """All volumes of this VM. Operations on one volume take turns; those on different volumes do not wait."""
+    """All volumes of this VM. Operations on one volume are serialized; those on different volumes run in parallel."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -44,7 +43,7 @@ class Volumes:
         self._freezes: dict[str, VolumeFreeze] = {}
         self._ending = False
         for name in self.names():
-            # Frozen by an agent that is no more: nobody is left who would thaw it in time.
+            # An earlier agent may have frozen it, and its watchdog ended with it.
             with contextlib.suppress(OSError):
                 filesystems.thaw(self.path(name))
 
@@ -74,7 +73,7 @@ class Volumes:
             return {"usage": filesystems.usage(self.path(name)), "owned_entries": changed}
 
     def unmount(self, args: protocol.Args) -> dict[str, Any]:
-        """Unmount a volume; absent is success. Faults: busy, naming who holds it."""
+        """Unmount a volume; absent is success. Faults: busy, naming its users."""
         name = args.name("volume")
         args.end()
         with self._lock(name):
@@ -111,7 +110,7 @@ class Volumes:
             return {"usage": filesystems.usage(path), "disk_bytes": actual_bytes}
 
     def freeze(self, args: protocol.Args) -> dict[str, Any]:
-        """Freeze a volume, for `thaw_after_s` at most: whoever froze it may die, and its writers must not wait."""
+        """Freeze a volume for `thaw_after_s` at most, because the caller may die before it thaws."""
         name = args.name("volume")
         thaw_after_s = args.integer("thaw_after_s", 1, 600)
         args.end()
@@ -124,7 +123,7 @@ class Volumes:
         return {}
 
     def thaw(self, args: protocol.Args) -> dict[str, Any]:
-        """Thaw a volume; `was_frozen` false means that the watchdog was faster, so a copy taken is worthless."""
+        """Thaw a volume; `was_frozen` is false if the watchdog thawed it before."""
         name = args.name("volume")
         args.end()
         volume_freeze = self._freeze_of(name)
@@ -137,7 +136,7 @@ class Volumes:
         for name in self.names():
             wanted = self._wanted(name)
             shared = wanted["fstype"] in _SHARED
-            # A mount whose disk is gone has no serial to be found by any more.
+            # A mount whose disk was removed cannot be found by serial number any more.
             disk = None if shared else devices.find(name) or "(removed)"
             message = filesystems.condition(
                 self.path(name), disk, wanted_read_only=wanted["read_only"]
@@ -146,7 +145,7 @@ class Volumes:
         return {"volumes": report}
 
     def thaw_all(self) -> None:
-        """Thaw everything, for good: a writer that waits for a thaw cannot even be killed."""
+        """Thaw all volumes and refuse further freezes: a writer that waits for a thaw cannot be killed."""
         self._ending = True
         for name in self.names():
             with self._freeze_of(name).lock, contextlib.suppress(OSError):
@@ -190,7 +189,7 @@ class Volumes:
             return 0
         gid, policy = group
         if read_only:
-            # Ownership lives on the volume; a read-only mount shows what its owner wrote.
+            # Ownership is stored on the volume, which is read-only.
             return 0
         with self._freeze_of(name).changing():
             return fs_group.apply(self.path(name), gid, policy, read_only=read_only)
@@ -208,10 +207,10 @@ class Volumes:
                 raise volume_users.busy_fault(name, path) from err
 
     def _check_released(self, name: str) -> None:
-        """Ask the disk itself whether anything volume_freeze holds it.
+        """Check that no namespace has the disk mounted.
 
-        Success of umount says only that this namespace let go, and pulling a disk from under a filesystem that
-        another namespace has mounted loses writes.
+        A successful umount(2) concerns this namespace only; unplugging a disk that another namespace has mounted
+        loses writes.
         """
         disk = devices.find(name)
         if disk is not None and devices.is_held(disk):
@@ -231,7 +230,7 @@ class Volumes:
     def _disk(self, name: str) -> str:
         disk = devices.find(name)
         if disk is None:
-            raise protocol.Fault("not_found", f"the disk of volume {name} is gone")
+            raise protocol.Fault("not_found", f"the disk of volume {name} was removed")
         return disk
 
     def _wanted(self, name: str) -> Wanted:
