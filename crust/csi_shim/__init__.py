@@ -1,6 +1,7 @@
-"""The shim: wraps one CSI driver, and speaks for it whenever a mount is deferred.
+"""The shim: wraps one CSI driver and answers calls for deferred mounts in its place.
 
-A deferred publish answers with metadata and mounts nothing; statistics and expansion of such a volume go back to the
-proxy, and from there to the kernel that has it mounted. Everything else is the driver's, byte for byte. The shim
-keeps no state: the caller's flag says what is deferred (the proxy sets it from its record).
+A deferred publish returns metadata and mounts nothing. Statistics and expansion of a deferred volume go back to the
+proxy, and from there to the kernel that has it mounted. All other calls pass through to the driver, byte for byte.
+The shim keeps no state: the caller's flag says whether a call is about a deferred mount (the proxy sets it from its
+record).
 """

@@ -1,7 +1,7 @@
-"""What the shim does when the caller's flag says "deferred", for a driver in this process or behind a socket.
+"""Answers the calls whose flag says "deferred", for a driver in this process or behind a socket.
 
-The inner driver is asked with the flag set and must answer with metadata. One that mounts instead is undone at once
-and reported, because a mount that nobody asked for is the one thing that a deferred publish must never leave.
+The shim calls the inner driver with the flag set, and the driver must answer with metadata. If it mounts instead, the
+shim unpublishes at once and reports an error: a deferred publish must never leave a mount on the host.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class InnerNode(Protocol):
-    """The Node service of the driver that is wrapped."""
+    """The Node service of the wrapped driver."""
 
     async def publish(
         self, request: csi_pb2.NodePublishVolumeRequest, context: Context
@@ -36,33 +36,33 @@ class InnerNode(Protocol):
         """NodeExpandVolume."""
 
     async def capabilities(self, context: Context) -> csi_pb2.NodeGetCapabilitiesResponse:
-        """NodeGetCapabilities, asked as a caller that knows deferral."""
+        """NodeGetCapabilities, called with the metadata that opts in to deferral."""
 
 
 class DeferralUnsupported(errors.Unsupported):
-    """The inner driver does not know deferral."""
+    """The inner driver does not support deferral."""
 
     def __init__(self) -> None:
         super().__init__(
             "the mount cannot be deferred",
             why="the driver does not advertise DEFER_FS_OPS",
-            hint="use a driver that defers, or remove crust.dev/defer from the StorageClass",
+            hint="use a driver that supports deferral, or remove crust.dev/defer from the StorageClass",
         )
 
 
 class MountedInsteadOfDeferred(errors.RuntimeFailed):
-    """The inner driver advertises deferral and mounted all the same."""
+    """The inner driver advertises deferral, but mounted a volume instead of deferring it."""
 
     def __init__(self, volume_id: str) -> None:
         super().__init__(
             f"volume {volume_id[:128]} was not deferred",
-            why="the driver answered a deferred publish without deferred_mount; it was told to unpublish",
+            why="the driver answered a deferred publish without deferred_mount; the shim called unpublish",
             hint="this is a bug in the driver; do not defer its volumes until it is fixed",
         )
 
 
 class Deferral:
-    """Answers the flagged calls. Constructed with the driver and the way back to the runtime."""
+    """Answers the flagged calls. Constructed with the driver and a client of the proxy's Runtime API."""
 
     def __init__(self, inner: InnerNode, runtime: RuntimeClient, *, report_condition: bool) -> None:
         self._inner = inner
@@ -91,7 +91,7 @@ class Deferral:
     async def stats(
         self, request: csi_pb2.NodeGetVolumeStatsRequest
     ) -> csi_pb2.NodeGetVolumeStatsResponse:
-        """Ask the kernel that has the volume mounted."""
+        """Statistics from the kernel that has the volume mounted."""
         limits.volume_id(request.volume_id)
         target = volumes.TargetPath.parse(request.volume_path, role="volume_path")
         response = csi.stats_to_wire(await self._runtime.stats(target.text))
@@ -102,7 +102,7 @@ class Deferral:
     async def expand(
         self, request: csi_pb2.NodeExpandVolumeRequest, context: Context
     ) -> csi_pb2.NodeExpandVolumeResponse:
-        """Grow the device by the driver, then the filesystem by the runtime. Idempotent."""
+        """Let the driver grow the device, then the runtime the filesystem. Idempotent."""
         target = volumes.TargetPath.parse(request.volume_path, role="volume_path")
         wanted = csi.capacity_range(request.capacity_range)
         grown = await self._inner.expand(request, context)
@@ -125,6 +125,6 @@ class Deferral:
         undo = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=request.volume_id, target_path=request.target_path
         )
-        # the error of the publish is the one to report, whatever becomes of this
+        # report the error of the publish, even if this call fails too
         with contextlib.suppress(grpc.aio.AioRpcError, errors.CrustError):
             await self._inner.unpublish(undo, context)

@@ -1,4 +1,4 @@
-"""The shim as a library: around a Node servicer in this process.
+"""The shim as a library: wraps a Node servicer in this process.
 
 A driver author writes `node = library.wrap(MyNode(), RuntimeClient(channel))` and registers the result instead.
 """
@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 
 
 class _Servicer:
-    """A servicer seen as `deferral.InnerNode`."""
+    """Adapts a servicer to `deferral.InnerNode`."""
 
     def __init__(self, node: csi_pb2_grpc.NodeServicer) -> None:
         self._node: Any = node
@@ -52,7 +52,7 @@ class _Servicer:
 
 
 class _Wrapped(csi_pb2_grpc.NodeServicer):
-    """The inner servicer, with the three flagged calls answered here."""
+    """The inner servicer, except for the three calls that may be flagged."""
 
     def __init__(self, inner: csi_pb2_grpc.NodeServicer, deferral: Deferral) -> None:
         self._inner: Any = inner
@@ -78,7 +78,7 @@ class _Wrapped(csi_pb2_grpc.NodeServicer):
 
 
 async def _answered(context: Context, answer: Awaitable[Answer]) -> Answer:
-    """Turn our errors into statuses here: a driver's own server need not know them."""
+    """Map crust's errors to statuses here: the driver's own server does not know them."""
     try:
         return await answer
     except errors.CrustError as error:
@@ -88,12 +88,12 @@ async def _answered(context: Context, answer: Awaitable[Answer]) -> Answer:
 def wrap(
     node: csi_pb2_grpc.NodeServicer, runtime: RuntimeClient, *, report_condition: bool = True
 ) -> csi_pb2_grpc.NodeServicer:
-    """A servicer that defers when it is asked to, and is `node` in everything else.
+    """A servicer that answers flagged calls itself and passes all others to `node`.
 
     `node` must advertise DEFER_FS_OPS to a caller that sends `crust-extensions: deferral`. With
     `report_condition` the statistics carry the volume condition of CSI 1.12.
     """
-    # its constructor gives it every method that mypy misses
+    # its constructor sets the methods that mypy misses
     return _Wrapped(  # type: ignore[abstract]
         node, Deferral(_Servicer(node), runtime, report_condition=report_condition)
     )

@@ -1,6 +1,6 @@
-"""The shim as a process: around a driver's socket, which stays as it is.
+"""The shim as a process, in front of a driver's socket. The driver does not change.
 
-Calls that are not flagged as deferred are handed on as bytes. A status of the driver reaches the caller unchanged.
+Calls without the flag pass through as bytes. A status of the driver reaches the caller unchanged.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ Flagged = TypeVar(
 
 
 class _Socket:
-    """A driver's socket seen as `deferral.InnerNode`."""
+    """Adapts a driver's socket to `deferral.InnerNode`."""
 
     def __init__(self, driver: grpc.aio.Channel) -> None:
         self._stub = csi_pb2_grpc.NodeStub(driver)
@@ -61,7 +61,7 @@ class _Socket:
 
 
 def handlers(driver: grpc.aio.Channel, deferral: Deferral) -> passthrough.Passthrough:
-    """The shim's face: the three calls that may be flagged, and bytes for the rest."""
+    """The shim's generic handler: the three calls that may be flagged; all others pass through."""
 
     def flagged(
         name: str, kind: type[Flagged], answer: Callable[[Flagged, Context], Awaitable[Message]]
@@ -75,7 +75,7 @@ def handlers(driver: grpc.aio.Channel, deferral: Deferral) -> passthrough.Passth
             try:
                 return (await answer(request, context)).SerializeToString()
             except grpc.aio.AioRpcError as error:
-                return await passthrough.repeat(context, error)
+                return await passthrough.relay_status(context, error)
 
         return _NODE + name, behave
 
@@ -101,7 +101,7 @@ async def serving(
     report_condition: bool,
     lock_path: str = "",
 ) -> AsyncIterator[None]:
-    """Serve the shim while the block runs. Raises what `server.serving` raises, before anything is served."""
+    """Serve the shim while the block runs. Raises what `server.serving` raises."""
     async with channel.connect(driver_socket) as driver, channel.connect(runtime_socket) as back:
         deferral = Deferral(_Socket(driver), RuntimeClient(back), report_condition=report_condition)
         generic = [handlers(driver, deferral)]

@@ -1,4 +1,4 @@
-"""The way back: the shim's client of the proxy's Runtime API (KEP-2857)."""
+"""The shim's client of the proxy's Runtime API (KEP-2857)."""
 
 import grpc.aio
 
@@ -7,14 +7,14 @@ from crust.rpc import crust_v1, status
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 
 STATS_TIMEOUT_S = 10.0
-"""A kubelet asks once a minute and waits two minutes; a hung guest must not pile calls up."""
+"""A kubelet asks once a minute and waits two minutes: calls to a hung guest must not accumulate."""
 
 EXPAND_TIMEOUT_S = 100.0
-"""Below the kubelet's two minutes, so that it hears our reason and not its own deadline."""
+"""Below the kubelet's two minutes, so that it gets this error and not its own deadline."""
 
 
 class RuntimeClient:
-    """Asks the proxy about a volume by its target path. Errors are the proxy's, or `PeerUnavailable`."""
+    """Calls the proxy for a volume, by its target path. Raises the proxy's errors, or `PeerUnavailable`."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = runtime_pb2_grpc.RuntimeStub(channel)

@@ -235,7 +235,7 @@ def _parsed(kind: type[Request], answer: Answer[Request]) -> passthrough.UnaryBe
         try:
             return await answer(requests.parse(kind, data), data, context)
         except grpc.aio.AioRpcError as error:
-            return await passthrough.repeat(context, error)
+            return await passthrough.relay_status(context, error)
 
     return behave
 

@@ -1,4 +1,4 @@
-"""gRPC as a room: sockets, channels, status codes, what is logged of a call and what is not.
+"""gRPC: sockets, channels, status codes, codecs, and what is logged of a call.
 
-Rooms above raise errors of `crust.errors` and never name a status code; rooms below never import grpc.
+The packages above raise errors of `crust.errors` and never name a status code. The packages below do not import grpc.
 """

@@ -1,8 +1,8 @@
-"""Channels to peers on this host: one per peer, kept for the life of the process.
+"""Channels to processes on this host: one per process, open as long as this process runs.
 
-A new channel costs as much as several calls, so rooms are given one and keep it. A peer that restarts is found
-again within a fraction of a second: gRPC's own back-off starts at a second and grows to minutes, which on a
-unix socket serves nobody.
+A new channel costs as much as several calls, so composition code creates one and passes it on. gRPC's default
+back-off starts at a second and grows to minutes, which is too slow for a unix socket: with the options below a
+channel finds a restarted process within a fraction of a second.
 """
 
 import grpc
@@ -17,8 +17,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    # Whatever its name says, this is how long one attempt may take: on a busy machine a peer that has been listening
-    # for long needs a while to greet, and 50 ms here made calls fail that only had to wait.
+    # In spite of its name this is the time limit of one connection attempt. On a busy machine a running server may
+    # need a while to accept; with 50 ms here calls failed that only had to wait.
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
@@ -27,7 +27,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class SocketPathTooLong(errors.InvalidRequest):
-    """unix(7) allows 107 bytes."""
+    """The path of a unix socket is longer than the 107 bytes that unix(7) allows."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
@@ -51,9 +51,9 @@ def target_of(socket_path: str) -> str:
 
 
 def connect(socket_path: str) -> grpc.aio.Channel:
-    """A channel to the server on `socket_path`; connects when first used. The caller closes it.
+    """A channel to the server on `socket_path`; it connects at the first call. The caller closes it.
 
-    Raises `SocketPathTooLong` and `InvalidRequest` for a path that cannot be one.
+    Raises `SocketPathTooLong`, and `InvalidRequest` for a path that is not absolute.
     """
     options = [*OPTIONS, ("grpc.default_authority", "localhost")]
     return grpc.aio.insecure_channel(target_of(socket_path), options=options)

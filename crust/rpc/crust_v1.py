@@ -1,6 +1,7 @@
-"""The customs post for crust.v1: its messages and crust's values, for every room that speaks it.
+"""The codec of crust.v1: converts its messages to core types and back.
 
-What comes in is a peer's word, and a runtime's word comes out of a guest in the end: sizes are checked here.
+Decoded values come from another process, and statistics finally from a guest, which may be hostile: sizes are checked
+here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,20 +15,20 @@ LONGEST_FREEZE_S = 60
 
 
 class ImplausibleStats(errors.RuntimeFailed):
-    """A runtime told sizes that cannot be."""
+    """A runtime reported statistics that are impossible."""
 
     def __init__(self, usage: types_pb2.VolumeUsage) -> None:
         super().__init__(
-            "the runtime's volume statistics are not usable",
+            "the runtime's volume statistics are impossible",
             why=f"total {usage.total}, used {usage.used}, available {usage.available}, unit {usage.unit}",
-            hint="look at the handler's log; the guest may be broken or hostile",
+            hint="read the handler's log; the guest may be broken or hostile",
         )
 
 
 def usage(pb: types_pb2.VolumeUsage) -> volumes.VolumeUsage:
     """Decode one line; raises `ImplausibleStats`.
 
-    Used and available may each reach the total; they need not add up to it (reserved blocks).
+    Used and available may each equal the total, and need not add up to it (reserved blocks).
     """
     numbers = (pb.total, pb.used, pb.available)
     if pb.unit not in (1, 2) or min(numbers) < 0 or max(pb.used, pb.available) > pb.total:
@@ -83,9 +84,9 @@ def thaw_after_s(seconds: int) -> int:
     """Check a freeze's time limit; raises `errors.InvalidRequest`."""
     if not 1 <= seconds <= LONGEST_FREEZE_S:
         raise errors.InvalidRequest(
-            f"thaw_after_seconds {seconds} is not usable",
+            f"thaw_after_seconds {seconds} is invalid",
             why=f"it must be from 1 to {LONGEST_FREEZE_S}",
-            hint="a guest's writers do not wait longer; freeze again if more time is needed",
+            hint="a guest never stays frozen longer; repeat the freeze if more time is needed",
         )
     return seconds
 

@@ -1,8 +1,8 @@
-"""The customs post between CSI's messages and crust's values, for every room that speaks CSI.
+"""The codec of CSI: converts its messages to core types and back.
 
-Inwards everything is checked: a value that comes out of here obeys the specification's rules, and what does not
-is an `InvalidRequest` that names the field. Outwards the values are taken as they are. Mount flags may be
-sensitive (CSI MountVolume) and are never part of an error's text.
+Decoding checks everything: a decoded value obeys the specification, and an invalid field raises an `InvalidRequest`
+that names it. Encoding does not check. Mount flags may be sensitive (CSI MountVolume) and are never part of an
+error's text.
 """
 
 from collections.abc import Iterable
@@ -16,19 +16,19 @@ _FLAGS_MAX_BYTES = 4096
 
 
 class UnsupportedValue(errors.InvalidRequest):
-    """An enum's value that the specification does not have, or that means "unknown"."""
+    """A field has a value that the CSI specification does not define, or that means "unknown"."""
 
     def __init__(self, field: str, value: object) -> None:
-        super().__init__(f"{field} is not usable", why=f"{value} is no value of CSI for it")
+        super().__init__(f"{field} is invalid", why=f"CSI does not define the value {value} for it")
         self.field = field
 
 
 class InvalidDeferredMount(errors.RuntimeFailed):
-    """A driver's answer to a deferred publish cannot be handed to a runtime."""
+    """A driver answered a deferred publish with an invalid deferred_mount."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            "the driver's deferred_mount is not usable",
+            "the driver's deferred_mount is invalid",
             why=why,
             hint="this is a bug in the driver or the shim in front of it",
         )
@@ -52,7 +52,7 @@ def capability(
 def capabilities(
     pbs: Iterable[csi_pb2.VolumeCapability], *, field: str = "volume_capabilities"
 ) -> tuple[volumes.VolumeCapability, ...]:
-    """Decode a list of capabilities, of which there must be one. Raises as `capability` does."""
+    """Decode a list of capabilities; at least one is required. Raises as `capability` does."""
     decoded = tuple(capability(pb, field=f"{field}[{n}]") for n, pb in enumerate(pbs))
     if not decoded:
         raise limits.MissingField(field)
@@ -86,7 +86,7 @@ def _mount_access(pb: csi_pb2.VolumeCapability.MountVolume, field: str) -> volum
 
 
 def _group(delegated: str, supplemental: str, policy: str) -> volumes.GroupChange | None:
-    """One group of the two fields, which must agree if both are set (KEP-2857)."""
+    """The group, from either field; if both are set they must be equal (KEP-2857)."""
     if policy and not supplemental:
         raise errors.InvalidRequest(
             "volume_supplemental_group_change_policy is set without volume_supplemental_group"
@@ -100,7 +100,7 @@ def _group(delegated: str, supplemental: str, policy: str) -> volumes.GroupChang
     if delegated == "0" and not supplemental:
         return volumes.GroupChange(
             0
-        )  # a pod may well ask for root's group, and a host mount can have it
+        )  # a pod may ask for the group of root, and a host mount supports it
     return volumes.GroupChange.parse(group, _group_policy(policy)) if group else None
 
 
@@ -116,7 +116,7 @@ def _group_policy(text: str) -> volumes.GroupPolicy:
 def capability_to_wire(
     value: volumes.VolumeCapability, *, deferred: bool = False
 ) -> csi_pb2.VolumeCapability:
-    """Encode a capability; with `deferred` the group travels in the deferral's own fields."""
+    """Encode a capability; with `deferred` the group goes into the fields for deferral."""
     pb = csi_pb2.VolumeCapability()
     pb.access_mode.mode = csi_pb2.VolumeCapability.AccessMode.Mode.ValueType(value.mode.value)
     if isinstance(value.access, volumes.BlockAccess):
@@ -141,9 +141,9 @@ def capacity_range(pb: csi_pb2.CapacityRange) -> volumes.CapacityRange:
 
 
 def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
-    """Decode and check what a driver returned.
+    """Decode and check a driver's answer.
 
-    Raises `InvalidDeferredMount` and, because that is the user's to mend, `mount_options.CredentialInOptions`.
+    Raises `InvalidDeferredMount` and, because the user must correct that, `mount_options.CredentialInOptions`.
     """
     mount_options.check_no_credential(pb.mount_options)
     if not pb.fs_type:
@@ -179,7 +179,7 @@ def _io_limits(pb: csi_pb2.DeferredMount.IoLimits) -> volumes.IoLimits:
 
 def _block_source(pb: csi_pb2.DeferredMount) -> volumes.BlockSource:
     if pb.WhichOneof("source") != "block_device":
-        raise InvalidDeferredMount("it has no source that is known here")
+        raise InvalidDeferredMount("its source is of an unknown kind")
     device = pb.block_device
     if not device.HasField("identity") or device.identity.disk_sequence == 0:
         raise InvalidDeferredMount("the device's identity is not set")
@@ -231,7 +231,7 @@ def _usage(pb: csi_pb2.VolumeUsage) -> volumes.VolumeUsage:
 
 
 def stats_to_wire(value: volumes.VolumeStats) -> csi_pb2.NodeGetVolumeStatsResponse:
-    """Encode statistics, with the condition where it is known (CSI 1.12)."""
+    """Encode statistics, with the condition if it is known (CSI 1.12)."""
     pb = csi_pb2.NodeGetVolumeStatsResponse(usage=[usage_to_wire(each) for each in value.usage])
     if value.condition is not None:
         pb.volume_condition.CopyFrom(condition_to_wire(value.condition))
@@ -254,5 +254,5 @@ def condition(pb: csi_pb2.VolumeCondition) -> volumes.VolumeCondition:
 
 
 def condition_to_wire(value: volumes.VolumeCondition) -> csi_pb2.VolumeCondition:
-    """Encode a volume's condition (CSI 1.12), whose message may be a long sentence of somebody else."""
+    """Encode a volume's condition (CSI 1.12). Its message may be long, so it is shortened."""
     return csi_pb2.VolumeCondition(abnormal=value.abnormal, message=limits.shortened(value.message))

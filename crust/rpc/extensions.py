@@ -1,7 +1,7 @@
-"""How a caller says that it knows crust's additions to CSI.
+"""How a caller opts in to crust's additions to CSI: gRPC metadata.
 
-Released COs and conformance suites never send this metadata, and so never see a capability that the CSI
-specification does not have (specs/deferral.md).
+Released COs and conformance suites never send this metadata, so crust never advertises to them a capability that the
+CSI specification does not have (specs/deferral.md).
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ DEFERRAL = "deferral"
 NODE_INFO = "node-info"
 ERROR_INFO = "error-info"
 METADATA: tuple[tuple[str, str], ...] = ((KEY, DEFERRAL),)
-"""What a caller that knows deferral adds to its calls."""
+"""The metadata of a caller that knows deferral."""
 
 
 def deferral_requested(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
@@ -31,11 +31,11 @@ def error_info_requested(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
     return _requested(context, ERROR_INFO)
 
 
-def _requested(context: grpc.aio.ServicerContext[Any, Any], word: str) -> bool:
+def _requested(context: grpc.aio.ServicerContext[Any, Any], name: str) -> bool:
     metadata = context.invocation_metadata() or ()
-    return any(key == KEY and word in _words(value) for key, value in metadata)
+    return any(key == KEY and name in _split(value) for key, value in metadata)
 
 
-def _words(value: str | bytes) -> list[str]:
+def _split(value: str | bytes) -> list[str]:
     text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
-    return [word.strip() for word in text.split(",")]
+    return [each.strip() for each in text.split(",")]

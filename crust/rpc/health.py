@@ -1,6 +1,7 @@
-"""What is wrong with this process as a whole: told in its log, by `crust status`, and to whoever probes it.
+"""The health of this process: its problems are logged, listed by `crust status`, and returned to a Probe.
 
-A part reports itself under its name, and reports again when it is well. A change is logged, a repetition is not.
+A part of the process reports a problem under its own name, and reports again when the problem has ended. A change is
+logged, a repeated report is not.
 """
 
 import logging
@@ -12,18 +13,18 @@ _log = logging.getLogger(__name__)
 
 
 class Health:
-    """The process's conditions, by the part that has them."""
+    """The problems of this process, by part."""
 
     def __init__(self) -> None:
         self._problems: dict[str, errors.CrustError] = {}
 
     @property
     def problems(self) -> Mapping[str, errors.CrustError]:
-        """What is wrong now; empty when nothing is."""
+        """The current problems; empty if the process is healthy."""
         return self._problems
 
     def report(self, part: str, problem: errors.CrustError | None) -> None:
-        """What is wrong with `part` from now on; None: nothing."""
+        """Set the problem of `part`; None: the part is healthy."""
         before = self._problems.pop(part, None)
         if problem is None:
             if before is not None:
@@ -31,10 +32,10 @@ class Health:
             return
         self._problems[part] = problem
         if before is None or str(before) != str(problem):
-            told = {"part": part, "error": str(problem), "error_name": problem.error_name}
-            _log.error("unhealthy", extra=told)
+            fields = {"part": part, "error": str(problem), "error_name": problem.error_name}
+            _log.error("unhealthy", extra=fields)
 
     def check(self) -> None:
-        """Raise the first of the problems, if there is one."""
+        """Raise the first problem, if there is one."""
         for problem in self._problems.values():
             raise problem

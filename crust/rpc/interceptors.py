@@ -1,8 +1,9 @@
-"""The edge of every server: errors become statuses, each call gets an id and one log line, secrets have a limit.
+"""The interceptor of every server: it maps errors to statuses, gives each call an id and one log line, limits
+secrets.
 
-Without this, grpc.aio would send the text of any exception to the peer as UNKNOWN. An error of crust is
-answered with its own sentence and code; anything else is a bug, is logged with its traceback, and the
-peer learns the request id only. This is one of the three files where `except Exception` is right.
+Without it, grpc.aio would send the text of any exception to the peer as UNKNOWN. An error of crust is answered with
+its own sentence and code. Any other exception is a bug: it is logged with its traceback, and the peer gets the
+request id only. This is one of the three files where `except Exception` is right.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ _QUIET = frozenset({"Probe", "GetPluginInfo", "GetPluginCapabilities", "NodeGetC
 """Called several times per operation by a kubelet: logged at DEBUG."""
 
 _UNKNOWN = "other"
-"""What a method that is passed on unknown is counted as."""
+"""The metric's label for unknown pass-through methods."""
 
 _STATUS: dict[object, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -35,7 +36,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RpcNotServed(errors.Unsupported):
-    """The service has the call, and this server does not serve it."""
+    """This server does not serve the call, although the service defines it."""
 
     def __init__(self, rpc: str) -> None:
         super().__init__(f"{rpc} is not served here", why="its capability is not advertised")
@@ -53,9 +54,9 @@ class UnexpectedError(errors.RuntimeFailed):
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Maps errors, numbers requests, logs and counts them; a probe of an unhealthy process is refused.
+    """Maps errors, and identifies, logs and counts calls; refuses a Probe while the process is unhealthy.
 
-    `server` names the server in the log.
+    `server` is the server's name in logs and metrics.
     """
 
     def __init__(self, server: str, health: Health) -> None:
@@ -67,11 +68,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]",
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "Handler | None":
-        """Wrap the method's handler; unknown methods stay unknown."""
+        """Wrap the method's handler; an unknown method stays unknown."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        # passed on without being known: its name comes from outside, and a metric would keep it for good
+        # an unknown pass-through method: the caller chooses its name, and a metric would keep that name for good
         counted_as = _UNKNOWN if handler.stream_stream is not None else ""
         call = _Call(self._server, handler_call_details.method, counted_as)
         if call.name == "Probe" and handler.unary_unary is not None:
@@ -101,7 +102,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         raise errors.Unsupported(f"{call.name} takes a stream of requests and one answer")
 
     def _healthy(self, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[Any]]:
-        """The behaviour of a healthy process; else FAILED_PRECONDITION with what is wrong (CSI Probe)."""
+        """Run the behaviour if the process is healthy; else FAILED_PRECONDITION with the problem (CSI Probe)."""
 
         async def probe(request: Any, context: Context) -> Any:
             self._health.check()
@@ -160,8 +161,8 @@ class _Call:
     async def _answer(
         self, context: Context, request: Any, started_s: float, error: errors.CrustError
     ) -> NoReturn:
-        told = {"error": str(error), "error_name": error.error_name}
-        self._record_now(request, started_s, status.code_of(error), told)
+        fields = {"error": str(error), "error_name": error.error_name}
+        self._record_now(request, started_s, status.code_of(error), fields)
         await status.abort(context, error, is_csi=self._is_csi)
 
     async def _answer_bug(
@@ -169,41 +170,45 @@ class _Call:
     ) -> NoReturn:
         if isinstance(error, NotImplementedError):  # the generated base of a servicer
             await self._answer(context, request, started_s, RpcNotServed(self.name))
-        if isinstance(error, grpc.aio.AbortError):  # answered already, deeper down
-            self._record_now(request, started_s, _status_of(context), _told_by_peer(context))
+        if isinstance(error, grpc.aio.AbortError):  # the behaviour has answered already
+            self._record_now(request, started_s, _status_of(context), _peer_error(context))
             raise error
         _log.error("unexpected error", extra={"rpc": self.name}, exc_info=error)
         request_id = (logs.context.get() or {}).get("request_id", "")
         await self._answer(context, request, started_s, UnexpectedError(self.name, request_id))
 
     async def _answer_cancelled(self, context: Context, request: Any, started_s: float) -> NoReturn:
-        """The caller went away, and nobody waits; or something below was cancelled, and then the caller must hear.
+        """Either the caller has cancelled; or only something that the handler awaited was cancelled: then answer.
 
-        grpc.aio answers nothing at all when a handler ends in a CancelledError of its own: the caller would wait
-        until its deadline.
+        grpc.aio answers nothing if a handler raises CancelledError by itself: the caller would wait until its
+        deadline.
         """
         task = asyncio.current_task()
         if task is None or task.cancelling():
             self._record_now(request, started_s, grpc.StatusCode.CANCELLED, {})
             raise asyncio.CancelledError
         lost = errors.PeerUnavailable(
-            f"{self.name} was cut off", why="what it waited for was stopped", hint="retry"
+            f"{self.name} was interrupted",
+            why="a task that it waited for was cancelled",
+            hint="retry",
         )
         await self._answer(context, request, started_s, lost)
 
     def _record_soon(self, request: Any, started_s: float) -> None:
-        """Once the answer is on its way: a line costs a tenth of a small call, and nobody need wait for it."""
+        """Record after the answer is sent: a log line takes a tenth of a small call's time, and the caller need
+        not wait.
+        """
         elapsed_s = time.monotonic() - started_s
         loop = asyncio.get_running_loop()
         loop.call_soon(self._record, request, elapsed_s, grpc.StatusCode.OK, {})
 
     def _record_now(
-        self, request: Any, started_s: float, code: grpc.StatusCode, told: dict[str, str]
+        self, request: Any, started_s: float, code: grpc.StatusCode, error: dict[str, str]
     ) -> None:
-        self._record(request, time.monotonic() - started_s, code, told)
+        self._record(request, time.monotonic() - started_s, code, error)
 
     def _record(
-        self, request: Any, elapsed_s: float, code: grpc.StatusCode, told: dict[str, str]
+        self, request: Any, elapsed_s: float, code: grpc.StatusCode, error: dict[str, str]
     ) -> None:
         metrics.rpc_seconds.labels(self._server, self._counted_as, code.name).observe(elapsed_s)
         level = logging.DEBUG if self.name in _QUIET else logging.INFO
@@ -213,19 +218,19 @@ class _Call:
             "rpc": self.name,
             "code": code.name,
             "ms": round(elapsed_s * 1000, 1),
-            **told,
+            **error,
         }
         if _log.isEnabledFor(logging.DEBUG) and isinstance(request, Message):
             extra["request"] = redaction.describe(request)
         _log.log(level, "served", extra=extra)
 
 
-def _told_by_peer(context: Context) -> dict[str, str]:
-    """What a status that passes says; another program's has no name."""
+def _peer_error(context: Context) -> dict[str, str]:
+    """The log fields of a status that was passed through; only crust's errors have a name."""
     name = status.name_in(context.trailing_metadata())
     return {"error": context.details(), **({"error_name": name} if name else {})}
 
 
 def _status_of(context: Context) -> grpc.StatusCode:
-    code: object = context.code()  # grpc.aio keeps the number here, whatever its type stub says
+    code: object = context.code()  # grpc.aio has a number here, in spite of its type stub
     return code if isinstance(code, grpc.StatusCode) else _STATUS[code]

@@ -1,8 +1,8 @@
 """Size limits and required fields of CSI requests (CSI "Size Limits" and "Required vs. Optional").
 
-A string has at most 128 bytes and a map at most 4 KiB, keys and values together, unless its field says otherwise.
-Into contexts and secrets a kubelet puts pods and service account tokens under keys of its own, which alone can be
-longer: those are not counted. Errors name the field and its length, never its content.
+A string has at most 128 bytes and a map at most 4 KiB, keys and values together, unless its field says otherwise. A
+kubelet puts pod data and service account tokens into contexts and secrets under keys of its own, and these alone may
+be longer, so they are not counted. Errors name the field and its length, never its content.
 """
 
 import re
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from crust import errors, volumes
 
 MAP_MAX_BYTES = 4096
-_SIDECARS = "csi.storage.k8s.io/"
+_KUBERNETES_PREFIX = "csi.storage.k8s.io/"
 _CONTROL = re.compile("[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]")
 
 
@@ -37,10 +37,10 @@ class FieldTooLong(errors.InvalidRequest):
 
 
 class InvalidCharacters(errors.InvalidRequest):
-    """A field holds control characters."""
+    """A field holds a control character."""
 
     def __init__(self, field: str) -> None:
-        super().__init__(f"{field} is not usable", why="it holds a control character")
+        super().__init__(f"{field} is invalid", why="it holds a control character")
         self.field = field
 
 
@@ -73,17 +73,19 @@ def mapping(values: Mapping[str, str], field: str) -> dict[str, str]:
 
 
 def check_context(values: Mapping[str, str], field: str) -> None:
-    """Hold a context, or secrets, against the limit of maps. Raises `FieldTooLong`."""
-    mapping({key: each for key, each in values.items() if not key.startswith(_SIDECARS)}, field)
+    """Check a context, or secrets, against the size limit of maps. Raises `FieldTooLong`."""
+    mapping(
+        {key: each for key, each in values.items() if not key.startswith(_KUBERNETES_PREFIX)}, field
+    )
 
 
 def check_secrets(request: object) -> None:
-    """Hold the secrets of a request against the limit, if it can have any. Raises `FieldTooLong`."""
+    """Check the secrets of a request, if it has any, against the size limit. Raises `FieldTooLong`."""
     check_context(getattr(request, "secrets", {}), "secrets")
 
 
 def shortened(text: str) -> str:
-    """`text` for an answer, within the limit of strings."""
+    """`text`, shortened to the size limit of strings, for a response."""
     data = text.encode()
     if len(data) <= volumes.ID_MAX_BYTES:
         return text

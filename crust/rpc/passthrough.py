@@ -1,12 +1,13 @@
-"""Calls handed on as bytes: the peer behind sees what the caller sent, the caller what the peer answered.
+"""Pass-through calls: the server behind gets the caller's bytes, the caller gets the server's.
 
-Nothing is parsed, so unknown fields, unknown methods and other services pass as they are; so do metadata, the
-caller's deadline, its cancellation, and status codes with their details. A method that the descriptors know as
-unary takes gRPC's quicker unary path; any other travels as a stream, which on the wire is the same thing.
+Nothing is parsed, so unknown fields, unknown methods and other services pass unchanged. So do metadata, the caller's
+deadline, its cancellation, and status codes with their details. A method that the descriptors define as unary uses
+gRPC's faster unary path; any other travels as a stream, which is the same on the wire.
 
-A stream of one message is sent with its end, at once. Written apart, the write may meet a peer that has refused by
-the method's name alone: gRPC then answers INTERNAL by itself, not the peer's UNIMPLEMENTED. That stays so for
-a caller that sends on in a stream that its peer has ended; no method of CSI takes a stream of requests.
+A request stream of one message is sent together with its end. If the end were sent later, a peer that refuses the
+method by its name could answer in between: then gRPC reports INTERNAL instead of the peer's UNIMPLEMENTED. This
+remains so for a caller that continues a stream after its peer has ended it; no method of CSI has a stream of
+requests.
 """
 
 import asyncio
@@ -24,13 +25,13 @@ UnaryBehaviour = Callable[[bytes, Context], Awaitable[bytes]]
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 _END_OF_STREAM_S = 0.05
-"""A call of one message has its end in the same frame, so this is for a busy machine; a conversation waits so
-long for its first answer."""
+"""How long to wait for the end of a request stream after its first message. A call of one message has its end in the
+same frame, so the wait matters on a busy machine only; a call with more messages starts this much later."""
 _HOP_BY_HOP = ("user-agent", "grpc-accept-encoding", "accept-encoding")
 
 
 def unary_methods() -> frozenset[str]:
-    """Full names (`/csi.v1.Node/NodeStageVolume`) of the CSI methods with one request and one answer."""
+    """Full names (`/csi.v1.Node/NodeStageVolume`) of CSI's unary methods."""
     return frozenset(
         f"/{service.full_name}/{method.name}"
         for service in csi_pb2.DESCRIPTOR.services_by_name.values()
@@ -40,7 +41,7 @@ def unary_methods() -> frozenset[str]:
 
 
 class Passthrough(grpc.GenericRpcHandler):
-    """Hands every method on to `channel`, except those in `own`, which are served here as bytes."""
+    """Passes every method through to `channel`, except those in `own`, which get and return bytes."""
 
     def __init__(
         self, channel: grpc.aio.Channel, own: dict[str, UnaryBehaviour] | None = None
@@ -53,12 +54,12 @@ class Passthrough(grpc.GenericRpcHandler):
         }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """The handler of a method; made once per method name that this server's peers use."""
+        """The handler of a method; created once per unary method."""
         method = handler_call_details.method
         handler = self._handlers.get(method)
         if handler is not None:
             return handler
-        if method not in self._unary:  # not kept: the names come from outside and are without bound
+        if method not in self._unary:  # not cached: callers choose the names, without a bound
             return grpc.stream_stream_rpc_method_handler(_streaming(self._channel, method))
         handler = grpc.unary_unary_rpc_method_handler(forward(self._channel, method))
         self._handlers[method] = handler
@@ -66,7 +67,7 @@ class Passthrough(grpc.GenericRpcHandler):
 
 
 def forward(channel: grpc.aio.Channel, method: str) -> UnaryBehaviour:
-    """A behaviour that hands a unary call on, unchanged."""
+    """A behaviour that passes a unary call through unchanged."""
     peer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
 
     async def behave(request: bytes, context: Context) -> bytes:
@@ -78,9 +79,9 @@ def forward(channel: grpc.aio.Channel, method: str) -> UnaryBehaviour:
             response: bytes = await call
             context.set_trailing_metadata(_pairs(await call.trailing_metadata()))
         except grpc.aio.AioRpcError as error:
-            await repeat(context, error)
+            await relay_status(context, error)
         finally:
-            # awaiting initial metadata does not cancel the call by itself when our caller goes away
+            # if our caller is cancelled, awaiting the initial metadata does not cancel the call by itself
             call.cancel()
         return response
 
@@ -88,14 +89,14 @@ def forward(channel: grpc.aio.Channel, method: str) -> UnaryBehaviour:
 
 
 def metadata_of(context: grpc.aio.ServicerContext[Any, Any]) -> Metadata:
-    """The caller's metadata, less what belongs to its connection."""
+    """The caller's metadata without that of its connection."""
     return _pairs(context.invocation_metadata())
 
 
-async def repeat(
+async def relay_status(
     context: grpc.aio.ServicerContext[Any, Any], error: grpc.aio.AioRpcError
 ) -> NoReturn:
-    """Answer with exactly the status that the peer answered with; does not return."""
+    """Answer with exactly the peer's status. Does not return."""
     trailing = _pairs(error.trailing_metadata())
     await context.abort(error.code(), error.details() or "", trailing)
 
@@ -105,7 +106,7 @@ def _streaming(
 ) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
     async def behave(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         head = await _head(requests)
-        start = _start_single if head.is_all else _start_stream
+        start = _start_single if head.is_single else _start_stream
         call = start(channel, method, head, metadata_of(context), context.time_remaining())
         try:
             initial = await call.initial_metadata()
@@ -115,7 +116,7 @@ def _streaming(
                 yield response
             context.set_trailing_metadata(_pairs(await call.trailing_metadata()))
         except grpc.aio.AioRpcError as error:
-            await repeat(context, error)
+            await relay_status(context, error)
         finally:
             call.cancel()
             await head.close()
@@ -125,15 +126,15 @@ def _streaming(
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The beginning of a request stream: its first message, and the second one, which is awaited."""
+    """The beginning of a request stream: its first message, and a task that awaits the second."""
 
     first: bytes | None
     second: asyncio.Task[bytes | None]
     rest: AsyncIterator[bytes]
 
     @property
-    def is_all(self) -> bool:
-        """Whether there is one message and no more."""
+    def is_single(self) -> bool:
+        """Whether the stream has exactly one message."""
         return self.first is not None and self.second.done() and self.second.result() is None
 
     async def messages(self) -> AsyncIterator[bytes]:
@@ -149,7 +150,7 @@ class _Head:
             yield message
 
     async def close(self) -> None:
-        """Wait for nothing more."""
+        """Stop waiting for the second message."""
         self.second.cancel()
         await asyncio.gather(self.second, return_exceptions=True)
 

@@ -1,8 +1,8 @@
-"""The one function through which a message may reach a log line.
+"""The only function that puts a protobuf message into a log line.
 
-CSI marks credentials with the field option csi_secret. Two more hiding places have no mark: mount flags, which
-the specification says may be sensitive, and keys of string maps (a kubelet puts service account tokens into
-volume_context: CVE-2023-2878 and CVE-2024-3744 came of logging that). All three are replaced, at any depth.
+CSI marks credentials with the field option csi_secret. Two other places are not marked: mount flags, which the
+specification calls sensitive, and values of string maps (a kubelet puts service account tokens into volume_context;
+CVE-2023-2878 and CVE-2024-3744 came from logging it). This module redacts all three, at any depth.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ _SENSITIVE_WORDS = ("secret", "token", "password", "passphrase", "credential", "
 
 
 def describe(message: Message) -> dict[str, Any]:
-    """The set fields of `message` as plain values, every credential replaced by `***`."""
+    """The set fields of `message` as plain values, with `***` in place of every credential."""
     return dict(_fields(message))
 
 

@@ -1,4 +1,4 @@
-"""Bytes from a caller into a message."""
+"""Parses the bytes of a request into its message."""
 
 from typing import TypeVar
 
@@ -10,18 +10,18 @@ Request = TypeVar("Request", bound=message.Message)
 
 
 class MalformedMessage(errors.InvalidRequest):
-    """The request's bytes are no message of the method."""
+    """The bytes of a request are not a message of its method."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(
-            f"the request cannot be read as {kind}",
+            f"the request cannot be parsed as {kind}",
             why="its bytes are not a valid protobuf message",
-            hint="check the caller's CSI version and what lies between it and crust",
+            hint="check the caller's CSI version, and any proxy between it and crust",
         )
 
 
 def parse(kind: type[Request], data: bytes) -> Request:
-    """Read a message; unknown fields are kept. Raises `MalformedMessage`."""
+    """Parse a message; unknown fields are kept. Raises `MalformedMessage`."""
     try:
         return kind.FromString(data)
     except message.DecodeError as err:

@@ -1,9 +1,9 @@
-"""A server on a unix socket that belongs to exactly one process.
+"""A gRPC server on a unix socket that belongs to exactly one process.
 
-Lock first, then look whether anybody answers there, then bind beside it, then rename over it (`sockets`). The lock
-lies where the caller says, because CSI allows no other file beside a plugin's socket. After a kill -9 the lock is
-free and the stale socket is replaced. While it serves, a server looks whether the path is still its own: if not,
-nobody can reach it, and it is unhealthy.
+The server takes a lock, checks that nobody listens on the socket, binds a name beside it, and renames that over the
+socket's path (`sockets`). The caller chooses the path of the lock, because CSI allows no other file beside a plugin's
+socket. After a kill -9 the lock is free, and the next process replaces the stale socket. A running server checks
+regularly whether the path is still its own socket. If not, nobody can reach it, and it reports itself as unhealthy.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from crust.host.process import oserrors
 from crust.rpc import channel, interceptors, sockets
 from crust.rpc.health import Health
 
-Registration = Callable[[grpc.aio.Server], None]
+AddServicer = Callable[[grpc.aio.Server], None]
 """Adds a servicer to a server, e.g. `lambda s: add_NodeServicer_to_server(node, s)`."""
 
 
 class SocketBindFailed(errors.RuntimeFailed):
-    """The kernel refuses the socket."""
+    """gRPC cannot bind the socket."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
@@ -39,17 +39,17 @@ class SocketBindFailed(errors.RuntimeFailed):
 @contextlib.asynccontextmanager
 async def serving(
     socket_path: str,
-    *registrations: Registration,
+    *add_servicers: AddServicer,
     name: str,
     lock_path: str = "",
     generic: Sequence[grpc.GenericRpcHandler] = (),
     health: Health | None = None,
 ) -> AsyncIterator[grpc.aio.Server]:
-    """Serve on `socket_path` until the block is left; then let running calls finish.
+    """Serve on `socket_path` while the block runs; then wait for running calls.
 
-    `lock_path` defaults to the socket's path with `.lock` added. `name` is the server's in logs and metrics; `health`
-    is the process's, where the socket's loss is reported. Raises `sockets.SocketInUse`, `sockets.NotASocket`,
-    `SocketBindFailed`, `flocks.LockHeld`, `channel.SocketPathTooLong`.
+    `lock_path` defaults to the socket's path with `.lock` added. `name` is the server's in logs and metrics. The
+    server reports the loss of its socket to `health`, the health of the process. Raises `sockets.SocketInUse`,
+    `sockets.NotASocket`, `SocketBindFailed`, `flocks.LockHeld`, `channel.SocketPathTooLong`.
     """
     channel.target_of(socket_path)
     health = health or Health()
@@ -60,8 +60,8 @@ async def serving(
             handlers=list(generic),
             options=[*channel.OPTIONS, ("grpc.so_reuseport", 0)],
         )
-        for register in registrations:
-            register(server)
+        for add_servicer in add_servicers:
+            add_servicer(server)
         own = await _start(server, socket_path)
         watch = asyncio.create_task(_watch(own, health), name=f"watch {socket_path}")
         try:
@@ -76,15 +76,15 @@ async def serving(
 
 
 GRACE_S = 5.0
-"""How long calls may take to finish when a server stops; operations are drained by their owner besides."""
+"""How long a stopping server waits for running calls. The owner of the operations drains those."""
 
-LOOK_S = 3.0
-"""How often a server looks whether its socket is still its own."""
+CHECK_S = 3.0
+"""How often a server checks that its socket is still its own."""
 
 
 def _claim(socket_path: str, lock_path: str) -> flocks.ProcessLock:
     for path in (socket_path, lock_path):
-        with oserrors.translating(f"the directory of {path} cannot be made"):
+        with oserrors.translating(f"the directory of {path} cannot be created"):
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = flocks.ProcessLock.acquire(lock_path)
     try:
@@ -96,11 +96,11 @@ def _claim(socket_path: str, lock_path: str) -> flocks.ProcessLock:
 
 
 async def _start(server: grpc.aio.Server, socket_path: str) -> sockets.OwnSocket:
-    """Serve, then appear at the path: who can connect is answered."""
+    """Start to serve, then rename the socket to its path, so that every caller that connects is answered."""
     bound = sockets.beside(socket_path)
     try:
         server.add_insecure_port(channel.target_of(bound))
-    except RuntimeError as err:  # all that gRPC says, whatever the reason
+    except RuntimeError as err:  # gRPC raises nothing else, for any reason
         raise SocketBindFailed(socket_path) from err
     await server.start()
     try:
@@ -112,7 +112,7 @@ async def _start(server: grpc.aio.Server, socket_path: str) -> sockets.OwnSocket
 
 async def _watch(own: sockets.OwnSocket, health: Health) -> None:
     while True:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(CHECK_S)
         try:
             problem: errors.CrustError | None = await asyncio.to_thread(own.problem)
         except errors.CrustError as error:

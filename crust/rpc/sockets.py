@@ -1,13 +1,13 @@
-"""The path of a unix socket: whose it is, how it changes hands, and whether it is still ours.
+"""The path of a unix socket: which process owns it, how a server takes it over, and whether it still owns it.
 
-gRPC binds a path that another server holds without a word: new callers go to the newcomer, and when the first one
-stops it unlinks the newcomer's socket. So gRPC never gets the path itself. A server binds a hidden name beside it and
-is renamed over it: a caller meets the old listener or the new one, never none, and what gRPC unlinks at its end is a
-name that is gone.
+gRPC binds a path that another server holds without an error: new connections go to the second server, and when the
+first one stops it unlinks the second one's socket. So gRPC never binds the path itself. A server binds a hidden name
+beside it, and that is renamed over the path: a caller finds the old listener or the new one, never none, and gRPC at
+its end unlinks a name that no longer exists.
 
-A path on which anybody listens is never taken. Who listens may be unknown: SO_PEERCRED gives process 0 for a process
-of another PID namespace, as a vendor's driver pod is to ours, so being connected is the answer and the process is
-for the sentence alone.
+A server never takes a path on which a process listens. Which process that is may be unknown: SO_PEERCRED reports
+process 0 for a process of another PID namespace, e.g. a vendor's driver pod. So a successful connect is the
+criterion, and the process id is only for the message.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _PROBE_S = 2.0
 
 
 class SocketInUse(errors.NotReady):
-    """Another process answers on the socket."""
+    """Another process listens on the socket."""
 
     def __init__(self, path: str, pid: int) -> None:
         who = f"process {pid}" if pid else "a process of another PID namespace (another container)"
@@ -38,13 +38,13 @@ class SocketInUse(errors.NotReady):
 
 
 class NotASocket(errors.NotReady):
-    """Something else lies at the socket's path."""
+    """The socket's path names a file that is not a socket."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
             f"the socket {path} cannot be served",
-            why="there is something that is no socket",
-            hint="look at what it is, and move it away",
+            why="the path names a file that is not a socket",
+            hint="find out what it is, and move it away",
         )
 
 
@@ -53,7 +53,7 @@ class SocketLost(errors.NotReady):
 
     def __init__(self, path: str, *, replaced: bool) -> None:
         super().__init__(
-            f"nobody reaches this process on {path}",
+            f"callers cannot reach this process on {path}",
             why="another process put its own socket there"
             if replaced
             else "the socket was removed",
@@ -70,7 +70,8 @@ Identity = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class OwnSocket:
-    """A socket's file that this process has bound. Held open (O_PATH), so that its inode number is nobody else's."""
+    """The file of a socket that this process has bound. It is held open (O_PATH), so that no other file can get its
+    inode number."""
 
     path: str
     identity: Identity
@@ -78,7 +79,7 @@ class OwnSocket:
 
     @classmethod
     def place(cls, bound: str, path: str) -> "OwnSocket":
-        """Rename what is bound at `bound` over `path`, readable for this user alone. Blocks."""
+        """Rename the bound socket `bound` over `path`, with access for this user only. Blocks."""
         with oserrors.translating(f"the socket {path} cannot be put in place"):
             os.chmod(bound, 0o600)
             descriptor = os.open(bound, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -91,31 +92,33 @@ class OwnSocket:
         return cls(path, (status.st_dev, status.st_ino), descriptor)
 
     def problem(self) -> SocketLost | None:
-        """What a caller of the path would meet instead of us. Blocks."""
+        """The error if the path is not this socket any more. Blocks."""
         there = identity_at(self.path)
         return None if there == self.identity else SocketLost(self.path, replaced=bool(there))
 
     def remove(self) -> None:
-        """Remove the path if it is still ours, and let go of the file. Blocks."""
+        """Remove the path if it is still this socket, and close the file. Blocks."""
         with oserrors.translating(f"cannot remove {self.path}"):
             if identity_at(self.path) == self.identity:
                 os.unlink(self.path)
         self.close()
 
     def close(self) -> None:
-        """Let go of the file, and leave the path as it is."""
+        """Close the file, and leave the path as it is."""
         os.close(self.descriptor)
 
 
 def beside(path: str) -> str:
-    """The hidden name that a server binds before it is renamed to `path`: always the same, and no longer."""
+    """The hidden name that a server binds before the rename to `path`: always the same, and not longer than
+    `path`.
+    """
     directory, _, name = path.rpartition("/")
     digest = hashlib.sha256(name.encode()).hexdigest()
     return f"{directory}/.{digest[: max(4, min(len(name) - 1, 16))]}"
 
 
 def identity_at(path: str) -> Identity | None:
-    """What lies at the path now; None if nothing does."""
+    """The identity of the file at the path now; None if there is none."""
     with oserrors.translating(f"cannot look at {path}"):
         try:
             status = os.lstat(path)
@@ -125,7 +128,10 @@ def identity_at(path: str) -> Identity | None:
 
 
 def check_free(path: str) -> None:
-    """Raise `SocketInUse` or `NotASocket` unless the path is absent or what a dead process left. Blocks."""
+    """Raise `SocketInUse` or `NotASocket`, unless the path is absent or the stale socket of a dead process.
+
+    Blocks.
+    """
     with oserrors.translating(f"cannot look at {path}"):
         try:
             mode = os.lstat(path).st_mode
@@ -139,10 +145,10 @@ def check_free(path: str) -> None:
 
 
 def _listener(path: str) -> int | None:
-    """The process that listens on the socket, 0 if it cannot be seen from here; None if none does."""
+    """The process that listens on the socket, 0 if its id is unknown; None if no process listens."""
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with probe, oserrors.translating(f"cannot look who listens on {path}"):
-        # a listener that hangs has a full queue, and connect(2) would wait for it
+        # connect(2) would wait for a hanging listener, whose queue is full
         probe.settimeout(_PROBE_S)
         try:
             probe.connect(path)

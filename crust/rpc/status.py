@@ -1,11 +1,11 @@
-"""The one table between errors and gRPC status codes, in both directions.
+"""Converts errors to gRPC statuses and statuses to errors, by one table.
 
-An error's code is that of its nearest class in the table; a leaf needs a row of its own only where the
-CSI specification names another code than the branch has. Text is never parsed: a peer's status becomes the
-branch that stands for its code, with the peer's sentence and the peer's error name, so that a chain of processes
-hands the first one's error to the CO. The name travels as google.rpc.ErrorInfo (`reason`, `domain`) in the
-status details, where every gRPC library looks for it; only names of our own domain are taken over. CSI's Error
-Scheme says that the details MUST be empty, so a CSI call has them only if its caller asks for them.
+An error's code is that of its nearest class in the table; a leaf needs a row of its own only if the CSI specification
+names another code than its branch has. A peer's status becomes the branch of its code, with the peer's sentence and
+the peer's error name: so a chain of processes passes the first error on to the CO. Message text is never parsed: the
+name travels as google.rpc.ErrorInfo (`reason`, `domain`) in the status details, where every gRPC library looks for
+it. Only names of crust's own domain are used. CSI's Error Scheme says that the details MUST be empty, so a CSI call
+gets them only if its caller asks for them.
 """
 
 import re
@@ -24,7 +24,7 @@ _DETAILS_KEY = "grpc-status-details-bin"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
 
 _MESSAGE_MAX_CHARS = 2000
-"""Metadata of 8 KiB and more is refused by gRPC, message and details together; the log has the whole sentence."""
+"""gRPC refuses 8 KiB or more of metadata, message and details together. The log has the whole sentence."""
 
 CODES: dict[type[errors.CrustError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -50,12 +50,12 @@ _BRANCHES: dict[grpc.StatusCode, type[errors.CrustError]] = {
 
 
 def code_of(error: errors.CrustError) -> grpc.StatusCode:
-    """The gRPC status code that stands for `error`."""
+    """The gRPC status code of `error`."""
     return code_of_class(type(error))
 
 
 def code_of_class(kind: type[errors.CrustError]) -> grpc.StatusCode:
-    """The gRPC status code that stands for errors of the class `kind`."""
+    """The gRPC status code of errors of the class `kind`."""
     found = (CODES[ancestor] for ancestor in kind.__mro__ if ancestor in CODES)
     return next(found, grpc.StatusCode.INTERNAL)
 
@@ -63,7 +63,7 @@ def code_of_class(kind: type[errors.CrustError]) -> grpc.StatusCode:
 async def abort(
     context: grpc.aio.ServicerContext[Any, Any], error: errors.CrustError, *, is_csi: bool
 ) -> NoReturn:
-    """Answer a call with `error`: its code, its sentence behind its name, and ErrorInfo; does not return."""
+    """Answer a call with `error`: its code, its name and sentence, and ErrorInfo. Does not return."""
     code = code_of(error)
     message = error.shown()
     if len(message) > _MESSAGE_MAX_CHARS:
@@ -93,13 +93,13 @@ def _name_of(details: bytes) -> str:
         for each in status_pb2.Status.FromString(details).details:
             if each.Unpack(info) and info.domain == DOMAIN and _NAME.fullmatch(info.reason):
                 return info.reason
-    except protobuf.DecodeError:  # a peer's own bytes, in a form of its own
+    except protobuf.DecodeError:  # details in a format of another program
         return ""
     return ""
 
 
 def to_error(error: grpc.aio.AioRpcError) -> errors.CrustError:
-    """The error that a peer's status stands for: the peer's own sentence, and its name if it is one of crust's."""
+    """The error for a peer's status: the branch of its code, its sentence, and its name if it is one of crust's."""
     code = error.code()
     message = error.details() or code.name
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

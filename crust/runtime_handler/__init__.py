@@ -1,12 +1,12 @@
-"""The SDK for runtimes: resolve a container's mounts, claim volumes for sandboxes, serve the proxy's questions.
+"""The SDK for runtimes: resolve a container's mounts, claim volumes for sandboxes, answer the proxy's calls.
 
-    resolve       which volume, and what of it, does a mount source of the OCI bundle mean?
-    claim         take it for a sandbox: lock, check, fence; tell how it goes; let go
-    service       serve RuntimeHandler on a socket of one's own          (imports grpc)
+    resolve       find the volume, and the path in it, that a mount source of the OCI bundle names
+    claim         take a volume for a sandbox, check it, hold it, report its state, release it
+    service       serve RuntimeHandler on the handler's own socket       (imports grpc)
     registration  register with the proxy, and stay registered           (imports grpc)
 
-Nothing here knows a hypervisor. What this module exports needs no grpc, so that a runtime's short-lived processes
-start fast; the other two are imported by name.
+Nothing here depends on a hypervisor. The names that this module exports need no grpc, so that a runtime's short-lived
+processes start fast; import the other two modules by name.
 """
 
 from crust.runtime_handler.claim import (

@@ -1,23 +1,23 @@
-"""Take a volume for a sandbox, so that nobody else can, for exactly as long as the sandbox lives.
+"""Claims a volume for a sandbox, so that nobody else can use it, for exactly as long as the sandbox lives.
 
-    claim_volume   lock the entry, read the record, open the device and check that it is the one that was meant,
-                   write claim.json; or fail and leave everything as it was
-    claim.fds      pass them to the hypervisor (`pass_fds`, or SCM_RIGHTS when it runs already: QMP `add-fd`)
-    hand_over      close our copies: from now on the claim lives with the hypervisor alone
-    report         tell how it goes: mounted, or what went wrong
-    release        after the sandbox's end, or when it let the device go
+    claim_volume   lock the entry, read the record, open the device, check its identity, write claim.json; or fail and
+                   leave everything as it was
+    claim.fds      pass these descriptors to the hypervisor (`pass_fds`, or SCM_RIGHTS if it runs already: QMP
+    `add-fd`) hand_over      close the handler's copies: then the claim lives as long as the hypervisor report
+    write the claim's state: mounted, or an error release        after the sandbox has ended, or when it has given the
+    device back
 
-The device descriptor is the fence: opened with O_EXCL it makes a stray mount or mkfs on the host fail, while the
-hypervisor's own plain open works. Read-only volumes may be shared by sandboxes, and a second O_EXCL open would fail,
-so they are opened without it: then only a mount that can write, now, is refused, and the proxy's lease does the rest.
+The device descriptor is an exclusive hold: opened with O_EXCL it makes a mount or mkfs on the host fail, while the
+hypervisor's plain open works. Sandboxes may share read-only volumes, and a second O_EXCL open would fail, so those
+are opened without it: then only an existing writable mount is refused, and the proxy's device reservation does the
+rest.
 
-A sandbox claims a volume once, however many of its containers use it: the runtime counts them.
+A sandbox claims a volume once, for all of its containers; the runtime counts them. A restarted handler adopts the
+claims of the virtual machines that it finds running. Functions block.
 
-A handler that was restarted adopts the claims of the virtual machines that it finds running. Functions block.
-
-A kubelet hands fsGroup over only to drivers that have VOLUME_MOUNT_GROUP. For others it changes the group of what it
-takes for the volume's root: the sealed target. There it is found, and becomes the record's group, so that it reaches
-the files in the guest and is not lost in silence.
+A kubelet passes fsGroup only to drivers with VOLUME_MOUNT_GROUP. For other drivers it changes the group of the target
+directory, which is the root of the guard mount here. This module reads that group and puts it into the record, so
+that the guest applies it to the files.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ from crust.host.process import oserrors
 
 
 class WrongHandler(errors.NotReady):
-    """The volume was handed to another runtime handler."""
+    """The volume is published to another runtime handler."""
 
     def __init__(self, record: Record, handler: str) -> None:
         super().__init__(
             f"the volume at {record.target} cannot be used by {handler}",
-            why=f"it was handed to {record.handler}",
+            why=f"it is published to {record.handler}",
             hint="start the pod with that runtime, or correct crust.dev/runtime-handler",
         )
         self.record = record
@@ -49,20 +49,20 @@ class WrongHandler(errors.NotReady):
 
 
 class DeviceChanged(errors.NotReady):
-    """The record's device path leads to another device than the one that was published."""
+    """The record's device path names another device now than the one that was published."""
 
     def __init__(self, record: Record, found: volumes.DeviceIdentity) -> None:
         super().__init__(
             f"the volume at {record.target} cannot be used",
-            why=f"{record.device} is {found} now, and {record.identity} was published",
-            hint="the device was attached anew; unpublish the volume and publish it again",
+            why=f"{record.device} is {found} now, but {record.identity} was published",
+            hint="the device was attached again; unpublish the volume and publish it again",
         )
         self.record = record
         self.found = found
 
 
 class ClaimLost(errors.NotReady):
-    """The volume's claim is not, or no longer, this sandbox's."""
+    """The sandbox does not have the volume's claim, or has it no longer."""
 
     def __init__(self, target: volumes.TargetPath, sandbox_id: str, why: str) -> None:
         super().__init__(
@@ -75,9 +75,9 @@ class ClaimLost(errors.NotReady):
 
 
 class Claim:
-    """A volume that one sandbox has.
+    """The claim of one sandbox on one volume.
 
-    `record` is as it was when the volume was claimed or adopted, with the group that a CO gave to the seal.
+    `record` is the record at the time of the claim or adoption, with the group that a CO gave to the guard mount.
     """
 
     def __init__(
@@ -99,21 +99,22 @@ class Claim:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The descriptors that the hypervisor must hold: the lock's and the device's; empty after `hand_over`.
+        """The descriptors for the hypervisor: the lock's and the device's; empty after `hand_over`.
 
-        They are closed on exec, lest another child keeps the claim alive; `pass_fds` overrides that for one child.
+        They are closed on exec, so that no other child keeps the claim alive; `pass_fds` overrides this for one
+        child.
         """
         lock_fd = self._lock.fd if self._lock is not None else -1
         return tuple(fd for fd in (lock_fd, self._device_fd) if fd >= 0)
 
     def report(self, state: claims.State, error: str = "") -> None:
-        """Write how it goes into claim.json. Raises `ClaimLost` if the claim is somebody else's by now."""
+        """Write the state into claim.json. Raises `ClaimLost` if this sandbox has lost the claim."""
         if self._lock is None:
             _check_ours(self._paths, self.record, self.sandbox_id)
         claims.write(self._paths, self._content(state, error))
 
     def hand_over(self) -> None:
-        """Close our copies of the descriptors, because the hypervisor has its own: the claim ends when it ends."""
+        """Close this process's copies of the descriptors. The hypervisor has its own; the claim ends when it ends."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -122,7 +123,7 @@ class Claim:
             self._device_fd = -1
 
     def release(self) -> None:
-        """Let go: remove claim.json, give up fence and lock. For after the sandbox gave the device back or ended.
+        """Remove claim.json, then close device and lock. Only after the sandbox has given the device back or ended.
 
         Idempotent. After `hand_over` or `adopt_volume` it raises `HeldBySandbox` while the hypervisor still runs.
         """
@@ -131,7 +132,7 @@ class Claim:
             return
         try:
             claims.remove(self._paths)
-        finally:  # a claim.json that could not be removed is dead without its lock, and does no harm
+        finally:  # if claim.json could not be removed, it is a dead claim without the lock
             self.hand_over()
 
     def _content(self, state: claims.State, error: str) -> claims.Claim:
@@ -158,10 +159,10 @@ def claim_volume(
     sandbox_id: volumes.SandboxId,
     handler: volumes.HandlerName,
 ) -> Claim:
-    """Take the volume that is handed over at `target`, or raise and change nothing.
+    """Claim the volume that is published at `target`, or raise and change nothing.
 
     Raises `claims.NotPublished`, `claims.HeldBySandbox`, `WrongHandler`, `DeviceChanged`, `devices.DeviceInUse`, and
-    the record's own error when it cannot be read.
+    the record's own error if it cannot be read.
     """
     paths = layout.Layout(root).entry(target)
     undo: list[Callable[[], None]] = []
@@ -188,9 +189,9 @@ def adopt_volume(
     sandbox_id: volumes.SandboxId,
     handler: volumes.HandlerName,
 ) -> Claim:
-    """The claim of a sandbox whose hypervisor outlived its handler, for the handler that found it running.
+    """The claim of a sandbox whose hypervisor outlived its handler, for the restarted handler.
 
-    The caller must know that the hypervisor lives: only then is the held lock its lock, and claim.json its word.
+    The caller must know that the hypervisor runs: only then the held lock and claim.json are that hypervisor's.
     Raises `ClaimLost`, `claims.NotPublished`, `WrongHandler`, and the record's own error.
     """
     paths = layout.Layout(root).entry(target)
@@ -205,22 +206,22 @@ def _record(root: str, target: volumes.TargetPath) -> Record:
     entry = store.Store(root).read(target)
     if entry is None:
         raise claims.NotPublished(target)
-    return _with_group_of_seal(entry.require())
+    return _with_group_of_guard(entry.require())
 
 
-def _with_group_of_seal(record: Record) -> Record:
-    """A group that the record has comes first; files of a read-only volume are nobody's to change (H-12)."""
+def _with_group_of_guard(record: Record) -> Record:
+    """The record's own group has priority. The files of a read-only volume must not be changed (H-12)."""
     target = record.target.text
-    seal = mountinfo.at(target)
-    if record.mount.group is not None or record.readonly or seal is None:
+    guard = mountinfo.at(target)
+    if record.mount.group is not None or record.readonly or guard is None:
         return record
-    if not mount_api.is_guard(seal):
+    if not mount_api.is_guard(guard):
         return record
     with oserrors.translating(f"cannot look at {target}"):
         gid = os.stat(target, follow_symlinks=False).st_gid
-    if gid == 0:  # as it was made
+    if gid == 0:  # the group that it was created with
         return record
-    group = volumes.GroupChange(gid)  # a kubelet does not tell its policy
+    group = volumes.GroupChange(gid)  # a kubelet does not report its policy
     return dataclasses.replace(record, mount=dataclasses.replace(record.mount, group=group))
 
 
@@ -229,9 +230,7 @@ def _check_ours(
 ) -> claims.Claim:
     found = claims.read(paths)
     if found is None or not found.live:
-        raise ClaimLost(
-            record.target, sandbox_id, "nobody holds the lock, so its hypervisor has ended"
-        )
+        raise ClaimLost(record.target, sandbox_id, "the lock is free, so its hypervisor has ended")
     if found.sandbox_id != sandbox_id:
         raise ClaimLost(
             record.target, sandbox_id, f"sandbox {found.sandbox_id or '(not named yet)'} has it"
@@ -240,14 +239,14 @@ def _check_ours(
 
 
 def _remove_dead(paths: layout.EntryPaths, target: volumes.TargetPath) -> None:
-    """Remove the claim of a hypervisor that has ended; raises `HeldBySandbox` if it has not."""
-    with contextlib.suppress(errors.NotFound):  # withdrawn since: nothing is left to remove
+    """Remove the claim of a hypervisor that has ended; raises `HeldBySandbox` if it still runs."""
+    with contextlib.suppress(errors.NotFound):  # already unpublished: nothing is left to remove
         claims.ClaimLock.acquire(paths, target).release()  # taking the lock removes a dead claim
         claims.touch(paths)
 
 
 def _open_device(record: Record) -> int:
-    """Open the record's device as a fence, and then look whether it is the right one: open, it stays what it is."""
+    """Open the record's device, then check its identity: an open device does not change any more."""
     fd = _open_shared(record) if record.readonly else devices.open_exclusive(record.device)
     try:
         _check_identity(record, fd)

@@ -1,10 +1,10 @@
-"""Register with the proxy, and stay registered.
+"""Registers a handler with the proxy, and keeps it registered.
 
-The open stream is the lease: while it is open the proxy hands volumes to this handler; when it ends, for whatever
-reason, the proxy has forgotten us and we come back. A proxy that restarted is found within a fraction of a second
-(the channel retries by itself, see `crust.rpc.channel`); a refusal, such as a name that is still taken, is retried
-with a growing pause. A hello that can never be accepted ends the registration with the proxy's own error. Running
-sandboxes do not notice any of it.
+The open Register stream is the handler session: while it is open, the proxy publishes volumes to this handler; when
+it ends, for whatever reason, the proxy forgets the handler, and this module registers again. It finds a restarted
+proxy within a fraction of a second, because the channel reconnects by itself (`crust.rpc.channel`). It retries a
+refusal, such as a name that is still taken, with a growing pause. If the proxy answers that the request is invalid,
+the registration ends with the proxy's own error. None of this affects running sandboxes.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ Feature = volumes.HandlerFeature
 
 @dataclass(frozen=True, slots=True)
 class RegisterRequest:
-    """What a handler says of itself. `endpoint` is the path of the socket on which it serves RuntimeHandler."""
+    """A handler's name and features. `endpoint` is the path of the socket on which it serves RuntimeHandler."""
 
     name: volumes.HandlerName
     version: str
@@ -42,14 +42,14 @@ class RegisterRequest:
 
 @dataclass(frozen=True, slots=True)
 class RegisterResponse:
-    """What the proxy answers. `volumes_directory` is the handoff directory."""
+    """The proxy's answer. `volumes_directory` is the handoff directory."""
 
     volumes_directory: str
     proxy_version: str
 
 
 class Registration:
-    """A lease with the proxy behind `proxy_socket`.
+    """The handler sessions with the proxy behind `proxy_socket`, one after the other.
 
     `registered` and `lost` are each other's opposite: a caller may wait for either. `response` is the proxy's last
     response, `error` the reason of the last loss or refusal.
@@ -65,7 +65,10 @@ class Registration:
         self._request = request
 
     async def run(self) -> None:
-        """Be registered until cancelled. Raises `errors.InvalidRequest` when the hello can never be accepted."""
+        """Stay registered until cancelled.
+
+        Raises `errors.InvalidRequest` if the proxy will never accept the request.
+        """
         to_proxy = channel.connect(self._socket)
         pause_s = _FIRST_PAUSE_S
         try:
@@ -78,23 +81,23 @@ class Registration:
             await to_proxy.close()
 
     async def _hold_session(self, to_proxy: grpc.aio.Channel) -> bool:
-        """Register and stay until the stream ends; returns whether there ever was a welcome."""
+        """Register and wait until the stream ends; returns whether the proxy had accepted the registration."""
         stub: handlers_pb2_grpc.HandlerRegistryAsyncStub
         stub = handlers_pb2_grpc.HandlerRegistryStub(to_proxy)
         answered = False
         try:
-            # wait_for_ready: while the proxy is away this waits on the channel, which looks for it all the time.
+            # wait_for_ready: without a proxy this waits for the channel, which reconnects all the time.
             async for answer in stub.Register(_to_wire(self._request), wait_for_ready=True):
                 answered = True
-                self._enter(answer)
+                self._session_began(answer)
             self.error = errors.PeerUnavailable("the proxy ended the registration")
         except grpc.aio.AioRpcError as err:
             self._refused(status.to_error(err))
         finally:
-            self._leave(answered=answered)
+            self._session_ended(answered=answered)
         return answered
 
-    def _enter(self, answer: handlers_pb2.RegisterResponse) -> None:
+    def _session_began(self, answer: handlers_pb2.RegisterResponse) -> None:
         self.response = RegisterResponse(answer.volumes_directory, answer.proxy_version)
         self.lost.clear()
         self.registered.set()
@@ -108,18 +111,19 @@ class Registration:
         if isinstance(error, errors.InvalidRequest):
             raise error
 
-    def _leave(self, *, answered: bool) -> None:
+    def _session_ended(self, *, answered: bool) -> None:
         self.registered.clear()
         self.lost.set()
-        event = "lost the proxy" if answered else "not registered"
+        event = "lost the session with the proxy" if answered else "not registered"
         _log.warning(event, extra={"proxy": self._socket, "error": str(self.error or "")})
 
 
 @contextlib.asynccontextmanager
 async def registered(proxy_socket: str, request: RegisterRequest) -> AsyncIterator[Registration]:
-    """Keep a registration while the block runs; entering does not wait for the proxy, it may come later.
+    """Keep a registration while the block runs. The block starts at once, even without a proxy.
 
-    A hello that is refused for good cancels the block, and leaving raises the refusal in an exception group.
+    If the proxy will never accept the request, the block is cancelled, and its end raises the refusal in an exception
+    group.
     """
     registration = Registration(proxy_socket, request)
     async with asyncio.TaskGroup() as group:

@@ -1,12 +1,12 @@
-"""From a mount of the OCI bundle to the volume that is meant, or the certainty that none is.
+"""Finds the deferred volume that a mount of the OCI bundle names, or establishes that it names none.
 
-A mount source is the target path of a publish, or a path below one (subPath, concatenated by the CO: KEP-2857), or
-a bind that a kubelet made under volume-subpaths, or either of them behind a symbolic link, because containerd
-resolves links before it writes the bundle. The first two are look-ups by digest. For the others the kernel is asked:
-every deferred target carries a sealed tmpfs of its own, so whatever lies on that filesystem belongs to that target.
+A mount source is one of these: the target path of a publish; a path below one (subPath, joined by the CO: KEP-2857);
+a bind that a kubelet made under volume-subpaths; or one of these behind a symbolic link, because containerd resolves
+links before it writes the bundle. The first two are found by digest. For the others this module asks the kernel:
+every deferred target has a guard mount of its own, so a path on that filesystem belongs to that target.
 
-Three answers, never two: resolved; not deferred; or an error. An entry that cannot be read, or a sealed directory
-without an entry, is an error, since a runtime that shares the host's directory instead loses people's data.
+The result is one of three: resolved, not deferred, or an error. An unreadable entry, and a guard mount without an
+entry, are errors: a runtime that shared the host's directory instead would lose data.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from crust.host.process import oserrors
 
 
 class GuardWithoutEntry(errors.NotReady):
-    """The directory is prepared for a deferred volume, and no entry says which."""
+    """A guard mount is on the directory, but no entry says which volume belongs there."""
 
     def __init__(self, source: str, target: str) -> None:
         super().__init__(
@@ -36,9 +36,9 @@ class GuardWithoutEntry(errors.NotReady):
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The source means a deferred volume, and of it `sub_path`: relative, "" for all of it.
+    """The source names a deferred volume and a path in it: `sub_path`, relative, "" for the whole volume.
 
-    `sub_path` is text that nobody has looked up: resolve it in the guest, and not through links out of the volume.
+    `sub_path` is unchecked text: resolve it in the guest, and do not follow links out of the volume.
     """
 
     record: Record
@@ -47,26 +47,25 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class NotDeferred:
-    """The source is no deferred volume: handle it as any other mount."""
+    """The source is not a deferred volume: treat it as any other mount."""
 
     source: str
 
 
 def resolve_source(root: str, source: str) -> Resolved | NotDeferred:
-    """What the OCI mount source `source` means, given the handoff directory at `root`.
+    """Resolve the OCI mount source `source`, with the handoff directory at `root`.
 
-    Raises `GuardWithoutEntry`, and the entry's own error when there is one that cannot be read; `InvalidRequest`
-    for a source that is no path at all.
+    Raises `GuardWithoutEntry`, the error of an unreadable entry, and `InvalidRequest` for an invalid source.
     """
     if "\0" in source:
-        raise errors.InvalidRequest("the mount source cannot be used", why="it has a NUL in it")
+        raise errors.InvalidRequest("the mount source cannot be used", why="it holds a NUL byte")
     if not source.startswith("/"):
         return NotDeferred(source)  # tmpfs, proc, shm: names, not paths
     entries = store.Store(root)
     plain = os.path.normpath(source)
     with oserrors.translating(f"cannot look at {source}"):
         real = os.path.realpath(source)
-    found = _by_name(entries, plain) or _by_name(entries, real) or _by_seal(entries, source, real)
+    found = _by_name(entries, plain) or _by_name(entries, real) or _by_guard(entries, source, real)
     return found or NotDeferred(source)
 
 
@@ -79,28 +78,28 @@ def _by_name(entries: store.Store, path: str) -> Resolved | None:
 
 
 def _prefixes(path: str) -> Iterator[volumes.TargetPath]:
-    """The path and every directory above it, the longest first; "/" is nobody's target."""
+    """The path and every directory above it, the longest first, without "/"."""
     while len(path) > 1:
         with contextlib.suppress(
             volumes.InvalidPath
-        ):  # too long as a whole: what is above may be a target
+        ):  # the whole path is too long, but a directory above may be a target
             yield volumes.TargetPath.parse(path)
         path = os.path.dirname(path)
 
 
-def _by_seal(entries: store.Store, source: str, real: str) -> Resolved | None:
-    seal = _mount_of(real)
-    if seal is None or not mount_api.is_guard(seal):
+def _by_guard(entries: store.Store, source: str, real: str) -> Resolved | None:
+    guard = _mount_of(real)
+    if guard is None or not mount_api.is_guard(guard):
         return None
     for entry in entries.scan():
-        if entry.record is not None and _is_on(entry.record.target.text, seal):
-            inside = os.path.join(seal.root, os.path.relpath(real, seal.target))
+        if entry.record is not None and _is_on(entry.record.target.text, guard):
+            inside = os.path.join(guard.root, os.path.relpath(real, guard.target))
             return Resolved(entry.record, _relative(os.path.normpath(inside)))
-    raise GuardWithoutEntry(source, seal.target)
+    raise GuardWithoutEntry(source, guard.target)
 
 
 def _mount_of(path: str) -> mountinfo.Mount | None:
-    """The mount that `path`, free of links, lies on: the deepest, and of those on one directory the topmost."""
+    """The mount that holds `path`, which has no links: the deepest, and the topmost of several on one directory."""
     found = None
     for mount in mountinfo.read_all():
         covers = path == mount.target or path.startswith(mount.target.rstrip("/") + "/")
@@ -109,10 +108,10 @@ def _mount_of(path: str) -> mountinfo.Mount | None:
     return found
 
 
-def _is_on(target: str, seal: mountinfo.Mount) -> bool:
+def _is_on(target: str, guard: mountinfo.Mount) -> bool:
     try:
-        return os.stat(target).st_dev == os.makedev(seal.major, seal.minor)
-    except OSError:  # an entry whose target is gone says nothing about this source
+        return os.stat(target).st_dev == os.makedev(guard.major, guard.minor)
+    except OSError:  # the entry's target is absent, so it does not hold this source
         return False
 
 

@@ -1,14 +1,14 @@
-"""RuntimeHandler on a socket of one's own: the proxy asks, the runtime answers in values.
+"""Serves RuntimeHandler on the handler's own socket: the proxy calls it, the runtime answers with core types.
 
-A runtime implements `Handler`; decoding, encoding, status codes, logging and the socket's ownership are done here.
-What changes something (expansion, freeze and thaw, limits) runs as an operation under the volume's target path: it
-survives the proxy's deadline, a retry joins it, and leaving the block waits for it. The other calls change nothing
-and are simply cancelled. The three kinds do not hinder one another: an expansion waits in the guest until a freeze
-has ended, and must not keep away the thaw that ends it. A thaw waits for a freeze that is under way, so that a caller
-that gave up waiting for the freeze ends it all the same.
+A runtime implements `Handler`; this module decodes, encodes, maps errors to status codes, logs, and owns the socket.
+Calls that change something (expansion, freeze and thaw, limits) run as operations keyed by the volume's target path:
+they survive the proxy's deadline, a retry joins them, and the end of the block waits for them. The other calls change
+nothing and are simply cancelled. The three kinds of operations do not exclude one another: an expansion waits in the
+guest until a freeze has ended, and must not block the thaw that ends it. A thaw waits for a running freeze, so that a
+caller that gave up waiting for the freeze can still end it.
 
 A runtime that cannot freeze or limit leaves the feature out of its RegisterRequest: then the proxy refuses such calls
-itself and never makes them. Called all the same, the runtime raises `FeatureNotOffered`.
+itself and never makes them. If it is called all the same, the runtime raises `FeatureNotOffered`.
 """
 
 import asyncio
@@ -27,19 +27,19 @@ from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 
 
 class FeatureNotOffered(errors.Unsupported):
-    """A runtime does not have a feature; for runtimes to raise."""
+    """The runtime does not have the feature. Runtimes raise it."""
 
     def __init__(self, feature: volumes.HandlerFeature) -> None:
         super().__init__(
-            "the runtime cannot do that",
+            "the runtime does not support this call",
             why=f"it does not offer {feature.name}",
-            hint="use a runtime whose features name it: `crust handlers`",
+            hint="use a runtime that offers the feature: `crust handlers` lists them",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class HeldVolume:
-    """A volume that one of the runtime's sandboxes has."""
+    """A volume that one of the runtime's sandboxes has claimed."""
 
     target: volumes.TargetPath
     sandbox_id: volumes.SandboxId
@@ -47,52 +47,52 @@ class HeldVolume:
 
 
 class Handler(Protocol):
-    """What a runtime can tell and do about its volumes; it raises errors of `crust.errors`.
+    """The calls that a runtime implements. They raise errors of `crust.errors`.
 
-    For a target path that no sandbox has: `errors.NotReady`.
+    For a target path that no sandbox has claimed they raise `errors.NotReady`.
     """
 
     async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
-        """Usage in bytes and inodes, as the guest's kernel counts them, and the condition where it is known."""
+        """Usage in bytes and inodes, as the guest's kernel counts them, and the condition if it is known."""
 
     async def expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
-        """Show the guest the device's size, grow the filesystem, and return the bytes it fills now. Idempotent."""
+        """Resize the guest's disk, grow the filesystem, and return the bytes that it fills now. Idempotent."""
 
     async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
-        """Whether something is wrong with the volume in the guest."""
+        """The volume's health in the guest."""
 
     async def list_volumes(self) -> Sequence[HeldVolume]:
-        """All volumes of all sandboxes."""
+        """All claimed volumes of all sandboxes."""
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
-        """Flush the filesystem and hold its writers, for `thaw_after_s` at most, whoever dies. Idempotent.
+        """Flush and freeze the filesystem for at most `thaw_after_s`, even if other processes die. Idempotent.
 
-        The time is kept in the guest. A repetition begins it anew.
+        The guest keeps the time. A repeated call restarts it.
         """
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
-        """Let the writers go on; whether they were held without a gap since the last `freeze`. Idempotent."""
+        """Thaw; return whether the filesystem was frozen without a gap since the last `freeze`. Idempotent."""
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
-        """Limit what the guest does to the device, in place of the limits before. All or nothing; idempotent."""
+        """Replace the device's I/O limits. All or nothing; idempotent."""
 
 
 @contextlib.asynccontextmanager
 async def serving(
     socket_path: str, handler: Handler, *, lock_path: str = ""
 ) -> AsyncIterator[grpc.aio.Server]:
-    """Serve `handler` on `socket_path` until the block is left; running expansions are finished first.
+    """Serve `handler` on `socket_path` while the block runs; at its end wait for running operations.
 
     Raises what `crust.rpc.server.serving` raises: the socket is in use, its path is too long.
     """
     running = operations.KeyedOperations()
     servicer = _Servicer(handler, running)
 
-    def register(into: grpc.aio.Server) -> None:
+    def add_servicer(into: grpc.aio.Server) -> None:
         handlers_pb2_grpc.add_RuntimeHandlerServicer_to_server(servicer, into)
 
     async with server.serving(
-        socket_path, register, name="runtime-handler", lock_path=lock_path
+        socket_path, add_servicer, name="runtime-handler", lock_path=lock_path
     ) as serving_now:
         try:
             yield serving_now
@@ -107,8 +107,8 @@ class _Servicer(handlers_pb2_grpc.RuntimeHandlerServicer):
     def __init__(self, handler: Handler, running: operations.KeyedOperations) -> None:
         self._handler = handler
         self._running = running
-        self._stillness: weakref.WeakValueDictionary[volumes.TargetPath, asyncio.Lock]
-        self._stillness = weakref.WeakValueDictionary()
+        self._freeze_locks: weakref.WeakValueDictionary[volumes.TargetPath, asyncio.Lock]
+        self._freeze_locks = weakref.WeakValueDictionary()
 
     async def GetVolumeStats(
         self, request: handlers_pb2.GetVolumeStatsRequest, context: _Context
@@ -179,16 +179,16 @@ class _Servicer(handlers_pb2_grpc.RuntimeHandlerServicer):
         return handlers_pb2.SetVolumeLimitsResponse()
 
     async def _freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
-        async with self._turn(target):
+        async with self._freeze_lock(target):
             await self._handler.freeze(target, thaw_after_s)
 
     async def _thaw(self, target: volumes.TargetPath) -> bool:
-        async with self._turn(target):
+        async with self._freeze_lock(target):
             return await self._handler.thaw(target)
 
-    def _turn(self, target: volumes.TargetPath) -> asyncio.Lock:
-        """Freeze and thaw of one volume reach the runtime in the order in which they came."""
-        return self._stillness.setdefault(target, asyncio.Lock())
+    def _freeze_lock(self, target: volumes.TargetPath) -> asyncio.Lock:
+        """Freezes and thaws of one volume reach the runtime in the order of their arrival."""
+        return self._freeze_locks.setdefault(target, asyncio.Lock())
 
 
 def _entry(held: HeldVolume) -> handlers_pb2.ListVolumesResponse.Entry:

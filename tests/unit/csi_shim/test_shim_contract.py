@@ -161,7 +161,10 @@ class TestShim:
     async def test_a_driver_that_cannot_defer_is_not_asked(self, shim: Shim) -> None:
         shim.driver.defers = False
         await refused(
-            shim.publish(), Code.UNIMPLEMENTED, "DEFER_FS_OPS", "use a driver that defers"
+            shim.publish(),
+            Code.UNIMPLEMENTED,
+            "DEFER_FS_OPS",
+            "use a driver that supports deferral",
         )
         assert shim.driver.called("NodePublishVolume") == []
         shim.driver.defers = True
@@ -181,13 +184,13 @@ class TestShim:
     @pytest.mark.spec("D-10")
     async def test_a_driver_that_mounts_instead_is_undone(self, shim: Shim) -> None:
         shim.driver.mounts_instead = True
-        await refused(shim.publish(), Code.INTERNAL, "vol-1", "told to unpublish", "bug")
+        await refused(shim.publish(), Code.INTERNAL, "vol-1", "called unpublish", "bug")
         assert shim.driver.published == {}
 
     @pytest.mark.spec("D-11")
     async def test_metadata_that_nobody_can_use_is_refused_and_undone(self, shim: Shim) -> None:
         shim.driver.alter = lambda answer: answer.ClearField("block_device")
-        await refused(shim.publish(), Code.INTERNAL, "no source")
+        await refused(shim.publish(), Code.INTERNAL, "unknown kind")
         assert shim.driver.published == {}
 
     @pytest.mark.spec("D-24")

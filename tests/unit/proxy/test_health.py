@@ -27,7 +27,7 @@ async def _condition(node: Node) -> inspect_pb2.GetHealthResponse.Condition:
 async def test_a_socket_that_was_removed_is_shown_and_fails_the_probe(
     places: nodes.Places, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(server, "LOOK_S", 0.01)
+    monkeypatch.setattr(server, "CHECK_S", 0.01)
     async with nodes.running(places) as node:
         identity: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(node.co.channel)
         # the fake driver has no Identity, and healthy the proxy passes its answer on

@@ -218,7 +218,7 @@ def _lost_group(answer: csi_pb2.DeferredMount) -> None:
     [
         (_no_identity, "identity"),
         (_relative, "relative"),
-        (_no_source, "no source"),
+        (_no_source, "unknown kind"),
         (_no_size, "capacity_bytes"),
         (_other_fs, "'ext4' was asked for"),
         (_lost_group, "7 (Always) was asked for"),

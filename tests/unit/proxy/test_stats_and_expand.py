@@ -62,7 +62,7 @@ async def test_a_guests_lies_are_not_believed(node: Node, line: tuple[int, int, 
     async with node.handler(fake=FakeHandler(stats=volumes.VolumeStats((usage,)))):
         await node.co.publish("vol-1", target)
         with node.sandbox(target):
-            await refused(node.co.stats("vol-1", target), Code.INTERNAL, "not usable", "hostile")
+            await refused(node.co.stats("vol-1", target), Code.INTERNAL, "impossible", "hostile")
 
 
 async def test_a_handler_that_is_away_is_unavailable(node: Node) -> None:

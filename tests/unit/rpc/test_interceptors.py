@@ -197,7 +197,7 @@ async def test_what_is_cancelled_below_is_told_and_not_waited_for(
         raise asyncio.CancelledError
 
     built.behave = fail
-    await refused(_call(caller, shape), Code.UNAVAILABLE, "cut off", "retry")
+    await refused(_call(caller, shape), Code.UNAVAILABLE, "interrupted", "retry")
 
 
 async def test_a_caller_that_leaves_is_logged_as_cancelled(

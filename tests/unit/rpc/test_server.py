@@ -88,7 +88,7 @@ async def test_a_path_that_another_process_puts_its_socket_at_makes_the_server_u
     short: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A vendor's driver starts again with its old --endpoint: the CO calls that one, and nobody calls us."""
-    monkeypatch.setattr(server, "LOOK_S", 0.01)
+    monkeypatch.setattr(server, "CHECK_S", 0.01)
     path, told = f"{short}/a.sock", TellingHealth()
     async with server.serving(path, name="t", generic=[Echo()], health=told):
         with socket.socket(socket.AF_UNIX) as vendor:
@@ -105,7 +105,7 @@ async def test_a_path_that_another_process_puts_its_socket_at_makes_the_server_u
 async def test_a_removed_socket_makes_probe_fail_with_what_is_wrong(
     short: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "LOOK_S", 0.01)
+    monkeypatch.setattr(server, "CHECK_S", 0.01)
     path, told = f"{short}/a.sock", TellingHealth()
     async with (
         server.serving(path, name="t", generic=[Echo()], health=told),
@@ -177,7 +177,7 @@ async def test_a_file_in_the_way_is_kept(short: str) -> None:
     path = f"{short}/a.sock"
     with open(path, "w", encoding="ascii") as file:
         file.write("mine")
-    with pytest.raises(sockets.NotASocket, match="no socket"):
+    with pytest.raises(sockets.NotASocket, match="not a socket"):
         async with server.serving(path, name="t"):
             raise AssertionError("served")
     with open(path, encoding="ascii") as file:
