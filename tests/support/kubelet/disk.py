@@ -1,0 +1,132 @@
+"""The kubelet's directories: where a volume is staged and published, and the file that survives its restart.
+
+A target is removed by rmdir alone, as the kubelet does it: anything left in it makes the teardown fail for ever.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.kubelet.mount_points import MountPoints
+from tests.support.kubelet.state import Pod, Volume
+
+_DATA = "vol_data.json"
+
+
+class TargetNotRemoved(Exception):
+    """The target's directory cannot be removed: it holds something."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A volume of a pod that a restarted kubelet finds on disk."""
+
+    pod_uid: str
+    volume_name: str
+    handle: str
+    target: str
+
+
+class Disk:
+    """Paths below the kubelet's root."""
+
+    def __init__(self, root: str, driver: str, mount_points: MountPoints) -> None:
+        self._root = root
+        self._driver = driver
+        self._mount_points = mount_points
+
+    def staging(self, handle: str) -> str:
+        """The global mount of a volume."""
+        digest = hashlib.sha256(handle.encode()).hexdigest()
+        return f"{self._root}/plugins/kubernetes.io/csi/{self._driver}/{digest}/globalmount"
+
+    def target(self, pod_uid: str, volume_name: str) -> str:
+        """The target path of a pod's volume."""
+        return f"{self._root}/pods/{pod_uid}/volumes/kubernetes.io~csi/{volume_name}/mount"
+
+    def sub_path(self, pod_uid: str, volume_name: str) -> str:
+        """Where a container's subPath is bound to: its first volumeMount with one."""
+        return f"{self._root}/pods/{pod_uid}/volume-subpaths/{volume_name}/c/0"
+
+    def save_staging(self, volume: Volume) -> None:
+        """Make the global mount's directory and its vol_data.json."""
+        path = self.staging(volume.handle)
+        os.makedirs(path, 0o750, exist_ok=True)
+        self._save(path, volume.name, volume.handle)
+
+    def save_target(self, pod: Pod, volume: Volume) -> None:
+        """Make the target's parent and its vol_data.json. The target itself is the driver's to make."""
+        path = self.target(pod.uid, volume.name)
+        os.makedirs(os.path.dirname(path), 0o750, exist_ok=True)
+        self._save(path, volume.name, volume.handle)
+
+    def saved_handle(self, path: str) -> str | None:
+        """What vol_data.json beside a target or a global mount says; None without one."""
+        try:
+            data = json.loads((Path(path).parent / _DATA).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return str(data["volumeHandle"])
+
+    def remove(self, path: str) -> None:
+        """removeMountDir: a mount point is left; else the directory, vol_data.json and their parent go."""
+        if self._mount_points.is_mount_point(path):
+            return
+        parent = os.path.dirname(path)
+        steps = ((os.rmdir, path), (os.unlink, f"{parent}/{_DATA}"), (os.rmdir, parent))
+        try:
+            for remove, gone in steps:
+                with contextlib.suppress(FileNotFoundError):
+                    remove(gone)
+        except OSError as error:
+            raise TargetNotRemoved(str(error)) from error
+
+    def make_sub_path(self, pod: Pod, volume_name: str, name: str) -> None:
+        """SafeMakeDir in the target, and the bind that becomes the container's mount source."""
+        target = self.target(pod.uid, volume_name)
+        os.makedirs(f"{target}/{name}", 0o750, exist_ok=True)
+        bound = self.sub_path(pod.uid, volume_name)
+        os.makedirs(bound, 0o750, exist_ok=True)
+        if not self._mount_points.is_mount_point(bound):
+            self._mount_points.bind(f"{target}/{name}", bound)
+
+    def clean_sub_paths(self, pod_uid: str, volume_name: str) -> None:
+        """CleanSubPaths: unbind, and remove the directories, before the volume is unpublished."""
+        bound = self.sub_path(pod_uid, volume_name)
+        if self._mount_points.is_mount_point(bound):
+            self._mount_points.unmount(bound)
+        shutil.rmtree(os.path.dirname(os.path.dirname(bound)), ignore_errors=True)
+
+    def pod_exists(self, pod_uid: str) -> bool:
+        """Whether a volume of the pod has a directory."""
+        return any((Path(self._root) / "pods" / pod_uid / "volumes").glob("*/*"))
+
+    def remove_pod(self, pod_uid: str) -> None:
+        """What the kubelet does with the directory of a pod that has no volumes any more."""
+        shutil.rmtree(f"{self._root}/pods/{pod_uid}", ignore_errors=True)
+
+    def find_all(self) -> Iterator[Found]:
+        """The volumes of all pods, by their directories."""
+        pods = Path(self._root) / "pods"
+        for directory in sorted(pods.glob("*/volumes/kubernetes.io~csi/*")):
+            target = str(directory / "mount")
+            handle = self.saved_handle(target)
+            if handle is not None:
+                yield Found(directory.parents[2].name, directory.name, handle, target)
+
+    def staged_handles(self) -> Iterator[str]:
+        """The volumes that have a global mount directory."""
+        base = Path(self._root) / "plugins/kubernetes.io/csi" / self._driver
+        for directory in sorted(base.glob("*")):
+            handle = self.saved_handle(str(directory / "globalmount"))
+            if handle is not None:
+                yield handle
+
+    def _save(self, path: str, volume_name: str, handle: str) -> None:
+        data = {"specVolID": volume_name, "volumeHandle": handle, "driverName": self._driver}
+        (Path(path).parent / _DATA).write_text(json.dumps(data), encoding="utf-8")

@@ -1,0 +1,121 @@
+"""The operations on one volume: mount, unmount, unmount device, expand. Each ends in a change of the actual state.
+
+Every one raises when it failed, after it has put into the actual state what the kubelet concludes from the failure.
+"""
+
+import itertools
+
+from tests.support.kubelet.csi import CapabilitiesUnknown, Code, CsiClient, OperationFailed
+from tests.support.kubelet.disk import Disk
+from tests.support.kubelet.state import Actual, MountedPod, Pod, State, Volume
+
+
+class NoVolumeData(Exception):
+    """vol_data.json is gone: the kubelet does not know which volume to unpublish."""
+
+
+class VolumeOperations:
+    """What the operation generator makes."""
+
+    def __init__(self, actual: Actual, disk: Disk, csi: CsiClient) -> None:
+        self._actual = actual
+        self._disk = disk
+        self._csi = csi
+        self._tokens = itertools.count()
+
+    async def mount(self, pod: Pod, volume: Volume, wanted_bytes: int) -> None:
+        """MountDevice unless it is mounted, SetUp, and an expansion that is due."""
+        there = self._actual.attach(volume)
+        if there.device is not State.MOUNTED:
+            await self._mount_device(volume)
+        await self._set_up(pod, volume)
+        if wanted_bytes > there.size_bytes:
+            await self._expand_at_mount(pod, volume, wanted_bytes)
+        there.pods[pod.uid] = MountedPod(pod, State.MOUNTED)
+
+    async def unmount(self, pod: Pod, volume_name: str) -> None:
+        """CleanSubPaths, TearDown: whatever the error, the volume is uncertain and the operation comes again."""
+        target = self._disk.target(pod.uid, volume_name)
+        handle = self._disk.saved_handle(target)
+        if handle is None:
+            raise NoVolumeData(target)
+        self._disk.clean_sub_paths(pod.uid, volume_name)
+        there = self._actual.volumes.get(volume_name)
+        try:
+            await self._csi.unpublish(handle, target)
+            self._disk.remove(target)
+        except Exception:
+            if there is not None:
+                there.pods[pod.uid] = MountedPod(pod, State.UNCERTAIN)
+            raise
+        if there is not None:
+            there.pods.pop(pod.uid, None)
+
+    async def unmount_device(self, volume: Volume) -> None:
+        """UnmountDevice: when no pod has the volume and none wants it."""
+        there = self._actual.volumes[volume.name]
+        staging = self._disk.staging(volume.handle)
+        try:
+            await self._csi.unstage(volume.handle, staging)
+            self._disk.remove(staging)
+        except Exception:
+            there.device = State.UNCERTAIN
+            raise
+        there.device = State.NOT_MOUNTED
+
+    async def expand(self, pod: Pod, volume: Volume, wanted_bytes: int) -> None:
+        """Expansion in use. FAILED_PRECONDITION: not again, until the volume left the node."""
+        there = self._actual.volumes[volume.name]
+        try:
+            await self._expand(pod, volume, wanted_bytes)
+        except OperationFailed as error:
+            there.in_use_expansion |= error.code is Code.FAILED_PRECONDITION
+            raise
+        there.size_bytes = wanted_bytes
+
+    async def _mount_device(self, volume: Volume) -> None:
+        staging = self._disk.staging(volume.handle)
+        self._disk.save_staging(volume)
+        try:
+            await self._csi.stage(volume, staging)
+        except OperationFailed as error:
+            self._note_forgotten(volume, self._actual.attach(volume).device, error)
+            if error.is_final and not isinstance(error, CapabilitiesUnknown):
+                self._disk.remove(staging)
+            self._actual.device_failed(volume, is_final=error.is_final)
+            raise
+        self._actual.attach(volume).device = State.MOUNTED
+
+    async def _set_up(self, pod: Pod, volume: Volume) -> None:
+        target = self._disk.target(pod.uid, volume.name)
+        self._disk.save_target(pod, volume)
+        staging = self._disk.staging(volume.handle)
+        try:
+            await self._csi.publish(volume, pod, staging, target, f"token-{next(self._tokens)}")
+        except OperationFailed as error:
+            self._note_forgotten(volume, self._actual.attach(volume).state_for(pod.uid), error)
+            if error.is_final and not isinstance(error, CapabilitiesUnknown):
+                self._disk.remove(target)
+            self._actual.mount_failed(volume, pod, is_final=error.is_final)
+            raise
+
+    async def _expand_at_mount(self, pod: Pod, volume: Volume, wanted_bytes: int) -> None:
+        there = self._actual.attach(volume)
+        try:
+            await self._expand(pod, volume, wanted_bytes)
+        except OperationFailed as error:
+            if error.code is Code.FAILED_PRECONDITION:
+                there.in_use_expansion = True
+                return
+            there.pods[pod.uid] = MountedPod(pod, State.UNCERTAIN)
+            raise
+        there.size_bytes = wanted_bytes
+
+    async def _expand(self, pod: Pod, volume: Volume, wanted_bytes: int) -> None:
+        staging = self._disk.staging(volume.handle)
+        target = self._disk.target(pod.uid, volume.name)
+        await self._csi.expand(volume, staging, target, wanted_bytes)
+
+    def _note_forgotten(self, volume: Volume, state: State, error: OperationFailed) -> None:
+        if isinstance(error, CapabilitiesUnknown) and state is State.UNCERTAIN:
+            self._actual.forgotten.append(volume.name)

@@ -1,0 +1,82 @@
+"""The kubelet's nested pending operations: one at a time per volume, with a growing pause after a failure.
+
+An operation for one pod (unmount) and one for all pods (mount, unmount device) of a volume exclude each other. One
+that meets the *failed* operation of another name takes its place and resets the pause: that is why an unmount that is
+refused is retried five times a second, for ever, while another pod waits for the same volume.
+"""
+
+from dataclasses import dataclass, field
+
+from tests.support.kubelet.clock import Clock
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 122.0
+ANY_POD = ""
+
+
+@dataclass(eq=False)
+class Operation:
+    """One operation that runs, or has failed and waits."""
+
+    volume: str
+    pod: str
+    name: str
+    running: bool = True
+    pause_s: float = 0.0
+    failed_at_s: float = field(default=0.0)
+
+
+class PendingOperations:
+    """The operations that run or wait."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._operations: list[Operation] = []
+
+    def begin(self, volume: str, pod: str, name: str) -> Operation | None:
+        """The operation if it may begin now; None while another one runs or its own pause lasts."""
+        there = self._find(volume, pod)
+        if there is None:
+            there = Operation(volume, pod, name)
+            self._operations.append(there)
+            return there
+        if there.running:
+            return None
+        if self._pauses(there):
+            if there.name == name:
+                return None
+            there.name, there.pause_s = name, 0.0
+        there.pod, there.running = pod, True
+        return there
+
+    def end(self, operation: Operation, *, failed: bool) -> None:
+        """Forget what succeeded; let what failed wait, twice as long as the last time."""
+        if not failed:
+            self._operations.remove(operation)
+            return
+        operation.running = False
+        operation.failed_at_s = self._clock.now_s
+        operation.pause_s = min(operation.pause_s * 2 or FIRST_PAUSE_S, LONGEST_PAUSE_S)
+
+    def is_running(self, volume: str) -> bool:
+        """Whether anything runs for the volume."""
+        return any(each.running for each in self._operations if each.volume == volume)
+
+    def next_end_of_pause_s(self) -> float | None:
+        """When the first pause ends; None if nothing waits."""
+        waiting = [each for each in self._operations if not each.running]
+        return min((each.failed_at_s + each.pause_s for each in waiting), default=None)
+
+    def _pauses(self, operation: Operation) -> bool:
+        return self._clock.now_s - operation.failed_at_s <= operation.pause_s
+
+    def _find(self, volume: str, pod: str) -> Operation | None:
+        found: Operation | None = None
+        for each in self._operations:
+            if each.volume != volume or (each.pod != pod and ANY_POD not in (each.pod, pod)):
+                continue
+            if each.running:
+                return each
+            if found is None or each.pod == pod:
+                found = each
+        return found

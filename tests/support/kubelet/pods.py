@@ -1,0 +1,60 @@
+"""The container runtime beside a simulated kubelet: sandboxes that take their volumes, and outlive their containers.
+
+A sandbox claims by the handoff directory as the SDK does (`fake_handler.sandbox`), and needs an entry to start.
+"""
+
+from contextlib import ExitStack
+
+from crust import errors
+from tests.support import fake_handler
+from tests.support.kubelet.disk import Disk
+from tests.support.kubelet.state import Pod
+
+
+class Sandboxes:
+    """`kubelet.Runtime`. `live`: by pod; a test stops them."""
+
+    def __init__(self, volumes_root: str) -> None:
+        self._root = volumes_root
+        self.live: dict[str, ExitStack] = {}
+        self.containers: set[str] = set()
+        self.sources: dict[str, dict[str, str]] = {}
+        self.disk: Disk
+
+    async def start(self, pod: Pod, sources: dict[str, str]) -> bool:
+        """Claim every volume, or none."""
+        with ExitStack() as stack:
+            for volume in pod.volumes:
+                target = self.disk.target(pod.uid, volume.name)
+                try:
+                    stack.enter_context(fake_handler.sandbox(self._root, target, name=pod.uid))
+                except errors.CrustError:
+                    return False
+            self.live[pod.uid] = stack.pop_all()
+        self.containers.add(pod.uid)
+        self.sources[pod.uid] = sources
+        return True
+
+    async def stop_containers(self, pod: Pod) -> None:
+        """The containers end; the sandbox keeps its volumes."""
+        self.containers.discard(pod.uid)
+
+    def stop(self, pod_uid: str) -> None:
+        """The sandbox ends."""
+        self.live.pop(pod_uid).close()
+
+
+class PlainContainers:
+    """`kubelet.Runtime` without sandboxes."""
+
+    def __init__(self) -> None:
+        self.containers: set[str] = set()
+
+    async def start(self, pod: Pod, sources: dict[str, str]) -> bool:
+        """They start."""
+        self.containers.add(pod.uid)
+        return True
+
+    async def stop_containers(self, pod: Pod) -> None:
+        """They end."""
+        self.containers.discard(pod.uid)

@@ -1,0 +1,96 @@
+"""Pods and volumes: what the kubelet wants (desired state), what it believes to be there (actual state).
+
+*Uncertain* is the state after a call whose outcome is not known: it is mounted again while the pod is wanted, and
+unmounted when it is not. What is in no state is not there, to a kubelet: nothing of it will ever be unpublished.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A PersistentVolume of a CSI driver. `republish`: the CSIDriver says requiresRepublish, with tokens."""
+
+    name: str
+    handle: str
+    context: Mapping[str, str] = field(default_factory=dict)
+    fs_type: str = "ext4"
+    readonly: bool = False
+    republish: bool = False
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod and its volumes. `sub_paths`: by a volume's name, what its container mounts of it."""
+
+    uid: str
+    volumes: tuple[Volume, ...]
+    sub_paths: Mapping[str, str] = field(default_factory=dict)
+
+
+class State(enum.Enum):
+    """Of a device's global mount, and of a volume's mount for a pod."""
+
+    NOT_MOUNTED = enum.auto()
+    UNCERTAIN = enum.auto()
+    MOUNTED = enum.auto()
+
+
+@dataclass
+class MountedPod:
+    """A volume of a pod in the actual state."""
+
+    pod: Pod
+    state: State = State.NOT_MOUNTED
+    remount_required: bool = False
+
+
+@dataclass
+class ActualVolume:
+    """A volume in the actual state, with the pods that have it."""
+
+    volume: Volume
+    device: State = State.NOT_MOUNTED
+    pods: dict[str, MountedPod] = field(default_factory=dict)
+    in_use_expansion: bool = False
+    size_bytes: int = 0
+
+    def state_for(self, pod_uid: str) -> State:
+        """The mount's state for a pod; what is not there is not mounted."""
+        mounted = self.pods.get(pod_uid)
+        return mounted.state if mounted is not None else State.NOT_MOUNTED
+
+
+@dataclass
+class Actual:
+    """The actual state of the world."""
+
+    volumes: dict[str, ActualVolume] = field(default_factory=dict)
+    forgotten: list[str] = field(default_factory=list)
+    """Volumes that were uncertain and are held to be gone, because a call that asks only what the driver can failed.
+
+    A kubelet does that: only the answer to NodeStageVolume and NodePublishVolume itself makes or keeps "uncertain".
+    """
+
+    def attach(self, volume: Volume) -> ActualVolume:
+        """The volume's place in the actual state, made if it is not there (attachRequired is false)."""
+        return self.volumes.setdefault(volume.name, ActualVolume(volume))
+
+    def device_failed(self, volume: Volume, *, is_final: bool) -> None:
+        """MountDevice failed (markDeviceErrorState)."""
+        there = self.attach(volume)
+        if is_final and there.device is State.UNCERTAIN:
+            there.device = State.NOT_MOUNTED
+        elif not is_final and there.device is State.NOT_MOUNTED:
+            there.device = State.UNCERTAIN
+
+    def mount_failed(self, volume: Volume, pod: Pod, *, is_final: bool) -> None:
+        """SetUp failed (markVolumeErrorState). What was mounted stays mounted, whatever a republish says."""
+        there = self.attach(volume)
+        state = there.state_for(pod.uid)
+        if is_final and state is State.UNCERTAIN:
+            del there.pods[pod.uid]
+        elif not is_final and state is State.NOT_MOUNTED:
+            there.pods[pod.uid] = MountedPod(pod, State.UNCERTAIN)
