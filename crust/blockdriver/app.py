@@ -12,28 +12,35 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from crust import operations, volumes
-from crust.blockdriver.controller import capacity, topology
+from crust import errors, operations, volumes
+from crust.blockdriver.controller import capacity
 from crust.blockdriver.controller.coalesce import Coalescer
 from crust.blockdriver.controller.controller_publish import ControllerPublish
-from crust.blockdriver.controller.create_volume import Provisioner
+from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.controller.get_capacity import CapacityReport
 from crust.blockdriver.controller.list_volumes import VolumeLister
 from crust.blockdriver.controller.modify_volume import VolumeModifier
+from crust.blockdriver.controller.orphans import GRACE_S, VolumeGarbageCollector
 from crust.blockdriver.engines.files.engine import Files
 from crust.blockdriver.engines.protocol import Backend
-from crust.blockdriver.node import guests, io_limits
+from crust.blockdriver.node import guests
+from crust.blockdriver.node.attach_slots import AttachSlots
 from crust.blockdriver.node.deferred_publish import DeferredNodePublish
-from crust.blockdriver.node.ephemeral import EphemeralVolumes
+from crust.blockdriver.node.ephemeral import EphemeralVolume, EphemeralVolumes
+from crust.blockdriver.node.io_limits import IoLimits
+from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_expand import NodeExpand
 from crust.blockdriver.node.node_publish import NodePublish
 from crust.blockdriver.node.node_stage import NodeStage
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.node_stats import NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish
-from crust.blockdriver.node.orphans import GarbageCollector
-from crust.blockdriver.node.state import State
+from crust.blockdriver.node.orphans import AttachmentGarbageCollector
+from crust.blockdriver.node.publish_check import PublishCheck
+from crust.blockdriver.records import snapshot_record
+from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.health import HealthCheck
+from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.services.controller import Controller, ControllerRules
 from crust.blockdriver.services.group_controller import GroupController
@@ -42,7 +49,14 @@ from crust.blockdriver.services.node import Node, Rules
 from crust.blockdriver.services.node_identity import NODE_ID_MAX_BYTES, CsiProfile, NodeIdentity
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
-from crust.blockdriver.snapshots import parts
+from crust.blockdriver.snapshots.content_source import ContentSources
+from crust.blockdriver.snapshots.freeze_intents import Intents
+from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
+from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
+from crust.blockdriver.snapshots.health import snapshot_findings
+from crust.blockdriver.snapshots.host_freeze import LIMIT_S, Freezer
+from crust.blockdriver.snapshots.recovery import SnapshotRecovery
+from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 from crust.host.cgroups import throttling
 from crust.host.files import durable, flocks
 from crust.host.filesystems import supported
@@ -51,8 +65,20 @@ from crust.rpc import limits, server
 from crust.wire.csi.v1 import csi_pb2_grpc
 
 DRIVER_NAME = "block.csi.crust.dev"
+COLLECT_PERIOD_S = 3600.0
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """What both parts of the driver rest on: what is remembered, and what holds the bytes."""
+
+    volume_records: VolumeRecords
+    node_state: NodeState
+    backend: Backend
+    supported: SupportedCapabilities
+    capacity: capacity.PoolCapacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +86,38 @@ class Driver:
     """A driver that is ready to be served, or called in process (the shim wraps `node` and `controller`)."""
 
     name: volumes.DriverName
-    state: State
+    stores: Stores
+    controller_rules: ControllerRules
+    node_rules: Rules
+    snapshots: SnapshotRecovery
     identity: Identity
     controller: Controller
     group_controller: GroupController
     snapshot_metadata: SnapshotMetadata
     node: Node
-    garbage_collector: GarbageCollector
-    snapshots: parts.Snapshots
+    volume_orphans: VolumeGarbageCollector
+    attachment_orphans: AttachmentGarbageCollector
     operations: operations.KeyedOperations
-    modifier: VolumeModifier
-    batches: Coalescer
 
     async def finish_changes(self) -> None:
         """Tell guests of limits that an earlier life wrote down and did not tell."""
-        await self.batches.finish(await asyncio.to_thread(self.modifier.cut_short))
+        rules = self.controller_rules
+        await rules.batches.finish(await asyncio.to_thread(rules.modifier.cut_short))
+
+    async def collect_garbage(self, *, grace_s: float = GRACE_S) -> tuple[volumes.VolumeId, ...]:
+        """Remove what crashes left of volumes and attachments; answers the volumes that are gone now."""
+        gone = await self.volume_orphans.collect(grace_s=grace_s)
+        await self.attachment_orphans.collect()
+        return gone
+
+    async def keep_collecting_garbage(self) -> None:
+        """Now and every hour, until cancelled; one that fails is not the last."""
+        while True:
+            try:
+                await self.collect_garbage()
+            except errors.CrustError as err:
+                _log.warning("garbage collection failed", extra={"error": str(err)})
+            await asyncio.sleep(COLLECT_PERIOD_S)
 
     def open(self) -> None:
         """Read what the disk and the kernel say. Once, before the first call. Blocks.
@@ -82,10 +125,10 @@ class Driver:
         Raises `node_state.UnreadableEntry` and whatever keeps the directories from being made.
         """
         self.snapshots.thaw()
-        self.state.volume_records.open()
-        self.state.backend.open()
-        self.state.node_state.open(boot.boot_id())
-        io_limits.recover(self.state)
+        self.stores.volume_records.open()
+        self.stores.backend.open()
+        self.stores.node_state.open(boot.boot_id())
+        self.node_rules.io_limits.recover(self.stores.volume_records)
         self.snapshots.open()
 
 
@@ -100,6 +143,7 @@ def build(  # noqa: PLR0913 - one per setting
     overcommit: float = 1.0,
     max_volumes: int = 0,
     runtime_guests: guests.Guests | None = None,
+    throttle: throttling.Throttle | None = None,
     io_cgroup: str = "",
     modify_window_s: float = 0,
 ) -> Driver:
@@ -108,68 +152,196 @@ def build(  # noqa: PLR0913 - one per setting
     `runtime_guests` is the way to guests that have deferred volumes; without one they are out of reach.
     """
     limits.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
-    name = volumes.DriverName(DRIVER_NAME)
-    shared = State(
-        volume_records=VolumeRecords(os.path.join(state_dir, "records")),
-        node_state=NodeState(run_dir),
-        backend=backend or Files(os.path.join(state_dir, "images")),
-        fs_types=supported.SUPPORTED,
-        target_roots=target_roots,
-        overcommit=overcommit,
-        max_volumes=max_volumes,
-        node_id=node_id,
-        here=topology.value_of(node_id),
-        guests=runtime_guests or guests.UnreachableGuests(),
-        throttle=throttling.Cgroups(io_cgroup),
-    )
-    node_expand = NodeExpand(shared)
-    room = capacity.of(shared)
-    kept = parts.compose(shared, room, state_dir=state_dir, run_dir=run_dir)
-    provisioner = Provisioner(shared, kept.content_sources, room)
-    health_check = HealthCheck(
-        shared.volume_records, shared.backend, room.available_bytes, kept.snapshot_findings
-    )
-    attacher = ControllerPublish(shared, node_id)
-    here = NodeIdentity(name, node_id, csi_profile)
-    node_stage, node_unpublish = NodeStage(shared, node_expand), NodeUnpublish(shared)
-    rules = Rules(
-        state=shared,
-        node_stage=node_stage,
-        node_publish=NodePublish(shared, node_expand),
-        deferred_publish=DeferredNodePublish(shared),
-        node_unpublish=node_unpublish,
-        ephemeral=EphemeralVolumes(shared, provisioner, node_stage, node_unpublish),
-        node_expand=node_expand,
-        node_stats=NodeStats(shared, health_check, tells_condition=here.tells_condition),
-        health_check=health_check,
-    )
+    here = NodeIdentity(volumes.DriverName(DRIVER_NAME), node_id, csi_profile)
     running = operations.KeyedOperations()
-    modifier = VolumeModifier(shared, room)
-    batches = Coalescer(name, running, modifier.apply, window_s=modify_window_s)
-    calls = SnapshotCalls(here, kept.volume_snapshots, kept.group_snapshots, running)
-    controller_rules = ControllerRules(
-        provisioner=provisioner,
-        attacher=attacher,
-        lister=VolumeLister(shared, attacher, health_check),
-        health_check=health_check,
-        offerer=CapacityReport(shared, room),
-        snapshots=calls,
-        batches=batches,
+    stores = _stores(
+        backend or Files(os.path.join(state_dir, "images")), state_dir, run_dir, overcommit
+    )
+    live = LiveVolumes(stores.node_state, stores.backend, max_volumes)
+    reachable = runtime_guests or guests.UnreachableGuests()
+    io_limits = IoLimits(live, throttle or throttling.Cgroups(io_cgroup), reachable)
+    snapshots, sources = _snapshots(stores, live, reachable, state_dir, run_dir)
+    health_check = HealthCheck(
+        stores.volume_records,
+        stores.backend,
+        stores.capacity.available_bytes,
+        lambda: snapshot_findings(
+            snapshots.volume_snapshots.snapshot_records, snapshots.groups, stores.backend
+        ),
+    )
+    calls = SnapshotCalls(here, snapshots.volume_snapshots, snapshots.group_snapshots, running)
+    controller_rules = _controller_rules(
+        here, stores, live, io_limits, sources, health_check, calls, running, modify_window_s
+    )
+    node_rules = _node_rules(
+        here, stores, live, io_limits, health_check, controller_rules.provisioner, target_roots
     )
     return Driver(
-        name=name,
-        state=shared,
-        identity=Identity(name, shared.backend, csi_profile),
+        name=here.driver,
+        stores=stores,
+        controller_rules=controller_rules,
+        node_rules=node_rules,
+        snapshots=snapshots,
+        identity=Identity(here.driver, stores.backend, csi_profile),
         controller=Controller(here, controller_rules, running),
         group_controller=GroupController(calls),
-        snapshot_metadata=SnapshotMetadata(calls, shared.backend),
-        node=Node(here, rules, running),
-        garbage_collector=GarbageCollector(name, shared, provisioner, running),
+        snapshot_metadata=SnapshotMetadata(calls, stores.backend),
+        node=Node(here, node_rules, running),
+        volume_orphans=VolumeGarbageCollector(
+            here.driver, stores.volume_records, controller_rules.provisioner, running
+        ),
+        attachment_orphans=AttachmentGarbageCollector(
+            here.driver, stores.node_state, stores.backend, io_limits, running
+        ),
         operations=running,
-        snapshots=kept,
-        modifier=modifier,
-        batches=batches,
     )
+
+
+def _stores(backend: Backend, state_dir: str, run_dir: str, overcommit: float) -> Stores:
+    volume_records = VolumeRecords(os.path.join(state_dir, "records"))
+    return Stores(
+        volume_records=volume_records,
+        node_state=NodeState(run_dir),
+        backend=backend,
+        supported=SupportedCapabilities(backend.modes, supported.SUPPORTED),
+        capacity=capacity.PoolCapacity(volume_records.index, backend, overcommit),
+    )
+
+
+def _snapshots(
+    stores: Stores, live: LiveVolumes, reachable: guests.Guests, state_dir: str, run_dir: str
+) -> tuple[SnapshotRecovery, ContentSources]:
+    intents = Intents(run_dir)
+    freezer = Freezer(intents, stores.backend)
+    guest_freezer = GuestFreezer(reachable, intents, limit_s=LIMIT_S)
+    snapshot_records = SnapshotRecords(
+        os.path.join(state_dir, "snapshots"), SnapshotRecord, snapshot_record.is_snapshot_id
+    )
+    groups = SnapshotRecords(
+        os.path.join(state_dir, "groups"), GroupRecord, snapshot_record.is_group_id
+    )
+    volume_snapshots = VolumeSnapshots(
+        volume_records=stores.volume_records,
+        snapshot_records=snapshot_records,
+        backend=stores.backend,
+        node=live,
+        capacity=stores.capacity,
+        freezer=freezer,
+        guest_freezer=guest_freezer,
+    )
+    group_snapshots = GroupSnapshots(stores.volume_records, groups, volume_snapshots)
+    recovery = SnapshotRecovery(
+        intents, freezer, guest_freezer, groups, volume_snapshots, group_snapshots
+    )
+    sources = ContentSources(
+        stores.volume_records, volume_snapshots, stores.backend, live, freezer, guest_freezer
+    )
+    return recovery, sources
+
+
+def _controller_rules(  # noqa: PLR0913 - composition
+    here: NodeIdentity,
+    stores: Stores,
+    live: LiveVolumes,
+    io_limits: IoLimits,
+    sources: ContentSources,
+    health_check: HealthCheck,
+    calls: SnapshotCalls,
+    running: operations.KeyedOperations,
+    modify_window_s: float,
+) -> ControllerRules:
+    attacher = ControllerPublish(stores.volume_records, live, stores.supported, here.node_id)
+    modifier = VolumeModifier(
+        volume_records=stores.volume_records,
+        backend=stores.backend,
+        node=live,
+        enforcement=io_limits,
+        capacity=stores.capacity,
+        supported=stores.supported,
+    )
+    return ControllerRules(
+        provisioner=Provisioner(
+            volume_records=stores.volume_records,
+            backend=stores.backend,
+            node=live,
+            sources=sources,
+            capacity=stores.capacity,
+            supported=stores.supported,
+            segment=here.segment,
+        ),
+        attacher=attacher,
+        lister=VolumeLister(stores.volume_records, attacher, health_check),
+        health_check=health_check,
+        offerer=CapacityReport(stores.capacity, stores.backend, stores.supported, here.segment),
+        snapshots=calls,
+        modifier=modifier,
+        batches=Coalescer(here.driver, running, modifier.apply, window_s=modify_window_s),
+    )
+
+
+def _node_rules(  # noqa: PLR0913 - composition
+    here: NodeIdentity,
+    stores: Stores,
+    live: LiveVolumes,
+    io_limits: IoLimits,
+    health_check: HealthCheck,
+    provisioner: Provisioner,
+    target_roots: tuple[str, ...],
+) -> Rules:
+    volume_records, node_state, backend = stores.volume_records, stores.node_state, stores.backend
+    node_expand = NodeExpand(volume_records, node_state, backend, stores.supported)
+    publish_check = PublishCheck(volume_records, node_state, live, stores.supported)
+    node_unpublish = NodeUnpublish(node_state, backend, target_roots)
+    node_stage = NodeStage(
+        volume_records=volume_records,
+        node_state=node_state,
+        live=live,
+        backend=backend,
+        supported=stores.supported,
+        io_limits=io_limits,
+        attach_slots=AttachSlots(live, here.node_id),
+        node_expand=node_expand,
+        node_id=here.node_id,
+    )
+    return Rules(
+        live=live,
+        io_limits=io_limits,
+        fs_types=stores.supported.fs_types,
+        node_stage=node_stage,
+        node_publish=NodePublish(
+            volume_records=volume_records,
+            node_state=node_state,
+            publish_check=publish_check,
+            io_limits=io_limits,
+            node_expand=node_expand,
+            target_roots=target_roots,
+        ),
+        deferred_publish=DeferredNodePublish(volume_records, node_state, publish_check, io_limits),
+        node_unpublish=node_unpublish,
+        ephemeral=EphemeralVolumes(
+            volume_records, live, _EphemeralProvisioner(provisioner), node_stage, node_unpublish
+        ),
+        node_expand=node_expand,
+        node_stats=NodeStats(
+            volume_records, node_state, backend, health_check, tells_condition=here.tells_condition
+        ),
+        health_check=health_check,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _EphemeralProvisioner:
+    """The controller part, as the node part asks for a pod's own volume."""
+
+    provisioner: Provisioner
+
+    async def create_ephemeral(self, wanted: EphemeralVolume) -> None:
+        size = volumes.CapacityRange(wanted.size_bytes, 0)
+        create = Create(wanted.name, size, (wanted.capability,), wanted.parameters)
+        await self.provisioner.create(create)
+
+    async def delete(self, volume_id: volumes.VolumeId) -> None:
+        await self.provisioner.delete(volume_id)
 
 
 @asynccontextmanager
@@ -183,12 +355,14 @@ async def running(
     async with AsyncExitStack() as stack:
         lock = await asyncio.to_thread(_own, state_dir, run_dir)
         stack.callback(lock.close)
-        stack.push_async_callback(asyncio.to_thread, driver.state.throttle.close)
+        stack.push_async_callback(asyncio.to_thread, driver.node_rules.io_limits.throttle.close)
         await asyncio.to_thread(driver.open)
-        stack.push_async_callback(driver.state.guests.close)
+        stack.push_async_callback(driver.node_rules.io_limits.guests.close)
         stack.push_async_callback(driver.operations.drain)
-        stack.push_async_callback(driver.batches.drain)
-        await stack.enter_async_context(_beside("sweeper", driver.garbage_collector.forever()))
+        stack.push_async_callback(driver.controller_rules.batches.drain)
+        await stack.enter_async_context(
+            _beside("garbage collection", driver.keep_collecting_garbage())
+        )
         await stack.enter_async_context(
             _beside("guests' thaw", driver.snapshots.guest_freezer.keep_recovering())
         )

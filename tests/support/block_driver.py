@@ -97,7 +97,7 @@ class Bench:
     def close(self) -> None:
         """End what runs beside, if there is a driver already."""
         with suppress(AttributeError):
-            self.driver.state.throttle.close()
+            self.driver.node_rules.io_limits.throttle.close()
 
     def target(self, name: str) -> str:
         """A target path, below a parent that exists."""

@@ -4,38 +4,47 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from crust import errors, volumes
-from crust.blockdriver.controller import capacity, topology
+from crust.blockdriver import app
+from crust.blockdriver.app import Driver
+from crust.blockdriver.controller import topology
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.controller.modify_volume import (
     Change,
     Expanded,
     Expansion,
     Outcome,
-    VolumeModifier,
 )
-from crust.blockdriver.node.node_state import NodeState
-from crust.blockdriver.node.state import State
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.node import guests
+from crust.host.cgroups import throttling
 from tests.support.block_driver import mount
 from tests.support.memory_backend import MemoryBackend
 
 NODE = "node-1"
 
 
-def opened(root: Path, *, backend: MemoryBackend | None = None, overcommit: float = 1.0) -> State:
-    """A state as after a start; called again on the same directory, as after a restart."""
-    made = State(
-        volume_records=VolumeRecords(f"{root}/records"),
-        node_state=NodeState(f"{root}/run"),
-        backend=backend or MemoryBackend(),
-        fs_types=("ext4", "xfs"),
-        target_roots=("/",),
-        overcommit=overcommit,
+def opened(
+    root: Path,
+    *,
+    backend: MemoryBackend | None = None,
+    overcommit: float = 1.0,
+    max_volumes: int = 0,
+    runtime_guests: guests.Guests | None = None,
+    throttle: throttling.Throttle | None = None,
+) -> Driver:
+    """A driver as after a start; called again on the same directory, as after a restart."""
+    (root / "state").mkdir(exist_ok=True)
+    made = app.build(
+        state_dir=f"{root}/state",
+        run_dir=f"{root}/run",
         node_id=NODE,
-        here=topology.value_of(NODE),
+        target_roots=("/",),
+        backend=backend or MemoryBackend(),
+        overcommit=overcommit,
+        max_volumes=max_volumes,
+        runtime_guests=runtime_guests,
+        throttle=throttle or throttling.NoThrottle(),
     )
-    made.volume_records.open()
-    made.node_state.open("00000000-0000-0000-0000-000000000000")
+    made.open()
     return made
 
 
@@ -57,14 +66,13 @@ def create(
     )
 
 
-async def change(state: State, volume_id: volumes.VolumeId, what: Change) -> Outcome:
-    """An application of changes; with what else was promised, as the driver counts it."""
-    room = capacity.PoolCapacity(state.volume_records.index, state.backend, state.overcommit)
-    return await VolumeModifier(state, room).apply(volume_id, what)
+async def change(state: Driver, volume_id: volumes.VolumeId, what: Change) -> Outcome:
+    """An application of changes."""
+    return await state.controller_rules.modifier.apply(volume_id, what)
 
 
 async def expand(
-    state: State,
+    state: Driver,
     volume_id: volumes.VolumeId,
     wanted: volumes.CapacityRange,
     capability: volumes.VolumeCapability | None = None,

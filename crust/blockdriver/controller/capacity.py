@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from crust import errors, volumes
 from crust.blockdriver.controller.volume_size import MIB
 from crust.blockdriver.engines.protocol import Backend, PoolSpace
-from crust.blockdriver.node.state import State
 from crust.blockdriver.records.index import Index
 
 _LEAST_SPARE_BYTES = 64 * MIB
@@ -40,18 +39,13 @@ class OutOfCapacity(errors.Exhausted):
         self.free_bytes = free_bytes
 
 
-def of(shared: State) -> "PoolCapacity":
-    """The capacity of a driver's pool, of which there must be one only."""
-    return PoolCapacity(shared.volume_records.index, shared.backend, shared.overcommit)
-
-
 def spare_bytes(space: PoolSpace) -> int:
     """What is never given: 1 % of the pool, and 64 MiB at least."""
     return max(space.size_bytes // 100, _LEAST_SPARE_BYTES)
 
 
 class PoolCapacity:
-    """Gives capacity, one caller at a time. `overcommit` of 1.5 reserves half as much again as there is."""
+    """Gives a pool's capacity, one caller at a time. `overcommit` of 1.5 reserves half as much again as there is."""
 
     def __init__(self, index: Index, backend: Backend, overcommit: float) -> None:
         self._index = index

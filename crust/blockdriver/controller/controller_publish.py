@@ -2,8 +2,8 @@
 
 A file is where it is, so nothing is moved: the publish is an entry in the volume's record, durable before it is
 answered. The node side reads it: a volume that was published read-only is read-only wherever it is then mounted.
-A node has no more of them than it can hold (`State.attach_limit`), and those that pods brought without a controller's
-word count as well: a volume that is sent where it cannot be staged keeps its pod waiting there.
+A node has no more of them than it can hold (`NodeVolumes.attach_limit`), and those that pods brought without a
+controller's word count as well: a volume that is sent where it cannot be staged keeps its pod waiting there.
 
 One node at a time has a volume; the nodes that exist are this one, and whichever an older record still names (the
 node was renamed, the pool moved), which keeps the volume until it is taken from it.
@@ -14,10 +14,12 @@ import threading
 from dataclasses import dataclass
 
 from crust import errors, volumes
+from crust.blockdriver.controller.node_part import NodeVolumes
 from crust.blockdriver.engines.protocol import StillAttached
-from crust.blockdriver.node.state import State
 from crust.blockdriver.records import capability_check, published_nodes
+from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.volume_record import Attached, Record, Usage
+from crust.blockdriver.records.volume_records import VolumeRecords
 
 
 class NodeNotFound(errors.NotFound):
@@ -42,18 +44,6 @@ class PublishedToNodeDifferently(errors.Conflict):
         self.volume_id = volume_id
 
 
-class AttachLimitReached(errors.Exhausted):
-    """The node has as many volumes as it can hold."""
-
-    def __init__(self, node_id: str, limit: int) -> None:
-        super().__init__(
-            f"no more volumes can be published to {node_id}",
-            why=f"it can hold {limit} and has them",
-            hint="unpublish one, or use another node",
-        )
-        self.limit = limit
-
-
 @dataclass(frozen=True, slots=True)
 class Attach:
     """A ControllerPublishVolume, decoded."""
@@ -75,8 +65,16 @@ class Slots:
 class ControllerPublish:
     """Publishes to nodes; one call per volume at a time is the caller's business."""
 
-    def __init__(self, shared: State, node_id: str) -> None:
-        self._state = shared
+    def __init__(
+        self,
+        known: VolumeRecords,
+        node: NodeVolumes,
+        supported: SupportedCapabilities,
+        node_id: str,
+    ) -> None:
+        self._volume_records = known
+        self._node = node
+        self._supported = supported
         self._node_id = node_id
         self._counting = threading.Lock()
 
@@ -84,15 +82,15 @@ class ControllerPublish:
         """Give the volume to the node, or find that it has it.
 
         Raises `volume_records.VolumeNotFound`, `NodeNotFound`, `capability_check.CapabilityNotSupported`,
-        `PublishedToNodeDifferently`, `published_nodes.PublishedToOtherNode`, `AttachLimitReached`.
+        `PublishedToNodeDifferently`, `published_nodes.PublishedToOtherNode`, `published_nodes.AttachLimitReached`.
         """
         await asyncio.to_thread(self._attach, request)
 
     def _attach(self, request: Attach) -> None:
-        record = self._state.volume_records.load(request.volume_id)
+        record = self._volume_records.load(request.volume_id)
         if request.node_id != self._node_id:
             raise NodeNotFound(request.node_id)
-        if why := self._obstacle(request.capability):
+        if why := self._supported.obstacle(request.capability):
             raise capability_check.CapabilityNotSupported(why)
         wanted = _attached(request)
         present = next((each for each in record.nodes if each.node_id == request.node_id), None)
@@ -104,22 +102,17 @@ class ControllerPublish:
             raise published_nodes.PublishedToOtherNode(request.volume_id, record.nodes[0].node_id)
         self._add(record, wanted)
 
-    def _obstacle(self, capability: volumes.VolumeCapability) -> str:
-        return capability_check.obstacle(
-            capability, modes=self._state.backend.modes, fs_types=self._state.fs_types
-        )
-
     def _add(self, record: Record, wanted: Attached) -> None:
-        limit = self._state.attach_limit()
+        limit = self._node.attach_limit()
         with self._counting:  # two volumes must not both take the last slot
             others = self._taken() - {volumes.VolumeId(record.volume_id)}
             if len(others) >= limit:
-                raise AttachLimitReached(self._node_id, limit)
-            self._state.volume_records.save(record.but(nodes=(wanted,)))
+                raise published_nodes.AttachLimitReached(self._node_id, limit)
+            self._volume_records.save(record.but(nodes=(wanted,)))
 
     def _taken(self) -> set[volumes.VolumeId]:
-        published = self._state.volume_records.index.on_node(self._node_id)
-        return {*published, *self._state.backend.attached_here()}
+        published = self._volume_records.index.on_node(self._node_id)
+        return {*published, *self._node.attached_ids()}
 
     async def detach(self, volume_id: volumes.VolumeId, node_id: str) -> None:
         """Take the volume from the node, or from all if `node_id` is empty; not published is fine.
@@ -129,27 +122,27 @@ class ControllerPublish:
         await asyncio.to_thread(self._detach, volume_id, node_id)
 
     def _detach(self, volume_id: volumes.VolumeId, node_id: str) -> None:
-        record = self._state.volume_records.find(volume_id)
+        record = self._volume_records.find(volume_id)
         if record is None:
             return
         here = node_id in ("", self._node_id)
-        staged = self._state.node_state.staged(volume_id)
-        if here and staged and self._state.backend.attached(volume_id):
-            raise StillAttached(volume_id, f"a device, staged at {', '.join(staged.paths)}")
+        paths = self._node.staging_paths(volume_id) if here else ()
+        if paths and self._node.attached(volume_id):
+            raise StillAttached(volume_id, f"a device, staged at {', '.join(paths)}")
         rest = tuple(each for each in record.nodes if node_id and each.node_id != node_id)
         if rest != record.nodes:
-            self._state.volume_records.save(record.but(nodes=rest))
+            self._volume_records.save(record.but(nodes=rest))
 
     def slots(self, node_id: str) -> Slots:
         """What `node_id` can hold and holds; raises `NodeNotFound`. Blocks."""
         if node_id != self._node_id:
             raise NodeNotFound(node_id)
-        return Slots(self._state.attach_limit(), tuple(sorted(self._taken())))
+        return Slots(self._node.attach_limit(), tuple(sorted(self._taken())))
 
     def published_nodes(self, record: Record) -> tuple[str, ...]:
         """Where the volume is: published to by a CO, or staged at this moment whatever was published."""
         nodes = {each.node_id for each in record.nodes}
-        if self._state.node_state.staged(volumes.VolumeId(record.volume_id)) is not None:
+        if self._node.staging_paths(volumes.VolumeId(record.volume_id)):
             nodes.add(self._node_id)
         return tuple(sorted(nodes))
 

@@ -12,17 +12,20 @@ from dataclasses import dataclass, field
 
 from crust import errors, volumes
 from crust.blockdriver.controller import (
-    capacity,
     io_limit_parameters,
     parameters,
     topology,
     volume_size,
 )
-from crust.blockdriver.engines.protocol import StillAttached
-from crust.blockdriver.node.state import State
+from crust.blockdriver.controller.capacity import PoolCapacity
+from crust.blockdriver.controller.node_part import NodeVolumes
+from crust.blockdriver.engines.protocol import Backend, StillAttached
 from crust.blockdriver.records import capability_check, published_nodes, volume_records
+from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.volume_record import ContentSource, Limits, Record
+from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.snapshots import content_source
+from crust.blockdriver.snapshots.content_source import ContentSources
 
 
 class ExistsDifferently(errors.Conflict):
@@ -72,18 +75,18 @@ class Volume:
     source: content_source.Wanted | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class Provisioner:
     """Makes and removes volumes; one call per volume at a time is the caller's business."""
 
-    def __init__(
-        self,
-        shared: State,
-        sources: content_source.Sources = content_source.NONE,
-        room: capacity.PoolCapacity | None = None,
-    ) -> None:
-        self._state = shared
-        self._sources = sources
-        self.room = room or capacity.of(shared)
+    volume_records: VolumeRecords
+    backend: Backend
+    node: NodeVolumes
+    sources: ContentSources
+    capacity: PoolCapacity
+    supported: SupportedCapabilities
+    segment: str
+    """The value of this node's topology segment."""
 
     async def create(self, request: Create) -> Volume:
         """Make the volume, or find that it is made.
@@ -99,15 +102,15 @@ class Provisioner:
 
     def _create(self, request: Create) -> Record:
         """All but the filling of what is made of something, for which a guest may have to stand still."""
-        read = parameters.parse(dict(request.parameters), self._state.fs_types)
+        read = parameters.parse(dict(request.parameters), self.supported.fs_types)
         for capability in request.capabilities:
-            if why := self._obstacle(capability):
+            if why := self.supported.obstacle(capability):
                 raise capability_check.CapabilityNotSupported(why)
         present = self._present(volume_records.volume_id_of(request.name))
         wanted = self._plan(request, read, self._origin(request, present))
-        accessible = topology.is_met(request.accessibility, self._state.here)
+        accessible = topology.is_met(request.accessibility, self.segment)
         if present is None and not accessible:
-            raise topology.NotAccessible(self._state.here)
+            raise topology.NotAccessible(self.segment)
         if present is None:
             present = self._begin(request, wanted)
         if not accessible:
@@ -118,7 +121,7 @@ class Provisioner:
         return self._make(present)
 
     def _present(self, volume_id: volumes.VolumeId) -> Record | None:
-        present = self._state.volume_records.find(volume_id)
+        present = self.volume_records.find(volume_id)
         if present is None or not self._is_void(present):
             return present
         self._finish_delete(present)
@@ -129,7 +132,7 @@ class Provisioner:
         if record.phase != "creating" or record.origin is None:
             return record.phase == "deleting"
         try:
-            now = self._sources.find(content_source.Wanted(record.origin.kind, record.origin.id))
+            now = self.sources.find(content_source.Wanted(record.origin.kind, record.origin.id))
         except errors.NotFound:
             return False  # the filling says so
         return now != record.origin
@@ -143,7 +146,7 @@ class Provisioner:
             return known
         if present is not None:
             raise ExistsDifferently(request.name, "another source")
-        return self._sources.find(request.source)
+        return self.sources.find(request.source)
 
     def _plan(
         self, request: Create, read: parameters.Parameters, origin: ContentSource | None
@@ -165,57 +168,56 @@ class Provisioner:
 
     def _begin(self, request: Create, wanted: Record) -> Record:
         volume_id = volumes.VolumeId(wanted.volume_id)
-        maximum = self._state.backend.maximum_bytes()
+        maximum = self.backend.maximum_bytes()
         content_source.check_filesystems(wanted)
         asked = content_source.least_bytes(request.wanted, wanted.origin)
         size_bytes = volume_size.choose(asked, minimum=wanted.capacity_bytes, maximum=maximum)
-        if self._state.backend.exists(volume_id):
+        if self.backend.exists(volume_id):
             raise OrphanImage(volume_id)
-        with self.room.reserved(volume_id, size_bytes):
-            return self._state.volume_records.save(wanted.but(capacity_bytes=size_bytes))
+        with self.capacity.reserved(volume_id, size_bytes):
+            return self.volume_records.save(wanted.but(capacity_bytes=size_bytes))
 
     def _make(self, record: Record) -> Record:
         try:
-            self._state.backend.create(volumes.VolumeId(record.volume_id), record.capacity_bytes)
+            self.backend.create(volumes.VolumeId(record.volume_id), record.capacity_bytes)
         except errors.Exhausted:
             self._finish_delete(record)  # the room is somebody else's now: leave nothing behind
             raise
-        return self._state.volume_records.save(record.but(phase="ready"))
+        return self.volume_records.save(record.but(phase="ready"))
 
     async def _finish_create(self, record: Record) -> Record:
         assert record.origin is not None
         try:
-            filled = await self._sources.fill(record, record.origin)
+            filled = await self.sources.fill(record, record.origin)
         except errors.CrustError:
             # Nothing of it is kept: its room is somebody else's now, and perhaps nobody asks for it again.
             await asyncio.to_thread(self._finish_delete, record)
             raise
-        return await asyncio.to_thread(self._state.volume_records.save, filled.but(phase="ready"))
+        return await asyncio.to_thread(self.volume_records.save, filled.but(phase="ready"))
 
     async def delete(self, volume_id: volumes.VolumeId) -> None:
         """Remove the volume; absent is fine. Raises `StillAttached`, `published_nodes.PublishedToOtherNode`."""
         await asyncio.to_thread(self._delete, volume_id)
 
     def _delete(self, volume_id: volumes.VolumeId) -> None:
-        record = self._state.volume_records.find(volume_id)
+        record = self.volume_records.find(volume_id)
         if record is None:
             return
-        staged = self._state.node_state.staged(volume_id)
-        attachment = self._state.backend.attached(volume_id)
+        attachment = self.node.attached(volume_id)
         if attachment is not None:
-            where = ", ".join(staged.paths) if staged else "no staging path"
+            where = ", ".join(self.node.staging_paths(volume_id)) or "no staging path"
             raise StillAttached(volume_id, f"{attachment.shown}, staged at {where}")
         published_nodes.check_not_published(record)
-        self._state.node_state.forget_staged(volume_id)  # its device is gone: the ledger is stale
+        self.node.forget_staged(volume_id)  # its device is gone, so that is stale
         # A full disk has no room to write that down, and needs this most.
         with suppress(errors.Exhausted):
-            self._state.volume_records.save(record.but(phase="deleting"))
+            self.volume_records.save(record.but(phase="deleting"))
         self._finish_delete(record)
 
     def _finish_delete(self, record: Record) -> None:
         volume_id = volumes.VolumeId(record.volume_id)
-        self._state.backend.delete(volume_id)
-        self._state.volume_records.remove(volume_id)
+        self.backend.delete(volume_id)
+        self.volume_records.remove(volume_id)
 
     async def validate(
         self,
@@ -226,15 +228,15 @@ class Provisioner:
         sent_mutable: Mapping[str, str],
     ) -> str:
         """Why the volume does not have all that is asked about; empty when it has. Raises `VolumeNotFound`."""
-        record = await asyncio.to_thread(self._state.volume_records.load, volume_id)
+        record = await asyncio.to_thread(self.volume_records.load, volume_id)
         for capability in capabilities:
-            if why := self._obstacle(capability) or _mismatch(record, capability):
+            if why := self.supported.obstacle(capability) or _mismatch(record, capability):
                 return why
         recorded = parameters.Parameters("", record.parameters)
         if context and parameters.without_sidecars(context) != recorded.volume_context:
             return "the volume has another volume_context"
         try:
-            sent = parameters.parse(sent_parameters, self._state.fs_types)
+            sent = parameters.parse(sent_parameters, self.supported.fs_types)
             limits = io_limit_parameters.parse(sent_mutable)
         except errors.InvalidRequest as err:
             return str(err)
@@ -243,11 +245,6 @@ class Provisioner:
         if sent_parameters and sent.kept != record.parameters:
             return "the volume was created with other parameters"
         return ""
-
-    def _obstacle(self, capability: volumes.VolumeCapability) -> str:
-        return capability_check.obstacle(
-            capability, modes=self._state.backend.modes, fs_types=self._state.fs_types
-        )
 
 
 def describe(record: Record) -> Volume:

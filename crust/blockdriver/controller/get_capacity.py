@@ -7,9 +7,11 @@ parameter that is not known is an error, as it is when a volume is created with 
 from dataclasses import dataclass
 
 from crust import volumes
-from crust.blockdriver.controller import capacity, parameters, topology, volume_size
-from crust.blockdriver.node.state import State
+from crust.blockdriver.controller import parameters, topology, volume_size
+from crust.blockdriver.controller.capacity import PoolCapacity
+from crust.blockdriver.engines.protocol import Backend
 from crust.blockdriver.records import capability_check
+from crust.blockdriver.records.capability_check import SupportedCapabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +35,22 @@ class AvailableCapacity:
 class CapacityReport:
     """Answers from the same ledger that grants room to new volumes."""
 
-    def __init__(self, shared: State, room: capacity.PoolCapacity) -> None:
-        self._state = shared
-        self._capacity = room
+    def __init__(
+        self,
+        pool_capacity: PoolCapacity,
+        backend: Backend,
+        supported: SupportedCapabilities,
+        segment: str,
+    ) -> None:
+        """`segment` is the value of this node's topology segment."""
+        self._capacity = pool_capacity
+        self._backend = backend
+        self._supported = supported
+        self._segment = segment
 
     def offer(self, asked: CapacityQuery) -> AvailableCapacity:
         """Raises `parameters.UnknownParameter`, `parameters.BadParameter`. Blocks."""
-        read = parameters.parse(dict(asked.parameters), self._state.fs_types)
+        read = parameters.parse(dict(asked.parameters), self._supported.fs_types)
         if not self._can_be_made(asked):
             return AvailableCapacity(0, 0, 0)
         usages = capability_check.usages_of(asked.capabilities, read.fs_type)
@@ -47,15 +58,9 @@ class CapacityReport:
             {each.fs_type for each in usages if each.kind == "mount"}
         )
         available = self._capacity.available_bytes()
-        return AvailableCapacity(
-            available, min(available, self._state.backend.maximum_bytes()), minimum
-        )
+        return AvailableCapacity(available, min(available, self._backend.maximum_bytes()), minimum)
 
     def _can_be_made(self, asked: CapacityQuery) -> bool:
-        if asked.place and not topology.is_here(asked.place, self._state.here):
+        if asked.place and not topology.is_here(asked.place, self._segment):
             return False
-        modes, fs_types = self._state.backend.modes, self._state.fs_types
-        return not any(
-            capability_check.obstacle(each, modes=modes, fs_types=fs_types)
-            for each in asked.capabilities
-        )
+        return not any(self._supported.obstacle(each) for each in asked.capabilities)

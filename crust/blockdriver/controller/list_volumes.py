@@ -13,11 +13,10 @@ from typing import TypeVar
 from crust import errors, volumes
 from crust.blockdriver.controller import create_volume
 from crust.blockdriver.controller.controller_publish import ControllerPublish
-from crust.blockdriver.node import ephemeral
-from crust.blockdriver.node.state import State
-from crust.blockdriver.records import volume_records
+from crust.blockdriver.records import ephemeral_names, volume_records
 from crust.blockdriver.records.health import Health, HealthCheck
 from crust.blockdriver.records.volume_record import UNREADABLE
+from crust.blockdriver.records.volume_records import VolumeRecords
 
 PAGE_MAX = 5000
 """The longest page, also when a caller sets no limit: its answer must fit a gRPC message."""
@@ -56,9 +55,9 @@ class VolumeLister:
     """Lists volumes. Every method may block."""
 
     def __init__(
-        self, shared: State, attacher: ControllerPublish, health_check: HealthCheck
+        self, known: VolumeRecords, attacher: ControllerPublish, health_check: HealthCheck
     ) -> None:
-        self._state = shared
+        self._volume_records = known
         self._attacher = attacher
         self._health_check = health_check
 
@@ -66,10 +65,10 @@ class VolumeLister:
         """One volume; raises `volume_records.VolumeNotFound`. One without a readable record has no size to tell."""
         health = self._health_check.examine(volume_id)
         try:
-            record = self._state.volume_records.find(volume_id)
+            record = self._volume_records.find(volume_id)
         except UNREADABLE:
             return Listed(create_volume.Volume(volume_id, 0), (), health)
-        if record is None or record.phase != "ready" or ephemeral.is_name(record.name):
+        if record is None or record.phase != "ready" or ephemeral_names.is_name(record.name):
             raise volume_records.VolumeNotFound(volume_id)
         return Listed(
             create_volume.describe(record), self._attacher.published_nodes(record), health
@@ -78,7 +77,7 @@ class VolumeLister:
     def page(self, count: int, token: str) -> tuple[tuple[Listed, ...], str]:
         """Volumes after `token`, and the next token. Raises `BadToken`, `NegativeCount`."""
         check(count, token)
-        ids = (each for each in self._state.volume_records.index.page(token, 0))
+        ids = (each for each in self._volume_records.index.page(token, 0))
         return cut(self._existing(ids, self.get), count, lambda each: each.volume.volume_id)
 
     def health_page(self, count: int, token: str) -> tuple[tuple[Health, ...], str]:
@@ -90,8 +89,8 @@ class VolumeLister:
     def _health(self, volume_id: volumes.VolumeId) -> Health:
         """A pod's own volume has an id that no CO knows: it is in no list, and its node tells its health."""
         with contextlib.suppress(*UNREADABLE):
-            record = self._state.volume_records.find(volume_id)
-            if record is not None and ephemeral.is_name(record.name):
+            record = self._volume_records.find(volume_id)
+            if record is not None and ephemeral_names.is_name(record.name):
                 raise volume_records.VolumeNotFound(volume_id)
         return self._health_check.examine(volume_id)
 

@@ -11,32 +11,20 @@ nothing is known of it: the intent stays, the answer is UNAVAILABLE, and a retry
 """
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import dataclass, replace
 
 from crust import errors, volumes
-from crust.blockdriver.controller import capacity, io_limit_parameters, volume_size
-from crust.blockdriver.engines.protocol import ImageMissing
-from crust.blockdriver.node import io_limits, node_expand
-from crust.blockdriver.node.state import State
-from crust.blockdriver.records import capability_check
+from crust.blockdriver.controller import io_limit_parameters, volume_size
+from crust.blockdriver.controller.capacity import PoolCapacity
+from crust.blockdriver.controller.node_part import LimitEnforcement, NodeVolumes
+from crust.blockdriver.engines.protocol import Backend, ImageMissing
+from crust.blockdriver.records import capability_check, volume_records
+from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.volume_record import UNREADABLE, Limits, Record
+from crust.blockdriver.records.volume_records import VolumeRecords
 
 _log = logging.getLogger(__name__)
-
-
-class PublishInProgress(errors.OperationPending):
-    """The runtime does not know a publish that this driver granted: it is just being made, or taken back."""
-
-    def __init__(self, volume_id: str, target: str) -> None:
-        super().__init__(
-            f"{volume_id} is not modified",
-            why=f"it is deferred at {target}, and the node's proxy has no record of that at this moment",
-            hint="retry when the publish or unpublish has ended",
-        )
-        self.volume_id = volume_id
-        self.target = target
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,70 +61,62 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Intended:
-    """Limits that are on record and set on this host, and the targets whose guests are to be told."""
-
-    record: Record
-    targets: tuple[volumes.TargetPath, ...]
-
-    @property
-    def before(self) -> Limits:
-        return self.record.limits_before or self.record.limits
-
-
 class VolumeModifier:
     """Changes volumes; one call per volume at a time is the caller's business."""
 
-    def __init__(self, shared: State, room: capacity.PoolCapacity) -> None:
-        self._state = shared
-        self._capacity = room
+    volume_records: VolumeRecords
+    backend: Backend
+    node: NodeVolumes
+    enforcement: LimitEnforcement
+    capacity: PoolCapacity
+    supported: SupportedCapabilities
 
     async def apply(self, volume_id: volumes.VolumeId, change: Change) -> Outcome:
         """Make the change. Raises `volume_records.VolumeNotFound`; all else is in the outcome, half by half."""
         outcome, intended = await asyncio.to_thread(self._begin, volume_id, change)
         if intended is None:
             return outcome
-        why = await self._tell_guests(intended)
-        if isinstance(why, errors.PeerUnavailable):
-            return replace(outcome, unmodified=why)
-        end = self._finish if why is None else self._take_back
-        await asyncio.to_thread(end, intended)
-        return replace(outcome, unmodified=why)
+        before = (intended.limits_before or intended.limits).value
+        try:
+            await self.enforcement.set_in_guests(volume_id, intended.io_limits, before)
+        except errors.PeerUnavailable as err:
+            return replace(outcome, unmodified=err)
+        except errors.CrustError as err:
+            await asyncio.to_thread(self._take_back, intended)
+            return replace(outcome, unmodified=err)
+        await asyncio.to_thread(self._finish, intended)
+        return outcome
 
     def cut_short(self) -> tuple[volumes.VolumeId, ...]:
         """Volumes whose limits were changed by an earlier life, and whose guests may not know. Blocks."""
-        return tuple(
-            each for each in self._state.backend.attached_here() if self._is_cut_short(each)
-        )
+        return tuple(each for each in self.node.attached_ids() if self._is_cut_short(each))
 
     def _is_cut_short(self, volume_id: volumes.VolumeId) -> bool:
-        if not self._deferred_at(volume_id):
+        if not self.node.deferred_targets(volume_id):
             return False
         try:
-            record = self._state.volume_records.find(volume_id)
+            record = self.volume_records.find(volume_id)
         except UNREADABLE:  # told with the volume's health
             return False
         return record is not None and record.limits_before is not None
 
-    def _begin(
-        self, volume_id: volumes.VolumeId, change: Change
-    ) -> tuple[Outcome, _Intended | None]:
-        record = self._state.volume_records.load(volume_id)
+    def _begin(self, volume_id: volumes.VolumeId, change: Change) -> tuple[Outcome, Record | None]:
+        """Write down what is intended and do it here; the record, if guests are to be told of its limits."""
+        record = self.volume_records.load(volume_id)
         wanted, unmodified = self._with_limits(record, change)
         expanded: Expanded | errors.CrustError | None = None
         if change.expansion is not None:
             wanted, expanded = self._expand(wanted, change.expansion)
-        if wanted != self._state.volume_records.load(volume_id):
-            self._state.volume_records.save(wanted)
+        if wanted != self.volume_records.load(volume_id):
+            self.volume_records.save(wanted)
         if change.limits is None or unmodified is not None:
             return Outcome(expanded, unmodified), None
-        intended = _Intended(wanted, self._deferred_at(volume_id))
         try:
-            self._set_here(wanted)
+            self.enforcement.set_on_host(volume_id, wanted.io_limits)
         except errors.CrustError as err:
-            self._take_back(intended)
+            self._take_back(wanted)
             return Outcome(expanded, err), None
-        return Outcome(expanded), intended
+        return Outcome(expanded), wanted
 
     def _with_limits(
         self, record: Record, change: Change
@@ -144,18 +124,16 @@ class VolumeModifier:
         """The record of what is intended; or as it was, and why the limits cannot be held."""
         if change.limits is None:
             return record, None
+        volume_id = volumes.VolumeId(record.volume_id)
         limits = io_limit_parameters.changed(record.io_limits, change.limits)
-        deferred = self._deferred_at(volumes.VolumeId(record.volume_id))
         try:
-            if deferred:
-                self._state.guests.check()
-            if limits != io_limits.NONE and self._is_on_host(record):
-                self._state.throttle.check()
+            self.enforcement.check(volume_id, limits)
         except errors.CrustError as err:
             return record, err
         if limits == record.io_limits:
             return record, None
         # Of a change that was cut short only guests may not know: on this host the start has made it.
+        deferred = self.node.deferred_targets(volume_id)
         before = (record.limits_before if deferred else None) or record.limits
         return record.but(limits=Limits.of(limits), limits_before=before), None
 
@@ -169,76 +147,43 @@ class VolumeModifier:
             if record.capacity_bytes < wanted.required_bytes:
                 record = self._grow(record, wanted)
             if wanted.limit_bytes and record.capacity_bytes > wanted.limit_bytes:
-                raise node_expand.AboveLimit(volume_id, record.capacity_bytes, wanted.limit_bytes)
+                raise volume_records.AboveLimit(
+                    volume_id, record.capacity_bytes, wanted.limit_bytes
+                )
             # At once, also for filesystems: a raw volume needs no more.
-            self._state.backend.refresh(volume_id)
+            self.node.refresh(volume_id)
         except errors.CrustError as err:
             return record, err
         needs_node = _has_filesystem(record, expansion.capability)
         return record, Expanded(record.capacity_bytes, needs_node)
 
     def _check_expansion(self, volume_id: volumes.VolumeId, expansion: Expansion) -> None:
-        capability, backend = expansion.capability, self._state.backend
-        if capability is not None and (
-            why := capability_check.obstacle(
-                capability, modes=backend.modes, fs_types=self._state.fs_types
-            )
-        ):
+        capability = expansion.capability
+        if capability is not None and (why := self.supported.obstacle(capability)):
             raise capability_check.CapabilityNotSupported(why)
-        if not backend.exists(volume_id):
+        if not self.backend.exists(volume_id):
             raise ImageMissing(volume_id)
 
     def _grow(self, record: Record, wanted: volumes.CapacityRange) -> Record:
-        maximum = self._state.backend.maximum_bytes()
+        maximum = self.backend.maximum_bytes()
         size_bytes = volume_size.choose(wanted, minimum=record.capacity_bytes, maximum=maximum)
         volume_id = volumes.VolumeId(record.volume_id)
-        with self._capacity.reserved(volume_id, size_bytes):
-            self._state.backend.grow(volume_id, size_bytes)
-            return self._state.volume_records.save(record.but(capacity_bytes=size_bytes))
+        with self.capacity.reserved(volume_id, size_bytes):
+            self.backend.grow(volume_id, size_bytes)
+            return self.volume_records.save(record.but(capacity_bytes=size_bytes))
 
-    def _set_here(self, record: Record) -> None:
-        attachment = self._state.backend.attached(volumes.VolumeId(record.volume_id))
-        if attachment is not None and attachment.device is not None:
-            io_limits.settle(self._state, record, attachment)
+    def _finish(self, intended: Record) -> None:
+        if intended.limits_before is not None:
+            self.volume_records.save(intended.but(limits_before=None))
 
-    async def _tell_guests(self, intended: _Intended) -> errors.CrustError | None:
-        """Why not every guest has the limits, with those that have them given the old ones again."""
-        told: list[volumes.TargetPath] = []
-        for target in intended.targets:
-            try:
-                await self._state.guests.set_limits(target, intended.record.io_limits)
-            except errors.PeerUnavailable as err:
-                return err
-            except errors.CrustError as err:
-                for each in told:
-                    with contextlib.suppress(errors.CrustError):
-                        await self._state.guests.set_limits(each, intended.before.value)
-                gone = isinstance(err, errors.NotFound)
-                volume_id = intended.record.volume_id
-                return PublishInProgress(volume_id, target.text) if gone else err
-            told.append(target)
-        return None
-
-    def _finish(self, intended: _Intended) -> None:
-        if intended.record.limits_before is not None:
-            self._state.volume_records.save(intended.record.but(limits_before=None))
-
-    def _take_back(self, intended: _Intended) -> None:
-        record = intended.record.but(limits=intended.before, limits_before=None)
-        self._state.volume_records.save(record)
+    def _take_back(self, intended: Record) -> None:
+        before = intended.limits_before or intended.limits
+        record = self.volume_records.save(intended.but(limits=before, limits_before=None))
         try:
-            self._set_here(record)
+            self.enforcement.set_on_host(volumes.VolumeId(record.volume_id), record.io_limits)
         except errors.CrustError as err:
             told = {"volume_id": record.volume_id, "error": str(err)}
             _log.error("the I/O limits are not what they were", extra=told)
-
-    def _deferred_at(self, volume_id: volumes.VolumeId) -> tuple[volumes.TargetPath, ...]:
-        entries = self._state.node_state.published_of(volume_id)
-        return tuple(volumes.TargetPath(each.target) for each in entries if each.deferred)
-
-    def _is_on_host(self, record: Record) -> bool:
-        live = self._state.live_publishes(volumes.VolumeId(record.volume_id))
-        return any(not each.deferred for each in live)
 
 
 def _has_filesystem(record: Record, capability: volumes.VolumeCapability | None) -> bool:

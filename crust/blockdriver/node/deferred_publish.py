@@ -7,12 +7,15 @@ read-only too, because a writable one keeps a journal that a reading guest would
 
 import asyncio
 import os
+from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.node import io_limits, node_publish
-from crust.blockdriver.node.node_publish import Ready
+from crust.blockdriver.node import io_limits
+from crust.blockdriver.node.io_limits import IoLimits
+from crust.blockdriver.node.node_state import NodeState
+from crust.blockdriver.node.publish_check import PublishCheck, Ready
 from crust.blockdriver.node.publish_rules import Publish
-from crust.blockdriver.node.state import State
+from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.block import devices
 from crust.host.mounts import device_mounts
 
@@ -54,16 +57,19 @@ class FilesystemMountedOnHost(errors.NotReady):
         self.targets = targets
 
 
+@dataclass(frozen=True, slots=True)
 class DeferredNodePublish:
     """Publishes that a guest mounts; one call per volume at a time is the caller's business."""
 
-    def __init__(self, shared: State) -> None:
-        self._state = shared
+    volume_records: VolumeRecords
+    node_state: NodeState
+    publish_check: PublishCheck
+    io_limits: IoLimits
 
     async def publish(self, request: Publish) -> volumes.DeferredMount:
         """Grant the volume to a guest, or find that this target has it already.
 
-        Raises `RawNeedsNoDeferral`, `GroupOfRoot`, what `node_publish.check` raises, `FilesystemMountedOnHost`,
+        Raises `RawNeedsNoDeferral`, `GroupOfRoot`, what `PublishCheck.check` raises, `FilesystemMountedOnHost`,
         `devices.DeviceInUse`.
         """
         return await asyncio.to_thread(self._publish, request)
@@ -74,7 +80,7 @@ class DeferredNodePublish:
             raise RawNeedsNoDeferral(request.volume_id)
         if access.group is not None and access.group.gid == 0:
             raise GroupOfRoot(request.volume_id)
-        ready = node_publish.check(self._state, request)
+        ready = self.publish_check.check(request)
         is_free = devices.is_free(ready.device, ready.attachment.source.identity)
         if not is_free:
             _check_host(ready)
@@ -90,13 +96,13 @@ class DeferredNodePublish:
             self._note_guest(ready)
         if ready.record.io_limits != io_limits.NONE:
             # What a host mount left until the unstage would hold the hypervisor too.
-            io_limits.settle(self._state, ready.record, ready.attachment)
-        self._state.node_state.note_published(ready.entry.model_copy(update={"done": True}))
+            self.io_limits.settle(ready.record.io_limits, ready.attachment)
+        self.node_state.note_published(ready.entry.model_copy(update={"done": True}))
 
     def _note_guest(self, ready: Ready) -> None:
         """Before a guest can write, because what it leaves is another thing to mount than what this host left."""
         if not ready.record.in_guest:
-            self._state.volume_records.save(ready.record.but(in_guest=True))
+            self.volume_records.save(ready.record.but(in_guest=True))
 
 
 def _check_host(ready: Ready) -> None:

@@ -15,23 +15,20 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from crust import errors, quantities, volumes
-from crust.blockdriver.controller.create_volume import Create, Provisioner
+from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_stage import NodeStage, Stage
 from crust.blockdriver.node.node_unpublish import NodeUnpublish
 from crust.blockdriver.node.publish_rules import Publish
-from crust.blockdriver.node.state import State
-from crust.blockdriver.records import volume_records
+from crust.blockdriver.records import ephemeral_names
 from crust.blockdriver.records.volume_record import UNREADABLE
+from crust.blockdriver.records.volume_records import VolumeRecords
 
 KEY = "csi.storage.k8s.io/ephemeral"
 """What a kubelet says of such a volume (podInfoOnMount)."""
 SIZE = "size"
-_NAME = "\0ephemeral\0"
-"""No CreateVolume can have such a name: control characters are refused."""
-
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -65,16 +62,6 @@ def is_wanted(request: Publish) -> bool:
     return dict(request.volume_context).get(KEY) == "true"
 
 
-def id_of(volume_id: str) -> volumes.VolumeId:
-    """The driver's own id of the volume that the CO calls `volume_id`."""
-    return volume_records.volume_id_of(_NAME + volume_id)
-
-
-def is_name(name: str) -> bool:
-    """Whether a record's name is that of an ephemeral volume."""
-    return name.startswith(_NAME)
-
-
 def size_bytes(text: str) -> int:
     """Read a size; raises `BadSize`."""
     found = quantities.parse(text)
@@ -84,37 +71,70 @@ def size_bytes(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class EphemeralVolume:
+    """What a pod asks for; a size of 0 leaves it to the driver."""
+
+    name: str
+    size_bytes: int
+    capability: volumes.VolumeCapability
+    parameters: tuple[tuple[str, str], ...]
+
+
+class EphemeralProvisioner(Protocol):
+    """Makes and removes volumes: the controller part does, and `app` brings the two together."""
+
+    async def create_ephemeral(self, wanted: EphemeralVolume) -> None:
+        """Make the volume, or find that it is made. Raises `Conflict` if it exists with another size."""
+        ...
+
+    async def delete(self, volume_id: volumes.VolumeId) -> None:
+        """Remove the volume; absent is fine."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class EphemeralVolumes:
     """Publishes and removes; one call per volume at a time is the caller's business."""
 
-    state: State
-    provisioner: Provisioner
+    volume_records: VolumeRecords
+    live: LiveVolumes
+    provisioner: EphemeralProvisioner
     node_stage: NodeStage
     node_unpublish: NodeUnpublish
 
     def own(self, volume_id: volumes.VolumeId) -> volumes.VolumeId:
         """The driver's own id if `volume_id` is that of an ephemeral volume, and else `volume_id`."""
-        own = id_of(volume_id)
-        return own if self.state.volume_records.index.has(own) else volume_id
+        own = ephemeral_names.id_of(volume_id)
+        return own if self.volume_records.index.has(own) else volume_id
 
     def is_one(self, volume_id: volumes.VolumeId) -> bool:
         """Whether `volume_id` is what a CO calls an ephemeral volume that there is."""
-        return self.state.volume_records.index.has(id_of(volume_id))
+        return self.volume_records.index.has(ephemeral_names.id_of(volume_id))
 
     async def publish(self, request: Publish, then: Callable[[Publish], Awaitable[T]]) -> T:
         """Make what `request` asks for, and publish it by `then`.
 
-        Raises `NotEphemeral`, `BadSize`, `provisioning.ExistsDifferently` (another size than before), and what the
-        steps raise.
+        Raises `NotEphemeral`, `BadSize`, and what the steps raise: `Conflict` for another size than before.
         """
-        if self.state.volume_records.index.has(request.volume_id):
+        if self.volume_records.index.has(request.volume_id):
             raise NotEphemeral(request.volume_id)
-        create = _create(request)
-        own = replace(request, volume_id=id_of(request.volume_id), staging=_staging(request.target))
-        record = await asyncio.to_thread(self.state.volume_records.find, own.volume_id)
+        attributes = dict(request.volume_context)
+        size = attributes.pop(SIZE, "")
+        wanted = EphemeralVolume(
+            ephemeral_names.name_of(request.volume_id),
+            size_bytes(size) if size else 0,
+            request.capability,
+            tuple(sorted(attributes.items())),
+        )
+        own = replace(
+            request,
+            volume_id=ephemeral_names.id_of(request.volume_id),
+            staging=_staging(request.target),
+        )
+        record = await asyncio.to_thread(self.volume_records.find, own.volume_id)
         existed = record is not None and record.phase == "ready"
         try:
-            await self.provisioner.create(create)
+            await self.provisioner.create_ephemeral(wanted)
             await self.node_stage.stage(Stage(own.volume_id, own.staging, own.capability))
             return await then(own)
         except errors.CrustError:
@@ -131,32 +151,21 @@ class EphemeralVolumes:
 
     async def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         """Unpublish and delete; raises what the steps raise, and is then called again."""
-        own = id_of(volume_id)
+        own = ephemeral_names.id_of(volume_id)
         await self.node_unpublish.unpublish(own, target)
         await self._remove(own, target)
 
     async def _remove(self, own: volumes.VolumeId, target: volumes.TargetPath) -> None:
-        if await asyncio.to_thread(self.state.live_publishes, own):
+        if await asyncio.to_thread(self.live.live_publishes, own):
             return
         await self.node_stage.unstage(own, _staging(target))
         try:
-            await asyncio.to_thread(self.state.volume_records.find, own)
+            await asyncio.to_thread(self.volume_records.find, own)
         except UNREADABLE as err:
             # Its pod is gone, and must not wait for a person who looks at what is left.
             _log.error("left behind", extra={"volume_id": own, "error": str(err)})
             return
         await self.provisioner.delete(own)
-
-
-def _create(request: Publish) -> Create:
-    attributes = dict(request.volume_context)
-    size = attributes.pop(SIZE, "")
-    return Create(
-        _NAME + request.volume_id,
-        volumes.CapacityRange(size_bytes(size) if size else 0, 0),
-        (request.capability,),
-        tuple(sorted(attributes.items())),
-    )
 
 
 def _staging(target: volumes.TargetPath) -> volumes.TargetPath:

@@ -2,21 +2,26 @@
 
     attached                    every limit that the device's number has is taken away: it was another volume's
     published on the host       refused where the node cannot limit; the limits are set once it is mounted
-    modified while published    set anew, see `changing`
+    modified while published    set anew, by the controller part (`LimitEnforcement`)
     detached                    taken away
     the driver starts           each attached device gets what its volume's record and its mounts say
 
 Set after the mount and not at the stage, because under control groups v1 the kernel's own share of the work is
 limited with the rest: a mkfs or a repair would crawl. Nobody can use a target before its publish is answered.
-A volume that a guest mounts is limited by its hypervisor (`deferring`), and by nothing here.
+A volume that a guest mounts is limited by its hypervisor (`deferred_publish`), and by nothing here.
 """
 
+import contextlib
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Attachment
-from crust.blockdriver.node.state import State
-from crust.blockdriver.records.volume_record import Record
+from crust.blockdriver.node.guests import Guests
+from crust.blockdriver.node.live_volumes import LiveVolumes
+from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.host.cgroups import throttling
 from crust.host.mounts import device_mounts, mountinfo
 
 NONE = volumes.IoLimits()
@@ -24,46 +29,104 @@ NONE = volumes.IoLimits()
 _log = logging.getLogger(__name__)
 
 
-def check(shared: State, record: Record) -> None:
-    """Raise `throttling.CannotThrottle` if this host cannot hold the volume to its limits."""
-    if record.io_limits != NONE:
-        shared.throttle.check()
+class PublishInProgress(errors.OperationPending):
+    """The runtime does not know a publish that this driver granted: it is just being made, or taken back."""
+
+    def __init__(self, volume_id: str, target: str) -> None:
+        super().__init__(
+            f"{volume_id} is not modified",
+            why=f"it is deferred at {target}, and the node's proxy has no record of that at this moment",
+            hint="retry when the publish or unpublish has ended",
+        )
+        self.volume_id = volume_id
+        self.target = target
 
 
-def hold(shared: State, record: Record, attachment: Attachment) -> None:
-    """Set the limits of a volume that is on the host now; one without any was cleared when it was attached."""
-    if record.io_limits != NONE:
-        shared.throttle.set(attachment.source.identity, record.io_limits)
+@dataclass(frozen=True, slots=True)
+class IoLimits:
+    """Enforces limits on this host by `throttle`, and in `guests`."""
 
+    live: LiveVolumes
+    throttle: throttling.Throttle
+    guests: Guests
 
-def release(shared: State, attachment: Attachment) -> None:
-    """Take all limits of a device away, whoever set them."""
-    shared.throttle.set(attachment.source.identity, NONE)
+    def check_host(self, limits: volumes.IoLimits) -> None:
+        """Raise `throttling.CannotThrottle` if this host cannot hold a volume to `limits`."""
+        if limits != NONE:
+            self.throttle.check()
 
+    def check(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
+        """Raise what keeps this node from enforcing other limits than those of now.
 
-def let_go(shared: State, attachment: Attachment) -> None:
-    """`release`, which costs nothing if the device was settled in this life and has no limits."""
-    shared.throttle.release(attachment.source.identity)
+        Raises `throttling.CannotThrottle`, `guests.NoRuntimeSocket`.
+        """
+        if self.live.deferred_targets(volume_id):
+            self.guests.check()
+        if any(not each.deferred for each in self.live.live_publishes(volume_id)):
+            self.check_host(limits)
 
+    def hold(self, limits: volumes.IoLimits, attachment: Attachment) -> None:
+        """Set the limits of a volume that is on the host now; one without any was cleared when it was attached."""
+        if limits != NONE:
+            self.throttle.set(attachment.source.identity, limits)
 
-def settle(shared: State, record: Record, attachment: Attachment) -> None:
-    """Give an attached device what it should have at this moment, whatever an earlier life left it with."""
-    used = record.io_limits != NONE and _is_on_host(attachment)
-    limits = record.io_limits if used else NONE
-    shared.throttle.set(attachment.source.identity, limits)
+    def release(self, attachment: Attachment) -> None:
+        """Remove all limits of a device, whoever set them."""
+        self.throttle.set(attachment.source.identity, NONE)
 
+    def let_go(self, attachment: Attachment) -> None:
+        """`release`, which costs nothing if the device was settled in this life and has no limits."""
+        self.throttle.release(attachment.source.identity)
 
-def recover(shared: State) -> None:
-    """Settle every attached volume, after a start; what cannot be settled is told, and keeps nobody from starting."""
-    for volume_id in shared.backend.attached_here():
-        try:
-            record = shared.volume_records.find(volume_id)
-            attachment = shared.backend.attached(volume_id)
-            if record is not None and attachment is not None:
-                settle(shared, record, attachment)
-        except errors.CrustError as err:
-            told = {"volume_id": volume_id, "error": str(err)}
-            _log.error("the I/O limits are not in force", extra=told)
+    def settle(self, limits: volumes.IoLimits, attachment: Attachment) -> None:
+        """Give an attached device what it should have at this moment, whatever an earlier life left it with."""
+        used = limits != NONE and _is_on_host(attachment)
+        self.throttle.set(attachment.source.identity, limits if used else NONE)
+
+    def set_on_host(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
+        """`settle` the volume's device, if it has one."""
+        attachment = self.live.attached(volume_id)
+        if attachment is not None and attachment.device is not None:
+            self.settle(limits, attachment)
+
+    async def set_in_guests(
+        self, volume_id: volumes.VolumeId, limits: volumes.IoLimits, before: volumes.IoLimits
+    ) -> None:
+        """Give every guest that has the volume its limits.
+
+        Raises `PeerUnavailable` when it is not known of a guest whether it obeys. For any other error, such as
+        `PublishInProgress`, those that obeyed already have `before` again.
+        """
+        told: list[volumes.TargetPath] = []
+        for target in self.live.deferred_targets(volume_id):
+            try:
+                await self.guests.set_limits(target, limits)
+            except errors.PeerUnavailable:
+                raise
+            except errors.CrustError as err:
+                await self._give_back(told, before)
+                if isinstance(err, errors.NotFound):
+                    raise PublishInProgress(volume_id, target.text) from err
+                raise
+            told.append(target)
+
+    async def _give_back(
+        self, targets: Sequence[volumes.TargetPath], before: volumes.IoLimits
+    ) -> None:
+        for target in targets:
+            with contextlib.suppress(errors.CrustError):
+                await self.guests.set_limits(target, before)
+
+    def recover(self, known: VolumeRecords) -> None:
+        """Settle every attached volume, after a start; what cannot be settled keeps nobody from starting."""
+        for volume_id in self.live.attached_ids():
+            try:
+                record = known.find(volume_id)
+                if record is not None:
+                    self.set_on_host(volume_id, record.io_limits)
+            except errors.CrustError as err:
+                told = {"volume_id": volume_id, "error": str(err)}
+                _log.error("the I/O limits are not in force", extra=told)
 
 
 def _is_on_host(attachment: Attachment) -> bool:

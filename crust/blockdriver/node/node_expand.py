@@ -9,10 +9,13 @@ import asyncio
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import Attachment, Source
-from crust.blockdriver.node.state import NotStaged, State
-from crust.blockdriver.records import capability_check
+from crust.blockdriver.engines.protocol import Attachment, Backend, Source
+from crust.blockdriver.node.live_volumes import NotStaged
+from crust.blockdriver.node.node_state import NodeState
+from crust.blockdriver.records import capability_check, volume_records
+from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.volume_record import Record
+from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.filesystems import growth
 from crust.host.mounts import device_mounts, mountinfo
 
@@ -29,18 +32,6 @@ class DeviceSmallerThanRequested(errors.OutOfRange):
         self.volume_id = volume_id
         self.size_bytes = size_bytes
         self.required_bytes = required_bytes
-
-
-class AboveLimit(errors.OutOfRange):
-    """The volume is larger than the request allows."""
-
-    def __init__(self, volume_id: str, size_bytes: int, limit_bytes: int) -> None:
-        super().__init__(
-            f"{volume_id} has {size_bytes} bytes",
-            why=f"the request allows {limit_bytes}; a volume never shrinks",
-            hint="raise the limit",
-        )
-        self.volume_id = volume_id
 
 
 class OnlineGrowthRefused(errors.NotReady):
@@ -85,17 +76,21 @@ class _Due:
     mountpoint: str
 
 
+@dataclass(frozen=True, slots=True)
 class NodeExpand:
     """NodeExpandVolume, and the growth that a stage or publish finds due."""
 
-    def __init__(self, shared: State) -> None:
-        self._state = shared
+    volume_records: VolumeRecords
+    node_state: NodeState
+    backend: Backend
+    supported: SupportedCapabilities
 
     async def expand(self, request: Expand) -> int:
         """Grow what is to be grown on this node; answers the device's size in bytes.
 
         Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityNotSupported`, `NotStaged`,
-        `NotPublishedAtPath`, `DeviceSmallerThanRequested`, `AboveLimit`, and `OnlineGrowthRefused` where no mount is
+        `NotPublishedAtPath`, `DeviceSmallerThanRequested`, `volume_records.AboveLimit`, and
+        `OnlineGrowthRefused` where no mount is
         writable, or the kernel does not let this process grow a mounted ext4.
         """
         size_bytes, due = await asyncio.to_thread(self._begin, request)
@@ -114,9 +109,9 @@ class NodeExpand:
             await self._fill(_Due(record, fs_type, attachment, mountpoint))
 
     def _begin(self, request: Expand) -> tuple[int, _Due | None]:
-        record = self._state.volume_records.load(request.volume_id)
+        record = self.volume_records.load(request.volume_id)
         self._check_capability(request)
-        attachment = self._state.backend.refresh(request.volume_id)
+        attachment = self.backend.refresh(request.volume_id)
         if attachment is None:
             raise NotStaged(request.volume_id)
         _check_size(request, attachment.size_bytes)
@@ -131,10 +126,8 @@ class NodeExpand:
         """CSI NodeExpandVolume: INVALID_ARGUMENT for what the volume cannot do, or was not staged for."""
         if request.capability is None:
             return
-        why = capability_check.obstacle(
-            request.capability, modes=self._state.backend.modes, fs_types=self._state.fs_types
-        )
-        staged = self._state.node_state.staged(request.volume_id)
+        why = self.supported.obstacle(request.capability)
+        staged = self.node_state.staged(request.volume_id)
         raw = isinstance(request.capability.access, volumes.BlockAccess)
         if not why and staged is not None and raw != (staged.kind == "block"):
             why = f"it is staged as {staged.kind}"
@@ -142,8 +135,8 @@ class NodeExpand:
             raise capability_check.CapabilityNotSupported(why)
 
     def _due(self, request: Expand, record: Record, attachment: Attachment) -> _Due | None:
-        entry = self._state.node_state.published(request.path)
-        staged = self._state.node_state.staged(request.volume_id)
+        entry = self.node_state.published(request.path)
+        staged = self.node_state.staged(request.volume_id)
         here = mountinfo.at(request.path.text)
         if request.deferred or (entry is not None and entry.deferred):
             return None
@@ -161,7 +154,7 @@ class NodeExpand:
         return _Due(record, staged.fs_type, attachment, place)
 
     def _deferred(self, volume_id: volumes.VolumeId) -> bool:
-        return any(entry.deferred for entry in self._state.node_state.published_of(volume_id))
+        return any(entry.deferred for entry in self.node_state.published_of(volume_id))
 
     async def _fill(self, due: _Due) -> None:
         try:
@@ -176,7 +169,7 @@ class NodeExpand:
         except growth.MissingCapability as err:
             raise OnlineGrowthRefused(due.record.volume_id, str(err)) from err
         record = due.record.but(filled_bytes=due.attachment.size_bytes)
-        await asyncio.to_thread(self._state.volume_records.save, record)
+        await asyncio.to_thread(self.volume_records.save, record)
 
 
 def _check_size(request: Expand, size_bytes: int) -> None:
@@ -185,7 +178,7 @@ def _check_size(request: Expand, size_bytes: int) -> None:
             request.volume_id, size_bytes, request.wanted.required_bytes
         )
     if request.wanted.limit_bytes and size_bytes > request.wanted.limit_bytes:
-        raise AboveLimit(request.volume_id, size_bytes, request.wanted.limit_bytes)
+        raise volume_records.AboveLimit(request.volume_id, size_bytes, request.wanted.limit_bytes)
 
 
 def _writable_mountpoint(source: Source) -> str:

@@ -7,21 +7,20 @@ raw volume needs a read-only device, since a read-only bind of a node stops no w
 
 Steps: entry in the ledger, target made, mounted; with a group, or growth that is due, the entry is not done until
 that is made. A failure takes them back; a crash leaves an entry that the same request finishes and that
-NodeUnpublishVolume removes. An entry without its mount says nothing (`state.is_live`).
+NodeUnpublishVolume removes. An entry without its mount says nothing (`LiveVolumes`).
 """
 
 import asyncio
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import Attachment
-from crust.blockdriver.node import io_limits, publish_rules
+from crust.blockdriver.node import publish_rules
+from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import NodeExpand
-from crust.blockdriver.node.node_state import Published
+from crust.blockdriver.node.node_state import NodeState, Published
+from crust.blockdriver.node.publish_check import PublishCheck, Ready
 from crust.blockdriver.node.publish_rules import Publish
-from crust.blockdriver.node.state import NotStaged, State, is_live
-from crust.blockdriver.records import capability_check, published_nodes
-from crust.blockdriver.records.volume_record import Record
+from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.block import devices
 from crust.host.files import target_paths
 from crust.host.filesystems import duplicate_uuid
@@ -39,75 +38,21 @@ class TargetOccupied(errors.Conflict):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A publish that passed every rule, with what it needs."""
-
-    request: Publish
-    entry: Published
-    record: Record
-    attachment: Attachment
-    present: Published | None
-    others: tuple[Published, ...]
-
-    @property
-    def device(self) -> str:
-        """The device's path on this host."""
-        return self.attachment.source.path
-
-
-def check(shared: State, request: Publish) -> Ready:
-    """Hold a publish, deferred or not, against all rules; changes nothing but stale entries of the ledger.
-
-    Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityExceeded`, `NotStaged`,
-    `publish_rules.TargetPublishedDifferently`, `publish_rules.PublishedElsewhere`.
-    """
-    record = shared.volume_records.load(request.volume_id)
-    why = capability_check.obstacle(
-        request.capability, modes=shared.backend.modes, fs_types=shared.fs_types
-    )
-    if why:
-        raise capability_check.CapabilityExceeded(request.volume_id, why)
-    attachment = shared.staged_attachment(request.volume_id)
-    staged = shared.node_state.staged(request.volume_id)
-    if staged is None or request.staging.text not in staged.paths:
-        raise NotStaged(request.volume_id, f"not at {request.staging}")
-    entry = publish_rules.entry_of(request, staged.fs_type)
-    if published_nodes.is_readonly(record):
-        entry = entry.model_copy(update={"readonly": True})
-    if entry.kind != staged.kind:
-        raise capability_check.CapabilityExceeded(
-            request.volume_id, f"it is staged as {staged.kind}"
-        )
-    present = _present(shared, request)
-    if present is not None:
-        publish_rules.check_same_target(present, entry)
-    live = shared.live_publishes(request.volume_id)
-    others = tuple(each for each in live if each.target != request.target.text)
-    publish_rules.check_other_targets(others, entry)
-    return Ready(request, entry, record, attachment, present, others)
-
-
-def _present(shared: State, request: Publish) -> Published | None:
-    """The target's entry if it still stands, whichever volume's; one whose mount is gone is not there."""
-    entry = shared.node_state.published(request.target)
-    if entry is None:
-        return None
-    attachment = shared.backend.attached(volumes.VolumeId(entry.volume_id))
-    return entry if is_live(entry, attachment.source if attachment else None) else None
-
-
 class NodePublish:
     """Publishes on the host; one call per volume at a time is the caller's business."""
 
-    def __init__(self, shared: State, node_expand: NodeExpand) -> None:
-        self._state = shared
-        self._node_expand = node_expand
+    volume_records: VolumeRecords
+    node_state: NodeState
+    publish_check: PublishCheck
+    io_limits: IoLimits
+    node_expand: NodeExpand
+    target_roots: tuple[str, ...]
 
     async def publish(self, request: Publish) -> None:
         """Publish as asked, or find that it is published so already.
 
-        Raises what `check` raises, `throttling.CannotThrottle`, `TargetOccupied`, and the errors of `paths`, `mounts`
-        and `groups`.
+        Raises what `PublishCheck.check` raises, `throttling.CannotThrottle`, `TargetOccupied`, and the errors of
+        `paths`, `mounting` and `fs_group`.
         """
         ready = await asyncio.to_thread(self._publish, request)
         if ready is None:
@@ -115,22 +60,22 @@ class NodePublish:
         # Growth is due and comes first where it can; xfs grows after its first mount, and is not done before.
         fs_type, target = ready.entry.fs_type, request.target.text
         if ready.present is None:
-            await self._node_expand.fill(ready.record, fs_type, ready.attachment)
+            await self.node_expand.fill(ready.record, fs_type, ready.attachment)
         await asyncio.to_thread(self._publish, request, growth_considered=True)
-        record = await asyncio.to_thread(self._state.volume_records.load, request.volume_id)
+        record = await asyncio.to_thread(self.volume_records.load, request.volume_id)
         try:
-            await self._node_expand.fill(record, fs_type, ready.attachment, mountpoint=target)
+            await self.node_expand.fill(record, fs_type, ready.attachment, mountpoint=target)
         except errors.CrustError:
             await asyncio.to_thread(self._take_back, ready)
             raise
-        await asyncio.to_thread(self._state.node_state.note_published, _done(ready))
+        await asyncio.to_thread(self.node_state.note_published, _done(ready))
 
     def _publish(self, request: Publish, *, growth_considered: bool = False) -> Ready | None:
         """Do it all in one hop; or answer what has to grow before, having changed nothing."""
-        ready = check(self._state, request)
-        io_limits.check(self._state, ready.record)
+        ready = self.publish_check.check(request)
+        self.io_limits.check_host(ready.record.io_limits)
         if ready.present is not None and ready.present.done:
-            io_limits.hold(self._state, ready.record, ready.attachment)
+            self.io_limits.hold(ready.record.io_limits, ready.attachment)
             return None
         mounted = self._look(ready)
         # One that is mounted and not in the ledger may have been answered long ago: a pod may be using it.
@@ -140,18 +85,18 @@ class NodePublish:
         group = _group(ready)
         # Where nothing follows the mount, the mount itself says whether it was done.
         last = group is None and not growth_considered
-        self._state.node_state.note_published(_done(ready) if last else ready.entry)
+        self.node_state.note_published(_done(ready) if last else ready.entry)
         try:
             if not mounted:
                 self._mount(ready)
             if group is not None:
                 fs_group.apply(ready.entry.target, group)
-            io_limits.hold(self._state, ready.record, ready.attachment)
+            self.io_limits.hold(ready.record.io_limits, ready.attachment)
         except errors.CrustError:
             self._take_back(ready)
             raise
         if group is not None and not growth_considered:
-            self._state.node_state.note_published(_done(ready))
+            self.node_state.note_published(_done(ready))
         return None
 
     def _look(self, ready: Ready) -> bool:
@@ -178,7 +123,7 @@ class NodePublish:
         return larger and entry.kind == "mount" and not entry.readonly and not ready.others
 
     def _mount(self, ready: Ready) -> None:
-        entry, target, roots = ready.entry, ready.request.target, self._state.target_roots
+        entry, target, roots = ready.entry, ready.request.target, self.target_roots
         if entry.kind == "block":
             devices.set_readonly(ready.device, readonly=entry.readonly)
             target_paths.make_file(target, roots)
@@ -200,9 +145,9 @@ class NodePublish:
         mount = mountinfo.at(ready.entry.target)
         if mount is not None and device_mounts.shows(mount, ready.attachment.source):
             mount_api.unmount(ready.entry.target)
-        self._state.node_state.forget_published(ready.request.target)
+        self.node_state.forget_published(ready.request.target)
         if mountinfo.at(ready.entry.target) is None:
-            target_paths.remove(ready.request.target, self._state.target_roots)
+            target_paths.remove(ready.request.target, self.target_roots)
 
 
 def _done(ready: Ready) -> Published:

@@ -13,18 +13,21 @@ The same volume may be staged at several paths (a PersistentVolume under a secon
 
 import asyncio
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import Attachment
-from crust.blockdriver.node import format_decision, io_limits
-from crust.blockdriver.node.attach_limit import AttachSlots
+from crust.blockdriver.engines.protocol import Attachment, Backend
+from crust.blockdriver.node import format_decision
+from crust.blockdriver.node.attach_slots import AttachSlots
+from crust.blockdriver.node.io_limits import IoLimits
+from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_expand import NodeExpand
-from crust.blockdriver.node.node_state import Staged
-from crust.blockdriver.node.state import State
+from crust.blockdriver.node.node_state import NodeState, Staged
 from crust.blockdriver.records import capability_check, published_nodes, volume_records
+from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.volume_record import Record
+from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.block import devices, signatures, zeroout
 from crust.host.filesystems import fsck, mkfs_options, superblocks
 from crust.host.filesystems.mkfs_compatibility import MkfsCompatibility
@@ -85,14 +88,20 @@ class _Begun:
     """None: there is nothing to do to the device."""
 
 
+@dataclass(frozen=True, slots=True)
 class NodeStage:
     """Stages and unstages; one call per volume at a time is the caller's business."""
 
-    def __init__(self, shared: State, node_expand: NodeExpand) -> None:
-        self._state = shared
-        self._node_expand = node_expand
-        self._attach_slots = AttachSlots(shared)
-        self._fitting = MkfsCompatibility()
+    volume_records: VolumeRecords
+    node_state: NodeState
+    live: LiveVolumes
+    backend: Backend
+    supported: SupportedCapabilities
+    io_limits: IoLimits
+    attach_slots: AttachSlots
+    node_expand: NodeExpand
+    node_id: str
+    fitting: MkfsCompatibility = field(default_factory=MkfsCompatibility)
 
     async def stage(self, request: Stage) -> None:
         """Make the volume ready to be published.
@@ -105,39 +114,37 @@ class NodeStage:
         if begun.action is None:
             return
         await self._prepare(begun)
-        await asyncio.to_thread(self._state.node_state.note_staged, begun.entry)
+        await asyncio.to_thread(self.node_state.note_staged, begun.entry)
 
     def _begin(self, request: Stage) -> _Begun:
         """Attach and look; a volume that needs nothing more is staged when this returns."""
         begun = self._attach(request)
         if begun.action is None:
-            self._state.node_state.note_staged(begun.entry)
+            self.node_state.note_staged(begun.entry)
         return begun
 
     def _attach(self, request: Stage) -> _Begun:
-        record = self._state.volume_records.load(request.volume_id)
-        published_nodes.check_not_elsewhere(record, self._state.node_id)
+        record = self.volume_records.load(request.volume_id)
+        published_nodes.check_not_elsewhere(record, self.node_id)
         self._check(request)
         entry = self._entry(request, record)
-        staged = self._state.node_state.staged(request.volume_id)
+        staged = self.node_state.staged(request.volume_id)
         if staged is not None and (staged.kind, staged.fs_type) != (entry.kind, entry.fs_type):
             raise StagedDifferently(request.volume_id, staged)
-        present = self._state.backend.attached(request.volume_id) if staged else None
+        present = self.backend.attached(request.volume_id) if staged else None
         if staged is not None and present is not None:
             paths = tuple(dict.fromkeys((*staged.paths, request.path.text)))
             return _Begun(staged.model_copy(update={"paths": paths}), record, present, None)
-        with self._attach_slots.taking(request.volume_id):
-            attachment = self._state.backend.attach(request.volume_id)
-        io_limits.settle(self._state, record, attachment)
+        with self.attach_slots.taking(request.volume_id):
+            attachment = self.backend.attach(request.volume_id)
+        self.io_limits.settle(record.io_limits, attachment)
         if entry.kind == "block":
             self._give_out_raw(record, attachment)
             return _Begun(entry, record, attachment, None)
         return _Begun(entry, record, attachment, _judge(record, entry.fs_type, attachment))
 
     def _check(self, request: Stage) -> None:
-        why = capability_check.obstacle(
-            request.capability, modes=self._state.backend.modes, fs_types=self._state.fs_types
-        )
+        why = self.supported.obstacle(request.capability)
         if why:
             raise capability_check.CapabilityExceeded(request.volume_id, why)
         if not os.path.isdir(request.path.text):
@@ -161,29 +168,29 @@ class NodeStage:
             return
         if record.content == "formatting":
             zeroout.zero_device(attachment.source.path)
-        self._state.volume_records.save(record.but(content="raw", fs_type=""))
+        self.volume_records.save(record.but(content="raw", fs_type=""))
 
     async def _prepare(self, begun: _Begun) -> None:
         device, fs_type = begun.attachment.source.path, begun.entry.fs_type
         if begun.action is format_decision.Action.KEEP:
             await fsck.check(device, fs_type)
-            await self._node_expand.fill(begun.record, fs_type, begun.attachment)
+            await self.node_expand.fill(begun.record, fs_type, begun.attachment)
             return
         await asyncio.to_thread(self._intend, begun)
         words = mkfs_options.words(fs_type, begun.record.parameters)
-        await self._fitting.make(device, fs_type, extra_options=words)
+        await self.fitting.make(device, fs_type, extra_options=words)
         made = begun.record.but(
             content="formatted",
             fs_type=fs_type,
             filled_bytes=begun.attachment.size_bytes,
             generation=begun.record.generation + 1,
         )
-        await asyncio.to_thread(self._state.volume_records.save, made)
+        await asyncio.to_thread(self.volume_records.save, made)
 
     def _intend(self, begun: _Begun) -> None:
         if begun.action is format_decision.Action.CLEAR_AND_MAKE:
             zeroout.zero_device(begun.attachment.source.path)
-        self._state.volume_records.save(
+        self.volume_records.save(
             begun.record.but(content="formatting", fs_type=begun.entry.fs_type)
         )
 
@@ -197,24 +204,24 @@ class NodeStage:
     def _unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
         if not volume_records.is_ours(volume_id):
             return
-        staged = self._state.node_state.staged(volume_id)
+        staged = self.node_state.staged(volume_id)
         others = () if staged is None else _others(staged, path.text)
         if staged is not None and others:
-            self._state.node_state.note_staged(staged.model_copy(update={"paths": others}))
+            self.node_state.note_staged(staged.model_copy(update={"paths": others}))
             return
-        published = self._state.live_publishes(volume_id)
+        published = self.live.live_publishes(volume_id)
         if published:
             raise StillPublished(volume_id, tuple(entry.target for entry in published))
-        attachment = self._state.backend.attached(volume_id)
+        attachment = self.backend.attached(volume_id)
         if attachment is not None:
             _check_unmounted(volume_id, attachment)
             if staged is None or staged.kind == "block":
                 _check_unbound(volume_id, attachment)
-            io_limits.let_go(self._state, attachment)
-            self._state.backend.detach(volume_id)
-        for stale in self._state.node_state.published_of(volume_id):
-            self._state.node_state.forget_published(volumes.TargetPath(stale.target))
-        self._state.node_state.forget_staged(volume_id)
+            self.io_limits.let_go(attachment)
+            self.backend.detach(volume_id)
+        for stale in self.node_state.published_of(volume_id):
+            self.node_state.forget_published(volumes.TargetPath(stale.target))
+        self.node_state.forget_staged(volume_id)
 
 
 def _check_unmounted(volume_id: volumes.VolumeId, attachment: Attachment) -> None:

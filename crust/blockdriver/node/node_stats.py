@@ -8,11 +8,12 @@ mounted in a guest, which this process cannot ask: that is the shim's work.
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import Attachment
+from crust.blockdriver.engines.protocol import Attachment, Backend
 from crust.blockdriver.node.node_expand import NotPublishedAtPath
-from crust.blockdriver.node.state import State
+from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.records import health
 from crust.blockdriver.records.volume_record import Record
+from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.block import devices
 from crust.host.filesystems import usage as host_usage
 from crust.host.mounts import device_mounts, mountinfo
@@ -53,13 +54,17 @@ class NodeStats:
 
     def __init__(
         self,
-        shared: State,
+        known: VolumeRecords,
+        node_state: NodeState,
+        backend: Backend,
         health_check: health.HealthCheck,
         *,
         tells_condition: bool,
         timeout_s: float = 5.0,
     ) -> None:
-        self._state = shared
+        self._volume_records = known
+        self._node_state = node_state
+        self._backend = backend
         self._health_check = health_check
         self._looks: bounded_calls.BoundedCalls[health.Health] = bounded_calls.BoundedCalls()
         self._tells_condition = tells_condition
@@ -87,7 +92,7 @@ class NodeStats:
         self, volume_id: volumes.VolumeId, path: volumes.TargetPath | None
     ) -> health.Health:
         found = self._health_check.examine(volume_id)
-        entry = self._state.node_state.published(path) if path else None
+        entry = self._node_state.published(path) if path else None
         if path is None or found.findings or (entry is not None and entry.deferred):
             return found
         trouble = self._trouble(self._find(Look(volume_id, path, deferred=False)))
@@ -107,11 +112,11 @@ class NodeStats:
         return volumes.VolumeStats(usage, self._condition(place))
 
     def _find(self, look: Look) -> _Place:
-        record = self._state.volume_records.load(look.volume_id)
-        entry = self._state.node_state.published(look.path)
+        record = self._volume_records.load(look.volume_id)
+        entry = self._node_state.published(look.path)
         if look.deferred or (entry is not None and entry.deferred):
             raise StatsInGuest(look.volume_id, look.path.text)
-        attachment = self._state.backend.attached(look.volume_id)
+        attachment = self._backend.attached(look.volume_id)
         mount = mountinfo.at(look.path.text)
         device = attachment.device if attachment else None
         if (
@@ -135,7 +140,7 @@ class NodeStats:
         if devices_size(place.attachment) == 0:
             return "the device is gone"
         volume_id = volumes.VolumeId(place.record.volume_id)
-        return self._state.backend.trouble(volume_id, place.record.capacity_bytes)
+        return self._backend.trouble(volume_id, place.record.capacity_bytes)
 
 
 def devices_size(attachment: Attachment) -> int:

@@ -7,9 +7,11 @@ the proxy's to remove. The answer comes after mountinfo shows that the mount is 
 
 import asyncio
 import os
+from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.node.state import State
+from crust.blockdriver.engines.protocol import Backend
+from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.records import volume_records
 from crust.host.files import target_paths
 from crust.host.mounts import device_mounts, mount_api, mountinfo
@@ -41,11 +43,13 @@ class NotItsMount(errors.NotReady):
         self.volume_id = volume_id
 
 
+@dataclass(frozen=True, slots=True)
 class NodeUnpublish:
     """Unpublishes; one call per volume at a time is the caller's business."""
 
-    def __init__(self, shared: State) -> None:
-        self._state = shared
+    node_state: NodeState
+    backend: Backend
+    target_roots: tuple[str, ...]
 
     async def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         """Remove the publish and its target; not published is fine.
@@ -56,19 +60,19 @@ class NodeUnpublish:
         await asyncio.to_thread(self._unpublish, volume_id, target)
 
     def _unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
-        entry = self._state.node_state.published(target)
+        entry = self.node_state.published(target)
         if entry is not None and entry.volume_id != volume_id:
             raise OtherVolumeAtTarget(target.text, volume_id, entry.volume_id)
         if entry is not None and entry.deferred:
             self._remove_unsealed(target)
         else:
             self._unmount(volume_id, target)
-        self._state.node_state.forget_published(target)
+        self.node_state.forget_published(target)
 
     def _remove_unsealed(self, target: volumes.TargetPath) -> None:
         """Remove the target of a deferred publish whose seal was taken off: then nobody else knows that it is one."""
         if mountinfo.at(target.text) is None:
-            target_paths.remove(target, self._state.target_roots)
+            target_paths.remove(target, self.target_roots)
 
     def _unmount(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         mount = mountinfo.at(target.text)
@@ -76,17 +80,15 @@ class NodeUnpublish:
             return  # the proxy's, from a deferred publish that this driver does not remember
         if mount is not None:
             # An unmount would follow what it is given: /home is a mount as well, and so may be what a link leads to.
-            os.close(target_paths.open_parent(target, self._state.target_roots))
+            os.close(target_paths.open_parent(target, self.target_roots))
             self._check_ours(volume_id, target, mount)
             mount_api.unmount(target.text)
-        target_paths.remove(target, self._state.target_roots)
+        target_paths.remove(target, self.target_roots)
 
     def _check_ours(
         self, volume_id: volumes.VolumeId, target: volumes.TargetPath, mount: mountinfo.Mount
     ) -> None:
         """While the volume has a device, only its mounts are its own; without one, the CO's word must do."""
-        attachment = (
-            self._state.backend.attached(volume_id) if volume_records.is_ours(volume_id) else None
-        )
+        attachment = self.backend.attached(volume_id) if volume_records.is_ours(volume_id) else None
         if attachment is not None and not device_mounts.shows(mount, attachment.source):
             raise NotItsMount(target.text, volume_id, f"{mount.fs_type} from {mount.source}")

@@ -1,9 +1,11 @@
 """Whether a capability is one that this driver can honour, and for which volume.
 
-One function answers for all RPCs; the caller knows which error the specification wants: INVALID_ARGUMENT when a
+One rule answers for all RPCs; the caller knows which error the specification wants: INVALID_ARGUMENT when a
 volume is created or grown, an empty confirmation when one is validated, FAILED_PRECONDITION when it is staged or
 published.
 """
+
+from dataclasses import dataclass
 
 from crust import errors, mount_options, volumes
 from crust.blockdriver.records.volume_record import Record, Usage
@@ -32,25 +34,29 @@ class CapabilityExceeded(errors.NotReady):
         self.volume_id = volume_id
 
 
-def obstacle(
-    capability: volumes.VolumeCapability,
-    *,
-    modes: frozenset[volumes.AccessMode],
-    fs_types: tuple[str, ...],
-) -> str:
-    """Why `capability` cannot be honoured; empty if it can. Never shows a mount flag's value."""
-    if capability.mode not in modes:
-        return f"the access mode {capability.mode.name} is not supported: volumes live on one node"
-    if isinstance(capability.access, volumes.BlockAccess):
+@dataclass(frozen=True, slots=True)
+class SupportedCapabilities:
+    """What the engine and the host can honour: access modes, and the filesystems that they can make."""
+
+    modes: frozenset[volumes.AccessMode]
+    fs_types: tuple[str, ...]
+
+    def obstacle(self, capability: volumes.VolumeCapability) -> str:
+        """Why `capability` cannot be honoured; empty if it can. Never shows a mount flag's value."""
+        if capability.mode not in self.modes:
+            return (
+                f"the access mode {capability.mode.name} is not supported: volumes live on one node"
+            )
+        if isinstance(capability.access, volumes.BlockAccess):
+            return ""
+        fs_type = capability.access.fs_type
+        if fs_type and fs_type not in self.fs_types:
+            return f"the filesystem {fs_type[:32]!r} is not one of {', '.join(self.fs_types)}"
+        try:
+            mount_options.for_host(capability.access.mount_flags)
+        except errors.InvalidRequest as err:
+            return str(err)
         return ""
-    fs_type = capability.access.fs_type
-    if fs_type and fs_type not in fs_types:
-        return f"the filesystem {fs_type[:32]!r} is not one of {', '.join(fs_types)}"
-    try:
-        mount_options.for_host(capability.access.mount_flags)
-    except errors.InvalidRequest as err:
-        return str(err)
-    return ""
 
 
 def usage_of(capability: volumes.VolumeCapability, fs_type: str) -> Usage:

@@ -20,6 +20,18 @@ class PublishedToOtherNode(errors.NotReady):
         self.node_id = node_id
 
 
+class AttachLimitReached(errors.Exhausted):
+    """The node has as many volumes as it can hold."""
+
+    def __init__(self, node_id: str, limit: int) -> None:
+        super().__init__(
+            f"no more volumes can be published to {node_id}",
+            why=f"it can hold {limit} and has them",
+            hint="unpublish one, or use another node",
+        )
+        self.limit = limit
+
+
 def is_readonly(record: Record) -> bool:
     """Whether the CO published the volume to its node to be read only."""
     return any(each.readonly for each in record.nodes)

@@ -34,6 +34,18 @@ class VolumeNotFound(errors.NotFound):
         self.volume_id = volume_id
 
 
+class AboveLimit(errors.OutOfRange):
+    """The volume is larger than the request allows."""
+
+    def __init__(self, volume_id: str, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"{volume_id} has {size_bytes} bytes",
+            why=f"the request allows {limit_bytes}; a volume never shrinks",
+            hint="raise the limit",
+        )
+        self.volume_id = volume_id
+
+
 def volume_id_of(name: str) -> volumes.VolumeId:
     """The id of the volume called `name`."""
     return volumes.VolumeId(f"vol-{hashlib.sha256(name.encode()).hexdigest()[:40]}")

@@ -14,7 +14,7 @@ from crust.blockdriver.controller.controller_publish import Attach, ControllerPu
 from crust.blockdriver.controller.create_volume import Create, Provisioner, Volume
 from crust.blockdriver.controller.get_capacity import CapacityReport
 from crust.blockdriver.controller.list_volumes import VolumeLister
-from crust.blockdriver.controller.modify_volume import Change, Expansion
+from crust.blockdriver.controller.modify_volume import Change, Expansion, VolumeModifier
 from crust.blockdriver.records import volume_records
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.services import responses, snapshot_calls
@@ -57,6 +57,7 @@ class ControllerRules:
     health_check: HealthCheck
     offerer: CapacityReport
     snapshots: SnapshotCalls
+    modifier: VolumeModifier
     batches: Coalescer
 
 

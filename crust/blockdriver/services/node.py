@@ -11,13 +11,15 @@ from crust import errors, operations, volumes
 from crust.blockdriver.node import ephemeral
 from crust.blockdriver.node.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.ephemeral import EphemeralVolumes
+from crust.blockdriver.node.io_limits import IoLimits
+from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_expand import Expand, NodeExpand
 from crust.blockdriver.node.node_publish import NodePublish
 from crust.blockdriver.node.node_stage import NodeStage, Stage
 from crust.blockdriver.node.node_stats import Look, NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish
 from crust.blockdriver.node.publish_rules import Publish, fingerprint
-from crust.blockdriver.node.state import State
+from crust.blockdriver.records import ephemeral_names
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.services import responses
 from crust.blockdriver.services.node_identity import NodeIdentity
@@ -61,7 +63,9 @@ class StagingPathNotGiven(errors.NotReady):
 class Rules:
     """The node side's rules, each a class that is called without a server."""
 
-    state: State
+    live: LiveVolumes
+    io_limits: IoLimits
+    fs_types: tuple[str, ...]
     node_stage: NodeStage
     node_publish: NodePublish
     deferred_publish: DeferredNodePublish
@@ -99,14 +103,14 @@ class Node(csi_pb2_grpc.NodeServicer):
         self, request: csi_pb2.NodeGetInfoRequest, context: Context
     ) -> csi_pb2.NodeGetInfoResponse:
         """The node's id and place, and how many volumes it can hold; in full also for who will ask the controller."""
-        limit = await asyncio.to_thread(self._rules.state.attach_limit)
+        limit = await asyncio.to_thread(self._rules.live.attach_limit)
         response = csi_pb2.NodeGetInfoResponse(
             node_id=self._here.node_id,
             max_volumes_per_node=limit,
             accessible_topology=responses.place(self._here.segment),
         )
         if extensions.deferral_requested(context):
-            response.supported_file_systems.extend(self._rules.state.fs_types)
+            response.supported_file_systems.extend(self._rules.fs_types)
         return response
 
     async def NodeGetID(
@@ -253,7 +257,7 @@ class Node(csi_pb2_grpc.NodeServicer):
     ) -> T:
         """Run `work`; of an `inline` volume beside nobody who knows it by the driver's own id (the sweeper)."""
         driver = self._here.driver
-        own = [volumes.VolumeKey(driver, ephemeral.id_of(volume_id))] if inline else []
+        own = [volumes.VolumeKey(driver, ephemeral_names.id_of(volume_id))] if inline else []
 
         async def alone() -> T:
             with self._running.holding(own, name):

@@ -6,16 +6,17 @@ nobody was ever given it. Its filesystem keeps the UUID of its source's (`duplic
 
 import asyncio
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from crust import errors, volumes
-from crust.blockdriver.node.state import State
+from crust.blockdriver.engines.protocol import Backend
 from crust.blockdriver.records.snapshot_record import SnapshotRecord
 from crust.blockdriver.records.volume_record import Content, ContentSource, Record
+from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.snapshots import quiesce, take_snapshot
 from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
 from crust.blockdriver.snapshots.host_freeze import Freezer
-from crust.blockdriver.snapshots.quiesce import QuiescePlan
+from crust.blockdriver.snapshots.quiesce import QuiescePlan, VolumeUse
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 
 
@@ -51,57 +52,28 @@ class Wanted:
     id: str
 
 
-class Sources(Protocol):
-    """Where the content of new volumes comes from."""
-
-    def find(self, wanted: Wanted) -> ContentSource:
-        """The source as it is now; raises `NotFound`."""
-        ...
-
-    async def fill(self, record: Record, origin: ContentSource) -> Record:
-        """Make a new volume's image; answers its record with what is known of the bytes, not saved."""
-        ...
-
-
-class _NoSources:
-    """For a backend's rules alone, without snapshots."""
-
-    def find(self, wanted: Wanted) -> ContentSource:
-        raise errors.NotFound(f"there is no {wanted.kind} {wanted.id!r}")
-
-    async def fill(self, record: Record, origin: ContentSource) -> Record:
-        raise errors.NotFound(f"there is no {origin.kind} {origin.id!r}")
-
-
-NONE: Sources = _NoSources()
-
-
+@dataclass(frozen=True, slots=True)
 class ContentSources:
     """Finds sources, and copies them; the caller sees to it that nobody else operates on a source."""
 
-    def __init__(
-        self,
-        shared: State,
-        volume_snapshots: VolumeSnapshots,
-        freezer: Freezer,
-        guest_freezer: GuestFreezer,
-    ) -> None:
-        self._state = shared
-        self._volume_snapshots = volume_snapshots
-        self._freezer = freezer
-        self._guest_freezer = guest_freezer
+    volume_records: VolumeRecords
+    volume_snapshots: VolumeSnapshots
+    backend: Backend
+    node: VolumeUse
+    freezer: Freezer
+    guest_freezer: GuestFreezer
 
     def find(self, wanted: Wanted) -> ContentSource:
         """The source as it is now. Raises `take_snapshot.SnapshotNotFound`, `volume_records.VolumeNotFound`."""
         if wanted.kind == "snapshot":
-            found = self._volume_snapshots.find(wanted.id)
+            found = self.volume_snapshots.find(wanted.id)
             return ContentSource(
                 kind="snapshot",
                 id=wanted.id,
                 size_bytes=found.size_bytes,
                 fs_type=_fs_type(found.content, found.fs_type),
             )
-        record = self._state.volume_records.load(volumes.VolumeId(wanted.id))
+        record = self.volume_records.load(volumes.VolumeId(wanted.id))
         fs_type = _fs_type(record.content, record.fs_type)
         return ContentSource(
             kind="volume", id=wanted.id, size_bytes=record.capacity_bytes, fs_type=fs_type
@@ -116,22 +88,25 @@ class ContentSources:
         if origin.kind == "snapshot":
             return await asyncio.to_thread(self._restore, record, origin)
         source_id = volumes.VolumeId(origin.id)
-        moving = await asyncio.to_thread(quiesce.check, self._state, [source_id])
-        async with self._guest_freezer.still(moving.in_guests):
+        moving = await asyncio.to_thread(self._check, source_id)
+        async with self.guest_freezer.still(moving.in_guests):
             return await asyncio.to_thread(self._clone, record, source_id, moving)
 
+    def _check(self, source_id: volumes.VolumeId) -> QuiescePlan:
+        return quiesce.check(self.node, [source_id], at_once=self.backend.copies_at_once())
+
     def _restore(self, record: Record, origin: ContentSource) -> Record:
-        taken = self._volume_snapshots.find(origin.id)
+        taken = self.volume_snapshots.find(origin.id)
         image = take_snapshot.image_of(taken)
         volume_id = volumes.VolumeId(record.volume_id)
-        self._state.backend.restore(volume_id, image, record.capacity_bytes)
+        self.backend.restore(volume_id, image, record.capacity_bytes)
         return _filled(record, taken)
 
     def _clone(self, record: Record, source_id: volumes.VolumeId, moving: QuiescePlan) -> Record:
-        source = self._state.volume_records.load(source_id)
+        source = self.volume_records.load(source_id)
         volume_id = volumes.VolumeId(record.volume_id)
-        with self._freezer.frozen(moving.here):
-            self._state.backend.clone(
+        with self.freezer.frozen(moving.here):
+            self.backend.clone(
                 volume_id,
                 source_id,
                 source_bytes=source.capacity_bytes,

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from crust import errors, volumes
-from crust.blockdriver.node.state import State
 from crust.blockdriver.records.snapshot_record import (
     GroupRecord,
     SnapshotRecord,
@@ -17,6 +16,7 @@ from crust.blockdriver.records.snapshot_record import (
     group_id_of,
     member_id_of,
 )
+from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.snapshots import take_snapshot
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 
@@ -58,12 +58,12 @@ class GroupSnapshots:
 
     def __init__(
         self,
-        shared: State,
-        snapshot_records: SnapshotRecords[GroupRecord],
+        known: VolumeRecords,
+        groups: SnapshotRecords[GroupRecord],
         volume_snapshots: VolumeSnapshots,
     ) -> None:
-        self._state = shared
-        self._snapshot_records = snapshot_records
+        self._volume_records = known
+        self._groups = groups
         self._volume_snapshots = volume_snapshots
 
     async def create(
@@ -77,7 +77,7 @@ class GroupSnapshots:
         return await self._take(group)
 
     def _present_or_plan(self, name: str, ids: list[volumes.VolumeId]) -> GroupRecord:
-        present = self._snapshot_records.find(group_id_of(name))
+        present = self._groups.find(group_id_of(name))
         if present is not None and present.phase != "ready":  # nobody was told of it
             self._discard(present)
             present = None
@@ -92,17 +92,15 @@ class GroupSnapshots:
         try:
             taken = await self._volume_snapshots.take(plans)
         except errors.CrustError:
-            await asyncio.to_thread(self._snapshot_records.remove, group.id)
+            await asyncio.to_thread(self._groups.remove, group.id)
             raise
         ready = {"phase": "ready", "created_ns": taken[0].created_ns}
-        group = await asyncio.to_thread(self._snapshot_records.save, group.model_copy(update=ready))
+        group = await asyncio.to_thread(self._groups.save, group.model_copy(update=ready))
         return group, taken
 
     def _begin(self, group: GroupRecord) -> list[SnapshotRecord]:
-        records = [
-            self._state.volume_records.load(volumes.VolumeId(each)) for each, _ in group.members
-        ]
-        self._snapshot_records.save(group)
+        records = [self._volume_records.load(volumes.VolumeId(each)) for each, _ in group.members]
+        self._groups.save(group)
         return [
             take_snapshot.plan(record, member_id, "", group_id=group.id)
             for record, (_, member_id) in zip(records, group.members, strict=True)
@@ -112,7 +110,7 @@ class GroupSnapshots:
         self, group_id: str, snapshot_ids: Sequence[str]
     ) -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
         """A group that is ready. Raises `GroupNotFound`, `GroupMembersDiffer`."""
-        group = self._snapshot_records.find(group_id)
+        group = self._groups.find(group_id)
         if group is None or group.phase != "ready":
             raise GroupNotFound(group_id)
         _check_members(group, snapshot_ids)
@@ -120,30 +118,30 @@ class GroupSnapshots:
 
     def delete(self, group_id: str, snapshot_ids: Sequence[str]) -> None:
         """Remove a group and its members; absent is fine. Raises `GroupMembersDiffer`."""
-        group = self._snapshot_records.find(group_id)
+        group = self._groups.find(group_id)
         if group is not None:
             _check_members(group, snapshot_ids)
             self._discard(group)
 
     def recover(self) -> None:
         """Finish or throw away what an earlier life left half done."""
-        for group in self._snapshot_records.unfinished():
+        for group in self._groups.unfinished():
             self._discard(group)
 
     def member_ids(self, group_id: str) -> tuple[str, ...]:
         """The ids of a group's snapshots; none when there is no such group."""
-        group = self._snapshot_records.find(group_id)
+        group = self._groups.find(group_id)
         return () if group is None else tuple(snapshot_id for _, snapshot_id in group.members)
 
     def _discard(self, group: GroupRecord) -> None:
         """See `VolumeSnapshots.discard`."""
         with suppress(errors.Exhausted):
-            self._snapshot_records.save(group.model_copy(update={"phase": "deleting"}))
+            self._groups.save(group.model_copy(update={"phase": "deleting"}))
         for _, snapshot_id in group.members:
             member = self._volume_snapshots.snapshot_records.find(snapshot_id)
             if member is not None:
                 self._volume_snapshots.discard(member)
-        self._snapshot_records.remove(group.id)
+        self._groups.remove(group.id)
 
     def _members(self, group: GroupRecord) -> tuple[SnapshotRecord, ...]:
         return tuple(self._volume_snapshots.find(snapshot_id) for _, snapshot_id in group.members)

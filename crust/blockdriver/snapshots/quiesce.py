@@ -11,12 +11,12 @@ within an ioctl, a read-only device fails writes instead of holding them, and fr
 the copy as well. So a raw device in use is refused where copies take time; in a group it is watched (`snapshotting`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import Source
-from crust.blockdriver.node.state import State
+from crust.blockdriver.engines.protocol import Attachment, Source
 from crust.blockdriver.snapshots.guest_freeze import InGuest
 from crust.blockdriver.snapshots.host_freeze import Freezable
 from crust.host.block import holders
@@ -61,6 +61,42 @@ class BusyAfterLazyUnmount(errors.NotReady):
         self.device = device
 
 
+class PublishedAt(Protocol):
+    """A volume at a target."""
+
+    @property
+    def target(self) -> str:
+        """The target path."""
+        ...
+
+    @property
+    def kind(self) -> Literal["mount", "block"]:
+        """A filesystem, or a raw device."""
+        ...
+
+    @property
+    def readonly(self) -> bool:
+        """Whether nobody writes there."""
+        ...
+
+    @property
+    def deferred(self) -> bool:
+        """Whether a guest mounts it."""
+        ...
+
+
+class VolumeUse(Protocol):
+    """How the node uses volumes at this moment; the node part answers."""
+
+    def live_publishes(self, volume_id: volumes.VolumeId) -> Sequence[PublishedAt]:
+        """Where the volume is published."""
+        ...
+
+    def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """How the volume is attached, if it is."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class QuiescePlan:
     """What of some volumes moves: what is to be frozen, here and in guests, and what can only be watched."""
@@ -70,13 +106,13 @@ class QuiescePlan:
     raw: tuple[volumes.VolumeId, ...] = ()
 
 
-def check(shared: State, volume_ids: Iterable[volumes.VolumeId]) -> QuiescePlan:
+def check(node: VolumeUse, volume_ids: Iterable[volumes.VolumeId], *, at_once: bool) -> QuiescePlan:
     """What is to stand still while the volumes are copied, all of them at one moment.
 
-    Raises `RawDeviceInUse`, `NotReachable`, `BusyAfterLazyUnmount`. Holds as long as nobody else operates on the
-    volumes.
+    `at_once` is whether a copy takes no time (`Backend.copies_at_once`). Raises `RawDeviceInUse`, `NotReachable`,
+    `BusyAfterLazyUnmount`. Holds as long as nobody else operates on the volumes.
     """
-    found = [_check(shared, each) for each in volume_ids]
+    found = [_check(node, each, at_once=at_once) for each in volume_ids]
     return QuiescePlan(
         here=tuple(each for one in found for each in one.here),
         in_guests=tuple(each for one in found for each in one.in_guests),
@@ -84,17 +120,17 @@ def check(shared: State, volume_ids: Iterable[volumes.VolumeId]) -> QuiescePlan:
     )
 
 
-def _check(shared: State, volume_id: volumes.VolumeId) -> QuiescePlan:
-    live = shared.live_publishes(volume_id)
+def _check(node: VolumeUse, volume_id: volumes.VolumeId, *, at_once: bool) -> QuiescePlan:
+    live = node.live_publishes(volume_id)
     writers = [each for each in live if not each.readonly]
-    attachment = shared.backend.attached(volume_id)
+    attachment = node.attached(volume_id)
     device = attachment.device if attachment else None
     deferred = next((each for each in writers if each.deferred), None)
     if deferred is not None:
         target = volumes.TargetPath(deferred.target)
         return QuiescePlan(in_guests=(InGuest(volume_id, target, device.path if device else ""),))
     raw = next((each for each in writers if each.kind == "block"), None)
-    if raw is not None and not shared.backend.copies_at_once():
+    if raw is not None and not at_once:
         raise RawDeviceInUse(volume_id, raw.target)
     if raw is not None:
         return QuiescePlan(raw=(volume_id,))

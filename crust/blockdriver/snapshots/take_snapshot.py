@@ -15,21 +15,22 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
 
 from crust import errors, volumes
-from crust.blockdriver.controller import capacity
-from crust.blockdriver.engines.protocol import Image
-from crust.blockdriver.node.state import State
+from crust.blockdriver.engines.protocol import Backend, Image
 from crust.blockdriver.records.snapshot_record import (
     SnapshotRecord,
     SnapshotRecords,
     snapshot_id_of,
 )
 from crust.blockdriver.records.volume_record import Record
+from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.snapshots import quiesce
 from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
 from crust.blockdriver.snapshots.host_freeze import Freezer
-from crust.blockdriver.snapshots.quiesce import QuiescePlan
+from crust.blockdriver.snapshots.quiesce import QuiescePlan, VolumeUse
 
 _ROUNDS = 8
 
@@ -79,31 +80,38 @@ class RawDevicesNeverIdle(errors.OperationPending):
         self.volume_ids = tuple(volume_ids)
 
 
+class Reservations(Protocol):
+    """Keeps others from the capacity that a copy is about to take."""
+
+    def set_aside(self, what: str, size_bytes: int) -> None:
+        """Until `give_back`. Raises `Exhausted` if the pool has less."""
+        ...
+
+    def give_back(self, what: str) -> None:
+        """It is written, or will not be."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class VolumeSnapshots:
     """Takes and removes snapshots. The caller sees to it that nobody else operates on what they name.
 
     `snapshot_records` has the records. What is not async blocks.
     """
 
-    def __init__(
-        self,
-        shared: State,
-        snapshot_records: SnapshotRecords[SnapshotRecord],
-        room: capacity.PoolCapacity,
-        freezer: Freezer,
-        guest_freezer: GuestFreezer,
-    ) -> None:
-        self._state = shared
-        self._capacity = room
-        self._freezer = freezer
-        self._guest_freezer = guest_freezer
-        self.snapshot_records = snapshot_records
+    volume_records: VolumeRecords
+    snapshot_records: SnapshotRecords[SnapshotRecord]
+    backend: Backend
+    node: VolumeUse
+    capacity: Reservations
+    freezer: Freezer
+    guest_freezer: GuestFreezer
 
     async def create(self, name: str, volume_id: volumes.VolumeId) -> SnapshotRecord:
         """Take a snapshot, or find that it is taken.
 
         Raises `SnapshotNameTaken`, `volume_records.VolumeNotFound`, the errors of `quiesce.check`,
-        `freezes.FrozenTooLong`, those of `GuestFreezer.still`, `ImageMissing`, `capacity.OutOfCapacity`, `Exhausted`.
+        `freezes.FrozenTooLong`, those of `GuestFreezer.still`, `ImageMissing`, `Exhausted`.
         """
         record = await asyncio.to_thread(self._present_or_plan, name, volume_id)
         return record if record.phase == "ready" else (await self.take([record]))[0]
@@ -114,7 +122,7 @@ class VolumeSnapshots:
             self.discard(present)
             present = None
         if present is None:
-            return plan(self._state.volume_records.load(volume_id), snapshot_id_of(name), name)
+            return plan(self.volume_records.load(volume_id), snapshot_id_of(name), name)
         if present.source_volume_id != volume_id:
             raise SnapshotNameTaken(name, present.source_volume_id)
         return present
@@ -123,32 +131,32 @@ class VolumeSnapshots:
         """Take all of `plans` at one moment, or none. Raises what `create` does, and `RawDevicesNeverIdle`."""
         try:
             moving = await asyncio.to_thread(self._begin, plans)
-            async with self._guest_freezer.still(moving.in_guests):
+            async with self.guest_freezer.still(moving.in_guests):
                 moment_ns = await asyncio.to_thread(self._copy, plans, moving)
         except errors.CrustError:
             await asyncio.to_thread(self._discard_all, plans)
             raise
         finally:
             for each in plans:
-                self._capacity.give_back(each.snapshot_id)
+                self.capacity.give_back(each.snapshot_id)
         return await asyncio.to_thread(self._settle, plans, moment_ns)
 
     def _begin(self, plans: Sequence[SnapshotRecord]) -> QuiescePlan:
         sources = [volumes.VolumeId(each.source_volume_id) for each in plans]
-        moving = quiesce.check(self._state, sources)
+        moving = quiesce.check(self.node, sources, at_once=self.backend.copies_at_once())
         for each in plans:
             source = volumes.VolumeId(each.source_volume_id)
-            self._capacity.set_aside(each.snapshot_id, self._state.backend.copy_bytes(source))
+            self.capacity.set_aside(each.snapshot_id, self.backend.copy_bytes(source))
             self.snapshot_records.save(each)
         return moving
 
     def _copy(self, plans: Sequence[SnapshotRecord], moving: QuiescePlan) -> int:
         """Copy all while what can be held is held; answers the moment."""
         raw = [each for each in plans if each.source_volume_id in moving.raw]
-        with self._freezer.frozen(moving.here):
+        with self.freezer.frozen(moving.here):
             for each in plans:
                 if each not in raw:
-                    self._state.backend.take_snapshot(image_of(each))
+                    self.backend.take_snapshot(image_of(each))
             return self._copy_unheld([image_of(each) for each in raw])
 
     def _copy_unheld(self, images: Sequence[Image]) -> int:
@@ -156,8 +164,8 @@ class VolumeSnapshots:
         for _ in range(_ROUNDS):
             for each in images:
                 moment_ns = time.time_ns()
-                self._state.backend.take_snapshot(each)
-            if not any(self._state.backend.moved_on(each) for each in images[:-1]):
+                self.backend.take_snapshot(each)
+            if not any(self.backend.moved_on(each) for each in images[:-1]):
                 return moment_ns if images else time.time_ns()
         raise RawDevicesNeverIdle([each.volume_id for each in images])
 
@@ -195,7 +203,7 @@ class VolumeSnapshots:
         """
         with suppress(errors.Exhausted):
             self.snapshot_records.save(record.model_copy(update={"phase": "deleting"}))
-        self._state.backend.delete_snapshot(image_of(record))
+        self.backend.delete_snapshot(image_of(record))
         self.snapshot_records.remove(record.snapshot_id)
 
     def recover(self) -> None:

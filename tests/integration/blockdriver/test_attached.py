@@ -58,13 +58,13 @@ async def test_a_volume_is_staged_without_being_published_to_the_node_but_not_wh
 ) -> None:
     """With attachRequired: false nobody publishes to nodes; a moved pool may be on record for its old one."""
     volume_id = volumes.VolumeId((await bench.create()).volume_id)
-    volume_records = bench.driver.state.volume_records
+    volume_records = bench.driver.stores.volume_records
     usage = Usage(kind="mount", fs_type="ext4", mode=7)
     elsewhere = Attached(node_id="renamed-since", usage=usage, readonly=False)
     volume_records.save(volume_records.load(volume_id).but(nodes=(elsewhere,)))
     with pytest.raises(PublishedToOtherNode, match="renamed-since"):
         await bench.stage(volume_id)
-    assert bench.driver.state.backend.attached(volume_id) is None
+    assert bench.driver.stores.backend.attached(volume_id) is None
     volume_records.save(volume_records.load(volume_id).but(nodes=()))
     await bench.stage(volume_id)
     await bench.unstage(volume_id)

@@ -53,7 +53,7 @@ def image(bench: Bench, volume_id: str) -> Path:
 
 
 def device(bench: Bench, name: str) -> str:
-    attachment = bench.driver.state.backend.attached(volume_records.volume_id_of(name))
+    attachment = bench.driver.stores.backend.attached(volume_records.volume_id_of(name))
     assert attachment is not None
     return attachment.source.path
 
@@ -79,7 +79,7 @@ async def begun(bench: Bench, source: str, monkeypatch: pytest.MonkeyPatch) -> N
         raise errors.NotReady("not now")
 
     with monkeypatch.context() as patched:
-        patched.setattr(bench.driver.state.backend, "clone", refuse)
+        patched.setattr(bench.driver.stores.backend, "clone", refuse)
         with pytest.raises(errors.NotReady, match="not now"):
             await made_of(bench, "clone", volume_id=source)
 
@@ -127,7 +127,7 @@ async def test_a_clone_whose_source_is_gone_leaves_nothing(
     await pool.delete(source.volume_id)
     with pytest.raises(volume_records.VolumeNotFound):
         await made_of(pool, "clone", volume_id=source.volume_id)
-    assert pool.driver.state.volume_records.ids() == ()
+    assert pool.driver.stores.volume_records.ids() == ()
 
 
 async def test_what_was_unmounted_lazily_and_is_still_written_to_is_not_copied(pool: Bench) -> None:
@@ -197,7 +197,7 @@ async def test_a_file_that_its_filesystem_cannot_clone_is_not_copied_piece_by_pi
     """Others there are cloned at one moment, and all rules count on it. Old kernels refuse one without checksums."""
     source = await on_btrfs.create("source", block())
     await up(on_btrfs, source.volume_id, raw=True)
-    assert on_btrfs.driver.state.backend.copies_at_once()
+    assert on_btrfs.driver.stores.backend.copies_at_once()
     monkeypatch.setattr(file_copy, "_FICLONE", 0)  # which no file knows
     with pytest.raises(file_copy.FileNotCloneable):
         await snapshot(on_btrfs, source.volume_id)
@@ -213,7 +213,7 @@ async def test_one_snapshot_is_restored_to_several_volumes_at_once_and_not_delet
 ) -> None:
     source = await pool.create("source")
     taken = await snapshot(pool, source.volume_id)
-    backend, both = pool.driver.state.backend, threading.Barrier(3, timeout=30)
+    backend, both = pool.driver.stores.backend, threading.Barrier(3, timeout=30)
     restore = backend.restore
 
     def together(volume_id: volumes.VolumeId, image: protocol.Image, size_bytes: int) -> None:
@@ -242,7 +242,7 @@ async def test_a_name_that_a_snapshot_was_begun_with_is_free_for_another_volume(
     """What could not even be thrown away, for want of room: nobody was ever told of it."""
     one, other = await pool.create("one"), await pool.create("other")
     volume_snapshots = pool.driver.snapshots.volume_snapshots
-    record = pool.driver.state.volume_records.load(volumes.VolumeId(one.volume_id))
+    record = pool.driver.stores.volume_records.load(volumes.VolumeId(one.volume_id))
     volume_snapshots.snapshot_records.save(
         take_snapshot.plan(record, snapshot_record.snapshot_id_of("snap"), "snap")
     )
@@ -255,9 +255,7 @@ async def test_a_name_that_a_snapshot_was_begun_with_is_free_for_another_volume(
 async def test_a_name_that_a_group_was_begun_with_is_free_for_other_volumes(pool: Bench) -> None:
     one, two, other = [(await pool.create(name)).volume_id for name in ("one", "two", "other")]
     begun_with = sorted(map(volumes.VolumeId, (one, two)))
-    pool.driver.snapshots.group_snapshots._snapshot_records.save(
-        group_snapshot._plan("g", begun_with)
-    )
+    pool.driver.snapshots.groups.save(group_snapshot._plan("g", begun_with))
     taken = await group(pool, one, other)
     assert {each.source_volume_id for each in taken.snapshots} == {one, other}
     with pytest.raises(group_snapshot.GroupNameTaken):

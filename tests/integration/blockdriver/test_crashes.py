@@ -202,7 +202,7 @@ def test_a_raw_volume_whose_first_stage_was_cut_short_by_a_formatter_reads_as_ze
         await bench.publish(volume_id, bench.target("v"), block())
 
     volume = asyncio.run(bench.create("v"))
-    records = bench.driver.state.volume_records
+    records = bench.driver.stores.volume_records
     record = records.load(volumes.VolumeId(volume.volume_id))
     records.save(record.but(content="formatting", fs_type="ext4"))
     with open(image_of(bench, volume.volume_id), "r+b") as image:

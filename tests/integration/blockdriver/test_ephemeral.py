@@ -10,6 +10,7 @@ from crust import errors, operations, volumes
 from crust.blockdriver.controller import create_volume
 from crust.blockdriver.node import ephemeral
 from crust.blockdriver.node.node_stage import NodeStage
+from crust.blockdriver.records import ephemeral_names
 from crust.host.block import loop
 from crust.host.filesystems import mkfs
 from crust.host.mounts import mount_api
@@ -24,7 +25,7 @@ VOLUME = f"csi-{'0a' * 32}"
 def left_behind(bench: Bench) -> list[str]:
     images = [each.name for each in (bench.root / "state" / "images").iterdir()]
     devices = [each.path for each in loop.list_all() if str(bench.root) in each.backing]
-    return [*images, *devices, *bench.driver.state.volume_records.ids()]
+    return [*images, *devices, *bench.driver.stores.volume_records.ids()]
 
 
 async def listed(bench: Bench) -> list[str]:
@@ -86,12 +87,12 @@ async def test_a_publish_that_fails_takes_back_what_it_made(bench: Bench) -> Non
 async def test_what_an_earlier_life_began_and_gave_to_nobody_is_taken_back_too(
     bench: Bench,
 ) -> None:
-    target, own = bench.target("a"), ephemeral.id_of(VOLUME)
+    target, own = bench.target("a"), ephemeral_names.id_of(VOLUME)
     await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
-    record = bench.driver.state.volume_records.load(own)
+    record = bench.driver.stores.volume_records.load(own)
     begun = record.but(phase="creating", content="new", fs_type="", filled_bytes=0)
     await bench.unpublish(VOLUME, target)
-    bench.driver.state.volume_records.save(begun)  # as if the driver had died after it wrote this
+    bench.driver.stores.volume_records.save(begun)  # as if the driver had died after it wrote this
     with pytest.raises(errors.InvalidRequest, match="bogus"):
         await bench.inline(VOLUME, target, mount("ext4", "bogus"), attributes={"size": "64Mi"})
     assert left_behind(bench) == []
@@ -141,7 +142,7 @@ async def test_nobody_takes_it_away_while_it_is_being_published(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sweeper knows it by the driver's id and the CO by its own: they are one volume all the same."""
-    target, own = bench.target("a"), ephemeral.id_of(VOLUME)
+    target, own = bench.target("a"), ephemeral_names.id_of(VOLUME)
     making, go_on = asyncio.Event(), asyncio.Event()
     make = mkfs.make
 
@@ -153,7 +154,7 @@ async def test_nobody_takes_it_away_while_it_is_being_published(
     monkeypatch.setattr(mkfs, "make", wait_and_make)
     publish = asyncio.create_task(bench.inline(VOLUME, target, attributes={"size": "64Mi"}))
     await making.wait()
-    await bench.driver.garbage_collector.sweep(grace_s=0)
+    await bench.driver.collect_garbage(grace_s=0)
     with pytest.raises(operations.OperationInProgress):
         await bench.expand(own, target)
     with pytest.raises(operations.OperationInProgress):
@@ -176,7 +177,7 @@ async def test_a_retry_with_fresh_tokens_joins_the_publish_that_runs(bench: Benc
 
 
 async def test_a_pod_does_not_wait_for_a_volume_that_is_damaged(bench: Bench) -> None:
-    target, own = bench.target("a"), ephemeral.id_of(VOLUME)
+    target, own = bench.target("a"), ephemeral_names.id_of(VOLUME)
     await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
     (bench.root / "state" / "records" / f"{own}.json").write_text("no record")
     for _ in range(2):
@@ -192,5 +193,5 @@ def test_sizes_are_read_as_kubernetes_writes_them() -> None:
     assert ephemeral.size_bytes("1") == 1
     assert ephemeral.size_bytes("64Mi") == 64 * MIB
     assert ephemeral.size_bytes("5G") == 5 * 10**9
-    assert ephemeral.id_of("a") != ephemeral.id_of("b")
-    assert ephemeral.id_of("a") != volumes.VolumeId("a")
+    assert ephemeral_names.id_of("a") != ephemeral_names.id_of("b")
+    assert ephemeral_names.id_of("a") != volumes.VolumeId("a")

@@ -3,6 +3,7 @@
 import pytest
 
 from crust.blockdriver.node import node_expand
+from crust.blockdriver.records import volume_records
 from crust.host.block import devices
 from crust.host.filesystems import growth
 from crust.host.mounts import mountinfo
@@ -45,7 +46,7 @@ async def test_what_can_grow_while_it_is_mounted_does(bench: Bench, fs_type: str
     assert await bench.expand(volume.volume_id, target, 640 * MIB) == 640 * MIB
     stats = await bench.stats(volume.volume_id, target)
     assert stats.usage[0].total > 500 * MIB
-    with pytest.raises(node_expand.AboveLimit):
+    with pytest.raises(volume_records.AboveLimit):
         await bench.expand(volume.volume_id, target, limit=320 * MIB)
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver.node import orphans
+from crust.blockdriver import app
+from crust.blockdriver.controller import orphans
 from crust.blockdriver.records import volume_records
 from crust.host.block import loop
 from tests.support.block_driver import MIB, Bench, block, mount
@@ -19,7 +20,7 @@ def devices(bench: Bench) -> list[str]:
 
 
 async def sweep(bench: Bench, *, grace_s: float = 0.0) -> tuple[volumes.VolumeId, ...]:
-    return await bench.driver.garbage_collector.sweep(grace_s=grace_s)
+    return await bench.driver.collect_garbage(grace_s=grace_s)
 
 
 async def test_a_volume_whose_create_never_answered_goes_when_its_time_is_over(
@@ -27,28 +28,28 @@ async def test_a_volume_whose_create_never_answered_goes_when_its_time_is_over(
 ) -> None:
     volume_id = volumes.VolumeId((await bench.create()).volume_id)
     kept = volumes.VolumeId((await bench.create("pvc-2")).volume_id)
-    known = bench.driver.state.volume_records
+    known = bench.driver.stores.volume_records
     known.save(known.load(volume_id).but(phase="creating"))
     bench.restart()
     assert await sweep(bench, grace_s=orphans.GRACE_S) == ()
     assert await sweep(bench) == (volume_id,)
-    assert bench.driver.state.volume_records.ids() == (kept,)
+    assert bench.driver.stores.volume_records.ids() == (kept,)
     assert [each.name for each in (bench.root / "state" / "images").iterdir()] == [f"{kept}.img"]
     assert (await bench.create()).volume_id == volume_id
 
 
 async def test_a_delete_that_was_cut_short_is_finished_at_once(bench: Bench) -> None:
     volume_id = volumes.VolumeId((await bench.create()).volume_id)
-    known = bench.driver.state.volume_records
+    known = bench.driver.stores.volume_records
     known.save(known.load(volume_id).but(phase="deleting"))
     bench.restart()
     assert await sweep(bench, grace_s=orphans.GRACE_S) == (volume_id,)
-    assert bench.driver.state.volume_records.ids() == ()
+    assert bench.driver.stores.volume_records.ids() == ()
 
 
 async def test_a_device_that_was_attached_and_never_staged_is_detached(bench: Bench) -> None:
     volume_id = volumes.VolumeId((await bench.create()).volume_id)
-    bench.driver.state.backend.attach(volume_id)
+    bench.driver.stores.backend.attach(volume_id)
     bench.restart()
     assert len(devices(bench)) == 1
     await sweep(bench)
@@ -64,7 +65,7 @@ async def test_what_is_staged_or_still_used_keeps_its_device(bench: Bench) -> No
     mounted, other = (await bench.create("c")).volume_id, bench.target("c")
     await bench.stage(mounted)
     await bench.publish(mounted, other)
-    node_state = bench.driver.state.node_state
+    node_state = bench.driver.stores.node_state
     for each in (used, mounted):
         node_state.forget_staged(volumes.VolumeId(each))
     bench.restart()
@@ -89,7 +90,7 @@ async def test_an_image_without_a_record_and_a_record_without_an_image_are_kept(
     bench.restart()
     assert await sweep(bench) == ()
     assert stray.read_bytes() == b"whose?"
-    assert bench.driver.state.volume_records.ids() == (lost,)
+    assert bench.driver.stores.volume_records.ids() == (lost,)
 
 
 async def test_a_device_whose_image_was_removed_is_known_by_its_tag_and_goes_when_nobody_has_it(
@@ -140,12 +141,12 @@ async def test_a_device_that_somebody_else_attached_is_never_touched(
         loop.detach(each)
 
 
-async def test_a_sweep_that_fails_is_not_the_last(
+async def test_garbage_collection_that_fails_is_not_the_last(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again, tries = asyncio.Event(), 0
 
-    async def sweeping(**_: object) -> tuple[volumes.VolumeId, ...]:
+    async def collecting(_: object) -> tuple[volumes.VolumeId, ...]:
         nonlocal tries
         tries += 1
         if tries == 1:
@@ -154,8 +155,8 @@ async def test_a_sweep_that_fails_is_not_the_last(
         await asyncio.get_running_loop().create_future()
         return ()
 
-    monkeypatch.setattr(orphans, "PERIOD_S", 0)
-    monkeypatch.setattr(bench.driver.garbage_collector, "sweep", sweeping)
-    forever = asyncio.create_task(bench.driver.garbage_collector.forever())
+    monkeypatch.setattr(app, "COLLECT_PERIOD_S", 0)
+    monkeypatch.setattr(app.Driver, "collect_garbage", collecting)
+    forever = asyncio.create_task(bench.driver.keep_collecting_garbage())
     await again.wait()
     forever.cancel()

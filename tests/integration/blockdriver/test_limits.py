@@ -10,9 +10,9 @@ import pytest
 
 from crust import errors, volumes
 from crust.blockdriver import app
-from crust.blockdriver.controller import io_limit_parameters, modify_volume
+from crust.blockdriver.controller import io_limit_parameters
 from crust.blockdriver.engines.protocol import Attachment
-from crust.blockdriver.node import guests
+from crust.blockdriver.node import guests, io_limits
 from crust.blockdriver.records import volume_records
 from crust.host.block import loop
 from crust.host.cgroups import throttling
@@ -44,12 +44,14 @@ def limited(bench: Bench, group: IoGroup) -> Iterator[Bench]:
     bench.io_cgroup = group.name
     bench.restart()
     yield bench
-    for volume_id in bench.driver.state.backend.attached_here():
-        bench.driver.state.throttle.set(device_of(bench, volume_id).source.identity, NONE)
+    for volume_id in bench.driver.stores.backend.attached_here():
+        bench.driver.node_rules.io_limits.throttle.set(
+            device_of(bench, volume_id).source.identity, NONE
+        )
 
 
 def device_of(bench: Bench, volume_id: str) -> Attachment:
-    attachment = bench.driver.state.backend.attached(volumes.VolumeId(volume_id))
+    attachment = bench.driver.stores.backend.attached(volumes.VolumeId(volume_id))
     assert attachment is not None
     return attachment
 
@@ -129,7 +131,7 @@ async def test_a_modify_with_one_bad_key_changes_nothing(
         await limited.modify(made.volume_id, **sent)
     assert in_force(limited, group, made.volume_id) == LIMITS
     assert (
-        limited.driver.state.volume_records.load(volumes.VolumeId(made.volume_id)).io_limits
+        limited.driver.stores.volume_records.load(volumes.VolumeId(made.volume_id)).io_limits
         == LIMITS
     )
     with pytest.raises(errors.InvalidRequest):
@@ -179,15 +181,16 @@ async def test_what_an_earlier_volume_left_on_the_device_is_not_inherited(
     limited: Bench, group: IoGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel keeps a number's lines; here a killed driver left them on whichever number is given next."""
-    state = limited.driver.state
-    real = state.backend.attach
+    backend = limited.driver.stores.backend
+    throttle = limited.driver.node_rules.io_limits.throttle
+    real = backend.attach
 
     def attach(volume_id: volumes.VolumeId) -> Attachment:
         made = real(volume_id)
-        state.throttle.set(made.source.identity, LIMITS)
+        throttle.set(made.source.identity, LIMITS)
         return made
 
-    monkeypatch.setattr(state.backend, "attach", attach)
+    monkeypatch.setattr(backend, "attach", attach)
     made = await limited.create()
     await limited.stage(made.volume_id)
     assert in_force(limited, group, made.volume_id) == NONE
@@ -202,7 +205,7 @@ async def test_a_start_sets_what_should_be_set_and_takes_away_what_should_not(
     for each in (used, idle):
         await limited.stage(each.volume_id)
     await limited.publish(used.volume_id, target)
-    throttle = limited.driver.state.throttle
+    throttle = limited.driver.node_rules.io_limits.throttle
     throttle.set(device_of(limited, used.volume_id).source.identity, NONE)
     throttle.set(device_of(limited, idle.volume_id).source.identity, LIMITS)
     limited.restart()
@@ -345,7 +348,7 @@ async def test_a_copy_has_limits_of_its_own(limited: Bench) -> None:
     )
     request.volume_content_source.volume.volume_id = made.volume_id
     copy = (await limited.driver.controller.CreateVolume(request, caller())).volume
-    record = limited.driver.state.volume_records.load(volumes.VolumeId(copy.volume_id))
+    record = limited.driver.stores.volume_records.load(volumes.VolumeId(copy.volume_id))
     assert record.io_limits == NONE
 
 
@@ -393,7 +396,7 @@ async def test_an_unfinished_change_of_a_guest_ends_with_the_retry(limited: Benc
     target = limited.target("pod-a")
     await limited.stage(made.volume_id)
     await limited.publish(made.volume_id, target, deferred=True)
-    with pytest.raises(modify_volume.PublishInProgress):
+    with pytest.raises(io_limits.PublishInProgress):
         await limited.modify(made.volume_id, readIOPS="50")
     guest = end.add(target)
     guest.error = errors.PeerUnavailable("away")

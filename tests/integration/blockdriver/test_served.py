@@ -10,6 +10,7 @@ import pytest
 from google.protobuf.message import Message
 
 from crust.blockdriver import app
+from crust.blockdriver.controller.modify_volume import VolumeModifier
 from crust.host.files import flocks
 from crust.host.mounts import mount_capacity
 from crust.rpc import channel, csi, extensions
@@ -198,10 +199,10 @@ async def test_what_runs_beside_the_calls_does_not_end_unheard(
     """And the calls are served all the same."""
     driver = build(tmp_path)
 
-    def broken() -> None:
+    def broken(_: object) -> None:
         raise ValueError("a mistake of ours")
 
-    monkeypatch.setattr(driver.modifier, "cut_short", broken)
+    monkeypatch.setattr(VolumeModifier, "cut_short", broken)
     async with (
         app.running(
             driver,

@@ -39,7 +39,7 @@ async def filled(bench: Bench, *, leave: int) -> tuple[str, str]:
 
 async def test_a_snapshot_takes_no_room_that_is_promised_to_others(small: Bench) -> None:
     volume_id, _ = await filled(small, leave=16 * MIB)
-    if small.driver.state.backend.copies_at_once():
+    if small.driver.stores.backend.copies_at_once():
         await snapshot(small, volume_id)
     else:
         with pytest.raises(capacity.OutOfCapacity):
@@ -55,12 +55,12 @@ async def test_room_is_set_aside_before_a_copy_begins(
     small: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     volume_id, _ = await filled(small, leave=100 * MIB)
-    backend = small.driver.state.backend
+    backend = small.driver.stores.backend
     take, before = backend.take_snapshot, await room(small)
     meanwhile: list[int] = []
 
     def looking(image: protocol.Image) -> None:
-        meanwhile.append(small.driver.snapshots.volume_snapshots._capacity.available_bytes())
+        meanwhile.append(small.driver.stores.capacity.available_bytes())
         take(image)
 
     monkeypatch.setattr(backend, "take_snapshot", looking)

@@ -258,7 +258,7 @@ async def test_a_device_on_btrfs_writes_through_the_page_cache_so_that_clones_ha
     """With direct I/O every request left an extent there, and a clone of 2 GiB took four times that of 100 MiB."""
     volume = await pool.create("one", block())
     await up(pool, volume.volume_id, raw=True)
-    attachment = pool.driver.state.backend.attached(volume_records.volume_id_of("one"))
+    attachment = pool.driver.stores.backend.attached(volume_records.volume_id_of("one"))
     assert attachment is not None
     name = os.path.basename(attachment.source.path)
     on_btrfs = pool_type(pool) == "btrfs"
@@ -364,7 +364,7 @@ async def test_a_volume_is_not_touched_while_it_is_copied(cloning: Bench) -> Non
 async def test_a_freeze_that_a_dead_driver_left_is_undone_by_the_next(copying: Bench) -> None:
     source = await copying.create("source")
     target = await up(copying, source.volume_id)
-    attachment = copying.driver.state.backend.attached(volume_records.volume_id_of("source"))
+    attachment = copying.driver.stores.backend.attached(volume_records.volume_id_of("source"))
     assert attachment is not None
     entry = copying.root / "run" / "freezes" / source.volume_id
     entry.write_text(f"{boot.boot_id()} {attachment.source.identity}\n")
@@ -385,7 +385,7 @@ async def test_a_frozen_filesystem_that_was_unmounted_is_thawed_all_the_same(
     """Somebody unmounted it lazily: it lives on, holds the device, and no path leads to it."""
     source = await copying.create("source", mount(fs_type), size=size)
     target = await up(copying, source.volume_id, fs_type)
-    attachment = copying.driver.state.backend.attached(volume_records.volume_id_of("source"))
+    attachment = copying.driver.stores.backend.attached(volume_records.volume_id_of("source"))
     assert attachment is not None
     entry = copying.root / "run" / "freezes" / source.volume_id
     entry.write_text(f"{boot.boot_id()} {attachment.source.identity}\n")
@@ -405,7 +405,7 @@ async def test_a_frozen_filesystem_that_was_unmounted_is_thawed_all_the_same(
 async def test_a_freeze_of_what_is_gone_is_forgotten(copying: Bench) -> None:
     source = await copying.create("source")
     await up(copying, source.volume_id)
-    attachment = copying.driver.state.backend.attached(volume_records.volume_id_of("source"))
+    attachment = copying.driver.stores.backend.attached(volume_records.volume_id_of("source"))
     assert attachment is not None
     entry = copying.root / "run" / "freezes" / source.volume_id
     await copying.unpublish(source.volume_id, copying.target(source.volume_id))
@@ -422,7 +422,7 @@ async def test_what_takes_too_long_is_thawed_and_given_up(
 ) -> None:
     source = await copying.create("source")
     target = await up(copying, source.volume_id)
-    backend = copying.driver.state.backend
+    backend = copying.driver.stores.backend
     take = backend.take_snapshot
 
     def slowly(image: protocol.Image) -> None:
@@ -454,7 +454,7 @@ async def test_a_group_is_frozen_as_a_whole_before_its_first_member_is_taken(
     data = [os.urandom(MIB) for _ in made]
     for target, content in zip(targets, data, strict=True):
         write(target, "file", content)
-    backend = pool.driver.state.backend
+    backend = pool.driver.stores.backend
     take, seen = backend.take_snapshot, []
 
     def looking(image: protocol.Image) -> None:
@@ -528,7 +528,7 @@ async def test_a_group_with_a_raw_device_in_use_is_of_one_moment_where_copies_ta
     one, two = await cloning.create("one", block()), await cloning.create("two")
     await up(cloning, one.volume_id, raw=True)
     target = await up(cloning, two.volume_id)
-    backend = cloning.driver.state.backend
+    backend = cloning.driver.stores.backend
     take, seen = backend.take_snapshot, []
 
     def looking(image: protocol.Image) -> None:
@@ -558,7 +558,7 @@ async def test_raw_devices_of_a_group_are_copied_again_if_one_was_written_to_mea
     cloning: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids, targets = await raw_pair(cloning)
-    backend = cloning.driver.state.backend
+    backend = cloning.driver.stores.backend
     take = backend.take_snapshot
     taken: list[str] = []
 
@@ -583,7 +583,7 @@ async def test_raw_devices_that_are_always_written_to_have_no_one_moment(
     cloning: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids, targets = await raw_pair(cloning)
-    backend = cloning.driver.state.backend
+    backend = cloning.driver.stores.backend
     take, number = backend.take_snapshot, itertools.count()
 
     def interrupted(image: protocol.Image) -> None:

@@ -60,7 +60,7 @@ class Scene:
         self.guests.start(self.bench.target(volume_id), self.device(volume_id), inside, fs_type)
 
     def device(self, volume_id: str) -> str:
-        attachment = self.bench.driver.state.backend.attached(volumes.VolumeId(volume_id))
+        attachment = self.bench.driver.stores.backend.attached(volumes.VolumeId(volume_id))
         assert attachment is not None
         return attachment.source.path
 
@@ -136,7 +136,7 @@ async def test_a_group_of_guests_and_hosts_is_frozen_as_a_whole_before_its_first
     places = [*inside, await up(bench, made[2].volume_id)]
     for place in places:
         write(place, "file", b"file")
-    backend = bench.driver.state.backend
+    backend = bench.driver.stores.backend
     take, seen = backend.take_snapshot, []
 
     def looking(image: protocol.Image) -> None:
@@ -160,7 +160,7 @@ def meanwhile(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]
 ) -> pytest.MonkeyPatch:
     """Have `act` happen while an image is copied."""
-    backend = scene.bench.driver.state.backend
+    backend = scene.bench.driver.stores.backend
     take, clone = backend.take_snapshot, backend.clone
 
     def taking(image: protocol.Image) -> None:

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
+from crust.blockdriver.app import Driver
 from crust.blockdriver.controller import controller_publish
 from crust.blockdriver.controller.controller_publish import Attach, ControllerPublish
-from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.engines.protocol import StillAttached
-from crust.blockdriver.node.attach_limit import AttachSlots
+from crust.blockdriver.node.attach_slots import AttachSlots
 from crust.blockdriver.node.node_state import Staged
-from crust.blockdriver.node.state import State
 from crust.blockdriver.records import capability_check, published_nodes, volume_records
 from crust.blockdriver.records.volume_record import Attached, Usage
 from crust.host.mounts import mount_capacity
@@ -23,17 +22,17 @@ from tests.support.memory_backend import MemoryBackend
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> State:
+def state(tmp_path: Path) -> Driver:
     return driver_state.opened(tmp_path)
 
 
 @pytest.fixture
-def attacher(state: State) -> ControllerPublish:
-    return ControllerPublish(state, NODE)
+def attacher(state: Driver) -> ControllerPublish:
+    return state.controller_rules.attacher
 
 
-async def made(state: State, name: str = "pvc-1") -> volumes.VolumeId:
-    return (await Provisioner(state).create(driver_state.create(name))).volume_id
+async def made(state: Driver, name: str = "pvc-1") -> volumes.VolumeId:
+    return (await state.controller_rules.provisioner.create(driver_state.create(name))).volume_id
 
 
 def attach(
@@ -47,7 +46,7 @@ def attach(
 
 
 async def test_a_repeated_publish_is_fine_and_a_different_one_is_a_conflict(
-    state: State, attacher: ControllerPublish
+    state: Driver, attacher: ControllerPublish
 ) -> None:
     volume_id = await made(state)
     await attacher.attach(attach(volume_id))
@@ -59,17 +58,17 @@ async def test_a_repeated_publish_is_fine_and_a_different_one_is_a_conflict(
     ):
         with pytest.raises(controller_publish.PublishedToNodeDifferently):
             await attacher.attach(other)
-    assert attacher.published_nodes(state.volume_records.load(volume_id)) == (NODE,)
+    assert attacher.published_nodes(state.stores.volume_records.load(volume_id)) == (NODE,)
 
 
 async def test_a_publish_that_names_no_filesystem_is_the_same_before_and_after_there_is_one(
-    state: State, attacher: ControllerPublish
+    state: Driver, attacher: ControllerPublish
 ) -> None:
     create = driver_state.create("pvc-1", capability=mount("xfs"), required=320 * MIB)
-    volume_id = (await Provisioner(state).create(create)).volume_id
+    volume_id = (await state.controller_rules.provisioner.create(create)).volume_id
     await attacher.attach(attach(volume_id, mount("")))
-    staged = state.volume_records.load(volume_id).but(content="formatted", fs_type="xfs")
-    state.volume_records.save(staged)
+    staged = state.stores.volume_records.load(volume_id).but(content="formatted", fs_type="xfs")
+    state.stores.volume_records.save(staged)
     await attacher.attach(attach(volume_id, mount("")))
     await attacher.attach(attach(volume_id, mount("xfs")))
     await attacher.detach(volume_id, NODE)
@@ -80,7 +79,7 @@ async def test_a_publish_that_names_no_filesystem_is_the_same_before_and_after_t
 
 
 async def test_an_absent_volume_is_told_before_an_absent_node_and_that_before_a_bad_capability(
-    state: State, attacher: ControllerPublish
+    state: Driver, attacher: ControllerPublish
 ) -> None:
     bad = mount(mode=Mode.MULTI_NODE_MULTI_WRITER)
     with pytest.raises(volume_records.VolumeNotFound):
@@ -93,46 +92,48 @@ async def test_an_absent_volume_is_told_before_an_absent_node_and_that_before_a_
 
 
 async def test_a_volume_that_another_node_has_names_it_until_it_is_taken_from_there(
-    state: State, attacher: ControllerPublish
+    state: Driver, attacher: ControllerPublish
 ) -> None:
     volume_id = await made(state)
     usage = Usage(kind="mount", fs_type="ext4", mode=7)
     old = Attached(node_id="renamed-since", usage=usage, readonly=False)
-    state.volume_records.save(state.volume_records.load(volume_id).but(nodes=(old,)))
+    state.stores.volume_records.save(state.stores.volume_records.load(volume_id).but(nodes=(old,)))
     with pytest.raises(published_nodes.PublishedToOtherNode, match="renamed-since"):
         await attacher.attach(attach(volume_id))
     await attacher.detach(volume_id, NODE)
-    assert attacher.published_nodes(state.volume_records.load(volume_id)) == ("renamed-since",)
+    assert attacher.published_nodes(state.stores.volume_records.load(volume_id)) == (
+        "renamed-since",
+    )
     await attacher.detach(volume_id, "")
     await attacher.attach(attach(volume_id))
 
 
 async def test_a_publish_outlives_the_process_and_keeps_the_volume_from_being_deleted(
-    state: State, attacher: ControllerPublish, tmp_path: Path
+    state: Driver, attacher: ControllerPublish, tmp_path: Path
 ) -> None:
     volume_id = await made(state)
     await attacher.attach(attach(volume_id, readonly=True))
-    backend = state.backend
+    backend = state.stores.backend
     assert isinstance(backend, MemoryBackend)
     again = driver_state.opened(tmp_path, backend=backend)
-    assert published_nodes.is_readonly(again.volume_records.load(volume_id))
-    assert again.volume_records.index.on_node(NODE) == {volume_id}
+    assert published_nodes.is_readonly(again.stores.volume_records.load(volume_id))
+    assert again.stores.volume_records.index.on_node(NODE) == {volume_id}
     with pytest.raises(published_nodes.PublishedToOtherNode):
-        await Provisioner(again).delete(volume_id)
-    await ControllerPublish(again, NODE).detach(volume_id, NODE)
-    await ControllerPublish(again, NODE).detach(volume_id, NODE)
-    await Provisioner(again).delete(volume_id)
-    await ControllerPublish(again, NODE).detach(volume_id, "")
+        await again.controller_rules.provisioner.delete(volume_id)
+    await again.controller_rules.attacher.detach(volume_id, NODE)
+    await again.controller_rules.attacher.detach(volume_id, NODE)
+    await again.controller_rules.provisioner.delete(volume_id)
+    await again.controller_rules.attacher.detach(volume_id, "")
 
 
 async def test_the_last_slot_is_given_once(
-    state: State, attacher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
+    state: Driver, attacher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state.backend, "attach_limit", lambda: 2)
+    monkeypatch.setattr(state.stores.backend, "attach_limit", lambda: 2)
     ids = [await made(state, name) for name in "abc"]
     await attacher.attach(attach(ids[0]))
     await attacher.attach(attach(ids[1]))
-    with pytest.raises(controller_publish.AttachLimitReached):
+    with pytest.raises(published_nodes.AttachLimitReached):
         await attacher.attach(attach(ids[2]))
     await attacher.attach(attach(ids[1]))
     await attacher.detach(ids[0], NODE)
@@ -144,38 +145,38 @@ async def test_the_last_slot_is_given_once(
 
 
 async def test_what_pods_brought_by_themselves_takes_slots_too(
-    state: State, attacher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
+    state: Driver, attacher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state.backend, "attach_limit", lambda: 2)
+    monkeypatch.setattr(state.stores.backend, "attach_limit", lambda: 2)
     published, brought, third = [await made(state, name) for name in "abc"]
-    state.backend.attach(brought)
+    state.stores.backend.attach(brought)
     await attacher.attach(attach(published))
-    state.backend.attach(published)
+    state.stores.backend.attach(published)
     assert set(attacher.slots(NODE).taken) == {published, brought}
-    with pytest.raises(controller_publish.AttachLimitReached):
+    with pytest.raises(published_nodes.AttachLimitReached):
         await attacher.attach(attach(third))
     await attacher.attach(attach(brought))
     await attacher.detach(brought, NODE)
-    state.backend.detach(brought)
+    state.stores.backend.detach(brought)
     await attacher.attach(attach(third))
 
 
 async def test_a_staged_volume_is_where_it_is_and_is_not_taken_away(
-    state: State, attacher: ControllerPublish
+    state: Driver, attacher: ControllerPublish
 ) -> None:
     volume_id = await made(state)
     await attacher.attach(attach(volume_id))
-    state.backend.attach(volume_id)
-    state.node_state.note_staged(
+    state.stores.backend.attach(volume_id)
+    state.stores.node_state.note_staged(
         Staged(volume_id=volume_id, kind="mount", fs_type="ext4", paths=("/s",))
     )
     with pytest.raises(StillAttached):
         await attacher.detach(volume_id, "")
-    state.volume_records.save(state.volume_records.load(volume_id).but(nodes=()))
-    assert attacher.published_nodes(state.volume_records.load(volume_id)) == (NODE,)
-    state.backend.detach(volume_id)
-    state.node_state.forget_staged(volume_id)
-    assert attacher.published_nodes(state.volume_records.load(volume_id)) == ()
+    state.stores.volume_records.save(state.stores.volume_records.load(volume_id).but(nodes=()))
+    assert attacher.published_nodes(state.stores.volume_records.load(volume_id)) == (NODE,)
+    state.stores.backend.detach(volume_id)
+    state.stores.node_state.forget_staged(volume_id)
+    assert attacher.published_nodes(state.stores.volume_records.load(volume_id)) == ()
 
 
 @pytest.mark.parametrize(
@@ -183,29 +184,30 @@ async def test_a_staged_volume_is_where_it_is_and_is_not_taken_away(
     [(0, 0, 100, 100), (5, 0, 100, 5), (500, 0, 100, 500), (500, 300, 100, 300), (0, 30, 100, 30)],
 )
 def test_the_operator_knows_better_than_the_kernels_limits_and_nobody_better_than_the_engine(
-    state: State,
+    state: Driver,
     monkeypatch: pytest.MonkeyPatch,
     operator: int,
     engine: int,
     kernel: int,
     limit: int,
 ) -> None:
-    monkeypatch.setattr(state.backend, "attach_limit", lambda: engine)
-    monkeypatch.setattr(mount_capacity, "volumes", lambda: kernel)
-    assert dataclasses.replace(state, max_volumes=operator).attach_limit() == limit
+    monkeypatch.setattr(state.stores.backend, "attach_limit", lambda: engine)
+    monkeypatch.setattr(mount_capacity, "max_volumes", lambda: kernel)
+    live = dataclasses.replace(state.node_rules.live, max_volumes=operator)
+    assert live.attach_limit() == limit
 
 
 async def test_a_volume_that_no_controller_announced_takes_no_place_that_is_not_there(
-    state: State,
+    state: Driver,
 ) -> None:
     ids = [volumes.VolumeId(await made(state, name)) for name in "abc"]
-    places = AttachSlots(dataclasses.replace(state, max_volumes=2))
+    places = AttachSlots(dataclasses.replace(state.node_rules.live, max_volumes=2), NODE)
     with places.taking(ids[0]):
-        state.backend.attach(ids[0])
+        state.stores.backend.attach(ids[0])
     with places.taking(ids[1]):
-        with pytest.raises(controller_publish.AttachLimitReached), places.taking(ids[2]):
+        with pytest.raises(published_nodes.AttachLimitReached), places.taking(ids[2]):
             pytest.fail("it was given a place")
         with places.taking(ids[0]):  # it has its own
-            state.backend.detach(ids[0])
+            state.stores.backend.detach(ids[0])
     with places.taking(ids[2]):
-        state.backend.attach(ids[2])
+        state.stores.backend.attach(ids[2])

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
+from crust.blockdriver.app import Driver
 from crust.blockdriver.controller import capacity, create_volume, topology
 from crust.blockdriver.controller.create_volume import Provisioner
-from crust.blockdriver.controller.get_capacity import CapacityQuery, CapacityReport
+from crust.blockdriver.controller.get_capacity import CapacityQuery
 from crust.blockdriver.engines.protocol import PoolSpace
-from crust.blockdriver.node.state import State
 from tests.support import driver_state
 from tests.support.block_driver import MIB, Mode, mount
 from tests.support.memory_backend import ROOM_BYTES, MemoryBackend
@@ -22,13 +22,13 @@ ELSEWHERE = topology.segments({topology.KEY: "node-2"})
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> State:
+def state(tmp_path: Path) -> Driver:
     return driver_state.opened(tmp_path)
 
 
 @pytest.fixture
-def provisioner(state: State) -> Provisioner:
-    return Provisioner(state)
+def provisioner(state: Driver) -> Provisioner:
+    return state.controller_rules.provisioner
 
 
 def sized(name: str, size_bytes: int) -> create_volume.Create:
@@ -36,7 +36,7 @@ def sized(name: str, size_bytes: int) -> create_volume.Create:
 
 
 async def test_of_many_that_want_the_last_room_at_once_as_many_get_it_as_it_holds(
-    state: State, provisioner: Provisioner
+    state: Driver, provisioner: Provisioner
 ) -> None:
     wanted = ROOM_BYTES // 4
     answers = await asyncio.gather(
@@ -46,21 +46,21 @@ async def test_of_many_that_want_the_last_room_at_once_as_many_get_it_as_it_hold
     made = [each for each in answers if isinstance(each, create_volume.Volume)]
     refused = [each for each in answers if isinstance(each, capacity.OutOfCapacity)]
     assert (len(made), len(refused)) == (4, 8)
-    assert provisioner.room.available_bytes() == 0
-    assert len(state.volume_records.ids()) == 4
+    assert provisioner.capacity.available_bytes() == 0
+    assert len(state.stores.volume_records.ids()) == 4
     await provisioner.delete(made[0].volume_id)
-    assert provisioner.room.available_bytes() == wanted
+    assert provisioner.capacity.available_bytes() == wanted
 
 
 async def test_what_a_volume_has_written_is_not_counted_twice(
-    state: State, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
+    state: Driver, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await provisioner.create(sized("a", 4 * GIB))
-    assert provisioner.room.available_bytes() == ROOM_BYTES - 4 * GIB
-    space = state.backend.space()
+    assert provisioner.capacity.available_bytes() == ROOM_BYTES - 4 * GIB
+    space = state.stores.backend.space()
     written = dataclasses.replace(space, free_bytes=space.free_bytes - 3 * GIB)
-    monkeypatch.setattr(state.backend, "space", lambda: written)
-    assert provisioner.room.available_bytes() == ROOM_BYTES - 4 * GIB
+    monkeypatch.setattr(state.stores.backend, "space", lambda: written)
+    assert provisioner.capacity.available_bytes() == ROOM_BYTES - 4 * GIB
     await provisioner.create(sized("b", ROOM_BYTES - 4 * GIB))
     with pytest.raises(capacity.OutOfCapacity):
         await provisioner.create(sized("c", 16 * MIB))
@@ -71,13 +71,15 @@ async def test_what_a_volume_has_written_is_not_counted_twice(
 )
 @pytest.mark.parametrize("overcommit", [1.0, 3.0])
 def test_capacity_never_gives_the_spare(
-    state: State, monkeypatch: pytest.MonkeyPatch, size: int, spare: int, overcommit: float
+    state: Driver, monkeypatch: pytest.MonkeyPatch, size: int, spare: int, overcommit: float
 ) -> None:
-    pool = capacity.PoolCapacity(state.volume_records.index, state.backend, overcommit)
+    pool = capacity.PoolCapacity(
+        state.stores.volume_records.index, state.stores.backend, overcommit
+    )
 
     def free(**space: int) -> int:
         told = PoolSpace(**{"size_bytes": size, "free_bytes": size, "snapshot_bytes": 0} | space)
-        monkeypatch.setattr(state.backend, "space", lambda: told)
+        monkeypatch.setattr(state.stores.backend, "space", lambda: told)
         return pool.available_bytes()
 
     assert free() == size - spare
@@ -88,11 +90,11 @@ def test_capacity_never_gives_the_spare(
 
 
 def test_capacity_counts_the_blocks_of_snapshots_and_what_is_set_aside(
-    state: State, monkeypatch: pytest.MonkeyPatch
+    state: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = capacity.of(state)
-    space = dataclasses.replace(state.backend.space(), snapshot_bytes=2 * GIB)
-    monkeypatch.setattr(state.backend, "space", lambda: space)
+    pool = state.stores.capacity
+    space = dataclasses.replace(state.stores.backend.space(), snapshot_bytes=2 * GIB)
+    monkeypatch.setattr(state.stores.backend, "space", lambda: space)
     assert pool.available_bytes() == ROOM_BYTES - 2 * GIB
     pool.set_aside("a copy", GIB)
     assert pool.available_bytes() == ROOM_BYTES - 3 * GIB
@@ -101,14 +103,14 @@ def test_capacity_counts_the_blocks_of_snapshots_and_what_is_set_aside(
 
 
 async def test_growth_asks_for_the_difference_and_leaves_the_volume_as_it_was_if_refused(
-    state: State, provisioner: Provisioner
+    state: Driver, provisioner: Provisioner
 ) -> None:
     made = await provisioner.create(sized("a", 6 * GIB))
     with pytest.raises(capacity.OutOfCapacity):
         await driver_state.expand(
             state, made.volume_id, volumes.CapacityRange(ROOM_BYTES + MIB), None
         )
-    assert state.volume_records.load(made.volume_id).capacity_bytes == 6 * GIB
+    assert state.stores.volume_records.load(made.volume_id).capacity_bytes == 6 * GIB
     grown = await driver_state.expand(
         state, made.volume_id, volumes.CapacityRange(ROOM_BYTES), None
     )
@@ -119,7 +121,7 @@ async def test_overcommit_gives_more_than_there_is_but_no_single_volume_more(
     tmp_path: Path,
 ) -> None:
     state = driver_state.opened(tmp_path, overcommit=2.0)
-    provisioner = Provisioner(state)
+    provisioner = state.controller_rules.provisioner
     with pytest.raises(capacity.OutOfCapacity):
         await provisioner.create(sized("whole", ROOM_BYTES + MIB))
     for name in ("a", "b"):
@@ -129,19 +131,19 @@ async def test_overcommit_gives_more_than_there_is_but_no_single_volume_more(
 
 
 async def test_promises_outlive_the_process(
-    state: State, provisioner: Provisioner, tmp_path: Path
+    state: Driver, provisioner: Provisioner, tmp_path: Path
 ) -> None:
     await provisioner.create(sized("a", 9 * GIB))
-    backend = state.backend
+    backend = state.stores.backend
     assert isinstance(backend, MemoryBackend)
-    again = Provisioner(driver_state.opened(tmp_path, backend=backend))
-    assert again.room.available_bytes() == ROOM_BYTES - 9 * GIB
+    again = driver_state.opened(tmp_path, backend=backend).controller_rules.provisioner
+    assert again.capacity.available_bytes() == ROOM_BYTES - 9 * GIB
 
 
 def test_capacity_is_that_of_the_kind_and_place_that_is_asked_about(
-    state: State, provisioner: Provisioner
+    state: Driver, provisioner: Provisioner
 ) -> None:
-    offerer = CapacityReport(state, provisioner.room)
+    offerer = state.controller_rules.offerer
 
     def ask(
         capability: volumes.VolumeCapability | None = None, place: topology.Segments = ()
@@ -158,7 +160,7 @@ def test_capacity_is_that_of_the_kind_and_place_that_is_asked_about(
 
 
 async def test_a_volume_is_made_where_it_is_required_or_not_at_all(
-    state: State, provisioner: Provisioner
+    state: Driver, provisioner: Provisioner
 ) -> None:
     async def make(name: str, requisite: tuple[topology.Segments, ...]) -> create_volume.Volume:
         place = topology.requirement(requisite, requisite[:1])
@@ -167,7 +169,7 @@ async def test_a_volume_is_made_where_it_is_required_or_not_at_all(
     made = await make("a", (ELSEWHERE, HERE))
     with pytest.raises(topology.NotAccessible):
         await make("b", (ELSEWHERE,))
-    assert state.volume_records.ids() == (made.volume_id,)
+    assert state.stores.volume_records.ids() == (made.volume_id,)
     with pytest.raises(create_volume.ExistsDifferently, match="accessibility"):
         await make("a", (ELSEWHERE,))
     preferred = topology.requirement((), (ELSEWHERE,))

@@ -10,12 +10,12 @@ from typing import cast
 import pytest
 
 from crust import errors, volumes
+from crust.blockdriver.app import Driver
 from crust.blockdriver.controller import capacity, modify_volume
-from crust.blockdriver.controller.create_volume import ExistsDifferently, Provisioner
+from crust.blockdriver.controller.create_volume import ExistsDifferently
 from crust.blockdriver.controller.modify_volume import Change, Expanded, Expansion
 from crust.blockdriver.node import guests, io_limits
 from crust.blockdriver.node.node_state import Published
-from crust.blockdriver.node.state import State
 from crust.blockdriver.records import volume_records
 from crust.blockdriver.records.volume_record import Limits, Record
 from tests.support import crashes, driver_state
@@ -34,21 +34,21 @@ AFTER = volumes.IoLimits(read_iops=50, write_iops=200, read_bytes_per_second=MIB
 class Bench:
     """A volume with limits, and who can be told of others."""
 
-    state: State
+    state: Driver
     guests: FakeGuests
     throttle: FakeThrottle
     volume_id: volumes.VolumeId
 
     @property
     def limits(self) -> volumes.IoLimits:
-        return self.state.volume_records.load(self.volume_id).io_limits
+        return self.state.stores.volume_records.load(self.volume_id).io_limits
 
     async def change(self, what: Change = NEW) -> modify_volume.Outcome:
         return await driver_state.change(self.state, self.volume_id, what)
 
     def deferred(self, target: str = TARGETS[0], *, running: bool = True) -> Guest:
         """A guest that has the volume, and obeys the old limits."""
-        self.state.node_state.note_published(
+        self.state.stores.node_state.note_published(
             Published(
                 volume_id=self.volume_id, target=target, kind="mount", fs_type="ext4",
                 mode=Mode.SINGLE_NODE_MULTI_WRITER.value, options=(), readonly=False,
@@ -71,11 +71,11 @@ def killed(_call: str) -> None:
 @pytest.fixture
 async def bench(tmp_path: Path) -> Bench:
     throttle, runtime_guests = FakeThrottle(), FakeGuests()
-    state = replace(driver_state.opened(tmp_path), guests=runtime_guests, throttle=throttle)
+    state = driver_state.opened(tmp_path, runtime_guests=runtime_guests, throttle=throttle)
     request = replace(
         driver_state.create(required=64 * MIB), limits=(("read_iops", 100), ("write_iops", 200))
     )
-    made = await Provisioner(state).create(request)
+    made = await state.controller_rules.provisioner.create(request)
     return Bench(state, runtime_guests, throttle, made.volume_id)
 
 
@@ -83,7 +83,7 @@ async def test_a_volume_that_nobody_uses_is_changed_on_record(bench: Bench) -> N
     assert bench.limits == OLD
     assert await bench.change() == modify_volume.Outcome()
     assert bench.limits == AFTER
-    assert bench.state.volume_records.load(bench.volume_id).limits_before is None
+    assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
     assert await bench.change() == modify_volume.Outcome()
     assert bench.limits == AFTER
 
@@ -112,18 +112,18 @@ async def test_a_guest_that_refuses_leaves_all_as_it_was(bench: Bench) -> None:
     outcome = await bench.change()
     assert str(outcome.unmodified) == "the handler cannot limit"
     assert (bench.limits, first.obeyed, second.obeyed) == (OLD, OLD, OLD)
-    assert bench.state.volume_records.load(bench.volume_id).limits_before is None
+    assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
 
 
 async def test_a_guest_that_is_away_leaves_the_intent_and_a_retry_finishes_it(bench: Bench) -> None:
     guest = bench.deferred()
     guest.error = errors.PeerUnavailable("the handler is away")
     assert isinstance((await bench.change()).unmodified, errors.PeerUnavailable)
-    assert bench.state.volume_records.load(bench.volume_id).limits_before == Limits.of(OLD)
+    assert bench.state.stores.volume_records.load(bench.volume_id).limits_before == Limits.of(OLD)
     guest.error = None
     assert await bench.change() == modify_volume.Outcome()
     assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
-    assert bench.state.volume_records.load(bench.volume_id).limits_before is None
+    assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
 
 
 async def test_what_held_before_an_unfinished_change_comes_back_when_its_retry_is_refused(
@@ -135,27 +135,29 @@ async def test_what_held_before_an_unfinished_change_comes_back_when_its_retry_i
     guest.error = errors.NotReady("this handler cannot limit")
     assert isinstance((await bench.change()).unmodified, errors.NotReady)
     assert bench.limits == OLD
-    assert bench.state.volume_records.load(bench.volume_id).limits_before is None
+    assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
 
 
 async def test_a_publish_that_is_just_being_made_is_waited_for(bench: Bench) -> None:
     bench.deferred()
     bench.guests.by_target.clear()
-    assert isinstance((await bench.change()).unmodified, modify_volume.PublishInProgress)
+    assert isinstance((await bench.change()).unmodified, io_limits.PublishInProgress)
     assert bench.limits == OLD
 
 
 async def test_guests_out_of_reach_refuse_before_anything_is_written(bench: Bench) -> None:
     bench.deferred()
-    bench.state = replace(bench.state, guests=guests.UnreachableGuests())
+    unreachable = replace(bench.state.node_rules.io_limits, guests=guests.UnreachableGuests())
+    modifier = replace(bench.state.controller_rules.modifier, enforcement=unreachable)
     with crashes.at_call(0, killed):
-        assert isinstance((await bench.change()).unmodified, guests.NoRuntimeSocket)
+        outcome = await modifier.apply(bench.volume_id, NEW)
+    assert isinstance(outcome.unmodified, guests.NoRuntimeSocket)
     assert bench.limits == OLD
 
 
 async def test_a_kernel_that_refuses_leaves_all_as_it_was(bench: Bench) -> None:
     guest = bench.deferred()
-    bench.state.backend.attach(bench.volume_id)
+    bench.state.stores.backend.attach(bench.volume_id)
     bench.throttle.failure = errors.RuntimeFailed("the kernel says no")
     assert str((await bench.change()).unmodified) == "the kernel says no"
     assert (bench.limits, guest.obeyed, bench.guests.asked) == (OLD, OLD, [])
@@ -163,13 +165,13 @@ async def test_a_kernel_that_refuses_leaves_all_as_it_was(bench: Bench) -> None:
 
 async def test_size_and_limits_are_one_write(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Record] = []
-    save = bench.state.volume_records.save
+    save = bench.state.stores.volume_records.save
 
     def noted(record: Record) -> Record:
         written.append(record)
         return save(record)
 
-    monkeypatch.setattr(bench.state.volume_records, "save", noted)
+    monkeypatch.setattr(bench.state.stores.volume_records, "save", noted)
     expansion = Expansion(volumes.CapacityRange(128 * MIB), mount())
     outcome = await bench.change(replace(NEW, expansion=expansion))
     assert outcome == modify_volume.Outcome(Expanded(128 * MIB, node_expansion_required=True))
@@ -184,7 +186,7 @@ async def test_a_size_that_is_not_possible_is_no_reason_to_refuse_the_limits(ben
     assert isinstance(outcome.expanded, capacity.OutOfCapacity)
     assert outcome.unmodified is None
     assert bench.limits == AFTER
-    assert bench.state.volume_records.load(bench.volume_id).capacity_bytes == 64 * MIB
+    assert bench.state.stores.volume_records.load(bench.volume_id).capacity_bytes == 64 * MIB
 
 
 async def test_limits_that_are_refused_are_no_reason_to_refuse_the_size(bench: Bench) -> None:
@@ -193,7 +195,7 @@ async def test_limits_that_are_refused_are_no_reason_to_refuse_the_size(bench: B
     outcome = await bench.change(replace(NEW, expansion=expansion))
     assert isinstance(outcome.expanded, Expanded)
     assert isinstance(outcome.unmodified, errors.NotReady)
-    record = bench.state.volume_records.load(bench.volume_id)
+    record = bench.state.stores.volume_records.load(bench.volume_id)
     assert (record.capacity_bytes, record.io_limits) == (128 * MIB, OLD)
 
 
@@ -204,7 +206,7 @@ async def test_an_expansion_alone_tells_no_guest(bench: Bench) -> None:
 
 
 async def test_a_repeated_create_must_name_the_limits_that_there_are(bench: Bench) -> None:
-    provisioner = Provisioner(bench.state)
+    provisioner = bench.state.controller_rules.provisioner
     plain = driver_state.create(required=64 * MIB)
     same = replace(plain, limits=(("read_iops", 100), ("write_iops", 200)))
     assert (await provisioner.create(same)).volume_id == bench.volume_id
@@ -215,14 +217,14 @@ async def test_a_repeated_create_must_name_the_limits_that_there_are(bench: Benc
 async def test_mutable_parameters_come_before_the_classs(bench: Bench) -> None:
     sent = {"readIOPS": "300", "writeIOPS": "400"}
     request = replace(driver_state.create("other", sent=sent), limits=(("read_iops", 30),))
-    made = await Provisioner(bench.state).create(request)
-    record = bench.state.volume_records.load(made.volume_id)
+    made = await bench.state.controller_rules.provisioner.create(request)
+    record = bench.state.stores.volume_records.load(made.volume_id)
     assert record.io_limits == volumes.IoLimits(read_iops=30, write_iops=400)
 
 
 async def test_what_is_validated_is_what_the_volume_has_now(bench: Bench) -> None:
     async def why(**sent: str) -> str:
-        provisioner = Provisioner(bench.state)
+        provisioner = bench.state.controller_rules.provisioner
         return await provisioner.validate(bench.volume_id, (mount(),), {}, {}, sent)
 
     assert await why(readIOPS="100") == ""
@@ -234,7 +236,7 @@ async def test_what_is_validated_is_what_the_volume_has_now(bench: Bench) -> Non
 
 
 async def test_a_record_from_before_limits_has_none(bench: Bench) -> None:
-    path = Path(bench.state.volume_records._path(bench.volume_id))
+    path = Path(bench.state.stores.volume_records._path(bench.volume_id))
     text = path.read_text()
     start, end = text.index(',"limits":'), text.index("}", text.index(',"limits":')) + 1
     path.write_text(text[:start] + text[end:].replace(',"limits_before":null', ""))
@@ -245,11 +247,11 @@ async def test_a_change_that_was_cut_short_is_made_where_no_guest_has_the_volume
     bench: Bench,
 ) -> None:
     """The start has set it, so a refusal of the next change goes back to it and not to what was before."""
-    record = bench.state.volume_records.load(bench.volume_id)
+    record = bench.state.stores.volume_records.load(bench.volume_id)
     cut_short = record.but(limits=Limits(read_iops=70), limits_before=record.limits)
-    bench.state.volume_records.save(cut_short)
-    bench.state.backend.attach(bench.volume_id)
-    assert modify_volume.VolumeModifier(bench.state, capacity.of(bench.state)).cut_short() == ()
+    bench.state.stores.volume_records.save(cut_short)
+    bench.state.stores.backend.attach(bench.volume_id)
+    assert bench.state.controller_rules.modifier.cut_short() == ()
     bench.throttle.failure = errors.RuntimeFailed("the kernel says no")
     assert (await bench.change()).unmodified is not None
     assert bench.limits == volumes.IoLimits(read_iops=70)
@@ -258,9 +260,9 @@ async def test_a_change_that_was_cut_short_is_made_where_no_guest_has_the_volume
 async def test_what_was_cut_short_before_a_guest_was_told_is_found_and_finished(
     bench: Bench,
 ) -> None:
-    modifier = modify_volume.VolumeModifier(bench.state, capacity.of(bench.state))
+    modifier = bench.state.controller_rules.modifier
     guest = bench.deferred()
-    bench.state.backend.attach(bench.volume_id)
+    bench.state.stores.backend.attach(bench.volume_id)
     assert modifier.cut_short() == ()
     guest.error = errors.PeerUnavailable("the handler is away")
     await bench.change()
@@ -273,10 +275,13 @@ async def test_what_was_cut_short_before_a_guest_was_told_is_found_and_finished(
 
 async def restarted(bench: Bench, root: Path) -> None:
     """The driver starts again, and does what it does then."""
-    reopened = driver_state.opened(root, backend=cast("MemoryBackend", bench.state.backend))
-    bench.state = replace(reopened, guests=bench.guests, throttle=bench.throttle)
-    io_limits.recover(bench.state)
-    modifier = modify_volume.VolumeModifier(bench.state, capacity.of(bench.state))
+    bench.state = driver_state.opened(
+        root,
+        backend=cast("MemoryBackend", bench.state.stores.backend),
+        runtime_guests=bench.guests,
+        throttle=bench.throttle,
+    )
+    modifier = bench.state.controller_rules.modifier
     for volume_id in await asyncio.to_thread(modifier.cut_short):
         await modifier.apply(volume_id, Change(limits=()))
 
@@ -286,7 +291,7 @@ async def test_wherever_it_is_killed_record_and_guests_say_the_same_after_the_ne
     bench: Bench, tmp_path: Path, *, refuses: bool
 ) -> None:
     first, second = bench.deferred(TARGETS[0]), bench.deferred(TARGETS[1])
-    bench.state.backend.attach(bench.volume_id)
+    bench.state.stores.backend.attach(bench.volume_id)
     seen = set()
     for number in itertools.count():
         second.error = None
@@ -297,7 +302,7 @@ async def test_wherever_it_is_killed_record_and_guests_say_the_same_after_the_ne
         if count() <= number:
             break
         await restarted(bench, tmp_path)
-        assert bench.state.volume_records.load(bench.volume_id).limits_before is None
+        assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
         assert bench.limits == first.obeyed
         assert refuses or bench.limits == second.obeyed
         seen.add(bench.limits)
@@ -309,7 +314,7 @@ async def test_wherever_it_is_killed_the_retry_finishes_size_and_limits_together
     bench: Bench, tmp_path: Path
 ) -> None:
     guest = bench.deferred()
-    backend = cast("MemoryBackend", bench.state.backend)
+    backend = cast("MemoryBackend", bench.state.stores.backend)
     backend.attach(bench.volume_id)
     for number in itertools.count():
         await bench.change(Change(limits=tuple(asdict(OLD).items())))
@@ -320,7 +325,7 @@ async def test_wherever_it_is_killed_the_retry_finishes_size_and_limits_together
         if count() <= number:
             break
         await restarted(bench, tmp_path)
-        record = bench.state.volume_records.load(bench.volume_id)
+        record = bench.state.stores.volume_records.load(bench.volume_id)
         assert record.capacity_bytes <= backend.images[bench.volume_id]
         assert bench.limits == guest.obeyed
         done = Expanded(wanted, node_expansion_required=True)
@@ -333,7 +338,7 @@ async def test_a_disk_that_is_full_at_any_moment_leaves_nothing_that_a_retry_doe
     bench: Bench, tmp_path: Path
 ) -> None:
     guest = bench.deferred()
-    bench.state.backend.attach(bench.volume_id)
+    bench.state.stores.backend.attach(bench.volume_id)
     for number in itertools.count():
         await bench.change(Change(limits=tuple(asdict(OLD).items())))
         failed = False
@@ -356,6 +361,6 @@ async def test_a_record_that_cannot_be_read_keeps_no_other_volume_from_its_guest
     bench: Bench,
 ) -> None:
     bench.deferred()
-    bench.state.backend.attach(bench.volume_id)
-    Path(bench.state.volume_records._path(bench.volume_id)).write_text("not JSON")
-    assert modify_volume.VolumeModifier(bench.state, capacity.of(bench.state)).cut_short() == ()
+    bench.state.stores.backend.attach(bench.volume_id)
+    Path(bench.state.stores.volume_records._path(bench.volume_id)).write_text("not JSON")
+    assert bench.state.controller_rules.modifier.cut_short() == ()

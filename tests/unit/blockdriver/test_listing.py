@@ -6,39 +6,36 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
+from crust.blockdriver.app import Driver
 from crust.blockdriver.controller import list_volumes
-from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.controller.list_volumes import VolumeLister
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.node import ephemeral
-from crust.blockdriver.node.state import State
-from crust.blockdriver.records import volume_records
+from crust.blockdriver.records import ephemeral_names, volume_records
 from crust.blockdriver.records.health import HealthCheck, Kind
 from tests.support import driver_state
 from tests.support.block_driver import MIB
-from tests.support.driver_state import NODE
 from tests.support.memory_backend import MemoryBackend
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> State:
+def state(tmp_path: Path) -> Driver:
     return driver_state.opened(tmp_path)
 
 
 @pytest.fixture
-def provisioner(state: State) -> Provisioner:
-    return Provisioner(state)
+def provisioner(state: Driver) -> Provisioner:
+    return state.controller_rules.provisioner
 
 
 @pytest.fixture
-def health_check(state: State, provisioner: Provisioner) -> HealthCheck:
-    return HealthCheck(state.volume_records, state.backend, provisioner.room.available_bytes)
+def health_check(state: Driver) -> HealthCheck:
+    return state.controller_rules.health_check
 
 
 @pytest.fixture
-def lister(state: State, health_check: HealthCheck) -> VolumeLister:
-    return VolumeLister(state, ControllerPublish(state, NODE), health_check)
+def lister(state: Driver) -> VolumeLister:
+    return state.controller_rules.lister
 
 
 async def volumes_made(provisioner: Provisioner, count: int) -> list[volumes.VolumeId]:
@@ -98,11 +95,13 @@ def test_a_negative_count_is_refused(lister: VolumeLister) -> None:
 
 
 async def test_what_is_half_made_is_not_listed_and_takes_no_place_on_a_page(
-    state: State, provisioner: Provisioner, lister: VolumeLister
+    state: Driver, provisioner: Provisioner, lister: VolumeLister
 ) -> None:
     made = await volumes_made(provisioner, 4)
     for each in made[1:]:
-        state.volume_records.save(state.volume_records.load(each).but(phase="deleting"))
+        state.stores.volume_records.save(
+            state.stores.volume_records.load(each).but(phase="deleting")
+        )
     page, token = lister.page(1, "")
     assert (ids(page), token) == ([made[0]], "")
     with pytest.raises(volume_records.VolumeNotFound):
@@ -110,10 +109,10 @@ async def test_what_is_half_made_is_not_listed_and_takes_no_place_on_a_page(
 
 
 async def test_a_pods_own_volume_is_in_no_list(
-    state: State, provisioner: Provisioner, lister: VolumeLister, health_check: HealthCheck
+    state: Driver, provisioner: Provisioner, lister: VolumeLister, health_check: HealthCheck
 ) -> None:
     made = await volumes_made(provisioner, 1)
-    inline = ephemeral.id_of("csi-0")
+    inline = ephemeral_names.id_of("csi-0")
     await provisioner.create(driver_state.create("\0ephemeral\0csi-0", required=16 * MIB))
     assert ids(lister.page(0, "")[0]) == made
     assert [each.volume_id for each in lister.health_page(0, "")[0]] == made
@@ -121,18 +120,18 @@ async def test_a_pods_own_volume_is_in_no_list(
 
 
 async def test_lost_and_damaged_volumes_are_told_and_still_listed(
-    state: State,
+    state: Driver,
     provisioner: Provisioner,
     lister: VolumeLister,
     health_check: HealthCheck,
     tmp_path: Path,
 ) -> None:
     well, lost, short, unreadable = await volumes_made(provisioner, 4)
-    backend = state.backend
+    backend = state.stores.backend
     assert isinstance(backend, MemoryBackend)
     del backend.images[lost]
     backend.images[short] = MIB
-    Path(f"{tmp_path}/records/{unreadable}.json").write_text("{")
+    Path(f"{tmp_path}/state/records/{unreadable}.json").write_text("{")
     stray = volume_records.volume_id_of("nobody's")
     backend.images[stray] = MIB
     found = {each.volume_id: each for each in lister.health_page(0, "")[0]}
@@ -154,28 +153,28 @@ async def test_lost_and_damaged_volumes_are_told_and_still_listed(
 
 
 async def test_a_restart_lists_the_same_and_survives_a_record_that_cannot_be_read(
-    state: State, provisioner: Provisioner, tmp_path: Path
+    state: Driver, provisioner: Provisioner, tmp_path: Path
 ) -> None:
     made = await volumes_made(provisioner, 3)
-    Path(f"{tmp_path}/records/{made[1]}.json").write_text("{")
-    os.chmod(f"{tmp_path}/records/{made[1]}.json", 0o600)
+    Path(f"{tmp_path}/state/records/{made[1]}.json").write_text("{")
+    os.chmod(f"{tmp_path}/state/records/{made[1]}.json", 0o600)
     again = driver_state.opened(tmp_path)
-    assert list(again.volume_records.ids()) == made
-    assert again.volume_records.index.reserved_bytes() == 32 * MIB
+    assert list(again.stores.volume_records.ids()) == made
+    assert again.stores.volume_records.index.reserved_bytes() == 32 * MIB
 
 
 async def test_the_pool_is_unwell_when_it_cannot_be_used_or_has_no_room(
-    state: State,
+    state: Driver,
     provisioner: Provisioner,
     health_check: HealthCheck,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert health_check.pool() == ()
-    monkeypatch.setattr(state.backend, "space", lambda: protocol.PoolSpace(0, 0, 0))
+    monkeypatch.setattr(state.stores.backend, "space", lambda: protocol.PoolSpace(0, 0, 0))
     assert [each.reason for each in health_check.pool()] == ["PoolFull"]
 
     def away() -> None:
         raise errors.NotReady("the pool is away")
 
-    monkeypatch.setattr(state.backend, "check", away)
+    monkeypatch.setattr(state.stores.backend, "check", away)
     assert [each.reachable for each in health_check.pool()] == [False]

@@ -6,38 +6,26 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
+from crust.blockdriver.app import Driver
 from crust.blockdriver.controller import create_volume, parameters, volume_size
 from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.node.node_expand import AboveLimit
-from crust.blockdriver.node.node_state import NodeState
-from crust.blockdriver.node.state import State
 from crust.blockdriver.records import capability_check, volume_records
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.volume_records import AboveLimit
 from tests.support import driver_state
 from tests.support.block_driver import MIB, Mode, block, mount
-from tests.support.memory_backend import MemoryBackend
 
 GIB = 1024 * MIB
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> State:
-    made = State(
-        volume_records=VolumeRecords(f"{tmp_path}/records"),
-        node_state=NodeState(f"{tmp_path}/run"),
-        backend=MemoryBackend(),
-        fs_types=("ext4", "xfs"),
-        target_roots=("/",),
-    )
-    made.volume_records.open()
-    made.node_state.open("00000000-0000-0000-0000-000000000000")
-    return made
+def state(tmp_path: Path) -> Driver:
+    return driver_state.opened(tmp_path)
 
 
 @pytest.fixture
-def provisioner(state: State) -> Provisioner:
-    return Provisioner(state)
+def provisioner(state: Driver) -> Provisioner:
+    return state.controller_rules.provisioner
 
 
 def create(
@@ -118,7 +106,7 @@ async def test_a_name_that_is_taken_by_another_volume_is_a_conflict(
 
 
 async def test_a_repeated_request_gets_the_same_volume_even_after_it_grew(
-    state: State, provisioner: Provisioner
+    state: Driver, provisioner: Provisioner
 ) -> None:
     first = await provisioner.create(create(required=GIB))
     await driver_state.expand(state, first.volume_id, volumes.CapacityRange(2 * GIB), None)
@@ -151,73 +139,75 @@ async def test_parameters_become_the_volume_context_and_nothing_else_does(
     ],
 )
 async def test_a_parameter_that_means_nothing_is_refused(
-    provisioner: Provisioner, state: State, key: str, value: str
+    provisioner: Provisioner, state: Driver, key: str, value: str
 ) -> None:
     with pytest.raises(errors.InvalidRequest):
         await provisioner.create(create(sent={key: value}))
-    assert list(state.volume_records.ids()) == []
+    assert list(state.stores.volume_records.ids()) == []
 
 
 @pytest.mark.parametrize(
     "capability",
     [
-        mount("btrfs"),
+        mount("ntfs"),
         mount(mode=Mode.MULTI_NODE_MULTI_WRITER),
         mount("ext4", "bind"),
         mount("ext4", "password=x1y2"),
     ],
 )
 async def test_a_capability_that_cannot_be_honoured_is_refused_before_anything_is_made(
-    provisioner: Provisioner, state: State, capability: volumes.VolumeCapability
+    provisioner: Provisioner, state: Driver, capability: volumes.VolumeCapability
 ) -> None:
     with pytest.raises(capability_check.CapabilityNotSupported) as caught:
         await provisioner.create(create(capability=capability))
     assert "x1y2" not in str(caught.value)
-    assert list(state.volume_records.ids()) == []
+    assert list(state.stores.volume_records.ids()) == []
 
 
-async def test_a_full_pool_leaves_no_record_behind(provisioner: Provisioner, state: State) -> None:
+async def test_a_full_pool_leaves_no_record_behind(provisioner: Provisioner, state: Driver) -> None:
     with pytest.raises(errors.Exhausted):
         await provisioner.create(create(required=100 * GIB))
-    assert list(state.volume_records.ids()) == []
+    assert list(state.stores.volume_records.ids()) == []
 
 
 async def test_an_image_that_nobody_recorded_is_not_overwritten(
-    provisioner: Provisioner, state: State
+    provisioner: Provisioner, state: Driver
 ) -> None:
-    state.backend.create(volume_records.volume_id_of("pvc-1"), MIB)
+    state.stores.backend.create(volume_records.volume_id_of("pvc-1"), MIB)
     with pytest.raises(create_volume.OrphanImage):
         await provisioner.create(create())
 
 
 async def test_a_volume_in_use_is_not_deleted_and_an_unknown_one_is_gone_already(
-    provisioner: Provisioner, state: State
+    provisioner: Provisioner, state: Driver
 ) -> None:
     made = await provisioner.create(create())
-    state.backend.attach(made.volume_id)
+    state.stores.backend.attach(made.volume_id)
     with pytest.raises(protocol.StillAttached):
         await provisioner.delete(made.volume_id)
-    state.backend.detach(made.volume_id)
+    state.stores.backend.detach(made.volume_id)
     await provisioner.delete(made.volume_id)
     await provisioner.delete(made.volume_id)
     await provisioner.delete(volumes.VolumeId("../../etc"))
 
 
 async def test_a_delete_that_was_cut_short_is_finished_by_a_create_of_the_same_name(
-    provisioner: Provisioner, state: State
+    provisioner: Provisioner, state: Driver
 ) -> None:
     made = await provisioner.create(create(required=GIB))
-    record = state.volume_records.load(made.volume_id)
-    state.volume_records.save(record.but(phase="deleting", content="formatted", fs_type="ext4"))
+    record = state.stores.volume_records.load(made.volume_id)
+    state.stores.volume_records.save(
+        record.but(phase="deleting", content="formatted", fs_type="ext4")
+    )
     with pytest.raises(volume_records.VolumeNotFound):
         await driver_state.expand(state, made.volume_id, volumes.CapacityRange(2 * GIB), None)
     await provisioner.create(create(required=64 * MIB))
-    again = state.volume_records.load(made.volume_id)
+    again = state.stores.volume_records.load(made.volume_id)
     assert (again.content, again.capacity_bytes) == ("new", 64 * MIB)
 
 
 async def test_expanding_rounds_up_keeps_the_limit_and_never_shrinks(
-    state: State, provisioner: Provisioner
+    state: Driver, provisioner: Provisioner
 ) -> None:
     made = await provisioner.create(create(required=GIB))
     grown = await driver_state.expand(state, made.volume_id, volumes.CapacityRange(GIB + 1), None)

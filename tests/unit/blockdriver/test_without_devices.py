@@ -58,7 +58,7 @@ async def take(driver: app.Driver, volume_id: str) -> str:
 
 async def test_a_volume_lives_is_copied_told_changed_and_removed(driver: app.Driver) -> None:
     one = await create(driver, "one")
-    driver.state.backend.attach(one)
+    driver.stores.backend.attach(one)
     taken = await take(driver, one)
     await create(driver, "restored", snapshot=taken)
     await create(driver, "clone", source=one)
@@ -83,8 +83,8 @@ async def test_a_volume_lives_is_copied_told_changed_and_removed(driver: app.Dri
     delete = csi_pb2.DeleteVolumeRequest(volume_id=one)
     with pytest.raises(protocol.StillAttached, match="hypervisor"):
         await driver.controller.DeleteVolume(delete, caller())
-    await driver.garbage_collector.sweep(grace_s=0)
-    assert driver.state.backend.attached(one) is None, "it was never staged"
+    await driver.collect_garbage(grace_s=0)
+    assert driver.stores.backend.attached(one) is None, "it was never staged"
     await driver.controller.DeleteVolume(delete, caller())
     await driver.snapshots.volume_snapshots.create("again", volume_records.volume_id_of("clone"))
 
@@ -93,9 +93,9 @@ async def test_a_guest_that_opens_the_image_itself_stands_still_for_a_snapshot(
     driver: app.Driver, runtime_guests: FakeGuests, tmp_path: Path
 ) -> None:
     one, target = await create(driver, "one"), str(tmp_path / "target")
-    driver.state.backend.attach(one)
+    driver.stores.backend.attach(one)
     guest = runtime_guests.add(target)
-    driver.state.node_state.note_published(
+    driver.stores.node_state.note_published(
         Published(
             volume_id=one,
             target=target,

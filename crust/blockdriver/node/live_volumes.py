@@ -1,0 +1,96 @@
+"""Which volumes this node has at this moment: what was written down, held against what the kernel says.
+
+The node state remembers stages and publishes, and can be lost or stale; the engine and mountinfo are the truth. Who
+needs to know whether a volume is really attached, staged or published asks here.
+"""
+
+from dataclasses import dataclass
+
+from crust import errors, volumes
+from crust.blockdriver.engines.protocol import Attachment, Backend, Source
+from crust.blockdriver.node.node_state import NodeState, Published
+from crust.host.mounts import device_mounts, mount_capacity, mountinfo
+
+
+class NotStaged(errors.NotReady):
+    """A volume is to be used that was not staged, or whose device is gone since."""
+
+    def __init__(self, volume_id: str, why: str = "") -> None:
+        super().__init__(
+            f"{volume_id} is not staged on this node", why=why, hint="call NodeStageVolume first"
+        )
+        self.volume_id = volume_id
+
+
+@dataclass(frozen=True, slots=True)
+class LiveVolumes:
+    """Every method may block. `max_volumes` is the operator's limit; 0: as many as the kernel's limits allow."""
+
+    node_state: NodeState
+    backend: Backend
+    max_volumes: int = 0
+
+    def attach_limit(self) -> int:
+        """How many volumes this node can hold at once; what the engine can have attached is a bound for anybody."""
+        wanted = self.max_volumes or mount_capacity.max_volumes()
+        return min(wanted, self.backend.attach_limit() or wanted)
+
+    def attached_ids(self) -> tuple[volumes.VolumeId, ...]:
+        """The volumes that may be attached, whoever attached them."""
+        return self.backend.attached_here()
+
+    def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """How the volume is attached, if it is."""
+        return self.backend.attached(volume_id)
+
+    def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """Let an attached volume take its image's size."""
+        return self.backend.refresh(volume_id)
+
+    def staging_paths(self, volume_id: volumes.VolumeId) -> tuple[str, ...]:
+        """Where the volume is staged; empty if it is not."""
+        staged = self.node_state.staged(volume_id)
+        return () if staged is None else staged.paths
+
+    def forget_staged(self, volume_id: volumes.VolumeId) -> None:
+        """Forget the stage of a volume whose device is gone."""
+        self.node_state.forget_staged(volume_id)
+
+    def staged_attachment(self, volume_id: volumes.VolumeId) -> Attachment:
+        """The device of a staged volume; raises `NotStaged`."""
+        if self.node_state.staged(volume_id) is None:
+            raise NotStaged(volume_id)
+        attachment = self.backend.attached(volume_id)
+        if attachment is None:
+            raise NotStaged(volume_id, "its device was detached behind the driver's back")
+        return attachment
+
+    def published(self, target: volumes.TargetPath) -> Published | None:
+        """The publish at a target if it still stands, whichever volume's."""
+        entry = self.node_state.published(target)
+        if entry is None:
+            return None
+        attachment = self.backend.attached(volumes.VolumeId(entry.volume_id))
+        return entry if _is_live(entry, attachment.source if attachment else None) else None
+
+    def live_publishes(self, volume_id: volumes.VolumeId) -> tuple[Published, ...]:
+        """Where the volume is published."""
+        entries = self.node_state.published_of(volume_id)
+        if not entries:
+            return ()
+        attachment = self.backend.attached(volume_id)
+        device = attachment.device if attachment else None
+        return tuple(entry for entry in entries if _is_live(entry, device))
+
+    def deferred_targets(self, volume_id: volumes.VolumeId) -> tuple[volumes.TargetPath, ...]:
+        """Where the volume is published to guests."""
+        entries = self.node_state.published_of(volume_id)
+        return tuple(volumes.TargetPath(each.target) for each in entries if each.deferred)
+
+
+def _is_live(entry: Published, device: Source | None) -> bool:
+    """A deferred publish stands by its entry, another one by its mount."""
+    if entry.deferred:
+        return True
+    mount = mountinfo.at(entry.target)
+    return mount is not None and device is not None and device_mounts.shows(mount, device)

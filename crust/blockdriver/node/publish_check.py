@@ -1,0 +1,66 @@
+"""Whether a volume may be published as a request says: one check for publishes on the host and to guests."""
+
+from dataclasses import dataclass
+
+from crust.blockdriver.engines.protocol import Attachment
+from crust.blockdriver.node import publish_rules
+from crust.blockdriver.node.live_volumes import LiveVolumes, NotStaged
+from crust.blockdriver.node.node_state import NodeState, Published
+from crust.blockdriver.node.publish_rules import Publish
+from crust.blockdriver.records import capability_check, published_nodes
+from crust.blockdriver.records.capability_check import SupportedCapabilities
+from crust.blockdriver.records.volume_record import Record
+from crust.blockdriver.records.volume_records import VolumeRecords
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A publish that passed every rule, with what it needs."""
+
+    request: Publish
+    entry: Published
+    record: Record
+    attachment: Attachment
+    present: Published | None
+    others: tuple[Published, ...]
+
+    @property
+    def device(self) -> str:
+        """The device's path on this host."""
+        return self.attachment.source.path
+
+
+@dataclass(frozen=True, slots=True)
+class PublishCheck:
+    """Holds a publish against all rules; changes nothing."""
+
+    volume_records: VolumeRecords
+    node_state: NodeState
+    live: LiveVolumes
+    supported: SupportedCapabilities
+
+    def check(self, request: Publish) -> Ready:
+        """Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityExceeded`, `NotStaged`,
+        `publish_rules.TargetPublishedDifferently`, `publish_rules.PublishedElsewhere`.
+        """
+        record = self.volume_records.load(request.volume_id)
+        if why := self.supported.obstacle(request.capability):
+            raise capability_check.CapabilityExceeded(request.volume_id, why)
+        attachment = self.live.staged_attachment(request.volume_id)
+        staged = self.node_state.staged(request.volume_id)
+        if staged is None or request.staging.text not in staged.paths:
+            raise NotStaged(request.volume_id, f"not at {request.staging}")
+        entry = publish_rules.entry_of(request, staged.fs_type)
+        if published_nodes.is_readonly(record):
+            entry = entry.model_copy(update={"readonly": True})
+        if entry.kind != staged.kind:
+            raise capability_check.CapabilityExceeded(
+                request.volume_id, f"it is staged as {staged.kind}"
+            )
+        present = self.live.published(request.target)
+        if present is not None:
+            publish_rules.check_same_target(present, entry)
+        live = self.live.live_publishes(request.volume_id)
+        others = tuple(each for each in live if each.target != request.target.text)
+        publish_rules.check_other_targets(others, entry)
+        return Ready(request, entry, record, attachment, present, others)
