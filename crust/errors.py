@@ -12,6 +12,22 @@ begins with `[MountFailed]`, the log has it as `error_name`, and `crust explain 
 
 from typing import ClassVar
 
+__all__ = [
+    "Conflict",
+    "Corrupt",
+    "CrustError",
+    "Exhausted",
+    "InvalidRequest",
+    "NotFound",
+    "NotReady",
+    "OperationPending",
+    "OutOfRange",
+    "PeerUnavailable",
+    "Refused",
+    "RuntimeFailed",
+    "Unsupported",
+]
+
 
 class CrustError(Exception):
     """Base of all errors of crust.

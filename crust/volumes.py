@@ -16,6 +16,32 @@ from typing import NewType, Self
 
 from crust import errors
 
+__all__ = [
+    "AccessMode",
+    "BlockAccess",
+    "BlockSource",
+    "CapacityRange",
+    "DeferredMount",
+    "DeviceIdentity",
+    "DriverName",
+    "GroupChange",
+    "GroupPolicy",
+    "HandlerFeature",
+    "HandlerName",
+    "InvalidPath",
+    "IoLimits",
+    "MountAccess",
+    "SandboxId",
+    "TargetPath",
+    "UsageUnit",
+    "VolumeCapability",
+    "VolumeCondition",
+    "VolumeId",
+    "VolumeKey",
+    "VolumeStats",
+    "VolumeUsage",
+]
+
 VolumeId = NewType("VolumeId", str)
 DriverName = NewType("DriverName", str)
 HandlerName = NewType("HandlerName", str)

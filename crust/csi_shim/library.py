@@ -1,6 +1,12 @@
 """The shim as a library: wraps a Node servicer in this process.
 
-A driver author writes `node = library.wrap(MyNode(), RuntimeClient(channel))` and registers the result instead.
+A driver author wraps the Node servicer of a grpc.aio server, and registers the result instead:
+
+    async with library.connect("/run/crust/runtime.sock") as proxy:
+        node = library.wrap(MyNode(), library.RuntimeClient(proxy))
+
+`MyNode` answers a publish with `defer_fs_ops` by a `DeferredMount` (specs/deferral.md): `identify_device` has its
+device's identity. It advertises DEFER_FS_OPS where `deferral_requested` says that the caller knows it.
 """
 
 from collections.abc import Awaitable
@@ -9,8 +15,13 @@ from typing import Any, TypeVar, cast
 from crust import errors
 from crust.csi_shim.deferral import Context, Deferral
 from crust.csi_shim.runtime_client import RuntimeClient
+from crust.host.block.devices import identify as identify_device
 from crust.rpc import status
+from crust.rpc.channel import connect
+from crust.rpc.extensions import deferral_requested
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+__all__ = ["RuntimeClient", "connect", "deferral_requested", "identify_device", "wrap"]
 
 Answer = TypeVar("Answer")
 

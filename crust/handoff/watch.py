@@ -28,6 +28,13 @@ from crust.handoff import layout
 from crust.handoff.entry import Entry
 from crust.handoff.store import Store
 
+__all__ = [
+    "Change",
+    "Entry",
+    "Watch",
+    "changes",
+]
+
 _log = logging.getLogger(__name__)
 
 RESCAN_S = 5.0

@@ -9,6 +9,8 @@ Nothing here depends on a hypervisor. The names that this module exports need no
 processes start fast; import the other two modules by name.
 """
 
+from crust.handoff.claims import State
+from crust.handoff.record import Record
 from crust.runtime_handler.claim import (
     Claim,
     ClaimLost,
@@ -30,7 +32,9 @@ __all__ = [
     "DeviceChanged",
     "GuardWithoutEntry",
     "NotDeferred",
+    "Record",
     "Resolved",
+    "State",
     "WrongHandler",
     "adopt_volume",
     "claim_volume",

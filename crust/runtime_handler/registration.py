@@ -20,6 +20,14 @@ from crust import errors, volumes
 from crust.rpc import channel, status
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
 
+__all__ = [
+    "Feature",
+    "RegisterRequest",
+    "RegisterResponse",
+    "Registration",
+    "registered",
+]
+
 _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.05

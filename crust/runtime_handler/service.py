@@ -25,6 +25,13 @@ from crust.handoff import claims
 from crust.rpc import crust_v1, server
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 
+__all__ = [
+    "FeatureNotOffered",
+    "Handler",
+    "HeldVolume",
+    "serving",
+]
+
 
 class FeatureNotOffered(errors.Unsupported):
     """The runtime does not have the feature. Runtimes raise it."""
