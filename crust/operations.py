@@ -165,5 +165,5 @@ class KeyedOperations:
             return
         _log.warning(
             "operation failed after its callers stopped waiting",
-            extra={"op": running.name, "error": str(error)},
+            extra={"op": running.name, "error": error},
         )

@@ -116,7 +116,7 @@ class Driver:
             try:
                 await self.collect_garbage()
             except errors.CrustError as err:
-                _log.warning("garbage collection failed", extra={"error": str(err)})
+                _log.warning("garbage collection failed", extra={"error": err})
             await asyncio.sleep(COLLECT_PERIOD_S)
 
     def open(self) -> None:

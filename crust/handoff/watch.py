@@ -160,7 +160,7 @@ class Watch:
             )
         except OSError as err:
             # The root was deleted again, or inotify's limits are reached. Periodic scans still find every change.
-            _log.warning("cannot watch the directory", extra={"root": self.root, "error": str(err)})
+            _log.warning("cannot watch the directory", extra={"root": self.root, "error": err})
             return
         self._watched = (watch, identity)
 

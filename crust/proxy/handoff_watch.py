@@ -48,7 +48,7 @@ async def _look(hints: watch.Watch, deferred: DeferredVolumes, events: Events) -
         except (
             errors.CrustError
         ) as error:  # no memory, no descriptor: the next hint is at most a floor away
-            _log.error("cannot look at the handoff directory", extra={"error": str(error)})
+            _log.error("cannot look at the handoff directory", extra={"error": error})
             continue
         now = {entry.directory: _holder(entry) for entry in entries}
         for entry in entries:

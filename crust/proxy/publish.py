@@ -88,7 +88,7 @@ class DeferredPublish:
             return await self._publish(backend, wanted, request, decision, caller)
         except errors.CrustError as error:
             self._events.emit(
-                Event("refused", request.target_path, decision.handler or "", str(error))
+                Event("refused", request.target_path, decision.handler or "", error.shown())
             )
             raise
 
@@ -177,7 +177,7 @@ class DeferredPublish:
         try:
             self._targets.unmount_guard(target)
         except errors.CrustError as error:
-            _log.warning("seal left behind", extra={"target": target.text, "error": str(error)})
+            _log.warning("seal left behind", extra={"target": target.text, "error": error})
 
 
 def _tell(events: Events, record: Record, decision: Decision) -> None:

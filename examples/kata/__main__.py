@@ -60,7 +60,7 @@ def serve(
     try:
         asyncio.run(_until_signal(options))
     except errors.CrustError as error:
-        logging.getLogger(__name__).error("cannot serve", extra={"error": str(error)})
+        logging.getLogger(__name__).error("cannot serve", extra={"error": error})
         sys.exit(1)
 
 
@@ -137,7 +137,7 @@ def _ask(question: Coroutine[Any, Any, Answer]) -> Answer:
     try:
         return asyncio.run(question)
     except errors.CrustError as error:
-        click.echo(str(error), err=True)
+        click.echo(error.shown(), err=True)
         sys.exit(1)
 
 

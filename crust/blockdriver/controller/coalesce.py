@@ -96,7 +96,7 @@ class Coalescer:
         if unmodified is None:
             _log.info("finished a change of limits", extra={"volume_id": volume_id})
             return True
-        extra = {"volume_id": volume_id, "error": str(unmodified)}
+        extra = {"volume_id": volume_id, "error": unmodified}
         _log.warning("a change of limits is unfinished", extra=extra)
         return not isinstance(unmodified, errors.PeerUnavailable | errors.OperationPending)
 
@@ -148,7 +148,7 @@ def _seen(task: asyncio.Task[Outcome]) -> None:
     """All callers may have left: an error is then nobody's, and is told here."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
-        _log.debug("a change failed", extra={"error": str(error)})
+        _log.debug("a change failed", extra={"error": error})
 
 
 def _is_part(change: Change, whole: Change) -> bool:

@@ -182,7 +182,7 @@ class VolumeModifier:
         try:
             self.enforcement.set_on_host(volumes.VolumeId(record.volume_id), record.io_limits)
         except errors.CrustError as err:
-            told = {"volume_id": record.volume_id, "error": str(err)}
+            told = {"volume_id": record.volume_id, "error": err}
             _log.error("the I/O limits are not what they were", extra=told)
 
 

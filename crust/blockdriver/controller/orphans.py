@@ -53,7 +53,7 @@ class VolumeGarbageCollector:
             )
         except errors.CrustError as err:
             _log.warning(
-                "an unfinished volume stays", extra={"volume_id": volume_id, "error": str(err)}
+                "an unfinished volume stays", extra={"volume_id": volume_id, "error": err}
             )
             return False
 

@@ -147,7 +147,7 @@ class EphemeralVolumes:
         try:
             await self._remove(own.volume_id, own.target)
         except errors.CrustError as err:
-            _log.warning("left behind", extra={"volume_id": own.volume_id, "error": str(err)})
+            _log.warning("left behind", extra={"volume_id": own.volume_id, "error": err})
 
     async def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         """Unpublish and delete; raises what the steps raise, and is then called again."""
@@ -163,7 +163,7 @@ class EphemeralVolumes:
             await asyncio.to_thread(self.volume_records.find, own)
         except UNREADABLE as err:
             # Its pod is gone, and must not wait for a person who looks at what is left.
-            _log.error("left behind", extra={"volume_id": own, "error": str(err)})
+            _log.error("left behind", extra={"volume_id": own, "error": err})
             return
         await self.provisioner.delete(own)
 

@@ -125,7 +125,7 @@ class IoLimits:
                 if record is not None:
                     self.set_on_host(volume_id, record.io_limits)
             except errors.CrustError as err:
-                told = {"volume_id": volume_id, "error": str(err)}
+                told = {"volume_id": volume_id, "error": err}
                 _log.error("the I/O limits are not in force", extra=told)
 
 

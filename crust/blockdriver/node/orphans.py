@@ -57,7 +57,7 @@ class AttachmentGarbageCollector:
                 lambda: asyncio.to_thread(self._detach_unused, volume_id),
             )
         except errors.CrustError as err:
-            _log.info("stays attached", extra={"volume_id": volume_id, "error": str(err)})
+            _log.info("stays attached", extra={"volume_id": volume_id, "error": err})
 
     def _detach_unused(self, volume_id: volumes.VolumeId) -> None:
         attachment = self._backend.attached(volume_id)
@@ -79,7 +79,7 @@ class AttachmentGarbageCollector:
                 self._release(stray)
                 self._backend.drop(stray)
             except errors.CrustError as err:
-                _log.info("stays attached", extra={**told, "error": str(err)})
+                _log.info("stays attached", extra={**told, "error": err})
             else:
                 _log.warning("detached a device whose image is gone", extra=told)
 

@@ -58,7 +58,7 @@ class Intents:
         try:
             data = durable.read(self._path(volume_id), limit_bytes=_LIMIT_BYTES)
         except errors.CrustError as err:  # the others' writers must not wait for that
-            _log.error("unreadable freeze", extra={"volume_id": volume_id, "error": str(err)})
+            _log.error("unreadable freeze", extra={"volume_id": volume_id, "error": err})
             return None
         boot_id, _, what = data.decode("utf-8", "replace").removesuffix("\n").partition(" ")
         if boot_id != boot.boot_id():

@@ -170,7 +170,7 @@ class GuestFreezer:
         try:
             still = await self._guests.thaw(member.target)
         except errors.CrustError as err:
-            _log.error("cannot thaw", extra={"volume_id": member.volume_id, "error": str(err)})
+            _log.error("cannot thaw", extra={"volume_id": member.volume_id, "error": err})
             if isinstance(err, errors.PeerUnavailable):
                 self._left[member.volume_id] = member.target
                 self._more.set()
@@ -197,7 +197,7 @@ class GuestFreezer:
                 await asyncio.sleep(_PAUSE_S)
                 continue
             except errors.CrustError as err:
-                _log.warning("not thawed", extra={"volume_id": volume_id, "error": str(err)})
+                _log.warning("not thawed", extra={"volume_id": volume_id, "error": err})
             else:
                 if thawed:
                     _log.warning("thawed what was left frozen", extra={"volume_id": volume_id})
@@ -210,7 +210,7 @@ class GuestFreezer:
         try:
             await asyncio.to_thread(self._intents.forget, volume_id)
         except errors.CrustError as err:
-            _log.warning("not forgotten", extra={"volume_id": volume_id, "error": str(err)})
+            _log.warning("not forgotten", extra={"volume_id": volume_id, "error": err})
 
 
 def _fence(member: InGuest, fences: ExitStack) -> None:

@@ -134,7 +134,7 @@ class Freezer:
             freeze.thaw()
             self._intents.forget(member.volume_id)
         except errors.CrustError as err:
-            _log.error("cannot thaw", extra={"volume_id": member.volume_id, "error": str(err)})
+            _log.error("cannot thaw", extra={"volume_id": member.volume_id, "error": err})
             return err
         return None
 
@@ -162,7 +162,7 @@ def _telling(left: Intent) -> Iterator[None]:
     try:
         yield
     except errors.CrustError as err:
-        _log.error("left frozen", extra={"volume_id": left.volume_id, "error": str(err)})
+        _log.error("left frozen", extra={"volume_id": left.volume_id, "error": err})
 
 
 def _mount_of(identity: str) -> mountinfo.Mount | None:

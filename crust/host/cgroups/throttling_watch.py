@@ -52,7 +52,7 @@ class GroupWatch:
             )
             observer.start()
         except OSError as err:
-            _log.warning("new groups are seen late", extra={"group": group, "error": str(err)})
+            _log.warning("new groups are seen late", extra={"group": group, "error": err})
             return None
         return observer
 
@@ -65,7 +65,7 @@ class GroupWatch:
             try:
                 self._look()
             except (OSError, errors.CrustError) as err:
-                _log.error("a new group has no I/O limits yet", extra={"error": str(err)})
+                _log.error("a new group has no I/O limits yet", extra={"error": err})
 
 
 class _Hint(events.FileSystemEventHandler):

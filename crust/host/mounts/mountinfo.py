@@ -67,7 +67,7 @@ def at(target: str) -> Mount | None:
             found = _given_up_at(target)
             if found is None:
                 raise
-            _log.warning("a mounted filesystem fails", extra={"target": target, "error": str(err)})
+            _log.warning("a mounted filesystem fails", extra={"target": target, "error": err})
             return found
     return None if mount_id is None else _of_id(mount_id)
 

@@ -28,7 +28,7 @@ class RuntimeRefused(errors.RuntimeFailed):
 
     def __init__(self, answer: dict[str, Any]) -> None:
         super().__init__(str(answer["what"]), why=str(answer["why"]), hint=str(answer["hint"]))
-        self.kind = str(answer["kind"])
+        self.error_name = str(answer["kind"])
 
 
 @dataclass(frozen=True, slots=True)

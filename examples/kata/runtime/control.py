@@ -189,7 +189,7 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _refuse(writer: asyncio.StreamWriter, error: errors.CrustError) -> None:
-    _log.warning("refused", extra={"error": str(error)})
+    _log.warning("refused", extra={"error": error})
     with contextlib.suppress(ConnectionError):
         await _send(writer, messages.failure(error))
 

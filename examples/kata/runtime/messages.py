@@ -93,7 +93,7 @@ def failure(error: errors.CrustError) -> dict[str, Any]:
     """The answer that carries an error."""
     return {
         "event": "error",
-        "kind": type(error).__name__,
+        "kind": error.error_name,
         "what": error.what,
         "why": error.why,
         "hint": error.hint,

@@ -105,7 +105,7 @@ class Sandbox:
             try:
                 await self._use(record)
             except errors.CrustError as error:
-                extra = {"target": record.target.text, "error": str(error)}
+                extra = {"target": record.target.text, "error": error}
                 _log.error("volume not adopted", extra=extra)
 
     async def start(self, request: messages.Run) -> ports.Container:
@@ -156,7 +156,7 @@ class Sandbox:
             try:
                 await asyncio.to_thread(held.claim.release)
             except errors.CrustError as error:
-                _log.warning("claim kept", extra={"target": held.target.text, "error": str(error)})
+                _log.warning("claim kept", extra={"target": held.target.text, "error": error})
         self._volumes.clear()
         self._mount_failures.clear()
 

@@ -112,7 +112,7 @@ class Sandboxes:
             await self._take_over(sandbox_id)
         except errors.CrustError as error:  # one failure must not block the other sandboxes
             self._not_adopted[sandbox_id] = error
-            extra = {"sandbox": sandbox_id, "error": str(error)}
+            extra = {"sandbox": sandbox_id, "error": error}
             _log.error("sandbox not adopted", extra=extra)
 
     async def _take_over(self, sandbox_id: volumes.SandboxId) -> None:

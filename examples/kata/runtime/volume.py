@@ -148,13 +148,16 @@ async def _undo(volume: SandboxVolume, vm: ports.Vm) -> None:
     try:
         await _remove_disk(volume.serial, vm)
     except errors.CrustError as error:
-        extra = {"target": volume.target.text, "vm": vm.name, "error": str(error)}
+        extra = {"target": volume.target.text, "vm": vm.name, "error": error}
         _log.error("volume stays with the VM; stop the sandbox to release it", extra=extra)
 
 
 async def _report(claim: ports.Claim, error: BaseException) -> None:
     """Write the reason into claim.json, where an operator finds why the pod does not start."""
+    reason = str(error) or type(error).__name__
+    if isinstance(error, errors.CrustError):
+        reason = error.shown()
     try:
-        await asyncio.to_thread(claim.report, State.ERROR, str(error) or type(error).__name__)
+        await asyncio.to_thread(claim.report, State.ERROR, reason)
     except errors.CrustError as err:
-        _log.warning("reason not written to the claim", extra={"error": str(err)})
+        _log.warning("reason not written to the claim", extra={"error": err})

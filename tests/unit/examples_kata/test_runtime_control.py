@@ -140,7 +140,7 @@ async def test_run_error_reaches_the_client_and_stops_its_sandbox(door: Door) ->
     door.world.failures["mount"].append(faults.GuestRefused("a bad option", hint="leave it out"))
     with pytest.raises(RuntimeRefused, match="a bad option") as caught:
         await door.client.run(run())
-    assert (caught.value.kind, caught.value.hint) == ("GuestRefused", "leave it out")
+    assert (caught.value.error_name, caught.value.hint) == ("GuestRefused", "leave it out")
     assert door.world.bodies == {}
     assert not door.world.is_locked(TARGET)
 
@@ -149,7 +149,7 @@ async def test_oserror_is_answered_as_request_failed(door: Door) -> None:
     (door.socket.parent / "sandboxes").write_text("no directory can be made here")
     with pytest.raises(RuntimeRefused) as caught:
         await door.client.run(run())
-    assert caught.value.kind == "RequestFailed"
+    assert caught.value.error_name == "RequestFailed"
 
 
 async def _leave(door: Door, container: FakeContainer) -> None:

@@ -57,7 +57,7 @@ async def test_failed_step_releases_the_claim_and_records_the_reason(
     world.failures[step].append(faults.GuestRefused("a bad option"))
     with pytest.raises(faults.GuestRefused, match="a bad option"):
         await take(world, ONE)
-    assert world.claims[TARGET].states[-1] == (State.ERROR, "a bad option")
+    assert world.claims[TARGET].states[-1] == (State.ERROR, "[GuestRefused] a bad option")
     body = vm_of(world, ONE).body
     assert (body.plugged, body.mounted, dict(body.nodes)) == (set(), set(), {})
     await take(world, TWO)
