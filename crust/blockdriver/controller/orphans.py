@@ -52,9 +52,7 @@ class VolumeGarbageCollector:
                 lambda: self._finish(volume_id, grace_s),
             )
         except errors.CrustError as err:
-            _log.warning(
-                "an unfinished volume stays", extra={"volume_id": volume_id, "error": err}
-            )
+            _log.warning("an unfinished volume stays", extra={"volume_id": volume_id, "error": err})
             return False
 
     async def _finish(self, volume_id: volumes.VolumeId, grace_s: float) -> bool:
