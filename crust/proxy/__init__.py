@@ -1,7 +1,7 @@
-"""The node daemon where the CO's CSI socket is.
+"""The node daemon that serves the CO's CSI socket in front of the driver.
 
-It decides per publish whether mounting is deferred, takes the metadata out of the shim's answer and hands it to a
-runtime handler through the handoff directory; statistics and expansion travel back through it. Whatever is not
-about deferral passes as bytes. It keeps nothing that it cannot see again after a kill -9: the handoff directory
-says what is deferred, mountinfo what is sealed, open streams which handlers live.
+For each publish the proxy decides whether to defer the mount. If so, it takes the metadata from the shim's answer and
+publishes it to a runtime handler through the handoff directory; statistics and expansion go to that handler. All
+other calls pass through as bytes. The proxy keeps only state that it can rebuild after a kill -9: the handoff
+directory lists the deferred volumes, mountinfo the guard mounts, and the open streams are the registered handlers.
 """

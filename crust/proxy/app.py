@@ -1,8 +1,8 @@
-"""The proxy put together: the one place that knows all its parts, top to bottom in the order of start.
+"""Composes the proxy; the only module that knows all of its parts. The order in this file is the order of the start.
 
-Order matters. The process lock comes first (one proxy per node), then the look at the handoff directory, then the
-doors of the runtime side and the storage side, and the CO's sockets last, so that a CO never meets a proxy that
-does not know yet what is deferred. A stop goes the other way and lets every running operation finish.
+The order matters: first the process lock (one proxy per node), then the scan of the handoff directory, then the
+sockets for runtimes and for storage, and the CO's sockets last: when a CO can call the proxy, the proxy knows which
+volumes are deferred. A stop goes in the opposite order and waits for every running operation.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """The proxy's own doors, one per side, so that each peer reaches only its own."""
+    """The proxy's own sockets, one for each kind of peer, so that each peer can call only its own API."""
 
     runtime: str
     handlers: str
@@ -51,12 +51,12 @@ class Sockets:
 
     @classmethod
     def below(cls, run_dir: str) -> "Sockets":
-        """Their places in the run directory."""
+        """The sockets in the run directory."""
         return cls(f"{run_dir}/runtime.sock", f"{run_dir}/handlers.sock", f"{run_dir}/inspect.sock")
 
 
 async def run(settings: ProxySettings) -> None:
-    """Serve until cancelled. Raises what keeps the proxy from starting, with nothing half-served."""
+    """Serve until cancelled. If the start fails, it raises the reason and leaves no socket served."""
     async with running(settings):
         await asyncio.get_running_loop().create_future()
 
@@ -65,13 +65,13 @@ async def run(settings: ProxySettings) -> None:
 async def running(
     settings: ProxySettings, *, targets: Targets | None = None, devices: Devices = host_devices
 ) -> AsyncIterator[DeferredVolumes]:
-    """The proxy, serving while the block runs. `targets` and `devices` are the kernel's unless they are given."""
+    """Run the proxy while the block runs. `targets` and `devices` are the kernel's unless they are given."""
     targets = targets or GuardedTargets(settings.target_roots)
     store = stores.Store(settings.volumes_root)
     async with AsyncExitStack() as stack:
-        lock = await asyncio.to_thread(_own, settings.run_dir)
+        lock = await asyncio.to_thread(_take_lock, settings.run_dir)
         stack.callback(lock.close)
-        deferred = await _look(store)
+        deferred = await _load(store)
         events = Events()
         handlers = Handlers(grace_s=settings.handler_grace_s)
         peers = HandlerPeers()
@@ -79,8 +79,8 @@ async def running(
         backends = _backends(settings, stack)
         parts = _Parts(deferred, handlers, peers, events, backends, targets, devices, Health())
         await stack.enter_async_context(watch_handoff(store, deferred, events))
-        await _serve_own(settings, parts, stack)
-        await _serve_fronts(settings, parts, stack)
+        await _serve_proxy_sockets(settings, parts, stack)
+        await _serve_csi_sockets(settings, parts, stack)
         _log.info("proxy serves", extra={"drivers": len(backends), "entries": len(deferred.all())})
         yield deferred
 
@@ -97,18 +97,18 @@ class _Parts:
     health: Health
 
 
-def _own(run_dir: str) -> flocks.ProcessLock:
+def _take_lock(run_dir: str) -> flocks.ProcessLock:
     durable.make_directory(run_dir, 0o700)
     return flocks.ProcessLock.acquire(f"{run_dir}/proxy.lock")
 
 
-async def _look(store: stores.Store) -> DeferredVolumes:
-    """Open the handoff directory, clear what a crash left half-built, and read what is deferred."""
+async def _load(store: stores.Store) -> DeferredVolumes:
+    """Open the handoff directory, remove the orphans of a crash, and load the deferred volumes."""
 
     def prepare() -> None:
         store.open()
         for path in store.remove_orphans():
-            _log.warning("leftover kept", extra={"path": path})
+            _log.warning("orphan kept", extra={"path": path})
 
     await asyncio.to_thread(prepare)
     deferred = DeferredVolumes(store)
@@ -127,17 +127,19 @@ def _backends(settings: ProxySettings, stack: AsyncExitStack) -> Sequence[Driver
     return drivers
 
 
-async def _serve_own(settings: ProxySettings, parts: _Parts, stack: AsyncExitStack) -> None:
+async def _serve_proxy_sockets(
+    settings: ProxySettings, parts: _Parts, stack: AsyncExitStack
+) -> None:
     sockets = Sockets.below(settings.run_dir)
     staging = operations.KeyedOperations()
     stack.push_async_callback(staging.drain)
     stage = RuntimeStage(parts.deferred, parts.handlers, staging, parts.targets, parts.devices)
-    asked = (parts.deferred, parts.handlers, parts.peers)
+    common = (parts.deferred, parts.handlers, parts.peers)
     freeze, io_limits = (
-        DeferredFreeze(*asked, parts.events),
-        DeferredIoLimits(*asked, parts.events, staging),
+        DeferredFreeze(*common, parts.events),
+        DeferredIoLimits(*common, parts.events, staging),
     )
-    runtime = RuntimeApi(*asked, parts.devices, Mutations(stage, freeze, io_limits))
+    runtime = RuntimeApi(*common, parts.devices, Mutations(stage, freeze, io_limits))
     registry = HandlerRegistry(parts.handlers, parts.peers, parts.events, settings.volumes_root)
     inspect = Inspect(parts.backends, parts.handlers, parts.deferred, parts.events, parts.health)
     await stack.enter_async_context(
@@ -168,7 +170,7 @@ async def _serve_own(settings: ProxySettings, parts: _Parts, stack: AsyncExitSta
     )
 
 
-async def _serve_fronts(settings: ProxySettings, parts: _Parts, stack: AsyncExitStack) -> None:
+async def _serve_csi_sockets(settings: ProxySettings, parts: _Parts, stack: AsyncExitStack) -> None:
     publish = DeferredPublish(parts.deferred, parts.handlers, parts.events, parts.targets)
     unpublish = DeferredUnpublish(parts.deferred, parts.events, parts.targets)
     for driver in parts.backends:
@@ -187,5 +189,5 @@ async def _serve_fronts(settings: ProxySettings, parts: _Parts, stack: AsyncExit
 
 
 def _lock_path(run_dir: str, socket: str) -> str:
-    """CSI allows no other file beside a plugin's socket, so the socket's lock lies with ours."""
+    """CSI allows no other file beside a plugin's socket, so its lock is in the run directory."""
     return f"{run_dir}/{hashlib.sha256(socket.encode()).hexdigest()[:16]}.lock"

@@ -1,8 +1,8 @@
-"""The shim behind one CSI socket, called by the proxy itself.
+"""The calls that the proxy itself makes to the shim behind one CSI socket.
 
-These calls belong to operations that outlive their caller, so they have deadlines of their own, and carry the
-metadata that opts in to deferral besides the caller's. A status of the shim or its driver is kept as it is
-(`grpc.aio.AioRpcError`), for the front to hand on unchanged.
+They belong to operations that outlive their caller, so they have deadlines of their own. Their metadata is the
+caller's with the opt-in to deferral added. A status of the shim or its driver is raised unchanged
+(`grpc.aio.AioRpcError`), and the CSI frontend passes it on.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ TIMEOUT_S = 110.0
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What of the CO's call goes along with ours."""
+    """The part of the CO's call that goes into the proxy's calls."""
 
     metadata: passthrough.Metadata
 
     def opted_in(self) -> passthrough.Metadata:
-        """The caller's metadata with ours."""
+        """The caller's metadata with the opt-in to deferral."""
         kept = (pair for pair in self.metadata if pair[0] != extensions.KEY)
         return (*kept, *extensions.METADATA)
 

@@ -1,7 +1,7 @@
-"""The CSI socket that the CO calls: five calls are looked at, the others pass as bytes.
+"""The CSI service that the CO calls: it looks at five calls; all others pass through as bytes.
 
-A call that is about a volume which is not deferred passes too, byte for byte, once it is clear that it cannot hurt a
-deferred one. What the proxy does itself runs under the volume's key and outlives the caller's deadline.
+A call for a volume that is not deferred passes through too, byte for byte, after a check that it cannot affect a
+deferred one. Work of the proxy itself runs as an operation keyed by the volume, and outlives the caller's deadline.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from crust.rpc import csi, limits, passthrough, requests
 from crust.wire.csi.v1 import csi_pb2
 
 _NODE = "/csi.v1.Node/"
-_LOOKED_AT = (
+_INSPECTED = (
     "NodePublishVolume",
     "NodeUnpublishVolume",
     "NodeUnstageVolume",
@@ -36,18 +36,18 @@ Answer = Callable[[Request, bytes, passthrough.Context], Awaitable[bytes]]
 
 
 class StillDeferred(errors.NotReady):
-    """A call wants the driver to let go of a volume that is handed to a runtime."""
+    """The volume cannot be unstaged while it is published to a runtime."""
 
     def __init__(self, key: volumes.VolumeKey, target: str) -> None:
         super().__init__(
             f"volume {key} cannot be unstaged",
-            why=f"it is handed to a runtime at {target}",
+            why=f"it is published to a runtime at {target}",
             hint="unpublish it there first",
         )
 
 
 class CsiFrontend:
-    """One driver's CSI socket."""
+    """The CSI service of one driver's socket."""
 
     def __init__(
         self,
@@ -66,15 +66,15 @@ class CsiFrontend:
         self._operations = operations.KeyedOperations()
         self._targets = targets
         self._forward = {
-            name: passthrough.forward(backend.channel, _NODE + name) for name in _LOOKED_AT
+            name: passthrough.forward(backend.channel, _NODE + name) for name in _INSPECTED
         }
 
     async def drain(self) -> None:
-        """Let running operations finish, and refuse new ones."""
+        """Refuse new operations, and wait for the running ones."""
         await self._operations.drain()
 
     def handler(self) -> passthrough.Passthrough:
-        """The generic handler to serve."""
+        """The generic handler for the server."""
         own = {
             _NODE + "NodePublishVolume": _parsed(
                 csi_pb2.NodePublishVolumeRequest, self._node_publish
@@ -115,10 +115,8 @@ class CsiFrontend:
         return response.SerializeToString()
 
     def _check_host_publish(self, request: csi_pb2.NodePublishVolumeRequest) -> None:
-        """A host mount must not meet a deferred one, neither on the device nor on the target."""
-        target = volumes.TargetPath(
-            request.target_path
-        )  # unchecked: what is odd is the driver's to judge
+        """Refuse a host mount if a deferred one has the device or the target."""
+        target = volumes.TargetPath(request.target_path)  # unchecked: the driver checks it
         if self._deferred.find(target.text) is not None:
             raise policy.AlreadyDeferred(target.text)
         readonly = request.readonly or request.volume_capability.access_mode.mode in _READER_MODES
@@ -131,8 +129,8 @@ class CsiFrontend:
         self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, context: passthrough.Context
     ) -> bytes:
         if not self._is_known(request):
-            # beside, because passed on it would overtake a publish whose caller gave up, and the entry that
-            # publish makes would stay for good
+            # excluded from operations: otherwise it could overtake a publish whose caller has given up, and the entry
+            # of that publish would stay for good
             with self._operations.shared(self._unchecked_key(request.volume_id)):
                 if not await self._has_guard(request):
                     return await self._pass("NodeUnpublishVolume", data, context)
@@ -148,11 +146,11 @@ class CsiFrontend:
         return response.SerializeToString()
 
     def _is_known(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> bool:
-        """Whether it is a deferred volume's, by the flag or by the record."""
+        """Whether the volume is deferred, by the flag or by the record."""
         try:
             target = volumes.TargetPath.parse(request.target_path)
         except volumes.InvalidPath:
-            # another spelling of a deferred target must not reach a driver, which would let the device go
+            # another spelling of a deferred target must not reach the driver, which would detach the device
             key = self._unchecked_key(request.volume_id)
             if request.defer_fs_ops or self._deferred.of_volume(key):
                 raise
@@ -160,7 +158,9 @@ class CsiFrontend:
         return request.defer_fs_ops or self._deferred.find(target.text) is not None
 
     async def _has_guard(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> bool:
-        """Whether our seal is on the target: the record is gone, with /run or in an unpublish that was cut off."""
+        """Whether a guard mount is on the target: then the record was lost with /run or by an interrupted
+        unpublish.
+        """
         try:
             target = volumes.TargetPath.parse(request.target_path)
         except volumes.InvalidPath:
@@ -172,9 +172,9 @@ class CsiFrontend:
     ) -> bytes:
         key = self._unchecked_key(request.volume_id)
         with self._operations.shared(key):
-            held = self._deferred.of_volume(key)
-            if held:
-                raise StillDeferred(key, held[0].target.text)
+            published = self._deferred.of_volume(key)
+            if published:
+                raise StillDeferred(key, published[0].target.text)
             return await self._pass("NodeUnstageVolume", data, context)
 
     async def _node_stats(
@@ -211,7 +211,7 @@ class CsiFrontend:
         return response.SerializeToString()
 
     def _to_expand(self, request: csi_pb2.NodeExpandVolumeRequest) -> Record | None:
-        """The record by the path; or by the volume, because a CO may name the staging path (CSI NodeExpandVolume)."""
+        """The record by path; or by volume, because a CO may send the staging path (CSI NodeExpandVolume)."""
         key = self._unchecked_key(request.volume_id)
         record = self._deferred.find(request.volume_path)
         record = record or next(iter(self._deferred.of_volume(key)), None)
@@ -220,7 +220,7 @@ class CsiFrontend:
         return record
 
     def _unchecked_key(self, volume_id: str) -> volumes.VolumeKey:
-        """For calls that are handed on: the driver judges the id, in its own words."""
+        """For pass-through calls: the driver checks the id and words the error."""
         return volumes.VolumeKey(self._driver, volumes.VolumeId(volume_id))
 
     def _key(self, volume_id: str) -> volumes.VolumeKey:
@@ -245,7 +245,7 @@ def _caller(context: passthrough.Context) -> Caller:
 
 
 def _identity(request: Message) -> bytes:
-    """What makes two requests the same: their fields, less the secrets (which may be renewed)."""
+    """The identity of a request: its fields without the secrets, which may be renewed."""
     plain = request
     if getattr(request, "secrets", None):
         plain = type(request)()

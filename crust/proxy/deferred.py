@@ -1,7 +1,7 @@
-"""The volumes that are deferred on this node: the handoff directory, and a picture of it for quick questions.
+"""The deferred volumes of this node: the handoff directory, with an in-memory index for fast queries.
 
-The proxy is the directory's only writer of records, so the picture is exact while the proxy runs; it is made anew by
-a scan at the start and whenever the watch says "look again". Whatever changes the directory reads it first.
+The proxy is the only process that writes records, so the index is exact while the proxy runs. A scan rebuilds it at
+the start and after each hint of the watch. Code that changes the directory reads the directory first, not the index.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from crust.handoff.record import Record
 from crust.proxy import reservations
 
 Shared = volumes.VolumeKey | volumes.DeviceIdentity
-"""What two publishes may have in common, so that only one of them may write."""
+"""A key that two publishes may share; then only one of them may write."""
 
 Holder = tuple[str, datetime.datetime | None]
-"""A sandbox and when it took the volume; the name is empty while it has not written it."""
+"""A sandbox and the time of its claim; the name is empty until the sandbox has written claim.json."""
 
 
 class NoDeferredVolume(errors.NotFound):
@@ -36,18 +36,18 @@ class NoDeferredVolume(errors.NotFound):
 
 
 class TargetOfOtherVolume(errors.InvalidRequest):
-    """The target path belongs to another volume than the request names."""
+    """Another volume than the request names is published at the target path."""
 
     def __init__(self, target: str, asked: volumes.VolumeKey, there: volumes.VolumeKey) -> None:
         super().__init__(
             f"the request for volume {asked} names the target {target}",
             why=f"volume {there} is published there",
-            hint="the caller mixes up two volumes; look at its records before retrying",
+            hint="the caller confuses two volumes; check its records before retrying",
         )
 
 
 class DeferredVolumes:
-    """What is deferred here. Constructed with an open store; `load` before anything else."""
+    """The deferred volumes of this node. Constructed with an open store; call `load` first."""
 
     def __init__(self, store: stores.Store) -> None:
         self.store = store
@@ -60,11 +60,11 @@ class DeferredVolumes:
         self._rewriting = threading.Lock()
 
     async def load(self) -> tuple[stores.Entry, ...]:
-        """Look at the directory; returns what is there, unreadable entries included."""
+        """Scan the directory and rebuild the index; returns all entries, unreadable ones included."""
         while True:
             changes = self._changes
             entries = await asyncio.to_thread(self.store.scan)
-            if changes == self._changes:  # else a publish went by, and the scan may have missed it
+            if changes == self._changes:  # otherwise the scan may have missed a publish
                 break
         readable = [entry.record for entry in entries if entry.record is not None]
         for target in tuple(self._known):
@@ -79,8 +79,8 @@ class DeferredVolumes:
     def find(self, target: str) -> Record | None:
         """The record for a target path, None if it is not deferred.
 
-        Raises the entry's own error (`errors.Corrupt`) when there is one that cannot be read: "unknown" is
-        not "absent", and an unknown volume is not mounted on the host.
+        Raises the error (`errors.Corrupt`) of an unreadable entry: an unknown volume is not an absent one, and the
+        host must not mount it.
         """
         record = self._known.get(target)
         if record is None and self._unreadable:
@@ -117,7 +117,7 @@ class DeferredVolumes:
 
     @contextmanager
     def reserved(self, record: Record) -> Iterator[None]:
-        """Hold the record's lease while its entry is made: another volume may be a name of the same device.
+        """Reserve the record's device while its entry is created: another volume may name the same device.
 
         Raises `reservations.DeviceReserved` as `admit` does.
         """
@@ -130,11 +130,11 @@ class DeferredVolumes:
             self._reserved.remove(reservation)
 
     def publish(self, record: Record) -> Record:
-        """Make the entry visible to the runtime; returns what is there afterwards. Blocks.
+        """Publish the entry to the runtime; returns the record that exists afterwards. Blocks.
 
-        The same content again changes nothing. An entry that differs only in what the device is now (attached
-        anew, grown) is replaced; under a sandbox it may only have grown. Its limits stay: they are changed by
-        `change_limits` alone, and what a retry brings may be older. Raises `EntryDiffers` if the target is
+        Publishing the same content again changes nothing. If only the device differs (attached again, grown), the
+        record is replaced; while a sandbox has the volume, only the size may differ. The limits stay: only
+        `change_limits` changes them, and a retry may bring older ones. Raises `EntryDiffers` if the target is
         published otherwise, `HeldBySandbox`.
         """
         if self.store.read(record.target) is None:
@@ -143,32 +143,32 @@ class DeferredVolumes:
             return self._publish_again(record)
 
     async def change_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
-        """Keep a published volume's new limits in its record. Raises `NoDeferredVolume`."""
+        """Write new limits into a published volume's record. Raises `NoDeferredVolume`."""
         await self._change(target, lambda mount: replace(mount, io_limits=limits))
 
     async def change_capacity(self, target: volumes.TargetPath, size_bytes: int) -> None:
-        """Keep a published volume's new size in its record. Raises `NoDeferredVolume`."""
+        """Write the new size into a published volume's record. Raises `NoDeferredVolume`."""
         await self._change(target, lambda mount: replace(mount, capacity_bytes=size_bytes))
 
     async def is_claimed(self, record: Record) -> bool:
-        """Whether a sandbox has the volume, or begins with it."""
+        """Whether a sandbox has claimed the volume, or is claiming it."""
         return await self.holder(record) is not None
 
     async def holder(self, record: Record) -> Holder | None:
-        """Which sandbox has the volume, or begins with it: equal as long as it is the same one."""
+        """The sandbox that has claimed the volume, or is claiming it. Equal results mean the same sandbox."""
         entry = await asyncio.to_thread(self.store.read, record.target)
         if entry is None or entry.claim is None or not entry.live:
             return None
         return entry.claim.sandbox_id, entry.claim.claimed_at
 
     def remember(self, record: Record) -> None:
-        """Put a record that was published into the picture."""
+        """Add a published record to the index."""
         self._drop(record.target.text)
         self._put(record)
         self._changes += 1
 
     def forget(self, target: str) -> None:
-        """Take a record that was withdrawn out of the picture."""
+        """Remove an unpublished record from the index."""
         self._drop(target)
         self._changes += 1
 
@@ -179,7 +179,7 @@ class DeferredVolumes:
     ) -> None:
         record = await asyncio.to_thread(self._rewrite, target, change)
         known = self._known.get(target.text)
-        # Until this process heard of it the volume may have been withdrawn, or its record changed once more.
+        # Meanwhile the volume may have been unpublished, or its record changed again.
         if known is not None and known.generation <= record.generation:
             self.remember(record)
 
@@ -188,7 +188,7 @@ class DeferredVolumes:
         target: volumes.TargetPath,
         change: Callable[[volumes.DeferredMount], volumes.DeferredMount],
     ) -> Record:
-        """Change what is on disk now, and not what was read some time ago: another change may have come between."""
+        """Change the record that is on disk now, not one that was read before: it may have changed since."""
         with self._rewriting:
             entry = self.store.read(target)
             if entry is None:
@@ -216,7 +216,7 @@ class DeferredVolumes:
         self._known[record.target.text] = record
         driver = record.key.driver
         if driver not in self._numbers:
-            # counted when somebody asks, and not at every publish
+            # computed when the metrics are read, not at every publish
             metrics.deferred_volumes.labels(driver).set_function(lambda: self._numbers[driver])
         self._numbers[driver] += 1
         for each in _shared(reservations.of(record)):

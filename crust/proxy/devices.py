@@ -1,4 +1,4 @@
-"""What the proxy asks about block devices; `crust.host.block.devices` answers. Both functions block."""
+"""The queries about block devices that the proxy makes; `crust.host.block.devices` implements them. Both block."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ class Devices(Protocol):
     """The node's block devices."""
 
     def identify(self, path: str, /) -> volumes.DeviceIdentity:
-        """Which device this is; raises `errors.NotFound`, `devices.NotABlockDevice`."""
+        """The device's identity; raises `errors.NotFound`, `devices.NotABlockDevice`."""
 
     def size_bytes(self, path: str, /) -> int:
         """The device's size now; raises as `identify` does."""

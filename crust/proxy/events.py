@@ -1,7 +1,7 @@
-"""What happens, for those who watch: a fan-out that never makes the teller wait.
+"""Events for watchers: distributes each event to all watchers and never waits for one.
 
-A watcher has a bounded queue; when it is full, events are dropped for that watcher and counted, and it is told
-the count. Nothing depends on events: the handoff directory is the truth.
+Each watcher has a bounded queue. If the queue is full, events for that watcher are dropped and counted, and the
+watcher gets the count. Nothing depends on events: the handoff directory is the truth.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ QUEUE_LENGTH = 256
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened. `kind` is a word of crust.v1.Event.kind; `time_s` is Unix time."""
+    """An event. `kind` is a value of crust.v1.Event.kind; `time_s` is Unix time."""
 
     kind: str
     target_path: str = ""
@@ -25,13 +25,13 @@ class Event:
 
 
 class Events:
-    """Tells every watcher."""
+    """Distributes events to watchers."""
 
     def __init__(self) -> None:
         self._watchers: dict[asyncio.Queue[Event], int] = {}
 
     def emit(self, event: Event) -> None:
-        """Give `event` to every watcher that has room."""
+        """Put `event` into the queue of every watcher, unless the queue is full."""
         for queue in self._watchers:
             try:
                 queue.put_nowait(event)
@@ -40,7 +40,7 @@ class Events:
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[Callable[[asyncio.Event], AsyncIterator[Event]]]:
-        """Begin to watch; what it gives is called with an event that ends the stream."""
+        """Start to watch. Call the result with an `asyncio.Event` that ends the stream."""
         queue: asyncio.Queue[Event] = asyncio.Queue(QUEUE_LENGTH)
         self._watchers[queue] = 0
         try:
@@ -62,6 +62,8 @@ class Events:
                 yield get.result()
                 if queue.empty() and self._watchers[queue]:
                     missed, self._watchers[queue] = self._watchers[queue], 0
-                    yield Event("missed", message=f"{missed} events were dropped: reader too slow")
+                    yield Event(
+                        "missed", message=f"{missed} events were dropped: the reader is too slow"
+                    )
         finally:
             stop.cancel()

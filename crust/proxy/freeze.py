@@ -1,9 +1,11 @@
-"""Hold the guest of a deferred volume still, so that what the storage side copies is one moment's content.
+"""Freezes the filesystem of a deferred volume in its guest, so that the storage side can make a crash-consistent
+copy.
 
-Three answers, never two: it is held; there is no sandbox, so nobody writes; or an error. A sandbox whose handler is
-away, and one that just begins with the volume, are errors: "not known" is not "nothing to hold".
+There are three results: it is frozen; no sandbox has the volume, so nobody writes; or an error. If the sandbox's
+handler is not registered, or the sandbox is just claiming the volume, that is an error: it does not mean that nobody
+writes.
 
-Nothing is kept here. The time limit runs in the guest: whoever asked, this process and the handler may all die.
+The proxy keeps no state for it. The guest keeps the time limit: the caller, this process and the handler may all die.
 """
 
 from crust import errors, volumes
@@ -15,18 +17,18 @@ from crust.proxy.peers import HandlerPeers
 
 
 class HandlerCannotFreeze(errors.NotReady):
-    """The sandbox's handler cannot hold a filesystem still."""
+    """The sandbox's handler cannot freeze filesystems."""
 
     def __init__(self, target: volumes.TargetPath, handler: str) -> None:
         super().__init__(
             f"the volume at {target} cannot be frozen",
             why=f"a sandbox has it, and runtime handler {handler!r} does not offer FREEZE",
-            hint="stop the pod for the time of the snapshot, or use a handler that can",
+            hint="stop the pod during the snapshot, or use a handler that offers FREEZE",
         )
 
 
 class DeferredFreeze:
-    """Freezes and thaws by record."""
+    """Freezes and thaws deferred volumes."""
 
     def __init__(
         self, deferred: DeferredVolumes, handlers: Handlers, peers: HandlerPeers, events: Events
@@ -37,7 +39,7 @@ class DeferredFreeze:
         self._events = events
 
     async def freeze(self, record: Record, thaw_after_s: int, timeout_s: float | None) -> bool:
-        """Hold the filesystem still; False if no sandbox has it.
+        """Freeze the filesystem; False if no sandbox has the volume.
 
         Raises `handlers.HandlerDisconnected`, `HandlerCannotFreeze`, `peers.HandlerNotResponding`, and the handler's
         own error.
@@ -53,13 +55,13 @@ class DeferredFreeze:
             if await self._has_ended(record):
                 return False
             raise
-        self._tell("frozen", record, f"for {thaw_after_s} s at most")
+        self._report("frozen", record, f"for {thaw_after_s} s at most")
         return True
 
     async def thaw(self, record: Record, timeout_s: float | None) -> bool:
-        """Let the writers go on; whether they were held all the time. A VM that ended meanwhile says nothing: False.
+        """Thaw; return whether the filesystem was frozen all the time. False also if its VM has ended meanwhile.
 
-        Raises as `freeze` does; a handler that cannot freeze has frozen nothing.
+        Raises as `freeze` does. For a handler that cannot freeze it returns False.
         """
         if not await self._deferred.is_claimed(record):
             return False
@@ -70,11 +72,13 @@ class DeferredFreeze:
             if await self._has_ended(record):
                 return False
             raise
-        self._tell("thawed", record, "" if was_frozen else "it was not frozen any more")
+        self._report("thawed", record, "" if was_frozen else "it was no longer frozen")
         return was_frozen
 
     async def _has_ended(self, record: Record) -> bool:
-        """Whether the sandbox was just ending when it was seen: who gives a claim up holds its lock a moment too."""
+        """Whether the sandbox has ended since it was seen: while a claim is released, its lock is held for a
+        moment.
+        """
         return not await self._deferred.is_claimed(record)
 
     async def _thaw(self, handler: Handler, record: Record, timeout_s: float | None) -> bool:
@@ -82,5 +86,5 @@ class DeferredFreeze:
             return False
         return await self._peers.thaw(handler, record.target, timeout_s)
 
-    def _tell(self, kind: str, record: Record, message: str) -> None:
+    def _report(self, kind: str, record: Record, message: str) -> None:
         self._events.emit(Event(kind, record.target.text, record.handler, message))

@@ -1,7 +1,7 @@
-"""The runtime handlers that live now: a handler is here while its Register stream is open.
+"""The registered runtime handlers. A handler is registered while its Register stream is open.
 
-Nothing is kept on disk. After a restart of the proxy the handlers come back by themselves within a second, so
-for a short while after the start a look-up waits for the handler instead of failing.
+Nothing is kept on disk. After a restart of the proxy the handlers register again within a second, so for a short time
+after the start a look-up waits for the handler instead of failing.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class Handler:
 
 
 class HandlerNotRegistered(errors.NotReady):
-    """The handler that a publish needs is not registered."""
+    """The runtime handler that a publish needs is not registered."""
 
     def __init__(self, name: str | None, present: list[str]) -> None:
         wanted = f"runtime handler {name!r}" if name else "a runtime handler"
@@ -41,40 +41,43 @@ class HandlerNotRegistered(errors.NotReady):
 
 
 class AmbiguousHandler(errors.NotReady):
-    """Several handlers, and nobody said which."""
+    """Several runtime handlers are registered, and the volume context names none."""
 
     def __init__(self, present: list[str]) -> None:
         super().__init__(
-            "the mount cannot be deferred: it is not said to which runtime handler",
+            "the mount cannot be deferred: no runtime handler is named",
             why=f"registered are: {', '.join(present)}",
-            hint="name one in the volume context, crust.dev/runtime-handler",
+            hint="name one in the volume context: crust.dev/runtime-handler",
         )
 
 
 class HandlerDisconnected(errors.PeerUnavailable):
-    """The handler that a volume was handed to is away."""
+    """The runtime handler that a volume is published to is not registered now."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"runtime handler {name!r} does not answer for its volumes",
+            f"runtime handler {name!r} cannot be reached",
             why="it is not registered now",
             hint="start it again; running sandboxes are not affected",
         )
 
 
 class HandlerNameTaken(errors.Conflict):
-    """A live handler has the name."""
+    """Another registered handler has the name."""
 
     def __init__(self, name: str, endpoint: str) -> None:
         super().__init__(
             f"runtime handler {name!r} is registered already",
-            why=f"the live one serves on {endpoint}",
+            why=f"the registered one serves on {endpoint}",
             hint="stop it first, or register under another name",
         )
 
 
 class Handlers:
-    """The registry. `grace_s`: how long after the start a look-up waits for handlers to come back."""
+    """The registered handlers.
+
+    `grace_s`: how long after the start a look-up waits for a handler to register again.
+    """
 
     def __init__(self, *, grace_s: float) -> None:
         self._live: dict[volumes.HandlerName, Handler] = {}
@@ -83,7 +86,7 @@ class Handlers:
 
     @contextmanager
     def session(self, handler: Handler) -> Iterator[None]:
-        """Hold a registration while the block runs; raises `HandlerNameTaken`."""
+        """Keep the handler registered while the block runs; raises `HandlerNameTaken`."""
         holder = self._live.get(handler.name)
         if holder is not None:
             raise HandlerNameTaken(handler.name, holder.endpoint)
@@ -96,12 +99,12 @@ class Handlers:
             metrics.handlers.set(len(self._live))
 
     async def announce(self) -> None:
-        """Wake those who wait for a handler."""
+        """Wake the calls that wait for a handler."""
         async with self._changed:
             self._changed.notify_all()
 
     def all(self) -> tuple[Handler, ...]:
-        """The live handlers, by name."""
+        """The registered handlers, by name."""
         return tuple(self._live[name] for name in sorted(self._live))
 
     async def choose(self, name: volumes.HandlerName | None) -> Handler:
@@ -115,7 +118,7 @@ class Handlers:
         raise HandlerNotRegistered(name, list(present))
 
     async def owner(self, name: volumes.HandlerName) -> Handler:
-        """The handler that a volume was handed to; raises `HandlerDisconnected`."""
+        """The handler that a volume is published to; raises `HandlerDisconnected`."""
         found = self._pick(name) or await self._wait(name)
         if found is None:
             raise HandlerDisconnected(name)

@@ -1,4 +1,4 @@
-"""The operator's door: what is here, as it is now. Read-only."""
+"""The API for operators: the current state of the proxy. Read-only."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -22,7 +22,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """A driver's socket as it is served here."""
+    """A driver that the proxy serves."""
 
     name: str
     socket: str
@@ -31,7 +31,7 @@ class Driver:
 
 
 class Inspect(inspect_pb2_grpc.InspectServicer):
-    """Inspect, from the registry, the handoff directory and the channels."""
+    """The service Inspect: handlers, the handoff directory, drivers, health."""
 
     def __init__(
         self,
@@ -74,20 +74,20 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
     async def ListHandlers(
         self, request: inspect_pb2.ListHandlersRequest, context: Context
     ) -> inspect_pb2.ListHandlersResponse:
-        """The handlers that hold a lease."""
+        """The registered handlers."""
         return inspect_pb2.ListHandlersResponse(handlers=map(_handler, self._handlers.all()))
 
     async def ListDeferredVolumes(
         self, request: inspect_pb2.ListDeferredVolumesRequest, context: Context
     ) -> inspect_pb2.ListDeferredVolumesResponse:
-        """Everything in the handoff directory, unreadable entries with the reason."""
+        """All entries of the handoff directory; unreadable ones with the error."""
         entries = await self._deferred.load()
         return inspect_pb2.ListDeferredVolumesResponse(volumes=map(_volume, entries))
 
     async def GetHealth(
         self, request: inspect_pb2.GetHealthRequest, context: Context
     ) -> inspect_pb2.GetHealthResponse:
-        """What is wrong with the proxy itself."""
+        """The problems of the proxy itself."""
         return inspect_pb2.GetHealthResponse(
             conditions=[
                 inspect_pb2.GetHealthResponse.Condition(
@@ -100,8 +100,8 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
     async def Watch(
         self, request: inspect_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[inspect_pb2.Event]:
-        """What happens from now on."""
-        await context.send_initial_metadata(())  # tells the client that the watch has begun
+        """Events from now on."""
+        await context.send_initial_metadata(())  # so that the client knows that the watch has begun
         async with self._events.watch() as watched:
             async for event in watched(self._stopping):
                 yield _event(event)
@@ -142,7 +142,7 @@ def _volume(entry: Entry) -> inspect_pb2.DeferredVolume:
         capacity_bytes=record.mount.capacity_bytes,
         state=claim.state.value if claim else "published",
         sandbox_id=claim.sandbox_id if claim else "",
-        # of a claim that is given up, too: why the last sandbox could not have it
+        # of a dead claim, too: why the last sandbox could not use the volume
         message=str(entry.claim_error or (entry.claim.error if entry.claim else "")),
     )
 

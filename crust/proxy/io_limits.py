@@ -1,12 +1,13 @@
-"""I/O limits of a deferred volume: in the sandbox that has it, and in the record for the one that has it next.
+"""Changes the I/O limits of a deferred volume: in the sandbox that has it, and in its record for the next sandbox.
 
-The handler first, the record after it: a handler that refuses leaves the record as it was. If the record cannot be
-written, the handler is told the old limits again. A kill in between leaves a sandbox that obeys limits that nobody
-was promised; the caller's retry mends that. A sandbox may begin while the record is written, having read the old one:
-so the claim is looked at again afterwards, and a sandbox that is there now and was not told before is told.
+The handler gets the limits first, then the record is written: if the handler refuses, the record stays as it was. If
+the record cannot be written, the handler gets the old limits again. If the proxy is killed in between, the sandbox
+has limits that were never confirmed to the caller; the caller's retry corrects this. A sandbox may claim the volume
+and read the old record while the new one is written: so the claim is checked again afterwards, and a new sandbox gets
+the limits too.
 
-The handler must be there even if no sandbox is: limits that are given to one that cannot limit would be ignored in
-silence.
+The handler must be registered even if no sandbox has the volume: limits for a handler that cannot enforce them would
+be silently ignored.
 """
 
 import contextlib
@@ -24,7 +25,9 @@ _log = logging.getLogger(__name__)
 
 
 class DeferredIoLimits:
-    """Sets limits by target path: one at a time for each, joined by who asks the same, finished when they leave."""
+    """Sets limits by target path, as one operation per target: an identical request joins it, and it outlives its
+    callers.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,7 @@ class DeferredIoLimits:
         self._operations = running
 
     async def set(self, record: Record, limits: volumes.IoLimits) -> bool:
-        """Replace the limits; returns whether a sandbox has the volume, and obeys them already.
+        """Replace the limits; returns whether a sandbox has the volume, so that they are in force already.
 
         Raises `operations.OperationInProgress`, `handlers.HandlerDisconnected`,
         `handler_admission.UnsupportedByHandler`, `peers.HandlerNotResponding`, and the handler's own error.
@@ -57,41 +60,43 @@ class DeferredIoLimits:
         record = self._deferred.expect(target.text)
         handler = await self._handlers.owner(record.handler)
         handler_admission.check_limits(handler, limits)
-        told = await self._deferred.holder(record)
-        if told is not None:
-            await self._tell_sandbox(handler, target, limits)
+        holder = await self._deferred.holder(record)
+        if holder is not None:
+            await self._set_in_sandbox(handler, target, limits)
         try:
             await self._deferred.change_limits(target, limits)
         except errors.CrustError:
-            if told is not None:
-                await self._take_back(handler, record)
+            if holder is not None:
+                await self._restore(handler, record)
             raise
-        has_it = await self._deferred.holder(record)
-        if has_it not in (None, told):
+        current = await self._deferred.holder(record)
+        if current not in (None, holder):
             await self._catch_up(handler, record, limits)
-        self._tell(record, limits, applied=has_it is not None)
-        return has_it is not None
+        self._report(record, limits, applied=current is not None)
+        return current is not None
 
     async def _catch_up(self, handler: Handler, record: Record, limits: volumes.IoLimits) -> None:
-        """Tell a sandbox that began meanwhile; if it refuses, nothing has changed."""
+        """Set the limits in a sandbox that has claimed the volume meanwhile; restore the record if its handler
+        refuses.
+        """
         try:
-            await self._tell_sandbox(handler, record.target, limits)
+            await self._set_in_sandbox(handler, record.target, limits)
         except errors.CrustError:
             await self._deferred.change_limits(record.target, record.mount.io_limits)
             raise
 
-    async def _take_back(self, handler: Handler, record: Record) -> None:
-        """The reason why the record could not be written is the one to report."""
+    async def _restore(self, handler: Handler, record: Record) -> None:
+        """Restore the old limits. Its errors are ignored: the caller gets the error of the record."""
         with contextlib.suppress(errors.CrustError):
-            await self._tell_sandbox(handler, record.target, record.mount.io_limits)
+            await self._set_in_sandbox(handler, record.target, record.mount.io_limits)
 
-    async def _tell_sandbox(
+    async def _set_in_sandbox(
         self, handler: Handler, target: volumes.TargetPath, limits: volumes.IoLimits
     ) -> None:
-        if Feature.IO_LIMITS in handler.features:  # else there are none to take away
+        if Feature.IO_LIMITS in handler.features:  # otherwise there are no limits to remove
             await self._peers.set_limits(handler, target, limits)
 
-    def _tell(self, record: Record, limits: volumes.IoLimits, *, applied: bool) -> None:
+    def _report(self, record: Record, limits: volumes.IoLimits, *, applied: bool) -> None:
         extra = {"volume": str(record.key), "limits": str(limits), "applied": applied}
         _log.info("limits set", extra=extra)
         self._events.emit(Event("limits-set", record.target.text, record.handler, str(limits)))

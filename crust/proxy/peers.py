@@ -1,7 +1,7 @@
-"""The runtime handlers' own sockets, called by the proxy.
+"""The calls that the proxy makes to the handlers' own sockets.
 
-A channel is kept while its handler is registered. A handler that vanishes in the middle of a call is
-`PeerUnavailable`, and so is one that does not answer in time: the caller retries, the volume stays as it is.
+A channel is kept while its handler is registered. A handler that disappears during a call, or does not answer in
+time, is `PeerUnavailable`: the caller retries, the volume stays as it is.
 """
 
 import asyncio
@@ -19,41 +19,41 @@ Answer = TypeVar("Answer")
 
 STATS_TIMEOUT_S = 9.0
 EXPAND_TIMEOUT_S = 95.0
-"""A little below what the shim waits, so that our sentence arrives and not its deadline."""
+"""A little below the shim's timeout, so that the shim gets this error and not its own deadline."""
 
 FREEZE_TIMEOUT_S = 55.0
-"""A freeze flushes first, and a guest may have much to write. What it has frozen thaws by itself."""
+"""A freeze flushes first, and a guest may have much to write. The guest thaws by itself in any case."""
 
 THAW_TIMEOUT_S = 60.0
-"""A thaw waits for a freeze that is still under way."""
+"""A thaw waits for a running freeze."""
 
 LIMITS_TIMEOUT_S = 25.0
 
 
 class HandlerNotResponding(errors.PeerUnavailable):
-    """The handler was asked and did not answer."""
+    """The runtime handler did not answer a call."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(
             f"runtime handler {name!r} did not answer",
             why=why,
-            hint="look at the handler's log on this node; running sandboxes are not affected",
+            hint="read the handler's log on this node; running sandboxes are not affected",
         )
 
 
 class VolumeUnknownToHandler(errors.NotReady):
-    """A sandbox has the volume, and its handler says that it knows nothing of it."""
+    """A sandbox has the volume, but its runtime handler does not know the volume."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(
-            f"runtime handler {name!r} does not have the volume that its sandbox holds",
+            f"runtime handler {name!r} does not know the volume that its sandbox has",
             why=why,
-            hint="look at the handler's log; stop the sandbox if the handler has lost it",
+            hint="read the handler's log; stop the sandbox if the handler has lost it",
         )
 
 
 class HandlerPeers:
-    """Calls handlers by their registration."""
+    """Calls registered handlers."""
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -93,7 +93,7 @@ class HandlerPeers:
         thaw_after_s: int,
         timeout_s: float | None,
     ) -> None:
-        """Hold the filesystem still, for `thaw_after_s` at most. Raises as `stats` does."""
+        """Freeze the filesystem for at most `thaw_after_s`. Raises as `stats` does."""
         request = handlers_pb2.FreezeVolumeRequest(
             target_path=target.text, thaw_after_seconds=thaw_after_s
         )
@@ -107,7 +107,7 @@ class HandlerPeers:
     async def thaw(
         self, handler: Handler, target: volumes.TargetPath, timeout_s: float | None
     ) -> bool:
-        """Let the writers go on; returns whether they were held all the time. Raises as `stats` does."""
+        """Thaw; return whether the filesystem was frozen all the time. Raises as `stats` does."""
         request = handlers_pb2.ThawVolumeRequest(target_path=target.text)
         call = self._stub(handler).ThawVolume(request, timeout=_shorter(timeout_s, THAW_TIMEOUT_S))
         return (await _answer(handler, call)).was_frozen
@@ -115,7 +115,7 @@ class HandlerPeers:
     async def set_limits(
         self, handler: Handler, target: volumes.TargetPath, limits: volumes.IoLimits
     ) -> None:
-        """Replace the limits of the sandbox's device. Raises as `stats` does."""
+        """Replace the I/O limits of the sandbox's device. Raises as `stats` does."""
         request = handlers_pb2.SetVolumeLimitsRequest(
             target_path=target.text, limits=crust_v1.io_limits_to_wire(limits)
         )
@@ -124,7 +124,7 @@ class HandlerPeers:
         )
 
     async def drop(self, handler: Handler) -> None:
-        """Close the channel of a handler that is gone."""
+        """Close the channel of a handler whose session has ended."""
         gone = self._channels.pop(handler.endpoint, None)
         if gone is not None:
             await gone.close()
@@ -149,8 +149,8 @@ async def _answer(handler: Handler, call: Awaitable[Answer]) -> Answer:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        # not we were cancelled but the call, by `drop`: its handler's lease ended in the middle of it
-        raise HandlerNotResponding(handler.name, "it went away in the middle of the call") from err
+        # not this task was cancelled but the call, by `drop`: the handler's session ended during the call
+        raise HandlerNotResponding(handler.name, "it disconnected during the call") from err
 
 
 def _error(handler: Handler, err: grpc.aio.AioRpcError) -> errors.CrustError:
@@ -162,7 +162,7 @@ def _error(handler: Handler, err: grpc.aio.AioRpcError) -> errors.CrustError:
     if err.code() in away and not status.name_in(err.trailing_metadata()):
         return HandlerNotResponding(handler.name, err.details() or err.code().name)
     if err.code() is grpc.StatusCode.NOT_FOUND:
-        # passed on as it is it would say that the volume is not deferred, or not there at all
+        # passed on unchanged, it would mean that the volume is not deferred or does not exist
         return VolumeUnknownToHandler(handler.name, err.details() or "")
     return status.to_error(err)
 

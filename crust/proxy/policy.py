@@ -1,11 +1,12 @@
-"""Who decides that a publish is deferred: the first decider that has an opinion.
+"""Decides whether a publish is deferred. The first of these that is set decides:
 
 1. The CO's own flag, NodePublishVolumeRequest.defer_fs_ops (CSI PR #526).
-2. The volume context, which comes from the StorageClass: `crust.dev/defer` = always | never, and
-   `crust.dev/runtime-handler` = the handler's name.
+2. The volume context, which comes from the StorageClass: `crust.dev/defer` = always | never. It may also name the
+   handler: `crust.dev/runtime-handler`.
 
-No opinion: an ordinary host mount. Nothing falls back: once a publish is to be deferred, it is deferred or it fails.
-A raw block volume has no filesystem to defer; it passes as it is unless the CO's flag asks for the impossible.
+If neither is set, the publish is an ordinary host mount. There is no fallback: a publish that is to be deferred is
+deferred, or it fails. A raw block volume has no filesystem to defer: it passes through, except that the CO's flag for
+it is an error.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ HANDLER_KEY = "crust.dev/runtime-handler"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether to defer, to which handler (None: the only one there is), and who said so."""
+    """Whether to defer, to which handler (None: the only one that is registered), and what decided it."""
 
     defer: bool
     handler: volumes.HandlerName | None
@@ -27,18 +28,18 @@ class Decision:
 
 
 class InvalidDeferPolicy(errors.InvalidRequest):
-    """A decider said something that is neither yes nor no."""
+    """crust.dev/defer is neither 'always' nor 'never'."""
 
     def __init__(self, key: str, value: str) -> None:
         super().__init__(
             f"whether to defer the mount cannot be decided: {key} is {value[:64]!r}",
             why="it must be 'always' or 'never'",
-            hint="correct the parameter in the StorageClass and create the volume anew",
+            hint="correct the parameter in the StorageClass and create the volume again",
         )
 
 
 class CannotDeferRawBlock(errors.InvalidRequest):
-    """defer_fs_ops together with raw block access."""
+    """defer_fs_ops is set for a raw block volume, which has no filesystem to defer."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -49,12 +50,12 @@ class CannotDeferRawBlock(errors.InvalidRequest):
 
 
 class AlreadyDeferred(errors.Conflict):
-    """An ordinary publish of a target that is deferred."""
+    """A host mount is requested for a target that is published deferred."""
 
     def __init__(self, target: str) -> None:
         super().__init__(
             f"the volume cannot be mounted at {target}",
-            why="it is published there already, handed to a runtime",
+            why="it is published there already, to a runtime",
             hint="unpublish it first; a publish never switches from one to the other",
         )
 
@@ -69,7 +70,7 @@ def decide(*, flag: bool, block: bool, context: Mapping[str, str]) -> Decision:
         return Decision(defer=True, handler=named, decider="the CO's flag defer_fs_ops")
     wish = context.get(DEFER_KEY)
     if wish is None:
-        return Decision(defer=False, handler=None, decider="no decider had an opinion")
+        return Decision(defer=False, handler=None, decider="default")
     if wish not in ("always", "never"):
         raise InvalidDeferPolicy(DEFER_KEY, wish)
     return Decision(

@@ -1,9 +1,9 @@
 """A deferred NodePublishVolume, from the request to an entry in the handoff directory.
 
-Everything that can refuse is asked before anything is touched: the target path, the handler, what the handler can do,
-who has the volume. Then the shim, whose answer says which device it is; then the same questions again with what
-is known now; then the sealed target; then the entry, which appears whole. What was made is undone, newest
-first, when a later step fails; what a kill leaves is found by the retry or by the unpublish that a CO owes.
+All checks come before any change: the target path, the handler, its features, other users of the volume. Then the
+proxy calls the shim, whose answer identifies the device, and repeats the checks with the answer. Then it mounts the
+guard on the target, and publishes the entry, which appears atomically. If a step fails, the steps before it are
+undone, newest first. If the proxy is killed, the CO's retry or unpublish completes the work.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ _log = logging.getLogger(__name__)
 
 
 class DriverIgnoredDeferral(errors.RuntimeFailed):
-    """The backend answered a deferred publish without metadata."""
+    """The driver answered a deferred publish without deferred_mount."""
 
     def __init__(self, key: volumes.VolumeKey) -> None:
         super().__init__(
             f"volume {key} was not deferred",
-            why="the backend answered without deferred_mount; it was told to unpublish",
+            why="the driver answered without deferred_mount; the proxy called unpublish",
             hint="put a crust shim between the proxy and the driver",
         )
 
@@ -60,7 +60,7 @@ class _Wanted:
 
 
 class DeferredPublish:
-    """Carries deferred publishes out."""
+    """Carries out deferred publishes."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class DeferredPublish:
         decision: Decision,
         caller: Caller,
     ) -> csi_pb2.NodePublishVolumeResponse:
-        """Publish; raises what refuses, and `grpc.aio.AioRpcError` with the driver's own status."""
+        """Publish; raises the error of any check, and `grpc.aio.AioRpcError` with the driver's own status."""
         try:
             wanted = _Wanted.of(key, request)
             return await self._publish(backend, wanted, request, decision, caller)
@@ -102,28 +102,30 @@ class DeferredPublish:
     ) -> csi_pb2.NodePublishVolumeResponse:
         known = self._deferred.find(wanted.target.text)
         handler = await self._admit(wanted, known, decision)
-        _flag(request)
+        _set_flag(request)
         response = await backend.publish(request, caller)
         try:
             record = self._record(wanted, handler, response)
             with self._deferred.reserved(record):
-                record = await asyncio.to_thread(self._place, record, is_new=known is None)
+                record = await asyncio.to_thread(
+                    self._mount_guard_and_publish, record, is_new=known is None
+                )
                 self._deferred.remember(record)
         except BaseException:
-            if known is None:  # a retry of a publish that stands must not take it down
+            if known is None:  # a failed retry must not undo the existing publish
                 await self._unpublish(backend, wanted, caller)
             raise
         if known is None:
-            # when the answer is on its way: who asked need not wait for what is told to others
-            asyncio.get_running_loop().call_soon(_tell, self._events, record, decision)
+            # after the answer is sent: the caller need not wait for log, metrics and events
+            asyncio.get_running_loop().call_soon(_report, self._events, record, decision)
         return csi_pb2.NodePublishVolumeResponse()
 
     async def _admit(self, wanted: _Wanted, known: Record | None, decision: Decision) -> Handler:
-        """All that can be refused before the driver is asked."""
+        """All checks before the driver is called."""
         self._targets.check_allowed(wanted.target)
         if known is not None:
             self._deferred.check_key(known, wanted.key)
-        # what was decided stays decided: a second handler that came since makes a retry no less clear
+        # a retry keeps the first choice: a second handler may have registered since
         name = decision.handler or (known.handler if known is not None else None)
         handler = await self._handlers.choose(name)
         access = wanted.access
@@ -135,18 +137,18 @@ class DeferredPublish:
         )
         if not self._targets.is_known_usable(
             wanted.target
-        ):  # a thread costs more than all the looking
+        ):  # a thread hop costs more than the whole check
             await asyncio.to_thread(self._targets.check_usable, wanted.target)
         return handler
 
     def _record(
         self, wanted: _Wanted, handler: Handler, response: csi_pb2.NodePublishVolumeResponse
     ) -> Record:
-        """The entry, checked with what the driver told."""
+        """The record, checked with the driver's answer."""
         if not response.HasField("deferred_mount"):
             raise DriverIgnoredDeferral(wanted.key)
-        told = csi.deferred_mount(response.deferred_mount)
-        mount = replace(told, readonly=told.readonly or wanted.readonly)
+        answer = csi.deferred_mount(response.deferred_mount)
+        mount = replace(answer, readonly=answer.readonly or wanted.readonly)
         handler_admission.check_answer(wanted.access, mount)
         handler_admission.check(
             handler, fs_type=mount.fs_type, group=mount.group, readonly=mount.readonly
@@ -154,13 +156,13 @@ class DeferredPublish:
         handler_admission.check_limits(handler, mount.io_limits)
         return Record.of(mount, wanted.key, wanted.target, handler.name)
 
-    def _place(self, record: Record, *, is_new: bool) -> Record:
-        """Seal the target and make the entry appear, or leave neither. Blocks."""
+    def _mount_guard_and_publish(self, record: Record, *, is_new: bool) -> Record:
+        """Mount the guard and publish the entry, or leave neither. Blocks."""
         self._targets.check_unmounted(record.mount.source, readonly=record.readonly)
         self._targets.mount_guard(record.target)
         try:
             return self._deferred.publish(record)
-        except BaseException:  # a bug must not leave a seal behind either
+        except BaseException:  # also after an unexpected exception
             if is_new:
                 self._unmount_guard(record.target)
             raise
@@ -169,7 +171,7 @@ class DeferredPublish:
         request = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=wanted.key.volume_id, target_path=wanted.target.text, defer_fs_ops=True
         )
-        # the reason of the publish's failure is the one to report; the CO's own unpublish does this again
+        # report the error of the publish, not of this call; the CO's own unpublish does this again
         with contextlib.suppress(grpc.aio.AioRpcError):
             await backend.unpublish(request, caller)
 
@@ -177,10 +179,10 @@ class DeferredPublish:
         try:
             self._targets.unmount_guard(target)
         except errors.CrustError as error:
-            _log.warning("seal left behind", extra={"target": target.text, "error": error})
+            _log.warning("guard mount not removed", extra={"target": target.text, "error": error})
 
 
-def _tell(events: Events, record: Record, decision: Decision) -> None:
+def _report(events: Events, record: Record, decision: Decision) -> None:
     metrics.deferred_publishes.labels(record.key.driver, record.handler).inc()
     _log.info(
         "deferred",
@@ -195,8 +197,8 @@ def _tell(events: Events, record: Record, decision: Decision) -> None:
     events.emit(Event("published", record.target.text, record.handler))
 
 
-def _flag(request: csi_pb2.NodePublishVolumeRequest) -> None:
-    """Make it the request for the shim: the flag, and the group in the deferral's own field as well (KEP-2857)."""
+def _set_flag(request: csi_pb2.NodePublishVolumeRequest) -> None:
+    """Prepare the request for the shim: set the flag, and copy the group into the field for deferral (KEP-2857)."""
     request.defer_fs_ops = True
     mount = request.volume_capability.mount
     if mount.volume_mount_group and not mount.volume_supplemental_group:

@@ -1,4 +1,4 @@
-"""The runtime side's door: handlers register, and hold their registration by keeping the stream open."""
+"""The service HandlerRegistry: a handler registers, and stays registered while its stream is open."""
 
 import asyncio
 import logging
@@ -24,18 +24,18 @@ _FEATURES = {feature.value: feature for feature in Feature}
 
 
 class InvalidRegistration(errors.InvalidRequest):
-    """A handler introduces itself in a way that cannot be."""
+    """A handler's RegisterRequest is malformed."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
             "the runtime handler cannot be registered",
             why=why,
-            hint="correct the hello: specs/proto/crust/wire/v1/handlers.proto",
+            hint="correct the RegisterRequest: specs/proto/crust/wire/v1/handlers.proto",
         )
 
 
 class HandlerRegistry(handlers_pb2_grpc.HandlerRegistryServicer):
-    """HandlerRegistry: the open stream is the lease."""
+    """The service HandlerRegistry: the open stream is the handler session."""
 
     def __init__(
         self, handlers: Handlers, peers: HandlerPeers, events: Events, volumes_directory: str
@@ -47,33 +47,33 @@ class HandlerRegistry(handlers_pb2_grpc.HandlerRegistryServicer):
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """End every stream, so that a server's stop need not wait for them."""
+        """End every stream, so that the server's stop does not wait for them."""
         self._stopping.set()
 
     async def Register(
         self, request: handlers_pb2.RegisterRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[handlers_pb2.RegisterResponse]:
-        """Register, welcome, and stay until one side goes."""
+        """Register the handler, respond, and keep the session until one side ends it."""
         handler = handler_of(request)
         with self._handlers.session(handler):
             await self._handlers.announce()
-            self._tell("handler-registered", handler)
+            self._report("handler-registered", handler)
             try:
                 yield handlers_pb2.RegisterResponse(
                     volumes_directory=self._volumes_directory, proxy_version=crust.__version__
                 )
                 await self._stopping.wait()
             finally:
-                self._tell("handler-lost", handler)
+                self._report("handler-lost", handler)
                 await self._peers.drop(handler)
 
-    def _tell(self, kind: str, handler: Handler) -> None:
+    def _report(self, kind: str, handler: Handler) -> None:
         _log.info(kind, extra={"handler": handler.name, "endpoint": handler.endpoint})
         self._events.emit(Event(kind, handler=handler.name))
 
 
 def handler_of(request: handlers_pb2.RegisterRequest) -> Handler:
-    """Check a hello; raises `InvalidRegistration`. Features that this proxy does not know are left out."""
+    """Decode and check a request; raises `InvalidRegistration`. Unknown features are ignored."""
     if not _NAME.fullmatch(request.name):
         raise InvalidRegistration(
             f"the name {request.name[:64]!r} is not 1 to 63 of a-z, 0-9, '-' and '.'"
@@ -83,7 +83,7 @@ def handler_of(request: handlers_pb2.RegisterRequest) -> Handler:
     except errors.InvalidRequest as err:
         raise InvalidRegistration(str(err)) from err
     if types_pb2.VolumeType.BLOCK not in request.volume_types:
-        raise InvalidRegistration("volume_types lacks BLOCK, the one type that is handed over")
+        raise InvalidRegistration("volume_types lacks BLOCK, the only type that is published")
     bad = [name for name in request.filesystems if not _FILESYSTEM.fullmatch(name)]
     if bad or not request.filesystems:
         raise InvalidRegistration(

@@ -1,8 +1,8 @@
-"""One deferred writer per device and per volume, and no host mount beside it.
+"""Device reservations: one deferred writer per device and per volume, and no host mount at the same time.
 
-Two kernels that mount one filesystem read-write destroy it, and nothing below us prevents it: a hypervisor opens a
-mounted device without a complaint. So every publish is held against what is deferred already, by what the
-device is and not by its path. Readers may share among themselves.
+Two kernels that mount one filesystem read-write destroy it, and no lower layer prevents this: a hypervisor opens a
+mounted device without an error. So every publish is checked against the existing reservations, by the identity of the
+device and not by its path. Several readers may share a device.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from crust.handoff.record import Record
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a deferred publish holds. `identity` is None before the driver has told the device."""
+    """The reservation of a deferred publish. `identity` is None until the driver has reported the device."""
 
     key: volumes.VolumeKey
     target: volumes.TargetPath
@@ -23,22 +23,22 @@ class Reservation:
 
 
 class DeviceReserved(errors.NotReady):
-    """Somebody else has the device."""
+    """The device is published to a runtime at another target."""
 
     def __init__(self, wanted: Reservation, holder: Reservation, *, deferred: bool) -> None:
-        way = "handed to a runtime" if deferred else "mounted on the host"
+        way = "published to a runtime" if deferred else "mounted on the host"
         super().__init__(
             f"volume {wanted.key} cannot be {way} at {wanted.target}",
-            why=f"its device is handed to a runtime at {holder.target}"
+            why=f"its device is published to a runtime at {holder.target}"
             + (" for writing" if not holder.readonly else ", and only readers may share it"),
             hint="stop the pod that uses it there; two kernels writing to one filesystem destroy it",
         )
         self.holder = holder.target
 
 
-def check(wanted: Reservation, held: Iterable[Reservation], *, deferred: bool = True) -> None:
+def check(wanted: Reservation, existing: Iterable[Reservation], *, deferred: bool = True) -> None:
     """Raise `DeviceReserved` if a holder at another target has the device, and one of the two writes."""
-    for holder in held:
+    for holder in existing:
         if holder.target == wanted.target or not _same_device(wanted, holder):
             continue
         if not (wanted.readonly and holder.readonly):
@@ -52,5 +52,5 @@ def _same_device(one: Reservation, other: Reservation) -> bool:
 
 
 def of(record: Record) -> Reservation:
-    """The lease that a published record is."""
+    """The reservation of a published record."""
     return Reservation(record.key, record.target, record.identity, record.readonly)

@@ -1,7 +1,7 @@
-"""The storage side's door: KEP-2857's Runtime service and a little more, called by shims and by drivers.
+"""KEP-2857's service Runtime and its extensions, called by shims and by drivers.
 
-A shim asks by target path; the record says which handler has the volume, and the handler's own socket is asked.
-Numbers that come back are a guest's word in the end, and are checked before anybody believes them.
+A caller names a volume by its target path. The record says which handler has the volume, and the proxy calls that
+handler. The numbers in the handler's answer finally come from a guest, so they are checked.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class NotMountedInSandbox(errors.NotReady):
-    """The volume is handed over, and no sandbox has mounted it."""
+    """The volume is published to a runtime, but no sandbox has mounted it."""
 
     def __init__(self, target: str) -> None:
         super().__init__(
             f"the volume at {target} is not mounted",
-            why="it is handed to a runtime, and no sandbox has it now",
+            why="it is published to a runtime, and no sandbox has it now",
             hint="start the pod's sandbox; usage is known once it has mounted the volume",
         )
 
 
 class DeviceNotExpanded(errors.NotReady):
-    """The device has not grown yet."""
+    """The device is smaller than the requested size."""
 
     def __init__(self, device: str, size_bytes: int, wanted: volumes.CapacityRange) -> None:
         super().__init__(
@@ -48,7 +48,7 @@ class DeviceNotExpanded(errors.NotReady):
 
 
 class DeviceTooLarge(errors.OutOfRange):
-    """The device is larger than the caller's limit."""
+    """The device is larger than the limit of the request."""
 
     def __init__(self, device: str, size_bytes: int, wanted: volumes.CapacityRange) -> None:
         super().__init__(
@@ -59,19 +59,19 @@ class DeviceTooLarge(errors.OutOfRange):
 
 
 class ImplausibleSize(errors.RuntimeFailed):
-    """A handler says that a filesystem fills what its device does not have."""
+    """A handler reported a filesystem size that its device cannot have."""
 
-    def __init__(self, device: str, size_bytes: int, told_bytes: int) -> None:
+    def __init__(self, device: str, size_bytes: int, reported_bytes: int) -> None:
         super().__init__(
-            f"the runtime's answer about the filesystem on {device} is not usable",
-            why=f"it says {told_bytes} bytes, and the device has {size_bytes}",
-            hint="look at the handler's log; the guest may be broken or hostile",
+            f"the runtime reported an impossible size of the filesystem on {device}",
+            why=f"it reported {reported_bytes} bytes, and the device has {size_bytes}",
+            hint="read the handler's log; the guest may be broken or hostile",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Mutations:
-    """What the calls that change something are carried out by."""
+    """The parts that carry out the calls that change something."""
 
     stage: RuntimeStage
     freeze: DeferredFreeze
@@ -79,7 +79,7 @@ class Mutations:
 
 
 class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
-    """Runtime, by target path."""
+    """The service Runtime."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
     async def RuntimeExpandVolume(
         self, request: runtime_pb2.RuntimeExpandVolumeRequest, context: Context
     ) -> runtime_pb2.RuntimeExpandVolumeResponse:
-        """Grow the filesystem to its device. Without a sandbox the size is recorded, and the mount grows it."""
+        """Grow the filesystem to its device. Without a sandbox only the record changes; the next mount grows it."""
         record = self._expect(request.volume_target_path)
         wanted = crust_v1.capacity_range(request.capacity_range)
         size_bytes = await asyncio.to_thread(self._devices.size_bytes, record.device)
@@ -136,14 +136,14 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
     async def RuntimeStageVolume(
         self, request: runtime_pb2.RuntimeStageVolumeRequest, context: Context
     ) -> runtime_pb2.RuntimeStageVolumeResponse:
-        """Hand a volume over for a driver that implements the KEP itself."""
+        """Publish an entry for a driver that implements the KEP itself."""
         await self._mutations.stage.stage(request)
         return runtime_pb2.RuntimeStageVolumeResponse()
 
     async def RuntimeUnstageVolume(
         self, request: runtime_pb2.RuntimeUnstageVolumeRequest, context: Context
     ) -> runtime_pb2.RuntimeUnstageVolumeResponse:
-        """Take it back."""
+        """Unpublish the entry."""
         target = volumes.TargetPath.parse(request.volume_target_path, role="volume_target_path")
         await self._mutations.stage.unstage(target)
         return runtime_pb2.RuntimeUnstageVolumeResponse()
@@ -151,7 +151,7 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
     async def RuntimeFreezeVolume(
         self, request: runtime_pb2.RuntimeFreezeVolumeRequest, context: Context
     ) -> runtime_pb2.RuntimeFreezeVolumeResponse:
-        """Hold the filesystem in the sandbox still, for a time."""
+        """Freeze the filesystem in the sandbox, for a limited time."""
         record = self._expect(request.volume_target_path)
         thaw_after_s = crust_v1.thaw_after_s(request.thaw_after_seconds)
         frozen = await self._mutations.freeze.freeze(record, thaw_after_s, context.time_remaining())
@@ -160,7 +160,7 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
     async def RuntimeThawVolume(
         self, request: runtime_pb2.RuntimeThawVolumeRequest, context: Context
     ) -> runtime_pb2.RuntimeThawVolumeResponse:
-        """Let its writers go on, and tell whether they were held until now."""
+        """Thaw it, and report whether it was frozen until now."""
         record = self._expect(request.volume_target_path)
         was_frozen = await self._mutations.freeze.thaw(record, context.time_remaining())
         return runtime_pb2.RuntimeThawVolumeResponse(was_frozen=was_frozen)
@@ -168,7 +168,7 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
     async def RuntimeSetVolumeLimits(
         self, request: runtime_pb2.RuntimeSetVolumeLimitsRequest, context: Context
     ) -> runtime_pb2.RuntimeSetVolumeLimitsResponse:
-        """Replace the limits, in the sandbox and in the record."""
+        """Replace the I/O limits, in the sandbox and in the record."""
         record = self._expect(request.volume_target_path)
         applied = await self._mutations.io_limits.set(record, crust_v1.io_limits(request.limits))
         return runtime_pb2.RuntimeSetVolumeLimitsResponse(applied=applied)

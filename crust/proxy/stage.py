@@ -1,7 +1,8 @@
-"""Changes to the handoff directory that come through the Runtime API: KEP-style staging.
+"""Publishes and unpublishes entries for the Runtime API: staging as in the KEP.
 
-A driver that implements the KEP names no driver and no volume; its volumes are kept under a name of our own, keyed by
-their target path, and the device is identified here. Sealing the target is left to that driver: it owns it.
+A driver that implements the KEP sends neither a driver name nor a volume id. Its volumes get a driver name of crust's
+and a volume id made from the target path, and the proxy identifies the device itself. The driver owns the target, so
+the proxy mounts no guard on it.
 """
 
 import asyncio
@@ -19,18 +20,18 @@ DRIVER = volumes.DriverName("runtime-api.crust.dev")
 
 
 class UnsupportedVolumeType(errors.InvalidRequest):
-    """A volume type that is not served yet."""
+    """The volume type is not supported: only BLOCK is."""
 
     def __init__(self, number: int) -> None:
         super().__init__(
-            "the volume cannot be handed to a runtime",
-            why=f"its type is {number}, and only BLOCK (1) is served",
+            "the volume cannot be published to a runtime",
+            why=f"its type is {number}, and only BLOCK (1) is supported",
             hint="send volume_type BLOCK and a block device's path",
         )
 
 
 class RuntimeStage:
-    """Stages and unstages by target path."""
+    """Publishes and unpublishes entries by target path."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class RuntimeStage:
         self._devices = devices
 
     async def stage(self, request: runtime_pb2.RuntimeStageVolumeRequest) -> None:
-        """Publish an entry; raises what refuses."""
+        """Publish an entry; raises the error of any check."""
         if request.volume_type.type != types_pb2.VolumeType.BLOCK:
             raise UnsupportedVolumeType(request.volume_type.type)
         target = volumes.TargetPath.parse(request.volume_target_path, role="volume_target_path")
@@ -60,17 +61,17 @@ class RuntimeStage:
         )
 
     async def unstage(self, target: volumes.TargetPath) -> None:
-        """Withdraw an entry; absent is fine. Raises `HeldBySandbox`."""
-        # absent or not is asked under the key: a stage whose caller gave up may still be making the entry
+        """Unpublish an entry; OK if it is absent. Raises `HeldBySandbox`."""
+        # checked inside the operation: a stage whose caller has given up may still be creating the entry
         await self._operations.run(
-            _key(target), "RuntimeUnstageVolume", target, lambda: self._withdraw(target)
+            _key(target), "RuntimeUnstageVolume", target, lambda: self._unpublish(target)
         )
 
     async def _stage(
         self, target: volumes.TargetPath, request: runtime_pb2.RuntimeStageVolumeRequest
     ) -> None:
         known = self._deferred.find(target.text)
-        # what was decided stays decided: a second handler that came since makes a retry no less clear
+        # a retry keeps the first choice: a second handler may have registered since
         handler = await self._handlers.choose(known.handler if known is not None else None)
         mount = await asyncio.to_thread(self._mount_of, request)
         record = Record.of(mount, _key(target), target, handler.name)
@@ -84,16 +85,16 @@ class RuntimeStage:
         self._targets.check_unmounted(record.mount.source, readonly=record.readonly)
         return self._deferred.publish(record)
 
-    async def _withdraw(self, target: volumes.TargetPath) -> None:
+    async def _unpublish(self, target: volumes.TargetPath) -> None:
         record = self._deferred.find(target.text)
         if record is None:
             return
         self._deferred.check_key(record, _key(target))
-        withdrawal = await asyncio.to_thread(self._deferred.store.begin_unpublish, target)
+        entry = await asyncio.to_thread(self._deferred.store.begin_unpublish, target)
         try:
-            await asyncio.to_thread(withdrawal.complete)
+            await asyncio.to_thread(entry.complete)
         finally:
-            await asyncio.to_thread(withdrawal.close)
+            await asyncio.to_thread(entry.close)
         self._deferred.forget(target.text)
 
     def _mount_of(self, request: runtime_pb2.RuntimeStageVolumeRequest) -> volumes.DeferredMount:

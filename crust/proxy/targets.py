@@ -1,9 +1,10 @@
-"""The target directory of a deferred publish: there for the kubelet, closed to everyone else.
+"""The target directory of a deferred publish: it exists for the kubelet, and a guard mount closes it to everyone
+else.
 
-It carries a tmpfs of 4 KiB and one inode. A kubelet finds a mount point whose root it may chown, as it expects, and a
-runtime that misses the handoff entry gets ENOSPC instead of writing to the node's disk. Everything but
-`check_allowed` and `is_known_usable` blocks: callers hop to a thread. The walk below the kubelet's root follows
-no symbolic link.
+The guard mount is a tmpfs of 4 KiB with one inode. A kubelet finds a mount point whose root it may chown, as it
+expects. A runtime that does not find the handoff entry gets ENOSPC and cannot write to the node's disk. All methods
+except `check_allowed` and `is_known_usable` block: callers use a thread hop. No symbolic link below the kubelet's
+root is followed.
 """
 
 import os
@@ -17,7 +18,7 @@ from crust.host.mounts import mount_api, mountinfo
 
 
 class TargetMounted(errors.NotReady):
-    """Something is mounted where a deferred volume shall be published."""
+    """Another filesystem is mounted on the target of a deferred publish."""
 
     def __init__(self, target: str, mount: mountinfo.Mount) -> None:
         super().__init__(
@@ -28,11 +29,11 @@ class TargetMounted(errors.NotReady):
 
 
 class DeviceMountedOnHost(errors.NotReady):
-    """The host has the device mounted that a runtime shall get."""
+    """The host has mounted the device that is to be published to a runtime."""
 
     def __init__(self, device: str, where: Sequence[str]) -> None:
         super().__init__(
-            f"the device {device} cannot be handed to a runtime",
+            f"the device {device} cannot be published to a runtime",
             why=f"this node has it mounted at {', '.join(where)}",
             hint="unmount it there first; two kernels writing to one filesystem destroy it",
         )
@@ -40,31 +41,33 @@ class DeviceMountedOnHost(errors.NotReady):
 
 
 class Targets(Protocol):
-    """What a publish does to this node's directories and mounts, and asks of them."""
+    """The changes and queries of a publish for this node's directories and mounts."""
 
     def check_allowed(self, target: volumes.TargetPath) -> None:
-        """Raise `target_paths.PathOutsideRoots` unless the target lies below an allowed root. Looks at nothing."""
+        """Raise `target_paths.PathOutsideRoots` unless the target lies below an allowed root. No I/O."""
 
     def is_known_usable(self, target: volumes.TargetPath) -> bool:
-        """Whether it is known at once that `check_usable` would not refuse. Never blocks; False is "not known"."""
+        """Whether it is known without I/O that `check_usable` passes. Never blocks; False means unknown."""
 
     def check_usable(self, target: volumes.TargetPath) -> None:
-        """Refuse what could not be prepared: foreign mount, symbolic link, missing parent. Touches nothing."""
+        """Raise for a target that cannot be prepared: another mount, a symbolic link, a missing parent. Read-only."""
 
     def check_free(self, target: volumes.TargetPath) -> None:
-        """Raise `TargetMounted` if anything but our seal is mounted on the target."""
+        """Raise `TargetMounted` if anything but the guard is mounted on the target."""
 
     def check_unmounted(self, source: volumes.BlockSource, *, readonly: bool) -> None:
-        """Raise `DeviceMountedOnHost` if the host has the device mounted; all read-only is allowed."""
+        """Raise `DeviceMountedOnHost` if the host has mounted the device; read-only mounts of a reader are
+        allowed.
+        """
 
     def mount_guard(self, target: volumes.TargetPath) -> None:
-        """Make the directory if it is not there, and mount the seal if it is not mounted. Idempotent."""
+        """Create the directory and mount the guard, if they are absent. Idempotent."""
 
     def has_guard(self, target: volumes.TargetPath) -> bool:
-        """Whether our seal is on the target: left by a publish whose record is gone, e.g. with /run."""
+        """Whether the guard is mounted on the target. It may outlive the record, e.g. if /run was lost."""
 
     def unmount_guard(self, target: volumes.TargetPath) -> None:
-        """Unmount the seal and remove the directory. Idempotent; a foreign mount is left and reported."""
+        """Unmount the guard and remove the directory. Idempotent; raises `TargetMounted` for another mount."""
 
 
 class GuardedTargets:
@@ -94,7 +97,7 @@ class GuardedTargets:
     def check_unmounted(self, source: volumes.BlockSource, *, readonly: bool) -> None:
         """See `Targets`."""
         if devices.is_free(source.path, source.identity):
-            return  # in no mount namespace is it mounted; to read the list of mounts takes ten times as long
+            return  # it is mounted in no mount namespace; reading the mount list takes ten times as long
         found = mountinfo.of_device(source.identity.major, source.identity.minor)
         where = [each.target for each in found if not (readonly and each.readonly)]
         if where:
@@ -118,7 +121,7 @@ class GuardedTargets:
         target_paths.remove(target, self._roots)
 
     def _guard_on(self, target: volumes.TargetPath) -> mountinfo.Mount | None:
-        """Our seal, if it is mounted on the target; raises `TargetMounted` for anything else."""
+        """The guard mount, if there is one; raises `TargetMounted` for another mount."""
         mount = mountinfo.at(target.text)
         if mount is not None and not mount_api.is_guard(mount):
             raise TargetMounted(target.text, mount)

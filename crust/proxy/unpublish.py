@@ -1,8 +1,8 @@
-"""NodeUnpublishVolume of a deferred volume: no detach under a live guest.
+"""NodeUnpublishVolume of a deferred volume. The device is never detached while a guest uses it.
 
-The entry takes the claim's lock first, so that no sandbox can begin with the volume meanwhile, and a sandbox
-that has it makes the unpublish fail with its name. Then the driver, then the seal and the directory, and the entry
-last: a kill at any line leaves an entry that the CO's retry withdraws.
+The proxy takes the claim lock first, so that no sandbox can claim the volume meanwhile; if a sandbox has it, the call
+fails with the sandbox's name. Then it calls the driver, then removes the guard mount and the directory, and the entry
+last: if the proxy is killed at any point before, the entry is still there and the CO's retry unpublishes it.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class DeferredUnpublish:
-    """Carries deferred unpublishes out."""
+    """Carries out deferred unpublishes."""
 
     def __init__(self, deferred: DeferredVolumes, events: Events, targets: Targets) -> None:
         self._deferred = deferred
@@ -41,7 +41,7 @@ class DeferredUnpublish:
         flagged = csi_pb2.NodeUnpublishVolumeRequest()
         flagged.CopyFrom(request)
         flagged.defer_fs_ops = True
-        if record is None:  # the entry went before, with /run or in an unpublish that was cut off
+        if record is None:  # the entry was lost with /run, or removed by an interrupted unpublish
             response = await backend.unpublish(flagged, caller)
             await asyncio.to_thread(self._targets.unmount_guard, target)
             return response
@@ -52,11 +52,11 @@ class DeferredUnpublish:
             await asyncio.to_thread(self._finish, target, entry)
         finally:
             entry.close()
-        self._report(record)
+        self._forget(record)
         return response
 
     def _begin(self, target: volumes.TargetPath) -> stores.Unpublish:
-        """Keep sandboxes away, and refuse what could not be finished, before the driver lets go. Blocks."""
+        """Lock out sandboxes and check everything that could fail, before the driver is called. Blocks."""
         self._targets.check_free(target)
         return self._deferred.store.begin_unpublish(target)
 
@@ -64,7 +64,7 @@ class DeferredUnpublish:
         self._targets.unmount_guard(target)
         entry.complete()
 
-    def _report(self, record: Record) -> None:
+    def _forget(self, record: Record) -> None:
         self._deferred.forget(record.target.text)
         _log.info("unpublished", extra={"volume": str(record.key), "target": record.target.text})
         self._events.emit(Event("unpublished", record.target.text, record.handler))

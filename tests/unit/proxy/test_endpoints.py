@@ -223,7 +223,7 @@ async def test_a_stage_that_is_repeated_asks_for_the_handler_that_it_had(kata: N
         await refused(
             kata.runtime.RuntimeStageVolume(stage_request(kata.places.target("two")), timeout=10),
             Code.FAILED_PRECONDITION,
-            "to which runtime handler",
+            "no runtime handler is named",
         )
 
 

@@ -45,4 +45,4 @@ async def test_a_look_that_fails_is_logged_and_the_next_one_sees_everything(
             async with asyncio.timeout(20):
                 event = await anext(heard)
     assert (event.kind, event.message) == ("claimed", "sandbox box-7")
-    assert "cannot look at the handoff directory" in caplog.text
+    assert "cannot scan the handoff directory" in caplog.text

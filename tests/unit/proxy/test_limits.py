@@ -63,7 +63,7 @@ async def test_a_handler_that_cannot_limit_gets_no_volume_with_limits(node: Node
             node.co.publish("vol-1", target),
             Code.FAILED_PRECONDITION,
             "'kata'",
-            "cannot limit",
+            "cannot enforce",
             "IO_LIMITS",
         )
         node.check_untouched(target)
@@ -220,10 +220,10 @@ async def test_a_handler_that_is_away_or_cannot_limit_is_not_given_limits(node: 
             call = limit(node, target)
             if in_sandbox:
                 with node.sandbox(target):
-                    await refused(call, Code.FAILED_PRECONDITION, "'kata'", "cannot limit")
+                    await refused(call, Code.FAILED_PRECONDITION, "'kata'", "cannot enforce")
                     assert (await limit(node, target, NONE)).applied
             else:
-                await refused(call, Code.FAILED_PRECONDITION, "'kata'", "cannot limit")
+                await refused(call, Code.FAILED_PRECONDITION, "'kata'", "cannot enforce")
     await until(session.lost)
     await refused(limit(node, target), Code.UNAVAILABLE, "'kata'")
     assert (fake.limits, recorded(node, target)) == ({}, NONE)

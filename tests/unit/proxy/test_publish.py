@@ -220,8 +220,8 @@ def _lost_group(answer: csi_pb2.DeferredMount) -> None:
         (_relative, "relative"),
         (_no_source, "unknown kind"),
         (_no_size, "capacity_bytes"),
-        (_other_fs, "'ext4' was asked for"),
-        (_lost_group, "7 (Always) was asked for"),
+        (_other_fs, "'ext4' was requested"),
+        (_lost_group, "7 (Always) was requested"),
     ],
 )
 @pytest.mark.spec("D-11", "D-12")

@@ -70,7 +70,7 @@ POLICY = {**GROUP, "volume_supplemental_group_change_policy": "OnRootMismatch"}
     ("lacks", "mount", "readonly", "words"),
     [
         (None, {"fs_type": "btrfs"}, False, ("'btrfs'", "ext4, xfs", "fstype")),
-        (Feature.GROUP, GROUP, False, ("fsGroup 7", "leave fsGroup out")),
+        (Feature.GROUP, GROUP, False, ("fsGroup 7", "remove fsGroup")),
         (Feature.GROUP_CHANGE_POLICY, POLICY, False, ("but Always", "use Always")),
         (Feature.READ_ONLY, {"fs_type": "ext4"}, True, ("read-only", "do not defer")),
     ],
@@ -104,7 +104,7 @@ async def test_a_filesystem_that_only_the_driver_knew_is_refused_after_its_answe
     target = node.places.target("one")
     async with node.handler(filesystems=frozenset({"xfs"})):
         call = node.co.publish("vol-1", target, mount={"mount_flags": ["noatime"]})
-        await refused(call, Code.FAILED_PRECONDITION, "'ext4'", "it knows: xfs")
+        await refused(call, Code.FAILED_PRECONDITION, "'ext4'", "it supports: xfs")
     node.check_untouched(target)
 
 

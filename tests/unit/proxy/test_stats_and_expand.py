@@ -91,7 +91,7 @@ async def test_a_handler_whose_lease_ends_in_the_middle_of_a_call(node: Node, ca
             )
             await until(fake.gate.entered)
             await _drop_the_lease(node)
-            await refused(asked, Code.UNAVAILABLE, "'kata'", "in the middle of the call")
+            await refused(asked, Code.UNAVAILABLE, "'kata'", "during the call")
             fake.gate.opened.set()
     kata_entry = node.entry(target)
     assert kata_entry is not None
