@@ -37,9 +37,9 @@ from crust.blockdriver.node.node_stats import NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
 from crust.blockdriver.node.publish_check import PublishCheck
-from crust.blockdriver.records import snapshot_record
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.health import HealthCheck
+from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.services.controller import Controller, ControllerRules
@@ -74,6 +74,7 @@ _log = logging.getLogger(__name__)
 class Stores:
     """What both parts of the driver rest on: what is remembered, and what holds the bytes."""
 
+    pool: Pool
     volume_records: VolumeRecords
     node_state: NodeState
     backend: Backend
@@ -122,9 +123,10 @@ class Driver:
     def open(self) -> None:
         """Read what the disk and the kernel say. Once, before the first call. Blocks.
 
-        Raises `node_state.UnreadableEntry` and whatever keeps the directories from being made.
+        Raises what `Pool.open` does, `node_state.UnreadableEntry`, and whatever keeps a directory from being made.
         """
         self.snapshots.thaw()
+        self.stores.pool.open()
         self.stores.volume_records.open()
         self.stores.backend.open()
         self.stores.node_state.open(boot.boot_id())
@@ -162,6 +164,7 @@ def build(  # noqa: PLR0913 - one per setting
     io_limits = IoLimits(live, throttle or throttling.Cgroups(io_cgroup), reachable)
     snapshots, sources = _snapshots(stores, live, reachable, state_dir, run_dir)
     health_check = HealthCheck(
+        stores.pool,
         stores.volume_records,
         stores.backend,
         stores.capacity.available_bytes,
@@ -198,8 +201,12 @@ def build(  # noqa: PLR0913 - one per setting
 
 
 def _stores(backend: Backend, state_dir: str, run_dir: str, overcommit: float) -> Stores:
-    volume_records = VolumeRecords(os.path.join(state_dir, "records"))
+    pool = Pool(state_dir)
+    volume_records = VolumeRecords(
+        os.path.join(state_dir, "records"), lambda each: pool.ids.is_volume_id(each)
+    )
     return Stores(
+        pool=pool,
         volume_records=volume_records,
         node_state=NodeState(run_dir),
         backend=backend,
@@ -214,13 +221,17 @@ def _snapshots(
     intents = Intents(run_dir)
     freezer = Freezer(intents, stores.backend)
     guest_freezer = GuestFreezer(reachable, intents, limit_s=LIMIT_S)
+    pool = stores.pool
     snapshot_records = SnapshotRecords(
-        os.path.join(state_dir, "snapshots"), SnapshotRecord, snapshot_record.is_snapshot_id
+        os.path.join(state_dir, "snapshots"),
+        SnapshotRecord,
+        lambda each: pool.ids.is_snapshot_id(each),
     )
     groups = SnapshotRecords(
-        os.path.join(state_dir, "groups"), GroupRecord, snapshot_record.is_group_id
+        os.path.join(state_dir, "groups"), GroupRecord, lambda each: pool.ids.is_group_id(each)
     )
     volume_snapshots = VolumeSnapshots(
+        pool=pool,
         volume_records=stores.volume_records,
         snapshot_records=snapshot_records,
         backend=stores.backend,
@@ -229,7 +240,7 @@ def _snapshots(
         freezer=freezer,
         guest_freezer=guest_freezer,
     )
-    group_snapshots = GroupSnapshots(stores.volume_records, groups, volume_snapshots)
+    group_snapshots = GroupSnapshots(pool, stores.volume_records, groups, volume_snapshots)
     recovery = SnapshotRecovery(
         intents, freezer, guest_freezer, groups, volume_snapshots, group_snapshots
     )
@@ -250,7 +261,9 @@ def _controller_rules(  # noqa: PLR0913 - composition
     running: operations.KeyedOperations,
     modify_window_s: float,
 ) -> ControllerRules:
-    attacher = ControllerPublish(stores.volume_records, live, stores.supported, here.node_id)
+    attacher = ControllerPublish(
+        stores.pool, stores.volume_records, live, stores.supported, here.node_id
+    )
     modifier = VolumeModifier(
         volume_records=stores.volume_records,
         backend=stores.backend,
@@ -261,6 +274,7 @@ def _controller_rules(  # noqa: PLR0913 - composition
     )
     return ControllerRules(
         provisioner=Provisioner(
+            pool=stores.pool,
             volume_records=stores.volume_records,
             backend=stores.backend,
             node=live,
@@ -270,7 +284,7 @@ def _controller_rules(  # noqa: PLR0913 - composition
             segment=here.segment,
         ),
         attacher=attacher,
-        lister=VolumeLister(stores.volume_records, attacher, health_check),
+        lister=VolumeLister(stores.pool, stores.volume_records, attacher, health_check),
         health_check=health_check,
         offerer=CapacityReport(stores.capacity, stores.backend, stores.supported, here.segment),
         snapshots=calls,
@@ -291,8 +305,9 @@ def _node_rules(  # noqa: PLR0913 - composition
     volume_records, node_state, backend = stores.volume_records, stores.node_state, stores.backend
     node_expand = NodeExpand(volume_records, node_state, backend, stores.supported)
     publish_check = PublishCheck(volume_records, node_state, live, stores.supported)
-    node_unpublish = NodeUnpublish(node_state, backend, target_roots)
+    node_unpublish = NodeUnpublish(stores.pool, node_state, backend, target_roots)
     node_stage = NodeStage(
+        pool=stores.pool,
         volume_records=volume_records,
         node_state=node_state,
         live=live,
@@ -319,7 +334,12 @@ def _node_rules(  # noqa: PLR0913 - composition
         deferred_publish=DeferredNodePublish(volume_records, node_state, publish_check, io_limits),
         node_unpublish=node_unpublish,
         ephemeral=EphemeralVolumes(
-            volume_records, live, _EphemeralProvisioner(provisioner), node_stage, node_unpublish
+            pool=stores.pool,
+            volume_records=volume_records,
+            live=live,
+            provisioner=_EphemeralProvisioner(provisioner),
+            node_stage=node_stage,
+            node_unpublish=node_unpublish,
         ),
         node_expand=node_expand,
         node_stats=NodeStats(

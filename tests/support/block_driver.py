@@ -9,6 +9,7 @@ from typing import Any, cast
 from crust import volumes
 from crust.blockdriver import app
 from crust.blockdriver.node import ephemeral, guests
+from crust.blockdriver.records.pool import PoolIds
 from crust.blockdriver.services.node_identity import CsiProfile
 from crust.rpc import csi, extensions
 from crust.wire.csi.v1 import csi_pb2
@@ -98,6 +99,11 @@ class Bench:
         """End what runs beside, if there is a driver already."""
         with suppress(AttributeError):
             self.driver.node_rules.io_limits.throttle.close()
+
+    @property
+    def ids(self) -> PoolIds:
+        """The ids of the driver's pool."""
+        return self.driver.stores.pool.ids
 
     def target(self, name: str) -> str:
         """A target path, below a parent that exists."""

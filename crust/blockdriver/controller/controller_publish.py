@@ -18,6 +18,7 @@ from crust.blockdriver.controller.node_part import NodeVolumes
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.capability_check import SupportedCapabilities
+from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.volume_record import Attached, Record, Usage
 from crust.blockdriver.records.volume_records import VolumeRecords
 
@@ -67,11 +68,13 @@ class ControllerPublish:
 
     def __init__(
         self,
+        pool: Pool,
         known: VolumeRecords,
         node: NodeVolumes,
         supported: SupportedCapabilities,
         node_id: str,
     ) -> None:
+        self._pool = pool
         self._volume_records = known
         self._node = node
         self._supported = supported
@@ -117,11 +120,12 @@ class ControllerPublish:
     async def detach(self, volume_id: volumes.VolumeId, node_id: str) -> None:
         """Take the volume from the node, or from all if `node_id` is empty; not published is fine.
 
-        Raises `StillAttached` while it is staged on this node.
+        Raises `StillAttached` while it is staged on this node, `pool.IdOfOtherPool`.
         """
         await asyncio.to_thread(self._detach, volume_id, node_id)
 
     def _detach(self, volume_id: volumes.VolumeId, node_id: str) -> None:
+        self._pool.ids.check(volume_id)
         record = self._volume_records.find(volume_id)
         if record is None:
             return

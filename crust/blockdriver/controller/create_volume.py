@@ -20,8 +20,9 @@ from crust.blockdriver.controller import (
 from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.node_part import NodeVolumes
 from crust.blockdriver.engines.protocol import Backend, StillAttached
-from crust.blockdriver.records import capability_check, published_nodes, volume_records
+from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.capability_check import SupportedCapabilities
+from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.volume_record import ContentSource, Limits, Record
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.snapshots import content_source
@@ -79,6 +80,7 @@ class Volume:
 class Provisioner:
     """Makes and removes volumes; one call per volume at a time is the caller's business."""
 
+    pool: Pool
     volume_records: VolumeRecords
     backend: Backend
     node: NodeVolumes
@@ -106,7 +108,7 @@ class Provisioner:
         for capability in request.capabilities:
             if why := self.supported.obstacle(capability):
                 raise capability_check.CapabilityNotSupported(why)
-        present = self._present(volume_records.volume_id_of(request.name))
+        present = self._present(self.pool.ids.volume_id(request.name))
         wanted = self._plan(request, read, self._origin(request, present))
         accessible = topology.is_met(request.accessibility, self.segment)
         if present is None and not accessible:
@@ -156,7 +158,7 @@ class Provisioner:
         usages = capability_check.usages_of(request.capabilities, fs_type)
         fs_types = {usage.fs_type for usage in usages if usage.kind == "mount"}
         return Record(
-            volume_id=volume_records.volume_id_of(request.name),
+            volume_id=self.pool.ids.volume_id(request.name),
             name=request.name,
             phase="creating",
             capacity_bytes=volume_size.minimum_bytes(fs_types),
@@ -196,10 +198,14 @@ class Provisioner:
         return await asyncio.to_thread(self.volume_records.save, filled.but(phase="ready"))
 
     async def delete(self, volume_id: volumes.VolumeId) -> None:
-        """Remove the volume; absent is fine. Raises `StillAttached`, `published_nodes.PublishedToOtherNode`."""
+        """Remove the volume; absent is fine.
+
+        Raises `pool.IdOfOtherPool`, `StillAttached`, `published_nodes.PublishedToOtherNode`.
+        """
         await asyncio.to_thread(self._delete, volume_id)
 
     def _delete(self, volume_id: volumes.VolumeId) -> None:
+        self.pool.ids.check(volume_id)
         record = self.volume_records.find(volume_id)
         if record is None:
             return

@@ -15,6 +15,7 @@ from crust.blockdriver.controller import create_volume
 from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.records import ephemeral_names, volume_records
 from crust.blockdriver.records.health import Health, HealthCheck
+from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.volume_record import UNREADABLE
 from crust.blockdriver.records.volume_records import VolumeRecords
 
@@ -55,8 +56,13 @@ class VolumeLister:
     """Lists volumes. Every method may block."""
 
     def __init__(
-        self, known: VolumeRecords, attacher: ControllerPublish, health_check: HealthCheck
+        self,
+        pool: Pool,
+        known: VolumeRecords,
+        attacher: ControllerPublish,
+        health_check: HealthCheck,
     ) -> None:
+        self._pool = pool
         self._volume_records = known
         self._attacher = attacher
         self._health_check = health_check
@@ -76,13 +82,13 @@ class VolumeLister:
 
     def page(self, count: int, token: str) -> tuple[tuple[Listed, ...], str]:
         """Volumes after `token`, and the next token. Raises `BadToken`, `NegativeCount`."""
-        check(count, token)
+        self._check(count, token)
         ids = (each for each in self._volume_records.index.page(token, 0))
         return cut(self._existing(ids, self.get), count, lambda each: each.volume.volume_id)
 
     def health_page(self, count: int, token: str) -> tuple[tuple[Health, ...], str]:
         """The health of volumes after `token`, and the next token. Raises `BadToken`, `NegativeCount`."""
-        check(count, token)
+        self._check(count, token)
         ids = (each for each in self._health_check.ids() if each > token)
         return cut(self._existing(ids, self._health), count, lambda each: each.volume_id)
 
@@ -94,6 +100,12 @@ class VolumeLister:
                 raise volume_records.VolumeNotFound(volume_id)
         return self._health_check.examine(volume_id)
 
+    def _check(self, count: int, token: str) -> None:
+        if count < 0:
+            raise NegativeCount(count)
+        if token and not self._pool.ids.is_volume_id(token):
+            raise BadToken(token)
+
     def _existing(
         self, ids: Iterator[volumes.VolumeId], look: Callable[[volumes.VolumeId], T]
     ) -> Iterator[T]:
@@ -102,14 +114,6 @@ class VolumeLister:
                 yield look(volume_id)
             except errors.NotFound:
                 continue  # half made, or gone since the ids were read
-
-
-def check(count: int, token: str) -> None:
-    """Check a request for a page; raises `BadToken`, `NegativeCount`."""
-    if count < 0:
-        raise NegativeCount(count)
-    if token and not volume_records.is_ours(token):
-        raise BadToken(token)
 
 
 def cut(found: Iterator[T], count: int, id_of: Callable[[T], str]) -> tuple[tuple[T, ...], str]:

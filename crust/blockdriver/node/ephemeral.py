@@ -23,6 +23,7 @@ from crust.blockdriver.node.node_stage import NodeStage, Stage
 from crust.blockdriver.node.node_unpublish import NodeUnpublish
 from crust.blockdriver.node.publish_rules import Publish
 from crust.blockdriver.records import ephemeral_names
+from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.volume_record import UNREADABLE
 from crust.blockdriver.records.volume_records import VolumeRecords
 
@@ -96,20 +97,25 @@ class EphemeralProvisioner(Protocol):
 class EphemeralVolumes:
     """Publishes and removes; one call per volume at a time is the caller's business."""
 
+    pool: Pool
     volume_records: VolumeRecords
     live: LiveVolumes
     provisioner: EphemeralProvisioner
     node_stage: NodeStage
     node_unpublish: NodeUnpublish
 
+    def id_of(self, volume_id: str) -> volumes.VolumeId:
+        """The driver's own id of the volume that the CO calls `volume_id`."""
+        return ephemeral_names.id_of(self.pool, volume_id)
+
     def own(self, volume_id: volumes.VolumeId) -> volumes.VolumeId:
         """The driver's own id if `volume_id` is that of an ephemeral volume, and else `volume_id`."""
-        own = ephemeral_names.id_of(volume_id)
+        own = self.id_of(volume_id)
         return own if self.volume_records.index.has(own) else volume_id
 
     def is_one(self, volume_id: volumes.VolumeId) -> bool:
         """Whether `volume_id` is what a CO calls an ephemeral volume that there is."""
-        return self.volume_records.index.has(ephemeral_names.id_of(volume_id))
+        return self.volume_records.index.has(self.id_of(volume_id))
 
     async def publish(self, request: Publish, then: Callable[[Publish], Awaitable[T]]) -> T:
         """Make what `request` asks for, and publish it by `then`.
@@ -128,7 +134,7 @@ class EphemeralVolumes:
         )
         own = replace(
             request,
-            volume_id=ephemeral_names.id_of(request.volume_id),
+            volume_id=self.id_of(request.volume_id),
             staging=_staging(request.target),
         )
         record = await asyncio.to_thread(self.volume_records.find, own.volume_id)
@@ -151,7 +157,7 @@ class EphemeralVolumes:
 
     async def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         """Unpublish and delete; raises what the steps raise, and is then called again."""
-        own = ephemeral_names.id_of(volume_id)
+        own = self.id_of(volume_id)
         await self.node_unpublish.unpublish(own, target)
         await self._remove(own, target)
 

@@ -24,8 +24,9 @@ from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_expand import NodeExpand
 from crust.blockdriver.node.node_state import NodeState, Staged
-from crust.blockdriver.records import capability_check, published_nodes, volume_records
+from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.capability_check import SupportedCapabilities
+from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.volume_record import Record
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.block import devices, signatures, zeroout
@@ -92,6 +93,7 @@ class _Begun:
 class NodeStage:
     """Stages and unstages; one call per volume at a time is the caller's business."""
 
+    pool: Pool
     volume_records: VolumeRecords
     node_state: NodeState
     live: LiveVolumes
@@ -202,7 +204,7 @@ class NodeStage:
         await asyncio.to_thread(self._unstage, volume_id, path)
 
     def _unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
-        if not volume_records.is_ours(volume_id):
+        if not self.pool.ids.is_volume_id(volume_id):
             return
         staged = self.node_state.staged(volume_id)
         others = () if staged is None else _others(staged, path.text)

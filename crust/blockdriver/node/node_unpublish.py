@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Backend
 from crust.blockdriver.node.node_state import NodeState
-from crust.blockdriver.records import volume_records
+from crust.blockdriver.records.pool import Pool
 from crust.host.files import target_paths
 from crust.host.mounts import device_mounts, mount_api, mountinfo
 
@@ -47,6 +47,7 @@ class NotItsMount(errors.NotReady):
 class NodeUnpublish:
     """Unpublishes; one call per volume at a time is the caller's business."""
 
+    pool: Pool
     node_state: NodeState
     backend: Backend
     target_roots: tuple[str, ...]
@@ -89,6 +90,8 @@ class NodeUnpublish:
         self, volume_id: volumes.VolumeId, target: volumes.TargetPath, mount: mountinfo.Mount
     ) -> None:
         """While the volume has a device, only its mounts are its own; without one, the CO's word must do."""
-        attachment = self.backend.attached(volume_id) if volume_records.is_ours(volume_id) else None
+        attachment = (
+            self.backend.attached(volume_id) if self.pool.ids.is_volume_id(volume_id) else None
+        )
         if attachment is not None and not device_mounts.shows(mount, attachment.source):
             raise NotItsMount(target.text, volume_id, f"{mount.fs_type} from {mount.source}")

@@ -5,7 +5,7 @@ any other, under an id that follows from that name, and never lists it.
 """
 
 from crust import volumes
-from crust.blockdriver.records import volume_records
+from crust.blockdriver.records.pool import Pool
 
 _PREFIX = "\0ephemeral\0"
 """CreateVolume refuses control characters in a name."""
@@ -16,9 +16,9 @@ def name_of(volume_id: str) -> str:
     return _PREFIX + volume_id
 
 
-def id_of(volume_id: str) -> volumes.VolumeId:
+def id_of(pool: Pool, volume_id: str) -> volumes.VolumeId:
     """The driver's own id of the volume that the CO calls `volume_id`."""
-    return volume_records.volume_id_of(name_of(volume_id))
+    return pool.ids.volume_id(name_of(volume_id))
 
 
 def is_name(name: str) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Backend
 from crust.blockdriver.records import volume_records
+from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.volume_record import UNREADABLE, Record
 from crust.blockdriver.records.volume_records import VolumeRecords
 
@@ -64,12 +65,14 @@ class HealthCheck:
 
     def __init__(
         self,
+        pool: Pool,
         known: VolumeRecords,
         backend: Backend,
         free_bytes: Callable[[], int],
         snapshot_findings: Callable[[], Iterable[PoolFinding]] = tuple,
     ) -> None:
         """`free_bytes` is what a new volume can have; `snapshot_findings` is what is wrong with snapshots."""
+        self._pool = pool
         self._volume_records = known
         self._backend = backend
         self._free_bytes = free_bytes
@@ -106,7 +109,7 @@ class HealthCheck:
         return Finding(Kind.DATA_LOSS, "ImageDamaged", trouble) if trouble else None
 
     def _without_record(self, volume_id: volumes.VolumeId) -> Health:
-        if not volume_records.is_ours(volume_id) or not self._is_there(volume_id):
+        if not self._pool.ids.is_volume_id(volume_id) or not self._is_there(volume_id):
             raise volume_records.VolumeNotFound(volume_id)
         text = f"there is an image of {volume_id} and no record of whose it is; it is kept"
         return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordMissing", text),))
@@ -119,7 +122,7 @@ class HealthCheck:
 
     def ids(self) -> tuple[volumes.VolumeId, ...]:
         """Every volume there is a record or an image of, in order."""
-        images = {each for each in self._backend.image_ids() if volume_records.is_ours(each)}
+        images = {each for each in self._backend.image_ids() if self._pool.ids.is_volume_id(each)}
         return tuple(sorted(images.union(self._volume_records.ids())))
 
     def pool(self) -> tuple[PoolFinding, ...]:

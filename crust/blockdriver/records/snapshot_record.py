@@ -8,9 +8,7 @@ A snapshot is independent of its volume: it keeps what the driver knew of the co
 after the volume was changed or deleted.
 """
 
-import hashlib
 import os
-import re
 import threading
 from collections.abc import Callable
 from typing import Annotated, Generic, Literal, TypeVar
@@ -25,8 +23,6 @@ SCHEMA: Literal[1] = 1
 _LIMIT_BYTES = 16 * 1024 * 1024
 """More than a group has of as many volumes as one gRPC message can name."""
 _SUFFIX = ".json"
-_SNAPSHOT_ID = re.compile(r"snap-[0-9a-f]{40}")
-_GROUP_ID = re.compile(r"group-[0-9a-f]{40}")
 
 
 class UnreadableSnapshotRecord(errors.Corrupt):
@@ -85,35 +81,6 @@ class GroupRecord(pydantic.BaseModel):
         return self.group_id
 
 
-def snapshot_id_of(name: str) -> str:
-    """The id of the snapshot called `name`."""
-    return f"snap-{_digest(name)}"
-
-
-def member_id_of(group_name: str, volume_id: str) -> str:
-    """The id of a group's snapshot of a volume: no name of a single one has it, because no name holds a NUL."""
-    return "snap-" + _digest("\0".join((group_name, volume_id)))
-
-
-def group_id_of(name: str) -> str:
-    """The id of the group snapshot called `name`."""
-    return f"group-{_digest(name)}"
-
-
-def is_snapshot_id(text: str) -> bool:
-    """Whether this driver could have made a snapshot of that id."""
-    return _SNAPSHOT_ID.fullmatch(text) is not None
-
-
-def is_group_id(text: str) -> bool:
-    """Whether this driver could have made a group snapshot of that id."""
-    return _GROUP_ID.fullmatch(text) is not None
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:40]
-
-
 M = TypeVar("M", SnapshotRecord, GroupRecord)
 
 
@@ -123,7 +90,7 @@ class SnapshotRecords(Generic[M]):
     def __init__(self, directory: str, model: type[M], is_id: Callable[[str], bool]) -> None:
         self._directory = directory
         self._model: type[M] = model
-        self._is_id = is_id
+        self.is_id = is_id
         self._guard = threading.Lock()
         self._records: dict[str, M] = {}
         self._unreadable: dict[str, str] = {}
@@ -136,7 +103,7 @@ class SnapshotRecords(Generic[M]):
         durable.make_directory(self._directory, 0o700)
         durable.sweep(self._directory)
         for name in os.listdir(self._directory):
-            if name.endswith(_SUFFIX) and self._is_id(name.removesuffix(_SUFFIX)):
+            if name.endswith(_SUFFIX) and self.is_id(name.removesuffix(_SUFFIX)):
                 self._read(name.removesuffix(_SUFFIX))
 
     def find(self, record_id: str) -> M | None:

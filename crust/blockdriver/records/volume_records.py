@@ -1,15 +1,11 @@
 """Which volumes exist: a directory of records, named by volume id, replaced atomically and durably.
 
-An id is a pure function of the volume's name, so a retried CreateVolume finds what it began, at any number of
-volumes and whatever was lost on the way. Names never become file names (they may hold "/" and 128 bytes of
-anything), and an id of a request becomes one only if it has the form of our ids.
+An id of a request becomes a file name only if it has the form of this pool's ids (`pool`).
 """
 
-import hashlib
 import os
-import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from crust import errors, volumes
 from crust.blockdriver.records.index import Index
@@ -22,7 +18,6 @@ from crust.blockdriver.records.volume_record import (
 )
 from crust.host.files import durable
 
-_ID = re.compile(r"vol-[0-9a-f]{40}")
 _SUFFIX = ".json"
 
 
@@ -46,24 +41,16 @@ class AboveLimit(errors.OutOfRange):
         self.volume_id = volume_id
 
 
-def volume_id_of(name: str) -> volumes.VolumeId:
-    """The id of the volume called `name`."""
-    return volumes.VolumeId(f"vol-{hashlib.sha256(name.encode()).hexdigest()[:40]}")
-
-
-def is_ours(volume_id: str) -> bool:
-    """Whether this driver could have made `volume_id`."""
-    return _ID.fullmatch(volume_id) is not None
-
-
 class VolumeRecords:
     """The records below one directory. One process writes them; each is read when it is needed.
 
     `index` is what sums and pages need of all of them at once, read when the directory is opened and kept since.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, is_id: Callable[[str], bool]) -> None:
+        """`is_id` says whether a text is the id of a volume of this pool."""
         self._directory = directory
+        self._is_id = is_id
         self._reserve = Reserve(f"{directory}.reserve")
         self.index = Index()
 
@@ -87,7 +74,7 @@ class VolumeRecords:
 
     def find(self, volume_id: volumes.VolumeId) -> Record | None:
         """The volume's record in whatever phase, or None. Raises `UnreadableVolumeRecord`, `NewerVolumeRecord`."""
-        if not is_ours(volume_id):
+        if not self._is_id(volume_id):
             return None
         path = self._path(volume_id)
         try:
@@ -139,7 +126,7 @@ class VolumeRecords:
     def _on_disk(self) -> Iterator[volumes.VolumeId]:
         for name in sorted(os.listdir(self._directory)):
             volume_id = name.removesuffix(_SUFFIX)
-            if name.endswith(_SUFFIX) and is_ours(volume_id):
+            if name.endswith(_SUFFIX) and self._is_id(volume_id):
                 yield volumes.VolumeId(volume_id)
 
     def _path(self, volume_id: volumes.VolumeId) -> str:

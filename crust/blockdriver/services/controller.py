@@ -15,7 +15,6 @@ from crust.blockdriver.controller.create_volume import Create, Provisioner, Volu
 from crust.blockdriver.controller.get_capacity import CapacityReport
 from crust.blockdriver.controller.list_volumes import VolumeLister
 from crust.blockdriver.controller.modify_volume import Change, Expansion, VolumeModifier
-from crust.blockdriver.records import volume_records
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.services import responses, snapshot_calls
 from crust.blockdriver.services.node_identity import NODE_ID_MAX_BYTES, NodeIdentity
@@ -87,7 +86,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     ) -> csi_pb2.CreateVolumeResponse:
         """Idempotent by name."""
         create = _create(request)
-        key = self._key(volume_records.volume_id_of(create.name))
+        key = self._key(self._rules.provisioner.pool.ids.volume_id(create.name))
 
         async def work() -> Volume:
             with self._with_source(create, key):

@@ -10,7 +10,6 @@ from typing import Any
 import grpc.aio
 
 from crust import errors, volumes
-from crust.blockdriver.records import snapshot_record
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord
 from crust.blockdriver.services import snapshot_calls
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
@@ -57,7 +56,7 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
             with calls.running.holding(held, "CreateVolumeGroupSnapshot"):
                 return await group_snapshots.create(name, ids)
 
-        key = calls.key(snapshot_record.group_id_of(name))
+        key = calls.key(group_snapshots.pool.ids.group_id(name))
         found = await calls.running.run(key, "CreateVolumeGroupSnapshot", ids, work)
         return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=calls.group_to_wire(*found))
 

@@ -19,7 +19,6 @@ from crust.blockdriver.node.node_stage import NodeStage, Stage
 from crust.blockdriver.node.node_stats import Look, NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish
 from crust.blockdriver.node.publish_rules import Publish, fingerprint
-from crust.blockdriver.records import ephemeral_names
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.services import responses
 from crust.blockdriver.services.node_identity import NodeIdentity
@@ -257,7 +256,7 @@ class Node(csi_pb2_grpc.NodeServicer):
     ) -> T:
         """Run `work`; of an `inline` volume beside nobody who knows it by the driver's own id (the sweeper)."""
         driver = self._here.driver
-        own = [volumes.VolumeKey(driver, ephemeral_names.id_of(volume_id))] if inline else []
+        own = [volumes.VolumeKey(driver, self._rules.ephemeral.id_of(volume_id))] if inline else []
 
         async def alone() -> T:
             with self._running.holding(own, name):

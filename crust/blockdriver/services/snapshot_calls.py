@@ -13,7 +13,6 @@ import grpc.aio
 
 from crust import errors, operations, volumes
 from crust.blockdriver.controller import list_volumes, topology
-from crust.blockdriver.records import snapshot_record
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord
 from crust.blockdriver.services import responses
 from crust.blockdriver.services.node_identity import NodeIdentity
@@ -59,7 +58,7 @@ class SnapshotCalls:
         wanted = responses.requirement(request.accessibility_requirements)
         if not topology.is_met(wanted, self.here.segment):
             raise topology.NotAccessible(self.here.segment, "snapshot")
-        snapshot_id = snapshot_record.snapshot_id_of(name)
+        snapshot_id = self.volume_snapshots.pool.ids.snapshot_id(name)
 
         async def work() -> SnapshotRecord:
             with self.running.holding([self.key(volume_id)], "CreateSnapshot"):
@@ -98,7 +97,7 @@ class SnapshotCalls:
         if request.max_entries < 0:
             raise list_volumes.NegativeCount(request.max_entries)
         token = request.starting_token
-        if token and not snapshot_record.is_snapshot_id(token):
+        if token and not self.volume_snapshots.pool.ids.is_snapshot_id(token):
             raise list_volumes.BadToken(token)
         self.volume_snapshots.snapshot_records.find(snapshot_id)
         found = (

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from crust import errors, volumes
+from crust.blockdriver.records.pool import Pool, PoolIds
 from crust.blockdriver.records.snapshot_record import (
     GroupRecord,
     SnapshotRecord,
     SnapshotRecords,
-    group_id_of,
-    member_id_of,
 )
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.snapshots import take_snapshot
@@ -58,10 +57,12 @@ class GroupSnapshots:
 
     def __init__(
         self,
+        pool: Pool,
         known: VolumeRecords,
         groups: SnapshotRecords[GroupRecord],
         volume_snapshots: VolumeSnapshots,
     ) -> None:
+        self.pool = pool
         self._volume_records = known
         self._groups = groups
         self._volume_snapshots = volume_snapshots
@@ -77,12 +78,12 @@ class GroupSnapshots:
         return await self._take(group)
 
     def _present_or_plan(self, name: str, ids: list[volumes.VolumeId]) -> GroupRecord:
-        present = self._groups.find(group_id_of(name))
+        present = self._groups.find(self.pool.ids.group_id(name))
         if present is not None and present.phase != "ready":  # nobody was told of it
             self._discard(present)
             present = None
         if present is None:
-            return _plan(name, ids)
+            return plan(self.pool.ids, name, ids)
         if [volume_id for volume_id, _ in present.members] != ids:
             raise GroupNameTaken(name)
         return present
@@ -117,7 +118,8 @@ class GroupSnapshots:
         return group, self._members(group)
 
     def delete(self, group_id: str, snapshot_ids: Sequence[str]) -> None:
-        """Remove a group and its members; absent is fine. Raises `GroupMembersDiffer`."""
+        """Remove a group and its members; absent is fine. Raises `pool.IdOfOtherPool`, `GroupMembersDiffer`."""
+        self.pool.ids.check(group_id)
         group = self._groups.find(group_id)
         if group is not None:
             _check_members(group, snapshot_ids)
@@ -147,13 +149,14 @@ class GroupSnapshots:
         return tuple(self._volume_snapshots.find(snapshot_id) for _, snapshot_id in group.members)
 
 
-def _plan(name: str, ids: Sequence[volumes.VolumeId]) -> GroupRecord:
+def plan(pool_ids: PoolIds, name: str, ids: Sequence[volumes.VolumeId]) -> GroupRecord:
+    """The record of a group that is to be taken."""
     return GroupRecord(
-        group_id=group_id_of(name),
+        group_id=pool_ids.group_id(name),
         name=name,
         phase="creating",
         created_ns=0,
-        members=tuple((each, member_id_of(name, each)) for each in ids),
+        members=tuple((each, pool_ids.member_id(name, each)) for each in ids),
     )
 
 

@@ -7,7 +7,6 @@ an owner that nobody can name, and takes room. Both are told and kept, as with v
 from collections.abc import Iterator
 
 from crust.blockdriver.engines.protocol import Backend
-from crust.blockdriver.records import snapshot_record
 from crust.blockdriver.records.health import PoolFinding
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
 
@@ -38,9 +37,7 @@ def _without_record(
 ) -> frozenset[str]:
     """A record is there before its image and longer; so one that is missed is looked for once more."""
     found = {
-        each
-        for each in images
-        if snapshot_record.is_snapshot_id(each) and not snapshot_records.has(each)
+        each for each in images if snapshot_records.is_id(each) and not snapshot_records.has(each)
     }
     return backend.snapshot_ids() & found if found else frozenset()
 

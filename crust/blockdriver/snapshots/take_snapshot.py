@@ -20,10 +20,10 @@ from typing import Protocol
 
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Backend, Image
+from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.snapshot_record import (
     SnapshotRecord,
     SnapshotRecords,
-    snapshot_id_of,
 )
 from crust.blockdriver.records.volume_record import Record
 from crust.blockdriver.records.volume_records import VolumeRecords
@@ -99,6 +99,7 @@ class VolumeSnapshots:
     `snapshot_records` has the records. What is not async blocks.
     """
 
+    pool: Pool
     volume_records: VolumeRecords
     snapshot_records: SnapshotRecords[SnapshotRecord]
     backend: Backend
@@ -117,12 +118,12 @@ class VolumeSnapshots:
         return record if record.phase == "ready" else (await self.take([record]))[0]
 
     def _present_or_plan(self, name: str, volume_id: volumes.VolumeId) -> SnapshotRecord:
-        present = self.snapshot_records.find(snapshot_id_of(name))
+        present = self.snapshot_records.find(self.pool.ids.snapshot_id(name))
         if present is not None and present.phase != "ready":  # nobody was told of it
             self.discard(present)
             present = None
         if present is None:
-            return plan(self.volume_records.load(volume_id), snapshot_id_of(name), name)
+            return plan(self.volume_records.load(volume_id), self.pool.ids.snapshot_id(name), name)
         if present.source_volume_id != volume_id:
             raise SnapshotNameTaken(name, present.source_volume_id)
         return present
@@ -188,7 +189,8 @@ class VolumeSnapshots:
         return record
 
     def delete(self, snapshot_id: str) -> None:
-        """Remove a snapshot; absent is fine. Raises `SnapshotBelongsToGroup`."""
+        """Remove a snapshot; absent is fine. Raises `pool.IdOfOtherPool`, `SnapshotBelongsToGroup`."""
+        self.pool.ids.check(snapshot_id)
         record = self.snapshot_records.find(snapshot_id)
         if record is None:
             return

@@ -12,7 +12,7 @@ import pytest
 from crust import errors, operations, volumes
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.node import node_state
-from crust.blockdriver.records import snapshot_record, volume_records
+from crust.blockdriver.records import volume_records
 from crust.blockdriver.snapshots import content_source, group_snapshot, quiesce, take_snapshot
 from crust.host.block import devices
 from crust.host.files import file_copy
@@ -53,7 +53,7 @@ def image(bench: Bench, volume_id: str) -> Path:
 
 
 def device(bench: Bench, name: str) -> str:
-    attachment = bench.driver.stores.backend.attached(volume_records.volume_id_of(name))
+    attachment = bench.driver.stores.backend.attached(bench.ids.volume_id(name))
     assert attachment is not None
     return attachment.source.path
 
@@ -91,7 +91,7 @@ async def test_what_was_cut_short_is_not_copied_as_if_it_were_whole(pool: Bench)
         await snapshot(pool, source.volume_id)
     with pytest.raises(file_copy.SourceTooShort):
         await made_of(pool, "clone", volume_id=source.volume_id)
-    assert not image(pool, volume_records.volume_id_of("clone")).exists()
+    assert not image(pool, pool.ids.volume_id("clone")).exists()
 
 
 async def test_a_clone_that_was_begun_has_the_size_that_its_source_has_by_now(
@@ -233,7 +233,7 @@ async def test_one_snapshot_is_restored_to_several_volumes_at_once_and_not_delet
         assert image(pool, each.volume_id).stat().st_size == 64 * MIB
     await drop(pool, taken.snapshot_id)
     with pytest.raises(take_snapshot.SnapshotNotFound):
-        await made_of(pool, "c", snapshot_id=volume_records.volume_id_of("c"))
+        await made_of(pool, "c", snapshot_id=pool.ids.volume_id("c"))
 
 
 async def test_a_name_that_a_snapshot_was_begun_with_is_free_for_another_volume(
@@ -244,7 +244,7 @@ async def test_a_name_that_a_snapshot_was_begun_with_is_free_for_another_volume(
     volume_snapshots = pool.driver.snapshots.volume_snapshots
     record = pool.driver.stores.volume_records.load(volumes.VolumeId(one.volume_id))
     volume_snapshots.snapshot_records.save(
-        take_snapshot.plan(record, snapshot_record.snapshot_id_of("snap"), "snap")
+        take_snapshot.plan(record, pool.ids.snapshot_id("snap"), "snap")
     )
     taken = await snapshot(pool, other.volume_id)
     assert taken.source_volume_id == other.volume_id
@@ -255,7 +255,7 @@ async def test_a_name_that_a_snapshot_was_begun_with_is_free_for_another_volume(
 async def test_a_name_that_a_group_was_begun_with_is_free_for_other_volumes(pool: Bench) -> None:
     one, two, other = [(await pool.create(name)).volume_id for name in ("one", "two", "other")]
     begun_with = sorted(map(volumes.VolumeId, (one, two)))
-    pool.driver.snapshots.groups.save(group_snapshot._plan("g", begun_with))
+    pool.driver.snapshots.groups.save(group_snapshot.plan(pool.ids, "g", begun_with))
     taken = await group(pool, one, other)
     assert {each.source_volume_id for each in taken.snapshots} == {one, other}
     with pytest.raises(group_snapshot.GroupNameTaken):

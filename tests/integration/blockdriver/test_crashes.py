@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver.records import volume_records
 from crust.host.block import loop
 from crust.host.mounts import mountinfo
 from tests.support import leaks
@@ -181,7 +180,7 @@ def test_a_full_disk_at_any_call_is_an_error_that_a_retry_overcomes(bench: Bench
             asyncio.run(take_down(bench, f"v{number - 1}"))
             check_nothing_left(bench)
         bench.target(f"v{number}")
-        bench.staging(volume_records.volume_id_of(f"v{number}"))
+        bench.staging(bench.ids.volume_id(f"v{number}"))
 
     last = 0
     for number, error in failure_points(prepare, lambda n: asyncio.run(life(n))):

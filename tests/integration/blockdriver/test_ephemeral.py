@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from crust import errors, operations, volumes
+from crust import errors, operations
 from crust.blockdriver.controller import create_volume
 from crust.blockdriver.node import ephemeral
 from crust.blockdriver.node.node_stage import NodeStage
-from crust.blockdriver.records import ephemeral_names
 from crust.host.block import loop
 from crust.host.filesystems import mkfs
 from crust.host.mounts import mount_api
@@ -87,7 +86,7 @@ async def test_a_publish_that_fails_takes_back_what_it_made(bench: Bench) -> Non
 async def test_what_an_earlier_life_began_and_gave_to_nobody_is_taken_back_too(
     bench: Bench,
 ) -> None:
-    target, own = bench.target("a"), ephemeral_names.id_of(VOLUME)
+    target, own = bench.target("a"), bench.driver.node_rules.ephemeral.id_of(VOLUME)
     await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
     record = bench.driver.stores.volume_records.load(own)
     begun = record.but(phase="creating", content="new", fs_type="", filled_bytes=0)
@@ -142,7 +141,7 @@ async def test_nobody_takes_it_away_while_it_is_being_published(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sweeper knows it by the driver's id and the CO by its own: they are one volume all the same."""
-    target, own = bench.target("a"), ephemeral_names.id_of(VOLUME)
+    target, own = bench.target("a"), bench.driver.node_rules.ephemeral.id_of(VOLUME)
     making, go_on = asyncio.Event(), asyncio.Event()
     make = mkfs.make
 
@@ -177,7 +176,7 @@ async def test_a_retry_with_fresh_tokens_joins_the_publish_that_runs(bench: Benc
 
 
 async def test_a_pod_does_not_wait_for_a_volume_that_is_damaged(bench: Bench) -> None:
-    target, own = bench.target("a"), ephemeral_names.id_of(VOLUME)
+    target, own = bench.target("a"), bench.driver.node_rules.ephemeral.id_of(VOLUME)
     await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
     (bench.root / "state" / "records" / f"{own}.json").write_text("no record")
     for _ in range(2):
@@ -193,5 +192,3 @@ def test_sizes_are_read_as_kubernetes_writes_them() -> None:
     assert ephemeral.size_bytes("1") == 1
     assert ephemeral.size_bytes("64Mi") == 64 * MIB
     assert ephemeral.size_bytes("5G") == 5 * 10**9
-    assert ephemeral_names.id_of("a") != ephemeral_names.id_of("b")
-    assert ephemeral_names.id_of("a") != volumes.VolumeId("a")

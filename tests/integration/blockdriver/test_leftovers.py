@@ -8,7 +8,6 @@ import pytest
 from crust import errors, volumes
 from crust.blockdriver import app
 from crust.blockdriver.controller import orphans
-from crust.blockdriver.records import volume_records
 from crust.host.block import loop
 from tests.support.block_driver import MIB, Bench, block, mount
 
@@ -85,7 +84,7 @@ async def test_an_image_without_a_record_and_a_record_without_an_image_are_kept(
     lost = (await bench.create("lost", mount())).volume_id
     images = bench.root / "state" / "images"
     (images / f"{lost}.img").unlink()
-    stray = images / f"{volume_records.volume_id_of('stray')}.img"
+    stray = images / f"{bench.ids.volume_id('stray')}.img"
     stray.write_bytes(b"whose?")
     bench.restart()
     assert await sweep(bench) == ()

@@ -147,9 +147,9 @@ async def test_what_is_asked_of_modify_is_held_against_csi(limited: Bench) -> No
     with pytest.raises(errors.InvalidRequest, match="mutable_parameters"):
         await limited.modify(made.volume_id)
     with pytest.raises(volume_records.VolumeNotFound):
-        await limited.modify(volume_records.volume_id_of("other"), **SENT)
+        await limited.modify(limited.ids.volume_id("other"), **SENT)
     with pytest.raises(io_limit_parameters.UnknownMutableParameter):
-        await limited.modify(volume_records.volume_id_of("other"), iops="1")
+        await limited.modify(limited.ids.volume_id("other"), iops="1")
     await limited.modify(made.volume_id, **{"csi.storage.k8s.io/pvc/name": "data"})
 
 

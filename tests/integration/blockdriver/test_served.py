@@ -69,11 +69,13 @@ async def test_deferral_is_shown_only_to_callers_that_know_it(served: grpc.aio.C
 
 async def test_errors_arrive_as_the_codes_of_the_specification(served: grpc.aio.Channel) -> None:
     controller, node = csi_pb2_grpc.ControllerStub(served), csi_pb2_grpc.NodeStub(served)
+    groups = csi_pb2_grpc.GroupControllerStub(served)
     code = grpc.StatusCode
     capability = csi.capability_to_wire(mount())
     create = csi_pb2.CreateVolumeRequest(name="v", volume_capabilities=[capability])
     volume_id = (await controller.CreateVolume(create)).volume.volume_id
-    unknown = f"vol-{'0' * 40}"
+    unknown = f"{volume_id.partition('-')[0]}-{'0' * 40}"
+    elsewhere = [f"{'0' * 16}-{kind}{'0' * 40}" for kind in ("", "snap-", "group-")]
     stage = csi_pb2.NodeStageVolumeRequest(
         volume_id=unknown, staging_target_path="/a", volume_capability=capability
     )
@@ -105,6 +107,28 @@ async def test_errors_arrive_as_the_codes_of_the_specification(served: grpc.aio.
         ),
         (controller.ListVolumes, csi_pb2.ListVolumesRequest(max_entries=-1), code.INVALID_ARGUMENT),
         (controller.ListVolumes, csi_pb2.ListVolumesRequest(starting_token="x"), code.ABORTED),
+        (
+            controller.DeleteVolume,
+            csi_pb2.DeleteVolumeRequest(volume_id=elsewhere[0]),
+            code.NOT_FOUND,
+        ),
+        (
+            controller.ControllerUnpublishVolume,
+            csi_pb2.ControllerUnpublishVolumeRequest(volume_id=elsewhere[0]),
+            code.NOT_FOUND,
+        ),
+        (
+            controller.DeleteSnapshot,
+            csi_pb2.DeleteSnapshotRequest(snapshot_id=elsewhere[1]),
+            code.NOT_FOUND,
+        ),
+        (
+            groups.DeleteVolumeGroupSnapshot,
+            csi_pb2.DeleteVolumeGroupSnapshotRequest(
+                group_snapshot_id=elsewhere[2], snapshot_ids=[elsewhere[1]]
+            ),
+            code.NOT_FOUND,
+        ),
         (
             controller.ControllerGetVolume,
             csi_pb2.ControllerGetVolumeRequest(volume_id=unknown),

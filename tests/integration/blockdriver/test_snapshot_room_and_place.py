@@ -161,7 +161,7 @@ async def test_a_snapshot_without_an_image_and_an_image_without_a_snapshot_are_t
     )
     await group(bench, source.volume_id)
     images = tmp_path / "state" / "images"
-    stray = images / f"{snapshot_record.snapshot_id_of('nobody')}.snap"
+    stray = images / f"{bench.ids.snapshot_id('nobody')}.snap"
     (images / f"{lost.snapshot_id}.snap").rename(stray)
     bench.restart()
     health = await bench.driver.node.NodeGetStorageHealth(

@@ -258,7 +258,7 @@ async def test_a_device_on_btrfs_writes_through_the_page_cache_so_that_clones_ha
     """With direct I/O every request left an extent there, and a clone of 2 GiB took four times that of 100 MiB."""
     volume = await pool.create("one", block())
     await up(pool, volume.volume_id, raw=True)
-    attachment = pool.driver.stores.backend.attached(volume_records.volume_id_of("one"))
+    attachment = pool.driver.stores.backend.attached(pool.ids.volume_id("one"))
     assert attachment is not None
     name = os.path.basename(attachment.source.path)
     on_btrfs = pool_type(pool) == "btrfs"
@@ -278,7 +278,7 @@ async def test_the_same_request_gets_the_same_snapshot_and_errors_are_those_of_c
     with pytest.raises(take_snapshot.SnapshotNameTaken):
         await snapshot(cloning, two.volume_id)
     with pytest.raises(volume_records.VolumeNotFound):
-        await snapshot(cloning, volume_records.volume_id_of("none"), "other")
+        await snapshot(cloning, cloning.ids.volume_id("none"), "other")
     with pytest.raises(take_snapshot.SnapshotNotFound):
         await made_of(cloning, "a", snapshot_id="snap-none")
     with pytest.raises(volume_records.VolumeNotFound):
@@ -286,7 +286,7 @@ async def test_the_same_request_gets_the_same_snapshot_and_errors_are_those_of_c
     with pytest.raises(content_source.SmallerThanSource):
         await made_of(cloning, "a", snapshot_id=taken.snapshot_id, size=MIB)
     with pytest.raises(volume_records.VolumeNotFound):
-        await made_of(cloning, "a", volume_id=volume_records.volume_id_of("a"))
+        await made_of(cloning, "a", volume_id=cloning.ids.volume_id("a"))
     made = await made_of(cloning, "a", snapshot_id=taken.snapshot_id)
     assert await made_of(cloning, "a", snapshot_id=taken.snapshot_id) == made
     with pytest.raises(create_volume.ExistsDifferently):
@@ -355,7 +355,7 @@ async def test_snapshots_are_listed_in_pages_that_survive_change(cloning: Bench)
 async def test_a_volume_is_not_touched_while_it_is_copied(cloning: Bench) -> None:
     source = await cloning.create("source")
     running = cloning.driver.operations
-    key = cloning.driver.controller._key(volume_records.volume_id_of("source"))
+    key = cloning.driver.controller._key(cloning.ids.volume_id("source"))
     with running.shared(key), pytest.raises(operations.OperationInProgress):
         await snapshot(cloning, source.volume_id)
     await snapshot(cloning, source.volume_id)
@@ -364,7 +364,7 @@ async def test_a_volume_is_not_touched_while_it_is_copied(cloning: Bench) -> Non
 async def test_a_freeze_that_a_dead_driver_left_is_undone_by_the_next(copying: Bench) -> None:
     source = await copying.create("source")
     target = await up(copying, source.volume_id)
-    attachment = copying.driver.stores.backend.attached(volume_records.volume_id_of("source"))
+    attachment = copying.driver.stores.backend.attached(copying.ids.volume_id("source"))
     assert attachment is not None
     entry = copying.root / "run" / "freezes" / source.volume_id
     entry.write_text(f"{boot.boot_id()} {attachment.source.identity}\n")
@@ -385,7 +385,7 @@ async def test_a_frozen_filesystem_that_was_unmounted_is_thawed_all_the_same(
     """Somebody unmounted it lazily: it lives on, holds the device, and no path leads to it."""
     source = await copying.create("source", mount(fs_type), size=size)
     target = await up(copying, source.volume_id, fs_type)
-    attachment = copying.driver.stores.backend.attached(volume_records.volume_id_of("source"))
+    attachment = copying.driver.stores.backend.attached(copying.ids.volume_id("source"))
     assert attachment is not None
     entry = copying.root / "run" / "freezes" / source.volume_id
     entry.write_text(f"{boot.boot_id()} {attachment.source.identity}\n")
@@ -405,7 +405,7 @@ async def test_a_frozen_filesystem_that_was_unmounted_is_thawed_all_the_same(
 async def test_a_freeze_of_what_is_gone_is_forgotten(copying: Bench) -> None:
     source = await copying.create("source")
     await up(copying, source.volume_id)
-    attachment = copying.driver.stores.backend.attached(volume_records.volume_id_of("source"))
+    attachment = copying.driver.stores.backend.attached(copying.ids.volume_id("source"))
     assert attachment is not None
     entry = copying.root / "run" / "freezes" / source.volume_id
     await copying.unpublish(source.volume_id, copying.target(source.volume_id))
@@ -487,7 +487,7 @@ async def test_a_group_is_deleted_as_one_and_says_what_csi_says(cloning: Bench) 
     with pytest.raises(group_snapshot.GroupNameTaken):
         await group(cloning, *ids)
     with pytest.raises(volume_records.VolumeNotFound):
-        await group(cloning, ids[0], volume_records.volume_id_of("none"), name="h")
+        await group(cloning, ids[0], cloning.ids.volume_id("none"), name="h")
     with pytest.raises(limits.MissingField):
         await group(cloning, name="h")
     with pytest.raises(group_controller.SameVolumeTwice):

@@ -83,7 +83,7 @@ async def test_an_absent_volume_is_told_before_an_absent_node_and_that_before_a_
 ) -> None:
     bad = mount(mode=Mode.MULTI_NODE_MULTI_WRITER)
     with pytest.raises(volume_records.VolumeNotFound):
-        await attacher.attach(attach(volume_records.volume_id_of("none"), bad, node="other"))
+        await attacher.attach(attach(state.stores.pool.ids.volume_id("none"), bad, node="other"))
     volume_id = await made(state)
     with pytest.raises(controller_publish.NodeNotFound):
         await attacher.attach(attach(volume_id, bad, node="other"))

@@ -89,7 +89,7 @@ async def test_a_volume_that_nobody_uses_is_changed_on_record(bench: Bench) -> N
 
 
 async def test_a_volume_that_is_not_there_is_not_found(bench: Bench) -> None:
-    bench.volume_id = volume_records.volume_id_of("another")
+    bench.volume_id = bench.state.stores.pool.ids.volume_id("another")
     with pytest.raises(volume_records.VolumeNotFound):
         await bench.change()
 

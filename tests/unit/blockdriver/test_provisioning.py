@@ -11,6 +11,7 @@ from crust.blockdriver.controller import create_volume, parameters, volume_size
 from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.records import capability_check, volume_records
+from crust.blockdriver.records.pool import IdOfOtherPool, PoolIds
 from crust.blockdriver.records.volume_records import AboveLimit
 from tests.support import driver_state
 from tests.support.block_driver import MIB, Mode, block, mount
@@ -44,14 +45,20 @@ def create(
     )
 
 
-async def test_a_volumes_id_follows_from_its_name_whatever_the_name_holds(
-    provisioner: Provisioner,
+async def test_volume_id_follows_from_the_name_whatever_it_holds(
+    state: Driver, provisioner: Provisioner
 ) -> None:
     names = ["a", "../../etc/passwd", "ü" * 64, "a/b", "x" * 128]
-    ids = [(await provisioner.create(create(name))).volume_id for name in names]
-    assert len(set(ids)) == len(names)
-    assert all(volume_records.is_ours(volume_id) for volume_id in ids)
-    assert ids == [volume_records.volume_id_of(name) for name in names]
+    made = [(await provisioner.create(create(name))).volume_id for name in names]
+    assert made == [state.stores.pool.ids.volume_id(name) for name in names]
+
+
+async def test_delete_of_another_pools_volume_is_not_found_and_of_nonsense_is_fine(
+    provisioner: Provisioner,
+) -> None:
+    await provisioner.delete(volumes.VolumeId("no id of ours"))
+    with pytest.raises(IdOfOtherPool):
+        await provisioner.delete(PoolIds("f" * 16).volume_id("pvc-1"))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +180,7 @@ async def test_a_full_pool_leaves_no_record_behind(provisioner: Provisioner, sta
 async def test_an_image_that_nobody_recorded_is_not_overwritten(
     provisioner: Provisioner, state: Driver
 ) -> None:
-    state.stores.backend.create(volume_records.volume_id_of("pvc-1"), MIB)
+    state.stores.backend.create(state.stores.pool.ids.volume_id("pvc-1"), MIB)
     with pytest.raises(create_volume.OrphanImage):
         await provisioner.create(create())
 
@@ -224,7 +231,10 @@ async def test_expanding_rounds_up_keeps_the_limit_and_never_shrinks(
     assert same.capacity_bytes == GIB + MIB
 
 
-async def test_a_capability_is_confirmed_or_the_reason_is_told(provisioner: Provisioner) -> None:
+async def test_a_capability_is_confirmed_or_the_reason_is_told(
+    state: Driver,
+    provisioner: Provisioner,
+) -> None:
     made = await provisioner.create(create())
 
     async def ask(capability: volumes.VolumeCapability, **context: str) -> str:
@@ -240,4 +250,4 @@ async def test_a_capability_is_confirmed_or_the_reason_is_told(provisioner: Prov
     }
     assert await ask(mount(), **provisioner_identity) == ""
     with pytest.raises(volume_records.VolumeNotFound):
-        await provisioner.validate(volume_records.volume_id_of("other"), (mount(),), {}, {}, {})
+        await provisioner.validate(state.stores.pool.ids.volume_id("other"), (mount(),), {}, {}, {})

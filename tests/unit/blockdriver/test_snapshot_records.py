@@ -4,21 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.records import snapshot_record, volume_records
+from crust.blockdriver.records import snapshot_record
+from crust.blockdriver.records.pool import PoolIds
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
 
-ID = snapshot_record.snapshot_id_of("snap")
+IDS = PoolIds("0123456789abcdef")
+ID = IDS.snapshot_id("snap")
 
 
 def shelf_in(directory: Path) -> SnapshotRecords[SnapshotRecord]:
-    made = SnapshotRecords(str(directory), SnapshotRecord, snapshot_record.is_snapshot_id)
+    made = SnapshotRecords(str(directory), SnapshotRecord, IDS.is_snapshot_id)
     made.open()
     return made
 
 
 def snapshot(name: str = "snap", **changes: object) -> SnapshotRecord:
     plain = SnapshotRecord(
-        snapshot_id=snapshot_record.snapshot_id_of(name),
+        snapshot_id=IDS.snapshot_id(name),
         name=name,
         phase="ready",
         source_volume_id="vol-1",
@@ -48,7 +50,7 @@ def test_only_ready_ones_are_shown_and_the_others_are_for_recovery(tmp_path: Pat
     snapshot_records.save(snapshot("y", phase="deleting"))
     again = shelf_in(tmp_path)
     ids = [each.snapshot_id for each in again.ready()]
-    assert ids == sorted(map(snapshot_record.snapshot_id_of, names))
+    assert ids == sorted(map(IDS.snapshot_id, names))
     assert {each.name for each in again.unfinished()} == {"x", "y"}
 
 
@@ -70,34 +72,26 @@ def test_one_unreadable_record_is_told_and_keeps_nobody_else_from_being_served(
 
 def test_a_record_under_anothers_name_is_not_believed(tmp_path: Path) -> None:
     shelf_in(tmp_path).save(snapshot("other"))
-    other = tmp_path / f"{snapshot_record.snapshot_id_of('other')}.json"
+    other = tmp_path / f"{IDS.snapshot_id('other')}.json"
     other.rename(tmp_path / f"{ID}.json")
     with pytest.raises(snapshot_record.UnreadableSnapshotRecord, match="describes"):
         shelf_in(tmp_path).find(ID)
 
 
-def test_no_name_of_a_snapshot_is_that_of_a_groups_member() -> None:
-    member = snapshot_record.member_id_of("g", "vol-1")
-    names = ["g", "gvol-1", "g/vol-1", "vol-1", "g vol-1"]
-    assert member not in {snapshot_record.snapshot_id_of(name) for name in names}
-    assert member != snapshot_record.member_id_of("g", "vol-2")
-    assert member != snapshot_record.member_id_of("h", "vol-1")
-
-
 def test_a_group_of_a_whole_pool_comes_back_after_a_restart(tmp_path: Path) -> None:
     def groups() -> SnapshotRecords[GroupRecord]:
-        made = SnapshotRecords(str(tmp_path), GroupRecord, snapshot_record.is_group_id)
+        made = SnapshotRecords(str(tmp_path), GroupRecord, IDS.is_group_id)
         made.open()
         return made
 
-    ids = [volume_records.volume_id_of(str(number)) for number in range(20_000)]
+    ids = [IDS.volume_id(str(number)) for number in range(20_000)]
     saved = groups().save(
         GroupRecord(
-            group_id=snapshot_record.group_id_of("g"),
+            group_id=IDS.group_id("g"),
             name="g",
             phase="ready",
             created_ns=1,
-            members=tuple((each, snapshot_record.member_id_of("g", each)) for each in ids),
+            members=tuple((each, IDS.member_id("g", each)) for each in ids),
         )
     )
     again = groups()

@@ -9,16 +9,18 @@ from crust import errors, volumes
 from crust.blockdriver.node import node_state
 from crust.blockdriver.node.node_state import NodeState, Published, Staged
 from crust.blockdriver.records import volume_record, volume_records
+from crust.blockdriver.records.pool import PoolIds
 from crust.blockdriver.records.volume_record import Record
 from crust.blockdriver.records.volume_records import VolumeRecords
 
 BOOT = "11111111-2222-3333-4444-555555555555"
-VOLUME = volume_records.volume_id_of("pvc")
+IDS = PoolIds("0123456789abcdef")
+VOLUME = IDS.volume_id("pvc")
 
 
 @pytest.fixture
 def records(tmp_path: Path) -> VolumeRecords:
-    made = VolumeRecords(str(tmp_path))
+    made = VolumeRecords(str(tmp_path), IDS.is_volume_id)
     made.open()
     return made
 
@@ -49,7 +51,9 @@ def test_a_volume_between_two_states_does_not_exist_for_users(
     assert records.find(VOLUME) is not None
 
 
-@pytest.mark.parametrize("volume_id", ["", "../records/x", "vol-", "vol-" + "0" * 41, "vol-\n"])
+@pytest.mark.parametrize(
+    "volume_id", ["", "../records/x", "vol-1", VOLUME + "0", VOLUME + "\n", IDS.snapshot_id("pvc")]
+)
 def test_an_id_that_is_none_of_ours_never_becomes_a_path(
     records: VolumeRecords, volume_id: str
 ) -> None:
@@ -91,7 +95,7 @@ def test_a_record_under_another_volumes_name_is_corrupt(
     records: VolumeRecords, tmp_path: Path
 ) -> None:
     records.save(volume())
-    other = volume_records.volume_id_of("other")
+    other = IDS.volume_id("other")
     (tmp_path / f"{VOLUME}.json").rename(tmp_path / f"{other}.json")
     with pytest.raises(volume_record.UnreadableVolumeRecord, match="describes"):
         records.load(other)

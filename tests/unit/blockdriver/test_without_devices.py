@@ -8,7 +8,6 @@ from crust import volumes
 from crust.blockdriver import app
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.node.node_state import Published
-from crust.blockdriver.records import volume_records
 from crust.rpc import csi
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import MIB, caller, mount
@@ -86,7 +85,9 @@ async def test_a_volume_lives_is_copied_told_changed_and_removed(driver: app.Dri
     await driver.collect_garbage(grace_s=0)
     assert driver.stores.backend.attached(one) is None, "it was never staged"
     await driver.controller.DeleteVolume(delete, caller())
-    await driver.snapshots.volume_snapshots.create("again", volume_records.volume_id_of("clone"))
+    await driver.snapshots.volume_snapshots.create(
+        "again", driver.stores.pool.ids.volume_id("clone")
+    )
 
 
 async def test_a_guest_that_opens_the_image_itself_stands_still_for_a_snapshot(

@@ -4,8 +4,9 @@ A loop device belongs to a file by (device, inode), whoever attached it and when
 earlier life attached. Looking through all loop devices takes time that grows with their number; the device of a
 volume is remembered, and believed only after its disk sequence was compared, which no second attachment can have.
 
-Each carries a tag: the pool, by what its directory is, and the volume's id. So a device is known as ours when its
-file was unlinked, and one that somebody else attached, to an image of ours even, is never taken for ours at a start.
+Each carries a tag: the pool, by what its directory is, and the end of the volume's id. So a device is known as ours
+when its file was unlinked, and one that somebody else attached, to an image of ours even, is never taken for ours at
+a start.
 """
 
 import hashlib
@@ -28,6 +29,8 @@ from crust.host.block import loop
 from crust.host.files import durable, file_copy, sparse, writers
 
 _SUFFIX = ".img"
+_TAG_ID_BYTES = 44
+"""The kernel keeps 63 bytes of a tag; the pool's part of it takes 19."""
 _LARGEST_FILE_BYTES = 16 * 1024**4 - 1024**2
 """The largest file of ext4 with 4 KiB blocks; larger pools exist, larger single files on them do not."""
 
@@ -74,10 +77,13 @@ class Files:
 
     @cached_property
     def _tag(self) -> str:
-        """What marks a loop device as this pool's, with the volume's id behind it: 63 bytes, all that is kept."""
+        """What marks a loop device as this pool's, with the end of the volume's id behind it (`_tag_of`)."""
         status = os.stat(self._pool)
         pool = hashlib.sha256(f"{status.st_dev}:{status.st_ino}".encode()).hexdigest()
         return f"crust:{pool[:12]}:"
+
+    def _tag_of(self, volume_id: str) -> str:
+        return self._tag + volume_id[-_TAG_ID_BYTES:]
 
     @cached_property
     def _direct_io(self) -> bool:
@@ -96,11 +102,13 @@ class Files:
         """Make the pool's directory, remember which volumes are attached, and measure what others keep there."""
         durable.make_directory(self._pool, 0o700)
         durable.sweep(self._pool)
-        for device in loop.list_all():
+        attached = loop.list_all()
+        images = self._images_by_tag()
+        for device in attached:
             if not device.tag.startswith(self._tag):
                 self._foreign += 1
-            elif self._backs_its_volume(device):
-                self._known[volumes.VolumeId(device.tag.removeprefix(self._tag))] = device
+            elif (volume_id := self._volume_of(device, images)) is not None:
+                self._known[volume_id] = device
         allocations = sparse.allocations(self._pool)
         self._snapshots.open(allocations)
         space = sparse.space(self._pool)
@@ -173,7 +181,7 @@ class Files:
             path,
             direct_io=self._direct_io,
             sector_size=self._sector_size,
-            tag=self._tag + volume_id,
+            tag=self._tag_of(volume_id),
         )
         self._known[volume_id] = device
         return _attachment(device, loop.size_bytes(device) or size_bytes)
@@ -192,18 +200,21 @@ class Files:
 
     def strays(self) -> tuple[Attachment, ...]:
         """Loop devices with this pool's tag whose file is no volume's image any more."""
-        return tuple(
-            _attachment(device, loop.size_bytes(device))
-            for device in loop.list_all()
-            if device.tag.startswith(self._tag) and not self._backs_its_volume(device)
-        )
+        return tuple(_attachment(each, loop.size_bytes(each)) for each in self._stray_devices())
 
     def drop(self, stray: Attachment) -> None:
         """Detach it, if it still is one; raises `loop.LoopDeviceHeld`."""
-        for device in loop.list_all():
-            same = device.identity == stray.source.identity and device.tag.startswith(self._tag)
-            if same and not self._backs_its_volume(device):
+        for device in self._stray_devices():
+            if device.identity == stray.source.identity:
                 loop.detach(device)
+
+    def _stray_devices(self) -> list[loop.LoopDevice]:
+        ours = [each for each in loop.list_all() if each.tag.startswith(self._tag)]
+        images = self._images_by_tag() if ours else {}
+        return [each for each in ours if self._volume_of(each, images) is None]
+
+    def _images_by_tag(self) -> dict[str, volumes.VolumeId]:
+        return {self._tag_of(each): each for each in self.image_ids()}
 
     def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """Let the loop device take the file's size."""
@@ -310,14 +321,20 @@ class Files:
         size_bytes = loop.size_bytes(known) if known is not None else 0
         return _attachment(known, size_bytes) if known is not None and size_bytes else None
 
-    def _backs_its_volume(self, device: loop.LoopDevice) -> bool:
+    def _volume_of(
+        self, device: loop.LoopDevice, images: dict[str, volumes.VolumeId]
+    ) -> volumes.VolumeId | None:
+        """The volume whose image the device has; None if the image is gone, or was replaced since."""
+        volume_id = images.get(device.tag)
+        if volume_id is None:
+            return None
         try:
-            status = os.lstat(self._path(volumes.VolumeId(device.tag.removeprefix(self._tag))))
+            status = os.lstat(self._path(volume_id))
         except FileNotFoundError:
-            return False
+            return None
         except OSError:
-            return True  # not known to be another's: left as it is
-        return device.file == (status.st_dev, status.st_ino)
+            return volume_id  # not known to be another's: left as it is
+        return volume_id if device.file == (status.st_dev, status.st_ino) else None
 
     def _device(self, volume_id: volumes.VolumeId) -> loop.LoopDevice | None:
         known = self._known.get(volume_id)
