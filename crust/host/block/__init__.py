@@ -1,1 +1,1 @@
-"""Block devices: loop devices, who holds a device, and what is on it."""
+"""Block devices: size, identity, exclusive opens, loop devices, holders, signatures and zeroing."""

@@ -1,1 +1,1 @@
-"""Files: durable writes, sparse images, copies and extents, locks, and paths that a CO names."""
+"""Files: durable writes, sparse images, copies, extents, locks, writers, and the target paths that a CO names."""

@@ -1,10 +1,11 @@
-"""Files that are whole or absent, whatever dies when.
+"""Atomic, durable file writes: a crash leaves the old content or the new, never a part.
 
-The dance: write aside under a dot name in the same directory, fsync, rename over, fsync the directory. A crash
-leaves the old content or the new, and at worst an invisible leftover that `sweep` removes. Every function is one
-thread hop for its caller: spread over awaits, a cancellation could fall between write and rename.
+Each write creates a temporary file under a dot name in the same directory, fsyncs it, renames it over the target and
+fsyncs the directory. A crash leaves at worst a temporary file, which `sweep` removes. Every function is one thread
+hop for its caller: spread over awaits, a cancellation could fall between write and rename.
 
-Reading trusts nobody: no symbolic link, no pipe or device, no file that another user owns or could write.
+A read refuses what another user could have written: a symbolic link, a pipe or device, a file that another user owns
+or may write.
 """
 
 import os
@@ -15,19 +16,19 @@ from collections.abc import Callable
 from crust import errors
 from crust.host.process import oserrors
 
-_LEFTOVER = ".crust-tmp"
+_TEMPORARY_SUFFIX = ".crust-tmp"
 
 
 class PathAlreadyExists(errors.Conflict):
-    """Something is where a new thing was to be made."""
+    """A path that is to be created exists already."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"{path} exists already", hint="look at what made it")
+        super().__init__(f"{path} exists already", hint="find out what made it")
         self.path = path
 
 
 class UntrustedFile(errors.Refused):
-    """A file that someone else could have written."""
+    """A file that another user could have written."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
@@ -37,7 +38,7 @@ class UntrustedFile(errors.Refused):
 
 
 class UnreadableFile(errors.Corrupt):
-    """What is there cannot be what was written."""
+    """A file that crust cannot have written like this."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
@@ -51,8 +52,8 @@ def publish(
 ) -> None:
     """Make `path` hold exactly `data`, in place of whatever was there, atomically and durably.
 
-    Without `survives_power_cut` nothing is synced: for what a reboot makes void anyway. It is still whole or absent
-    for every process of this boot.
+    Without `survives_power_cut` nothing is synced: for state that a reboot makes invalid anyway. Every process of
+    this boot still sees the old content or the new.
     """
     path = os.fspath(path)
     with oserrors.translating(f"cannot write {path}"):
@@ -60,7 +61,7 @@ def publish(
 
 
 def create(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) -> None:
-    """Like `publish`, but only where nothing is; raises `PathAlreadyExists`."""
+    """Like `publish`, but only if `path` is absent; raises `PathAlreadyExists`."""
     path = os.fspath(path)
     try:
         # link(2) and not rename(2): it never replaces.
@@ -78,9 +79,9 @@ def read(path: str | os.PathLike[str], *, limit_bytes: int) -> bytes:
     """
     path = os.fspath(path)
     with oserrors.translating(f"cannot read {path}"):
-        # O_NONBLOCK: opening a pipe that someone planted must not hang.
+        # O_NONBLOCK: opening a pipe that another user put there must not hang.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:  # not open(fd): it refuses a directory before anybody can say what is wrong, and leaks the descriptor
+        try:  # not open(fd): it refuses a directory without our reason, and leaks the descriptor
             _check_trust(path, os.fstat(fd))
             data = _read_up_to(lambda count: os.read(fd, count), limit_bytes + 1)
         finally:
@@ -111,7 +112,7 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
 def make_directory(path: str | os.PathLike[str], mode: int) -> None:
     """Make one directory, durably, with exactly `mode` whatever the umask; one that is there already is kept.
 
-    The parent must exist. Raises `UntrustedFile` when something else, or someone else's, is there.
+    The parent must exist. Raises `UntrustedFile` when a file, or another user's directory, is there.
     """
     path = os.fspath(path)
     with oserrors.translating(f"cannot make the directory {path}"):
@@ -127,7 +128,7 @@ def make_directory(path: str | os.PathLike[str], mode: int) -> None:
 def make_staging(path: str | os.PathLike[str], mode: int) -> None:
     """Make a directory to be filled for `publish_directory`, with exactly `mode`; `PathAlreadyExists` if it is there.
 
-    Not durable: until it is published nothing depends on it.
+    Not durable: nothing depends on it until it is published.
     """
     path = os.fspath(path)
     with oserrors.translating(f"cannot make the directory {path}"):
@@ -149,9 +150,9 @@ def write_staged(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600
 
 
 def publish_directory(staging: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
-    """Rename a directory that was filled aside to its place, durably; raises `PathAlreadyExists`.
+    """Rename a filled staging directory to its final name, durably; raises `PathAlreadyExists`.
 
-    Both must be on one filesystem. An empty directory at `final` is replaced (rename(2)): it says nothing.
+    Both must be on one filesystem. An empty directory at `final` is replaced (rename(2)).
     """
     staging, final = os.fspath(staging), os.fspath(final)
     with oserrors.translating(f"cannot publish the directory {final}"):
@@ -166,14 +167,14 @@ def publish_directory(staging: str | os.PathLike[str], final: str | os.PathLike[
 
 
 def sweep(directory: str | os.PathLike[str]) -> None:
-    """Remove what a crash left of `publish` and `create`.
+    """Remove the temporary files that a crash left in a directory.
 
-    Only for a directory's one writer, and while it writes nothing: a file that is being written looks the same.
+    Only the directory's one writer may call it, while it writes nothing: a file in progress looks the same.
     """
     directory = os.fspath(directory)
-    with oserrors.translating(f"cannot sweep {directory}"):
+    with oserrors.translating(f"cannot remove temporary files from {directory}"):
         for name in os.listdir(directory):
-            if name.startswith(".") and name.endswith(_LEFTOVER):
+            if name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX):
                 os.unlink(os.path.join(directory, name))
 
 
@@ -181,12 +182,12 @@ def _place(
     path: str, data: bytes, mode: int, place: Callable[[str, str], None], *, sync: bool = True
 ) -> None:
     directory, name = os.path.split(path)
-    aside = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(6)}{_LEFTOVER}")
+    aside = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(6)}{_TEMPORARY_SUFFIX}")
     try:
         _write(aside, data, mode, sync=sync)
         place(aside, path)
     finally:
-        # After a rename there is nothing left here; after a link, or a failure, there is.
+        # After a rename the name is gone; after a link, or a failure, it is not.
         _unlink_if_there(aside)
     if sync:
         _sync(directory or ".")
@@ -205,7 +206,7 @@ def _write(path: str, data: bytes, mode: int, *, sync: bool) -> None:
 
 
 def _set_mode(path: str, mode: int) -> None:
-    """Undo what the umask took. Only then: a change of mode is an event for whoever watches the directory."""
+    """Set the mode only if the umask changed it: a chmod is an event for those who watch the directory."""
     if stat.S_IMODE(os.lstat(path).st_mode) != mode:
         os.chmod(path, mode)
 
@@ -238,7 +239,9 @@ def _check_trust(path: str, status: os.stat_result) -> None:
     if status.st_uid not in (0, os.geteuid()):
         raise UntrustedFile(path, f"it belongs to user {status.st_uid}")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UntrustedFile(path, f"others may write it, mode {stat.S_IMODE(status.st_mode):04o}")
+        raise UntrustedFile(
+            path, f"other users may write it, mode {stat.S_IMODE(status.st_mode):04o}"
+        )
 
 
 def _check_directory(path: str) -> None:

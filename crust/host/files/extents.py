@@ -1,9 +1,9 @@
-"""Which parts of a file hold data, and which parts of two files are not the same blocks.
+"""Which parts of a file hold data, and which parts of two files are different blocks.
 
-`allocated` asks SEEK_DATA: what is a hole, or was reserved and never written, reads as zeros. `differing` compares
-where the blocks of two files *are* (FIEMAP): what both share by reference is the same, whatever it is, without a
-byte being read. That is exact as long as neither file changes; blocks whose place says nothing (compressed, inline,
-not yet placed) count as different, so that it errs on the safe side alone.
+`allocated` uses SEEK_DATA: a hole, or a part that was reserved and never written, reads as zeros. `differing` compares
+where the blocks of two files are (FIEMAP): blocks that both share by reference are equal, and no byte is read. That is
+exact as long as neither file changes. Blocks without a known position (compressed, inline, not yet allocated) count as
+different, so an error can only report too much.
 
 Source: lseek(2), and `fiemap`.
 """
@@ -27,13 +27,13 @@ class Extent:
 
     @property
     def end(self) -> int:
-        """The offset of the first byte behind it."""
+        """The offset of the first byte after it."""
         return self.offset + self.length
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A part of a file and where it lies; None where its place says nothing."""
+    """A part of a file and its position on the device; None where that is not known."""
 
     start: int
     end: int
@@ -51,10 +51,10 @@ def allocated(path: str) -> tuple[Extent, ...]:
 
 
 def differing(base: str, target: str) -> tuple[Extent, ...]:
-    """The parts of `target` that are not the very blocks of `base`, or are only in one of them; ascending.
+    """The parts of `target` that are not the same blocks as in `base`, or are in one file only; ascending.
 
-    Exact if nobody writes to them. Of a file that is written to, what is left out was equal when it was looked at,
-    which is after the call was made. Raises `NotFound`, and `Unsupported` where the filesystem does not tell.
+    Exact if neither file is written to meanwhile. If one is, the parts left out were equal at some moment during
+    the call. Raises `NotFound`, and `Unsupported` where the filesystem has no FIEMAP.
     """
     with oserrors.translating(f"cannot compare {base} with {target}"):
         old, new = (_placed_of(path) for path in (base, target))

@@ -1,11 +1,12 @@
-"""A second file with the content of a first: by reference where the filesystem can, else segment by segment.
+"""Copies of files: by reference where the filesystem can (FICLONE), else segment by segment.
 
-FICLONE takes 2 ms whatever the size, and is of one moment: xfs and btrfs hold writers off while they do it. Elsewhere
-only what SEEK_DATA finds is copied, because copy_file_range(2) of a whole file allocates its holes. Such a copy takes
-as long as there are data, and what is written to the source meanwhile may be in it or not: `clones` says which.
+A clone takes 2 ms whatever the size, and is a point-in-time copy: xfs and btrfs block writers meanwhile. On other
+filesystems only the data that SEEK_DATA finds is copied, because copy_file_range(2) of the complete file allocates its
+holes. Such a copy takes time in proportion to the data, and may or may not contain what is written to the source
+meanwhile: `clones` says which kind a directory gives.
 
-The copy is made aside, synced, and renamed: there is a whole one or none. A crash leaves a file that `durable.sweep`
-removes.
+The copy is made under a temporary name, synced, and renamed, so it appears atomically. `durable.sweep` removes the
+temporary file that a crash leaves.
 """
 
 import errno
@@ -24,7 +25,7 @@ _FICLONE = 0x40049409  # _IOW(0x94, 9, int)
 _BTRFS_FS_INFO = 0x8400941F  # _IOR(0x94, 31, struct btrfs_ioctl_fs_info_args), 1024 bytes
 _BTRFS_INFO_BYTES = 1024
 _CHUNK_BYTES = 64 * 1024 * 1024
-_LEFTOVER = ".crust-tmp"
+_TEMPORARY_SUFFIX = ".crust-tmp"
 _NO_CLONES = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL)
 
 
@@ -35,7 +36,7 @@ class SourceTooShort(errors.Corrupt):
         super().__init__(
             f"{path} is not copied",
             why=f"it has {size_bytes} bytes and should have {wanted_bytes}",
-            hint="it was cut short by somebody else; nothing was changed",
+            hint="find out what truncated it; nothing was changed",
         )
         self.path = path
 
@@ -46,16 +47,16 @@ class FileNotCloneable(errors.NotReady):
     def __init__(self, path: str) -> None:
         super().__init__(
             f"{path} is not copied",
-            why="its filesystem shares the blocks of files, and not of this one: it may be one without checksums",
-            hint="while nobody uses it, copy it to a new file (cp --reflink=never), and put that in its place",
+            why="its filesystem clones files but refused this one: it may be a file without checksums (chattr +C)",
+            hint="while the volume is unused, copy it to a new file (cp --reflink=never) and rename that over it",
         )
         self.path = path
 
 
 def clones(directory: str) -> bool:
-    """Whether files of `directory` are cloned by reference, at one moment; tried with two empty files."""
+    """Whether files of `directory` can be cloned by reference; tried with two empty files."""
     with oserrors.translating(f"cannot try to clone in {directory}"):
-        names = [_aside(os.path.join(directory, "probe")) for _ in range(2)]
+        names = [_temporary_name(os.path.join(directory, "probe")) for _ in range(2)]
         try:
             with _created(names[0]) as source, _created(names[1]) as target:
                 return _clone(source, target)
@@ -66,9 +67,9 @@ def clones(directory: str) -> bool:
 
 
 def piles_up_extents(directory: str) -> bool:
-    """Whether direct writes to files of `directory` leave an extent each, of which a clone copies every one: btrfs.
+    """Whether each direct write to a file of `directory` makes an extent of its own, as on btrfs: clones get slow.
 
-    Through the page cache it makes one of up to 128 MiB. With checksums its direct writes go that way in the end.
+    Writes through the page cache make extents of up to 128 MiB. With checksums btrfs turns direct writes into these.
     """
     with oserrors.translating(f"cannot look at {directory}"):
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -92,28 +93,31 @@ def copy(
     mode: int = 0o600,
     at_once: bool = False,
 ) -> None:
-    """Make `target` a copy of `source`, durably, in place of whatever lies there.
+    """Make `target` a copy of `source`, durably, replacing any file there.
 
-    `least_bytes` is what the source must have; the copy ends with a hole up to `grow_to_bytes`. Both files must be
-    of one filesystem. With `at_once` it is by reference or not at all, for a source that somebody writes to. Raises
+    The source must have `least_bytes`; the copy ends with a hole up to `grow_to_bytes`. Both files must be on one
+    filesystem. With `at_once` the copy is a clone or is refused, for a source that is being written to. Raises
     `SourceTooShort`, `FileNotCloneable`, `NotFound`, `Exhausted`.
     """
-    aside = _aside(target)
+    temporary = _temporary_name(target)
     with oserrors.translating(f"cannot copy {source} to {target}"):
         try:
-            with _opened(source, least_bytes) as (origin, size_bytes), _created(aside) as copy_fd:
-                if not _clone(origin, copy_fd):
+            with (
+                _opened(source, least_bytes) as (source_fd, size_bytes),
+                _created(temporary) as copy_fd,
+            ):
+                if not _clone(source_fd, copy_fd):
                     if at_once:
                         raise FileNotCloneable(source)
-                    _copy_segments(origin, copy_fd, size_bytes)
+                    _copy_segments(source_fd, copy_fd, size_bytes)
                 if grow_to_bytes > size_bytes:
                     os.ftruncate(copy_fd, grow_to_bytes)
                 os.fchmod(copy_fd, mode)
                 os.fsync(copy_fd)
-            os.rename(aside, target)
+            os.rename(temporary, target)
         finally:
             with suppress(FileNotFoundError):
-                os.unlink(aside)
+                os.unlink(temporary)
         durable.sync_directory(os.path.dirname(target))
 
 
@@ -173,6 +177,6 @@ def _created(path: str) -> Iterator[int]:
         os.close(fd)
 
 
-def _aside(path: str) -> str:
+def _temporary_name(path: str) -> str:
     directory, name = os.path.split(path)
-    return os.path.join(directory, f".{name[:200]}.{secrets.token_hex(6)}{_LEFTOVER}")
+    return os.path.join(directory, f".{name[:200]}.{secrets.token_hex(6)}{_TEMPORARY_SUFFIX}")

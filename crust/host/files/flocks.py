@@ -1,8 +1,8 @@
-"""Who owns a path: flock(2), whose holder's death releases it.
+"""Whole-file locks by flock(2), which the kernel releases when the holder dies.
 
-A lock belongs to the open file description, not to the process: a child that inherits the descriptor keeps the
-lock alive after its parent died. `ProcessLock` is therefore closed on exec, and a claim that is to live exactly as
-long as a virtual machine is locked on a descriptor which the hypervisor inherits.
+A lock belongs to the open file description, not to the process: a child that inherits the descriptor keeps the lock
+after its parent died. `ProcessLock` is therefore closed on exec. A lock that is to live as long as a child process is
+taken with `try_lock` on a descriptor which that process inherits.
 
 A lock file is never unlinked: two processes could then each hold a lock on a file of that name.
 """
@@ -25,13 +25,13 @@ class LockHeld(errors.NotReady):
         holder = (
             f"process {', '.join(map(str, pids))} holds it" if pids else "another process holds it"
         )
-        super().__init__(f"{path} is owned", why=holder, hint="stop that process first")
+        super().__init__(f"{path} is locked", why=holder, hint="stop that process first")
         self.path = path
         self.pids = tuple(pids)
 
 
 class ProcessLock:
-    """The right to be the one process for something, held until `close` or death."""
+    """An exclusive lock of this process on a file, held until `close` or death."""
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class ProcessLock:
 
     @classmethod
     def acquire(cls, path: str | os.PathLike[str]) -> Self:
-        """Take the lock on the file `path`, made if need be; raises `LockHeld` at once, never waits."""
+        """Lock the file `path`, creating it if absent; raises `LockHeld` at once, never waits."""
         path = os.fspath(path)
         with oserrors.translating(f"cannot lock {path}"):
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -53,7 +53,7 @@ class ProcessLock:
         return cls(path, fd)
 
     def close(self) -> None:
-        """Let go; again is fine."""
+        """Release the lock; a second call does nothing."""
         if self._fd < 0:
             return
         unlock(self._fd)
@@ -109,6 +109,6 @@ def holder_pids(path: str | os.PathLike[str]) -> tuple[int, ...]:
 
 
 def _note_pid(fd: int) -> None:
-    # For the person who looks into the file; nobody reads it back.
+    # For a person who reads the file; crust does not.
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)

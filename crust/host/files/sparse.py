@@ -1,7 +1,7 @@
-"""Sparse files as the images of volumes: made, grown and removed so that a crash leaves nothing half-true.
+"""Sparse files as the images of volumes: created, grown and removed durably.
 
-A size that was answered is durable: the file and its name are synced before the call returns. Nothing here makes an
-image smaller, and nothing follows a symbolic link.
+The file and its name are synced before a call returns. Nothing here makes an image smaller, and nothing follows a
+symbolic link.
 """
 
 import os
@@ -18,18 +18,18 @@ _BLOCK_BYTES = 512
 
 
 class NotAnImage(errors.Corrupt):
-    """Something that is no regular file lies where an image should."""
+    """An image's path is not a regular file."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            f"{path} is no image", why="it is not a regular file", hint="look at it by hand"
+            f"{path} is not an image", why="it is not a regular file", hint="check it by hand"
         )
         self.path = path
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A filesystem's room for images, in bytes. `readonly` when it takes no writes at all."""
+    """Total and available bytes of a filesystem. `readonly` when it takes no writes at all."""
 
     total_bytes: int
     available_bytes: int
@@ -37,7 +37,7 @@ class Space:
 
 
 def exists(path: str) -> bool:
-    """Whether there is anything at `path`. What cannot be looked at is not said to be absent."""
+    """Whether `path` exists; raises where that cannot be known."""
     with oserrors.translating(f"cannot look at {path}"):
         try:
             os.lstat(path)
@@ -47,8 +47,8 @@ def exists(path: str) -> bool:
 
 
 def create(path: str, size_bytes: int) -> None:
-    """Make the image, or finish making one that is there already and is not larger. Durable when it returns."""
-    with oserrors.translating(f"cannot make the image {path}"):
+    """Create the image, or complete one that exists already and is not larger. Durable when it returns."""
+    with oserrors.translating(f"cannot create the image {path}"):
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with _opened(path, flags) as fd:
             _extend(fd, size_bytes)
@@ -56,7 +56,7 @@ def create(path: str, size_bytes: int) -> None:
 
 
 def grow(path: str, size_bytes: int) -> int:
-    """Make the image at least `size_bytes` large, durably; answers its size."""
+    """Make the image at least `size_bytes` large, durably; returns its size."""
     with (
         oserrors.translating(f"cannot grow the image {path}"),
         _opened(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC) as fd,
@@ -66,7 +66,7 @@ def grow(path: str, size_bytes: int) -> int:
 
 def size_bytes(path: str) -> int:
     """The apparent size; raises `NotFound`, `NotAnImage`."""
-    with oserrors.translating(f"cannot look at the image {path}"):
+    with oserrors.translating(f"cannot stat the image {path}"):
         status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode):
         raise NotAnImage(path)
@@ -74,8 +74,8 @@ def size_bytes(path: str) -> int:
 
 
 def allocated_bytes(path: str) -> int:
-    """The blocks of the image, shared ones included; 0 for one that is gone."""
-    with oserrors.translating(f"cannot look at the image {path}"):
+    """The blocks of the image, shared ones included; 0 for an absent one."""
+    with oserrors.translating(f"cannot stat the image {path}"):
         try:
             return os.lstat(path).st_blocks * _BLOCK_BYTES
         except FileNotFoundError:
@@ -83,7 +83,7 @@ def allocated_bytes(path: str) -> int:
 
 
 def remove(path: str) -> None:
-    """Remove the image, durably; absent is fine."""
+    """Remove the image, durably; an absent one is a success."""
     with oserrors.translating(f"cannot remove the image {path}"):
         try:
             os.unlink(path)
@@ -93,8 +93,8 @@ def remove(path: str) -> None:
 
 
 def space(directory: str) -> Space:
-    """The room in the filesystem of `directory`, for an unprivileged writer."""
-    with oserrors.translating(f"cannot look at the space of {directory}"):
+    """The space of the filesystem of `directory`, as an unprivileged writer sees it."""
+    with oserrors.translating(f"cannot read the free space of {directory}"):
         status = os.statvfs(directory)
     return Space(
         total_bytes=status.f_blocks * status.f_frsize,

@@ -1,11 +1,11 @@
-"""Paths that a CO gives: used only below roots that the operator named, and never through a symbolic link below them.
+"""Target paths, which a CO names: used only below allowed roots, and never through a symbolic link below them.
 
-A `TargetPath` is well formed; whether it leads where it reads is known only at the moment of use. So the parent is
-opened from the root with every link refused (openat2(2)), and what is made or removed is made or removed in *that*
-directory, by descriptor. The root itself may be reached through links: the operator wrote it.
+A `TargetPath` is well formed; where it leads is known only at the moment of use. So the parent is opened from the
+root with every link refused (openat2(2)), and the target is created or removed in that directory, by descriptor. The
+root itself may be reached through links: the operator wrote it.
 
-Removal takes only empty directories and empty files. A recursive delete of a target deletes a volume the day it
-meets one that is still mounted.
+Removal takes only empty directories and empty files: a recursive delete of a target that is still mounted would
+delete the volume's data.
 """
 
 import errno
@@ -22,12 +22,12 @@ _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PathOutsideRoots(errors.Refused):
-    """A target that lies below none of the allowed directories."""
+    """A target path is below none of the allowed roots."""
 
     def __init__(self, target: TargetPath, roots: Sequence[str]) -> None:
         super().__init__(
             f"{target} is not an allowed target",
-            why=f"it lies below none of {', '.join(roots) or '(no roots)'}",
+            why=f"it is below none of {', '.join(roots) or '(no roots)'}",
             hint="add the kubelet's root directory to the allowed roots, if this one is right",
         )
         self.target = target
@@ -35,30 +35,32 @@ class PathOutsideRoots(errors.Refused):
 
 
 class SymlinkInPath(errors.Refused):
-    """A component of a target below its root is a symbolic link."""
+    """A component of a target path below its root is a symbolic link."""
 
     def __init__(self, target: TargetPath, component: str) -> None:
         super().__init__(
-            f"{target} is not followed",
+            f"{target} is refused",
             why=f"its component {component!r} is a symbolic link",
-            hint="find out who made the link; targets are plain directories",
+            hint="find out what made the link; target paths are plain directories",
         )
         self.target = target
         self.component = component
 
 
 class TargetConflict(errors.Conflict):
-    """Something else is where a target is to be made or removed."""
+    """A target path exists with an unexpected type or content."""
 
     def __init__(self, target: TargetPath, why: str) -> None:
         super().__init__(
-            f"{target} is not a free target", why=why, hint="look at it; nothing was removed"
+            f"{target} cannot be used as a target",
+            why=why,
+            hint="check it by hand; nothing was removed",
         )
         self.target = target
 
 
 class TargetStillMounted(errors.NotReady):
-    """A target that is to be removed carries a mount."""
+    """A target path that is to be removed is still a mount point."""
 
     def __init__(self, target: TargetPath) -> None:
         super().__init__(f"{target} is still mounted", hint="unmount it first")
@@ -68,7 +70,7 @@ class TargetStillMounted(errors.NotReady):
 def open_parent(target: TargetPath, roots: Sequence[str]) -> int:
     """An O_PATH descriptor of the directory that holds `target`; the caller closes it.
 
-    Raises `PathOutsideRoots`, `SymlinkInPath`, `NotFound`. The parent is the CO's to make (CSI NodePublishVolume).
+    Raises `PathOutsideRoots`, `SymlinkInPath`, `NotFound`. The CO creates the parent (CSI NodePublishVolume).
     """
     root = next((root for root in roots if target.is_below(root)), None)
     if root is None:
@@ -81,16 +83,16 @@ def open_parent(target: TargetPath, roots: Sequence[str]) -> int:
         try:
             return syscalls.open_beneath(directory, above)
         except OSError:
-            # Only step by step can it be said which component is in the way. (A kernel without openat2, too.)
+            # The step-by-step walk finds which component is in the way, and serves kernels without openat2.
             return _walk(directory, above, target)
         finally:
             os.close(directory)
 
 
 def is_known_free(target: TargetPath, roots: Sequence[str]) -> bool:
-    """Whether the kernel knows, without asking storage, that the parent is reached by no link and no mount is on top.
+    """Whether the kernel can say, from its caches, that no link leads to the parent and that no mount is on top.
 
-    It never blocks. False says nothing but that `open_parent` and the mounts have to be asked.
+    It never blocks. False means not known: use `open_parent` and look at the mounts.
     """
     root = next((root for root in roots if target.is_below(root)), None)
     if root is None:
@@ -141,11 +143,11 @@ def _walk(root: int, above: str, target: TargetPath) -> int:
 
 
 def make_directory(target: TargetPath, roots: Sequence[str], *, mode: int = 0o750) -> bool:
-    """Make the target directory. One that is there is kept, if it is empty or a mountpoint; else `TargetConflict`.
+    """Create the target directory; True if it was created, and so cannot be a mount point.
 
-    Whether it was made, and so cannot be a mountpoint.
+    An existing one is kept if it is empty or a mount point; else raises `TargetConflict`.
     """
-    with _parent(target, roots) as (parent, name), oserrors.translating(f"cannot make {target}"):
+    with _parent(target, roots) as (parent, name), oserrors.translating(f"cannot create {target}"):
         try:
             os.mkdir(name, mode, dir_fd=parent)
         except FileExistsError:
@@ -155,8 +157,8 @@ def make_directory(target: TargetPath, roots: Sequence[str], *, mode: int = 0o75
 
 
 def make_file(target: TargetPath, roots: Sequence[str], *, mode: int = 0o600) -> None:
-    """Make the empty file onto which a block device is bound. An empty file, or a device bound there, is kept."""
-    with _parent(target, roots) as (parent, name), oserrors.translating(f"cannot make {target}"):
+    """Create the empty file on which a block device is bound. An empty file, or a device bound there, is kept."""
+    with _parent(target, roots) as (parent, name), oserrors.translating(f"cannot create {target}"):
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             os.close(os.open(name, flags, mode, dir_fd=parent))
@@ -171,9 +173,9 @@ def make_file(target: TargetPath, roots: Sequence[str], *, mode: int = 0o600) ->
 
 
 def remove(target: TargetPath, roots: Sequence[str]) -> None:
-    """Remove the empty directory or file of a target; absent, or without a parent, is fine.
+    """Remove the empty directory or file of a target; an absent one, or an absent parent, is a success.
 
-    Raises `TargetStillMounted`, `TargetConflict` (not empty, a link, a device); never goes into a directory.
+    Raises `TargetStillMounted`, `TargetConflict` (not empty, a link, a device); never descends.
     """
     try:
         with _parent(target, roots) as (parent, name):
@@ -184,7 +186,7 @@ def remove(target: TargetPath, roots: Sequence[str]) -> None:
 
 def _remove(target: TargetPath, parent: int, name: str) -> None:
     with oserrors.translating(f"cannot remove {target}"):
-        # Tried first: the kernel refuses it for all that is not to be removed, and then there is time to ask why.
+        # First try: the kernel refuses everything that must not be removed; the reason is looked up afterwards.
         try:
             os.rmdir(name, dir_fd=parent)
         except OSError as err:

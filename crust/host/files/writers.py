@@ -1,7 +1,8 @@
-"""Whether anything has a file open for writing, a loop device included: asked of the file, and not of every device.
+"""Whether a file is open for writing anywhere, loop devices included: one question to the kernel about the file.
 
-A read lease (fcntl(2), F_SETLEASE) is granted exactly while nobody has. It is given back at once. Who opens the file
-for writing in between waits that long, or gets EWOULDBLOCK if it will not wait; readers notice nothing.
+A read lease (fcntl(2), F_SETLEASE) is granted exactly while no writer has the file open, and is given back at once. A
+process that opens the file for writing in between waits that long, or gets EWOULDBLOCK if it opened without
+blocking; readers notice nothing.
 """
 
 import fcntl
@@ -12,7 +13,7 @@ from crust.host.process import oserrors
 
 
 def has_writers(path: str) -> bool:
-    """True too where the filesystem has no leases, or the file is not ours to lease; an absent file has none."""
+    """Whether there is a writer, or the filesystem refuses leases on the file; an absent file has none."""
     with oserrors.translating(f"cannot look at {path}"):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -25,7 +26,7 @@ def has_writers(path: str) -> bool:
 
 
 def _lease(fd: int) -> bool:
-    # Who opens the file meanwhile has the kernel tell us, and what it sends by default would end this process.
+    # When another process opens the file meanwhile, the kernel signals us; the default signal would end this process.
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)

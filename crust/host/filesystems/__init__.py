@@ -1,1 +1,1 @@
-"""Filesystems: make, check, grow, freeze and measure."""
+"""Filesystems: mkfs, fsck, superblocks, growth, freeze and usage."""

@@ -1,1 +1,1 @@
-"""Mounts: the mount API, mountinfo, options, and what a mount carries."""
+"""Mounts: the mount API, mountinfo, mount parameters, group ownership, and how many mounts a node can have."""

@@ -1,1 +1,1 @@
-"""This process and others: commands, deadlines, capabilities, errno, and bare system calls."""
+"""Programs, system calls, deadlines for both, errno, sysfs, capabilities and the boot id."""

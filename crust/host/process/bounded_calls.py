@@ -1,9 +1,9 @@
-"""Calls into the kernel that may never come back, such as statvfs(2) of a hung filesystem.
+"""System calls that may never return, such as statvfs(2) of a hung filesystem, with a deadline for each caller.
 
-Each key has at most one call in flight, on a thread of its own: later callers join it, everyone waits only as long
-as they like, and a thread that hangs hangs alone, instead of eating the pool that serves everybody else. The number
-of threads is bounded: a new key waits until one is free, and is refused at once when all of them hang. Threads cannot
-be killed: a hung one ends with its system call or with the process.
+Each key has at most one call in flight, on a thread of its own. Later callers join it, and each waits no longer than
+its own deadline, so a call that hangs blocks neither the event loop nor the thread pool. The number of threads is
+bounded: a new key waits until one is free, and is refused at once when all of them hang. A thread cannot be killed: a
+hung one ends with its system call or with the process.
 """
 
 import asyncio
@@ -18,26 +18,26 @@ T = TypeVar("T")
 
 
 class SystemCallTimedOut(errors.PeerUnavailable):
-    """The kernel has not answered in time."""
+    """A system call has not returned in time."""
 
     def __init__(self, key: str, timeout_s: float) -> None:
         super().__init__(
             f"{key} does not answer",
             why=f"the system call has not returned within {timeout_s:g} s",
-            hint="look at the device and the kernel log; nothing else is affected",
+            hint="check the device and the kernel log; other volumes are not affected",
         )
         self.key = key
         self.timeout_s = timeout_s
 
 
 class TooManyHungSystemCalls(errors.Exhausted):
-    """So many calls hang that another one would only join them."""
+    """All threads for system calls are taken by calls that hang."""
 
     def __init__(self, key: str, hanging: int, running: int) -> None:
         super().__init__(
-            f"{key} is not asked",
-            why=f"of {running} system calls that run at this moment {hanging} hang",
-            hint="look at their devices",
+            f"{key} was not called",
+            why=f"{hanging} of {running} running system calls hang",
+            hint="check their devices and the kernel log",
         )
         self.key = key
 
@@ -51,7 +51,7 @@ class BoundedCalls(Generic[T]):
         self._hanging: set[str] = set()
 
     async def call(self, key: str, function: Callable[[], T], *, timeout_s: float) -> T:
-        """The result of `function`, or of the call of this key that is under way already.
+        """The result of `function`, or of the call of this key that is already running.
 
         Raises `SystemCallTimedOut`, `TooManyHungSystemCalls`, and whatever `function` raises.
         """
@@ -68,7 +68,7 @@ class BoundedCalls(Generic[T]):
             raise SystemCallTimedOut(key, timeout_s) from err
 
     async def _flight(self, key: str, function: Callable[[], T]) -> asyncio.Future[T]:
-        """The call of this key, begun now or under way already; waits for a thread."""
+        """The running call of this key, or a new one as soon as a thread is free."""
         while key not in self._flights and len(self._flights) >= self._limit:
             if len(self._hanging) >= self._limit:
                 raise self._too_many(key)
@@ -92,27 +92,27 @@ class BoundedCalls(Generic[T]):
         del self._flights[key]
         self._hanging.discard(key)
         if not flight.cancelled():
-            flight.exception()  # seen, even if everybody has left
+            flight.exception()  # retrieved, or asyncio logs it when no caller is left
 
 
 def _run(
     loop: asyncio.AbstractEventLoop, flight: asyncio.Future[T], function: Callable[[], T]
 ) -> None:
-    landing = partial(flight.set_exception, _bug())
+    outcome = partial(flight.set_exception, _bug())
     try:
-        landing = partial(flight.set_result, function())
+        outcome = partial(flight.set_result, function())
     except (errors.CrustError, OSError) as error:
-        landing = partial(flight.set_exception, error)
-    finally:  # whatever else was raised is a bug that the thread's hook reports; the waiters still hear
-        _post(loop, landing)
+        outcome = partial(flight.set_exception, error)
+    finally:  # any other exception is a bug: the thread's excepthook logs it, and the callers still get an error
+        _post(loop, outcome)
 
 
 def _bug() -> errors.RuntimeFailed:
     return errors.RuntimeFailed("a call failed inside crust", hint="the log has the reason")
 
 
-def _post(loop: asyncio.AbstractEventLoop, land: Callable[[], None]) -> None:
+def _post(loop: asyncio.AbstractEventLoop, set_outcome: Callable[[], None]) -> None:
     try:
-        loop.call_soon_threadsafe(land)
+        loop.call_soon_threadsafe(set_outcome)
     except RuntimeError:
-        return  # the loop is closed: the process is ending and nobody waits
+        return  # the loop is closed: the process ends, and no caller waits

@@ -1,6 +1,6 @@
 """What the kernel lets this process do, beyond being root (capabilities(7)).
 
-Root in a container or a small VM often lacks some: asking first gives a better sentence than EPERM.
+Root in a container or a small VM often lacks some: asking first gives a better error than EPERM.
 """
 
 from crust.host.process import oserrors

@@ -1,10 +1,10 @@
-"""Other programs: argument lists only, a deadline, bounded output, and always waited for.
+"""Other programs: an argument list, a deadline, bounded output; each is always waited for.
 
-A program runs in a session of its own, with LC_ALL=C, a fixed PATH and nothing else of our environment. When the
-deadline passes or the caller is cancelled, its whole process group gets SIGTERM, then SIGKILL, and is waited for
-before the caller hears: a formatter that outlives its call would format a device that someone else has by then.
+A program runs in a session of its own, with LC_ALL=C, a fixed PATH and no other environment. When the deadline passes
+or the caller is cancelled, its whole process group gets SIGTERM, then SIGKILL, and is waited for before the call
+returns: a mkfs that outlives its call would format a device that by then belongs to another volume.
 
-Not preexec_fn: it makes the start a fork, 20 ms at 300 MiB, where a spawn takes one.
+Not preexec_fn: with it the start is a fork, 20 ms at 300 MiB, where a spawn takes one.
 """
 
 import asyncio
@@ -51,12 +51,12 @@ class Completed:
 
 
 class CommandFailed(errors.RuntimeFailed):
-    """A program ended with a status that is not among the good ones, or wrote without end."""
+    """A program ended with an unexpected exit status, or wrote too much output."""
 
     def __init__(self, argv: Sequence[str], code: int, stderr_tail: str, *, why: str = "") -> None:
         ended = f"it exited with {code}" if code >= 0 else f"it was killed by signal {-code}"
-        said = f": {stderr_tail.strip()}" if stderr_tail.strip() else ""
-        super().__init__(f"{shlex.join(argv)} failed", why=(why or ended) + said)
+        output = f": {stderr_tail.strip()}" if stderr_tail.strip() else ""
+        super().__init__(f"{shlex.join(argv)} failed", why=(why or ended) + output)
         self.argv = tuple(argv)
         self.code = code
         self.stderr_tail = stderr_tail
@@ -69,7 +69,7 @@ class CommandTimedOut(errors.RuntimeFailed):
         super().__init__(
             f"{shlex.join(argv)} failed",
             why=f"it did not end within {timeout_s:g} s and was killed",
-            hint="look whether the disk is slow or hung",
+            hint="check whether the disk is slow or hangs",
         )
         self.argv = tuple(argv)
         self.timeout_s = timeout_s
@@ -99,7 +99,7 @@ async def run(
     """Run a program to its end; raises `CommandMissing`, `CommandFailed`, `CommandTimedOut`.
 
     `input` is its standard input, else empty. Standard output beyond the limit is a failure; of standard error the
-    last 4 KiB are kept. `inherits` are descriptors that it has open as long as it runs, also when we are gone.
+    last 4 KiB are kept. The program has the descriptors `inherits` open as long as it runs, even if crust dies.
     """
     process = await _start(argv, has_input=input is not None, inherits=inherits)
     try:
@@ -145,7 +145,7 @@ async def _start(
 async def _converse(
     process: asyncio.subprocess.Process, data: bytes | None, limit_bytes: int
 ) -> tuple[bytes, bytes]:
-    # Read while writing: a program that fills its output while we fill its input would wait for us for ever.
+    # Read while writing: a program that fills its output while we fill its input would deadlock with us.
     async with asyncio.TaskGroup() as group:
         stdout = group.create_task(_read_head(process, limit_bytes), name="stdout of a command")
         stderr = group.create_task(_read_tail(process), name="stderr of a command")
@@ -158,7 +158,7 @@ async def _write(process: asyncio.subprocess.Process, data: bytes | None) -> Non
         return
     with suppress(
         BrokenPipeError, ConnectionResetError
-    ):  # it need not read all; its status will tell
+    ):  # it need not read all its input; its exit status decides
         process.stdin.write(data or b"")
         await process.stdin.drain()
     process.stdin.close()
@@ -169,7 +169,7 @@ async def _read_head(process: asyncio.subprocess.Process, limit_bytes: int) -> b
     head = bytearray()
     while chunk := await process.stdout.read(65536):
         if len(head) > limit_bytes:
-            continue  # to the end: asyncio tells of no exit before that
+            continue  # read to the end: asyncio reports no exit before that
         head += chunk
         if len(head) > limit_bytes:
             _signal(process, signal.SIGKILL)
@@ -185,22 +185,22 @@ async def _read_tail(process: asyncio.subprocess.Process) -> bytes:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Leave no process behind; a second cancellation only skips the grace."""
+    """Terminate and wait for the process group; a second cancellation only skips the grace period."""
     _signal(process, signal.SIGTERM)
     try:
         async with asyncio.timeout(_GRACE_S):
             await process.wait()
     except TimeoutError:
-        pass  # it had its chance
+        pass  # SIGKILL follows
     finally:
-        # Also when the leader is gone: what it started is of its group.
+        # Also when the leader has ended: its children are in the group.
         _signal(process, signal.SIGKILL)
         await process.wait()
 
 
 def _close_pipes(process: asyncio.subprocess.Process) -> None:
-    # A grandchild that left the group may hold the other ends open for ever, and even where all is over asyncio
-    # closes its own ends some time later, or never if the loop ends first. It has no public way to let go now.
+    # A grandchild that left the group may hold the other ends open for ever, and otherwise too asyncio closes its
+    # own ends some time later, or never if the loop ends first. It has no public way to close them now.
     process._transport.close()  # type: ignore[attr-defined]
 
 

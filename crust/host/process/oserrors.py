@@ -1,7 +1,7 @@
 """One table from errno to the error that says what the caller should do.
 
-EINVAL is on purpose not the caller's fault: most kernels' EINVAL answer a mistake of ours, and a CO never retries
-INVALID_ARGUMENT. Where it does mean a bad request (mount options), the call site knows more and says so itself.
+EINVAL is not mapped to InvalidRequest on purpose: mostly it answers a mistake of crust, and a CO never retries
+INVALID_ARGUMENT. Where it does mean an invalid request (mount options), the call site raises its own error.
 """
 
 import errno
@@ -42,7 +42,7 @@ _BRANCHES: dict[int, type[errors.CrustError]] = {
 
 
 def reason(err: OSError) -> str:
-    """What the kernel said, in words and by name: "No space left on device (ENOSPC), /a/b"."""
+    """The text and the name of the errno: "No space left on device (ENOSPC), /a/b"."""
     if err.errno is None:
         return str(err)
     name = errno.errorcode.get(err.errno, str(err.errno))
@@ -61,7 +61,7 @@ def translate(err: OSError, what: str, *, hint: str = "") -> errors.CrustError:
 class translating:
     """Raise the translation of any `OSError` of the block.
 
-    A class, because a publish enters some twenty of them, and a generator's frame costs more than most of the blocks.
+    A class, because a publish enters about twenty of them, and a generator costs more than most of the blocks.
     """
 
     __slots__ = ("_hint", "_what")

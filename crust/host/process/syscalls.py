@@ -1,8 +1,8 @@
 """Syscalls that Python 3.11 has no name for, through the C library.
 
-They raise `OSError` like those of `os`. The numbers from 424 on are the same on every architecture that Linux
-gained them for but alpha (include/uapi/asm-generic/unistd.h). ctypes lets go of the interpreter's lock during the
-call, so a slow mount stops no other thread.
+They raise `OSError` like those of `os`. The numbers from 424 on are the same on every architecture but
+alpha (include/uapi/asm-generic/unistd.h). ctypes releases the interpreter's lock during the call, so a slow mount
+stops no other thread.
 """
 
 import ctypes
@@ -72,7 +72,7 @@ class _OpenHow(ctypes.Structure):
 
 
 class _Statx(ctypes.Structure):
-    """struct statx of statx(2), as far as it is read here."""
+    """struct statx of statx(2), as far as crust reads it."""
 
     _fields_ = (
         ("mask", ctypes.c_uint32),
@@ -133,18 +133,18 @@ def fsmount(context: int, attributes: int) -> int:
 def open_beneath(directory: int, path: str) -> int:
     """openat2(2): an O_PATH descriptor of a directory below another one, by no symbolic link and by no "..".
 
-    `OSError` does not tell which component it was.
+    `OSError` does not say which component it was.
     """
     return _openat2(directory, path, _PARENT)
 
 
 def open_cached_root(path: str) -> int:
-    """openat2(2): an O_PATH descriptor of a directory; `BlockingIOError` where storage would have to be asked."""
+    """openat2(2): an O_PATH descriptor of a directory; `BlockingIOError` where the kernel would have to read from storage."""
     return _openat2(AT_FDCWD, path, _CACHED_ROOT)
 
 
 def open_cached_beneath(directory: int, path: str) -> int:
-    """Like `open_beneath`; `BlockingIOError` where the kernel would have to ask storage."""
+    """Like `open_beneath`; `BlockingIOError` where the kernel would have to read from storage."""
     return _openat2(directory, path, _CACHED_PARENT)
 
 

@@ -1,4 +1,4 @@
-"""One attribute of sysfs or procfs, in three system calls: a text file of Python's asks seven more things of it."""
+"""One attribute of sysfs or procfs, in three system calls where a text file of Python takes ten."""
 
 import os
 
