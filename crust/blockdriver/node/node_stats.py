@@ -135,7 +135,7 @@ class NodeStats:
         return volumes.VolumeCondition(bool(trouble), trouble or "nothing is wrong")
 
     def _trouble(self, place: _Place) -> str:
-        if not place.is_raw and (found := host_usage.trouble(place.mount)):
+        if not place.is_raw and (found := host_usage.problem(place.mount)):
             return found
         if devices_size(place.attachment) == 0:
             return "the device is gone"

@@ -1,8 +1,8 @@
-"""Block devices: what they are, how large, who has them, and whether there is anything on them.
+"""Block devices: identity, size, exclusive opens, and whether there is anything on them.
 
-The fence: one descriptor opened with O_EXCL is at once the test and the lock. While it is open, mount(2) of the
-device gets EBUSY and mkfs refuses; a hypervisor that opens the device plainly still can. While the device is
-mounted, the open itself gets EBUSY.
+Exclusive open: one descriptor opened with O_EXCL is at once the test and the lock. While it is open, mount(2) of the
+device gets EBUSY and mkfs refuses; a hypervisor that opens the device plainly still can. While the device is mounted,
+the exclusive open itself gets EBUSY.
 """
 
 import errno
@@ -52,14 +52,16 @@ PROBE_WINDOWS: tuple[tuple[int, int], ...] = (
     (256 * _GIB, 8 * _KIB),  # btrfs, second mirror
     (-_MIB, _MIB),  # the end: gpt's backup, md 0.90 and 1.0, zfs, drbd, nilfs, bios raid
 )
-"""(offset, length) in bytes of where superblocks and their copies live; a negative offset counts from the end."""
+"""(offset, length) in bytes of superblocks and their copies; a negative offset counts from the end."""
 
 
 class NotABlockDevice(errors.InvalidRequest):
-    """A path that is to be a block device and is something else."""
+    """A path that must be a block device is something else."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"{path} is not a block device", hint="name the device of the volume")
+        super().__init__(
+            f"{path} is not a block device", hint="give the path of the volume's device"
+        )
         self.path = path
 
 
@@ -71,12 +73,12 @@ def identify(path: str) -> volumes.DeviceIdentity:
 
 
 def size_bytes(path: str) -> int:
-    """The size of the device now; opens nothing, so it disturbs nobody."""
+    """The size of the device now, from sysfs: the device is not opened."""
     return int(_attribute(path, _number(path), "size")) * _SECTOR
 
 
 def open_exclusive(path: str) -> int:
-    """Open the device so that nobody mounts or formats it while the descriptor is open; raises `DeviceInUse`."""
+    """Open the device with O_EXCL: no mount and no mkfs until the descriptor is closed. Raises `DeviceInUse`."""
     _number(path)
     try:
         return os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
@@ -87,7 +89,7 @@ def open_exclusive(path: str) -> int:
 
 
 def try_exclusive(path: str) -> int | None:
-    """Like `open_exclusive`; None, and no search for who it is, while something else has the device."""
+    """Like `open_exclusive`; None, without a search for the holder, while the device is in use."""
     with oserrors.translating(f"cannot open {path} exclusively"):
         try:
             return os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
@@ -98,14 +100,16 @@ def try_exclusive(path: str) -> int | None:
 
 
 def is_free(path: str, identity: volumes.DeviceIdentity) -> bool:
-    """Whether the path leads to this device and nobody has it mounted, or holds it exclusively, at this moment.
+    """Whether the path leads to this device, and it is neither mounted nor held exclusively at this moment.
 
-    False says nothing: somebody may have it, or it cannot be opened, or the path leads elsewhere.
+    False gives no reason: it may be in use, or cannot be opened, or the path leads elsewhere.
     """
     number = os.makedev(identity.major, identity.minor)
     try:
         if not _is_device(os.stat(path), number):
-            return False  # looked at first: to open a device has effects, and who named this one may be wrong
+            return (
+                False  # before the open, which has effects on a device, and the caller may be wrong
+            )
         fd = os.open(path, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
@@ -120,7 +124,7 @@ def _is_device(status: os.stat_result, number: int) -> bool:
 
 
 def set_readonly(path: str, *, readonly: bool) -> None:
-    """Make the device itself refuse writes, or take them again (BLKROSET)."""
+    """Make the device itself refuse writes, or accept them again (BLKROSET)."""
     with oserrors.translating(f"cannot set {path} read-only or writable"):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -135,9 +139,10 @@ def is_readonly(path: str) -> bool:
 
 
 def is_blank(path: str) -> bool:
-    """Whether every place where a superblock could be reads back as zeros.
+    """Whether every position of a superblock reads as zeros.
 
-    Half of the rule "never format on doubt"; the other half is our own record. A device that cannot be read raises.
+    One witness of the rule "never format on doubt"; the other one is the driver's record. Raises for a device that
+    cannot be read.
     """
     return reads_zero(path, PROBE_WINDOWS)
 
@@ -150,7 +155,7 @@ def reads_zero(path: str, windows: Iterable[tuple[int, int]]) -> bool:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             size = os.lseek(fd, 0, os.SEEK_END)
-            if not size:  # "nothing on it" would be true, and so it is of a device that was detached meanwhile
+            if not size:  # a device that was detached meanwhile: "blank" would be true of it
                 raise errors.NotReady(f"{path} has no size", hint="attach it first")
             return all(_is_zero(fd, offset, length, size) for offset, length in windows)
         finally:
@@ -163,7 +168,7 @@ def _is_zero(fd: int, offset: int, length: int, size: int) -> bool:
     while start < end:
         data = os.pread(fd, min(_MIB, end - start), start)
         if not data:
-            raise OSError(errno.EIO, "the device ended early")
+            raise OSError(errno.EIO, "the device became shorter while it was read")
         if data.count(0) != len(data):
             return False
         start += len(data)
@@ -181,7 +186,8 @@ def _number(path: str) -> int:
 def _attribute(path: str, number: int, name: str) -> str:
     directory = f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"
     with oserrors.translating(
-        f"cannot read {name} of {path}", hint="the device is gone, or sysfs is"
+        f"cannot read {name} of {path}",
+        hint="check whether the device was detached and sysfs is mounted",
     ):
         try:
             return sysfs.read(f"{directory}/{name}")

@@ -1,8 +1,8 @@
-"""Who keeps a mount or a device busy: for the sentence of an error, when something was refused already.
+"""Who keeps a mount or a device busy: for the error message, after the kernel has refused an operation.
 
 Reads /proc of every process, which takes milliseconds, and so never runs on the happy path. Best effort: processes
-come and go while it looks, and those of other PID namespaces are not seen. What a process has open may lie on a file
-server that hangs, so nothing here asks for more than the kernel knows by itself.
+start and end meanwhile, and those of other PID namespaces are not visible. A process's open file may be on a file
+server that hangs, so nothing here asks for more than the kernel knows without it.
 """
 
 import errno
@@ -22,7 +22,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True, order=True)
 class Holder:
-    """A process, and what of it holds: "cwd", "root", "exe", "fd 3" or "map"."""
+    """A process and how it holds: by "cwd", "root", "exe", "fd 3" or "map"."""
 
     pid: int
     command: str
@@ -33,7 +33,7 @@ class Holder:
 
 
 class DeviceInUse(errors.NotReady):
-    """Something else has the block device: a mount, or a process that holds it exclusively."""
+    """The block device is mounted, or a process holds it exclusively."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class DeviceInUse(errors.NotReady):
     ) -> None:
         super().__init__(
             f"{path} is in use",
-            why=_sentence(mounts, holders, loops) or "the kernel does not say by whom",
-            hint="unmount it, or stop who holds it, first",
+            why=_sentence(mounts, holders, loops) or "the kernel does not say what holds it",
+            hint="unmount it, or stop the process that holds it",
         )
         self.path = path
         self.mounts = mounts
@@ -65,8 +65,9 @@ class MountBusy(errors.NotReady):
     ) -> None:
         super().__init__(
             f"{target} is busy",
-            why=_sentence(mounts, holders, loops) or "no process of this PID namespace shows why",
-            hint="stop what uses it, then unmount again; it is never detached lazily",
+            why=_sentence(mounts, holders, loops)
+            or "no process of this PID namespace uses it visibly",
+            hint="stop the processes that use it, then retry; crust never detaches lazily",
         )
         self.target = target
         self.mounts = mounts
@@ -75,12 +76,12 @@ class MountBusy(errors.NotReady):
 
     @property
     def is_explained(self) -> bool:
-        """Whether anything was found that uses the mount: if not, it may have been a momentary look at it."""
+        """Whether a user of the mount was found. If not, it may have been busy for a moment only."""
         return bool(self.mounts or self.loops or self.holders)
 
 
 def device_in_use(path: str) -> DeviceInUse:
-    """The error for a busy device, with the mounts and the processes that have it."""
+    """The error for a busy device, with its mounts, loop devices and processes."""
     try:
         number = os.stat(path).st_rdev
     except OSError:
@@ -90,7 +91,9 @@ def device_in_use(path: str) -> DeviceInUse:
 
 
 def is_exclusively_held(path: str) -> bool:
-    """Whether an exclusive open of the device is refused now: it is mounted, fenced or part of something."""
+    """Whether an exclusive open of the device is refused now: it is mounted, held with O_EXCL or part of another
+    device.
+    """
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
     except OSError as err:
@@ -99,7 +102,7 @@ def is_exclusively_held(path: str) -> bool:
 
 
 def mount_busy(target: str) -> MountBusy:
-    """The error for a busy mount, with the mounts and loop devices upon it and the processes that use it."""
+    """The error for a busy mount, with the mounts and loop devices on it and the processes that use it."""
     mounts = tuple(m.target for m in mountinfo.below(target))
     return MountBusy(target, mounts, _loops_below(target), of_mount(target))
 
@@ -132,7 +135,7 @@ def of_mount(target: str) -> tuple[Holder, ...]:
 
 
 def command_of(pid: int) -> str:
-    """The short name of a process, "?" when it is gone."""
+    """The short name of a process, "?" when it has ended."""
     try:
         return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -174,7 +177,7 @@ def _descriptors() -> Iterator[tuple[Path, Path]]:
 
 
 def _loops_below(target: str) -> tuple[str, ...]:
-    """The loop devices of files in a mount, or of the device whose node is bound there."""
+    """The loop devices of files in a mount, or backed by the device whose node is bound there."""
     with suppress(OSError):
         bound = syscalls.block_device_at(target)
         if bound is not None:
@@ -188,11 +191,13 @@ def _loops_below(target: str) -> tuple[str, ...]:
 
 
 def _loops_on(number: int) -> tuple[str, ...]:
-    """The loop devices upon a block device: a kubelet keeps one on each raw volume, by which it holds it."""
-    return tuple(f"/dev/loop{each}" for each in loopctl.bound_numbers() if _is_upon(each, number))
+    """The loop devices backed by a block device: a kubelet keeps one on each raw volume."""
+    return tuple(
+        f"/dev/loop{each}" for each in loopctl.bound_numbers() if _is_backed_by(each, number)
+    )
 
 
-def _is_upon(loop_number: int, number: int) -> bool:
+def _is_backed_by(loop_number: int, number: int) -> bool:
     with suppress(OSError):
         fd = os.open(loopctl.node(loop_number), os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -1,12 +1,12 @@
 """Loop devices by ioctl: attach takes 0.1 ms, where losetup(8) takes 2.
 
-What the kernel does not guard, this file does. One file can be attached twice in silence: `attach_once` looks and
-attaches under a lock on the file. Clearing a device that is open reports success and happens later: `detach`
-refuses a device in use, and afterwards looks whether it is gone. A loop number is reused at once: everything that
-acts on a device compares its disk sequence first.
+The kernel leaves three races to its callers. One file can be attached twice without an error: `attach_once` looks and
+attaches under a lock on the file. Clearing a device that is open reports success and happens later: `detach` refuses
+a device in use, and afterwards verifies that it is detached. A loop number is reused at once: everything that acts on
+a device compares its disk sequence first.
 
-Devices are matched with files by (device, inode), never by name: names are cut at 63 bytes and go stale. What the
-kernel keeps as the name is the attacher's own mark, a `tag`: it is still there when the file is not.
+Devices are matched with files by (device, inode), never by name: names are cut at 63 bytes and go stale. The name
+that the kernel keeps is the attacher's own mark, a `tag`: it is still there when the file is not.
 """
 
 import errno
@@ -28,10 +28,10 @@ _DELETED = " (deleted)"
 
 @dataclass(frozen=True, slots=True)
 class LoopDevice:
-    """A loop device as it was when looked at. `direct_io` is what the kernel granted, not what was asked.
+    """A loop device at the time of the call. `direct_io` is what the kernel granted, not what was asked for.
 
-    `backing` is what the file is called now, and `file` what it is: (device, inode). `tag` is what the attacher left:
-    losetup(8) leaves the file's name of then. One that is not `is_whole` has an offset or a size limit.
+    `backing` is the file's present path, `file` its (device, inode). `tag` is the attacher's mark: losetup(8) leaves
+    the path of then. A device that is not `is_whole` has an offset or a size limit.
     """
 
     path: str
@@ -46,29 +46,31 @@ class LoopDevice:
 
 
 class NoFreeLoopDevice(errors.Exhausted):
-    """The kernel gives no free loop device."""
+    """No free loop device could be had from the kernel."""
 
     def __init__(self, backing: str) -> None:
         super().__init__(
             f"no loop device for {backing}",
-            why=f"others were faster {_ATTEMPTS} times",
-            hint="retry; look for a process that attaches without end",
+            why=f"other processes took the free device {_ATTEMPTS} times",
+            hint="retry; look for a process that attaches loop devices in a loop",
         )
 
 
 class LoopDeviceHeld(errors.NotReady):
-    """A loop device stays attached because something has it open. It is left as it was."""
+    """A loop device stays attached, unchanged, because it is open or mounted."""
 
     def __init__(self, path: str, in_use: holders.DeviceInUse) -> None:
         super().__init__(
-            f"{path} is still held", why=in_use.why, hint="stop what holds it, then detach again"
+            f"{path} is not detached",
+            why=in_use.why,
+            hint="stop what holds it; the detach is then retried",
         )
         self.path = path
         self.holders = in_use.holders
 
 
 class LoopAttachPending(errors.OperationPending):
-    """Another process attaches the same file at this moment."""
+    """Another process is attaching the same file."""
 
     def __init__(self, backing: str) -> None:
         super().__init__(f"{backing} is being attached by another process", hint="retry")
@@ -76,14 +78,14 @@ class LoopAttachPending(errors.OperationPending):
 
 
 class LoopAttachedDifferently(errors.Conflict):
-    """The file is attached, but not as asked."""
+    """The file has loop devices already, but not as requested."""
 
     def __init__(self, backing: str, devices: tuple[LoopDevice, ...], why: str) -> None:
         paths = ", ".join(device.path for device in devices)
         super().__init__(
             f"{backing} is attached at {paths}",
             why=why,
-            hint="detach it first, or ask for the same",
+            hint="detach it first (losetup -d)",
         )
         self.backing = backing
         self.devices = devices
@@ -100,7 +102,8 @@ def attach(
     """Attach the file to a free loop device, even if it is attached already; see `attach_once`.
 
     A size that is no multiple of the sector is rounded down by the kernel. Without direct I/O on the backing
-    filesystem the device is buffered, and the result says so. Raises `NotFound`, `Refused`, `NoFreeLoopDevice`.
+    filesystem the device is buffered, and `direct_io` of the result is false. Raises `NotFound`, `Refused`,
+    `NoFreeLoopDevice`.
     """
     with _open_backing(backing, readonly=readonly) as fd:
         return _attach(
@@ -116,7 +119,7 @@ def attach_once(
     sector_size: int | None = None,
     tag: str = "",
 ) -> LoopDevice:
-    """The one loop device of the file: the one it has, as it is, or else a new one, of at most 63 bytes of `tag`.
+    """The only loop device of the file: the existing one, unchanged, or a new one with up to 63 bytes of `tag`.
 
     Raises `LoopAttachPending`, `LoopAttachedDifferently` (other read-only state, a part of the file, more than one
     device), and what `attach` raises. Two processes that call this never attach twice.
@@ -134,8 +137,8 @@ def attach_once(
 
 
 def find(backing: str) -> tuple[LoopDevice, ...]:
-    """The loop devices of a file, by what it is and not what it is called. A file that is absent has none."""
-    with oserrors.translating(f"cannot look at {backing}"):
+    """The loop devices of a file, found by (device, inode). An absent file has none."""
+    with oserrors.translating(f"cannot stat {backing}"):
         try:
             status = os.stat(backing)
         except FileNotFoundError:
@@ -149,13 +152,13 @@ def list_all() -> tuple[LoopDevice, ...]:
 
 
 def numbers() -> int:
-    """How many loop devices the kernel can number."""
-    with oserrors.translating("cannot look at the loop driver"):
+    """How many loop devices there can be."""
+    with oserrors.translating("cannot read the parameters of the loop driver"):
         return loopctl.numbers()
 
 
 def refresh_size(device: LoopDevice) -> None:
-    """Make the device as large as its file now is (LOOP_SET_CAPACITY): growing a file alone changes nothing."""
+    """Make the device as large as its file now is (LOOP_SET_CAPACITY): growing the file does not change it."""
     with oserrors.translating(f"cannot resize {device.path}"), _opened(device.path) as fd:
         if not _is_same(device, fd):
             raise errors.NotFound(f"{device.path} is no longer attached to {device.backing}")
@@ -163,8 +166,8 @@ def refresh_size(device: LoopDevice) -> None:
 
 
 def size_bytes(device: LoopDevice) -> int:
-    """The device's size now; 0 when it is detached, or its number is another's. Opens nothing."""
-    with oserrors.translating(f"cannot look at {device.path}"):
+    """The device's size now; 0 when it is detached or its number was reused. Opens nothing."""
+    with oserrors.translating(f"cannot stat {device.path}"):
         try:
             same = loopctl.identity(device.number) == device.identity
             return loopctl.size_bytes(device.number) if same else 0
@@ -173,17 +176,17 @@ def size_bytes(device: LoopDevice) -> int:
 
 
 def detach(device: LoopDevice) -> None:
-    """Detach the device, and see that it is gone; one that is gone, or whose number was reused, is fine.
+    """Detach the device and verify it; a detached one, or a reused number, is a success.
 
-    Raises `LoopDeviceHeld` when it is mounted or open anywhere; it then stays attached, as it was.
+    Raises `LoopDeviceHeld` when it is mounted or open anywhere; it then stays attached, unchanged.
     """
     if not _is_attached(device):
-        # Asked before anything is opened: on a reused number the exclusive open would keep its new owner's mount
-        # or mkfs out for a moment.
+        # Before the open: on a reused number the exclusive open would make the new owner's mount or mkfs fail for
+        # a moment.
         return
     with oserrors.translating(f"cannot detach {device.path}"):
         try:
-            # O_EXCL: refused while the device is mounted or fenced, before anything has changed.
+            # O_EXCL: refused while the device is mounted or held with O_EXCL, before anything has changed.
             fd = os.open(device.path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
         except OSError as err:
             if err.errno == errno.EBUSY:
@@ -220,14 +223,14 @@ def _clear(device: LoopDevice, fd: int) -> None:
     # While this descriptor is open the number cannot be given to another file, so the comparison holds.
     try:
         if _is_same(device, fd):
-            loopctl.make_writable(fd)  # whoever gets the number next may not look
+            loopctl.make_writable(fd)  # the next user of the number may not check
             fcntl.ioctl(fd, loopctl.CLEAR)
     finally:
         os.close(fd)
 
 
 def _wait_until_gone(device: LoopDevice) -> None:
-    """Something else had the device open. udev's probe is over in a moment; what stays is an error."""
+    """Wait for another opener of the device: udev's probe ends in a moment; a longer one is an error."""
     with loopctl.Changes() as changes:
         if changes.wait_until(lambda: not _is_attached(device)):
             return
@@ -236,7 +239,7 @@ def _wait_until_gone(device: LoopDevice) -> None:
 
 
 def _keep(device: LoopDevice) -> None:
-    """Take back what the refused clear left: a device that would vanish at its holder's last close."""
+    """Undo the refused clear, which left a device that would be detached at its holder's last close."""
     try:
         with _opened(device.path) as fd:
             if _is_same(device, fd):
@@ -246,7 +249,7 @@ def _keep(device: LoopDevice) -> None:
 
 
 def _is_attached(device: LoopDevice) -> bool:
-    """Without opening the device, because an open is what would keep it."""
+    """Whether it is attached; not by opening it, because an open would keep it attached."""
     try:
         return (
             loopctl.is_bound(device.number) and loopctl.identity(device.number) == device.identity
@@ -272,7 +275,7 @@ def _find(status: os.stat_result) -> tuple[LoopDevice, ...]:
 def _attached(wanted: tuple[int, int] | None) -> Iterator[LoopDevice]:
     """The attached devices, only those of the file (device, inode) if `wanted` names one.
 
-    One without a size writes into no file, so only who wants to know of all is told of it.
+    A device without a size writes into no file: it is left out when `wanted` names a file.
     """
     with oserrors.translating("cannot list the loop devices"):
         for number in loopctl.bound_numbers() if wanted is None else loopctl.sized_numbers():
@@ -282,7 +285,7 @@ def _attached(wanted: tuple[int, int] | None) -> Iterator[LoopDevice]:
                     if wanted in (None, (status.device, status.inode)):
                         yield _describe(number, status)
             except (FileNotFoundError, errors.NotFound):
-                continue  # detached while we looked
+                continue  # detached meanwhile
             except OSError as err:
                 if err.errno != errno.ENXIO:
                     raise
@@ -309,7 +312,7 @@ def _the_one(backing: str, found: tuple[LoopDevice, ...], *, readonly: bool) -> 
         state = "read-only" if found[0].readonly else "writable"
         raise LoopAttachedDifferently(backing, found, f"that device is {state}")
     if not found[0].is_whole:
-        raise LoopAttachedDifferently(backing, found, "that device shows a part of it alone")
+        raise LoopAttachedDifferently(backing, found, "that device has an offset or a size limit")
     return found[0]
 
 
@@ -334,7 +337,7 @@ def _open_backing(backing: str, *, readonly: bool) -> Iterator[int]:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise errors.InvalidRequest(
-                f"{backing} cannot back a loop device", why="it is no regular file"
+                f"{backing} cannot back a loop device", why="it is not a regular file"
             )
         yield fd
     finally:

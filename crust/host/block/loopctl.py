@@ -1,6 +1,6 @@
-"""The loop driver's own vocabulary: ioctls, structures and sysfs names (include/uapi/linux/loop.h).
+"""The loop driver's interface: ioctls, structures and sysfs names (include/uapi/linux/loop.h).
 
-Raw: `OSError` passes to `crust.host.block.loop`, which is the only caller and knows what each errno means where.
+It raises `OSError`: its callers, `loop` and `holders`, know what each errno means.
 """
 
 import fcntl
@@ -50,7 +50,8 @@ _GONE_TIMEOUT_S = 2.0
 class Status:
     """What LOOP_GET_STATUS64 says. `device` and `inode` are st_dev and st_ino of the backing file.
 
-    `backing_device` is the st_rdev of what is backed by a block device; not `is_whole` has an offset or a size limit.
+    `backing_device` is the st_rdev of what is backed by a block device; one that is not `is_whole` has an offset or a
+    size limit.
     """
 
     device: int
@@ -62,7 +63,7 @@ class Status:
 
 
 def configuration(backing_fd: int, flags: int, sector_size: int, name: str) -> bytes:
-    """The argument of CONFIGURE. The kernel cuts the name, and never reads it: it is the attacher's to choose."""
+    """The argument of CONFIGURE. The kernel truncates the name and never reads it: the caller chooses it."""
     shown = os.fsencode(name)[:TAG_MAX_BYTES]
     info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, flags, shown, b"", b"", 0, 0)
     return _CONFIG.pack(backing_fd, sector_size, info, b"")
@@ -88,7 +89,7 @@ def free_number() -> int:
 
 
 def node(number: int) -> str:
-    """The path of a device's node, made if /dev lacks it: a container's /dev does not follow the kernel."""
+    """The path of a device's node, created if absent: a container's /dev does not follow the kernel."""
     path = f"/dev/loop{number}"
     if not os.path.exists(path) and os.path.exists(f"/sys/block/loop{number}"):
         try:
@@ -99,7 +100,7 @@ def node(number: int) -> str:
 
 
 def status(fd: int) -> Status:
-    """What a device is attached to; ENXIO when to nothing."""
+    """The status of an attached device; ENXIO for a detached one."""
     fields = _INFO.unpack(fcntl.ioctl(fd, _GET_STATUS64, bytes(_INFO.size)))
     name = os.fsdecode(fields[9].partition(b"\0")[0])
     device, inode, backing_device, offset, size_limit = fields[:5]
@@ -115,7 +116,7 @@ def set_flags(fd: int, flags: int) -> None:
 
 
 def make_writable(fd: int) -> None:
-    """Take back a BLKROSET, which outlives the attachment that it was made for."""
+    """Undo a BLKROSET, which the kernel keeps when the device is detached."""
     fcntl.ioctl(fd, _BLKROSET, bytes(4))
 
 
@@ -128,7 +129,7 @@ def bound_numbers() -> list[int]:
 
 
 def sized_numbers() -> list[int]:
-    """The numbers of the devices that have a size, in one read of /proc/partitions: none of the others takes a write.
+    """The numbers of the devices that have a size, in one read of /proc/partitions; no other device takes a write.
 
     A kernel that hides removable disks there does not hide loop devices.
     """
@@ -138,12 +139,12 @@ def sized_numbers() -> list[int]:
 
 
 def is_bound(number: int) -> bool:
-    """Whether a device is attached: the directory is there exactly as long."""
+    """Whether a device is attached: the directory exists exactly as long."""
     return os.path.exists(f"/sys/block/loop{number}/loop")
 
 
 def backing_file(number: int) -> str:
-    """The whole path of the backing file as it is now called, " (deleted)" at its end if it has no name."""
+    """The full present path of the backing file, with " (deleted)" at its end if it was removed."""
     return sysfs.read(f"/sys/block/loop{number}/loop/backing_file")
 
 
@@ -165,7 +166,7 @@ def _minor(number: int) -> int:
 
 
 class Changes:
-    """The kernel's uevents, listened to from the moment of construction, so that no change falls between."""
+    """The kernel's uevents from the moment of construction on, so that no change is missed."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(
@@ -176,7 +177,7 @@ class Changes:
         self._socket.bind((0, 1))
 
     def wait_until(self, done: Callable[[], bool], *, timeout_s: float = _GONE_TIMEOUT_S) -> bool:
-        """Look again at every event until `done` or the deadline. An event only means "look again"."""
+        """Call `done` at every event until it is true or the deadline has passed."""
         deadline = time.monotonic() + timeout_s
         while not done():
             rest_s = deadline - time.monotonic()
@@ -190,7 +191,7 @@ class Changes:
             while self._socket.recv(8192):
                 continue
         except OSError:
-            return  # nothing more, or the queue overflowed: either way, look again
+            return  # no more events, or an overflow: in both cases `done` is called again
 
     def __enter__(self) -> Self:
         return self

@@ -1,6 +1,6 @@
 """What is on a block device, by its signatures: libblkid's safe probe, in this process.
 
-"Safe" means that two signatures which contradict each other are an error instead of a guess. 0.8 ms, where
+"Safe" means that two signatures which contradict each other are an error instead of a guess. It takes 0.8 ms, where
 blkid(8) takes 3.4. The answer decides whether a device is formatted, so every doubt is an error.
 """
 
@@ -18,7 +18,7 @@ _SUPERBLOCKS = 1 << 3 | 1 << 5 | 1 << 7 | 1 << 9
 """BLKID_SUBLKS_UUID, TYPE, USAGE and MAGIC of blkid.h."""
 _PARTITIONS = 1 << 3
 """BLKID_PARTS_MAGIC."""
-_FOUND, _NOTHING, _AMBIVALENT = 0, 1, -2
+_FOUND, _NOTHING, _AMBIGUOUS = 0, 1, -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Filesystem:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """Something that is no filesystem: "partition table gpt", "raid LVM2_member", "crypto crypto_LUKS"."""
+    """A signature other than a filesystem's: "partition table gpt", "raid LVM2_member", "crypto crypto_LUKS"."""
 
     what: str
 
@@ -49,9 +49,9 @@ class AmbiguousSignature(errors.Corrupt):
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            f"what is on {path} is not clear",
+            f"the content of {path} is ambiguous",
             why="it carries signatures of more than one format",
-            hint="look with wipefs(8) which one is stale; nothing was changed",
+            hint="find the stale one with wipefs(8); nothing was changed",
         )
         self.path = path
 
@@ -60,7 +60,7 @@ class ProbeFailed(errors.RuntimeFailed):
     """The device could not be probed, e.g. because it cannot be read."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"cannot tell what is on {path}", why=why, hint="nothing was changed")
+        super().__init__(f"cannot probe {path}", why=why, hint="nothing was changed")
         self.path = path
 
 
@@ -78,7 +78,7 @@ def _probe(fd: int, path: str) -> Signature:
     library = _load()
     handle = library.blkid_new_probe()
     if not handle:
-        raise ProbeFailed(path, "libblkid has no memory")
+        raise ProbeFailed(path, "libblkid is out of memory")
     try:
         return _classify(library, handle, fd, path)
     finally:
@@ -86,7 +86,7 @@ def _probe(fd: int, path: str) -> Signature:
 
 
 def _classify(library: ctypes.CDLL, handle: int, fd: int, path: str) -> Signature:
-    # On a device of no size libblkid finds nothing, and a loop device that was detached meanwhile is such a one.
+    # libblkid finds nothing on a device of size 0, such as a loop device that was detached meanwhile.
     if not os.lseek(fd, 0, os.SEEK_END):
         raise ProbeFailed(path, "it has no size")
     if library.blkid_probe_set_device(handle, fd, 0, 0):
@@ -99,7 +99,7 @@ def _classify(library: ctypes.CDLL, handle: int, fd: int, path: str) -> Signatur
     result = library.blkid_do_safeprobe(handle)
     if result == _NOTHING:
         return Blank()
-    if result == _AMBIVALENT:
+    if result == _AMBIGUOUS:
         raise AmbiguousSignature(path)
     if result != _FOUND:
         number = ctypes.get_errno()

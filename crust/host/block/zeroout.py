@@ -1,8 +1,8 @@
-"""Making a block device read as zeros, all of it.
+"""Making a complete block device read as zeros.
 
-Through the device and not its backing, so that no cache of it keeps the old bytes. Holes are punched where the
-device can (fallocate(2) of a block device): BLKZEROOUT would make a loop device's file as large as it looks. The
-device is held exclusively meanwhile, so that what is mounted or in a guest is refused by the kernel itself.
+The zeros go through the device and not its backing file, so that no cache of the device keeps old bytes. Holes are
+punched where the device can (fallocate(2) of a block device): BLKZEROOUT would allocate a loop device's complete
+file. The device is held exclusively meanwhile, so the kernel refuses one that is mounted or used by a guest.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def zero_device(path: str) -> None:
-    """Discard everything on the device; raises `devices.DeviceInUse` and changes nothing if anyone has it."""
+    """Discard everything on the device; raises `DeviceInUse` and changes nothing if it is in use."""
     length = devices.size_bytes(path)
     try:
         fd = os.open(path, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)

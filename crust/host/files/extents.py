@@ -1,9 +1,9 @@
 """Which parts of a file hold data, and which parts of two files are different blocks.
 
-`allocated` uses SEEK_DATA: a hole, or a part that was reserved and never written, reads as zeros. `differing` compares
-where the blocks of two files are (FIEMAP): blocks that both share by reference are equal, and no byte is read. That is
-exact as long as neither file changes. Blocks without a known position (compressed, inline, not yet allocated) count as
-different, so an error can only report too much.
+`allocated` uses SEEK_DATA: a hole, or a part that was reserved and never written, reads as zeros. `differing`
+compares where the blocks of two files are (FIEMAP): blocks that both share by reference are equal, and no byte is
+read. That is exact as long as neither file changes. Blocks without a known position (compressed, inline, not yet
+allocated) count as different, so an error can only report too much.
 
 Source: lseek(2), and `fiemap`.
 """

@@ -1,8 +1,8 @@
 """Copies of files: by reference where the filesystem can (FICLONE), else segment by segment.
 
 A clone takes 2 ms whatever the size, and is a point-in-time copy: xfs and btrfs block writers meanwhile. On other
-filesystems only the data that SEEK_DATA finds is copied, because copy_file_range(2) of the complete file allocates its
-holes. Such a copy takes time in proportion to the data, and may or may not contain what is written to the source
+filesystems only the data that SEEK_DATA finds is copied, because copy_file_range(2) of the complete file allocates
+its holes. Such a copy takes time in proportion to the data, and may or may not contain what is written to the source
 meanwhile: `clones` says which kind a directory gives.
 
 The copy is made under a temporary name, synced, and renamed, so it appears atomically. `durable.sweep` removes the

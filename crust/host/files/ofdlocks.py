@@ -1,9 +1,9 @@
 """Open file description locks, fcntl(2) F_OFD_SETLK: a lock that lives as long as any copy of its descriptor.
 
 Like a flock(2) it is inherited over fork, exec and SCM_RIGHTS and ends when the last copy of the descriptor is
-closed. Unlike a flock it can be tested (F_OFD_GETLK) without being taken: a test that takes the lock for a moment makes
-another process's attempt in that moment fail. /proc/locks is no substitute: inside a PID namespace it hides a lock
-whose taker is dead, and a lock that a virtual machine inherited is one of those.
+closed. Unlike a flock it can be tested (F_OFD_GETLK) without being taken: a test that takes the lock for a moment
+makes another process's attempt in that moment fail. /proc/locks is no substitute: inside a PID namespace it hides a
+lock whose taker is dead, and a lock that a virtual machine inherited is one of those.
 """
 
 import fcntl

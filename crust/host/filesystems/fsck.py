@@ -1,7 +1,6 @@
-"""Checking a filesystem that is not mounted, so that it may be mounted writable.
+"""Checking an unmounted filesystem before it is mounted writable.
 
-A hostile filesystem meets the kernel's parser only when it is mounted: what is decided before that is read from the
-superblock.
+The kernel parses a filesystem only when it is mounted: what is decided before that is read from the superblock.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ class FilesystemNeedsRepair(errors.Corrupt):
     def __init__(self, path: str, fs_type: str, tail: str) -> None:
         super().__init__(
             f"the {fs_type} on {path} is damaged",
-            why=tail.strip() or "its check found errors that it does not correct unasked",
+            why=tail.strip() or "e2fsck found errors that it does not correct unasked",
             hint="take a copy, then repair it by hand",
         )
         self.path = path
@@ -30,13 +29,13 @@ class FilesystemNeedsRepair(errors.Corrupt):
 
 
 class FilesystemCheckFailed(errors.Corrupt):
-    """A filesystem that its own check could not read to the end."""
+    """e2fsck failed before it had checked the complete filesystem."""
 
-    def __init__(self, path: str, fs_type: str, said: str) -> None:
+    def __init__(self, path: str, fs_type: str, output: str) -> None:
         super().__init__(
             f"the {fs_type} on {path} cannot be checked",
-            why=said.strip() or "its check gave up",
-            hint="look whether the device can be read, or newer tools know the filesystem; nothing mounts it",
+            why=output.strip() or "e2fsck failed without a message",
+            hint="check whether the device can be read, or newer tools know the filesystem; it is not mounted",
         )
         self.path = path
         self.fs_type = fs_type

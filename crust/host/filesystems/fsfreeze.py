@@ -1,10 +1,10 @@
-"""Freezing a mounted filesystem (FIFREEZE): all is on disk, and nobody writes until it is thawed.
+"""Freezing a mounted filesystem (FIFREEZE): all data is on the disk, and writers wait until it is thawed.
 
-A freeze outlives the process that made it, even the descriptor: whoever freezes writes down that it will, first,
-and thaws after a restart. So `thaw` of what is not frozen is fine.
+A freeze outlives the process and the descriptor that made it: the caller records its intent first, and thaws after a
+restart. So `thaw` of a filesystem that is not frozen is a success.
 
-Nor does an unmount thaw: the filesystem lives on, frozen, with the device open and no path that leads to it. Another
-mount of the device is a way back to that very filesystem (`thaw_unmounted`).
+An unmount does not thaw either: the filesystem stays frozen, with the device open and no path that leads to it.
+Another mount of the device reaches that filesystem again (`thaw_unmounted`).
 """
 
 import errno
@@ -20,19 +20,20 @@ _FITHAW = 0xC0045878
 
 
 class AlreadyFrozen(errors.NotReady):
-    """A filesystem is frozen, perhaps by somebody else, who counts on it."""
+    """A filesystem is frozen already, perhaps by another program that relies on it."""
 
     def __init__(self, mountpoint: str) -> None:
         super().__init__(
-            f"{mountpoint} is frozen already", hint="wait for who froze it, or thaw it"
+            f"{mountpoint} is frozen already",
+            hint="wait until that program thaws it, or thaw it with fsfreeze -u",
         )
         self.mountpoint = mountpoint
 
 
 class Freeze:
-    """A filesystem that is frozen from here on. It is thawed by the descriptor that froze it.
+    """A filesystem that is frozen until `thaw`, by the descriptor that froze it.
 
-    So a thaw cannot fail for want of a descriptor, nor act on what was mounted over it meanwhile.
+    So a thaw cannot fail for lack of a descriptor, nor act on another filesystem that was mounted over it.
     """
 
     def __init__(self, mountpoint: str) -> None:
@@ -49,19 +50,19 @@ class Freeze:
                 raise
 
     def thaw(self) -> None:
-        """Let writers go on. Once."""
+        """Let writers continue. Call it once."""
         with oserrors.translating(f"cannot thaw {self._mountpoint}"):
             try:
                 fcntl.ioctl(self._fd, _FITHAW, 0)
             except OSError as err:
-                if err.errno != errno.EINVAL:  # somebody else was faster
+                if err.errno != errno.EINVAL:  # thawed by another program
                     raise
             finally:
                 os.close(self._fd)
 
 
 def freeze(mountpoint: str) -> None:
-    """Flush and freeze, and leave it so; raises `AlreadyFrozen`."""
+    """Flush and freeze; it stays frozen when this process ends. Raises `AlreadyFrozen`."""
     try:
         _ioctl(mountpoint, _FIFREEZE)
     except OSError as err:
@@ -71,7 +72,7 @@ def freeze(mountpoint: str) -> None:
 
 
 def thaw(mountpoint: str) -> None:
-    """Let writers go on; not frozen is fine."""
+    """Let writers continue; not frozen is a success."""
     try:
         _ioctl(mountpoint, _FITHAW)
     except OSError as err:
@@ -80,10 +81,10 @@ def thaw(mountpoint: str) -> None:
 
 
 def thaw_unmounted(device: str, fs_type: str) -> None:
-    """Thaw a filesystem that is mounted nowhere; not frozen is fine. Nobody sees the mount that it takes.
+    """Thaw a filesystem that has no mount, by a mount at no path; not frozen is a success.
 
-    Only for a device that something has open exclusively: else there is no such filesystem, and this would be its
-    first mount. Raises `DeviceInUse` if what has it is no filesystem.
+    Only for a device that is held exclusively: otherwise no such filesystem exists, and this would be its first
+    mount. Raises `DeviceInUse` if the holder is not a filesystem.
     """
     with oserrors.translating(f"cannot thaw the {fs_type} on {device}"):
         root = detached_mount.open_root(device, fs_type)

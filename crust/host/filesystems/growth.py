@@ -1,4 +1,4 @@
-"""Growing a mounted filesystem to its device, by one ioctl on the mountpoint and without resize2fs or xfs_growfs."""
+"""Growing a mounted filesystem to the size of its device, by one ioctl on its mount point and no program."""
 
 import asyncio
 import errno
@@ -38,19 +38,19 @@ class OnlyGrowsMounted(errors.NotReady):
 
 
 class MissingCapability(errors.Refused):
-    """The kernel asks for a capability that this process does not have."""
+    """The kernel requires a capability that this process lacks."""
 
     def __init__(self, what: str, capability: str) -> None:
         super().__init__(
             what,
-            why=f"the kernel asks for {capability} and this process lacks it",
+            why=f"the kernel requires {capability} and this process lacks it",
             hint=f"grant {capability}, or do it with the volume unmounted",
         )
         self.capability = capability
 
 
 class FilesystemNotMounted(errors.NotReady):
-    """A mountpoint that is to be acted on is none, or of another filesystem."""
+    """The path is not a mount point of this kind of filesystem."""
 
     def __init__(self, mountpoint: str, fs_type: str) -> None:
         super().__init__(f"no {fs_type} is mounted at {mountpoint}", hint="stage the volume first")
@@ -59,7 +59,7 @@ class FilesystemNotMounted(errors.NotReady):
 
 
 async def grow_mounted(mountpoint: str, fs_type: str) -> None:
-    """Grow the filesystem mounted at `mountpoint` to its device's size; one that fills it already is fine.
+    """Grow the filesystem mounted at `mountpoint` to its device's size; one that fills it already is a success.
 
     Raises `FilesystemNotMounted`, `MissingCapability` (ext4 without CAP_SYS_RESOURCE), `Unsupported`,
     `RuntimeFailed`.
@@ -100,14 +100,14 @@ def _grow(mountpoint: str, fs_type: str) -> None:
             elif fs_type == "btrfs":
                 fcntl.ioctl(fd, _BTRFS_RESIZE, bytearray(_BTRFS_ARGUMENTS.pack(0, b"max")))
             else:
-                raise errors.Unsupported(what, why="crust knows no way to")
+                raise errors.Unsupported(what, why="crust cannot grow this kind of filesystem")
         finally:
             os.close(fd)
 
 
 def _grow_ext4(fd: int, device: str, device_bytes: int, what: str) -> None:
     # A mounted ext4 keeps its superblock in the device's page cache, where it can be read; statfs(2) leaves out the
-    # overhead. Asked first, because the kernel wants the capability even for a resize that changes nothing.
+    # overhead. Read first, because the kernel requires the capability even for a resize that changes nothing.
     now = superblocks.read_ext4(device)
     wanted = device_bytes // now.block_size_bytes
     if wanted <= now.blocks:
@@ -121,7 +121,9 @@ def _grow_ext4(fd: int, device: str, device_bytes: int, what: str) -> None:
         raise MissingCapability(what, "CAP_SYS_RESOURCE") from err
     except OSError as err:
         if err.errno == errno.EBUSY:
-            raise errors.OperationPending(what, why="another resize runs", hint="retry") from err
+            raise errors.OperationPending(
+                what, why="another resize is running", hint="retry"
+            ) from err
         raise
 
 

@@ -1,6 +1,6 @@
 """Making a filesystem on a device, by its mkfs program.
 
-`make` never overwrites: it looks first, because mkfs.ext4 asks "proceed?" of a terminal only, and without one it
+`make` never overwrites: it probes first, because mkfs.ext4 asks "proceed?" of a terminal only, and without one it
 formats over whatever is there. Whether a blank device may be formatted at all is the caller's decision, from its own
 record and `devices.is_blank`.
 """
@@ -21,27 +21,27 @@ _MAKE_TIMEOUT_S = 600.0
 
 
 class DeviceNotBlank(errors.Conflict):
-    """A device that was to be formatted carries something."""
+    """A device that was to be formatted is not blank."""
 
     def __init__(self, path: str, found: Signature) -> None:
         what = found.type if isinstance(found, Filesystem) else getattr(found, "what", "something")
         super().__init__(
             f"{path} is not formatted",
             why=f"there is already {what} on it",
-            hint="look whose data it is; wipe it by hand if it is nobody's",
+            hint="find out whose data it is; wipe it by hand if it is not needed",
         )
         self.path = path
         self.found = found
 
 
 class DeviceTooSmallForFilesystem(errors.OutOfRange):
-    """A device on which the filesystem does not fit."""
+    """A device is smaller than the smallest filesystem of this kind."""
 
     def __init__(self, path: str, fs_type: str, size_bytes: int, minimum_bytes: int) -> None:
         super().__init__(
             f"{path} is too small for {fs_type}",
             why=f"it has {size_bytes} bytes and {fs_type} needs {minimum_bytes}",
-            hint="ask for a larger volume or another filesystem",
+            hint="request a larger volume or another filesystem",
         )
         self.path = path
         self.size_bytes = size_bytes
@@ -81,10 +81,10 @@ _TABLE = {
 async def make(
     path: str, fs_type: str, *, extra_options: Sequence[str] = (), zeroed: bool = False
 ) -> None:
-    """Put a new filesystem onto a device without signatures.
+    """Make a filesystem on a device without signatures.
 
-    `zeroed` says that the whole device reads as zeros, a new sparse file, say: ext4 then believes its inode tables
-    to be zeroed, instead of having the kernel that first mounts it write them all.
+    `zeroed` says that the whole device reads as zeros, a new sparse file, say: ext4 then need not
+    have its inode tables zeroed by the kernel that first mounts it.
 
     Raises `UnknownFilesystem`, `DeviceNotBlank`, `DeviceTooSmallForFilesystem`, `DeviceInUse`, `AmbiguousSignature`,
     `CommandFailed`.
@@ -96,7 +96,7 @@ async def make(
 
 
 def minimum_bytes(fs_type: str) -> int:
-    """The size of the smallest device that `make` takes for this filesystem."""
+    """The size of the smallest device that `make` accepts for this filesystem."""
     return supported.row(_TABLE, fs_type).minimum_bytes
 
 
@@ -104,7 +104,7 @@ def _check_formattable(path: str, fs_type: str, least_bytes: int) -> None:
     size_bytes = devices.size_bytes(path)
     if size_bytes < least_bytes:
         raise DeviceTooSmallForFilesystem(path, fs_type, size_bytes, least_bytes)
-    # Held exclusively while we look, so that nobody is half through formatting it.
+    # Held exclusively during the probe, so that no other mkfs is running on it.
     hold = devices.open_exclusive(path)
     try:
         found = signatures.probe(path)

@@ -1,9 +1,10 @@
-"""Making filesystems that this kernel mounts.
+"""Making filesystems that this kernel can mount.
 
-A mkfs is at times newer than the kernel, as in a container that brings its own, and what it makes by default then
-mounts nowhere. So the first filesystem of a kind that a process makes is mounted for a moment where nobody sees it.
-If the kernel refuses it, it is made anew with less, and what served is remembered. A kernel that has no such
-filesystem at all is not asked: a guest may have it. Where nothing serves, the plain one is left: its mount says why.
+A mkfs may be newer than the kernel, as in a container that brings its own, and then makes by default a filesystem
+that the kernel cannot mount. So the first filesystem of each kind that this process makes is mounted once, at no
+path. If the kernel refuses it, it is made again with fewer features, and the options that worked are remembered. A
+kernel that does not know the filesystem at all is no reason: a guest may know it. Where no options work, the default
+filesystem is left, and its mount reports the reason.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from crust.host.filesystems import mkfs
 from crust.host.mounts import detached_mount
 from crust.host.process import commands
 
-_LESS: dict[str, tuple[tuple[str, ...], ...]] = {
+_FEWER_FEATURES: dict[str, tuple[tuple[str, ...], ...]] = {
     "ext4": (("-O", "^orphan_file"), ("-O", "^orphan_file,^metadata_csum_seed")),
     "xfs": (
         ("-i", "exchange=0", "-n", "parent=0"),
@@ -26,37 +27,38 @@ _LESS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "btrfs": (("-O", "^block-group-tree"), ("-O", "^no-holes"), ("-O", "^block-group-tree,^no-holes")),
 }  # fmt: skip
-"""Words that take what is new away again. Tools that do not know it do not make it, and are asked the next."""
+"""Options that leave new features out. A mkfs that does not know a feature refuses the option; the next one is tried.
+"""
 
 
 class MkfsCompatibility:
-    """Makes filesystems, and remembers for each kind what this kernel mounts."""
+    """Makes filesystems, and remembers for each kind the options whose result this kernel mounts."""
 
     def __init__(self) -> None:
-        self._served: dict[str, tuple[str, ...]] = {}
+        self._working_options: dict[str, tuple[str, ...]] = {}
 
     async def make(self, path: str, fs_type: str, *, extra_options: Sequence[str] = ()) -> None:
-        """`mkfs.make` on a device that is blank and nobody's: it may be made, and cleared, several times."""
-        served = self._served.get(fs_type)
-        await mkfs.make(path, fs_type, extra_options=(*(served or ()), *extra_options))
-        if served is not None or not await self._is_refused(path, fs_type, ()):
+        """`mkfs.make` on a blank, unused device, which may be formatted and cleared several times."""
+        working = self._working_options.get(fs_type)
+        await mkfs.make(path, fs_type, extra_options=(*(working or ()), *extra_options))
+        if working is not None or not await self._is_refused(path, fs_type, ()):
             return
-        for words in _LESS.get(fs_type, ()):
+        for options in _FEWER_FEATURES.get(fs_type, ()):
             await asyncio.to_thread(zeroout.zero_device, path)
             try:
-                await mkfs.make(path, fs_type, extra_options=(*words, *extra_options))
+                await mkfs.make(path, fs_type, extra_options=(*options, *extra_options))
             except commands.CommandFailed:
                 continue
-            if not await self._is_refused(path, fs_type, words):
+            if not await self._is_refused(path, fs_type, options):
                 return
         await asyncio.to_thread(zeroout.zero_device, path)
         await mkfs.make(path, fs_type, extra_options=extra_options)
 
-    async def _is_refused(self, path: str, fs_type: str, words: tuple[str, ...]) -> bool:
+    async def _is_refused(self, path: str, fs_type: str, options: tuple[str, ...]) -> bool:
         try:
             os.close(await asyncio.to_thread(detached_mount.open_root, path, fs_type))
         except errors.CrustError as err:
             cause = err.__cause__
             return isinstance(cause, OSError) and cause.errno == errno.EINVAL
-        self._served[fs_type] = words
+        self._working_options[fs_type] = options
         return False

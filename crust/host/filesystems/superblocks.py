@@ -1,7 +1,7 @@
-"""The few superblock fields that decide something, read with one pread and no program.
+"""The superblock fields that decide something, read with one pread and no program.
 
 Formats: Linux Documentation/filesystems/ext4/super.rst; xfs on-disk format, struct xfs_dsb. For a filesystem that
-is *not* mounted: a mounted xfs keeps the truth in memory and in its log.
+is *not* mounted: a mounted xfs keeps its present state in memory and in its log.
 """
 
 import os
@@ -25,12 +25,12 @@ _BTRFS_MAGIC = b"_BHRfS_M"
 
 
 class InvalidSuperblock(errors.Corrupt):
-    """The superblock is not that of the filesystem that should be there."""
+    """The superblock is not that of the expected filesystem."""
 
     def __init__(self, path: str, fs_type: str) -> None:
         super().__init__(
-            f"{path} holds no {fs_type}",
-            why="its superblock has another magic",
+            f"{path} does not hold {fs_type}",
+            why="the magic number of its superblock differs",
             hint="nothing was changed",
         )
         self.path = path
@@ -39,7 +39,7 @@ class InvalidSuperblock(errors.Corrupt):
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
-    """Size of the filesystem in its own blocks. `clean` is false when a check, or a replay of the log, is due."""
+    """Size of the filesystem in its own blocks. `clean` is false when a check is due."""
 
     block_size_bytes: int
     blocks: int
@@ -108,7 +108,7 @@ def fsid_of_btrfs(path: str) -> str:
 
 
 def _is_clean(data: bytes, incompat: int) -> bool:
-    """What e2fsck looks at before it says "clean" and goes."""
+    """The fields that e2fsck reads before it reports "clean"."""
     state = _field("<H", data, 0x3A)
     if not state & _EXT_VALID or state & _EXT_ERRORS or incompat & _EXT_INCOMPAT_RECOVER:
         return False

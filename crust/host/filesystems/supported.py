@@ -11,11 +11,11 @@ SUPPORTED = ("ext4", "xfs", "btrfs")
 
 
 class UnknownFilesystem(errors.InvalidRequest):
-    """A filesystem that crust does not serve."""
+    """A filesystem that crust does not support."""
 
     def __init__(self, fs_type: str) -> None:
         super().__init__(
-            f"the filesystem {fs_type!r} is not served",
+            f"the filesystem {fs_type!r} is not supported",
             why=f"only {', '.join(SUPPORTED)} are",
             hint="correct fsType of the StorageClass",
         )
@@ -23,7 +23,7 @@ class UnknownFilesystem(errors.InvalidRequest):
 
 
 def is_supported(fs_type: str) -> bool:
-    """Whether crust serves this filesystem."""
+    """Whether crust supports this filesystem."""
     return fs_type in SUPPORTED
 
 

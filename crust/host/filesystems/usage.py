@@ -1,4 +1,4 @@
-"""How full a mounted filesystem is, and whether it still is one."""
+"""Usage and health of a mounted filesystem."""
 
 import os
 
@@ -6,12 +6,12 @@ from crust import volumes
 from crust.host.mounts.mountinfo import Mount
 from crust.host.process import oserrors
 
-_GIVEN_UP = frozenset({"shutdown", "emergency_ro"})
-"""What ext4 says of itself among its options, where older kernels said "ro"."""
+_SHUT_DOWN = frozenset({"shutdown", "emergency_ro"})
+"""Options that ext4 shows after it was shut down by an error; older kernels show "ro"."""
 
 
 def measure(mountpoint: str) -> volumes.VolumeStats:
-    """Bytes and inodes by statvfs(3). `available` is less than `total - used` by what is reserved for root."""
+    """Bytes and inodes by statvfs(3). `available` is less than `total - used` by the blocks reserved for root."""
     with oserrors.translating(f"cannot measure {mountpoint}"):
         status = os.statvfs(mountpoint)
     unit_bytes = status.f_frsize
@@ -34,14 +34,16 @@ def measure(mountpoint: str) -> volumes.VolumeStats:
     )
 
 
-def trouble(mount: Mount) -> str:
-    """What is wrong with a mounted filesystem, as far as the kernel says; empty when nothing is."""
-    if _GIVEN_UP.intersection(mount.super_options):
-        return "the kernel gave the filesystem up, after an error on the device"
-    if "ro" in mount.super_options and "ro" not in mount.options:  # nobody asked for it
+def problem(mount: Mount) -> str:
+    """The kernel's report of a problem with a mounted filesystem; empty if there is none."""
+    if _SHUT_DOWN.intersection(mount.super_options):
+        return "the kernel has shut the filesystem down after an error on the device"
+    if (
+        "ro" in mount.super_options and "ro" not in mount.options
+    ):  # the mount was not requested read-only
         return "the kernel made the filesystem read-only, after an error on the device"
     try:
         os.stat(mount.target)
-    except OSError as err:  # xfs shows nothing among its options, and answers nothing any more
+    except OSError as err:  # xfs shows nothing among its options, and every access fails
         return f"the filesystem answers with errors: {os.strerror(err.errno or 0)}"
     return ""

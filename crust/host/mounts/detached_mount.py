@@ -1,7 +1,7 @@
-"""A filesystem that is mounted where nobody sees it, for as long as a descriptor of its root is open.
+"""A filesystem mounted at no path, for as long as a descriptor of its root is open.
 
-For what only the mounted filesystem does: be thawed when its own mounts are gone, say. The kernel's
-parser meets what is on the device, so never for what a guest wrote.
+For what only a mounted filesystem does: replay its log, or be thawed when its own mounts no longer exist. The kernel
+parses what is on the device, so this must never be used for bytes that a guest wrote.
 """
 
 import errno
@@ -13,7 +13,7 @@ from crust.host.process import oserrors, syscalls
 
 def open_root(device: str, fs_type: str) -> int:
     """A descriptor of the root directory; when it is closed, the filesystem is unmounted. Raises `DeviceInUse`."""
-    with oserrors.translating(f"cannot mount {device} as {fs_type} for a moment"):
+    with oserrors.translating(f"cannot mount {device} as {fs_type} at no path"):
         context = syscalls.fsopen(fs_type)
         try:
             mount = _create(context, device)

@@ -1,9 +1,9 @@
-"""The group of a volume's files, as a kubelet would set it (fsGroup), for volumes that the host mounts.
+"""The group of a volume's files (fsGroup), as a kubelet would set it, for volumes that the host mounts.
 
-Every file gets the group and group read-write, every directory besides that set-gid and group execute, so that what
-is made later has the group too. Symbolic links are changed themselves and never followed, other filesystems below
-the volume are left alone, and each step is made by descriptor: a writer inside the volume cannot lead it outside.
-The root comes last, so that "the root has the group already" proves that an earlier pass ended (OnRootMismatch).
+Every file gets the group and group read-write; a directory also gets set-gid and group execute, so that new files
+have the group too. A symbolic link is changed itself and never followed, other filesystems below the volume are left
+alone, and each step is by descriptor, so a writer inside the volume cannot redirect it. The root comes last: its
+having the group proves that an earlier pass was complete (OnRootMismatch).
 """
 
 import os
@@ -18,7 +18,7 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def apply(root: str, change: volumes.GroupChange) -> None:
-    """Give the tree below the mountpoint `root` its group. May take long: it visits every file."""
+    """Give the tree below the mountpoint `root` its group. It visits every file."""
     with oserrors.translating(f"cannot change the group of the files in {root}"):
         fd = os.open(root, _OPEN)
         try:
@@ -39,7 +39,7 @@ def _matches(status: os.stat_result, gid: int) -> bool:
 
 
 def _walk(root: int, device: int, gid: int) -> None:
-    """Depth first without recursion, for trees may be deeper than Python's stack. Takes no `OSError` back."""
+    """Depth first without recursion: a tree may be deeper than Python's stack. Raises `OSError`."""
     stack = [(os.dup(root), os.listdir(root))]
     try:
         while stack:
@@ -65,7 +65,7 @@ def _leave(stack: list[tuple[int, list[str]]], gid: int, *, is_root: bool) -> No
 
 
 def _visit(parent: int, name: str, device: int, gid: int) -> int:
-    """Change what is no directory; open what is one and answer its descriptor, else -1."""
+    """Change an entry that is not a directory and return -1; return a descriptor of one that is."""
     try:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if status.st_dev != device:
@@ -82,7 +82,7 @@ def _enter(parent: int, name: str, device: int) -> int:
     child = os.open(name, _OPEN, dir_fd=parent)
     if os.fstat(child).st_dev == device:
         return child
-    os.close(child)  # mounted over since we looked
+    os.close(child)  # mounted over since the stat
     return -1
 
 
@@ -92,9 +92,9 @@ def _change_file(parent: int, name: str, status: os.stat_result, gid: int) -> No
             os.chown(name, -1, gid, dir_fd=parent, follow_symlinks=False)
         return
     if status.st_gid == gid and status.st_mode & _FILE_BITS == _FILE_BITS:
-        return  # most files of a volume that had the group before: a kubelet asks for it at every start of a pod
-    # By descriptor: chmod(2) by name follows a link that was put there since we looked. O_PATH, because opening a
-    # file would need no permission here but would disturb leases.
+        return  # most files of a volume: a kubelet asks for the group at every start of a pod
+    # By descriptor: chmod(2) by name follows a link that was put there since the stat. O_PATH, because a plain
+    # open would break leases on the file.
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         now = os.fstat(fd)

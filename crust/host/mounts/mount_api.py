@@ -1,7 +1,8 @@
-"""Mounting and unmounting, through the new mount API (fsopen(2) and its kin, Linux 5.12 and later).
+"""Mounting and unmounting, by the new mount API (fsopen(2) and others, Linux 5.12 and later).
 
-Two reasons against mount(2): the kernel's log of the context says *why* in words ("ext4: Unknown parameter
-'bogus'"), and a mount is built detached and appears whole; a read-only bind is never visible while it is writable.
+Two reasons against mount(2): the kernel's log of the context gives the reason as text ("ext4: Unknown parameter
+'bogus'"), and a mount is built detached and then attached atomically: a read-only bind is never visible while it is
+writable.
 
 Nothing here follows a symbolic link at the end of a target, and nothing detaches lazily: a lazy unmount of a busy
 volume reports success while a writer goes on writing.
@@ -33,17 +34,17 @@ _INVALID = {
 
 
 class InvalidMountTarget(errors.Refused):
-    """What a mount is to go onto is a symbolic link, or of the wrong type."""
+    """A mount target is a symbolic link, or of the wrong type."""
 
     def __init__(self, target: str, why: str) -> None:
         super().__init__(
-            f"cannot mount on {target}", why=why, hint="remove it; nothing was followed or mounted"
+            f"cannot mount on {target}", why=why, hint="remove it; nothing was mounted"
         )
         self.target = target
 
 
 class MountFailed(errors.RuntimeFailed):
-    """The kernel could not mount what is on the device; `why` is its own reason."""
+    """The kernel could not mount what is on the device; `why` is the kernel's reason."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(what, why=why, hint="the kernel log may say more; check the filesystem")
@@ -80,9 +81,9 @@ def mount_device(
 
 
 def bind(source: str, target: str, *, readonly: bool = False) -> None:
-    """Make `source` (a directory, a file or a device node) visible at `target`, of the same kind, too.
+    """Bind `source` (a directory, a file or a device node) to `target`, which is of the same kind.
 
-    Mounts below `source` stay behind. Read-only holds from the first moment (mount_setattr(2) on the detached
+    Mounts below `source` are not included. Read-only holds from the first moment (mount_setattr(2) on the detached
     copy). A read-only bind of a device *node* does not stop writes to the device: use `devices.set_readonly`.
     """
     what = f"cannot bind {source} to {target}"
@@ -116,9 +117,9 @@ def is_guard(mount: Mount) -> bool:
 
 
 def unmount(target: str) -> None:
-    """Remove every mount stacked exactly at `target`; not mounted, or absent, is fine.
+    """Remove every mount stacked at `target`; not mounted, or absent, is a success.
 
-    Raises `MountBusy`, which names the processes and mounts in the way. Never lazy.
+    Raises `MountBusy`, which names the processes and mounts that use it. Never lazy.
     """
     looks = 0
     for _ in range(_STACK_MAX):
@@ -129,8 +130,8 @@ def unmount(target: str) -> None:
                 return
             if err.errno != errno.EBUSY:
                 raise oserrors.translate(err, f"cannot unmount {target}") from err
-            # A kubelet's or an agent's look at the path keeps the mount busy for as long as it looks: when the search
-            # for the user, which takes milliseconds, finds nobody, it was one.
+            # A kubelet's or an agent's stat of the path keeps the mount busy for a moment: when the search for
+            # holders, which takes milliseconds, finds none, it was that.
             busy, looks = holders.mount_busy(target), looks + 1
             if busy.is_explained or looks == _LOOKS_MAX:
                 raise busy from err
@@ -145,7 +146,7 @@ def _is_gone(err: OSError, target: str) -> bool:
 
 @contextmanager
 def _target(target: str, *, directory: bool) -> Iterator[int]:
-    """A descriptor of what will be covered: the mount goes onto this very inode, whatever is renamed meanwhile."""
+    """A descriptor of the target: the mount goes onto this inode, whatever is renamed meanwhile."""
     with oserrors.translating(f"cannot mount on {target}"):
         onto = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

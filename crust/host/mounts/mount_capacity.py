@@ -1,8 +1,8 @@
-"""How many filesystems a kernel can have mounted, by what it limits: memory, threads, mounts.
+"""How many filesystems the kernel can have mounted, as far as memory, threads and mounts limit it.
 
-Measured on Linux 6.18, a loop device and a fresh filesystem on it, mounted: ext4 takes 0.1 MiB of the kernel's own
-memory and 2 threads, xfs 0.5 MiB and 8, btrfs 5 MiB and 15. Which filesystems come is not known beforehand, so the
-largest counts. And volumes are not what a node is for: they get a quarter of its memory, and half of the rest.
+Measured on Linux 6.18, for a loop device with a fresh, mounted filesystem: ext4 takes 0.1 MiB of kernel memory and 2
+threads, xfs 0.5 MiB and 8, btrfs 5 MiB and 15. Which filesystems will come is not known, so the largest counts.
+Volumes may use a quarter of the node's memory, and half of its threads and mounts.
 """
 
 import functools
@@ -13,11 +13,11 @@ from crust.host.process import oserrors, sysfs
 _MEMORY_BYTES = 5 * 1024 * 1024
 _THREADS = 16
 _MOUNTS = 2
-"""A target, and a bind of it that a pod's container makes."""
+"""The target, and the bind of it into a container."""
 
 
 def estimate(*, memory_bytes: int, threads: int, mounts: int) -> int:
-    """How many volumes fit on a node of so much of each; one at least."""
+    """The number of volumes for a node with these resources, at least one."""
     fit = (
         memory_bytes // 4 // _MEMORY_BYTES,
         threads // 2 // _THREADS,
@@ -28,7 +28,7 @@ def estimate(*, memory_bytes: int, threads: int, mounts: int) -> int:
 
 @functools.cache
 def max_volumes() -> int:
-    """How many volumes fit on this node; asked of the kernel once."""
+    """The number of volumes for this node; the kernel is asked once."""
     with oserrors.translating("cannot read the kernel's limits"):
         threads = min(_number("kernel/pid_max"), _number("kernel/threads-max"))
         mounts = _number("fs/mount-max")

@@ -1,10 +1,10 @@
-"""Words of mount(8) sorted into what the kernel's mount calls want (fsconfig(2), fsmount(2)).
+"""Options of mount(8), sorted for the kernel's mount calls (fsconfig(2), fsmount(2)).
 
-Which words a volume may have at all is `crust.mount_options`; this file knows only how the kernel takes them.
+Which options a volume may have is decided in `crust.mount_options`; this file knows only how the kernel takes them.
 
-Three kinds: attributes of the mount (nosuid, noatime, …), parameters of the filesystem, which pass unchanged and
-which the kernel checks, and words for user space alone (nofail, x-…), which are dropped. Words that would make it
-another kind of mount (bind, remount, …) are refused. Values may be credentials: no error repeats them.
+There are three kinds: attributes of the mount (nosuid, noatime, …), parameters of the filesystem, which pass
+unchanged and which the kernel checks, and options for user space only (nofail, x-…), which are dropped. Options for
+other kinds of mounts (bind, remount, …) are refused. Values may be credentials: no error repeats them.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _NOATIME = 0x10
 _STRICTATIME = 0x20
 _ATIME = 0x70
 
-# word -> (bits to clear, bits to set) of MOUNT_ATTR_*
+# option -> (bits to clear, bits to set) of MOUNT_ATTR_*
 _ATTRIBUTES: dict[str, tuple[int, int]] = {
     "nosuid": (0, 0x02),
     "suid": (0x02, 0),
@@ -44,11 +44,11 @@ _OTHER_MOUNTS = {
 
 
 class InvalidMountOption(errors.InvalidRequest):
-    """A mount option that is not understood or not allowed. `why` is the kernel's own sentence where it has one."""
+    """A mount option that is unknown or not allowed. `why` is the kernel's own message where it has one."""
 
     def __init__(self, fs_type: str, why: str) -> None:
         super().__init__(
-            f"the mount options for {fs_type} are not usable",
+            f"the mount options for {fs_type} are invalid",
             why=why,
             hint="correct mountOptions of the StorageClass or the PersistentVolume",
         )
@@ -57,43 +57,45 @@ class InvalidMountOption(errors.InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class MountParameters:
-    """`attributes` is MOUNT_ATTR_* of fsmount(2); `parameters` are for the filesystem, None for a bare word."""
+    """`attributes` is MOUNT_ATTR_* of fsmount(2); `parameters` are for the filesystem, None for an option without a
+    value.
+    """
 
     readonly: bool
     attributes: int
     parameters: tuple[tuple[str, str | None], ...]
 
 
-def parse(fs_type: str, words: Sequence[str], *, readonly: bool = False) -> MountParameters:
-    """Sort option words, each of which may be several with commas between; raises `InvalidMountOption`.
+def parse(fs_type: str, options: Sequence[str], *, readonly: bool = False) -> MountParameters:
+    """Sort mount options; each item may hold several, separated by commas; raises `InvalidMountOption`.
 
-    A later word wins over an earlier one. `readonly=True` wins over "rw".
+    A later option overrides an earlier one. `readonly=True` overrides "rw".
     """
     attributes = 0
     asked_readonly = False
     parameters: list[tuple[str, str | None]] = []
-    for word in _split(words):
-        key, equals, value = word.partition("=")
-        if word in _ATTRIBUTES:
-            clear, add = _ATTRIBUTES[word]
+    for option in _split(options):
+        key, equals, value = option.partition("=")
+        if option in _ATTRIBUTES:
+            clear, add = _ATTRIBUTES[option]
             attributes = attributes & ~clear | add
-        elif word in ("ro", "rw"):
-            asked_readonly = word == "ro"
+        elif option in ("ro", "rw"):
+            asked_readonly = option == "ro"
         elif key in _OTHER_MOUNTS:
-            raise InvalidMountOption(fs_type, f"{key!r} asks for another kind of mount")
-        elif word not in _USER_SPACE and not key.startswith(("x-", "X-")):
+            raise InvalidMountOption(fs_type, f"{key!r} is for another kind of mount")
+        elif option not in _USER_SPACE and not key.startswith(("x-", "X-")):
             _check_key(fs_type, key)
             parameters.append((key, value if equals else None))
     return MountParameters(asked_readonly or readonly, attributes, tuple(parameters))
 
 
-def _split(words: Sequence[str]) -> list[str]:
+def _split(options: Sequence[str]) -> list[str]:
     """Commas separate, but not inside double quotes (SELinux contexts hold commas, mount(8))."""
     parts: list[str] = []
-    for word in words:
+    for option in options:
         quoted = False
         current = ""
-        for character in word:
+        for character in option:
             quoted ^= character == '"'
             if character == "," and not quoted:
                 parts.append(current)
@@ -106,7 +108,7 @@ def _split(words: Sequence[str]) -> list[str]:
 
 def _check_key(fs_type: str, key: str) -> None:
     if key == "source":
-        # The kernel takes the device by this very parameter: an option could swap the device.
+        # The kernel takes the device by this parameter: the option could replace the device.
         raise InvalidMountOption(fs_type, "'source' names the device, which is not an option")
     if not key or "\0" in key:
         raise InvalidMountOption(fs_type, "an option has no name")

@@ -36,7 +36,7 @@ class TooManyHungSystemCalls(errors.Exhausted):
     def __init__(self, key: str, hanging: int, running: int) -> None:
         super().__init__(
             f"{key} was not called",
-            why=f"{hanging} of {running} running system calls hang",
+            why=f"all {running} threads for system calls are busy, and {hanging} of the calls hang",
             hint="check their devices and the kernel log",
         )
         self.key = key

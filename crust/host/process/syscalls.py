@@ -139,12 +139,12 @@ def open_beneath(directory: int, path: str) -> int:
 
 
 def open_cached_root(path: str) -> int:
-    """openat2(2): an O_PATH descriptor of a directory; `BlockingIOError` where the kernel would have to read from storage."""
+    """openat2(2): an O_PATH descriptor of a directory; `BlockingIOError` where the kernel would read from storage."""
     return _openat2(AT_FDCWD, path, _CACHED_ROOT)
 
 
 def open_cached_beneath(directory: int, path: str) -> int:
-    """Like `open_beneath`; `BlockingIOError` where the kernel would have to read from storage."""
+    """Like `open_beneath`; `BlockingIOError` where the kernel would read from storage."""
     return _openat2(directory, path, _CACHED_PARENT)
 
 

@@ -1,4 +1,4 @@
-"""Real files, loop devices and mountpoints, taken away after each test."""
+"""Real files, loop devices and mountpoints, removed after each test."""
 
 import struct
 import subprocess

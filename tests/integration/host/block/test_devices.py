@@ -1,4 +1,4 @@
-"""Block devices of the real kernel: identity, the fence, blankness."""
+"""Block devices of the real kernel: identity, exclusive opens, blankness."""
 
 import errno
 import os
@@ -14,22 +14,22 @@ from tests.integration.host.conftest import MIB, Attach, partition_table, run, w
 pytestmark = pytest.mark.root
 
 
-def test_device_is_known_through_a_link(attach: Attach, tmp_path: Path) -> None:
+def test_identify_follows_a_link(attach: Attach, tmp_path: Path) -> None:
     device = attach()
     (tmp_path / "by-id").symlink_to(device.path)
     assert devices.identify(str(tmp_path / "by-id")) == device.identity
 
 
-def test_file_attached_again_is_another_device(attach: Attach) -> None:
+def test_identify_after_reattach_is_another_device(attach: Attach) -> None:
     first = attach()
     loop.detach(first)
     second = loop.attach(first.backing)
     assert second.identity.disk_sequence > first.identity.disk_sequence
 
 
-def test_fence_keeps_out_mkfs_mount_and_a_second_fence_and_lets_readers_in(attach: Attach) -> None:
+def test_open_exclusive_blocks_mkfs_mount_and_a_second_hold_but_no_reader(attach: Attach) -> None:
     device = attach()
-    fence = devices.open_exclusive(device.path)
+    hold = devices.open_exclusive(device.path)
     try:
         done = subprocess.run(
             ["mkfs.ext4", "-q", "-F", device.path], capture_output=True, check=False
@@ -40,11 +40,13 @@ def test_fence_keeps_out_mkfs_mount_and_a_second_fence_and_lets_readers_in(attac
         assert [holder.pid for holder in caught.value.holders] == [os.getpid()]
         os.close(os.open(device.path, os.O_RDWR))
     finally:
-        os.close(fence)
+        os.close(hold)
     assert devices.is_blank(device.path)
 
 
-def test_fence_is_refused_while_mounted_and_says_where(attach: Attach, mountpoint: str) -> None:
+def test_open_exclusive_of_a_mounted_device_names_the_mount(
+    attach: Attach, mountpoint: str
+) -> None:
     device = attach()
     run("mkfs.ext4", "-q", device.path)
     mount_api.mount_device(device.path, mountpoint, "ext4")
@@ -53,7 +55,7 @@ def test_fence_is_refused_while_mounted_and_says_where(attach: Attach, mountpoin
     assert caught.value.mounts == (mountpoint,)
 
 
-def test_device_is_made_readonly_and_writable_again(attach: Attach) -> None:
+def test_set_readonly_can_be_undone(attach: Attach) -> None:
     device = attach()
     devices.set_readonly(device.path, readonly=True)
     assert devices.is_readonly(device.path)
@@ -70,7 +72,7 @@ def test_device_is_made_readonly_and_writable_again(attach: Attach) -> None:
 
 
 @pytest.mark.parametrize("size", [512, MIB + 512, 3 * MIB - 512])
-def test_last_sector_of_an_odd_device_counts(attach: Attach, size: int) -> None:
+def test_is_blank_reads_the_last_sector_of_an_odd_device(attach: Attach, size: int) -> None:
     device = attach(size)
     assert devices.is_blank(device.path)
     with open(device.path, "r+b") as file:
@@ -79,7 +81,7 @@ def test_last_sector_of_an_odd_device_counts(attach: Attach, size: int) -> None:
     assert not devices.is_blank(device.path)
 
 
-def test_partition_has_the_identity_of_its_disk(attach: Attach) -> None:
+def test_identify_of_a_partition_uses_its_disks_sequence(attach: Attach) -> None:
     device = attach()
     write(device.path, 0, partition_table(sectors=2048))
     run("partx", "-a", device.path)
@@ -91,18 +93,16 @@ def test_partition_has_the_identity_of_its_disk(attach: Attach) -> None:
         run("partx", "-d", device.path)
 
 
-def test_a_device_is_free_until_it_is_mounted_held_or_another_one(
-    attach: Attach, mountpoint: str
-) -> None:
+def test_is_free_is_false_when_mounted_held_or_replaced(attach: Attach, mountpoint: str) -> None:
     device, other = attach(64 * MIB), attach(64 * MIB)
     identity = devices.identify(device.path)
     assert devices.is_free(device.path, identity)
     assert not devices.is_free(other.path, identity)
     assert not devices.is_free("/dev/null", identity)
     assert not devices.is_free("/dev/absent", identity)
-    fence = devices.open_exclusive(device.path)
+    hold = devices.open_exclusive(device.path)
     assert not devices.is_free(device.path, identity)
-    os.close(fence)
+    os.close(hold)
     subprocess.run(["mkfs.ext4", "-q", device.path], check=True)
     mount_api.mount_device(device.path, mountpoint, "ext4", readonly=True)
     assert not devices.is_free(device.path, identity)

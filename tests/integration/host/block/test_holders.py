@@ -49,8 +49,8 @@ def in_a_thread(look: Callable[[], T]) -> T:
     return future.result(timeout=30)
 
 
-def test_the_search_does_not_wait_for_a_file_server_that_hangs(attach: Attach, hung: str) -> None:
-    """stat(2) of what somebody has open there never returns, nor would the unstage that only wants to say why not."""
+def test_of_mount_does_not_wait_for_a_hung_file_server(attach: Attach, hung: str) -> None:
+    """stat(2) of a file that is open there never returns, and with it the unstage that only wants the reason."""
     device = attach()
     open_there = os.open(hung, os.O_PATH)
     held = os.open(device.path, os.O_RDONLY)
@@ -63,7 +63,7 @@ def test_the_search_does_not_wait_for_a_file_server_that_hangs(attach: Attach, h
         os.close(open_there)
 
 
-def test_a_loop_device_upon_another_is_named(attach: Attach, tmp_path: Path) -> None:
+def test_device_in_use_names_a_loop_device_on_it(attach: Attach, tmp_path: Path) -> None:
     """A kubelet holds each raw volume by one, also when it forgot the volume."""
     device, target = attach(), str(tmp_path / "target")
     Path(target).touch()

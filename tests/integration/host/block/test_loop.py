@@ -18,7 +18,7 @@ pytestmark = pytest.mark.root
 _CTL_ADD, _CTL_REMOVE = 0x4C80, 0x4C81
 
 
-def test_attached_device_has_the_files_size_and_content(sparse_file: MakeFile) -> None:
+def test_attach_shows_the_files_size_and_content(sparse_file: MakeFile) -> None:
     path = sparse_file(8 * MIB)
     Path(path).write_bytes(b"content".ljust(8 * MIB, b"\0"))
     device = loop.attach(path)
@@ -31,11 +31,11 @@ def test_attached_device_has_the_files_size_and_content(sparse_file: MakeFile) -
         loop.detach(device)
 
 
-def test_sizes_that_are_no_multiple_of_a_sector_are_rounded_down(attach: Attach) -> None:
+def test_attach_rounds_the_size_down_to_a_sector(attach: Attach) -> None:
     assert devices.size_bytes(attach(MIB + 1023).path) == MIB + 512
 
 
-def test_direct_io_is_reported_as_granted_and_not_as_asked(attach: Attach) -> None:
+def test_attach_reports_the_granted_direct_io(attach: Attach) -> None:
     """Whatever the backing filesystem makes of the wish, the result is what the kernel says in sysfs."""
     device = attach()
     granted = Path(f"/sys/block/loop{device.number}/loop/dio").read_text().strip() == "1"
@@ -44,7 +44,7 @@ def test_direct_io_is_reported_as_granted_and_not_as_asked(attach: Attach) -> No
     assert not buffered.direct_io
 
 
-def test_direct_io_that_the_backing_filesystem_lacks_is_not_claimed(mountpoint: str) -> None:
+def test_attach_without_direct_io_support_reports_buffered(mountpoint: str) -> None:
     run("mount", "-t", "ramfs", "none", mountpoint)
     backing = Path(mountpoint) / "volume.img"
     backing.write_bytes(bytes(MIB))
@@ -55,7 +55,7 @@ def test_direct_io_that_the_backing_filesystem_lacks_is_not_claimed(mountpoint: 
         loop.detach(device)
 
 
-def test_readonly_device_refuses_writes(attach: Attach) -> None:
+def test_attach_readonly_refuses_writes(attach: Attach) -> None:
     device = attach(readonly=True)
     assert device.readonly
     assert devices.is_readonly(device.path)
@@ -67,7 +67,7 @@ def test_readonly_device_refuses_writes(attach: Attach) -> None:
         os.close(fd)
 
 
-def test_sector_size_is_the_one_asked_for(sparse_file: MakeFile) -> None:
+def test_attach_uses_the_requested_sector_size(sparse_file: MakeFile) -> None:
     device = loop.attach(sparse_file(), sector_size=4096)
     try:
         queue = Path(f"/sys/block/loop{device.number}/queue/logical_block_size")
@@ -76,9 +76,7 @@ def test_sector_size_is_the_one_asked_for(sparse_file: MakeFile) -> None:
         loop.detach(device)
 
 
-def test_device_is_found_by_what_the_file_is_and_not_by_its_name(
-    attach: Attach, tmp_path: Path
-) -> None:
+def test_find_matches_by_inode_and_not_by_name(attach: Attach, tmp_path: Path) -> None:
     device = attach()
     os.rename(device.backing, tmp_path / "renamed")
     os.link(tmp_path / "renamed", tmp_path / "second-name")
@@ -89,7 +87,7 @@ def test_device_is_found_by_what_the_file_is_and_not_by_its_name(
     os.rename(tmp_path / "renamed", device.backing)
 
 
-def test_a_new_file_under_an_old_name_is_not_found(attach: Attach, sparse_file: MakeFile) -> None:
+def test_find_ignores_a_new_file_under_an_old_name(attach: Attach, sparse_file: MakeFile) -> None:
     device = attach()
     os.unlink(device.backing)
     assert loop.find(sparse_file()) == ()
@@ -97,27 +95,27 @@ def test_a_new_file_under_an_old_name_is_not_found(attach: Attach, sparse_file: 
     loop.detach(device)
 
 
-def test_attach_once_gives_the_device_that_is_there(attach: Attach) -> None:
+def test_attach_once_returns_the_existing_device(attach: Attach) -> None:
     device = attach()
     assert loop.attach_once(device.backing) == device
     assert len(loop.find(device.backing)) == 1
 
 
 @pytest.mark.parametrize("part", ["--offset=1048576", "--sizelimit=1048576"])
-def test_a_device_of_a_part_of_the_file_is_not_taken_for_the_file(
+def test_attach_once_refuses_a_device_with_an_offset_or_size_limit(
     sparse_file: MakeFile, part: str
 ) -> None:
     """Whoever looked into an image by hand may have left one: what is written to it lands elsewhere in the volume."""
     backing = sparse_file()
     run("losetup", "--find", part, backing)
     [device] = loop.find(backing)
-    with pytest.raises(loop.LoopAttachedDifferently, match="a part"):
+    with pytest.raises(loop.LoopAttachedDifferently, match="an offset"):
         loop.attach_once(backing)
     loop.detach(device)
     loop.detach(loop.attach_once(backing))
 
 
-def test_the_tag_stays_when_the_file_is_gone_and_is_cut_by_nobody_at_63_bytes(
+def test_tag_of_63_bytes_is_kept_after_the_file_is_removed(
     sparse_file: MakeFile,
 ) -> None:
     backing, tag = sparse_file(), "t" * loopctl.TAG_MAX_BYTES
@@ -130,7 +128,7 @@ def test_the_tag_stays_when_the_file_is_gone_and_is_cut_by_nobody_at_63_bytes(
         loop.detach(device)
 
 
-def test_a_number_is_given_on_writable_though_it_was_made_read_only(attach: Attach) -> None:
+def test_detach_makes_a_read_only_number_writable_again(attach: Attach) -> None:
     device = attach()
     devices.set_readonly(device.path, readonly=True)
     loop.detach(device)
@@ -141,20 +139,20 @@ def test_a_number_is_given_on_writable_though_it_was_made_read_only(attach: Atta
         loop.detach(again)
 
 
-def test_a_device_has_a_size_until_it_is_detached(attach: Attach) -> None:
+def test_size_bytes_after_detach_is_zero(attach: Attach) -> None:
     device = attach()
     assert loop.size_bytes(device) == os.stat(device.backing).st_size
     loop.detach(device)
     assert loop.size_bytes(device) == 0
 
 
-def test_attach_once_does_not_give_a_device_of_the_other_kind(attach: Attach) -> None:
+def test_attach_once_refuses_a_device_with_other_read_only_state(attach: Attach) -> None:
     device = attach(readonly=True)
     with pytest.raises(loop.LoopAttachedDifferently, match="read-only"):
         loop.attach_once(device.backing)
 
 
-def test_two_devices_on_one_file_are_a_conflict(attach: Attach) -> None:
+def test_attach_once_with_two_devices_on_the_file_is_refused(attach: Attach) -> None:
     first = attach()
     second = loop.attach(first.backing)
     with pytest.raises(loop.LoopAttachedDifferently) as caught:
@@ -162,7 +160,7 @@ def test_two_devices_on_one_file_are_a_conflict(attach: Attach) -> None:
     assert {device.path for device in caught.value.devices} == {first.path, second.path}
 
 
-def test_detached_device_is_gone_and_detaching_again_is_fine(attach: Attach) -> None:
+def test_detach_twice_succeeds(attach: Attach) -> None:
     device = attach()
     loop.detach(device)
     assert loop.find(device.backing) == ()
@@ -172,7 +170,7 @@ def test_detached_device_is_gone_and_detaching_again_is_fine(attach: Attach) -> 
 
 @pytest.fixture
 def unused_number() -> Iterator[int]:
-    """The number of a loop device that nobody else is given, because it is the highest."""
+    """The number of a loop device that no other process is given, because it is the highest."""
     with open("/dev/loop-control", "r+b", buffering=0) as control:
         number = 100_000 + os.getpid()
         fcntl.ioctl(control, _CTL_ADD, number)
@@ -189,7 +187,7 @@ def attach_at(number: int, backing: str) -> loop.LoopDevice:
     return attached
 
 
-def test_reused_number_is_another_device_and_is_not_detached(
+def test_detach_of_a_reused_number_leaves_the_new_device(
     unused_number: int, sparse_file: MakeFile
 ) -> None:
     old = attach_at(unused_number, sparse_file(name="old.img"))
@@ -199,16 +197,18 @@ def test_reused_number_is_another_device_and_is_not_detached(
         assert (new.path, new.identity == old.identity) == (old.path, False)
         loop.detach(old)
         assert loop.find(new.backing) == (new,)
-        fence = devices.open_exclusive(new.path)
+        hold = devices.open_exclusive(new.path)
         loop.detach(old)  # not even opened: else this would be refused
-        os.close(fence)
+        os.close(hold)
         with pytest.raises(errors.NotFound):
             loop.refresh_size(old)
     finally:
         loop.detach(new)
 
 
-def test_mounted_device_is_not_detached_and_not_marked(attach: Attach, mountpoint: str) -> None:
+def test_detach_of_a_mounted_device_is_refused_and_leaves_no_autoclear(
+    attach: Attach, mountpoint: str
+) -> None:
     """The kernel's own detach reports success and lets the device vanish at the unmount."""
     device = attach()
     run("mkfs.ext4", "-q", device.path)
@@ -219,7 +219,7 @@ def test_mounted_device_is_not_detached_and_not_marked(attach: Attach, mountpoin
     assert loop.find(device.backing) == (device,)
 
 
-def test_open_device_is_not_detached_and_survives_its_holder(
+def test_detach_of_an_open_device_is_refused_and_keeps_it_attached(
     attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loopctl.Changes.wait_until, "__kwdefaults__", {"timeout_s": 0.05})
@@ -234,7 +234,7 @@ def test_open_device_is_not_detached_and_survives_its_holder(
     assert loop.find(device.backing) == (device,)
 
 
-def test_detach_waits_for_a_holder_that_goes(attach: Attach) -> None:
+def test_detach_waits_for_a_brief_holder(attach: Attach) -> None:
     """udev opens a device that was written to, for a moment."""
     device = attach()
     ready, leave = multiprocessing.Event(), multiprocessing.Event()
@@ -255,7 +255,7 @@ def test_detach_waits_for_a_holder_that_goes(attach: Attach) -> None:
     assert loop.find(device.backing) == ()
 
 
-def test_grown_file_shows_only_after_a_refresh(attach: Attach) -> None:
+def test_refresh_size_shows_the_grown_file(attach: Attach) -> None:
     device = attach(4 * MIB)
     os.truncate(device.backing, 8 * MIB)
     assert devices.size_bytes(device.path) == 4 * MIB
@@ -274,7 +274,7 @@ def _attach_once(path: str, count: int) -> list[str]:
     return paths
 
 
-def test_processes_that_race_for_one_file_get_one_device(sparse_file: MakeFile) -> None:
+def test_attach_once_in_a_race_for_one_file_attaches_once(sparse_file: MakeFile) -> None:
     path = sparse_file()
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         answers = pool.starmap(_attach_once, [(path, 10)] * 8)
@@ -292,7 +292,7 @@ def _attach_many(paths: list[str]) -> list[tuple[str, int]]:
     return [(path, loop.attach(path).number) for path in paths]
 
 
-def test_processes_that_race_for_devices_each_get_their_own(sparse_file: MakeFile) -> None:
+def test_attach_in_a_race_gives_each_file_its_own_device(sparse_file: MakeFile) -> None:
     """Between "number is free" and the configuration another process takes the number: EBUSY, and again."""
     paths = [sparse_file(MIB, f"{number}.img") for number in range(40)]
     with multiprocessing.get_context("spawn").Pool(4) as pool:
@@ -313,9 +313,7 @@ def test_processes_that_race_for_devices_each_get_their_own(sparse_file: MakeFil
                 loop.detach(device)
 
 
-def test_what_is_no_regular_file_cannot_back_a_device(
-    tmp_path: Path, sparse_file: MakeFile
-) -> None:
+def test_attach_of_another_file_type_is_refused(tmp_path: Path, sparse_file: MakeFile) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(sparse_file())
     with pytest.raises(errors.InvalidRequest):
@@ -327,7 +325,7 @@ def test_what_is_no_regular_file_cannot_back_a_device(
     assert loop.find(str(tmp_path / "none")) == ()
 
 
-def test_node_that_dev_lacks_is_made(attach: Attach) -> None:
+def test_attach_creates_a_missing_device_node(attach: Attach) -> None:
     device = attach()
     os.unlink(device.path)
     assert loopctl.node(device.number) == device.path

@@ -1,4 +1,4 @@
-"""Clearing a device: all of it, and only when nobody has it."""
+"""Zeroing a device: all of it, and only while it is not in use."""
 
 import os
 from pathlib import Path
@@ -10,15 +10,15 @@ from crust.host.block import devices, loop, zeroout
 pytestmark = pytest.mark.root
 
 
-def test_a_cleared_device_reads_as_zeros_and_frees_its_space(tmp_path: Path) -> None:
+def test_zero_device_reads_as_zeros_and_frees_its_space(tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.write_bytes(os.urandom(8 << 20))
     device = loop.attach(str(image))
     try:
-        fence = devices.open_exclusive(device.path)
+        hold = devices.open_exclusive(device.path)
         with pytest.raises(devices.DeviceInUse):
             zeroout.zero_device(device.path)
-        os.close(fence)
+        os.close(hold)
         assert not devices.is_blank(device.path)
         zeroout.zero_device(device.path)
         assert Path(device.path).read_bytes().count(0) == 8 << 20

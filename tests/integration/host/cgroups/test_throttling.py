@@ -52,7 +52,7 @@ def lines(group: IoGroup, device: loop.LoopDevice) -> volumes.IoLimits:
     return group.limits_of(device.identity)
 
 
-def test_limits_are_set_changed_and_taken_away(
+def test_set_changes_and_removes_limits(
     group: IoGroup, cgroups: Cgroups, device: loop.LoopDevice
 ) -> None:
     cgroups.check()
@@ -64,14 +64,16 @@ def test_limits_are_set_changed_and_taken_away(
         assert lines(group, device) == limits
 
 
-def test_more_operations_than_the_kernel_can_count_are_as_many_as_it_can(
+def test_set_caps_iops_at_the_kernels_maximum(
     group: IoGroup, cgroups: Cgroups, device: loop.LoopDevice
 ) -> None:
     cgroups.set(device.identity, volumes.IoLimits(read_iops=2**32 + 5))
     assert lines(group, device).read_iops in (0, 2**32 - 1)  # v2 takes the largest for no limit
 
 
-def test_other_devices_keep_theirs(attach: Attach, group: IoGroup, cgroups: Cgroups) -> None:
+def test_set_keeps_the_limits_of_other_devices(
+    attach: Attach, group: IoGroup, cgroups: Cgroups
+) -> None:
     one, other = attach(name="one.img"), attach(name="other.img")
     cgroups.set(one.identity, LIMITS)
     cgroups.set(other.identity, volumes.IoLimits(read_iops=77))
@@ -80,7 +82,7 @@ def test_other_devices_keep_theirs(attach: Attach, group: IoGroup, cgroups: Cgro
     cgroups.set(other.identity, NONE)
 
 
-def test_the_kernel_hands_a_devices_lines_to_the_next_file_until_they_are_taken_away(
+def test_release_stops_limits_from_reaching_the_next_file(
     attach: Attach, group: IoGroup, cgroups: Cgroups
 ) -> None:
     """Why a driver clears what it attaches: another file on the same number inherits everything."""
@@ -112,7 +114,7 @@ def test_what_was_set_is_released_and_what_was_not_is_not_even_looked_at(
     cgroups.release(device.identity)
     if not group.legacy:
         return
-    _alone(group).set(device.identity, LIMITS)  # somebody else, of whom this one never heard
+    _alone(group).set(device.identity, LIMITS)  # another process, unknown to this one
     cgroups.release(device.identity)
     assert cgroups.limits_of(device.identity) == LIMITS
     cgroups.set(device.identity, NONE)
@@ -129,7 +131,7 @@ def test_what_an_earlier_life_set_and_this_one_could_not_settle_is_released(
 
 
 @pytest.mark.parametrize("way", ["release", "set"])
-def test_a_release_that_fails_is_repeated(
+def test_release_after_a_failure_is_repeated(
     group: IoGroup,
     cgroups: Cgroups,
     device: loop.LoopDevice,
@@ -235,7 +237,7 @@ def _alone(group: IoGroup) -> Cgroups:
     return made
 
 
-def test_limited_devices_are_far_behind_a_free_one(
+def test_set_slows_only_the_limited_devices(
     attach: Attach, group: IoGroup, cgroups: Cgroups
 ) -> None:
     """Each of the four numbers holds, in a group that was there before and in one that comes later."""
@@ -252,24 +254,22 @@ def test_limited_devices_are_far_behind_a_free_one(
             os.sched_yield()
         for container in (before, later):
             words = [f"{kind[0]}:{device.path}" for kind, device in limited.items()]
-            told = container.run(RACE, free.path, *words).split()
-            ahead = dict(zip(KINDS, map(int, told), strict=True))
+            output = container.run(RACE, free.path, *words).split()
+            ahead = dict(zip(KINDS, map(int, output), strict=True))
             assert all(each >= 10 * io_race.OPERATIONS for each in ahead.values()), ahead
     finally:
         for device in limited.values():
             cgroups.set(device.identity, NONE)
 
 
-def test_without_limits_nobody_is_behind(attach: Attach, group: IoGroup) -> None:
+def test_set_without_limits_slows_no_device(attach: Attach, group: IoGroup) -> None:
     """The race can be lost: what the test above measures are the limits."""
     words = [f"{kind}:{attach(name=f'{kind}.img').path}" for kind in ("r", "w")]
-    told = group.child("container").run(RACE, attach(name="free.img").path, *words)
-    assert any(int(each) < 10 * io_race.OPERATIONS for each in told.split()), told
+    output = group.child("container").run(RACE, attach(name="free.img").path, *words)
+    assert any(int(each) < 10 * io_race.OPERATIONS for each in output.split()), output
 
 
-def test_a_group_that_is_not_there_cannot_be_limited(
-    group: IoGroup, device: loop.LoopDevice
-) -> None:
+def test_check_of_an_absent_group_is_refused(group: IoGroup, device: loop.LoopDevice) -> None:
     absent = Cgroups(f"{group.name}/absent")
     with pytest.raises(throttling.CannotThrottle, match="absent"):
         absent.check()

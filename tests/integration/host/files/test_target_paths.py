@@ -13,7 +13,7 @@ from tests.integration.host.conftest import Attach
 pytestmark = pytest.mark.root
 
 
-def test_mountpoint_is_kept_as_a_target_and_not_removed(mountpoint: str, tmp_path: Path) -> None:
+def test_remove_of_a_mount_point_is_refused(mountpoint: str, tmp_path: Path) -> None:
     target, roots = TargetPath.parse(mountpoint), [str(tmp_path)]
     mount_api.mount_guard(mountpoint)
     target_paths.make_directory(target, roots)
@@ -25,7 +25,7 @@ def test_mountpoint_is_kept_as_a_target_and_not_removed(mountpoint: str, tmp_pat
     Path(mountpoint).mkdir()
 
 
-def test_what_carries_a_mount_is_not_known_to_be_free(mountpoint: str, tmp_path: Path) -> None:
+def test_is_known_free_for_a_mount_point_is_false(mountpoint: str, tmp_path: Path) -> None:
     target, roots = TargetPath.parse(mountpoint), [str(tmp_path)]
     assert Path(mountpoint).is_dir()
     assert target_paths.is_known_free(target, roots)
@@ -34,15 +34,17 @@ def test_what_carries_a_mount_is_not_known_to_be_free(mountpoint: str, tmp_path:
     mount_api.unmount(mountpoint)
 
 
-def test_bind_within_one_filesystem_is_a_mountpoint_too(mountpoint: str, tmp_path: Path) -> None:
-    """Device numbers do not tell: a volume bound from the same filesystem would have been deleted into."""
+def test_remove_of_a_bind_within_one_filesystem_is_refused(mountpoint: str, tmp_path: Path) -> None:
+    """Device numbers are equal for a bind within one filesystem: a removal by them would delete the volume's data."""
     (tmp_path / "source").mkdir()
     mount_api.bind(str(tmp_path / "source"), mountpoint)
     with pytest.raises(target_paths.TargetStillMounted):
         target_paths.remove(TargetPath.parse(mountpoint), [str(tmp_path)])
 
 
-def test_mountpoint_is_seen_below_a_root_that_is_a_link(mountpoint: str, tmp_path: Path) -> None:
+def test_remove_of_a_mount_point_below_a_linked_root_is_refused(
+    mountpoint: str, tmp_path: Path
+) -> None:
     root = tmp_path / "link"
     root.symlink_to(tmp_path)
     mount_api.mount_guard(mountpoint)
@@ -50,7 +52,7 @@ def test_mountpoint_is_seen_below_a_root_that_is_a_link(mountpoint: str, tmp_pat
         target_paths.remove(TargetPath.parse(f"{root}/target"), [str(root)])
 
 
-def test_file_with_a_device_bound_to_it_is_kept_and_one_that_is_a_device_is_not(
+def test_make_file_keeps_a_bound_device_and_refuses_a_device_node(
     attach: Attach, tmp_path: Path
 ) -> None:
     device: loop.LoopDevice = attach()

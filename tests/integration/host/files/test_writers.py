@@ -18,7 +18,7 @@ from tests.integration.host.conftest import MIB, Attach, MakeFile
 pytestmark = pytest.mark.root
 
 
-def test_a_loop_device_and_a_process_that_may_write_are_writers(sparse_file: MakeFile) -> None:
+def test_has_writers_finds_loop_devices_and_processes(sparse_file: MakeFile) -> None:
     path = sparse_file()
     assert not writers.has_writers(path)
     with open(path, "rb"):
@@ -33,7 +33,9 @@ def test_a_loop_device_and_a_process_that_may_write_are_writers(sparse_file: Mak
 
 
 @pytest.mark.parametrize("fs_type", ["xfs", "btrfs", "ext4"])
-def test_every_filesystem_of_a_pool_can_tell(attach: Attach, mountpoint: str, fs_type: str) -> None:
+def test_has_writers_works_on_every_pool_filesystem(
+    attach: Attach, mountpoint: str, fs_type: str
+) -> None:
     device = attach(320 * MIB)
     subprocess.run([f"mkfs.{fs_type}", "-q", device.path], check=True, capture_output=True)
     mount_api.mount_device(device.path, mountpoint, fs_type)
@@ -44,7 +46,7 @@ def test_every_filesystem_of_a_pool_can_tell(attach: Attach, mountpoint: str, fs
         assert writers.has_writers(str(path))
 
 
-def test_whoever_opens_the_file_just_then_gets_it_and_ends_nobody(
+def test_has_writers_during_an_open_neither_fails_nor_is_signalled(
     sparse_file: MakeFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = sparse_file()
@@ -54,19 +56,19 @@ def test_whoever_opens_the_file_just_then_gets_it_and_ends_nobody(
     def meanwhile(fd: int, command: int, argument: int) -> int:
         if (command, argument) == (fcntl.F_SETLEASE, fcntl.F_UNLCK):
             opener.start()
-            assert select.select([told], [], [], 30)[0]
+            assert select.select([signalled], [], [], 30)[0]
         return real(fd, command, argument)
 
     monkeypatch.setattr(fcntl, "fcntl", meanwhile)
     # A Python handler may run while this thread waits with a lock held; the descriptor is written below Python.
-    told, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    before = signal.signal(signal.SIGURG, lambda *_: None), signal.set_wakeup_fd(tell)
+    signalled, signal_to = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.signal(signal.SIGURG, lambda *_: None), signal.set_wakeup_fd(signal_to)
     try:
         assert not writers.has_writers(path)
         opener.join()
-        assert os.read(told, 8) == bytes([signal.SIGURG])
+        assert os.read(signalled, 8) == bytes([signal.SIGURG])
     finally:
         signal.set_wakeup_fd(before[1])
         signal.signal(signal.SIGURG, before[0])
-        os.close(told)
-        os.close(tell)
+        os.close(signalled)
+        os.close(signal_to)

@@ -46,12 +46,12 @@ async def test_check_of_exclusively_held_device_raises_device_in_use(attach: Att
     device = attach()
     await mkfs.make(device.path, "ext4")
     run("debugfs", "-w", "-R", "ssv state 0", device.path)
-    fence = devices.open_exclusive(device.path)
+    hold = devices.open_exclusive(device.path)
     try:
         with pytest.raises(devices.DeviceInUse):
             await fsck.check(device.path, "ext4")
     finally:
-        os.close(fence)
+        os.close(hold)
 
 
 async def test_check_of_another_content_is_corrupt(attach: Attach) -> None:

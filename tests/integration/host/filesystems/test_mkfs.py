@@ -45,7 +45,7 @@ async def test_make_small_ext4_uses_4_kib_blocks(attach: Attach) -> None:
 async def test_make_on_existing_filesystem_is_refused(
     attach: Attach, fs_type: str, there: str
 ) -> None:
-    """mkfs.ext4 without a terminal asks nobody: it formats over another filesystem and exits with 0."""
+    """mkfs.ext4 without a terminal does not ask: it formats over another filesystem and exits with 0."""
     device = attach(300 * MIB)
     run(f"mkfs.{there}", "-q", device.path)
     before = signatures.probe(device.path)
@@ -72,12 +72,12 @@ async def test_make_on_too_small_device_is_refused_with_both_sizes(attach: Attac
 
 async def test_make_on_exclusively_held_device_is_refused(attach: Attach) -> None:
     device = attach()
-    fence = devices.open_exclusive(device.path)
+    hold = devices.open_exclusive(device.path)
     try:
         with pytest.raises(devices.DeviceInUse):
             await mkfs.make(device.path, "ext4")
     finally:
-        os.close(fence)
+        os.close(hold)
     assert devices.is_blank(device.path)
 
 

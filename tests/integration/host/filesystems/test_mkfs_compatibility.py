@@ -1,4 +1,4 @@
-"""A mkfs that is newer than the kernel: what it makes is made anew with less, until the kernel mounts it."""
+"""A mkfs that is newer than the kernel: features are left out until the kernel mounts the result."""
 
 import os
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _OF_THE_FUTURE = {
 
 
 @pytest.mark.parametrize("fs_type", list(SIZES))
-async def test_what_the_kernel_mounts_is_made_once(
+async def test_make_of_a_mountable_filesystem_runs_mkfs_once(
     attach: Attach, monkeypatch: pytest.MonkeyPatch, fs_type: str
 ) -> None:
     asked = record(monkeypatch)
@@ -38,7 +38,7 @@ async def test_what_the_kernel_mounts_is_made_once(
 
 
 @pytest.mark.parametrize("fs_type", list(_OF_THE_FUTURE))
-async def test_what_the_kernel_does_not_know_is_left_out_and_stays_left_out(
+async def test_make_leaves_out_features_unknown_to_the_kernel_and_remembers(
     attach: Attach, monkeypatch: pytest.MonkeyPatch, mountpoint: str, fs_type: str
 ) -> None:
     asked = record(monkeypatch, future=_OF_THE_FUTURE[fs_type])
@@ -53,12 +53,12 @@ async def test_what_the_kernel_does_not_know_is_left_out_and_stays_left_out(
     assert asked[-1] == asked[-2]
 
 
-async def test_options_that_are_wrong_are_told_as_they_are(attach: Attach) -> None:
+async def test_make_with_invalid_options_reports_mkfs_message(attach: Attach) -> None:
     with pytest.raises(commands.CommandFailed, match="bogus"):
         await MkfsCompatibility().make(attach().path, "ext4", extra_options=("-O", "bogus"))
 
 
-async def test_a_device_that_somebody_has_is_not_cleared(
+async def test_make_on_a_held_device_does_not_clear_it(
     attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = attach()

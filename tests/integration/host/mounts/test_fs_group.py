@@ -20,7 +20,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_files_become_group_writable_and_directories_hand_the_group_down(tmp_path: Path) -> None:
+def test_apply_makes_files_group_writable_and_directories_setgid(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True, mode=0o700)
     (tmp_path / "a" / "file").touch(mode=0o400)
     (tmp_path / "a" / "file").chmod(0o4511)
@@ -34,7 +34,7 @@ def test_files_become_group_writable_and_directories_hand_the_group_down(tmp_pat
     assert (tmp_path / "a" / "pipe").stat().st_gid == GID
 
 
-def test_a_root_that_has_the_group_already_proves_an_earlier_pass(tmp_path: Path) -> None:
+def test_apply_on_root_mismatch_skips_a_matching_root(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     before = (tmp_path / "file").stat().st_gid
     os.chown(tmp_path, -1, GID)
@@ -46,7 +46,7 @@ def test_a_root_that_has_the_group_already_proves_an_earlier_pass(tmp_path: Path
     assert (tmp_path / "file").stat().st_gid == GID
 
 
-def test_links_are_changed_themselves_and_other_filesystems_left_alone(tmp_path: Path) -> None:
+def test_apply_changes_links_themselves_and_skips_other_filesystems(tmp_path: Path) -> None:
     volume, outside = tmp_path / "volume", tmp_path / "outside"
     volume.mkdir()
     outside.mkdir()
@@ -65,7 +65,7 @@ def test_links_are_changed_themselves_and_other_filesystems_left_alone(tmp_path:
     mount_api.unmount(str(volume / "other"))
 
 
-def test_a_tree_deeper_than_the_stack_of_python_is_walked_to_its_end(tmp_path: Path) -> None:
+def test_apply_walks_a_tree_deeper_than_the_python_stack(tmp_path: Path) -> None:
     depth = 1500
     parent = os.open(tmp_path, os.O_RDONLY)
     for _ in range(depth):

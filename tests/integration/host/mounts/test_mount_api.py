@@ -26,7 +26,9 @@ def ext4(attach: Attach) -> loop.LoopDevice:
     return device
 
 
-def test_mounted_device_shows_with_its_options(ext4: loop.LoopDevice, mountpoint: str) -> None:
+def test_mount_device_shows_in_mountinfo_with_its_options(
+    ext4: loop.LoopDevice, mountpoint: str
+) -> None:
     mount_api.mount_device(ext4.path, mountpoint, "ext4", ["noatime,nodev", "data=ordered"])
     mount = mountinfo.at(mountpoint)
     assert mount is not None
@@ -36,7 +38,7 @@ def test_mounted_device_shows_with_its_options(ext4: loop.LoopDevice, mountpoint
     assert (mount.major, mount.minor) == (ext4.identity.major, ext4.identity.minor)
 
 
-def test_readonly_mount_refuses_writes(ext4: loop.LoopDevice, mountpoint: str) -> None:
+def test_mount_device_readonly_refuses_writes(ext4: loop.LoopDevice, mountpoint: str) -> None:
     mount_api.mount_device(ext4.path, mountpoint, "ext4", ["rw"], readonly=True)
     with pytest.raises(OSError, match="Read-only"):
         (Path(mountpoint) / "x").touch()
@@ -46,7 +48,7 @@ def test_readonly_mount_refuses_writes(ext4: loop.LoopDevice, mountpoint: str) -
 
 
 @pytest.mark.parametrize("option", ["bogus", "commit=abc"])
-def test_refused_option_carries_the_kernels_reason_and_leaves_no_mount(
+def test_mount_device_with_refused_option_reports_the_kernels_reason(
     ext4: loop.LoopDevice, mountpoint: str, option: str
 ) -> None:
     with pytest.raises(mount_parameters.InvalidMountOption) as caught:
@@ -56,32 +58,34 @@ def test_refused_option_carries_the_kernels_reason_and_leaves_no_mount(
     assert mountinfo.at(mountpoint) is None
 
 
-def test_wrong_filesystem_is_a_failure_with_a_sentence(
+def test_mount_device_as_wrong_filesystem_fails_with_reason(
     ext4: loop.LoopDevice, mountpoint: str
 ) -> None:
     with pytest.raises(mount_api.MountFailed, match="no valid xfs"):
         mount_api.mount_device(ext4.path, mountpoint, "xfs")
 
 
-def test_filesystem_the_kernel_lacks_is_unsupported(ext4: loop.LoopDevice, mountpoint: str) -> None:
+def test_mount_device_with_unknown_filesystem_is_unsupported(
+    ext4: loop.LoopDevice, mountpoint: str
+) -> None:
     with pytest.raises(errors.Unsupported, match="nosuchfs"):
         mount_api.mount_device(ext4.path, mountpoint, "nosuchfs")
 
 
-def test_fenced_device_is_not_mounted_and_the_holder_is_named(
+def test_mount_device_exclusively_held_names_the_holder(
     ext4: loop.LoopDevice, mountpoint: str
 ) -> None:
-    fence = devices.open_exclusive(ext4.path)
+    hold = devices.open_exclusive(ext4.path)
     try:
         with pytest.raises(devices.DeviceInUse) as caught:
             mount_api.mount_device(ext4.path, mountpoint, "ext4")
         assert [holder.pid for holder in caught.value.holders] == [os.getpid()]
     finally:
-        os.close(fence)
+        os.close(hold)
     assert mountinfo.at(mountpoint) is None
 
 
-def test_mount_does_not_follow_a_link_at_the_target(
+def test_mount_device_on_a_link_is_refused(
     ext4: loop.LoopDevice, mountpoint: str, tmp_path: Path
 ) -> None:
     link = tmp_path / "link"
@@ -104,12 +108,12 @@ def test_unmount_does_not_follow_a_link(mountpoint: str, tmp_path: Path) -> None
     assert mountinfo.at(mountpoint) is not None
 
 
-def test_unmounting_what_is_not_mounted_or_absent_is_fine(mountpoint: str) -> None:
+def test_unmount_of_an_unmounted_or_absent_path_succeeds(mountpoint: str) -> None:
     mount_api.unmount(mountpoint)
     mount_api.unmount(f"{mountpoint}/absent")
 
 
-def test_unmount_takes_every_layer(mountpoint: str) -> None:
+def test_unmount_removes_every_stacked_mount(mountpoint: str) -> None:
     mount_api.mount_guard(mountpoint)
     mount_api.mount_guard(mountpoint)
     mount_api.unmount(mountpoint)
@@ -124,7 +128,7 @@ def test_unmount_takes_every_layer(mountpoint: str) -> None:
         ("f = open(sys.argv[1] + '/x', 'w+b'); f.truncate(4096); m = mmap.mmap(f.fileno(), 1); f.close()", "map"),
     ],
 )  # fmt: skip
-def test_busy_unmount_names_the_holder(
+def test_unmount_of_a_busy_mount_names_the_holder(
     ext4: loop.LoopDevice, mountpoint: str, code: str, by: str
 ) -> None:
     mount_api.mount_device(ext4.path, mountpoint, "ext4")
@@ -142,23 +146,23 @@ def test_busy_unmount_names_the_holder(
     assert str(holder.pid) in str(caught.value)
 
 
-def test_a_momentary_look_does_not_fail_an_unmount(
+def test_unmount_retries_when_busy_for_a_moment(
     mountpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kubelet's stat of the target at that moment; by the time anybody asks who it was, nobody was."""
+    """A kubelet stats the target at that moment; the search for holders then finds none."""
     mount_api.mount_guard(mountpoint)
     look = os.open(mountpoint, os.O_PATH)
 
-    def nobody(target: str) -> holders.MountBusy:
+    def no_holder(target: str) -> holders.MountBusy:
         os.close(look)
         return holders.MountBusy(target)
 
-    monkeypatch.setattr(holders, "mount_busy", nobody)
+    monkeypatch.setattr(holders, "mount_busy", no_holder)
     mount_api.unmount(mountpoint)
     assert mountinfo.at(mountpoint) is None
 
 
-def test_a_busy_mount_that_nobody_explains_is_an_error_in_the_end(
+def test_unmount_busy_without_a_visible_holder_fails(
     mountpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mount_api.mount_guard(mountpoint)
@@ -170,7 +174,7 @@ def test_a_busy_mount_that_nobody_explains_is_an_error_in_the_end(
     mount_api.unmount(mountpoint)
 
 
-def test_looking_at_a_mount_does_not_keep_it_busy(mountpoint: str) -> None:
+def test_at_does_not_keep_the_mount_busy(mountpoint: str) -> None:
     """Not even for a moment: a descriptor of it would refuse an unmount in another process."""
     mount_api.mount_guard(mountpoint)
     opened: list[str] = []
@@ -186,7 +190,7 @@ def test_looking_at_a_mount_does_not_keep_it_busy(mountpoint: str) -> None:
     assert opened == ["/proc/self/mountinfo"]
 
 
-def test_busy_unmount_names_mounts_and_loop_devices_upon_it(
+def test_unmount_busy_names_mounts_and_loop_devices_on_it(
     ext4: loop.LoopDevice, mountpoint: str
 ) -> None:
     mount_api.mount_device(ext4.path, mountpoint, "ext4")
@@ -207,7 +211,7 @@ def test_busy_unmount_names_mounts_and_loop_devices_upon_it(
         mount_api.unmount(str(inner))
 
 
-def test_sealed_mount_takes_nothing_but_an_owner_and_a_mode(mountpoint: str) -> None:
+def test_mount_guard_takes_only_an_owner_and_a_mode(mountpoint: str) -> None:
     """A runtime that misses a deferral writes nowhere; kubelet's chown for fsGroup still succeeds."""
     mount_api.mount_guard(mountpoint)
     mount = mountinfo.at(mountpoint)
@@ -228,14 +232,14 @@ def test_sealed_mount_takes_nothing_but_an_owner_and_a_mode(mountpoint: str) -> 
     assert stat.S_IMODE(os.stat(mountpoint).st_mode) == 0o2775
 
 
-def test_an_ordinary_tmpfs_is_not_sealed(mountpoint: str) -> None:
+def test_is_guard_of_an_ordinary_tmpfs_is_false(mountpoint: str) -> None:
     run("mount", "-t", "tmpfs", "none", mountpoint)
     mount = mountinfo.at(mountpoint)
     assert mount is not None
     assert not mount_api.is_guard(mount)
 
 
-def test_readonly_bind_of_a_writable_directory_refuses_writes(
+def test_bind_readonly_of_a_writable_directory_refuses_writes(
     mountpoint: str, tmp_path: Path
 ) -> None:
     source = tmp_path / "source"
@@ -247,7 +251,7 @@ def test_readonly_bind_of_a_writable_directory_refuses_writes(
         (Path(mountpoint) / "y").touch()
 
 
-def test_bind_is_one_mount_and_not_what_lies_below(mountpoint: str, tmp_path: Path) -> None:
+def test_bind_excludes_mounts_below_the_source(mountpoint: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "inner").mkdir(parents=True)
     mount_api.mount_guard(str(source / "inner"))
@@ -258,7 +262,7 @@ def test_bind_is_one_mount_and_not_what_lies_below(mountpoint: str, tmp_path: Pa
         mount_api.unmount(str(source / "inner"))
 
 
-def test_device_node_is_bound_onto_a_file(attach: Attach, tmp_path: Path) -> None:
+def test_bind_of_a_device_node_onto_a_file_succeeds(attach: Attach, tmp_path: Path) -> None:
     device = attach()
     target = tmp_path / "block"
     target.touch()
@@ -270,7 +274,7 @@ def test_device_node_is_bound_onto_a_file(attach: Attach, tmp_path: Path) -> Non
     assert target.read_bytes() == b""
 
 
-def test_bind_refuses_a_target_of_the_other_kind(mountpoint: str, tmp_path: Path) -> None:
+def test_bind_on_a_target_of_another_type_is_refused(mountpoint: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(mount_api.InvalidMountTarget):
         mount_api.bind(str(tmp_path / "file"), mountpoint)
@@ -278,14 +282,14 @@ def test_bind_refuses_a_target_of_the_other_kind(mountpoint: str, tmp_path: Path
         mount_api.bind(str(tmp_path), str(tmp_path / "file"))
 
 
-def test_absent_source_or_target_is_not_found(mountpoint: str, tmp_path: Path) -> None:
+def test_mount_with_absent_source_or_target_is_not_found(mountpoint: str, tmp_path: Path) -> None:
     with pytest.raises(errors.NotFound):
         mount_api.bind(str(tmp_path / "none"), mountpoint)
     with pytest.raises(errors.NotFound):
         mount_api.mount_guard(str(tmp_path / "none"))
 
 
-def test_odd_names_are_mounted_found_and_unmounted(tmp_path: Path) -> None:
+def test_mount_at_a_path_with_special_characters_is_found_and_unmounted(tmp_path: Path) -> None:
     target = tmp_path / 'a b\tc\nd\\e#"f, é'
     target.mkdir()
     mount_api.mount_guard(str(target))
@@ -296,7 +300,7 @@ def test_odd_names_are_mounted_found_and_unmounted(tmp_path: Path) -> None:
     assert mountinfo.at(str(target)) is None
 
 
-def test_mount_is_seen_through_a_linked_parent_and_not_when_covered(tmp_path: Path) -> None:
+def test_at_finds_a_mount_through_a_linked_parent_and_not_when_covered(tmp_path: Path) -> None:
     """The kubelet's root is a symbolic link on some nodes: comparing texts would see no mount and stack another."""
     (tmp_path / "real" / "v").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")

@@ -26,7 +26,7 @@ def write(path: str, offset: int, data: bytes = b"\x01") -> None:
     os.close(fd)
 
 
-def test_holes_are_blank(image: str) -> None:
+def test_is_blank_of_holes_is_true(image: str) -> None:
     assert devices.is_blank(image)
 
 
@@ -49,13 +49,13 @@ def test_holes_are_blank(image: str) -> None:
         pytest.param(SIZE - 1, id="last byte"),
     ],
 )
-def test_one_byte_where_a_superblock_lives_is_not_blank(image: str, offset: int) -> None:
+def test_is_blank_with_one_byte_in_a_window_is_false(image: str, offset: int) -> None:
     write(image, offset)
     assert not devices.is_blank(image)
 
 
 @pytest.mark.parametrize("size", [1, 512, 4096 + 1, MIB - 1, MIB + 1, 2 * MIB + 7])
-def test_odd_sizes_are_read_to_their_last_byte(tmp_path: Path, size: int) -> None:
+def test_is_blank_reads_odd_sizes_to_the_last_byte(tmp_path: Path, size: int) -> None:
     path = tmp_path / "odd"
     path.write_bytes(bytes(size))
     assert devices.is_blank(str(path))
@@ -63,30 +63,30 @@ def test_odd_sizes_are_read_to_their_last_byte(tmp_path: Path, size: int) -> Non
     assert not devices.is_blank(str(path))
 
 
-def test_what_has_no_size_is_not_blank_but_an_error(tmp_path: Path) -> None:
+def test_is_blank_of_an_empty_file_raises_not_ready(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(errors.NotReady, match="no size"):
         devices.is_blank(str(tmp_path / "empty"))
 
 
-def test_what_cannot_be_read_is_not_blank_but_an_error(tmp_path: Path) -> None:
+def test_is_blank_of_an_unreadable_device_raises(tmp_path: Path) -> None:
     with pytest.raises(errors.CrustError):
         devices.is_blank(str(tmp_path))
 
 
-def test_windows_may_count_from_the_end_and_lie_beyond_it(image: str) -> None:
+def test_reads_zero_accepts_windows_from_the_end_and_beyond_it(image: str) -> None:
     write(image, SIZE - 10)
     assert devices.reads_zero(image, [(0, 100), (SIZE, 100), (10 * SIZE, 1)])
     assert not devices.reads_zero(image, [(-10, 1)])
 
 
-def test_a_file_is_no_block_device(image: str) -> None:
+def test_identify_of_a_file_is_refused(image: str) -> None:
     for look in (devices.identify, devices.size_bytes, devices.open_exclusive, devices.is_readonly):
         with pytest.raises(devices.NotABlockDevice):
             look(image)
 
 
-def test_an_absent_device_is_not_found(tmp_path: Path) -> None:
+def test_identify_of_an_absent_device_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(errors.NotFound):
         devices.identify(str(tmp_path / "none"))
     with pytest.raises(errors.NotFound):

@@ -18,7 +18,7 @@ DEVICE = volumes.DeviceIdentity(7, 3, 1)
 LIMITS = volumes.IoLimits(10, 20, 30, 40)
 
 
-def test_a_line_of_v2_names_every_number() -> None:
+def test_io_max_line_names_every_limit() -> None:
     wanted = "7:3 rbps=30 wbps=40 riops=10 wiops=20\n"
     assert io_max.line(DEVICE, LIMITS) == wanted
     assert io_max.line(DEVICE, NONE) == "7:3 rbps=max wbps=max riops=max wiops=max\n"
@@ -29,7 +29,7 @@ def test_a_line_of_v2_names_every_number() -> None:
     ]
 
 
-def test_a_line_of_v2_is_read_among_others() -> None:
+def test_io_max_parse_finds_the_device_among_others() -> None:
     text = "7:33 rbps=1 wbps=1 riops=1 wiops=1\n7:3 rbps=30 wbps=max riops=10 wiops=max new=5\n"
     assert io_max.parse(text, DEVICE) == volumes.IoLimits(10, 0, 30, 0)
     assert io_max.parse("", DEVICE) == NONE
@@ -53,7 +53,7 @@ def hierarchy(root: Path, controllers: str, *groups: str) -> Path:
     return root
 
 
-def test_the_hierarchy_with_the_io_controller_is_the_one(
+def test_cgroups_uses_the_hierarchy_with_the_io_controller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without = hierarchy(tmp_path / "unified", "hugetlb pids\n")
@@ -71,7 +71,7 @@ def test_the_hierarchy_with_the_io_controller_is_the_one(
     assert cgroups.limits_of(DEVICE) == LIMITS
 
 
-def test_the_group_that_was_told_is_taken_and_no_other(
+def test_cgroups_uses_only_the_group_of_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = hierarchy(tmp_path / "unified", "io\n", "kubepods.slice", "machine.slice")
@@ -85,7 +85,7 @@ def test_the_group_that_was_told_is_taken_and_no_other(
         Cgroups("/").set(DEVICE, LIMITS)
 
 
-def test_a_node_without_any_is_refused_until_there_is_one(
+def test_cgroups_check_without_hierarchy_is_refused_until_one_is_mounted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounted(monkeypatch)
@@ -99,7 +99,7 @@ def test_a_node_without_any_is_refused_until_there_is_one(
     cgroups.close()
 
 
-def test_what_goes_away_while_it_is_limited_is_not_a_volume_that_does_not_exist(
+def test_set_on_a_vanished_group_raises_cannot_throttle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = hierarchy(tmp_path / "unified", "io\n", "kubepods")
@@ -113,7 +113,7 @@ def test_what_goes_away_while_it_is_limited_is_not_a_volume_that_does_not_exist(
         Cgroups().set(DEVICE, LIMITS)
 
 
-def test_a_group_that_cannot_be_written_is_told(
+def test_check_of_an_unwritable_group_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = hierarchy(tmp_path / "unified", "io\n", "kubepods")
@@ -170,7 +170,7 @@ def test_a_device_that_is_gone_keeps_no_new_group_from_the_lines_of_others(
     blkio.set(gone, NONE)
 
 
-def test_a_node_that_limits_nothing_says_so() -> None:
+def test_no_throttle_refuses_limits() -> None:
     throttle: throttling.Throttle = NoThrottle()
     throttle.set(DEVICE, NONE)
     with pytest.raises(CannotThrottle):

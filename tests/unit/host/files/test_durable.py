@@ -1,4 +1,4 @@
-"""Durable files: whole or absent, and read with suspicion."""
+"""Durable files: written atomically, and read only if no other user could have written them."""
 
 import os
 import stat
@@ -13,14 +13,14 @@ from crust.host.files import durable
 LIMIT = 1000
 
 
-def test_what_is_published_is_read_back(tmp_path: Path) -> None:
+def test_publish_then_read_returns_the_content(tmp_path: Path) -> None:
     durable.publish(tmp_path / "a", b"one")
     durable.publish(tmp_path / "a", b"two")
     assert durable.read(tmp_path / "a", limit_bytes=LIMIT) == b"two"
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_mode_is_exact_whatever_the_umask(tmp_path: Path) -> None:
+def test_publish_sets_the_exact_mode_under_any_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         durable.publish(tmp_path / "a", b"", mode=0o644)
@@ -33,7 +33,7 @@ def test_mode_is_exact_whatever_the_umask(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o755
 
 
-def test_publishing_replaces_a_symlink_and_not_what_it_leads_to(tmp_path: Path) -> None:
+def test_publish_replaces_a_symlink_and_not_its_target(tmp_path: Path) -> None:
     (tmp_path / "victim").write_bytes(b"precious")
     (tmp_path / "a").symlink_to("victim")
     durable.publish(tmp_path / "a", b"new")
@@ -41,14 +41,14 @@ def test_publishing_replaces_a_symlink_and_not_what_it_leads_to(tmp_path: Path) 
     assert not (tmp_path / "a").is_symlink()
 
 
-def test_publishing_over_a_directory_fails_and_leaves_nothing(tmp_path: Path) -> None:
+def test_publish_over_a_directory_fails_without_temporary_files(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(errors.Conflict):
         durable.publish(tmp_path / "a", b"new")
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_create_refuses_what_is_there_and_keeps_it(tmp_path: Path) -> None:
+def test_create_on_an_existing_file_is_refused(tmp_path: Path) -> None:
     durable.create(tmp_path / "a", b"first")
     with pytest.raises(durable.PathAlreadyExists):
         durable.create(tmp_path / "a", b"second")
@@ -56,7 +56,7 @@ def test_create_refuses_what_is_there_and_keeps_it(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_of_many_creators_one_wins_whole(tmp_path: Path) -> None:
+def test_create_in_a_race_succeeds_exactly_once(tmp_path: Path) -> None:
     results: list[str] = []
     barrier = threading.Barrier(8)
 
@@ -78,7 +78,7 @@ def test_of_many_creators_one_wins_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
+def test_read_during_publish_never_sees_a_part(tmp_path: Path) -> None:
     durable.publish(tmp_path / "a", b"x" * 5000)
     stop = threading.Event()
 
@@ -97,32 +97,32 @@ def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
     assert seen <= {b"x" * 5000, b"y" * 7000}
 
 
-def test_absent_is_not_found(tmp_path: Path) -> None:
+def test_read_of_an_absent_file_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(errors.NotFound):
         durable.read(tmp_path / "a", limit_bytes=LIMIT)
 
 
-def test_a_file_at_the_limit_is_read_and_one_above_is_corrupt(tmp_path: Path) -> None:
+def test_read_above_the_limit_is_corrupt(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * LIMIT)
     assert len(durable.read(tmp_path / "a", limit_bytes=LIMIT)) == LIMIT
     with pytest.raises(durable.UnreadableFile, match="larger than 999"):
         durable.read(tmp_path / "a", limit_bytes=LIMIT - 1)
 
 
-def test_a_symlink_is_not_read(tmp_path: Path) -> None:
+def test_read_of_a_symlink_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").write_bytes(b"x")
     (tmp_path / "a").symlink_to("real")
     with pytest.raises(errors.Refused):
         durable.read(tmp_path / "a", limit_bytes=LIMIT)
 
 
-def test_a_pipe_does_not_hang_the_reader(tmp_path: Path) -> None:
+def test_read_of_a_pipe_is_refused_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a")
     with pytest.raises(durable.UnreadableFile, match="regular file"):
         durable.read(tmp_path / "a", limit_bytes=LIMIT)
 
 
-def test_a_file_that_others_may_write_is_not_trusted(tmp_path: Path) -> None:
+def test_read_of_a_file_writable_by_others_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     (tmp_path / "a").chmod(0o666)
     with pytest.raises(durable.UntrustedFile, match="0666"):
@@ -130,21 +130,21 @@ def test_a_file_that_others_may_write_is_not_trusted(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file away")
-def test_a_file_of_another_user_is_not_trusted(tmp_path: Path) -> None:
+def test_read_of_another_users_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     os.chown(tmp_path / "a", 12345, 12345)
     with pytest.raises(durable.UntrustedFile, match="12345"):
         durable.read(tmp_path / "a", limit_bytes=LIMIT)
 
 
-def test_removing_what_is_absent_is_fine(tmp_path: Path) -> None:
+def test_remove_of_an_absent_file_succeeds(tmp_path: Path) -> None:
     durable.publish(tmp_path / "a", b"x")
     durable.remove(tmp_path / "a")
     durable.remove(tmp_path / "a")
     assert os.listdir(tmp_path) == []
 
 
-def test_a_directory_that_is_there_is_kept_and_a_symlink_to_one_is_not_trusted(
+def test_make_directory_keeps_an_existing_one_and_refuses_a_symlink(
     tmp_path: Path,
 ) -> None:
     durable.make_directory(tmp_path / "d", 0o700)
@@ -156,7 +156,7 @@ def test_a_directory_that_is_there_is_kept_and_a_symlink_to_one_is_not_trusted(
         durable.make_directory(tmp_path / "link", 0o700)
 
 
-def test_a_directory_appears_whole_and_replaces_only_an_empty_one(tmp_path: Path) -> None:
+def test_publish_directory_replaces_only_an_empty_directory(tmp_path: Path) -> None:
     for name in ("one", "two"):
         durable.make_staging(tmp_path / name, 0o700)
         durable.write_staged(tmp_path / name / "record", name.encode())
@@ -169,18 +169,18 @@ def test_a_directory_appears_whole_and_replaces_only_an_empty_one(tmp_path: Path
     assert (tmp_path / "two" / "record").read_bytes() == b"two"
 
 
-def test_staging_begins_with_nothing_in_it(tmp_path: Path) -> None:
+def test_make_staging_over_an_existing_directory_is_refused(tmp_path: Path) -> None:
     durable.make_staging(tmp_path / "new", 0o700)
     with pytest.raises(durable.PathAlreadyExists):
         durable.make_staging(tmp_path / "new", 0o700)
 
 
-def test_an_absent_staging_directory_is_not_found(tmp_path: Path) -> None:
+def test_publish_directory_without_staging_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(errors.NotFound):
         durable.publish_directory(tmp_path / "none", tmp_path / "final")
 
 
-def test_sweeping_takes_leftovers_and_nothing_else(tmp_path: Path) -> None:
+def test_sweep_removes_only_temporary_files(tmp_path: Path) -> None:
     (tmp_path / ".a.0123456789ab.crust-tmp").touch()
     (tmp_path / ".hidden").touch()
     (tmp_path / "a").touch()
@@ -188,6 +188,6 @@ def test_sweeping_takes_leftovers_and_nothing_else(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == [".hidden", "a"]
 
 
-def test_a_name_of_the_longest_length_can_be_published(tmp_path: Path) -> None:
+def test_publish_accepts_a_name_of_maximum_length(tmp_path: Path) -> None:
     durable.publish(tmp_path / ("n" * 255), b"x")
     assert os.listdir(tmp_path) == ["n" * 255]

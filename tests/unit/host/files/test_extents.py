@@ -1,4 +1,4 @@
-"""Which parts of two files differ, told by where their blocks are."""
+"""Which parts of two files differ, by the positions of their blocks."""
 
 import random
 from pathlib import Path
@@ -14,26 +14,26 @@ def differing(old: list[_Placed], new: list[_Placed]) -> list[Extent]:
     return list(_merged(_differences(old, new)))
 
 
-def test_shared_blocks_are_the_same_however_they_are_cut() -> None:
+def test_differing_ignores_shared_blocks_in_different_extents() -> None:
     whole = [_Placed(0, 100, 1000)]
     parts = [_Placed(0, 40, 1000), _Placed(40, 100, 1040)]
     assert differing(whole, parts) == []
     assert differing(parts, whole) == []
 
 
-def test_a_part_of_only_one_file_differs_and_a_hole_of_both_does_not() -> None:
+def test_differing_reports_data_of_one_file_and_no_common_hole() -> None:
     old = [_Placed(0, 10, 1000)]
     new = [_Placed(20, 30, 2000)]
     assert differing(old, new) == [Extent(0, 10), Extent(20, 10)]
     assert differing([], []) == []
 
 
-def test_blocks_whose_place_says_nothing_differ() -> None:
+def test_differing_reports_blocks_without_a_known_position() -> None:
     unknown = [_Placed(0, 10, None)]
     assert differing(unknown, unknown) == [Extent(0, 10)]
 
 
-def test_the_difference_is_that_of_every_single_block() -> None:
+def test_differing_matches_a_comparison_of_each_block() -> None:
     chance = random.Random(7)
 
     def blocks() -> dict[int, int]:
@@ -58,7 +58,7 @@ def test_the_difference_is_that_of_every_single_block() -> None:
         assert found == sorted(found)
 
 
-def test_a_copy_has_the_bytes_and_the_holes_and_its_mode(tmp_path: Path) -> None:
+def test_copy_keeps_bytes_and_holes_and_sets_the_mode(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     with source.open("wb") as file:
         file.truncate(8 << 20)
@@ -71,7 +71,7 @@ def test_a_copy_has_the_bytes_and_the_holes_and_its_mode(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
 
 
-def test_a_source_that_is_too_short_or_absent_leaves_nothing(tmp_path: Path) -> None:
+def test_copy_of_a_short_or_absent_source_leaves_no_file(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(b"short")
     with pytest.raises(file_copy.SourceTooShort):

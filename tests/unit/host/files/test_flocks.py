@@ -11,7 +11,7 @@ from crust import errors
 from crust.host.files import flocks
 
 
-def test_second_owner_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:
+def test_acquire_of_a_held_lock_names_the_holders_pid(tmp_path: Path) -> None:
     with flocks.ProcessLock.acquire(tmp_path / "lock"):
         with pytest.raises(flocks.LockHeld) as caught:
             flocks.ProcessLock.acquire(tmp_path / "lock")
@@ -19,7 +19,7 @@ def test_second_owner_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None
         assert str(os.getpid()) in str(caught.value)
 
 
-def test_lock_is_free_after_close_and_closing_twice_is_fine(tmp_path: Path) -> None:
+def test_close_releases_the_lock_and_may_be_repeated(tmp_path: Path) -> None:
     lock = flocks.ProcessLock.acquire(tmp_path / "lock")
     lock.close()
     lock.close()
@@ -27,14 +27,14 @@ def test_lock_is_free_after_close_and_closing_twice_is_fine(tmp_path: Path) -> N
     assert (tmp_path / "lock").exists()
 
 
-def test_lock_file_that_is_a_symlink_is_refused(tmp_path: Path) -> None:
+def test_acquire_of_a_symlink_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to("elsewhere")
     with pytest.raises(errors.Refused):
         flocks.ProcessLock.acquire(tmp_path / "lock")
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_lock_dies_with_its_owner(tmp_path: Path) -> None:
+def test_lock_is_released_when_its_process_dies(tmp_path: Path) -> None:
     code = (
         "import sys; from crust.host.files import flocks as ownership; "
         "lock = ownership.ProcessLock.acquire(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
@@ -54,7 +54,7 @@ def test_lock_dies_with_its_owner(tmp_path: Path) -> None:
     flocks.ProcessLock.acquire(tmp_path / "lock").close()
 
 
-def test_lock_of_an_inherited_descriptor_lives_as_long_as_the_heir(tmp_path: Path) -> None:
+def test_lock_on_an_inherited_descriptor_lives_as_long_as_the_child(tmp_path: Path) -> None:
     """A claim's lock is handed to the hypervisor: it must outlive whoever took it, and no longer than the heir."""
     path = tmp_path / "claim"
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -75,7 +75,7 @@ def test_lock_of_an_inherited_descriptor_lives_as_long_as_the_heir(tmp_path: Pat
             os.close(other)
 
 
-def test_holders_of_what_nobody_locked_are_none(tmp_path: Path) -> None:
+def test_holder_pids_of_an_unlocked_file_are_empty(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert flocks.holder_pids(tmp_path / "file") == ()
     assert flocks.holder_pids(tmp_path / "absent") == ()

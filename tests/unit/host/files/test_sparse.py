@@ -9,7 +9,7 @@ from crust import errors
 from crust.host.files import sparse
 
 
-def test_an_image_takes_no_space_and_grows_only(tmp_path: Path) -> None:
+def test_create_image_is_sparse_and_never_shrinks(tmp_path: Path) -> None:
     path = str(tmp_path / "a.img")
     sparse.create(path, 1 << 30)
     assert os.stat(path).st_blocks == 0
@@ -27,7 +27,7 @@ def test_an_image_takes_no_space_and_grows_only(tmp_path: Path) -> None:
     assert not sparse.exists(path)
 
 
-def test_what_is_no_image_is_neither_made_one_nor_followed(tmp_path: Path) -> None:
+def test_create_on_link_or_directory_is_refused(tmp_path: Path) -> None:
     real, link, pipe = tmp_path / "real", tmp_path / "link", tmp_path / "pipe"
     real.write_bytes(b"untouched")
     link.symlink_to(real)
@@ -44,7 +44,7 @@ def test_what_is_no_image_is_neither_made_one_nor_followed(tmp_path: Path) -> No
         sparse.size_bytes(str(tmp_path / "absent"))
 
 
-def test_the_room_of_a_filesystem_is_told(tmp_path: Path) -> None:
+def test_space_reports_total_and_available_bytes(tmp_path: Path) -> None:
     space = sparse.space(str(tmp_path))
     assert 0 < space.available_bytes <= space.total_bytes
     assert not space.readonly

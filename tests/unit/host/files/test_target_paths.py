@@ -21,19 +21,19 @@ def root(tmp_path: Path) -> Path:
     return path
 
 
-def test_directory_is_made_below_a_root_and_making_it_again_is_fine(root: Path) -> None:
+def test_make_directory_twice_below_a_root_succeeds(root: Path) -> None:
     target_paths.make_directory(target(root / "pods" / "v"), [str(root)])
     target_paths.make_directory(target(root / "pods" / "v"), [str(root)])
     assert (root / "pods" / "v").is_dir()
 
 
-def test_directory_can_be_made_directly_in_a_root(root: Path) -> None:
+def test_make_directory_directly_in_a_root_succeeds(root: Path) -> None:
     target_paths.make_directory(target(root / "v"), ["/nonexistent", f"{root}/"])
     assert (root / "v").is_dir()
 
 
 @pytest.mark.parametrize("name", ["kubelet-other/v", "elsewhere", "kubelet"])
-def test_target_outside_the_roots_is_refused(root: Path, tmp_path: Path, name: str) -> None:
+def test_make_directory_outside_the_roots_is_refused(root: Path, tmp_path: Path, name: str) -> None:
     """A prefix test would let kubelet-other pass."""
     (tmp_path / "kubelet-other").mkdir()
     with pytest.raises(target_paths.PathOutsideRoots):
@@ -41,18 +41,20 @@ def test_target_outside_the_roots_is_refused(root: Path, tmp_path: Path, name: s
     assert os.listdir(tmp_path / "kubelet-other") == []
 
 
-def test_without_roots_everything_is_refused(root: Path) -> None:
+def test_make_directory_without_roots_is_refused(root: Path) -> None:
     with pytest.raises(target_paths.PathOutsideRoots):
         target_paths.open_parent(target(root / "v"), [])
 
 
-def test_root_may_be_reached_through_a_link(root: Path, tmp_path: Path) -> None:
+def test_make_directory_below_a_linked_root_succeeds(root: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(root)
     target_paths.make_directory(target(tmp_path / "link" / "pods" / "v"), [str(tmp_path / "link")])
     assert (root / "pods" / "v").is_dir()
 
 
-def test_link_below_the_root_is_not_followed(root: Path, tmp_path: Path) -> None:
+def test_make_directory_through_a_link_below_the_root_is_refused(
+    root: Path, tmp_path: Path
+) -> None:
     (tmp_path / "victim").mkdir()
     (root / "pods" / "evil").symlink_to(tmp_path / "victim")
     with pytest.raises(target_paths.SymlinkInPath) as caught:
@@ -61,7 +63,7 @@ def test_link_below_the_root_is_not_followed(root: Path, tmp_path: Path) -> None
     assert os.listdir(tmp_path / "victim") == []
 
 
-def test_target_that_is_a_link_is_neither_used_nor_removed(root: Path, tmp_path: Path) -> None:
+def test_target_that_is_a_link_is_refused_and_kept(root: Path, tmp_path: Path) -> None:
     (tmp_path / "victim").mkdir()
     (root / "v").symlink_to(tmp_path / "victim")
     for act in (target_paths.make_directory, target_paths.make_file, target_paths.remove):
@@ -71,25 +73,25 @@ def test_target_that_is_a_link_is_neither_used_nor_removed(root: Path, tmp_path:
     assert (tmp_path / "victim").is_dir()
 
 
-def test_absent_parent_is_not_found_and_not_made(root: Path) -> None:
+def test_make_directory_with_absent_parent_is_not_found(root: Path) -> None:
     with pytest.raises(errors.NotFound):
         target_paths.make_directory(target(root / "none" / "v"), [str(root)])
     assert not (root / "none").exists()
 
 
-def test_a_file_in_the_middle_is_refused(root: Path) -> None:
+def test_make_directory_below_a_file_is_refused(root: Path) -> None:
     (root / "file").touch()
     with pytest.raises(target_paths.TargetConflict, match="'file' is not a directory"):
         target_paths.make_directory(target(root / "file" / "v"), [str(root)])
 
 
-def test_directory_with_something_in_it_is_no_target(root: Path) -> None:
+def test_make_directory_on_a_non_empty_directory_is_refused(root: Path) -> None:
     (root / "v" / "data").mkdir(parents=True)
     with pytest.raises(target_paths.TargetConflict, match="not empty"):
         target_paths.make_directory(target(root / "v"), [str(root)])
 
 
-def test_file_is_made_and_kept_only_if_empty(root: Path) -> None:
+def test_make_file_keeps_an_empty_file_and_refuses_a_full_one(root: Path) -> None:
     target_paths.make_file(target(root / "v"), [str(root)])
     target_paths.make_file(target(root / "v"), [str(root)])
     (root / "v").write_bytes(b"x")
@@ -98,7 +100,7 @@ def test_file_is_made_and_kept_only_if_empty(root: Path) -> None:
     assert (root / "v").read_bytes() == b"x"
 
 
-def test_file_and_directory_are_not_taken_for_each_other(root: Path) -> None:
+def test_make_file_on_a_directory_and_make_directory_on_a_file_are_refused(root: Path) -> None:
     target_paths.make_file(target(root / "f"), [str(root)])
     with pytest.raises(target_paths.TargetConflict):
         target_paths.make_directory(target(root / "f"), [str(root)])
@@ -107,7 +109,7 @@ def test_file_and_directory_are_not_taken_for_each_other(root: Path) -> None:
         target_paths.make_file(target(root / "d"), [str(root)])
 
 
-def test_removal_takes_empty_things_and_absent_is_fine(root: Path) -> None:
+def test_remove_removes_empty_entries_and_ignores_absent_ones(root: Path) -> None:
     target_paths.make_directory(target(root / "d"), [str(root)])
     target_paths.make_file(target(root / "f"), [str(root)])
     for name in ("d", "f", "d", "absent/v"):
@@ -115,7 +117,7 @@ def test_removal_takes_empty_things_and_absent_is_fine(root: Path) -> None:
     assert os.listdir(root) == ["pods"]
 
 
-def test_removal_never_takes_content(root: Path) -> None:
+def test_remove_refuses_content(root: Path) -> None:
     (root / "d" / "data").mkdir(parents=True)
     (root / "f").write_bytes(b"x")
     for name in ("d", "f"):
@@ -125,7 +127,7 @@ def test_removal_never_takes_content(root: Path) -> None:
     assert (root / "f").read_bytes() == b"x"
 
 
-def test_what_the_kernel_knows_to_be_free_needs_no_asking(root: Path) -> None:
+def test_is_known_free_for_a_cached_free_target_is_true(root: Path) -> None:
     """Having been asked before: what it does not remember is not known, and that is no refusal."""
     for name in ("v", "pods/v"):
         assert not os.path.lexists(root / name)
@@ -134,7 +136,7 @@ def test_what_the_kernel_knows_to_be_free_needs_no_asking(root: Path) -> None:
         assert target_paths.is_known_free(target(root / name), [str(root)])
 
 
-def test_nothing_is_known_of_what_would_be_refused(root: Path, tmp_path: Path) -> None:
+def test_is_known_free_for_a_refused_target_is_false(root: Path, tmp_path: Path) -> None:
     (root / "link").symlink_to("pods")
     for name in ("link/v", "absent/v"):
         assert not os.path.lexists(root / name)

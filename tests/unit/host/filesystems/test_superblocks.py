@@ -24,12 +24,12 @@ def ext4(path: Path, **fields: tuple[int, str, int]) -> str:
     return str(path)
 
 
-def test_ext4_size_is_blocks_times_block_size(tmp_path: Path) -> None:
+def test_read_ext4_size_is_blocks_times_block_size(tmp_path: Path) -> None:
     found = superblocks.read_ext4(ext4(tmp_path / "a"))
     assert (found.block_size_bytes, found.size_bytes, found.clean) == (4096, 4_096_000, True)
 
 
-def test_ext4_high_half_counts_only_with_the_64bit_feature(tmp_path: Path) -> None:
+def test_read_ext4_uses_the_high_half_only_with_the_64bit_feature(tmp_path: Path) -> None:
     high = (0x150, "<I", 1)
     assert superblocks.read_ext4(ext4(tmp_path / "a", high=high)).blocks == 1000
     wide = ext4(tmp_path / "b", high=high, incompat=(0x60, "<I", 0x80))
@@ -47,25 +47,25 @@ def test_ext4_high_half_counts_only_with_the_64bit_feature(tmp_path: Path) -> No
         pytest.param((0x44, "<I", 86400), id="checked at intervals"),
     ],
 )
-def test_ext4_that_is_due_for_a_check_is_not_clean(
+def test_read_ext4_due_for_a_check_is_not_clean(
     tmp_path: Path, field: tuple[int, str, int]
 ) -> None:
     assert not superblocks.read_ext4(ext4(tmp_path / "a", state=(0x3A, "<H", 1), x=field)).clean
 
 
-def test_ext4_mount_count_at_its_limit_is_not_clean(tmp_path: Path) -> None:
+def test_read_ext4_with_mount_count_at_its_limit_is_not_clean(tmp_path: Path) -> None:
     count, limit = (0x34, "<H", 20), (0x36, "<h", 20)
     assert not superblocks.read_ext4(ext4(tmp_path / "a", count=count, max_mounts=limit)).clean
     assert superblocks.read_ext4(ext4(tmp_path / "a", max_mounts=limit)).clean
 
 
-def test_xfs_is_big_endian(tmp_path: Path) -> None:
+def test_read_xfs_is_big_endian(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"XFSB" + struct.pack(">IQ", 4096, 2**33))
     assert superblocks.read_xfs(str(tmp_path / "a")).size_bytes == 4096 * 2**33
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 4096, b"x" * 4096])
-def test_another_magic_is_corrupt(tmp_path: Path, content: bytes) -> None:
+def test_read_of_another_magic_raises_invalid_superblock(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a").write_bytes(content)
     for read in (superblocks.read_ext4, superblocks.read_xfs):
         with pytest.raises(superblocks.InvalidSuperblock):

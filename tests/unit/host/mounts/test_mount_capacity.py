@@ -18,12 +18,12 @@ PLENTY = 1 << 50
         (16 * MIB, PLENTY, PLENTY, 1),
     ],
 )
-def test_the_scarcest_resource_decides(
+def test_estimate_is_limited_by_the_scarcest_resource(
     memory_bytes: int, threads: int, mounts: int, fit: int
 ) -> None:
     found = mount_capacity.estimate(memory_bytes=memory_bytes, threads=threads, mounts=mounts)
     assert found == fit
 
 
-def test_this_kernel_tells_its_limits() -> None:
+def test_max_volumes_on_this_kernel_is_positive() -> None:
     assert mount_capacity.max_volumes() >= 1

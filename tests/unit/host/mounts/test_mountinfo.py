@@ -11,7 +11,7 @@ LINES = (
 )
 
 
-def test_fields_are_read_past_any_number_of_optional_ones() -> None:
+def test_parse_skips_any_number_of_optional_fields() -> None:
     first = mountinfo.parse(LINES)[0]
     assert first == mountinfo.Mount(
         mount_id=36,
@@ -27,26 +27,26 @@ def test_fields_are_read_past_any_number_of_optional_ones() -> None:
     )
 
 
-def test_octal_escapes_are_decoded() -> None:
+def test_parse_decodes_octal_escapes() -> None:
     assert mountinfo.parse(LINES)[1].target == "/a b\tc\nd\\e#f"
 
 
-def test_names_that_are_not_utf8_survive() -> None:
+def test_parse_keeps_names_that_are_not_utf8() -> None:
     assert (
         mountinfo.parse(LINES)[2].target.encode("utf-8", "surrogateescape") == b"/caf\xc3\xa9/\xff"
     )
 
 
-def test_an_empty_source_is_read() -> None:
+def test_parse_accepts_an_empty_source() -> None:
     mount = mountinfo.parse(b"41 36 0:50 / /x rw - tmpfs  rw\n")[0]
     assert (mount.source, mount.super_options) == ("", ("rw",))
 
 
-def test_readonly_is_the_mounts_or_the_filesystems() -> None:
+def test_readonly_is_true_for_the_mount_or_the_filesystem() -> None:
     assert [mount.readonly for mount in mountinfo.parse(LINES)] == [False, True, False]
 
 
-def test_root_is_a_mount_and_an_ordinary_or_absent_path_is_none(tmp_path: Path) -> None:
+def test_at_root_finds_a_mount_and_at_an_ordinary_or_absent_path_none(tmp_path: Path) -> None:
     root = mountinfo.at("/")
     assert root is not None
     assert root.target == "/"
@@ -54,7 +54,7 @@ def test_root_is_a_mount_and_an_ordinary_or_absent_path_is_none(tmp_path: Path) 
     assert mountinfo.at(str(tmp_path / "absent")) is None
 
 
-def test_a_link_to_a_mountpoint_is_no_mountpoint_but_a_link_above_one_is_followed(
+def test_at_does_not_follow_a_final_link_but_links_above(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "link").symlink_to("/proc")

@@ -13,7 +13,7 @@ from crust.host.process.bounded_calls import (
 )
 
 
-async def test_a_call_that_hangs_is_answered_in_time_and_joined_not_repeated() -> None:
+async def test_call_that_hangs_times_out_and_is_joined_by_the_next() -> None:
     calls: BoundedCalls[int] = BoundedCalls()
     release = threading.Event()
     started = 0
@@ -35,13 +35,13 @@ async def test_a_call_that_hangs_is_answered_in_time_and_joined_not_repeated() -
     assert started == 1
 
 
-async def test_the_number_of_hanging_calls_is_bounded() -> None:
+async def test_call_with_all_threads_hanging_is_refused() -> None:
     calls: BoundedCalls[None] = BoundedCalls(limit=2)
     release = threading.Event()
     for key in ("a", "b"):
         with pytest.raises(SystemCallTimedOut):
             await calls.call(key, lambda: void(release.wait()), timeout_s=0.01)
-    with pytest.raises(TooManyHungSystemCalls, match=r"of 2 .* 2 hang"):
+    with pytest.raises(TooManyHungSystemCalls, match=r"all 2 .* 2 of the calls hang"):
         await calls.call("c", lambda: None, timeout_s=3600)
     release.set()
     for key in ("a", "b"):
@@ -49,7 +49,7 @@ async def test_the_number_of_hanging_calls_is_bounded() -> None:
     await calls.call("c", lambda: None, timeout_s=10)
 
 
-async def test_calls_that_do_not_hang_are_all_answered_however_many_come_at_once() -> None:
+async def test_call_beyond_the_limit_waits_for_a_free_thread() -> None:
     calls: BoundedCalls[int] = BoundedCalls(limit=2)
     release, guard, seen = threading.Event(), threading.Lock(), [0, 0]
 
@@ -70,19 +70,19 @@ async def test_calls_that_do_not_hang_are_all_answered_however_many_come_at_once
     assert seen[1] <= 2
 
 
-async def test_who_gets_no_thread_in_time_is_told_why() -> None:
+async def test_call_without_a_thread_in_time_raises_too_many_hung_system_calls() -> None:
     calls: BoundedCalls[None] = BoundedCalls(limit=1)
     release = threading.Event()
     first = asyncio.create_task(calls.call("a", lambda: void(release.wait()), timeout_s=3600))
     await asyncio.sleep(0)
-    with pytest.raises(TooManyHungSystemCalls, match=r"of 1 .* 0 hang"):
+    with pytest.raises(TooManyHungSystemCalls, match=r"all 1 .* 0 of the calls hang"):
         await calls.call("b", lambda: None, timeout_s=0.01)
     release.set()
     await first
     await calls.call("b", lambda: None, timeout_s=10)
 
 
-async def test_every_waiter_gets_the_error_and_the_next_call_starts_afresh() -> None:
+async def test_call_error_reaches_all_callers_and_the_next_call_runs_again() -> None:
     calls: BoundedCalls[int] = BoundedCalls()
 
     def fail() -> int:
@@ -94,7 +94,7 @@ async def test_every_waiter_gets_the_error_and_the_next_call_starts_afresh() -> 
     assert await calls.call("key", lambda: 3, timeout_s=10) == 3
 
 
-async def test_an_error_that_nobody_waits_for_any_more_is_not_reported_as_lost() -> None:
+async def test_call_error_after_all_callers_left_is_not_logged_by_asyncio() -> None:
     calls: BoundedCalls[int] = BoundedCalls()
     release = threading.Event()
 

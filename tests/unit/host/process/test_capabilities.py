@@ -5,7 +5,7 @@ from pathlib import Path
 from crust.host.process import boot, capabilities
 
 
-def test_capabilities_agree_with_the_kernels_list() -> None:
+def test_effective_capabilities_match_proc_status() -> None:
     line = next(
         line
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -17,6 +17,6 @@ def test_capabilities_agree_with_the_kernels_list() -> None:
     assert capabilities.has_cap_sys_resource() == bool(mask & 1 << 24)
 
 
-def test_boot_id_stays_and_is_a_uuid() -> None:
+def test_boot_id_is_a_constant_uuid() -> None:
     assert boot.boot_id() == boot.boot_id()
     assert len(boot.boot_id().split("-")) == 5

@@ -36,7 +36,7 @@ async def started(argv: list[str], tmp_path: Path) -> tuple[asyncio.Task[command
     return task, os.pidfd_open(int(await asyncio.to_thread(ready.read_text)))
 
 
-async def test_a_descriptor_that_is_inherited_is_open_in_the_program_and_no_other_is(
+async def test_run_passes_only_the_inherited_descriptors(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "file").touch()
@@ -48,26 +48,26 @@ async def test_a_descriptor_that_is_inherited_is_open_in_the_program_and_no_othe
         os.close(fd)
 
 
-async def test_output_and_input_pass() -> None:
+async def test_run_passes_input_and_output() -> None:
     done = await commands.run(["cat"], timeout_s=LONG_S, input=b"x" * 300_000)
     assert (done.code, len(done.stdout)) == (0, 300_000)
 
 
-async def test_environment_is_small_and_locale_is_c() -> None:
+async def test_run_sets_a_small_environment_with_c_locale() -> None:
     done = await commands.run(["env"], timeout_s=LONG_S)
     names = {line.split(b"=")[0] for line in done.stdout.splitlines()}
     assert b"LC_ALL=C" in done.stdout.splitlines()
     assert names == {b"LC_ALL", b"PATH"}
 
 
-async def test_program_runs_in_a_session_of_its_own() -> None:
+async def test_run_uses_a_session_of_its_own() -> None:
     done = await commands.run(
         python("import os; print(os.getsid(0) == os.getpid())"), timeout_s=LONG_S
     )
     assert done.stdout == b"True\n"
 
 
-async def test_failure_carries_status_and_the_end_of_stderr() -> None:
+async def test_run_failure_has_status_and_stderr_tail() -> None:
     code = "import sys; sys.stderr.write('x' * 10000 + 'the end'); sys.exit(3)"
     with pytest.raises(commands.CommandFailed, match="exited with 3") as caught:
         await commands.run(python(code), timeout_s=LONG_S)
@@ -76,40 +76,40 @@ async def test_failure_carries_status_and_the_end_of_stderr() -> None:
     assert len(caught.value.stderr_tail) == commands.STDERR_TAIL_BYTES
 
 
-async def test_status_may_be_declared_good() -> None:
+async def test_run_accepts_a_declared_exit_status() -> None:
     assert (
         await commands.run(python("raise SystemExit(1)"), timeout_s=LONG_S, ok=(0, 1))
     ).code == 1
 
 
-async def test_death_by_signal_is_told() -> None:
+async def test_run_reports_death_by_signal() -> None:
     with pytest.raises(commands.CommandFailed, match="signal 9"):
         await commands.run(python("import os; os.kill(os.getpid(), 9)"), timeout_s=LONG_S)
 
 
-async def test_program_that_is_missing_names_its_package() -> None:
+async def test_run_of_a_missing_program_names_its_package() -> None:
     with pytest.raises(commands.CommandMissing, match="e2fsprogs"):
         await commands.run(["/nonexistent/mkfs.ext4"], timeout_s=LONG_S)
 
 
-async def test_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
+async def test_run_of_a_file_that_is_not_executable_fails(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"x")
     with pytest.raises(errors.Refused):
         await commands.run([str(tmp_path / "data")], timeout_s=LONG_S)
 
 
-async def test_deadline_ends_the_program() -> None:
+async def test_run_past_the_deadline_ends_the_program() -> None:
     with pytest.raises(commands.CommandTimedOut, match=r"within 0.2 s"):
         await commands.run(["sleep", "600"], timeout_s=0.2)
 
 
-async def test_program_that_ends_but_leaves_its_output_open_meets_the_deadline() -> None:
+async def test_run_with_output_left_open_ends_at_the_deadline() -> None:
     """The wait is for the output's end too, which a child in the background holds open."""
     with pytest.raises(commands.CommandTimedOut):
         await commands.run(["sh", "-c", "sleep 600 & exit 0"], timeout_s=0.5)
 
 
-async def test_cancellation_ends_the_program_before_the_caller_hears(tmp_path: Path) -> None:
+async def test_run_cancelled_returns_only_after_the_program_ended(tmp_path: Path) -> None:
     code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
     task, pidfd = await started(python(code), tmp_path)
     task.cancel()
@@ -119,7 +119,7 @@ async def test_cancellation_ends_the_program_before_the_caller_hears(tmp_path: P
     os.close(pidfd)
 
 
-async def test_what_the_program_started_ends_with_it(tmp_path: Path) -> None:
+async def test_run_past_the_deadline_ends_child_processes_too(tmp_path: Path) -> None:
     """A formatter that outlived its call would format a device that someone else has by then."""
     code = (
         "import subprocess, sys, time\n"
@@ -134,7 +134,7 @@ async def test_what_the_program_started_ends_with_it(tmp_path: Path) -> None:
     assert await asyncio.to_thread(ends, pidfd)
 
 
-async def test_program_that_ignores_sigterm_is_killed(
+async def test_run_kills_a_program_that_ignores_sigterm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commands, "_GRACE_S", 0.1)
@@ -151,10 +151,10 @@ async def test_program_that_ignores_sigterm_is_killed(
     assert await asyncio.to_thread(ends, pidfd)
 
 
-async def test_endless_output_is_a_failure_and_not_all_memory(
+async def test_run_with_endless_output_fails_with_bounded_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """More is there than asyncio holds when the first of it is read: the exit is told once all of it was."""
+    """The output exceeds asyncio's buffer: asyncio reports the exit only once all of it was read."""
     start = commands._start
 
     async def start_and_fill(*args: Any, **options: Any) -> asyncio.subprocess.Process:
@@ -169,5 +169,5 @@ async def test_endless_output_is_a_failure_and_not_all_memory(
         await commands.run(argv, timeout_s=LONG_S, output_limit_bytes=1000)
 
 
-async def test_program_that_does_not_read_its_input_is_no_failure() -> None:
+async def test_run_of_a_program_that_ignores_its_input_succeeds() -> None:
     assert (await commands.run(["true"], timeout_s=LONG_S, input=b"x" * 1_000_000)).code == 0

@@ -26,13 +26,11 @@ from crust.host.process import oserrors
         (errno.EINVAL, errors.RuntimeFailed),
     ],
 )
-def test_errno_becomes_the_branch_that_says_what_to_do(
-    number: int, branch: type[errors.CrustError]
-) -> None:
+def test_translate_maps_errno_to_its_branch(number: int, branch: type[errors.CrustError]) -> None:
     assert type(oserrors.translate(OSError(number, "x"), "cannot do it")) is branch
 
 
-def test_translation_keeps_cause_reason_and_path() -> None:
+def test_translate_keeps_cause_reason_and_path() -> None:
     with (
         pytest.raises(errors.NotFound) as caught,
         oserrors.translating("cannot read it", hint="mend"),
@@ -44,13 +42,13 @@ def test_translation_keeps_cause_reason_and_path() -> None:
     )
 
 
-def test_an_errno_without_a_row_is_a_failure_and_not_the_callers_fault() -> None:
+def test_translate_of_an_unlisted_errno_is_runtime_failed() -> None:
     error = oserrors.translate(OSError(errno.EXFULL, "x"), "cannot")
     assert type(error) is errors.RuntimeFailed
     assert "EXFULL" in error.why
 
 
-def test_errors_of_crust_pass_unchanged() -> None:
+def test_translating_passes_crust_errors_unchanged() -> None:
     original = errors.Conflict("two")
     with pytest.raises(errors.Conflict) as caught, oserrors.translating("cannot"):
         raise original
