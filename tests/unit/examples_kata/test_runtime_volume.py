@@ -176,6 +176,6 @@ def published(root: Path) -> Record:
 def test_a_volume_of_another_handler_is_refused(tmp_path: Path) -> None:
     record = published(tmp_path / "volumes")
     other = handoff.Directory(str(tmp_path / "volumes"), volumes.HandlerName("other"))
-    with pytest.raises(runtime_handler.WrongHandler, match="handed to kata"):
+    with pytest.raises(runtime_handler.WrongHandler, match="published to kata"):
         other.claim(record.target, ONE)
     assert other.records() == (record,)
