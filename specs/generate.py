@@ -1,4 +1,4 @@
-"""Generates what is made from the contracts: crust/wire from the protos, the JSON schema from the record's model.
+"""Generates code and schema from the contracts: crust/wire from the protos, the JSON schema from the record's model.
 
 `--into DIR` writes there, in the places that the checkout has. `--check` generates aside and compares with what is
 committed; exit code 1 names every file that differs.
