@@ -3,14 +3,14 @@
 from crust import errors
 
 
-def test_a_message_is_what_why_and_what_to_do() -> None:
+def test_message_has_what_why_and_hint() -> None:
     assert str(errors.NotReady("a", why="b", hint="c")) == "a: b; c"
     assert str(errors.NotReady("a", why="b")) == "a: b"
     assert str(errors.NotReady("a", hint="c")) == "a; c"
     assert str(errors.NotReady("a")) == "a"
 
 
-def test_the_parts_can_be_read_one_by_one() -> None:
+def test_parts_of_an_error_are_attributes() -> None:
     error = errors.Corrupt("a", why="b", hint="c")
     assert (error.what, error.why, error.hint) == ("a", "b", "c")
 

@@ -37,7 +37,7 @@ def test_json_has_one_object_per_line_with_time_level_logger_and_fields() -> Non
     }
 
 
-def test_an_error_of_crust_is_its_sentence_and_its_name() -> None:
+def test_error_of_crust_is_logged_as_sentence_and_name() -> None:
     stream = io.StringIO()
     logs.configure(fmt="json", stream=stream)
     logging.getLogger("crust.x").info("failed", extra={"error": errors.NotReady("no", why="so")})
@@ -84,14 +84,14 @@ async def test_the_contexts_fields_are_on_each_line_and_stay_in_their_task() -> 
     assert "outside\n" in text
 
 
-def test_a_value_that_json_does_not_know_is_told_as_text() -> None:
+def test_value_that_json_does_not_support_is_logged_as_text() -> None:
     stream = io.StringIO()
     logs.configure(fmt="json", stream=stream)
     logging.getLogger("crust.x").info("odd", extra={"value": {1}, "data": b"x"})
     assert json.loads(stream.getvalue())["data"] == "b'x'"
 
 
-def test_a_value_cannot_forge_a_line_on_the_console() -> None:
+def test_value_with_newline_stays_on_one_console_line() -> None:
     stream = io.StringIO()
     logs.configure(stream=stream)
     logging.getLogger("crust.x").info("served", extra={"error": "no\n12:00:00 INFO all is well"})

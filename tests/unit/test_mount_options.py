@@ -5,7 +5,7 @@ import pytest
 from crust import mount_options
 
 
-def test_host_business_is_kept_from_the_guest_and_readonly_becomes_a_field() -> None:
+def test_host_only_options_do_not_reach_the_guest_and_ro_becomes_a_field() -> None:
     options = mount_options.for_guest(["noatime,_netdev", "ro", "x-systemd.automount", "rshared"])
     assert options == mount_options.MountOptions(("noatime",), readonly=True)
 
@@ -15,7 +15,7 @@ def test_the_last_of_ro_and_rw_wins() -> None:
     assert mount_options.for_host(["rw,ro"]).readonly is True
 
 
-def test_a_quoted_label_with_commas_is_one_word_and_stays_on_the_host() -> None:
+def test_quoted_label_with_commas_is_one_option_and_stays_on_the_host() -> None:
     flag = 'context="system_u:object_r:container_file_t:s0:c1,c2",noatime'
     assert mount_options.for_host([flag]).options == (flag.rpartition(",")[0], "noatime")
     assert mount_options.for_guest([flag]).options == ("noatime",)
@@ -31,6 +31,6 @@ def test_a_credential_is_refused_and_its_value_is_not_in_the_error(word: str) ->
 
 
 @pytest.mark.parametrize("word", ["bind", "remount,ro", "move", "rbind"])
-def test_options_that_touch_other_mounts_are_refused(word: str) -> None:
+def test_options_that_change_other_mounts_are_refused(word: str) -> None:
     with pytest.raises(mount_options.MountOptionNotAllowed):
         mount_options.for_host([word])

@@ -38,7 +38,7 @@ async def test_an_identical_request_joins_and_gets_the_same_result() -> None:
 
 
 @pytest.mark.parametrize(("name", "identity"), [("publish", 2), ("unpublish", 1)])
-async def test_a_different_request_is_busy_and_hears_who_holds_the_key(
+async def test_different_request_is_refused_naming_the_running_operation(
     name: str, identity: int
 ) -> None:
     running, work = operations.KeyedOperations(), Work()
@@ -53,7 +53,7 @@ async def test_a_different_request_is_busy_and_hears_who_holds_the_key(
     await first
 
 
-async def test_a_failure_reaches_everybody_who_waits_and_frees_the_key() -> None:
+async def test_failure_reaches_all_waiters_and_frees_the_key() -> None:
     running, work = operations.KeyedOperations(), Work()
     work.error = ValueError("no")
     first = asyncio.create_task(running.run("v", "publish", 1, work))
@@ -66,7 +66,7 @@ async def test_a_failure_reaches_everybody_who_waits_and_frees_the_key() -> None
     assert await running.run("v", "unpublish", 1, _done) == "done"
 
 
-async def test_a_cancelled_caller_leaves_and_the_work_goes_on() -> None:
+async def test_cancelled_caller_does_not_cancel_the_operation() -> None:
     running, work = operations.KeyedOperations(), Work()
     first = asyncio.create_task(running.run("v", "publish", 1, work))
     await work.began.wait()
@@ -86,7 +86,7 @@ async def test_a_cancelled_caller_leaves_and_the_work_goes_on() -> None:
         (ValueError("no"), "operation failed"),
     ],
 )
-async def test_what_becomes_of_work_that_nobody_waits_for_is_logged(
+async def test_outcome_of_an_operation_without_waiters_is_logged(
     error: Exception | None, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -100,7 +100,7 @@ async def test_what_becomes_of_work_that_nobody_waits_for_is_logged(
     assert any(message in record.getMessage() for record in caplog.records)
 
 
-async def test_drain_refuses_newcomers_and_waits_for_what_runs() -> None:
+async def test_drain_refuses_new_operations_and_waits_for_running_ones() -> None:
     running, work = operations.KeyedOperations(), Work()
     first = asyncio.create_task(running.run("v", "publish", 1, work))
     await work.began.wait()
@@ -115,7 +115,7 @@ async def test_drain_refuses_newcomers_and_waits_for_what_runs() -> None:
     assert await first == 1
 
 
-async def test_what_is_beside_operations_never_meets_one() -> None:
+async def test_shared_blocks_and_operations_of_a_key_exclude_each_other() -> None:
     running, work = operations.KeyedOperations(), Work()
     with running.shared("v"), running.shared("v"):
         with pytest.raises(operations.OperationInProgress, match="v is busy"):
@@ -135,7 +135,7 @@ async def _done() -> str:
     return "done"
 
 
-async def test_held_keys_refuse_everybody_until_they_are_let_go_all_or_none() -> None:
+async def test_holding_takes_all_keys_or_none_and_refuses_others_until_released() -> None:
     running, work = operations.KeyedOperations(), Work()
 
     async def copying() -> int:

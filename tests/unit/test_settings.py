@@ -49,7 +49,7 @@ def test_a_list_in_the_environment_is_split_at_commas() -> None:
     assert loaded.target_roots == ("/a", "/b")
 
 
-def test_other_variables_of_the_environment_are_nobodys_business() -> None:
+def test_other_environment_variables_are_ignored() -> None:
     assert proxy(TOML, {"RUN_DIR": "/x", "CRUST_OTHER": "1"}).run_dir == "/run/file"
 
 
@@ -73,7 +73,7 @@ def test_other_variables_of_the_environment_are_nobodys_business() -> None:
         ("", {"drivers": (DRIVER,), "target_roots": ("relative",)}, "target_roots"),
     ],
 )
-def test_what_is_not_usable_is_refused_by_its_name(
+def test_invalid_setting_is_refused_by_its_name(
     toml: str, flags: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidSettings, match="crust proxy cannot start") as caught:
@@ -82,7 +82,7 @@ def test_what_is_not_usable_is_refused_by_its_name(
     assert "docs/operations.md" in caught.value.hint
 
 
-def test_an_environment_that_is_not_usable_is_refused_too() -> None:
+def test_invalid_environment_variable_is_refused() -> None:
     with pytest.raises(InvalidSettings, match="handler_grace_s"):
         proxy(TOML, {"CRUST_HANDLER_GRACE_S": "soon"})
 
@@ -93,7 +93,7 @@ def test_settings_do_not_change_once_they_are_loaded() -> None:
         loaded.run_dir = "/elsewhere"  # type: ignore[misc]
 
 
-def test_shim_and_driver_say_what_they_need() -> None:
+def test_shim_and_driver_report_missing_settings() -> None:
     for model, missing in ((ShimSettings, "driver_socket"), (DriverSettings, "node_id")):
         with pytest.raises(InvalidSettings, match=missing):
             settings.load(model, "it", environ={}, flags={"socket": "/run/s.sock"})

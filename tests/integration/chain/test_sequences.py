@@ -87,7 +87,7 @@ async def test_the_handoff_directory_is_lost_under_a_live_sandbox(
     await chain.check_gone(volume)
 
 
-async def test_all_that_runs_is_lost_with_the_devices_as_in_a_reboot(chain: Chain) -> None:
+async def test_run_and_devices_are_lost_as_in_a_reboot(chain: Chain) -> None:
     volume = await chain.volume()
     target = chain.places.target("one")
     await chain.publish(volume, target)
@@ -200,7 +200,7 @@ async def _fill(path: Path) -> None:
     await asyncio.to_thread(fill)
 
 
-async def test_an_unreadable_record_blocks_its_volume_and_what_it_says_to_do_frees_it(
+async def test_unreadable_record_blocks_its_volume_until_its_hint_is_followed(
     chain: Chain,
 ) -> None:
     volume = await chain.volume()

@@ -32,7 +32,7 @@ def paths(store: Store) -> layout.EntryPaths:
 
 
 @pytest.mark.parametrize("path_of", [lambda paths: paths.record, lambda paths: paths.directory])
-def test_what_a_stranger_owns_is_an_error_for_every_reader(
+def test_directory_or_file_of_another_user_is_an_error_for_every_reader(
     store: Store, paths: layout.EntryPaths, path_of: Callable[[layout.EntryPaths], str]
 ) -> None:
     os.chown(path_of(paths), STRANGER, STRANGER)
@@ -48,7 +48,7 @@ def test_what_a_stranger_owns_is_an_error_for_every_reader(
     assert os.path.exists(paths.record)
 
 
-def test_a_strangers_lock_is_not_locked_and_a_strangers_claim_not_believed(
+def test_lock_and_claim_of_another_user_are_not_used(
     store: Store, paths: layout.EntryPaths
 ) -> None:
     Path(paths.claim).write_text("{}")
@@ -62,7 +62,7 @@ def test_a_strangers_lock_is_not_locked_and_a_strangers_claim_not_believed(
         store.begin_unpublish(TARGET)
 
 
-def test_a_strangers_root_is_not_opened(store: Store) -> None:
+def test_open_refuses_a_root_of_another_user(store: Store) -> None:
     os.chown(store.root, STRANGER, STRANGER)
     with pytest.raises((UntrustedDirectory, errors.Refused), match=str(STRANGER)):
         store.open()

@@ -48,7 +48,7 @@ def _withdraw(store: Store) -> None:
         withdrawal.complete()
 
 
-async def test_the_first_look_shows_what_is_there_even_if_that_is_nothing(store: Store) -> None:
+async def test_first_change_has_all_entries_even_if_there_are_none(store: Store) -> None:
     async with Watch(store.root, rescan_s=HOUR_S) as empty:
         assert await _next(watch.changes(empty)) == Change((), (), (), ())
     entry = store.publish(a_record())
@@ -56,7 +56,9 @@ async def test_the_first_look_shows_what_is_there_even_if_that_is_nothing(store:
         assert await _next(watch.changes(full)) == Change((entry,), (entry,), (), ())
 
 
-async def test_an_entrys_whole_life_is_seen(store: Store, looking: Watch) -> None:
+async def test_changes_report_publish_rewrite_claim_and_unpublish(
+    store: Store, looking: Watch
+) -> None:
     changes = watch.changes(looking)
     await _next(changes)
     published = store.publish(a_record())
@@ -92,7 +94,7 @@ class CountingWatch(Watch):
         super().notify()
 
 
-async def test_what_is_invisible_causes_no_look(store: Store) -> None:
+async def test_hidden_names_cause_no_hint(store: Store) -> None:
     async with CountingWatch(store.root) as looking:
         await anext(aiter(looking))
         for _ in range(3):
@@ -108,9 +110,7 @@ async def test_what_is_invisible_causes_no_look(store: Store) -> None:
         assert looking.hints == 1
 
 
-async def test_many_events_while_nobody_looks_are_one_hint_that_shows_all(
-    store: Store, looking: Watch
-) -> None:
+async def test_many_events_coalesce_into_one_hint(store: Store, looking: Watch) -> None:
     changes = watch.changes(looking)
     await _next(changes)
     for number in range(50):
@@ -121,7 +121,7 @@ async def test_many_events_while_nobody_looks_are_one_hint_that_shows_all(
     assert seen == 50
 
 
-async def test_nothing_is_missed_when_the_kernels_queue_overflows(
+async def test_queue_overflow_causes_a_hint_and_no_change_is_lost(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Watch(store.root, rescan_s=HOUR_S) as looking:
@@ -144,7 +144,7 @@ def _stalled_reader(looking: Watch) -> Any:
     return observer._inotify_fd._lock
 
 
-async def test_a_root_that_is_deleted_and_made_again_is_watched_again(
+async def test_root_deleted_and_created_again_is_watched_again(
     store: Store, looking: Watch
 ) -> None:
     changes = watch.changes(looking)
@@ -160,7 +160,7 @@ async def test_a_root_that_is_deleted_and_made_again_is_watched_again(
         assert (await _next(changes)).appeared == (entry,)
 
 
-async def test_a_root_that_got_the_deleted_ones_inode_is_not_taken_for_it(
+async def test_new_root_with_the_inode_of_the_deleted_one_is_watched(
     store: Store, looking: Watch
 ) -> None:
     await anext(aiter(looking))
@@ -181,7 +181,7 @@ async def _until_watched(looking: Watch) -> None:
         await anext(aiter(looking))
 
 
-async def test_a_root_that_comes_later_is_found_at_the_floor(tmp_path: Path) -> None:
+async def test_root_created_later_is_found_by_the_periodic_scan(tmp_path: Path) -> None:
     store = Store(f"{tmp_path}/later/volumes")
     async with Watch(store.root, rescan_s=0.01) as early:
         changes = watch.changes(early)
@@ -191,7 +191,7 @@ async def test_a_root_that_comes_later_is_found_at_the_floor(tmp_path: Path) -> 
         assert (await _next(changes)).appeared == (entry,)
 
 
-async def test_a_sandboxs_death_which_nobody_announces_is_seen_at_the_floor(store: Store) -> None:
+async def test_death_of_a_sandbox_is_found_by_the_periodic_scan(store: Store) -> None:
     store.publish(a_record())
     lock = claims.ClaimLock.acquire(store.layout.entry(TARGET), TARGET)
     async with Watch(store.root, rescan_s=0.01) as looking:
@@ -201,7 +201,7 @@ async def test_a_sandboxs_death_which_nobody_announces_is_seen_at_the_floor(stor
         assert not (await _next(changes)).entries[0].live
 
 
-async def test_an_unreadable_entry_is_shown_once_and_not_as_a_change_each_time(
+async def test_unreadable_entry_is_reported_once(
     store: Store,
 ) -> None:
     store.publish(a_record())

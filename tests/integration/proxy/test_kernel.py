@@ -63,7 +63,7 @@ async def node(places: Places, device: loop.LoopDevice) -> AsyncIterator[Node]:
 
 
 @pytest.mark.spec("D-15")
-async def test_a_sealed_target_takes_nothing_and_goes_with_the_unpublish(node: Node) -> None:
+async def test_guarded_target_refuses_writes_and_is_removed_by_unpublish(node: Node) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
     node.check_published("vol-1", target)
@@ -111,7 +111,7 @@ async def test_a_device_that_the_host_has_mounted_is_refused_naming_where(
 
 
 @pytest.mark.spec("D-19")
-async def test_a_claim_of_the_sdk_fences_the_device_and_the_unpublish(
+async def test_sdk_claim_blocks_host_mounts_and_unpublish(
     node: Node, device: loop.LoopDevice
 ) -> None:
     target = node.places.target("one")
@@ -131,7 +131,7 @@ async def test_a_claim_of_the_sdk_fences_the_device_and_the_unpublish(
     node.check_untouched(target)
 
 
-async def test_a_target_that_somebody_stands_in_is_reported_and_then_goes(node: Node) -> None:
+async def test_target_in_use_as_working_directory_is_reported_and_removed_later(node: Node) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
     stands = await asyncio.create_subprocess_exec("sleep", "60", cwd=target)
@@ -145,7 +145,7 @@ async def test_a_target_that_somebody_stands_in_is_reported_and_then_goes(node: 
     node.check_untouched(target)
 
 
-async def test_a_retry_after_run_was_lost_finds_the_seal(node: Node) -> None:
+async def test_retry_after_run_was_lost_finds_the_guard_mount(node: Node) -> None:
     """After a crash that took the entry: the seal is on the target, and the publish is simply done again."""
     target = node.places.target("one")
     await node.co.publish("vol-1", target)

@@ -60,7 +60,7 @@ def _hypervisor(claim: Claim) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_claim_names_its_sandbox_and_fences_the_device(
+def test_claim_names_its_sandbox_and_holds_the_device_exclusively(
     store: Store, device: MakeDevice, tmp_path: Path
 ) -> None:
     volume = device("a")
@@ -90,7 +90,7 @@ def test_a_second_sandbox_is_refused_by_the_name_of_the_first(
         _claim(store, TWO)
 
 
-def test_a_claim_lives_in_the_hypervisor_and_dies_with_it(store: Store, device: MakeDevice) -> None:
+def test_claim_lives_as_long_as_the_hypervisor(store: Store, device: MakeDevice) -> None:
     volume = device("a")
     store.publish(record_of(volume, TARGET))
     claim = _claim(store)
@@ -132,9 +132,7 @@ def test_a_device_that_the_host_has_mounted_is_not_claimed(
     _claim(store).release()
 
 
-def test_a_device_that_was_attached_anew_is_not_taken_for_the_one_that_was_meant(
-    store: Store, device: MakeDevice
-) -> None:
+def test_claim_refuses_a_device_that_was_attached_again(store: Store, device: MakeDevice) -> None:
     """Under the same number, as it is unless others on the machine attach or detach something meanwhile."""
     meant, again = device("a").identity, device("a")
     number = replace(again.identity, disk_sequence=meant.disk_sequence)
@@ -146,7 +144,7 @@ def test_a_device_that_was_attached_anew_is_not_taken_for_the_one_that_was_meant
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/etc/hostname", "/dev/crust-is-not-there"])
-def test_a_path_that_leads_to_no_block_device_is_refused(
+def test_claim_refuses_a_path_that_is_not_a_block_device(
     store: Store, device: MakeDevice, path: str
 ) -> None:
     volume = device("a")
@@ -159,7 +157,7 @@ def test_a_path_that_leads_to_no_block_device_is_refused(
     assert _is_free(store, volume.path)
 
 
-def test_what_is_not_there_or_not_ours_or_unreadable_is_not_claimed(
+def test_claim_refuses_absent_foreign_and_unreadable_entries(
     store: Store, device: MakeDevice
 ) -> None:
     volume = device("a")
@@ -210,9 +208,7 @@ def test_a_restarted_handler_adopts_the_claims_of_its_own_sandboxes(
     assert store.claim_state(TARGET) is None
 
 
-def test_a_claim_that_went_to_another_sandbox_is_not_written_over(
-    store: Store, device: MakeDevice
-) -> None:
+def test_report_does_not_overwrite_another_sandboxs_claim(store: Store, device: MakeDevice) -> None:
     store.publish(record_of(device("a"), TARGET))
     old = _claim(store)
     old.hand_over()  # to nobody: the hypervisor is dead
@@ -225,7 +221,7 @@ def test_a_claim_that_went_to_another_sandbox_is_not_written_over(
     assert found is None
 
 
-def test_releasing_after_the_entry_was_withdrawn_is_fine(store: Store, device: MakeDevice) -> None:
+def test_release_after_unpublish_is_ok(store: Store, device: MakeDevice) -> None:
     store.publish(record_of(device("a"), TARGET))
     claim = _claim(store)
     claim.hand_over()
@@ -235,7 +231,7 @@ def test_releasing_after_the_entry_was_withdrawn_is_fine(store: Store, device: M
     assert store.scan() == ()
 
 
-def test_a_handler_killed_anywhere_in_a_claim_leaves_the_volume_free(
+def test_handler_killed_at_any_call_of_a_claim_leaves_the_volume_free(
     store: Store, device: MakeDevice
 ) -> None:
     volume = device("a")
@@ -250,7 +246,9 @@ def test_a_handler_killed_anywhere_in_a_claim_leaves_the_volume_free(
     _claim(store, TWO).release()
 
 
-def test_a_claim_without_space_to_write_it_is_no_claim(store: Store, device: MakeDevice) -> None:
+def test_claim_without_space_fails_and_leaves_the_volume_free(
+    store: Store, device: MakeDevice
+) -> None:
     volume = device("a")
     store.publish(record_of(volume, TARGET))
     made: list[Claim] = []
@@ -286,7 +284,7 @@ def test_a_release_that_fails_anywhere_still_frees_the_volume(
 
 @pytest.mark.spec("H-38")
 @pytest.mark.parametrize("readonly", [False, True])
-def test_a_group_that_a_kubelet_gave_to_the_seal_is_the_volumes(
+def test_group_that_a_kubelet_gave_to_the_guard_mount_becomes_the_volumes(
     store: Store, device: MakeDevice, tmp_path: Path, *, readonly: bool
 ) -> None:
     """What a kubelet does with fsGroup when the driver has no VOLUME_MOUNT_GROUP: chgrp, g+rwx and setgid."""
@@ -306,7 +304,7 @@ def test_a_group_that_a_kubelet_gave_to_the_seal_is_the_volumes(
 
 
 @pytest.mark.spec("H-38")
-def test_a_group_that_was_handed_over_comes_before_the_seals(
+def test_group_of_the_record_has_priority_over_the_guard_mounts(
     store: Store, device: MakeDevice, tmp_path: Path
 ) -> None:
     target = volumes.TargetPath.parse(f"{tmp_path}/mount")

@@ -88,7 +88,7 @@ async def _registered(run_dir: str, request: RegisterRequest) -> AsyncIterator[R
         yield made
 
 
-async def test_a_handler_registers_and_says_what_it_can(run_dir: str) -> None:
+async def test_handler_registers_with_its_features(run_dir: str) -> None:
     async with _proxy(run_dir) as handlers, _registered(run_dir, _request(run_dir)) as made:
         await _wait(made.registered)
         assert not made.lost.is_set()
@@ -100,7 +100,7 @@ async def test_a_handler_registers_and_says_what_it_can(run_dir: str) -> None:
         assert {feature.name for feature in found.features} == {"STATS", "ONLINE_EXPAND"}
 
 
-async def test_a_handler_comes_back_when_the_proxy_comes_back(run_dir: str) -> None:
+async def test_handler_registers_again_after_a_restart_of_the_proxy(run_dir: str) -> None:
     async with _registered(run_dir, _request(run_dir)) as made:
         for _ in range(3):
             async with _proxy(run_dir) as handlers:
@@ -110,7 +110,7 @@ async def test_a_handler_comes_back_when_the_proxy_comes_back(run_dir: str) -> N
             assert made.error is not None
 
 
-async def test_a_name_that_is_taken_is_got_when_it_is_free(run_dir: str) -> None:
+async def test_taken_name_is_retried_until_it_is_free(run_dir: str) -> None:
     async with _proxy(run_dir) as handlers, AsyncExitStack() as stack:
         first = await stack.enter_async_context(_registered(run_dir, _request(run_dir)))
         await _wait(first.registered)
@@ -127,7 +127,7 @@ async def test_a_name_that_is_taken_is_got_when_it_is_free(run_dir: str) -> None
         await asyncio.wait([task])
 
 
-async def test_a_hello_that_can_never_be_accepted_ends_the_registration(run_dir: str) -> None:
+async def test_invalid_request_ends_the_registration(run_dir: str) -> None:
     async with _proxy(run_dir):
         made = Registration(f"{run_dir}/proxy.sock", _request(run_dir, name="Not A Name"))
         async with asyncio.timeout(DEADLINE_S):
@@ -136,7 +136,7 @@ async def test_a_hello_that_can_never_be_accepted_ends_the_registration(run_dir:
         assert made.lost.is_set()
 
 
-async def test_leaving_ends_the_lease(run_dir: str) -> None:
+async def test_end_of_the_block_ends_the_session(run_dir: str) -> None:
     async with _proxy(run_dir) as handlers:
         async with _registered(run_dir, _request(run_dir)) as made:
             await _wait(made.registered)
@@ -145,7 +145,7 @@ async def test_leaving_ends_the_lease(run_dir: str) -> None:
         assert not made.registered.is_set()
 
 
-async def test_a_proxys_socket_that_cannot_be_one_is_said_at_once(run_dir: str) -> None:
+async def test_invalid_proxy_socket_path_is_refused_at_once(run_dir: str) -> None:
     made = Registration("relative.sock", _request(run_dir))
     with pytest.raises(errors.InvalidRequest):
         await made.run()

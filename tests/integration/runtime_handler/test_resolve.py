@@ -48,7 +48,9 @@ def test_a_bind_of_a_target_is_the_targets_volume(store: Store, kubelet: Path) -
     assert resolve_source(store.root, f"{kubelet}/bind/sub") == Resolved(record, "sub")
 
 
-def test_of_two_sealed_targets_each_bind_finds_its_own(store: Store, kubelet: Path) -> None:
+def test_bind_of_one_of_two_guarded_targets_resolves_to_its_own(
+    store: Store, kubelet: Path
+) -> None:
     _published(store, f"{kubelet}/mount")
     mount_api.mount_guard(f"{kubelet}/other")
     other = _published(store, f"{kubelet}/other")
@@ -57,7 +59,7 @@ def test_of_two_sealed_targets_each_bind_finds_its_own(store: Store, kubelet: Pa
 
 
 @pytest.mark.parametrize("below", ["", "/sub"])
-def test_a_sealed_target_without_an_entry_is_refused_and_never_shared(
+def test_guarded_target_without_entry_is_refused_and_never_shared(
     store: Store, kubelet: Path, below: str
 ) -> None:
     _published(store, f"{kubelet}/other")
@@ -65,13 +67,13 @@ def test_a_sealed_target_without_an_entry_is_refused_and_never_shared(
         resolve_source(store.root, f"{kubelet}/mount{below}")
 
 
-def test_a_sealed_target_whose_record_is_gone_is_refused(store: Store, kubelet: Path) -> None:
+def test_guarded_target_without_record_is_refused(store: Store, kubelet: Path) -> None:
     record = _published(store, f"{kubelet}/mount")
     Path(store.layout.record_path(record.target)).unlink()
     with pytest.raises(GuardWithoutEntry):
         resolve_source(store.root, f"{kubelet}/mount")
 
 
-def test_a_directory_beside_a_sealed_one_is_an_ordinary_mount(store: Store, kubelet: Path) -> None:
+def test_directory_beside_a_guarded_one_is_an_ordinary_mount(store: Store, kubelet: Path) -> None:
     _published(store, f"{kubelet}/mount")
     assert resolve_source(store.root, f"{kubelet}/bind") == NotDeferred(f"{kubelet}/bind")

@@ -117,7 +117,7 @@ async def given_up(call: Callable[[], Awaitable[object]], entered: asyncio.Event
             await call()
 
 
-async def test_statistics_arrive_as_they_were_told(handler: Handler, peers: HandlerPeers) -> None:
+async def test_statistics_arrive_unchanged(handler: Handler, peers: HandlerPeers) -> None:
     stats = await peers.stats(handler, TARGET, None)
     assert stats.usage == (USAGE,)
     assert stats.condition == volumes.VolumeCondition(abnormal=True, message="remounted read-only")
@@ -187,7 +187,7 @@ async def test_a_freeze_that_was_given_up_is_finished_and_its_thaw_comes_after_i
     assert (runtime.freezes, runtime.frozen) == (1, False)
 
 
-async def test_an_expansion_that_waits_in_the_guest_does_not_keep_the_thaw_away(
+async def test_expansion_that_waits_in_the_guest_does_not_block_the_thaw(
     handler: Handler, peers: HandlerPeers, runtime: FakeRuntime
 ) -> None:
     runtime.may_freeze.set()
@@ -212,7 +212,7 @@ async def test_a_freeze_of_one_volume_does_not_wait_for_that_of_another(
 
 
 @pytest.mark.parametrize("seconds", [0, 61])
-async def test_a_time_that_is_none_is_refused_before_the_runtime_sees_it(
+async def test_invalid_freeze_time_is_refused_before_the_runtime_is_called(
     handler: Handler, peers: HandlerPeers, runtime: FakeRuntime, seconds: int
 ) -> None:
     with pytest.raises(errors.InvalidRequest, match="from 1 to 60"):
@@ -220,7 +220,7 @@ async def test_a_time_that_is_none_is_refused_before_the_runtime_sees_it(
     assert runtime.freezes == 0
 
 
-async def test_what_a_runtime_does_not_offer_is_unsupported(
+async def test_feature_that_a_runtime_does_not_offer_is_unsupported(
     handler: Handler, peers: HandlerPeers
 ) -> None:
     with pytest.raises(errors.Unsupported, match="IO_LIMITS"):

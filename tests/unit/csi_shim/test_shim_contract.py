@@ -140,15 +140,13 @@ class TestShim:
         assert shim.driver.published[TARGET].deferred
 
     @pytest.mark.spec("D-9")
-    async def test_an_ordinary_publish_is_the_drivers(self, shim: Shim) -> None:
+    async def test_host_publish_passes_to_the_driver(self, shim: Shim) -> None:
         answer = await shim.publish(defer=False)
         assert not answer.HasField("deferred_mount")
         assert not shim.driver.published[TARGET].deferred
 
     @pytest.mark.spec("D-3")
-    async def test_capabilities_are_told_to_callers_that_opt_in_and_to_no_one_else(
-        self, shim: Shim
-    ) -> None:
+    async def test_capabilities_are_reported_only_to_callers_that_opt_in(self, shim: Shim) -> None:
         asked = csi_pb2.NodeGetCapabilitiesRequest()
         plain = await shim.node.NodeGetCapabilities(asked, timeout=10)
         assert all(each.rpc.type < 20000 for each in plain.capabilities)
@@ -158,7 +156,7 @@ class TestShim:
         assert 20526 in [each.rpc.type for each in knows.capabilities]
 
     @pytest.mark.spec("D-4")
-    async def test_a_driver_that_cannot_defer_is_not_asked(self, shim: Shim) -> None:
+    async def test_driver_without_deferral_is_not_called(self, shim: Shim) -> None:
         shim.driver.defers = False
         await refused(
             shim.publish(),
@@ -188,7 +186,7 @@ class TestShim:
         assert shim.driver.published == {}
 
     @pytest.mark.spec("D-11")
-    async def test_metadata_that_nobody_can_use_is_refused_and_undone(self, shim: Shim) -> None:
+    async def test_invalid_metadata_of_the_driver_is_refused_and_undone(self, shim: Shim) -> None:
         shim.driver.alter = lambda answer: answer.ClearField("block_device")
         await refused(shim.publish(), Code.INTERNAL, "unknown kind")
         assert shim.driver.published == {}
@@ -228,7 +226,7 @@ class TestShim:
         await refused(shim.expand(1), code, details)
 
     @pytest.mark.spec("D-26")
-    async def test_expand_grows_the_device_and_then_asks_for_all_of_it(self, shim: Shim) -> None:
+    async def test_expand_grows_the_device_and_then_the_whole_filesystem(self, shim: Shim) -> None:
         answer = await shim.expand(80 * MIB, limit=100 * MIB)
         assert answer.capacity_bytes == 80 * MIB
         assert shim.runtime.expansions == [(TARGET, 80 * MIB, 100 * MIB)]
@@ -247,7 +245,7 @@ class TestShim:
         await refused(shim.stats(volume_path=path), Code.INVALID_ARGUMENT, "volume_path")
 
     @pytest.mark.spec("D-28")
-    async def test_calls_that_are_about_nothing_of_this_are_the_drivers(self, shim: Shim) -> None:
+    async def test_calls_without_the_flag_pass_to_the_driver(self, shim: Shim) -> None:
         info = await shim.node.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=10)
         assert info.node_id == "node-1"
         request = csi_pb2.NodeStageVolumeRequest(volume_id="v")
@@ -257,7 +255,7 @@ class TestShim:
 
 
 @pytest.mark.parametrize("variant", ["library", "process"])
-async def test_a_co_of_csi_1_13_is_told_no_condition(variant: str) -> None:
+async def test_csi_1_13_profile_reports_no_condition(variant: str) -> None:
     async with AsyncExitStack() as stack:
         shim = await _built(stack, variant, report_condition=False)
         shim.runtime.condition = "read-only"

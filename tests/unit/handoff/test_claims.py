@@ -35,7 +35,7 @@ def _claim(sandbox_id: str = "sandbox-1", state: State = State.CLAIMED, error: s
     return Claim(sandbox_id, "kata", state, error, 4711, a_record().published_at, live=True)
 
 
-def test_a_claim_is_live_under_its_lock_and_known_dead_without(paths: layout.EntryPaths) -> None:
+def test_claim_is_live_while_its_lock_is_held_and_dead_without(paths: layout.EntryPaths) -> None:
     assert claims.read(paths) is None
     with ClaimLock.acquire(paths, TARGET):
         claims.write(paths, _claim())
@@ -46,7 +46,9 @@ def test_a_claim_is_live_under_its_lock_and_known_dead_without(paths: layout.Ent
     assert dead.sandbox_id == "sandbox-1"
 
 
-def test_a_lock_without_a_name_yet_is_a_live_claim_of_nobody(paths: layout.EntryPaths) -> None:
+def test_held_lock_without_claim_file_is_a_live_claim_without_sandbox(
+    paths: layout.EntryPaths,
+) -> None:
     with ClaimLock.acquire(paths, TARGET):
         found = claims.read(paths)
     assert found is not None
@@ -54,7 +56,7 @@ def test_a_lock_without_a_name_yet_is_a_live_claim_of_nobody(paths: layout.Entry
     assert found.sandbox_id == ""
 
 
-def test_the_next_holder_of_the_lock_is_not_taken_for_the_dead_one(
+def test_new_lock_holder_does_not_get_the_dead_claims_name(
     paths: layout.EntryPaths,
 ) -> None:
     with ClaimLock.acquire(paths, TARGET):
@@ -67,7 +69,7 @@ def test_the_next_holder_of_the_lock_is_not_taken_for_the_dead_one(
             ClaimLock.acquire(paths, TARGET)
 
 
-def test_the_state_changes_without_the_lock_moving(paths: layout.EntryPaths) -> None:
+def test_claim_state_change_keeps_the_lock(paths: layout.EntryPaths) -> None:
     with ClaimLock.acquire(paths, TARGET):
         for state, error in [
             (State.CLAIMED, ""),
@@ -95,14 +97,14 @@ def test_a_claim_without_a_sandbox_is_not_written(paths: layout.EntryPaths) -> N
     assert not os.path.exists(paths.claim)
 
 
-def test_asking_whether_a_lock_is_held_does_not_take_it(
+def test_is_held_does_not_take_the_lock(
     paths: layout.EntryPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ofdlocks, "try_lock", lambda _fd: pytest.fail("a reader took the lock"))
     assert not claims.is_held(paths)
 
 
-def test_of_many_claimants_at_once_exactly_one_wins(paths: layout.EntryPaths) -> None:
+def test_concurrent_claimants_exactly_one_gets_the_lock(paths: layout.EntryPaths) -> None:
     told_read, told_write = os.pipe()
     go_read, go_write = os.pipe()
     end_read, end_write = os.pipe()
@@ -167,7 +169,7 @@ def hypervisor(paths: layout.EntryPaths) -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
-def test_the_lock_outlives_its_taker_in_the_hypervisor_and_ends_with_it(
+def test_lock_lives_as_long_as_the_hypervisor_that_inherited_it(
     paths: layout.EntryPaths, hypervisor: subprocess.Popen[bytes]
 ) -> None:
     with pytest.raises(HeldBySandbox, match="sandbox-vm"):
@@ -213,7 +215,7 @@ def test_a_released_lock_is_free_though_a_child_that_is_being_started_has_a_copy
     assert not held
 
 
-def test_a_claimant_that_locked_a_withdrawn_entry_begins_anew(
+def test_acquire_of_an_entry_replaced_meanwhile_starts_again(
     store: Store, paths: layout.EntryPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = ofdlocks.try_lock
@@ -232,7 +234,7 @@ def test_a_claimant_that_locked_a_withdrawn_entry_begins_anew(
         assert os.path.samestat(os.fstat(lock.fd), os.stat(paths.claim_lock))
 
 
-def test_a_claimant_of_an_entry_that_went_meanwhile_is_told_so(
+def test_acquire_of_an_entry_unpublished_meanwhile_raises_not_published(
     store: Store, paths: layout.EntryPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = ofdlocks.try_lock
@@ -250,7 +252,7 @@ def test_a_claimant_of_an_entry_that_went_meanwhile_is_told_so(
 
 
 @pytest.mark.parametrize("damage", ["symlink", "pipe", "directory", "second name", "writable"])
-def test_only_the_lock_file_that_the_proxy_made_is_locked(
+def test_acquire_refuses_a_lock_file_that_the_proxy_did_not_create(
     paths: layout.EntryPaths, damage: str
 ) -> None:
     lock = paths.claim_lock
@@ -271,9 +273,7 @@ def test_only_the_lock_file_that_the_proxy_made_is_locked(
 @pytest.mark.parametrize(
     "text", ["", "{}", '{"schema":2}', '{"schema":1,"sandbox_id":"a","handler":"k","state":"gone"}']
 )
-def test_a_claim_file_that_is_none_is_an_error_and_not_no_claim(
-    paths: layout.EntryPaths, text: str
-) -> None:
+def test_invalid_claim_file_is_an_error_and_not_absent(paths: layout.EntryPaths, text: str) -> None:
     Path(paths.claim).write_text(text)
     with pytest.raises(UnreadableHandoffRecord):
         claims.read(paths)

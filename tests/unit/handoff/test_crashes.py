@@ -58,7 +58,7 @@ def _withdraw(store: Store) -> None:
         return
 
 
-def test_a_publish_killed_anywhere_leaves_all_or_nothing_and_can_be_repeated(
+def test_publish_killed_at_any_call_leaves_a_complete_entry_or_none_and_can_be_repeated(
     stores: Stores,
 ) -> None:
     points = 0
@@ -75,7 +75,7 @@ def test_a_publish_killed_anywhere_leaves_all_or_nothing_and_can_be_repeated(
     assert points > 8
 
 
-def test_a_rewrite_killed_anywhere_leaves_the_old_or_the_new_record(stores: Stores) -> None:
+def test_rewrite_killed_at_any_call_leaves_the_old_or_the_new_record(stores: Stores) -> None:
     seen = set()
     for number in crashes.crash_points(stores.published, stores.rewrite):
         store = stores(number)
@@ -89,7 +89,7 @@ def test_a_rewrite_killed_anywhere_leaves_the_old_or_the_new_record(stores: Stor
     assert len(seen) == 2
 
 
-def test_a_withdrawal_killed_anywhere_leaves_the_entry_or_none_and_can_be_repeated(
+def test_unpublish_killed_at_any_call_leaves_the_entry_or_none_and_can_be_repeated(
     stores: Stores,
 ) -> None:
     def claimed(number: int) -> None:
@@ -108,7 +108,7 @@ def test_a_withdrawal_killed_anywhere_leaves_the_entry_or_none_and_can_be_repeat
     assert outcomes == {True, False}
 
 
-def test_a_claim_killed_anywhere_is_the_old_one_or_the_new_one_and_never_live(
+def test_claim_write_killed_at_any_call_leaves_the_old_or_the_new_claim_and_never_live(
     stores: Stores,
 ) -> None:
     def claim(number: int) -> None:
@@ -126,7 +126,7 @@ def test_a_claim_killed_anywhere_is_the_old_one_or_the_new_one_and_never_live(
         assert _names(store) == []
 
 
-def test_a_publish_without_space_is_an_error_of_ours_and_leaves_nothing_half_done(
+def test_publish_without_space_raises_crust_error_and_leaves_no_partial_entry(
     stores: Stores,
 ) -> None:
     points = 0
@@ -142,7 +142,7 @@ def test_a_publish_without_space_is_an_error_of_ours_and_leaves_nothing_half_don
     assert points > 8
 
 
-def test_a_withdrawal_that_fails_anywhere_is_an_error_of_ours_and_can_be_repeated(
+def test_unpublish_that_fails_at_any_call_raises_crust_error_and_can_be_repeated(
     stores: Stores,
 ) -> None:
     for number, error in crashes.failure_points(stores.published, lambda n: _withdraw(stores(n))):

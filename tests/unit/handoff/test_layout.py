@@ -16,12 +16,12 @@ def test_an_entry_is_named_by_the_digest_of_the_target_path() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "abc", "../" + "a" * 61, "A" * 64, "a" * 63 + "/", "a" * 65])
-def test_nothing_but_a_digest_is_taken_for_one(key: str) -> None:
+def test_entry_refuses_a_name_that_is_not_a_digest(key: str) -> None:
     with pytest.raises(ValueError, match="not an entry's name"):
         Layout("/r").entry(key)
 
 
-def test_what_is_built_and_what_is_removed_is_invisible_and_ours() -> None:
+def test_names_for_building_and_removing_are_hidden_and_temporary() -> None:
     names = Layout("/r")
     for path in (names.new_staging(TARGET.digest), names.new_gone(TARGET.digest)):
         name = path.removeprefix("/r/")
@@ -30,7 +30,7 @@ def test_what_is_built_and_what_is_removed_is_invisible_and_ours() -> None:
     assert names.new_staging(TARGET.digest) != names.new_staging(TARGET.digest)
 
 
-def test_names_are_legal_hidden_or_unknown_and_never_guessed() -> None:
+def test_names_are_legal_hidden_or_unknown() -> None:
     assert layout.kind_in_root(TARGET.digest) is NameKind.LEGAL
     assert layout.kind_in_root("lost+found") is NameKind.UNKNOWN
     assert not layout.is_temporary(".other")

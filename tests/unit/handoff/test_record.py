@@ -54,9 +54,7 @@ def deferred_mounts(draw: st.DrawFn) -> volumes.DeferredMount:
 
 
 @given(deferred_mounts(), NAMES)
-def test_every_record_survives_the_way_to_bytes_and_back(
-    mount: volumes.DeferredMount, name: str
-) -> None:
+def test_record_round_trips_through_bytes(mount: volumes.DeferredMount, name: str) -> None:
     target = volumes.TargetPath.parse(f"/var/lib/kubelet/{name}/mount")
     record = Record.of(mount, KEY, target, HANDLER)
     data = record.to_bytes()
@@ -68,13 +66,13 @@ def test_every_record_survives_the_way_to_bytes_and_back(
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_make_the_parser_fail_in_another_way(data: bytes) -> None:
+def test_arbitrary_bytes_make_parse_raise_only_its_own_errors(data: bytes) -> None:
     with pytest.raises(errors.Corrupt):
         records.parse(data)
 
 
 @given(st.data())
-def test_no_damage_to_a_record_makes_the_parser_fail_in_another_way(data: st.DataObject) -> None:
+def test_damaged_records_make_parse_raise_only_its_own_errors(data: st.DataObject) -> None:
     good = a_record().to_bytes()
     start = data.draw(st.integers(0, len(good)))
     end = data.draw(st.integers(start, len(good)))
@@ -85,7 +83,7 @@ def test_no_damage_to_a_record_makes_the_parser_fail_in_another_way(data: st.Dat
         return
 
 
-def test_the_keys_of_others_are_where_kata_and_the_kep_have_them() -> None:
+def test_record_has_the_keys_of_kata_and_the_kep() -> None:
     plain = json.loads(a_record(readonly=True).to_bytes())
     assert plain["volume-type"] == "block"
     assert plain["device"] == "/dev/loop7"
@@ -148,12 +146,12 @@ def _in_crust(key: str, value: Any) -> bytes:
         pytest.param(_in_crust("secret", "x"), id="unknown key of ours"),
     ],
 )
-def test_what_is_not_a_record_is_unreadable_and_says_where(data: bytes) -> None:
+def test_invalid_record_is_unreadable_and_the_error_names_the_field(data: bytes) -> None:
     with pytest.raises(UnreadableHandoffRecord, match=r"/r/mountInfo\.json"):
         records.parse(data, path="/r/mountInfo.json")
 
 
-def test_a_newer_schema_is_named_whatever_else_it_brings() -> None:
+def test_newer_schema_is_reported_whatever_else_differs() -> None:
     plain = json.loads(_in_crust("schema", 3))
     plain["brand-new"] = True
     with pytest.raises(
@@ -170,7 +168,7 @@ def test_a_record_in_another_entry_is_refused() -> None:
 @pytest.mark.parametrize(
     "option", ["password=hunter2", "credentials=/x/hunter2", "src=smb://u:hunter2@h/x"]
 )
-def test_a_credential_is_refused_and_its_value_is_nowhere_in_the_error(option: str) -> None:
+def test_credential_is_refused_and_its_value_is_not_in_the_error(option: str) -> None:
     with pytest.raises(mount_options.CredentialInOptions) as writing:
         a_record(mount_options=(option,))
     with pytest.raises(UnreadableHandoffRecord) as reading:
@@ -182,7 +180,7 @@ def test_a_credential_is_refused_and_its_value_is_nowhere_in_the_error(option: s
             chain = chain.__cause__ or chain.__context__
 
 
-def test_words_of_the_host_are_left_out_and_ro_becomes_readonly() -> None:
+def test_host_options_are_dropped_and_ro_becomes_readonly() -> None:
     record = a_record(mount_options=("_netdev", "ro", "noatime,nodiratime", "x-systemd.automount"))
     assert record.mount.mount_options == ("noatime", "nodiratime")
     assert record.readonly
@@ -197,7 +195,7 @@ def test_words_of_the_host_are_left_out_and_ro_becomes_readonly() -> None:
         ("source", volumes.BlockSource("x", MOUNT.source.identity)),
     ],
 )
-def test_a_mount_that_could_not_be_read_back_is_not_written(field: str, value: object) -> None:
+def test_mount_that_parse_would_refuse_is_not_written(field: str, value: object) -> None:
     with pytest.raises(UnrecordableMount):
         a_record(TARGET, **{field: value})
 

@@ -60,7 +60,7 @@ def test_a_published_record_can_be_read_and_only_by_root(store: Store) -> None:
     assert modes == {"mountInfo.json": 0o600, "claim.lock": 0o600}
 
 
-def test_nothing_is_there_before_a_publish_and_opening_again_changes_nothing(store: Store) -> None:
+def test_open_store_is_empty_and_opening_again_changes_nothing(store: Store) -> None:
     store.open()
     assert store.read(TARGET) is None
     assert store.scan() == ()
@@ -75,21 +75,21 @@ def test_the_same_content_again_changes_nothing(store: Store) -> None:
     assert os.stat(_paths(store).record).st_ino == inode
 
 
-def test_other_content_for_the_target_is_refused_by_the_name_of_what_is_there(store: Store) -> None:
+def test_other_content_for_the_target_is_refused_naming_the_published_volume(store: Store) -> None:
     store.publish(a_record())
     with pytest.raises(EntryDiffers, match=r"block\.csi\.crust\.dev/vol-1"):
         store.publish(a_record(fs_type="xfs"))
     assert store.publish(a_record(fs_type="xfs"), replace=True).require().generation == 2
 
 
-def test_other_content_never_replaces_what_a_sandbox_has(store: Store) -> None:
+def test_other_content_never_replaces_the_record_of_a_live_sandbox(store: Store) -> None:
     store.publish(a_record())
     with _claim(store), pytest.raises(HeldBySandbox, match="sandbox-1"):
         store.publish(a_record(fs_type="xfs"), replace=True)
     assert store.publish(a_record()).require().generation == 1
 
 
-def test_a_rewrite_keeps_the_claim_and_counts_up(store: Store) -> None:
+def test_rewrite_keeps_the_claim_and_increments_the_generation(store: Store) -> None:
     store.publish(a_record())
     with _claim(store):
         entry = store.rewrite(a_record(capacity_bytes=2 << 30))
@@ -99,7 +99,7 @@ def test_a_rewrite_keeps_the_claim_and_counts_up(store: Store) -> None:
         assert store.read(TARGET) == entry
 
 
-def test_a_rewrite_is_of_what_is_published_and_of_the_same_volume(store: Store) -> None:
+def test_rewrite_refuses_absent_entry_and_other_volume(store: Store) -> None:
     with pytest.raises(NotPublished):
         store.rewrite(a_record())
     store.publish(a_record())
@@ -108,7 +108,7 @@ def test_a_rewrite_is_of_what_is_published_and_of_the_same_volume(store: Store) 
         store.rewrite(stranger)
 
 
-def test_withdrawing_removes_the_entry_and_everything_of_it(store: Store) -> None:
+def test_unpublish_removes_the_entry_and_all_its_files(store: Store) -> None:
     store.publish(a_record())
     _claim(store).close()
     Path(_paths(store).runtime_cli).write_text("/usr/bin/kata\n")
@@ -121,7 +121,7 @@ def test_withdrawing_removes_the_entry_and_everything_of_it(store: Store) -> Non
         store.begin_unpublish(TARGET)
 
 
-def test_no_withdrawal_begins_while_a_sandbox_has_the_volume(store: Store) -> None:
+def test_begin_unpublish_is_refused_while_a_sandbox_has_the_volume(store: Store) -> None:
     store.publish(a_record())
     with (
         _claim(store, "sandbox-9"),
@@ -132,21 +132,21 @@ def test_no_withdrawal_begins_while_a_sandbox_has_the_volume(store: Store) -> No
     assert store.read(TARGET) is not None
 
 
-def test_no_sandbox_begins_while_a_volume_is_withdrawn(store: Store) -> None:
+def test_no_sandbox_claims_a_volume_that_is_being_unpublished(store: Store) -> None:
     store.publish(a_record())
     with store.begin_unpublish(TARGET), pytest.raises(HeldBySandbox):
         claims.ClaimLock.acquire(_paths(store), TARGET)
     claims.ClaimLock.acquire(_paths(store), TARGET).close()
 
 
-def test_a_withdrawal_that_is_not_completed_leaves_the_entry_as_it_was(store: Store) -> None:
+def test_unpublish_without_complete_leaves_the_entry_as_it_was(store: Store) -> None:
     entry = store.publish(a_record())
     with store.begin_unpublish(TARGET):
         pass
     assert store.read(TARGET) == entry
 
 
-def test_an_entry_without_a_record_is_absent_and_gives_way_to_a_new_one(store: Store) -> None:
+def test_entry_without_record_is_absent_and_a_publish_replaces_it(store: Store) -> None:
     store.publish(a_record())
     _claim(store).close()
     os.unlink(_paths(store).record)
@@ -157,14 +157,14 @@ def test_an_entry_without_a_record_is_absent_and_gives_way_to_a_new_one(store: S
     assert os.listdir(store.root) == [TARGET.digest]
 
 
-def test_an_entry_without_a_record_that_a_sandbox_has_does_not_give_way(store: Store) -> None:
+def test_publish_does_not_replace_a_claimed_entry_without_record(store: Store) -> None:
     store.publish(a_record())
     os.unlink(_paths(store).record)
     with _claim(store), pytest.raises(HeldBySandbox):
         store.publish(a_record())
 
 
-def test_names_that_are_nobodys_are_told_and_survive_a_withdrawal(store: Store) -> None:
+def test_unknown_names_are_reported_and_kept_by_unpublish(store: Store) -> None:
     store.publish(a_record())
     stray = Path(_paths(store).directory, "sandbox-7")
     stray.write_text("precious")
@@ -181,7 +181,7 @@ def test_names_that_are_nobodys_are_told_and_survive_a_withdrawal(store: Store) 
     store.publish(a_record())
 
 
-def test_a_sweep_removes_what_a_crash_left_and_nothing_else(store: Store) -> None:
+def test_remove_orphans_removes_only_what_a_crash_left(store: Store) -> None:
     entry = store.publish(a_record())
     for path in (store.layout.new_staging(TARGET.digest), store.layout.new_gone(TARGET.digest)):
         os.mkdir(path)
@@ -193,7 +193,7 @@ def test_a_sweep_removes_what_a_crash_left_and_nothing_else(store: Store) -> Non
     assert store.read(TARGET) == entry
 
 
-def test_a_directory_under_a_name_of_a_file_is_kept_and_stops_no_sweep(store: Store) -> None:
+def test_remove_orphans_keeps_a_directory_with_a_files_name_and_goes_on(store: Store) -> None:
     store.publish(a_record())
     for name in ("claim.json", ".hidden"):
         Path(_paths(store).directory, name).mkdir()
@@ -253,7 +253,7 @@ def test_a_record_that_cannot_be_read_is_never_absent_and_never_replaced(
     assert os.path.lexists(path)
 
 
-def test_a_newer_record_is_told_as_such_beside_readable_ones(store: Store) -> None:
+def test_scan_reports_a_newer_record_beside_readable_ones(store: Store) -> None:
     store.publish(a_record(OTHER))
     newer = a_record().to_bytes().replace(b'"schema":1', b'"schema":2')
     _replaced(store, lambda path: Path(path).write_bytes(newer))
@@ -270,7 +270,7 @@ def test_a_record_that_others_may_write_is_refused(store: Store) -> None:
 
 
 @pytest.mark.parametrize("damage", ["symlink", "file", "writable"])
-def test_an_entry_that_is_not_a_directory_of_ours_is_refused_and_kept(
+def test_entry_that_is_not_a_trusted_directory_is_refused_and_kept(
     store: Store, damage: str
 ) -> None:
     directory = _paths(store).directory
@@ -298,7 +298,7 @@ def test_a_root_that_others_may_write_is_not_used(tmp_path: Path) -> None:
         Store(f"{tmp_path}/volumes").open()
 
 
-def test_an_unreadable_record_can_still_be_withdrawn(store: Store) -> None:
+def test_entry_with_unreadable_record_can_be_unpublished(store: Store) -> None:
     _replaced(store, lambda path: Path(path).write_bytes(b"{}"))
     with store.begin_unpublish(TARGET) as withdrawal:
         assert isinstance(withdrawal.entry.error, UnreadableHandoffRecord)
@@ -306,7 +306,7 @@ def test_an_unreadable_record_can_still_be_withdrawn(store: Store) -> None:
     assert os.listdir(store.root) == []
 
 
-def test_an_entry_whose_lock_was_removed_is_withdrawn_only_if_nobody_ever_claimed_it(
+def test_unpublish_without_lock_file_only_if_the_entry_was_never_claimed(
     store: Store,
 ) -> None:
     store.publish(a_record())
@@ -320,7 +320,7 @@ def test_an_entry_whose_lock_was_removed_is_withdrawn_only_if_nobody_ever_claime
         store.begin_unpublish(TARGET)
 
 
-def test_an_unreadable_claim_is_told_and_does_not_hide_the_record(store: Store) -> None:
+def test_unreadable_claim_is_reported_and_does_not_hide_the_record(store: Store) -> None:
     store.publish(a_record())
     Path(_paths(store).claim).write_text("{}")
     entry = store.read(TARGET)
@@ -329,7 +329,7 @@ def test_an_unreadable_claim_is_told_and_does_not_hide_the_record(store: Store) 
     assert isinstance(entry.claim_error, UnreadableHandoffRecord)
 
 
-def test_a_thousand_entries_are_scanned_whole_and_in_order(store: Store) -> None:
+def test_scan_reads_a_thousand_entries_in_order(store: Store) -> None:
     targets = [volumes.TargetPath.parse(f"/pods/{number}/mount") for number in range(1000)]
     for target in targets:
         store.publish(a_record(target))

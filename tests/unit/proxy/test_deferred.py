@@ -40,7 +40,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowStore]:
     directory.go_on.set()
 
 
-async def test_a_publish_during_a_look_is_not_forgotten(slow: SlowStore) -> None:
+async def test_publish_during_a_scan_stays_in_the_index(slow: SlowStore) -> None:
     deferred, record = DeferredVolumes(slow), records.a_record()
     look = asyncio.create_task(deferred.load())
     await asyncio.to_thread(slow.entered.wait, 20)
@@ -52,7 +52,7 @@ async def test_a_publish_during_a_look_is_not_forgotten(slow: SlowStore) -> None
     assert deferred.of_volume(record.key) == (record,)
 
 
-async def test_a_withdrawal_during_a_look_does_not_come_back(slow: SlowStore) -> None:
+async def test_unpublish_during_a_scan_does_not_reappear_in_the_index(slow: SlowStore) -> None:
     slow.publish(records.a_record())
     deferred, record = DeferredVolumes(slow), records.a_record()
     look = asyncio.create_task(deferred.load())
@@ -66,7 +66,7 @@ async def test_a_withdrawal_during_a_look_does_not_come_back(slow: SlowStore) ->
     assert deferred.of_volume(record.key) == ()
 
 
-async def test_a_device_is_held_while_its_entry_is_being_made(slow: SlowStore) -> None:
+async def test_device_is_reserved_while_its_entry_is_created(slow: SlowStore) -> None:
     """Two volumes that are one device, published at the same time: neither is remembered yet."""
     deferred = DeferredVolumes(slow)
     one = records.a_record("/var/lib/kubelet/one")
@@ -81,7 +81,7 @@ async def test_a_device_is_held_while_its_entry_is_being_made(slow: SlowStore) -
         pass
 
 
-async def test_a_record_that_changes_its_device_lets_the_former_one_go(slow: SlowStore) -> None:
+async def test_record_with_a_new_device_releases_the_old_one(slow: SlowStore) -> None:
     deferred, record = DeferredVolumes(slow), records.a_record()
     deferred.remember(record)
     source = volumes.BlockSource("/dev/loop9", volumes.DeviceIdentity(7, 9, 99))

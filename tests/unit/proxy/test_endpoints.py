@@ -54,7 +54,7 @@ async def _register(node: Node, **changes: Any) -> None:
         ({"filesystems": ["ext4", "../x"]}, "'../x'"),
     ],
 )
-async def test_a_hello_that_cannot_be_is_refused(
+async def test_malformed_registration_is_refused(
     node: Node, changes: dict[str, Any], words: str
 ) -> None:
     await refused(_register(node, **changes), Code.INVALID_ARGUMENT, "registered", words)
@@ -62,11 +62,11 @@ async def test_a_hello_that_cannot_be_is_refused(
     assert list(answer.handlers) == []
 
 
-async def test_features_that_this_proxy_does_not_know_are_left_out(node: Node) -> None:
+async def test_unknown_features_are_ignored(node: Node) -> None:
     await _register(node, features=[1, 99])
 
 
-async def test_a_name_that_a_live_handler_has_is_taken(kata: Node) -> None:
+async def test_name_of_a_registered_handler_is_taken(kata: Node) -> None:
     await refused(
         _register(kata), Code.ALREADY_EXISTS, "'kata'", kata.places.handler, "another name"
     )
@@ -89,7 +89,7 @@ async def test_operators_see_drivers_handlers_and_volumes_with_their_sandbox(kat
         assert (volume.state, volume.sandbox_id) == ("mounted", "box-7")
 
 
-async def test_why_the_last_sandbox_could_not_have_a_volume_stays_visible(kata: Node) -> None:
+async def test_error_of_the_last_claim_stays_visible(kata: Node) -> None:
     """A pod that is stuck has no sandbox any more when its operator looks."""
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
@@ -124,7 +124,7 @@ async def test_an_unreadable_entry_is_shown_with_its_reason(node: Node) -> None:
     assert "cannot be read" in volume.message
 
 
-async def test_a_watch_tells_what_happens_to_a_volume(kata: Node) -> None:
+async def test_watch_reports_the_events_of_a_volume(kata: Node) -> None:
     watch: Any = kata.inspect.Watch(inspect_pb2.WatchRequest(), timeout=30)
     await watch.initial_metadata()  # the watch has begun
     target = kata.places.target("one")
@@ -196,7 +196,7 @@ class SlowDevices(FakeDevices):
         return super().identify(path)
 
 
-async def test_an_unstage_does_not_overtake_the_stage_that_its_caller_gave_up(
+async def test_unstage_does_not_overtake_a_stage_whose_caller_gave_up(
     places: Places,
 ) -> None:
     devices, target = SlowDevices(), places.target("one")
@@ -215,7 +215,7 @@ async def test_an_unstage_does_not_overtake_the_stage_that_its_caller_gave_up(
         assert node.entry(target) is None
 
 
-async def test_a_stage_that_is_repeated_asks_for_the_handler_that_it_had(kata: Node) -> None:
+async def test_repeated_stage_keeps_its_handler(kata: Node) -> None:
     target = kata.places.target("one")
     await kata.runtime.RuntimeStageVolume(stage_request(target), timeout=10)
     async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
@@ -250,7 +250,7 @@ async def test_a_stage_that_is_repeated_asks_for_the_handler_that_it_had(kata: N
         ),
     ],
 )
-async def test_a_staging_that_cannot_be_is_refused_and_leaves_nothing(
+async def test_invalid_stage_request_is_refused_and_leaves_nothing(
     kata: Node, changes: dict[str, Any], code: Code, words: str
 ) -> None:
     target = kata.places.target("one")
@@ -259,7 +259,7 @@ async def test_a_staging_that_cannot_be_is_refused_and_leaves_nothing(
     assert os.listdir(kata.places.volumes) == []
 
 
-async def test_the_runtime_api_cannot_withdraw_what_the_csi_side_published(kata: Node) -> None:
+async def test_runtime_unstage_cannot_unpublish_a_csi_publish(kata: Node) -> None:
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     request = runtime_pb2.RuntimeUnstageVolumeRequest(volume_target_path=target)

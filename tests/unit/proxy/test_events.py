@@ -5,7 +5,7 @@ import asyncio
 from crust.proxy.events import QUEUE_LENGTH, Event, Events
 
 
-async def test_every_watcher_hears_everything_from_the_moment_it_began() -> None:
+async def test_every_watcher_gets_all_events_since_its_start() -> None:
     events, stopping = Events(), asyncio.Event()
     events.emit(Event("before"))
     async with events.watch() as one, events.watch() as two:
@@ -17,7 +17,7 @@ async def test_every_watcher_hears_everything_from_the_moment_it_began() -> None
             await stream.aclose()  # type: ignore[attr-defined]
 
 
-async def test_a_slow_watcher_is_told_how_much_it_missed() -> None:
+async def test_slow_watcher_gets_the_number_of_dropped_events() -> None:
     events, stopping = Events(), asyncio.Event()
     async with events.watch() as watch:
         for number in range(QUEUE_LENGTH + 5):

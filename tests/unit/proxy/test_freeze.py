@@ -34,7 +34,7 @@ def thaw(node: Node, target: str) -> Any:
 
 
 @pytest.mark.spec("D-29", "D-31")
-async def test_a_sandboxs_filesystem_is_held_until_it_is_thawed(node: Node) -> None:
+async def test_freeze_keeps_the_filesystem_frozen_until_thaw(node: Node) -> None:
     target = node.places.target("one")
     fake = FakeHandler()
     async with node.handler(fake=fake):
@@ -47,7 +47,7 @@ async def test_a_sandboxs_filesystem_is_held_until_it_is_thawed(node: Node) -> N
 
 
 @pytest.mark.spec("D-31")
-async def test_a_guest_that_thawed_by_itself_is_told_of(node: Node) -> None:
+async def test_thaw_by_the_guest_itself_is_reported(node: Node) -> None:
     target = node.places.target("one")
     fake = FakeHandler()
     async with node.handler(fake=fake):
@@ -59,7 +59,7 @@ async def test_a_guest_that_thawed_by_itself_is_told_of(node: Node) -> None:
 
 
 @pytest.mark.spec("D-30")
-async def test_without_a_sandbox_there_is_nothing_to_hold_whoever_is_away(node: Node) -> None:
+async def test_freeze_without_sandbox_is_not_frozen_even_without_handler(node: Node) -> None:
     target = node.places.target("one")
     async with node.handler() as session:
         await node.co.publish("vol-1", target)
@@ -70,7 +70,7 @@ async def test_without_a_sandbox_there_is_nothing_to_hold_whoever_is_away(node: 
 
 
 @pytest.mark.spec("D-30")
-async def test_a_sandbox_whose_handler_is_away_is_not_nothing(node: Node) -> None:
+async def test_freeze_without_the_sandboxs_handler_is_unavailable(node: Node) -> None:
     target = node.places.target("one")
     async with node.handler() as session:
         await node.co.publish("vol-1", target)
@@ -81,7 +81,7 @@ async def test_a_sandbox_whose_handler_is_away_is_not_nothing(node: Node) -> Non
 
 
 @pytest.mark.spec("D-30")
-async def test_a_sandbox_that_its_handler_does_not_know_is_not_nothing(node: Node) -> None:
+async def test_freeze_of_a_volume_unknown_to_its_handler_is_an_error(node: Node) -> None:
     """NOT_FOUND of the handler must not arrive as the NOT_FOUND of a target that is not deferred."""
     target = node.places.target("one")
     async with node.handler(fake=FakeHandler(error=errors.NotFound("no such volume"))):
@@ -93,7 +93,7 @@ async def test_a_sandbox_that_its_handler_does_not_know_is_not_nothing(node: Nod
 
 @pytest.mark.spec("D-30", "D-31")
 @pytest.mark.parametrize(("call", "answer"), [(freeze, "frozen"), (thaw, "was_frozen")])
-async def test_a_sandbox_that_ends_while_its_handler_is_asked_is_nothing_any_more(
+async def test_freeze_of_a_sandbox_that_ends_during_the_call_is_not_frozen(
     node: Node, call: Any, answer: str
 ) -> None:
     target = node.places.target("one")
@@ -111,7 +111,7 @@ async def test_a_sandbox_that_ends_while_its_handler_is_asked_is_nothing_any_mor
 
 
 @pytest.mark.spec("D-30")
-async def test_a_handler_that_cannot_freeze_is_refused_and_not_asked(node: Node) -> None:
+async def test_freeze_is_refused_if_the_handler_cannot_freeze(node: Node) -> None:
     target = node.places.target("one")
     fake = FakeHandler()
     async with node.handler(fake=fake, features=ALL_FEATURES - {Feature.FREEZE}):
@@ -126,9 +126,7 @@ async def test_a_handler_that_cannot_freeze_is_refused_and_not_asked(node: Node)
 
 @pytest.mark.parametrize("seconds", [-1, 0, 61, 2**62])
 @pytest.mark.spec("D-29")
-async def test_a_time_that_is_none_is_refused_before_anything_is_asked(
-    node: Node, seconds: int
-) -> None:
+async def test_invalid_freeze_time_is_refused_before_any_call(node: Node, seconds: int) -> None:
     target = node.places.target("one")
     fake = FakeHandler()
     async with node.handler(fake=fake):
@@ -167,7 +165,7 @@ async def test_a_guest_that_never_answers_is_unavailable_and_the_thaw_waits_for_
     assert fake.frozen == {}
 
 
-async def test_what_is_frozen_and_thawed_is_told_to_who_watches(kata: Node) -> None:
+async def test_freeze_and_thaw_are_reported_as_events(kata: Node) -> None:
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     with kata.sandbox(target):

@@ -28,7 +28,7 @@ class FailingStore(store.Store):
         return super().scan()
 
 
-async def test_a_look_that_fails_is_logged_and_the_next_one_sees_everything(
+async def test_failed_scan_is_logged_and_the_next_one_finds_everything(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = FailingStore(str(tmp_path / "volumes"))

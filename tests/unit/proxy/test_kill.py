@@ -101,7 +101,7 @@ async def _survives(around: Around, call: str, target: str, number: int) -> bool
 
 @pytest.mark.parametrize("then", ["publish", "unpublish"])
 @pytest.mark.spec("D-23")
-async def test_a_publish_killed_anywhere_is_finished_or_taken_back_by_the_next_call(
+async def test_publish_killed_at_any_call_is_finished_or_undone_by_the_next_call(
     around: Around, then: str
 ) -> None:
     target = around.places.target("one")
@@ -120,7 +120,7 @@ async def test_a_publish_killed_anywhere_is_finished_or_taken_back_by_the_next_c
 
 
 @pytest.mark.spec("D-23")
-async def test_an_unpublish_killed_anywhere_is_finished_by_the_retry(around: Around) -> None:
+async def test_unpublish_killed_at_any_call_is_finished_by_the_retry(around: Around) -> None:
     target = around.places.target("one")
     for number in range(POINTS_AT_MOST):
         async with proxy_process.running(around.places):

@@ -47,7 +47,7 @@ def generation(node: Node, target: str) -> int:
 
 
 @pytest.mark.spec("D-32")
-async def test_the_drivers_limits_are_handed_over_with_the_volume(kata: Node) -> None:
+async def test_limits_of_the_driver_are_in_the_record(kata: Node) -> None:
     target = kata.places.target("one")
     kata.driver.io_limits = LIMITS
     await kata.co.publish("vol-1", target)
@@ -55,7 +55,7 @@ async def test_the_drivers_limits_are_handed_over_with_the_volume(kata: Node) ->
 
 
 @pytest.mark.spec("D-32")
-async def test_a_handler_that_cannot_limit_gets_no_volume_with_limits(node: Node) -> None:
+async def test_volume_with_limits_is_refused_if_the_handler_cannot_enforce_them(node: Node) -> None:
     target = node.places.target("one")
     node.driver.io_limits = LIMITS
     async with node.handler(features=CANNOT):
@@ -102,7 +102,7 @@ async def test_a_sandbox_that_refuses_leaves_the_record_as_it_was(node: Node) ->
 
 
 @pytest.mark.spec("D-33")
-async def test_a_record_that_cannot_be_written_takes_the_limits_back(
+async def test_limits_are_restored_if_the_record_cannot_be_written(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = node.places.target("one")
@@ -121,7 +121,7 @@ async def test_a_record_that_cannot_be_written_takes_the_limits_back(
 
 
 @pytest.mark.spec("D-33")
-async def test_a_sandbox_that_begins_while_the_record_is_written_is_told(
+async def test_sandbox_that_claims_during_the_write_gets_the_limits(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = node.places.target("one")
@@ -135,7 +135,7 @@ async def test_a_sandbox_that_begins_while_the_record_is_written_is_told(
     assert recorded(node, target) == LIMITS
 
 
-async def test_a_volume_that_is_withdrawn_while_its_record_is_written_stays_withdrawn(
+async def test_volume_unpublished_during_the_write_stays_unpublished(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = node.places.target("one")
@@ -156,7 +156,7 @@ async def test_a_volume_that_is_withdrawn_while_its_record_is_written_stays_with
 
 
 @pytest.mark.spec("D-33")
-async def test_a_sandbox_that_takes_the_place_of_the_one_that_was_told_is_told_too(
+async def test_sandbox_that_replaces_the_holder_gets_the_limits_too(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = node.places.target("one")
@@ -178,7 +178,7 @@ async def test_a_sandbox_that_takes_the_place_of_the_one_that_was_told_is_told_t
 
 
 @pytest.mark.spec("D-33")
-async def test_a_sandbox_that_ends_once_it_was_told_obeys_nothing_any_more(
+async def test_sandbox_that_ends_after_it_got_the_limits_is_not_applied(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = node.places.target("one")
@@ -197,7 +197,7 @@ async def test_a_sandbox_that_ends_once_it_was_told_obeys_nothing_any_more(
 
 
 @pytest.mark.spec("D-33")
-async def test_a_sandbox_that_begins_meanwhile_and_refuses_leaves_all_as_it_was(
+async def test_refusal_by_a_sandbox_that_claimed_meanwhile_changes_nothing(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = node.places.target("one")
@@ -211,7 +211,7 @@ async def test_a_sandbox_that_begins_meanwhile_and_refuses_leaves_all_as_it_was(
 
 
 @pytest.mark.spec("D-34")
-async def test_a_handler_that_is_away_or_cannot_limit_is_not_given_limits(node: Node) -> None:
+async def test_limits_are_refused_without_a_handler_that_can_enforce_them(node: Node) -> None:
     target = node.places.target("one")
     fake = FakeHandler()
     async with node.handler(fake=fake, features=CANNOT) as session:
@@ -229,7 +229,7 @@ async def test_a_handler_that_is_away_or_cannot_limit_is_not_given_limits(node: 
     assert (fake.limits, recorded(node, target)) == ({}, NONE)
 
 
-async def test_limits_that_cannot_be_are_refused_and_nothing_changes(kata: Node) -> None:
+async def test_invalid_limits_are_refused_and_nothing_changes(kata: Node) -> None:
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     request = runtime_pb2.RuntimeSetVolumeLimitsRequest(
@@ -243,7 +243,7 @@ async def test_limits_that_cannot_be_are_refused_and_nothing_changes(kata: Node)
 
 
 @pytest.mark.spec("D-35")
-async def test_a_retry_of_the_publish_neither_conflicts_nor_brings_older_limits_back(
+async def test_retry_of_the_publish_neither_conflicts_nor_restores_older_limits(
     kata: Node,
 ) -> None:
     target = kata.places.target("one")
@@ -256,7 +256,7 @@ async def test_a_retry_of_the_publish_neither_conflicts_nor_brings_older_limits_
     assert recorded(kata, target) == LIMITS
 
 
-async def test_a_growth_that_ends_later_does_not_bring_older_limits_back(node: Node) -> None:
+async def test_expansion_that_ends_later_does_not_restore_older_limits(node: Node) -> None:
     """It began with the record as it was, and writes it after a long wait for the guest."""
     target = node.places.target("one")
     fake = FakeHandler(gate=Gate())
@@ -276,7 +276,7 @@ async def test_a_growth_that_ends_later_does_not_bring_older_limits_back(node: N
     assert recorded(node, target) == LIMITS
 
 
-async def test_the_same_limits_join_and_others_wait_their_turn_and_callers_may_leave(
+async def test_identical_limits_join_others_are_refused_and_callers_may_leave(
     node: Node,
 ) -> None:
     target = node.places.target("one")
@@ -295,7 +295,7 @@ async def test_the_same_limits_join_and_others_wait_their_turn_and_callers_may_l
     assert (fake.limits, recorded(node, target)) == ({target: LIMITS}, LIMITS)
 
 
-async def test_limits_that_are_set_are_told_to_who_watches(kata: Node) -> None:
+async def test_set_limits_are_reported_as_an_event(kata: Node) -> None:
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     watch: Any = kata.inspect.Watch(inspect_pb2.WatchRequest(), timeout=30)

@@ -19,7 +19,7 @@ from crust.proxy import policy
         (False, False, {"pool": "a"}, False, None),
     ],
 )
-def test_the_first_decider_that_has_an_opinion_decides(
+def test_flag_decides_before_volume_context(
     *, flag: bool, block: bool, context: dict[str, str], defer: bool, handler: str | None
 ) -> None:
     decision = policy.decide(flag=flag, block=block, context=context)
@@ -28,7 +28,7 @@ def test_the_first_decider_that_has_an_opinion_decides(
 
 
 @pytest.mark.parametrize("wish", ["", "Always", "yes", "true", "a" * 500])
-def test_what_is_neither_yes_nor_no_is_refused(wish: str) -> None:
+def test_defer_value_other_than_always_or_never_is_refused(wish: str) -> None:
     with pytest.raises(policy.InvalidDeferPolicy) as caught:
         policy.decide(flag=False, block=False, context={"crust.dev/defer": wish})
     assert len(str(caught.value)) < 300

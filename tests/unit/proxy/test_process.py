@@ -126,7 +126,7 @@ async def test_status_without_a_proxy_says_so(places: Places) -> None:
         (["shim", "--socket=/run/a.sock"], "driver_socket"),
     ],
 )
-async def test_settings_that_are_not_usable_end_it_with_2(arguments: list[str], words: str) -> None:
+async def test_invalid_settings_exit_with_2(arguments: list[str], words: str) -> None:
     process = await start(*arguments)
     text = await said(process)
     assert process.returncode == 2
@@ -144,7 +144,7 @@ async def test_a_settings_file_is_read_and_its_mistakes_are_named(places: Places
     assert "Traceback" not in text
 
 
-async def test_its_doors_are_its_own(places: Places) -> None:
+async def test_sockets_are_accessible_to_the_owner_only(places: Places) -> None:
     """Sockets 0600 in a directory 0700: only root gets in."""
     async with proxy(places):
         assert Path(places.run).stat().st_mode & 0o777 == 0o700

@@ -17,7 +17,7 @@ Code = grpc.StatusCode
 
 
 @pytest.mark.spec("D-8", "D-9", "D-15")
-async def test_a_deferred_publish_leaves_an_entry_a_sealed_target_and_an_empty_answer(
+async def test_deferred_publish_leaves_an_entry_and_a_guard_mount_and_answers_empty(
     kata: Node,
 ) -> None:
     target = kata.places.target("one")
@@ -28,7 +28,7 @@ async def test_a_deferred_publish_leaves_an_entry_a_sealed_target_and_an_empty_a
     kata.check_untouched(target)
 
 
-async def test_the_record_holds_what_was_asked_and_what_the_driver_told(kata: Node) -> None:
+async def test_record_holds_the_request_and_the_drivers_answer(kata: Node) -> None:
     target = kata.places.target("one")
     mount = {
         "fs_type": "xfs",
@@ -87,7 +87,7 @@ async def test_the_same_publish_again_is_ok_and_changes_nothing(kata: Node) -> N
     assert kata.entry(target) == before
 
 
-async def test_a_retry_keeps_its_handler_when_a_second_one_has_come(kata: Node) -> None:
+async def test_retry_keeps_its_handler_after_a_second_one_registered(kata: Node) -> None:
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
@@ -159,7 +159,7 @@ async def test_a_drivers_own_status_passes_with_its_details(kata: Node, method: 
     kata.check_untouched(target)
 
 
-async def test_a_driver_that_fails_after_its_work_is_retried_to_the_same_end(kata: Node) -> None:
+async def test_retry_after_the_driver_failed_late_succeeds(kata: Node) -> None:
     target = kata.places.target("one")
     kata.driver.failures_after["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "just then")
     await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "just then")
@@ -179,7 +179,7 @@ async def test_a_driver_that_mounts_instead_is_undone_and_reported(kata: Node) -
 
 
 @pytest.mark.spec("D-4")
-async def test_a_driver_that_does_not_know_deferral_is_never_asked_to_publish(kata: Node) -> None:
+async def test_driver_without_deferral_is_never_called_to_publish(kata: Node) -> None:
     target = kata.places.target("one")
     kata.driver.defers = False
     await refused(
@@ -225,7 +225,7 @@ def _lost_group(answer: csi_pb2.DeferredMount) -> None:
     ],
 )
 @pytest.mark.spec("D-11", "D-12")
-async def test_bad_metadata_is_refused_and_the_driver_told_to_let_go(
+async def test_invalid_metadata_is_refused_and_unpublished(
     kata: Node, alter: object, words: str
 ) -> None:
     target = kata.places.target("one")
@@ -274,7 +274,7 @@ async def test_a_callers_deadline_does_not_leave_a_publish_half_done(kata: Node)
     kata.check_published("vol-1", target)
 
 
-async def test_a_directory_that_cannot_take_the_entry_leaves_nothing_behind(kata: Node) -> None:
+async def test_publish_without_space_for_the_entry_leaves_nothing(kata: Node) -> None:
     """A file where the entry's directory belongs: somebody else's, so the publish gives way and undoes itself."""
     target = kata.places.target("one")
     digest = volumes.TargetPath(target).digest
@@ -300,7 +300,7 @@ async def test_two_volumes_are_published_at_the_same_time(kata: Node) -> None:
     kata.check_published("vol-2", two)
 
 
-async def test_bytes_that_are_no_request_are_refused(node: Node) -> None:
+async def test_bytes_that_are_not_a_request_are_refused(node: Node) -> None:
     raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = node.co.channel.unary_unary(
         "/csi.v1.Node/NodePublishVolume"
     )

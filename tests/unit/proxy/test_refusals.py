@@ -50,7 +50,7 @@ async def test_another_handler_than_the_one_that_is_named(kata: Node) -> None:
     await never_reached_the_driver(kata, target)
 
 
-async def test_two_handlers_and_nobody_said_which(kata: Node) -> None:
+async def test_publish_without_handler_name_is_refused_if_two_are_registered(kata: Node) -> None:
     target = kata.places.target("one")
     async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
         await refused(
@@ -76,7 +76,7 @@ POLICY = {**GROUP, "volume_supplemental_group_change_policy": "OnRootMismatch"}
     ],
 )
 @pytest.mark.spec("D-20")
-async def test_a_handler_that_cannot_do_what_is_asked(
+async def test_publish_is_refused_if_the_handler_lacks_a_feature(
     node: Node,
     lacks: Feature | None,
     mount: dict[str, str],
@@ -97,7 +97,7 @@ async def test_a_handler_that_cannot_do_what_is_asked(
     await never_reached_the_driver(node, target)
 
 
-async def test_a_filesystem_that_only_the_driver_knew_is_refused_after_its_answer(
+async def test_unsupported_filesystem_of_the_drivers_answer_is_refused(
     node: Node,
 ) -> None:
     """The CO left fs_type empty, so the driver's word is the first: everything is undone."""
@@ -122,7 +122,7 @@ async def test_a_filesystem_that_only_the_driver_knew_is_refused_after_its_answe
         ("{kubelet}/a\0b", "NUL"),
     ],
 )
-async def test_a_target_path_that_cannot_be_one(kata: Node, path: str, words: str) -> None:
+async def test_invalid_target_path_is_refused(kata: Node, path: str, words: str) -> None:
     target = path.replace("{kubelet}", kata.places.kubelet)
     await refused(
         kata.co.publish("vol-1", target),
@@ -234,7 +234,7 @@ async def test_a_storage_class_that_says_neither_yes_nor_no(kata: Node) -> None:
 
 
 @pytest.mark.parametrize("volume_id", ["", "v" * 129, "vol\n1"])
-async def test_a_volume_id_that_cannot_be_one(kata: Node, volume_id: str) -> None:
+async def test_invalid_volume_id_is_refused(kata: Node, volume_id: str) -> None:
     target = kata.places.target("one")
     if volume_id == "vol\n1":
         volume_id = "vol\x01"
@@ -286,7 +286,7 @@ SPOILERS = [
 
 @pytest.mark.parametrize(("spoil", "code", "words"), SPOILERS)
 @pytest.mark.parametrize("call", ["publish", "host publish", "unpublish", "stats", "expand"])
-async def test_a_record_that_cannot_be_read_is_never_taken_for_absent(
+async def test_unreadable_record_is_never_treated_as_absent(
     places: Places, spoil: Callable[[str], None], code: Code, words: str, call: str
 ) -> None:
     """Every call about the target says why, and the file stays for a person to look at."""
@@ -315,7 +315,7 @@ async def test_a_record_that_cannot_be_read_is_never_taken_for_absent(
         assert file.read() == before
 
 
-async def test_an_entry_of_another_target_is_not_believed(places: Places) -> None:
+async def test_record_of_another_target_is_refused(places: Places) -> None:
     """Somebody copied an entry: its name is not the digest of its target."""
     target, other = places.target("one"), places.target("two")
     async with nodes.running(places) as node, node.handler():

@@ -26,7 +26,7 @@ async def test_a_second_target_of_the_volume_is_refused_naming_the_holder(kata: 
     assert not kata.targets.has_guard(volumes.TargetPath(two))
 
 
-async def test_two_names_of_one_device_are_one_device(kata: Node) -> None:
+async def test_two_volumes_with_one_device_share_one_reservation(kata: Node) -> None:
     """Identity, not name: the second is found out by the driver's answer, and undone."""
     one, two = kata.places.target("one"), kata.places.target("two")
     kata.driver.identities.update({"vol-1": (7, 3, 9), "vol-2": (7, 3, 9)})
@@ -100,7 +100,7 @@ async def test_a_host_publish_during_a_deferred_one_is_aborted_and_the_other_way
     assert kata.entry(one) is None
 
 
-async def test_ordinary_publishes_of_one_volume_are_the_drivers_to_order(node: Node) -> None:
+async def test_concurrent_host_publishes_of_one_volume_reach_the_driver(node: Node) -> None:
     one, two = node.places.target("one"), node.places.target("two")
     gate = node.driver.gates["NodePublishVolume"] = Gate()
     first = asyncio.create_task(node.co.publish("vol-1", one, defer=False))

@@ -49,7 +49,7 @@ async def test_right_after_a_start_a_call_waits_for_its_handler(places: Places) 
             node.check_published("vol-1", target)
 
 
-async def test_the_grace_ends(places: Places) -> None:
+async def test_call_fails_after_the_grace_period(places: Places) -> None:
     target = places.target("one")
     async with nodes.running(places, grace_s=0.05) as node:
         await refused(
@@ -57,7 +57,7 @@ async def test_the_grace_ends(places: Places) -> None:
         )
 
 
-async def test_a_handler_comes_back_by_itself_after_a_restart(places: Places) -> None:
+async def test_handler_registers_again_after_a_restart(places: Places) -> None:
     async with fake_driver.serving(fake_driver.FakeDriver(), places.driver), nodes.shim(places):
         fake = fake_handler.FakeHandler()
         async with _proxy(places):
@@ -100,7 +100,7 @@ async def test_a_thousand_entries_are_there_after_a_restart(places: Places) -> N
         await refused(node.co.publish("vol-999", target, defer=False), Code.ALREADY_EXISTS)
 
 
-async def test_a_stop_lets_a_running_publish_finish(places: Places) -> None:
+async def test_stop_waits_for_a_running_publish(places: Places) -> None:
     target = places.target("one")
     driver = fake_driver.FakeDriver()
     gate = driver.gates["NodePublishVolume"] = fake_driver.Gate()

@@ -42,7 +42,7 @@ async def test_statistics_without_a_sandbox_say_so(kata: Node) -> None:
     )
 
 
-async def test_the_handlers_own_error_arrives_whole(node: Node) -> None:
+async def test_error_of_the_handler_arrives_unchanged(node: Node) -> None:
     target = node.places.target("one")
     fake = FakeHandler(error=errors.RuntimeFailed("the guest", why="it hangs", hint="look"))
     async with node.handler(fake=fake):
@@ -56,7 +56,7 @@ async def test_the_handlers_own_error_arrives_whole(node: Node) -> None:
 @pytest.mark.parametrize(
     "line", [(10, 11, 0), (10, 0, 11), (-1, -1, -1)], ids=["used", "available", "negative"]
 )
-async def test_a_guests_lies_are_not_believed(node: Node, line: tuple[int, int, int]) -> None:
+async def test_impossible_statistics_are_refused(node: Node, line: tuple[int, int, int]) -> None:
     target = node.places.target("one")
     usage = volumes.VolumeUsage(volumes.UsageUnit.BYTES, *line)
     async with node.handler(fake=FakeHandler(stats=volumes.VolumeStats((usage,)))):
@@ -65,7 +65,7 @@ async def test_a_guests_lies_are_not_believed(node: Node, line: tuple[int, int, 
             await refused(node.co.stats("vol-1", target), Code.INTERNAL, "impossible", "hostile")
 
 
-async def test_a_handler_that_is_away_is_unavailable(node: Node) -> None:
+async def test_call_without_registered_handler_is_unavailable(node: Node) -> None:
     target = node.places.target("one")
     async with node.handler() as session:
         await node.co.publish("vol-1", target)
@@ -76,7 +76,9 @@ async def test_a_handler_that_is_away_is_unavailable(node: Node) -> None:
 
 
 @pytest.mark.parametrize("call", ["stats", "expand"])
-async def test_a_handler_whose_lease_ends_in_the_middle_of_a_call(node: Node, call: str) -> None:
+async def test_handler_whose_session_ends_during_a_call_is_unavailable(
+    node: Node, call: str
+) -> None:
     """The caller hears at once; it must not wait for its deadline, which is what grpc.aio does by itself."""
     target = node.places.target("one")
     fake = FakeHandler(gate=Gate())
@@ -185,7 +187,7 @@ async def test_expand_of_a_device_that_did_not_grow_is_refused(kata: Node) -> No
 
 @pytest.mark.parametrize("told", [0, -5, 65 * MIB])
 @pytest.mark.spec("D-27")
-async def test_a_size_that_the_device_does_not_have_is_not_believed(node: Node, told: int) -> None:
+async def test_size_larger_than_the_device_is_refused(node: Node, told: int) -> None:
     target = node.places.target("one")
     async with node.handler(fake=FakeHandler(filled_bytes=told)):
         await node.co.publish("vol-1", target)

@@ -24,7 +24,7 @@ def unstage(node: Node, volume_id: str) -> csi_pb2.NodeUnstageVolumeRequest:
 
 
 @pytest.mark.spec("D-18", "D-19")
-async def test_under_a_live_sandbox_it_is_refused_with_its_name_and_then_it_works(
+async def test_unpublish_is_refused_while_a_sandbox_lives_and_works_afterwards(
     kata: Node,
 ) -> None:
     target = kata.places.target("one")
@@ -39,7 +39,7 @@ async def test_under_a_live_sandbox_it_is_refused_with_its_name_and_then_it_work
     kata.check_untouched(target)
 
 
-async def test_a_sandbox_that_died_does_not_stand_in_the_way(kata: Node) -> None:
+async def test_unpublish_works_after_the_sandbox_died(kata: Node) -> None:
     """Its claim.json is there, and nobody holds the lock: known dead, whatever it says."""
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
@@ -55,7 +55,7 @@ async def test_a_sandbox_that_died_does_not_stand_in_the_way(kata: Node) -> None
     kata.check_untouched(target)
 
 
-async def test_no_sandbox_can_begin_while_the_driver_lets_go(kata: Node) -> None:
+async def test_no_sandbox_can_claim_during_an_unpublish(kata: Node) -> None:
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     gate = kata.driver.gates["NodeUnpublishVolume"] = Gate()
@@ -69,7 +69,7 @@ async def test_no_sandbox_can_begin_while_the_driver_lets_go(kata: Node) -> None
 
 
 @pytest.mark.spec("D-18")
-async def test_again_is_ok_with_the_flag_and_without(kata: Node) -> None:
+async def test_repeated_unpublish_is_ok_with_and_without_the_flag(kata: Node) -> None:
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     await kata.co.unpublish("vol-1", target)
@@ -78,7 +78,7 @@ async def test_again_is_ok_with_the_flag_and_without(kata: Node) -> None:
     kata.check_untouched(target)
 
 
-async def test_it_needs_no_handler(node: Node) -> None:
+async def test_unpublish_needs_no_handler(node: Node) -> None:
     target = node.places.target("one")
     async with node.handler():
         await node.co.publish("vol-1", target)
@@ -96,7 +96,7 @@ async def test_a_driver_that_fails_leaves_the_entry_for_the_retry(kata: Node) ->
     kata.check_untouched(target)
 
 
-async def test_a_volume_id_that_is_not_the_targets_is_refused(kata: Node) -> None:
+async def test_unpublish_with_another_volume_id_is_refused(kata: Node) -> None:
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     await refused(
@@ -105,7 +105,7 @@ async def test_a_volume_id_that_is_not_the_targets_is_refused(kata: Node) -> Non
     kata.check_published("vol-1", target)
 
 
-async def test_a_mount_over_the_seal_is_reported_before_the_driver_lets_go(kata: Node) -> None:
+async def test_mount_over_the_guard_is_reported_before_the_driver_is_called(kata: Node) -> None:
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     kata.targets.foreign.add(target)
@@ -116,7 +116,7 @@ async def test_a_mount_over_the_seal_is_reported_before_the_driver_lets_go(kata:
     kata.check_untouched(target)
 
 
-async def test_a_seal_whose_entry_went_with_run_is_removed_all_the_same(kata: Node) -> None:
+async def test_guard_mount_without_entry_is_removed_by_unpublish(kata: Node) -> None:
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     entry = kata.entry(target)

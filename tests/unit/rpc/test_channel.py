@@ -10,7 +10,7 @@ import pytest
 from crust.rpc import channel
 
 
-async def test_a_peer_that_greets_late_is_waited_for_until_the_callers_deadline(
+async def test_slow_peer_is_waited_for_until_the_callers_deadline(
     tmp_path: Path,
 ) -> None:
     """On a busy machine calls failed with UNAVAILABLE because one attempt to connect had 50 ms."""

@@ -50,7 +50,7 @@ def test_the_two_group_fields_must_agree() -> None:
 
 @pytest.mark.parametrize("group", ["0", "-1", "4294967295", "users", "٣"])
 @pytest.mark.spec("D-5")
-def test_a_group_that_is_no_gid_is_refused(group: str) -> None:
+def test_invalid_gid_is_refused(group: str) -> None:
     with pytest.raises(errors.InvalidRequest):
         csi.capability(mount(volume_supplemental_group=group))
     if group != "0":
@@ -58,7 +58,7 @@ def test_a_group_that_is_no_gid_is_refused(group: str) -> None:
             csi.capability(mount(volume_mount_group=group))
 
 
-def test_roots_group_can_be_given_by_the_host_and_not_by_a_guest() -> None:
+def test_group_0_is_allowed_for_the_host_and_refused_for_a_guest() -> None:
     capability = csi.capability(mount(volume_mount_group="0"))
     assert capability.access == volumes.MountAccess(group=volumes.GroupChange(0))
     assert csi.capability(csi.capability_to_wire(capability)) == capability
@@ -132,7 +132,7 @@ def wire_mount() -> csi_pb2.DeferredMount:
 
 
 @pytest.mark.parametrize("field", ["block_device", "fs_type", "capacity_bytes"])
-def test_a_deferred_mount_that_lacks_a_field_is_the_drivers_fault(field: str) -> None:
+def test_deferred_mount_without_a_required_field_is_refused(field: str) -> None:
     pb = wire_mount()
     pb.ClearField(field)  # type: ignore[arg-type]
     with pytest.raises(csi.InvalidDeferredMount):
@@ -158,7 +158,7 @@ def test_a_deferred_mount_with_a_credential_is_refused_both_ways() -> None:
 
 
 @pytest.mark.parametrize("text", ["x" * 200, "é" * 100, "a" + "é" * 64])
-def test_a_condition_is_told_within_the_limit_of_strings(text: str) -> None:
+def test_long_condition_message_is_shortened(text: str) -> None:
     told = csi.condition_to_wire(volumes.VolumeCondition(abnormal=True, message=text)).message
     assert 120 < len(told.encode()) <= 128
     assert told.endswith("…")
@@ -174,7 +174,7 @@ def test_statistics_survive_the_wire_with_and_without_a_condition() -> None:
         assert csi.stats(csi.stats_to_wire(value)) == value
 
 
-def test_a_capacity_range_is_checked_on_the_way_in() -> None:
+def test_capacity_range_is_checked_when_decoded() -> None:
     with pytest.raises(errors.OutOfRange):
         csi.capacity_range(csi_pb2.CapacityRange(required_bytes=2, limit_bytes=1))
     with pytest.raises(errors.InvalidRequest):

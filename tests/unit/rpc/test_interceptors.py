@@ -78,7 +78,9 @@ Fixture = tuple[Service, grpc.aio.Channel]
 
 
 @SHAPES
-async def test_an_error_of_crust_is_its_code_and_its_sentence(service: Fixture, shape: str) -> None:
+async def test_error_of_crust_is_answered_with_code_and_sentence(
+    service: Fixture, shape: str
+) -> None:
     built, caller = service
 
     async def fail(_: Any) -> None:
@@ -156,7 +158,7 @@ async def test_an_error_that_a_peer_answered_keeps_its_name_in_the_next_log(
 
 
 @SHAPES
-async def test_a_bug_tells_the_peer_the_request_id_and_the_log_the_rest(
+async def test_bug_is_answered_with_the_request_id_and_logged_with_traceback(
     service: Fixture, shape: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     built, caller = service
@@ -176,7 +178,7 @@ async def test_a_bug_tells_the_peer_the_request_id_and_the_log_the_rest(
 
 
 @SHAPES
-async def test_an_abort_deeper_down_passes_as_it_is(service: Fixture, shape: str) -> None:
+async def test_abort_by_the_behaviour_passes_unchanged(service: Fixture, shape: str) -> None:
     built, caller = service
 
     async def fail(context: Any) -> None:
@@ -187,9 +189,7 @@ async def test_an_abort_deeper_down_passes_as_it_is(service: Fixture, shape: str
 
 
 @SHAPES
-async def test_what_is_cancelled_below_is_told_and_not_waited_for(
-    service: Fixture, shape: str
-) -> None:
+async def test_cancelled_inner_task_is_answered_at_once(service: Fixture, shape: str) -> None:
     """grpc.aio answers nothing when a handler ends in a CancelledError that is not its caller's."""
     built, caller = service
 
@@ -200,7 +200,7 @@ async def test_what_is_cancelled_below_is_told_and_not_waited_for(
     await refused(_call(caller, shape), Code.UNAVAILABLE, "interrupted", "retry")
 
 
-async def test_a_caller_that_leaves_is_logged_as_cancelled(
+async def test_cancelled_call_is_logged_as_cancelled(
     service: Fixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -258,7 +258,7 @@ async def _result(call: Any) -> Any:
     return await call
 
 
-async def test_a_method_that_is_passed_on_unknown_leaves_no_name_in_the_metrics(
+async def test_unknown_pass_through_method_leaves_no_name_in_the_metrics(
     service: tuple[Service, grpc.aio.Channel],
 ) -> None:
     """Names come from outside and are without bound; what is known is counted by its name."""

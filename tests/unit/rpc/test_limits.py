@@ -19,7 +19,7 @@ def test_a_map_of_4_kib_is_fine_and_one_byte_more_is_not() -> None:
             check({**FULL, "y": ""}, "volume_context")
 
 
-def test_what_a_kubelet_adds_is_not_counted_in_contexts_and_is_in_parameters() -> None:
+def test_kubelet_keys_count_in_parameters_and_not_in_contexts() -> None:
     grown = {**FULL, TOKENS: "t" * 9000}
     limits.check_context(grown, "volume_context")
     with pytest.raises(limits.FieldTooLong):
@@ -35,7 +35,7 @@ class Deleter(csi_pb2_grpc.ControllerServicer):
         return csi_pb2.DeleteVolumeResponse()
 
 
-async def test_secrets_that_are_too_long_are_refused_without_being_told(short: str) -> None:
+async def test_too_long_secrets_are_refused_without_being_shown(short: str) -> None:
     path = f"{short}/a.sock"
     deleter = Deleter()  # type: ignore[abstract]
     add = csi_pb2_grpc.add_ControllerServicer_to_server

@@ -94,7 +94,7 @@ async def chain(short: str) -> AsyncIterator[Chain]:
 
 @METHODS
 @pytest.mark.spec("D-28")
-async def test_bytes_pass_as_they_are(chain: Chain, method: str) -> None:
+async def test_bytes_pass_through_unchanged(chain: Chain, method: str) -> None:
     data = b"\xff\x00 not even a message"
     assert await chain.call(method)(data) == data
     assert chain.backend.requests == [data]
@@ -229,9 +229,7 @@ class CapacityQuery:
 
 
 @pytest.mark.parametrize("steps", range(10))
-async def test_a_refusal_that_comes_before_the_request_is_read_is_the_peers_own(
-    short: str, steps: int
-) -> None:
+async def test_early_refusal_arrives_with_the_peers_own_status(short: str, steps: int) -> None:
     """The peer refuses by the method's name, at any moment before, while and after the request is written."""
 
     async def requests() -> AsyncIterator[bytes]:
@@ -269,7 +267,7 @@ async def test_a_stream_in_both_directions_passes_message_by_message(chain: Chai
     assert await call.code() is grpc.StatusCode.OK
 
 
-async def test_names_from_outside_are_not_kept(chain: Chain, short: str) -> None:
+async def test_unknown_method_names_are_not_cached(chain: Chain, short: str) -> None:
     async with channel.connect(chain.back) as onwards:
         passing = passthrough.Passthrough(onwards)
         details = [_Details(f"/x/M{number}") for number in range(100)]

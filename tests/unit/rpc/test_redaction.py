@@ -43,7 +43,7 @@ def test_mount_flags_are_replaced_deep_inside() -> None:
         "credentials",
     ],
 )
-def test_keys_of_maps_that_sound_like_credentials_are_replaced(key: str) -> None:
+def test_map_values_with_credential_like_keys_are_replaced(key: str) -> None:
     request = csi_pb2.NodePublishVolumeRequest(volume_context={key: SECRET, "pool": "a"})
     assert redaction.describe(request) == {"volume_context": {key: "***", "pool": "a"}}
 
@@ -59,7 +59,7 @@ def test_every_field_that_csi_marks_in_every_message_is_replaced() -> None:
     assert marked >= 10
 
 
-def test_unset_fields_and_plain_lists_are_as_they_are() -> None:
+def test_unset_fields_are_absent_and_plain_lists_unchanged() -> None:
     info = csi_pb2.NodeGetInfoResponse(node_id="n", supported_file_systems=["ext4", "xfs"])
     assert redaction.describe(info) == {
         "node_id": "n",

@@ -71,7 +71,7 @@ async def test_a_second_server_on_the_socket_is_refused_with_the_holder(short: s
         assert await echo(path) == b"hello"
 
 
-async def test_a_strangers_server_is_refused_with_its_process(short: str) -> None:
+async def test_socket_of_another_program_is_refused_with_its_process(short: str) -> None:
     """No lock of ours is on it: a driver that still has the socket that the proxy shall have."""
     path = f"{short}/a.sock"
     with socket.socket(socket.AF_UNIX) as stranger:
@@ -122,7 +122,7 @@ async def test_a_removed_socket_makes_probe_fail_with_what_is_wrong(
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_the_path_is_bound_beside_and_never_without_a_listener(short: str) -> None:
+async def test_replaced_socket_path_always_has_a_listener(short: str) -> None:
     """A stale socket is replaced by rename, and the name that was bound is gone."""
     path = f"{short}/a.sock"
     with socket.socket(socket.AF_UNIX) as dead:
@@ -173,7 +173,7 @@ async def test_the_socket_of_a_killed_process_is_replaced(short: str) -> None:
         assert await echo(path) == b"hello"
 
 
-async def test_a_file_in_the_way_is_kept(short: str) -> None:
+async def test_file_at_the_socket_path_is_kept(short: str) -> None:
     path = f"{short}/a.sock"
     with open(path, "w", encoding="ascii") as file:
         file.write("mine")
@@ -194,7 +194,7 @@ async def test_a_path_that_is_not_absolute_is_refused(path: str) -> None:
             raise AssertionError("served")
 
 
-async def test_a_path_that_is_too_long_is_refused_before_anything_is_made(short: str) -> None:
+async def test_too_long_path_is_refused_before_anything_is_created(short: str) -> None:
     path = f"{short}/{'d' * 90}/a.sock"
     with pytest.raises(channel.SocketPathTooLong, match="107"):
         async with server.serving(path, name="t"):
@@ -210,7 +210,7 @@ async def test_the_lock_may_lie_elsewhere(short: str) -> None:
         assert stat.S_IMODE(os.stat(f"{short}/plugin").st_mode) == 0o700
 
 
-async def test_what_cannot_be_bound_is_a_typed_error(
+async def test_socket_that_cannot_be_bound_raises_socket_bind_failed(
     short: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = f"{short}/plugin/csi.sock"
@@ -222,7 +222,7 @@ async def test_what_cannot_be_bound_is_a_typed_error(
     capfd.readouterr()
 
 
-async def test_a_stop_lets_running_calls_finish(short: str) -> None:
+async def test_stop_waits_for_running_calls(short: str) -> None:
     path = f"{short}/a.sock"
     began, end = asyncio.Event(), asyncio.Event()
 

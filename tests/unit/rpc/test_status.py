@@ -26,7 +26,7 @@ def test_every_branch_has_a_row_and_no_two_branches_share_a_code() -> None:
 
 
 @pytest.mark.parametrize("leaf", error_table.all_errors(), ids=lambda each: each.__qualname__)
-def test_every_error_hangs_on_a_branch_and_internal_is_for_what_failed_by_itself(
+def test_every_error_has_a_branch_and_internal_is_runtime_failed(
     leaf: type[errors.CrustError],
 ) -> None:
     branch = explain.branch_of(leaf)
@@ -81,7 +81,7 @@ def test_to_error_of_another_programs_details_has_the_branchs_name(
         (grpc.StatusCode.UNKNOWN, errors.RuntimeFailed),
     ],
 )
-def test_codes_that_are_nobodys_row_come_back_as_the_nearest_branch(
+def test_codes_without_a_row_become_the_nearest_branch(
     code: grpc.StatusCode, branch: type[errors.CrustError]
 ) -> None:
     assert type(status.to_error(_rpc_error(code, "words"))) is branch

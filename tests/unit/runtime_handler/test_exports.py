@@ -6,7 +6,7 @@ import sys
 from crust import runtime_handler
 
 
-def test_what_is_exported_is_sorted_and_there() -> None:
+def test_exports_are_sorted_and_exist() -> None:
     assert runtime_handler.__all__ == sorted(runtime_handler.__all__)
     for name in runtime_handler.__all__:
         assert hasattr(runtime_handler, name)

@@ -37,7 +37,7 @@ def test_a_source_is_normalised_before_it_is_looked_up(store: Store) -> None:
     assert found == Resolved(a_record(), "a/c")
 
 
-def test_a_name_that_only_begins_like_the_target_is_another(store: Store) -> None:
+def test_path_with_the_target_as_string_prefix_is_not_the_target(store: Store) -> None:
     store.publish(a_record())
     for source in (f"{TARGET.text}-2", f"{TARGET.text}/../other", os.path.dirname(TARGET.text)):
         assert resolve_source(store.root, source) == NotDeferred(source)
@@ -46,7 +46,7 @@ def test_a_name_that_only_begins_like_the_target_is_another(store: Store) -> Non
 @pytest.mark.parametrize(
     "source", ["tmpfs", "proc", "shm", "", "/", "/dev", "/nowhere/at/all", "/" + "a" * 300]
 )
-def test_what_is_no_deferred_volume_is_said_to_be_none(store: Store, source: str) -> None:
+def test_source_that_is_not_a_deferred_volume_is_not_deferred(store: Store, source: str) -> None:
     store.publish(a_record())
     assert resolve_source(store.root, source) == NotDeferred(source)
 
@@ -84,7 +84,7 @@ def test_without_a_directory_nothing_is_deferred(tmp_path: Path) -> None:
     assert resolve_source(f"{tmp_path}/none", TARGET.text) == NotDeferred(TARGET.text)
 
 
-def test_a_path_too_long_to_be_a_target_can_still_lie_below_one(store: Store) -> None:
+def test_path_too_long_for_a_target_resolves_below_one(store: Store) -> None:
     store.publish(a_record())
     deep = "/".join(["d" * 200] * 25)
     found = resolve_source(store.root, f"{TARGET.text}/{deep}")
@@ -92,6 +92,6 @@ def test_a_path_too_long_to_be_a_target_can_still_lie_below_one(store: Store) ->
     assert len(deep) > volumes.PATH_MAX_BYTES
 
 
-def test_a_source_with_a_nul_is_an_error_that_a_runtime_expects(tmp_path: Path) -> None:
+def test_source_with_nul_byte_is_invalid_request(tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidRequest, match="NUL"):
         resolve_source(str(tmp_path), "/pods/a\0b")

@@ -15,7 +15,7 @@ def _additions() -> set[str]:
     return {line for line in lines if not line.startswith("#")}
 
 
-def test_the_table_was_read_as_a_whole() -> None:
+def test_wire_table_is_complete() -> None:
     facts = wire_table.of_table()
     assert sum(fact.startswith("service ") for fact in facts) == 5
     assert sum(" rpc " in fact for fact in facts) == 39
@@ -26,17 +26,17 @@ def test_the_table_was_read_as_a_whole() -> None:
     }
 
 
-def test_everything_that_the_specification_has_is_there() -> None:
+def test_every_field_of_the_specification_exists() -> None:
     assert sorted(wire_table.of_table() - wire_table.of_descriptor()) == []
 
 
 @pytest.mark.spec("D-1", "D-2")
-def test_what_is_added_is_exactly_what_we_say_we_add() -> None:
+def test_additions_are_exactly_the_documented_ones() -> None:
     assert wire_table.of_descriptor() - wire_table.of_table() == _additions()
 
 
 @pytest.mark.spec("D-1", "D-2")
-def test_no_addition_takes_a_number_of_the_specification() -> None:
+def test_additions_use_no_number_of_the_specification() -> None:
     """Fields and enum values of one scope; the numbers that 1.13 reserves are those of the 1.12 condition."""
     numbered = re.compile(r"^(\S+) (?:(\d+): |\w+ = (\d+))")
     taken = {
@@ -49,7 +49,7 @@ def test_no_addition_takes_a_number_of_the_specification() -> None:
     assert [match[0] for match in added if (match[1], match[2] or match[3]) in taken] == []
 
 
-def test_an_additions_line_that_is_wrong_would_be_noticed() -> None:
+def test_wrong_line_of_the_additions_is_detected() -> None:
     facts = wire_table.of_descriptor()
     assert "NodePublishVolumeRequest 9: bool defer_fs_ops [alpha]" in facts
     assert "NodePublishVolumeRequest 9: string defer_fs_ops [alpha]" not in facts

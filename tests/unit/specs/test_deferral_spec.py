@@ -45,7 +45,7 @@ def test_clauses_are_numbered_without_gaps() -> None:
 
 
 @pytest.mark.parametrize("clause", _clauses())
-def test_a_clause_obliges_somebody_and_a_test_names_it(clause: str) -> None:
+def test_clause_has_an_obligation_and_a_test(clause: str) -> None:
     assert "MUST" in _clauses()[clause] or "decided once" in _clauses()[clause]
     assert _named()[clause], f"no test is marked spec({clause!r})"
 
