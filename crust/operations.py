@@ -132,8 +132,12 @@ class KeyedOperations:
                 del self._running[key]
 
     async def drain(self) -> None:
-        """Refuse new operations and wait until none runs."""
+        """Refuse newcomers and wait until nothing runs."""
         self._draining = True
+        await self.idle()
+
+    async def idle(self) -> None:
+        """Wait until nothing runs; newcomers are not refused."""
         while self._running:
             await asyncio.wait([running.task for running in self._running.values()])
 

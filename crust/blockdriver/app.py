@@ -58,10 +58,12 @@ from crust.blockdriver.snapshots.host_freeze import LIMIT_S, Freezer
 from crust.blockdriver.snapshots.recovery import SnapshotRecovery
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 from crust.host.cgroups import throttling
-from crust.host.files import durable, flocks
+from crust.host.files import durable
 from crust.host.filesystems import supported
 from crust.host.process import boot
 from crust.rpc import limits, server
+from crust.rpc.daemon import Daemon, starting
+from crust.rpc.gate import Gate
 from crust.wire.csi.v1 import csi_pb2_grpc
 
 DRIVER_NAME = "block.csi.crust.dev"
@@ -366,27 +368,18 @@ class _EphemeralProvisioner:
 
 @asynccontextmanager
 async def running(
-    driver: Driver, *, socket: str, state_dir: str, run_dir: str
-) -> AsyncIterator[Driver]:
+    driver: Driver, *, socket: str, state_dir: str, run_dir: str, take_over: bool = False
+) -> AsyncIterator[Daemon]:
     """The driver, serving on `socket` while the block runs; every running operation ends before it is left.
 
     Raises `flocks.LockHeld` when another process has the pool, and what `server.serving` raises.
     """
     async with AsyncExitStack() as stack:
-        lock = await asyncio.to_thread(_own, state_dir, run_dir)
-        stack.callback(lock.close)
-        stack.push_async_callback(asyncio.to_thread, driver.node_rules.io_limits.throttle.close)
-        await asyncio.to_thread(driver.open)
-        stack.push_async_callback(driver.node_rules.io_limits.guests.close)
-        stack.push_async_callback(driver.operations.drain)
-        stack.push_async_callback(driver.controller_rules.batches.drain)
-        await stack.enter_async_context(
-            _beside("garbage collection", driver.keep_collecting_garbage())
-        )
-        await stack.enter_async_context(
-            _beside("guests' thaw", driver.snapshots.guest_freezer.keep_recovering())
-        )
-        await stack.enter_async_context(_beside("guests' limits", driver.finish_changes()))
+        await asyncio.to_thread(_make_own, state_dir, run_dir)
+        lock_path = os.path.join(state_dir, "driver.lock")
+        daemon = await stack.enter_async_context(starting(lock_path, take_over=take_over))
+        daemon.when_settled(driver.operations.idle)
+        await _open(driver, daemon.owned)
         await stack.enter_async_context(
             server.serving(
                 socket,
@@ -401,10 +394,27 @@ async def running(
                 lambda s: csi_pb2_grpc.add_NodeServicer_to_server(driver.node, s),
                 name="driver",
                 lock_path=os.path.join(run_dir, "socket.lock"),
+                daemon=daemon,
+                gate=Gate(),
             )
         )
+        await stack.enter_async_context(daemon.serves())
         _log.info("driver serves", extra={"driver": driver.name, "socket": socket})
-        yield driver
+        yield daemon
+
+
+async def _open(driver: Driver, owned: AsyncExitStack) -> None:
+    """Read the state, and begin what runs beside the calls; `owned` ends it before another process may write."""
+    owned.push_async_callback(asyncio.to_thread, driver.node_rules.io_limits.throttle.close)
+    await asyncio.to_thread(driver.open)
+    owned.push_async_callback(driver.node_rules.io_limits.guests.close)
+    owned.push_async_callback(driver.operations.drain)
+    owned.push_async_callback(driver.controller_rules.batches.drain)
+    await owned.enter_async_context(_beside("garbage collection", driver.keep_collecting_garbage()))
+    await owned.enter_async_context(
+        _beside("guests' thaw", driver.snapshots.guest_freezer.keep_recovering())
+    )
+    await owned.enter_async_context(_beside("guests' limits", driver.finish_changes()))
 
 
 async def run(  # noqa: PLR0913 - one per setting
@@ -420,6 +430,7 @@ async def run(  # noqa: PLR0913 - one per setting
     runtime_socket: str = "",
     io_cgroup: str = "",
     modify_window_s: float = 0,
+    take_over: bool = False,
 ) -> None:
     """Serve until cancelled. Raises what keeps the driver from starting, with nothing half-served."""
     driver = build(
@@ -434,8 +445,10 @@ async def run(  # noqa: PLR0913 - one per setting
         io_cgroup=io_cgroup,
         modify_window_s=modify_window_s,
     )
-    async with running(driver, socket=socket, state_dir=state_dir, run_dir=run_dir):
-        await asyncio.get_running_loop().create_future()
+    async with running(
+        driver, socket=socket, state_dir=state_dir, run_dir=run_dir, take_over=take_over
+    ) as daemon:
+        await daemon.forever()
 
 
 @asynccontextmanager
@@ -455,10 +468,9 @@ def _ended(task: asyncio.Task[None]) -> None:
         _log.error("what runs beside the calls has ended", extra=told, exc_info=task.exception())
 
 
-def _own(state_dir: str, run_dir: str) -> flocks.ProcessLock:
-    for path in (state_dir, run_dir):
+def _make_own(*directories: str) -> None:
+    for path in directories:
         _make_directories(path)
-    return flocks.ProcessLock.acquire(os.path.join(state_dir, "driver.lock"))
 
 
 def _make_directories(path: str) -> None:

@@ -22,6 +22,11 @@ _LOG_FORMAT = click.option("--log-format", type=click.Choice(["json", "console"]
 _METRICS = click.option(
     "--metrics-address", metavar="HOST:PORT", help="Where Prometheus may read. Default: nowhere."
 )
+_TAKE_OVER = click.option(
+    "--take-over/--no-take-over",
+    default=None,
+    help="Take the state over from a process that serves, with no gap for its callers.",
+)
 _PROFILE = click.option("--csi-profile", type=click.Choice(["1.12", "1.13"]))
 _ROOT = click.option("--target-root", "target_roots", multiple=True, help="The kubelet's root.")
 
@@ -37,6 +42,7 @@ def main() -> None:
 @_LOG_LEVEL
 @_LOG_FORMAT
 @_METRICS
+@_TAKE_OVER
 @_ROOT
 @click.option("--run-dir", help="The proxy's own sockets. Default: /run/crust.")
 @click.option("--volumes-root", help="The handoff directory. Default: /run/crust/volumes.")
@@ -64,6 +70,7 @@ def proxy(**flags: Any) -> None:
 @_LOG_LEVEL
 @_LOG_FORMAT
 @_METRICS
+@_TAKE_OVER
 @_PROFILE
 @click.option("--socket", help="What the proxy calls.")
 @click.option("--driver-socket", help="The driver that is wrapped.")
@@ -79,6 +86,7 @@ def shim(**flags: Any) -> None:
             driver_socket=settings.driver_socket,
             runtime_socket=settings.runtime_socket,
             report_condition=settings.csi_profile == "1.12",
+            take_over=settings.take_over,
         )
 
     daemons.serve(ShimSettings, "shim", run, flags)
@@ -89,6 +97,7 @@ def shim(**flags: Any) -> None:
 @_LOG_LEVEL
 @_LOG_FORMAT
 @_METRICS
+@_TAKE_OVER
 @_PROFILE
 @_ROOT
 @click.option("--socket", help="What the shim or the CO calls.")
@@ -124,6 +133,7 @@ def driver(**flags: Any) -> None:
             runtime_socket=settings.runtime_socket,
             io_cgroup=settings.io_cgroup,
             modify_window_s=settings.modify_window_s,
+            take_over=settings.take_over,
         )
 
     if flags["node_id"] is None and "CRUST_NODE_ID" not in os.environ:

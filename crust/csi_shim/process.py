@@ -4,6 +4,7 @@ Calls without the flag pass through as bytes. A status of the driver reaches the
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -14,6 +15,7 @@ from google.protobuf.message import Message
 from crust.csi_shim.deferral import Context, Deferral
 from crust.csi_shim.runtime_client import RuntimeClient
 from crust.rpc import channel, extensions, passthrough, requests, server
+from crust.rpc.daemon import Daemon, starting
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _NODE = "/csi.v1.Node/"
@@ -99,18 +101,37 @@ async def serving(
     driver_socket: str,
     runtime_socket: str,
     report_condition: bool,
-    lock_path: str = "",
-) -> AsyncIterator[None]:
-    """Serve the shim while the block runs. Raises what `server.serving` raises."""
-    async with channel.connect(driver_socket) as driver, channel.connect(runtime_socket) as back:
+    take_over: bool = False,
+) -> AsyncIterator[Daemon]:
+    """Serve the shim while the block runs. Raises what `server.serving` raises, before anything is served.
+
+    It has no state: one that was taken over answers its old connections as before.
+    """
+    directory = os.path.dirname(socket_path)
+    await asyncio.to_thread(os.makedirs, directory, 0o700, exist_ok=True)
+    async with (
+        channel.connect(driver_socket) as driver,
+        channel.connect(runtime_socket) as back,
+        starting(f"{socket_path}.lock", take_over=take_over) as daemon,
+    ):
         deferral = Deferral(_Socket(driver), RuntimeClient(back), report_condition=report_condition)
         generic = [handlers(driver, deferral)]
-        async with server.serving(socket_path, name="shim", lock_path=lock_path, generic=generic):
-            yield
+        async with (
+            server.serving(
+                socket_path, name="shim", lock_path=None, generic=generic, daemon=daemon
+            ),
+            daemon.serves(),
+        ):
+            yield daemon
 
 
 async def run(
-    *, socket_path: str, driver_socket: str, runtime_socket: str, report_condition: bool
+    *,
+    socket_path: str,
+    driver_socket: str,
+    runtime_socket: str,
+    report_condition: bool,
+    take_over: bool = False,
 ) -> None:
     """Serve the shim until cancelled; raises as `serving` does."""
     async with serving(
@@ -118,8 +139,9 @@ async def run(
         driver_socket=driver_socket,
         runtime_socket=runtime_socket,
         report_condition=report_condition,
-    ):
-        await asyncio.get_running_loop().create_future()
+        take_over=take_over,
+    ) as daemon:
+        await daemon.forever()
 
 
 def _metadata(context: Context) -> passthrough.Metadata:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from crust import operations, volumes
 from crust.handoff import store as stores
 from crust.host.block import devices as host_devices
-from crust.host.files import durable, flocks
+from crust.host.files import durable
 from crust.proxy.backend import Backend
 from crust.proxy.csi_frontend import CsiFrontend
 from crust.proxy.deferred import DeferredVolumes
@@ -34,7 +34,8 @@ from crust.proxy.stage import RuntimeStage
 from crust.proxy.targets import GuardedTargets, Targets
 from crust.proxy.unpublish import DeferredUnpublish
 from crust.rpc import channel, server
-from crust.rpc.health import Health
+from crust.rpc.daemon import Daemon, starting
+from crust.rpc.gate import Gate
 from crust.settings import ProxySettings
 from crust.wire.v1 import handlers_pb2_grpc, inspect_pb2_grpc, runtime_pb2_grpc
 
@@ -57,32 +58,34 @@ class Sockets:
 
 async def run(settings: ProxySettings) -> None:
     """Serve until cancelled. If the start fails, it raises the reason and leaves no socket served."""
-    async with running(settings):
-        await asyncio.get_running_loop().create_future()
+    async with running(settings) as daemon:
+        await daemon.forever()
 
 
 @asynccontextmanager
 async def running(
     settings: ProxySettings, *, targets: Targets | None = None, devices: Devices = host_devices
-) -> AsyncIterator[DeferredVolumes]:
+) -> AsyncIterator[Daemon]:
     """Run the proxy while the block runs. `targets` and `devices` are the kernel's unless they are given."""
     targets = targets or GuardedTargets(settings.target_roots)
     store = stores.Store(settings.volumes_root)
     async with AsyncExitStack() as stack:
-        lock = await asyncio.to_thread(_take_lock, settings.run_dir)
-        stack.callback(lock.close)
+        await asyncio.to_thread(durable.make_directory, settings.run_dir, 0o700)
+        lock_path = f"{settings.run_dir}/proxy.lock"
+        daemon = await stack.enter_async_context(starting(lock_path, take_over=settings.take_over))
         deferred = await _load(store)
         events = Events()
         handlers = Handlers(grace_s=settings.handler_grace_s)
         peers = HandlerPeers()
         stack.push_async_callback(peers.close)
         backends = _backends(settings, stack)
-        parts = _Parts(deferred, handlers, peers, events, backends, targets, devices, Health())
-        await stack.enter_async_context(watch_handoff(store, deferred, events))
+        parts = _Parts(deferred, handlers, peers, events, backends, targets, devices, daemon)
+        await daemon.owned.enter_async_context(watch_handoff(store, deferred, events))
         await _serve_proxy_sockets(settings, parts, stack)
         await _serve_csi_sockets(settings, parts, stack)
+        await stack.enter_async_context(daemon.serves())
         _log.info("proxy serves", extra={"drivers": len(backends), "entries": len(deferred.all())})
-        yield deferred
+        yield daemon
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +97,7 @@ class _Parts:
     backends: Sequence[Driver]
     targets: Targets
     devices: Devices
-    health: Health
-
-
-def _take_lock(run_dir: str) -> flocks.ProcessLock:
-    durable.make_directory(run_dir, 0o700)
-    return flocks.ProcessLock.acquire(f"{run_dir}/proxy.lock")
+    daemon: Daemon
 
 
 async def _load(store: stores.Store) -> DeferredVolumes:
@@ -133,6 +131,7 @@ async def _serve_proxy_sockets(
     sockets = Sockets.below(settings.run_dir)
     staging = operations.KeyedOperations()
     stack.push_async_callback(staging.drain)
+    parts.daemon.when_settled(staging.idle)
     stage = RuntimeStage(parts.deferred, parts.handlers, staging, parts.targets, parts.devices)
     common = (parts.deferred, parts.handlers, parts.peers)
     freeze, io_limits = (
@@ -141,31 +140,38 @@ async def _serve_proxy_sockets(
     )
     runtime = RuntimeApi(*common, parts.devices, Mutations(stage, freeze, io_limits))
     registry = HandlerRegistry(parts.handlers, parts.peers, parts.events, settings.volumes_root)
-    inspect = Inspect(parts.backends, parts.handlers, parts.deferred, parts.events, parts.health)
+    inspect = Inspect(
+        parts.backends, parts.handlers, parts.deferred, parts.events, parts.daemon.health
+    )
     await stack.enter_async_context(
         server.serving(
             sockets.handlers,
             lambda to: handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(registry, to),
             name="handlers",
-            health=parts.health,
+            daemon=parts.daemon,
+            gate=Gate(stage=2),
         )
     )
     stack.callback(registry.stop)
+    parts.daemon.when_handed_over(registry.stop)
     await stack.enter_async_context(
         server.serving(
             sockets.inspect,
             lambda to: inspect_pb2_grpc.add_InspectServicer_to_server(inspect, to),
             name="inspect",
-            health=parts.health,
+            daemon=parts.daemon,
+            gate=Gate(stage=2),
         )
     )
     stack.callback(inspect.stop)
+    parts.daemon.when_handed_over(inspect.stop)
     await stack.enter_async_context(
         server.serving(
             sockets.runtime,
             lambda to: runtime_pb2_grpc.add_RuntimeServicer_to_server(runtime, to),
             name="runtime",
-            health=parts.health,
+            daemon=parts.daemon,
+            gate=Gate(stage=2),
         )
     )
 
@@ -177,13 +183,15 @@ async def _serve_csi_sockets(settings: ProxySettings, parts: _Parts, stack: Asyn
         name = volumes.DriverName(driver.name)
         front = CsiFrontend(name, driver.backend, parts.deferred, publish, unpublish, parts.targets)
         stack.push_async_callback(front.drain)
+        parts.daemon.when_settled(front.idle)
         await stack.enter_async_context(
             server.serving(
                 driver.socket,
                 name=f"csi {driver.name}",
                 lock_path=_lock_path(settings.run_dir, driver.socket),
                 generic=[front.handler()],
-                health=parts.health,
+                daemon=parts.daemon,
+                gate=Gate(front.holds),
             )
         )
 

@@ -73,6 +73,15 @@ class CsiFrontend:
         """Refuse new operations, and wait for the running ones."""
         await self._operations.drain()
 
+    async def idle(self) -> None:
+        """Wait until no operation runs."""
+        await self._operations.idle()
+
+    @staticmethod
+    def holds(method: str) -> bool:
+        """Whether a call reads or writes what is deferred; any other one passes whoever is the handoff's writer."""
+        return method.startswith(_NODE) and method.removeprefix(_NODE) in _INSPECTED
+
     def handler(self) -> passthrough.Passthrough:
         """The generic handler for the server."""
         own = {

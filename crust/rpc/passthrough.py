@@ -88,6 +88,18 @@ def forward(channel: grpc.aio.Channel, method: str) -> UnaryBehaviour:
     return behave
 
 
+async def forward_stream(
+    channel: grpc.aio.Channel, method: str, request: bytes, context: Context
+) -> AsyncIterator[bytes]:
+    """Hand a call of one request and many answers on, unchanged."""
+
+    async def only() -> AsyncIterator[bytes]:
+        yield request
+
+    async for response in _streaming(channel, method)(only(), context):
+        yield response
+
+
 def metadata_of(context: grpc.aio.ServicerContext[Any, Any]) -> Metadata:
     """The caller's metadata without that of its connection."""
     return _pairs(context.invocation_metadata())

@@ -7,6 +7,7 @@ from google.protobuf import message
 from crust import errors
 
 Request = TypeVar("Request", bound=message.Message)
+DecodeError = message.DecodeError
 
 
 class MalformedMessage(errors.InvalidRequest):
@@ -24,5 +25,5 @@ def parse(kind: type[Request], data: bytes) -> Request:
     """Parse a message; unknown fields are kept. Raises `MalformedMessage`."""
     try:
         return kind.FromString(data)
-    except message.DecodeError as err:
+    except DecodeError as err:
         raise MalformedMessage(kind.DESCRIPTOR.full_name) from err

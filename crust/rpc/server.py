@@ -18,7 +18,8 @@ from crust import errors
 from crust.host.files import flocks
 from crust.host.process import oserrors
 from crust.rpc import channel, interceptors, sockets
-from crust.rpc.health import Health
+from crust.rpc.daemon import Daemon
+from crust.rpc.gate import Gate, GateInterceptor
 
 AddServicer = Callable[[grpc.aio.Server], None]
 """Adds a servicer to a server, e.g. `lambda s: add_NodeServicer_to_server(node, s)`."""
@@ -41,38 +42,46 @@ async def serving(
     socket_path: str,
     *add_servicers: AddServicer,
     name: str,
-    lock_path: str = "",
+    lock_path: str | None = "",
     generic: Sequence[grpc.GenericRpcHandler] = (),
-    health: Health | None = None,
+    daemon: Daemon | None = None,
+    gate: Gate | None = None,
 ) -> AsyncIterator[grpc.aio.Server]:
     """Serve on `socket_path` while the block runs; then wait for running calls.
 
-    `lock_path` defaults to the socket's path with `.lock` added. `name` is the server's in logs and metrics. The
-    server reports the loss of its socket to `health`, the health of the process. Raises `sockets.SocketInUse`,
-    `sockets.NotASocket`, `SocketBindFailed`, `flocks.LockHeld`, `channel.SocketPathTooLong`.
+    `lock_path` defaults to the socket's path with `.lock` added; None: a lock of `daemon` is enough. `name` is the
+    server's in logs and metrics. `daemon` is the process, `gate` what holds calls back when it is taken over. Raises
+    `sockets.SocketInUse`, `sockets.NotASocket`, `SocketBindFailed`, `flocks.LockHeld`, `channel.SocketPathTooLong`.
     """
     channel.target_of(socket_path)
-    health = health or Health()
-    lock = await asyncio.to_thread(_claim, socket_path, lock_path or f"{socket_path}.lock")
+    daemon = daemon or Daemon()
+    if lock_path == "":
+        lock_path = f"{socket_path}.lock"
+    lock = await asyncio.to_thread(_claim, socket_path, lock_path, daemon.inherited(socket_path))
     try:
         server = grpc.aio.server(
-            interceptors=[interceptors.CallInterceptor(name, health)],
+            interceptors=[
+                *([GateInterceptor(gate)] if gate is not None else []),
+                interceptors.CallInterceptor(name, daemon.health),
+            ],
             handlers=list(generic),
             options=[*channel.OPTIONS, ("grpc.so_reuseport", 0)],
         )
         for add_servicer in add_servicers:
             add_servicer(server)
         own = await _start(server, socket_path)
-        watch = asyncio.create_task(_watch(own, health), name=f"watch {socket_path}")
+        watch = asyncio.create_task(_watch(own, daemon), name=f"watch {socket_path}")
         try:
-            yield server
+            with daemon.serving(own, lock, gate):
+                yield server
         finally:
             watch.cancel()
             await asyncio.wait([watch])
             await asyncio.to_thread(own.remove)
             await server.stop(grace=GRACE_S)
     finally:
-        lock.close()
+        if lock is not None:
+            lock.close()
 
 
 GRACE_S = 5.0
@@ -82,15 +91,20 @@ CHECK_S = 3.0
 """How often a server checks that its socket is still its own."""
 
 
-def _claim(socket_path: str, lock_path: str) -> flocks.ProcessLock:
-    for path in (socket_path, lock_path):
+def _claim(
+    socket_path: str, lock_path: str | None, inherited: sockets.Identity | None
+) -> flocks.ProcessLock | None:
+    for path in (socket_path, lock_path or socket_path):
         with oserrors.translating(f"the directory of {path} cannot be created"):
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = flocks.ProcessLock.acquire(lock_path)
+    lock = flocks.ProcessLock.acquire(lock_path) if lock_path else None
     try:
-        sockets.check_free(socket_path)
+        # a predecessor still listens, and hands its callers on
+        if inherited is None or sockets.identity_at(socket_path) != inherited:
+            sockets.check_free(socket_path)
     except BaseException:
-        lock.close()
+        if lock is not None:
+            lock.close()
         raise
     return lock
 
@@ -110,11 +124,13 @@ async def _start(server: grpc.aio.Server, socket_path: str) -> sockets.OwnSocket
         raise
 
 
-async def _watch(own: sockets.OwnSocket, health: Health) -> None:
+async def _watch(own: sockets.OwnSocket, daemon: Daemon) -> None:
     while True:
         await asyncio.sleep(CHECK_S)
+        if daemon.handed_over:  # the path is the successor's
+            return
         try:
             problem: errors.CrustError | None = await asyncio.to_thread(own.problem)
         except errors.CrustError as error:
             problem = error
-        health.report(f"socket {own.path}", problem)
+        daemon.health.report(f"socket {own.path}", problem)

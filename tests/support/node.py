@@ -223,13 +223,14 @@ async def running(
         yield Node(places, driver, targets, devices, Co(co), doors)
 
 
-def shim(places: Places) -> Any:
+def shim(places: Places, *, take_over: bool = False) -> Any:
     """The shim as a process would serve it."""
     return process.serving(
         socket_path=places.shim,
         driver_socket=places.driver,
         runtime_socket=places.sockets.runtime,
         report_condition=True,
+        take_over=take_over,
     )
 
 

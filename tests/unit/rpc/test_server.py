@@ -16,6 +16,7 @@ import pytest
 from crust import errors
 from crust.host.files import flocks
 from crust.rpc import channel, server, sockets
+from crust.rpc.daemon import Daemon
 from crust.rpc.health import Health
 
 
@@ -89,8 +90,9 @@ async def test_a_path_that_another_process_puts_its_socket_at_makes_the_server_u
 ) -> None:
     """A vendor's driver starts again with its old --endpoint: the CO calls that one, and nobody calls us."""
     monkeypatch.setattr(server, "CHECK_S", 0.01)
-    path, told = f"{short}/a.sock", TellingHealth()
-    async with server.serving(path, name="t", generic=[Echo()], health=told):
+    path, told, daemon = f"{short}/a.sock", TellingHealth(), Daemon()
+    daemon.health = told
+    async with server.serving(path, name="t", generic=[Echo()], daemon=daemon):
         with socket.socket(socket.AF_UNIX) as vendor:
             os.unlink(path)
             vendor.bind(path)
@@ -106,9 +108,10 @@ async def test_a_removed_socket_makes_probe_fail_with_what_is_wrong(
     short: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "CHECK_S", 0.01)
-    path, told = f"{short}/a.sock", TellingHealth()
+    path, told, daemon = f"{short}/a.sock", TellingHealth(), Daemon()
+    daemon.health = told
     async with (
-        server.serving(path, name="t", generic=[Echo()], health=told),
+        server.serving(path, name="t", generic=[Echo()], daemon=daemon),
         channel.connect(path) as connected,
     ):
         probe: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(

@@ -1,0 +1,194 @@
+"""What a process and its successor say to each other, on a socket beside the process's lock.
+
+One line of JSON each way, in this order, on one connection:
+
+    successor    {"want": "state"}
+    predecessor  {"released": {<socket>: [<device>, <inode>], …}}   its locks are free, it writes no more
+                 or {"refused": <why>}, and it goes on as before
+    successor    {"serving": true}                                    it has the locks, and its sockets are in place
+
+The locks decide, not the lines: a successor writes only with the locks in its hand, and a predecessor has let go of
+them before it says so. If the predecessor dies, the kernel frees its locks and the successor starts as after any
+kill. If the successor dies before "serving", the predecessor, which cannot know what was written meanwhile, ends
+with an error and is started anew by whoever runs it.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from crust import errors
+from crust.host.process import oserrors
+from crust.rpc import sockets
+
+ANSWER_S = 100.0
+"""How long a successor waits for the locks: longer than a predecessor drains."""
+
+_LINE_MAX_BYTES = 1 << 20
+
+
+class TakeoverRefused(errors.NotReady):
+    """The process that holds the lock does not let go of it."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"the process that owns {path} cannot be taken over",
+            why=why,
+            hint="retry when its operations have ended, or stop it first",
+        )
+
+
+class Predecessor:
+    """The process that was taken over, to be told that its successor serves."""
+
+    def __init__(
+        self, released: Mapping[str, sockets.Identity], writer: asyncio.StreamWriter | None
+    ) -> None:
+        self.released = released
+        self._writer = writer
+
+    async def tell_serving(self) -> None:
+        """It may hand its callers on now. Once."""
+        if self._writer is None:
+            return
+        with contextlib.suppress(ConnectionError):  # it is gone, and with it its callers
+            await _send(self._writer, {"serving": True})
+        self.close()
+
+    def close(self) -> None:
+        """Let go; without `tell_serving` it takes us for dead."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+async def ask(path: str) -> Predecessor:
+    """Ask the process that listens on `path` for its state; raises `TakeoverRefused`.
+
+    One that dies meanwhile has released everything, and none of its sockets is alive.
+    """
+    try:
+        reader, writer = await asyncio.open_unix_connection(path, limit=_LINE_MAX_BYTES)
+    except OSError as err:
+        raise TakeoverRefused(path, f"it does not answer on {path}: {err.strerror}") from err
+    try:
+        with contextlib.suppress(ConnectionError):
+            await _send(writer, {"want": "state"})
+        async with asyncio.timeout(ANSWER_S):
+            answer = await _receive(reader)
+    except TimeoutError:
+        writer.close()
+        raise TakeoverRefused(path, f"it has not answered for {ANSWER_S:g} s") from None
+    except BaseException:
+        writer.close()
+        raise
+    if "refused" in answer:
+        writer.close()
+        raise TakeoverRefused(path, str(answer["refused"]))
+    released = {
+        str(path): (int(device), int(inode))
+        for path, (device, inode) in answer.get("released", {}).items()
+    }
+    return Predecessor(released, writer)
+
+
+@asynccontextmanager
+async def listening(
+    path: str, release: Callable[[], Awaitable[Mapping[str, sockets.Identity]]]
+) -> AsyncIterator[asyncio.Future[None]]:
+    """Be ready to be taken over while the block runs.
+
+    `release` stops everything that writes and frees the locks; it raises `TakeoverRefused` while nothing is changed.
+    What is yielded is done when the successor serves, or has failed with `SuccessorLost`.
+    """
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    busy = asyncio.Lock()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+            if (await _receive(reader)).get("want") != "state":
+                return
+            if busy.locked() or ended.done():
+                await _send(writer, {"refused": "another process takes it over already"})
+                return
+            async with busy:
+                await _hand_over(reader, writer, release, ended)
+
+    own, listener = await asyncio.to_thread(_bind, path)
+    server = await asyncio.start_unix_server(answer, sock=listener, limit=_LINE_MAX_BYTES)
+    try:
+        yield ended
+    finally:
+        server.close()
+        await asyncio.to_thread(own.remove)
+        ended.cancel()
+
+
+class SuccessorLost(errors.PeerUnavailable):
+    """This process let go of its state, and the process that asked for it died before it served."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this process serves no more",
+            why="the process that took it over ended before it served",
+            hint="start this one again, and look at the log of the other one",
+        )
+
+
+async def _hand_over(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    release: Callable[[], Awaitable[Mapping[str, sockets.Identity]]],
+    ended: asyncio.Future[None],
+) -> None:
+    try:
+        released = await release()
+    except TakeoverRefused as refusal:
+        await _send(writer, {"refused": str(refusal)})
+        return
+    try:
+        await _send(writer, {"released": released})
+        served = (await _receive(reader)).get("serving") is True
+    except ConnectionError:
+        served = False
+    if ended.done():
+        return
+    if served:
+        ended.set_result(None)
+    else:
+        ended.set_exception(SuccessorLost())
+
+
+def _bind(path: str) -> tuple[sockets.OwnSocket, socket.socket]:
+    listener = socket.socket(socket.AF_UNIX)
+    bound = sockets.beside(path)
+    try:
+        with oserrors.translating(f"cannot listen on {path}"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(bound)
+            listener.bind(bound)
+            listener.listen()
+            listener.settimeout(0)
+        return sockets.OwnSocket.place(bound, path), listener
+    except BaseException:
+        listener.close()
+        raise
+
+
+async def _send(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")
+    await writer.drain()
+
+
+async def _receive(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """The next line; empty when the peer is gone or speaks something else."""
+    try:
+        message = json.loads(await reader.readline())
+    except (ValueError, ConnectionError):
+        return {}
+    return message if isinstance(message, dict) else {}

@@ -1,0 +1,228 @@
+"""One process takes another's state over while clients call: nobody sees an error, and never do two write."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from crust.host.files import flocks
+from crust.rpc import channel, daemon, server, takeover
+from crust.rpc.daemon import Daemon
+from crust.rpc.gate import Gate
+
+CALL = "/csi.v1.Node/NodePublishVolume"
+
+
+class Service(grpc.GenericRpcHandler):
+    """Answers with its name, and only while it may write; a call of "slow" waits to be let go."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.may_write = True
+        self.slow_began, self.slow_ends = asyncio.Event(), asyncio.Event()
+
+    def end(self) -> None:
+        """The locks are let go of next."""
+        self.may_write = False
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        async def behave(request: bytes, _: object) -> bytes:
+            assert self.may_write
+            if request == b"slow":
+                self.slow_began.set()
+                await self.slow_ends.wait()
+                assert self.may_write
+            return self.name
+
+        return grpc.unary_unary_rpc_method_handler(behave)
+
+
+@dataclass
+class Process:
+    service: Service
+    daemon: Daemon
+    stack: AsyncExitStack
+
+    async def stop(self) -> None:
+        await self.stack.aclose()
+
+
+async def start(short: str, name: bytes, *, take_over: bool = False) -> Process:
+    """What an app does: the lock, the state, the socket."""
+    stack = AsyncExitStack()
+    try:
+        held = await stack.enter_async_context(
+            daemon.starting(f"{short}/lock", take_over=take_over)
+        )
+        service = Service(name)
+        held.owned.callback(service.end)
+        await stack.enter_async_context(
+            server.serving(f"{short}/a.sock", name="t", generic=[service], daemon=held, gate=Gate())
+        )
+        await stack.enter_async_context(held.serves())
+    except BaseException:
+        await stack.aclose()
+        raise
+    return Process(service, held, stack)
+
+
+@dataclass
+class Clients:
+    """Two callers without a pause longer than 5 ms: one connection for each call, and one for all."""
+
+    path: str
+    answers: list[bytes] = field(default_factory=list)
+
+    async def per_call(self) -> None:
+        while True:
+            async with channel.connect(self.path) as connected:
+                await self._call(connected)
+
+    async def one_channel(self) -> None:
+        async with channel.connect(self.path) as connected:
+            while True:
+                await self._call(connected)
+
+    async def _call(self, connected: grpc.aio.Channel) -> None:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(CALL)
+        self.answers.append(await call(b"", timeout=20))
+        await asyncio.sleep(0.005)
+
+    @asynccontextmanager
+    async def calling(self) -> AsyncIterator[None]:
+        """Call while the block runs; an error ends it."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self.per_call()), group.create_task(self.one_channel())]
+            yield
+            for task in tasks:
+                task.cancel()
+
+    async def until(self, name: bytes, count: int) -> None:
+        """Wait for some more answers of a process."""
+        wanted = self.answers.count(name) + count
+        async with asyncio.timeout(20):
+            while self.answers.count(name) < wanted:  # noqa: ASYNC110 - nobody tells it
+                await asyncio.sleep(0.005)
+
+
+async def test_clients_see_no_error_while_a_process_is_taken_over_again_and_again(
+    short: str,
+) -> None:
+    running = [await start(short, b"0")]
+    clients = Clients(f"{short}/a.sock")
+    async with clients.calling():
+        for number in range(1, 6):
+            await clients.until(running[-1].service.name, 10)
+            running.append(await start(short, b"%d" % number, take_over=True))
+        await clients.until(b"5", 20)
+    for process in running:
+        await process.stop()
+
+
+async def test_a_running_call_ends_at_the_predecessor_and_later_ones_wait_for_the_successor(
+    short: str,
+) -> None:
+    old = await start(short, b"old")
+    async with channel.connect(f"{short}/a.sock") as connected:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(CALL)
+        slow = asyncio.ensure_future(call(b"slow", timeout=20))
+        await old.service.slow_began.wait()
+        starts = asyncio.create_task(start(short, b"new", take_over=True))
+        gate = old.daemon._served[0].gate
+        assert gate is not None
+        async with asyncio.timeout(20):
+            while gate._open.is_set():  # noqa: ASYNC110 - nobody tells it
+                await asyncio.sleep(0.005)
+        waits = asyncio.ensure_future(call(b"", timeout=20))
+        done, _ = await asyncio.wait([waits, slow], timeout=0.05)
+        assert not done
+        assert old.service.may_write
+        old.service.slow_ends.set()
+        assert await slow == b"old"
+        assert await waits == b"new"
+        assert not old.service.may_write
+        new = await starts
+    await old.stop()
+    await new.stop()
+
+
+async def test_a_predecessor_whose_call_does_not_end_refuses_and_goes_on(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "DRAIN_S", 0.05)
+    old = await start(short, b"old")
+    async with channel.connect(f"{short}/a.sock") as connected:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(CALL)
+        slow = asyncio.ensure_future(call(b"slow", timeout=20))
+        await old.service.slow_began.wait()
+        with pytest.raises(takeover.TakeoverRefused, match="have not ended within"):
+            await start(short, b"new", take_over=True)
+        assert await call(b"", timeout=20) == b"old"
+        old.service.slow_ends.set()
+        assert await slow == b"old"
+    await old.stop()
+
+
+async def test_a_predecessor_ends_with_an_error_if_its_successor_dies_before_it_serves(
+    short: str,
+) -> None:
+    """It cannot know what the successor has written, and must not write on what it remembers."""
+    old = await start(short, b"old")
+    predecessor = await takeover.ask(f"{short}/lock.takeover")
+    flocks.ProcessLock.acquire(f"{short}/lock").close()  # free before we were told so
+    predecessor.close()
+    with pytest.raises(takeover.SuccessorLost):
+        async with asyncio.timeout(20):
+            await old.daemon.forever()
+    assert not old.service.may_write
+    await old.stop()
+
+
+async def test_a_successor_starts_as_after_a_kill_if_its_predecessor_dies_meanwhile(
+    short: str,
+) -> None:
+    lock = flocks.ProcessLock.acquire(f"{short}/lock")
+
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        lock.close()
+        writer.close()
+
+    listening = await asyncio.start_unix_server(die, f"{short}/lock.takeover")
+    new = await start(short, b"new", take_over=True)
+    listening.close()
+    async with channel.connect(f"{short}/a.sock") as connected:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(CALL)
+        assert await call(b"", timeout=20) == b"new"
+    await new.stop()
+
+
+async def test_a_second_process_is_refused_unless_it_is_told_to_take_over(short: str) -> None:
+    old = await start(short, b"old")
+    with pytest.raises(flocks.LockHeld):
+        await start(short, b"new")
+    await old.stop()
+
+
+async def test_a_holder_that_cannot_be_asked_is_not_taken_over(short: str) -> None:
+    """An older version, say."""
+    lock = flocks.ProcessLock.acquire(f"{short}/lock")
+    with pytest.raises(takeover.TakeoverRefused, match="does not answer"):
+        await start(short, b"new", take_over=True)
+    lock.close()
+    new = await start(short, b"new", take_over=True)
+    await new.stop()
+
+
+async def test_a_second_successor_is_refused_while_the_first_one_takes_over(short: str) -> None:
+    old = await start(short, b"old")
+    first = await takeover.ask(f"{short}/lock.takeover")
+    with pytest.raises(takeover.TakeoverRefused, match="already"):
+        await takeover.ask(f"{short}/lock.takeover")
+    await first.tell_serving()
+    await old.stop()
