@@ -1,6 +1,6 @@
 """The mounts of this process's mount namespace, as the kernel lists them in /proc/self/mountinfo.
 
-Kernels from 6.8 on have statmount(2); parsing 22 lines takes 0.09 ms, so the older door is kept as the only one.
+Kernels from 6.8 on have statmount(2); parsing 22 lines takes 0.09 ms, so there is only the older way.
 """
 
 import logging
@@ -21,7 +21,7 @@ class Mount:
     """One line of mountinfo (proc_pid_mountinfo(5)).
 
     `options` belong to the mount, `super_options` to the filesystem: a read-only bind of a writable filesystem has
-    "ro" in the first and "rw" in the second. `root` is what part of the filesystem is seen at `target`.
+    "ro" in the first and "rw" in the second. `root` is the part of the filesystem that `target` shows.
     """
 
     mount_id: int
@@ -42,7 +42,7 @@ class Mount:
 
 
 def read_all() -> tuple[Mount, ...]:
-    """All mounts, in the kernel's order: of two on one target, the later one covers the earlier."""
+    """All mounts, in the kernel's order: of two mounts on one target, the later one covers the earlier."""
     return parse(_text())
 
 
@@ -52,11 +52,11 @@ def parse(text: bytes) -> tuple[Mount, ...]:
 
 
 def at(target: str) -> Mount | None:
-    """The mount whose root is what `target` leads to, the topmost one; None if it is no mountpoint, or absent.
+    """The topmost mount at `target`; None if it is not a mount point, or absent.
 
-    The kernel is asked which mount that is, because comparing texts goes wrong twice: a directory above the target
-    may be a symbolic link, and mountinfo lists mounts that others have covered. A link at the end is not followed.
-    By path, because a descriptor, even O_PATH, keeps the mount busy for whoever unmounts it just then.
+    The kernel is asked for the mount id, because a comparison of paths fails twice: a directory above the target may
+    be a symbolic link, and mountinfo lists mounts that others have covered. A link at the end is not followed.
+    By path, because a descriptor, even O_PATH, would make a concurrent unmount fail with EBUSY.
     """
     with oserrors.translating(f"cannot look at {target}"):
         try:
@@ -64,19 +64,19 @@ def at(target: str) -> Mount | None:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as err:
-            found = _given_up_at(target)
+            found = _failed_mount_at(target)
             if found is None:
                 raise
-            _log.warning("a mounted filesystem fails", extra={"target": target, "error": err})
+            _log.warning("a mounted filesystem answers with errors", extra={"target": target, "error": err})
             return found
     return None if mount_id is None else _of_id(mount_id)
 
 
-def _given_up_at(target: str) -> Mount | None:
-    """The mount at a target whose filesystem answers nothing but errors, as xfs does after one on its device.
+def _failed_mount_at(target: str) -> Mount | None:
+    """The mount at a target whose filesystem returns only errors, as xfs does after an I/O error on its device.
 
-    Without it such a volume could never be unmounted. A descriptor of a mount's root is opened without asking what
-    is mounted there.
+    Without it such a volume could never be unmounted. Opening a descriptor of a mount's root asks nothing of the
+    filesystem.
     """
     try:
         descriptor = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -144,9 +144,9 @@ def _parse_line(line: bytes) -> Mount:
 
 
 def _device_of_btrfs(source: str, major: bytes, minor: bytes) -> tuple[bytes, bytes]:
-    """A btrfs shows a number of its own where others show their device's; the device is the one that it names.
+    """btrfs shows a device number of its own, so the number comes from the source that it names.
 
-    The name holds: a mounted device is open, so its number cannot have gone to another one.
+    The name is right: a mounted device is open, so its number cannot have been reused.
     """
     try:
         status = os.stat(source)
