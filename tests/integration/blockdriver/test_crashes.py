@@ -68,7 +68,7 @@ def check_nothing_left(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("deferred", [False, True], ids=["host", "deferred"])
-def test_a_driver_killed_while_bringing_a_volume_up(
+def test_driver_killed_during_create_to_publish_is_finished_by_the_retry(
     bench: Bench, reap: Callable[[], None], *, deferred: bool
 ) -> None:
     async def life(number: int) -> None:
@@ -89,7 +89,7 @@ def test_a_driver_killed_while_bringing_a_volume_up(
     assert points > 40
 
 
-def test_a_driver_killed_while_taking_a_volume_down(bench: Bench) -> None:
+def test_driver_killed_during_unpublish_to_delete_is_finished_by_the_retry(bench: Bench) -> None:
     def prepare(number: int) -> None:
         bench.restart()
         asyncio.run(bring_up(bench, f"v{number}"))
@@ -105,7 +105,7 @@ def test_a_driver_killed_while_taking_a_volume_down(bench: Bench) -> None:
     assert points > 10
 
 
-def test_a_driver_killed_while_staging_again_keeps_every_byte(
+def test_driver_killed_during_restage_keeps_every_byte(
     bench: Bench, reap: Callable[[], None]
 ) -> None:
     target = Path(bench.target("v"))
@@ -133,7 +133,7 @@ def test_a_driver_killed_while_staging_again_keeps_every_byte(
     asyncio.run(take_down(bench, "v"))
 
 
-def test_a_driver_killed_while_expanding(bench: Bench) -> None:
+def test_driver_killed_during_expand_is_finished_by_the_retry(bench: Bench) -> None:
     capability = mount("xfs")
     mib = 1024 * 1024
 
@@ -170,7 +170,7 @@ def test_a_driver_killed_while_expanding(bench: Bench) -> None:
     check_nothing_left(bench)
 
 
-def test_a_full_disk_at_any_call_is_an_error_that_a_retry_overcomes(bench: Bench) -> None:
+def test_full_disk_at_any_call_is_an_error_that_a_retry_overcomes(bench: Bench) -> None:
     async def life(number: int) -> None:
         await bring_up(bench, f"v{number}")
 
@@ -191,7 +191,7 @@ def test_a_full_disk_at_any_call_is_an_error_that_a_retry_overcomes(bench: Bench
     check_nothing_left(bench)
 
 
-def test_a_raw_volume_whose_first_stage_was_cut_short_by_a_formatter_reads_as_zeros(
+def test_raw_stage_after_an_interrupted_format_reads_as_zeros(
     bench: Bench,
 ) -> None:
     """The record says "formatting", and what half a mkfs left must not reach the raw device's user."""

@@ -1,4 +1,4 @@
-"""Inline ephemeral volumes: made by their publish, removed by their unpublish, and by nothing else."""
+"""Inline ephemeral volumes: created by their publish, removed by their unpublish, and by nothing else."""
 
 import asyncio
 from pathlib import Path
@@ -32,7 +32,7 @@ async def listed(bench: Bench) -> list[str]:
     return [each.volume.volume_id for each in answer.entries]
 
 
-async def test_it_is_as_large_as_the_pod_says_and_gone_with_the_unpublish(bench: Bench) -> None:
+async def test_ephemeral_volume_has_the_pods_size_and_is_removed_by_unpublish(bench: Bench) -> None:
     target = bench.target("a")
     await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
     await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
@@ -46,7 +46,7 @@ async def test_it_is_as_large_as_the_pod_says_and_gone_with_the_unpublish(bench:
     await bench.unpublish(VOLUME, target)
 
 
-async def test_a_pod_that_outlives_a_reboot_finds_what_it_wrote(bench: Bench) -> None:
+async def test_ephemeral_volume_keeps_its_data_across_a_reboot(bench: Bench) -> None:
     target = bench.target("a")
     await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
     Path(target, "file").write_text("words")
@@ -65,7 +65,7 @@ async def test_a_pod_that_outlives_a_reboot_finds_what_it_wrote(bench: Bench) ->
 @pytest.mark.parametrize(
     "attributes", [{"size": "-1"}, {"size": "1.5Gi"}, {"size": "0"}, {"odd": "x"}, {"size": "64Pi"}]
 )
-async def test_attributes_that_mean_nothing_leave_nothing(
+async def test_ephemeral_publish_with_invalid_attributes_leaves_nothing(
     bench: Bench, attributes: dict[str, str]
 ) -> None:
     with pytest.raises(errors.InvalidRequest):
@@ -73,7 +73,7 @@ async def test_attributes_that_mean_nothing_leave_nothing(
     assert left_behind(bench) == []
 
 
-async def test_a_publish_that_fails_takes_back_what_it_made(bench: Bench) -> None:
+async def test_ephemeral_publish_that_fails_removes_its_volume(bench: Bench) -> None:
     outside = "/proc/self/outside"
     with pytest.raises(errors.CrustError):
         await bench.inline(VOLUME, outside, attributes={"size": "64Mi"})
@@ -83,7 +83,7 @@ async def test_a_publish_that_fails_takes_back_what_it_made(bench: Bench) -> Non
     assert left_behind(bench) == []
 
 
-async def test_what_an_earlier_life_began_and_gave_to_nobody_is_taken_back_too(
+async def test_ephemeral_publish_that_fails_removes_an_interrupted_volume(
     bench: Bench,
 ) -> None:
     target, own = bench.target("a"), bench.driver.node_rules.ephemeral.id_of(VOLUME)
@@ -97,7 +97,7 @@ async def test_what_an_earlier_life_began_and_gave_to_nobody_is_taken_back_too(
     assert left_behind(bench) == []
 
 
-async def test_the_caller_hears_why_it_was_not_published_also_if_something_stays(
+async def test_ephemeral_publish_reports_the_first_error_if_cleanup_fails(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = bench.target("a")
@@ -113,7 +113,7 @@ async def test_the_caller_hears_why_it_was_not_published_also_if_something_stays
     assert left_behind(bench) == []
 
 
-async def test_it_can_be_raw_and_a_guest_can_mount_it(bench: Bench) -> None:
+async def test_ephemeral_volume_can_be_raw_or_deferred(bench: Bench) -> None:
     target = bench.target("a")
     await bench.inline(VOLUME, target, block(), attributes={"size": "16Mi"})
     assert Path(target).is_block_device()
@@ -125,7 +125,7 @@ async def test_it_can_be_raw_and_a_guest_can_mount_it(bench: Bench) -> None:
     assert left_behind(bench) == []
 
 
-async def test_a_volume_that_was_created_is_not_taken_for_a_pods_own(bench: Bench) -> None:
+async def test_ephemeral_publish_of_a_created_volume_is_refused(bench: Bench) -> None:
     volume = await bench.create()
     target = bench.target("a")
     with pytest.raises(ephemeral.NotEphemeral):
@@ -137,7 +137,7 @@ async def test_a_volume_that_was_created_is_not_taken_for_a_pods_own(bench: Benc
     assert await listed(bench) == [volume.volume_id]
 
 
-async def test_nobody_takes_it_away_while_it_is_being_published(
+async def test_ephemeral_volume_is_not_removed_during_its_publish(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sweeper knows it by the driver's id and the CO by its own: they are one volume all the same."""
@@ -165,7 +165,9 @@ async def test_nobody_takes_it_away_while_it_is_being_published(
     assert left_behind(bench) == []
 
 
-async def test_a_retry_with_fresh_tokens_joins_the_publish_that_runs(bench: Bench) -> None:
+async def test_ephemeral_publish_retry_with_fresh_tokens_joins_the_running_one(
+    bench: Bench,
+) -> None:
     target, key = bench.target("a"), "csi.storage.k8s.io/serviceAccount.tokens"
     await asyncio.gather(
         bench.inline(VOLUME, target, attributes={"size": "64Mi", key: "one"}),
@@ -175,7 +177,7 @@ async def test_a_retry_with_fresh_tokens_joins_the_publish_that_runs(bench: Benc
     assert left_behind(bench) == []
 
 
-async def test_a_pod_does_not_wait_for_a_volume_that_is_damaged(bench: Bench) -> None:
+async def test_ephemeral_unpublish_of_a_damaged_volume_succeeds(bench: Bench) -> None:
     target, own = bench.target("a"), bench.driver.node_rules.ephemeral.id_of(VOLUME)
     await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
     (bench.root / "state" / "records" / f"{own}.json").write_text("no record")
@@ -188,7 +190,7 @@ async def test_a_pod_does_not_wait_for_a_volume_that_is_damaged(bench: Bench) ->
     assert [each.reason for each in health.findings] == ["RecordUnreadable"]
 
 
-def test_sizes_are_read_as_kubernetes_writes_them() -> None:
+def test_ephemeral_size_accepts_kubernetes_quantities() -> None:
     assert ephemeral.size_bytes("1") == 1
     assert ephemeral.size_bytes("64Mi") == 64 * MIB
     assert ephemeral.size_bytes("5G") == 5 * 10**9

@@ -1,4 +1,4 @@
-"""What a kubelet does around the calls: its own binds and loop devices, its files, its retries with fresh tokens."""
+"""A kubelet's own actions around the calls: binds and loop devices, files, retries with fresh tokens."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def held(path: str) -> Iterator[None]:
         subprocess.run(["losetup", "--detach", holder], check=True)
 
 
-async def test_a_raw_volume_is_mapped_into_a_pod_and_taken_out_again(bench: Bench) -> None:
+async def test_kubelet_maps_and_unmaps_a_raw_volume(bench: Bench) -> None:
     volume_id = (await bench.create(capability=block())).volume_id
     kubelets = bench.root / "volumeDevices"
     (kubelets / "publish").mkdir(parents=True)
@@ -57,7 +57,7 @@ async def test_a_raw_volume_is_mapped_into_a_pod_and_taken_out_again(bench: Benc
     await bench.delete(volume_id)
 
 
-async def test_a_publish_is_repeated_with_fresh_tokens_under_a_running_pod(bench: Bench) -> None:
+async def test_publish_repeated_with_fresh_tokens_succeeds(bench: Bench) -> None:
     volume_id = (await bench.create()).volume_id
     target = bench.target("pod-a")
     await bench.stage(volume_id)
@@ -76,7 +76,7 @@ async def test_a_publish_is_repeated_with_fresh_tokens_under_a_running_pod(bench
     await bench.unstage(volume_id)
 
 
-async def test_a_pods_directory_is_empty_but_for_the_kubelets_own_file(bench: Bench) -> None:
+async def test_unpublish_leaves_only_the_kubelets_file_in_the_pod_directory(bench: Bench) -> None:
     """It is removed by rmdir alone; anything of ours would keep the pod there for good."""
     volume_id = (await bench.create()).volume_id
     target = Path(bench.target("pod-a"))
@@ -92,7 +92,7 @@ async def test_a_pods_directory_is_empty_but_for_the_kubelets_own_file(bench: Be
     await bench.unstage(volume_id)
 
 
-async def test_a_pod_that_ends_while_its_node_was_down_is_torn_down_from_memory(
+async def test_unpublish_after_a_reboot_succeeds_without_node_state(
     bench: Bench,
 ) -> None:
     """After a reboot nothing is mounted or attached, and the kubelet takes down what its files say was up."""

@@ -1,4 +1,4 @@
-"""A volume's life on real loop devices and mounts."""
+"""The lifecycle of a volume on real loop devices and mounts."""
 
 import os
 import subprocess
@@ -34,9 +34,7 @@ def leave_errors(image: Path) -> None:
 
 
 @pytest.mark.parametrize(("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB)])
-async def test_a_filesystem_volume_lives_from_create_to_delete(
-    bench: Bench, fs_type: str, size: int
-) -> None:
+async def test_filesystem_volume_lifecycle_succeeds(bench: Bench, fs_type: str, size: int) -> None:
     volume = await bench.create(capability=mount(fs_type), size=size)
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id, mount(fs_type))
@@ -56,7 +54,7 @@ async def test_a_filesystem_volume_lives_from_create_to_delete(
     assert os.listdir(bench.root / "state" / "records") == []
 
 
-async def test_every_step_may_be_repeated(bench: Bench) -> None:
+async def test_lifecycle_with_every_step_repeated_succeeds(bench: Bench) -> None:
     first, second = await bench.create(), await bench.create()
     assert first == second
     target = bench.target("pod-a")
@@ -73,7 +71,7 @@ async def test_every_step_may_be_repeated(bench: Bench) -> None:
         await bench.delete(first.volume_id)
 
 
-async def test_every_step_may_be_repeated_by_a_driver_that_was_restarted(bench: Bench) -> None:
+async def test_lifecycle_with_every_step_repeated_after_a_restart_succeeds(bench: Bench) -> None:
     volume = await bench.create()
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id)
@@ -92,7 +90,7 @@ async def test_every_step_may_be_repeated_by_a_driver_that_was_restarted(bench: 
     await bench.delete(volume.volume_id)
 
 
-async def test_two_targets_share_a_filesystem_and_the_read_only_one_cannot_write(
+async def test_publish_to_two_targets_keeps_the_read_only_one_read_only(
     bench: Bench,
 ) -> None:
     volume = await bench.create()
@@ -109,7 +107,7 @@ async def test_two_targets_share_a_filesystem_and_the_read_only_one_cannot_write
     await bench.unstage(volume.volume_id)
 
 
-async def test_a_raw_volume_is_the_device_itself(bench: Bench) -> None:
+async def test_publish_of_a_raw_volume_gives_the_device(bench: Bench) -> None:
     volume = await bench.create(capability=block())
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id, block())
@@ -126,7 +124,7 @@ async def test_a_raw_volume_is_the_device_itself(bench: Bench) -> None:
     await bench.delete(volume.volume_id)
 
 
-async def test_a_read_only_raw_volume_takes_no_write(bench: Bench) -> None:
+async def test_publish_of_a_raw_volume_read_only_refuses_writes(bench: Bench) -> None:
     volume = await bench.create(capability=block())
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id, block())
@@ -142,7 +140,7 @@ async def test_a_read_only_raw_volume_takes_no_write(bench: Bench) -> None:
     await bench.unstage(volume.volume_id)
 
 
-async def test_a_staged_volume_cannot_be_deleted(bench: Bench) -> None:
+async def test_delete_of_a_staged_volume_is_refused(bench: Bench) -> None:
     volume = await bench.create()
     await bench.stage(volume.volume_id)
     with pytest.raises(protocol.StillAttached, match="staged at"):
@@ -151,7 +149,7 @@ async def test_a_staged_volume_cannot_be_deleted(bench: Bench) -> None:
     await bench.delete(volume.volume_id)
 
 
-async def test_a_volume_staged_twice_is_detached_with_the_last_path(bench: Bench) -> None:
+async def test_unstage_of_the_last_path_detaches_the_volume(bench: Bench) -> None:
     volume = await bench.create()
     first, second = (bench.staging(volume.volume_id, name) for name in ("one", "two"))
     await bench.stage(volume.volume_id, path=first)
@@ -165,7 +163,7 @@ async def test_a_volume_staged_twice_is_detached_with_the_last_path(bench: Bench
     assert loop.find(image) == ()
 
 
-async def test_statistics_are_those_of_the_mounted_filesystem(bench: Bench) -> None:
+async def test_stats_are_those_of_the_mounted_filesystem(bench: Bench) -> None:
     volume = await bench.create()
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id)
@@ -189,7 +187,7 @@ async def test_statistics_are_those_of_the_mounted_filesystem(bench: Bench) -> N
     await bench.unstage(volume.volume_id)
 
 
-async def test_a_truncated_image_is_an_abnormal_condition(bench: Bench) -> None:
+async def test_truncated_image_is_an_abnormal_condition(bench: Bench) -> None:
     volume = await bench.create()
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id)
@@ -205,7 +203,7 @@ async def test_a_truncated_image_is_an_abnormal_condition(bench: Bench) -> None:
     await bench.unstage(volume.volume_id)
 
 
-async def test_a_group_is_given_to_every_file_and_no_link_is_followed(bench: Bench) -> None:
+async def test_publish_with_fs_group_changes_every_file_and_follows_no_link(bench: Bench) -> None:
     volume = await bench.create()
     target = bench.target("pod-a")
     outside = bench.root / "outside"
@@ -227,7 +225,7 @@ async def test_a_group_is_given_to_every_file_and_no_link_is_followed(bench: Ben
     await bench.unstage(volume.volume_id)
 
 
-async def test_roots_group_is_given_where_the_host_mounts_and_refused_for_a_guest(
+async def test_publish_with_group_0_is_refused_only_if_deferred(
     bench: Bench,
 ) -> None:
     """A pod with fsGroup 0 is nothing unusual."""
@@ -254,7 +252,7 @@ async def test_roots_group_is_given_where_the_host_mounts_and_refused_for_a_gues
     await bench.unstage(volume.volume_id)
 
 
-async def test_unpublish_works_without_record_ledger_or_driver_memory(bench: Bench) -> None:
+async def test_unpublish_without_record_or_node_state_succeeds(bench: Bench) -> None:
     volume = await bench.create()
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id)
@@ -269,7 +267,7 @@ async def test_unpublish_works_without_record_ledger_or_driver_memory(bench: Ben
     await bench.unstage(volume.volume_id)
 
 
-async def test_a_filesystem_that_was_not_unmounted_cleanly_is_checked_before_it_is_used(
+async def test_publish_checks_a_filesystem_not_unmounted_cleanly(
     bench: Bench,
 ) -> None:
     volume = await bench.create()
@@ -297,7 +295,7 @@ async def test_a_filesystem_that_was_not_unmounted_cleanly_is_checked_before_it_
         ("btrfs", 160 * MIB, {"crust.dev/btrfs-checksum": "xxhash"}),
     ],
 )
-async def test_a_filesystem_is_made_as_the_storage_class_says(
+async def test_stage_formats_with_the_storage_class_options(
     bench: Bench, fs_type: str, size: int, sent: dict[str, str]
 ) -> None:
     capability, target = mount(fs_type), bench.target("pod-a")

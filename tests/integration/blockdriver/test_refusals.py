@@ -1,4 +1,4 @@
-"""What is refused, and that nothing was changed when it was."""
+"""Refused calls, and that they changed nothing."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.support.block_driver import MIB, Bench, block, is_there, mount
 pytestmark = pytest.mark.root
 
 
-async def test_an_unpublish_for_the_wrong_volume_is_refused(bench: Bench) -> None:
+async def test_unpublish_of_another_volume_at_the_target_is_refused(bench: Bench) -> None:
     volume, other = await bench.create("one"), await bench.create("two")
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id)
@@ -26,7 +26,7 @@ async def test_an_unpublish_for_the_wrong_volume_is_refused(bench: Bench) -> Non
     await bench.unstage(volume.volume_id)
 
 
-async def test_a_busy_volume_is_not_unpublished_and_its_user_is_named(bench: Bench) -> None:
+async def test_unpublish_of_a_busy_volume_names_its_user(bench: Bench) -> None:
     volume = await bench.create()
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id)
@@ -40,7 +40,7 @@ async def test_a_busy_volume_is_not_unpublished_and_its_user_is_named(bench: Ben
     await bench.unstage(volume.volume_id)
 
 
-async def test_a_mount_option_that_the_kernel_refuses_leaves_nothing(bench: Bench) -> None:
+async def test_publish_with_a_refused_mount_option_leaves_nothing(bench: Bench) -> None:
     volume = await bench.create()
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id)
@@ -52,7 +52,7 @@ async def test_a_mount_option_that_the_kernel_refuses_leaves_nothing(bench: Benc
     await bench.unstage(volume.volume_id)
 
 
-async def test_foreign_content_is_never_formatted(bench: Bench) -> None:
+async def test_stage_never_formats_foreign_content(bench: Bench) -> None:
     volume = await bench.create()
     image = bench.root / "state" / "images" / f"{volume.volume_id}.img"
     with image.open("r+b") as file:
@@ -65,7 +65,7 @@ async def test_foreign_content_is_never_formatted(bench: Bench) -> None:
     await bench.unstage(volume.volume_id)
 
 
-async def test_a_formatted_volume_that_reads_blank_is_not_formatted_again(bench: Bench) -> None:
+async def test_stage_of_a_formatted_volume_that_reads_blank_is_refused(bench: Bench) -> None:
     volume = await bench.create()
     await bench.stage(volume.volume_id)
     await bench.unstage(volume.volume_id)
@@ -77,7 +77,7 @@ async def test_a_formatted_volume_that_reads_blank_is_not_formatted_again(bench:
     await bench.unstage(volume.volume_id)
 
 
-async def test_another_filesystem_than_the_present_one_is_refused(bench: Bench) -> None:
+async def test_stage_with_another_filesystem_is_refused(bench: Bench) -> None:
     volume = await bench.create(size=320 * MIB)
     await bench.stage(volume.volume_id)
     with pytest.raises(node_stage.StagedDifferently):
@@ -88,7 +88,7 @@ async def test_another_filesystem_than_the_present_one_is_refused(bench: Bench) 
     await bench.unstage(volume.volume_id)
 
 
-async def test_targets_outside_the_roots_and_behind_links_are_refused(bench: Bench) -> None:
+async def test_publish_outside_the_roots_or_through_links_is_refused(bench: Bench) -> None:
     volume = await bench.create()
     await bench.stage(volume.volume_id)
     (bench.root / "elsewhere").mkdir()
@@ -103,7 +103,7 @@ async def test_targets_outside_the_roots_and_behind_links_are_refused(bench: Ben
     await bench.unstage(volume.volume_id)
 
 
-async def test_nothing_is_unmounted_outside_the_roots_or_behind_a_link(
+async def test_unpublish_outside_the_roots_or_through_a_link_unmounts_nothing(
     bench: Bench, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     outside = tmp_path_factory.mktemp("outside")
@@ -120,7 +120,7 @@ async def test_nothing_is_unmounted_outside_the_roots_or_behind_a_link(
         mount_api.unmount(f"{outside}/mount")
 
 
-async def test_a_target_with_files_or_a_foreign_mount_is_refused_and_kept(bench: Bench) -> None:
+async def test_publish_on_a_target_with_files_or_a_foreign_mount_is_refused(bench: Bench) -> None:
     volume = await bench.create()
     await bench.stage(volume.volume_id)
     target = Path(bench.target("pod-a"))
@@ -137,7 +137,7 @@ async def test_a_target_with_files_or_a_foreign_mount_is_refused_and_kept(bench:
     await bench.unstage(volume.volume_id)
 
 
-async def test_a_target_of_another_volume_is_refused_while_that_is_there(bench: Bench) -> None:
+async def test_publish_on_another_volumes_target_is_refused(bench: Bench) -> None:
     first, second = await bench.create("one"), await bench.create("two")
     target = bench.target("pod-a")
     for volume in (first, second):
@@ -153,7 +153,7 @@ async def test_a_target_of_another_volume_is_refused_while_that_is_there(bench: 
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
-async def test_a_raw_device_is_not_detached_while_its_node_is_bound_anywhere(
+async def test_unstage_of_a_raw_device_whose_node_is_bound_is_refused(
     bench: Bench, *, forgotten: bool
 ) -> None:
     """Its number is given to the next volume, and whoever still has the node would read that one's bytes."""

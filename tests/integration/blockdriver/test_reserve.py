@@ -1,4 +1,4 @@
-"""A pool without a free block: what empties it needs one, and has it."""
+"""On a full pool the reserve lets unpublish and delete succeed."""
 
 import os
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def fill(bench: Bench) -> None:
         os.fsync(file.fileno())
 
 
-async def test_volumes_are_unpublished_from_the_node_and_deleted_on_a_full_disk(
+async def test_unpublish_and_delete_on_a_full_disk_succeed(
     small: Bench,
 ) -> None:
     ids = [(await small.create(name, size=16 * MIB)).volume_id for name in "abcd"]

@@ -1,4 +1,4 @@
-"""Who may have a volume at the same time: targets, kernels, callers."""
+"""Concurrent use of a volume: targets, kernels, callers."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from tests.support.block_driver import MIB, Bench, Mode, is_there, mount
 pytestmark = pytest.mark.root
 
 
-async def test_a_deferred_publish_mounts_nothing_and_describes_the_device(bench: Bench) -> None:
+async def test_deferred_publish_mounts_nothing_and_describes_the_device(bench: Bench) -> None:
     volume = await bench.create()
     target = bench.target("pod-a")
     group = volumes.GroupChange(2000, volumes.GroupPolicy.ON_ROOT_MISMATCH)
@@ -39,7 +39,7 @@ async def test_a_deferred_publish_mounts_nothing_and_describes_the_device(bench:
     await bench.unstage(volume.volume_id)
 
 
-async def test_a_volume_is_mounted_by_one_kernel_at_a_time(bench: Bench) -> None:
+async def test_publish_on_host_and_deferred_exclude_each_other(bench: Bench) -> None:
     volume = await bench.create()
     guest, host = bench.target("pod-guest"), bench.target("pod-host")
     await bench.stage(volume.volume_id)
@@ -58,7 +58,7 @@ async def test_a_volume_is_mounted_by_one_kernel_at_a_time(bench: Bench) -> None
     await bench.unstage(volume.volume_id)
 
 
-async def test_a_mount_that_the_driver_does_not_know_stops_a_deferred_publish(
+async def test_deferred_publish_with_an_unknown_host_mount_is_refused(
     bench: Bench,
 ) -> None:
     volume = await bench.create()
@@ -75,7 +75,7 @@ async def test_a_mount_that_the_driver_does_not_know_stops_a_deferred_publish(
     await bench.unstage(volume.volume_id)
 
 
-async def test_a_holder_of_the_device_stops_publishing_and_unstaging(bench: Bench) -> None:
+async def test_publish_and_unstage_of_a_held_device_are_refused(bench: Bench) -> None:
     volume = await bench.create()
     await bench.stage(volume.volume_id)
     [device] = loop.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
@@ -93,7 +93,7 @@ async def test_a_holder_of_the_device_stops_publishing_and_unstaging(bench: Benc
     await bench.unstage(volume.volume_id)
 
 
-async def test_readers_may_share_a_volume_with_a_guest_that_reads(bench: Bench) -> None:
+async def test_read_only_publishes_on_host_and_in_guest_share_a_volume(bench: Bench) -> None:
     volume = await bench.create()
     guest, other, host = (bench.target(name) for name in ("guest", "other", "host"))
     await bench.stage(volume.volume_id)
@@ -108,7 +108,7 @@ async def test_readers_may_share_a_volume_with_a_guest_that_reads(bench: Bench) 
     await bench.unstage(volume.volume_id)
 
 
-async def test_one_writer_means_one_target(bench: Bench) -> None:
+async def test_publish_single_writer_to_a_second_target_is_refused(bench: Bench) -> None:
     volume = await bench.create()
     one = mount(mode=Mode.SINGLE_NODE_SINGLE_WRITER)
     await bench.stage(volume.volume_id, one)
@@ -121,7 +121,7 @@ async def test_one_writer_means_one_target(bench: Bench) -> None:
     await bench.unstage(volume.volume_id)
 
 
-async def test_many_volumes_at_once_do_not_disturb_each_other(bench: Bench) -> None:
+async def test_many_volumes_in_parallel_stay_independent(bench: Bench) -> None:
     async def life(number: int) -> None:
         volume = await bench.create(f"pvc-{number}")
         target = bench.target(f"pod-{number}")
@@ -137,7 +137,7 @@ async def test_many_volumes_at_once_do_not_disturb_each_other(bench: Bench) -> N
     assert [each for each in loop.list_all() if str(bench.root) in each.backing] == []
 
 
-async def test_identical_calls_join_and_a_different_one_is_told_to_wait(bench: Bench) -> None:
+async def test_identical_calls_join_and_a_different_one_is_aborted(bench: Bench) -> None:
     volume = await bench.create()
     path = bench.staging(volume.volume_id)
     calls = [asyncio.create_task(bench.stage(volume.volume_id, path=path)) for _ in range(8)]
@@ -150,7 +150,7 @@ async def test_identical_calls_join_and_a_different_one_is_told_to_wait(bench: B
     await bench.unstage(volume.volume_id)
 
 
-async def test_a_caller_that_gives_up_does_not_stop_the_work(bench: Bench) -> None:
+async def test_cancelled_caller_does_not_stop_the_operation(bench: Bench) -> None:
     volume = await bench.create()
     call = asyncio.create_task(bench.stage(volume.volume_id))
     await asyncio.sleep(0)
@@ -164,7 +164,7 @@ async def test_a_caller_that_gives_up_does_not_stop_the_work(bench: Bench) -> No
     await bench.unstage(volume.volume_id)
 
 
-async def test_two_targets_of_a_btrfs_are_one_filesystem_that_a_guest_does_not_get_too(
+async def test_deferred_publish_of_a_mounted_btrfs_is_refused(
     bench: Bench,
 ) -> None:
     """Its mounts show a device number of their own, which no device has."""

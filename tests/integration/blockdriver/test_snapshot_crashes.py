@@ -158,7 +158,7 @@ def mounted(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_a_driver_killed_anywhere_leaves_nothing_frozen_and_the_retry_finishes(
+def test_driver_killed_during_a_snapshot_leaves_nothing_frozen(
     copying: Bench, act: str, *, mounted: bool
 ) -> None:
     scene, points = Scene(copying, mounted=mounted), 0
@@ -179,7 +179,7 @@ def test_a_driver_killed_anywhere_leaves_nothing_frozen_and_the_retry_finishes(
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_a_full_disk_anywhere_is_said_and_leaves_nothing_frozen(
+def test_full_disk_during_a_snapshot_is_reported_and_leaves_nothing_frozen(
     cloning: Bench, act: str, *, mounted: bool
 ) -> None:
     scene, points = Scene(cloning, mounted=mounted), 0

@@ -1,4 +1,4 @@
-"""Snapshots, restores, clones and groups, with the bytes looked at, on every kind of pool."""
+"""Snapshots, restores, clones and groups on every kind of pool, verified byte by byte."""
 
 import hashlib
 import itertools
@@ -139,7 +139,7 @@ def is_frozen(target: str) -> bool:
 @pytest.mark.parametrize(
     ("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
 )
-async def test_a_restored_volume_has_the_files_of_the_moment_and_mounts_beside_its_source(
+async def test_restored_volume_has_the_point_in_time_files_and_mounts_beside_its_source(
     pool: Bench, fs_type: str, size: int
 ) -> None:
     source = await pool.create("source", mount(fs_type), size=size)
@@ -175,7 +175,7 @@ async def test_a_restored_volume_has_the_files_of_the_moment_and_mounts_beside_i
 @pytest.mark.parametrize(
     ("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
 )
-async def test_a_clone_of_a_mounted_volume_can_be_larger_and_is_its_own(
+async def test_clone_of_a_mounted_volume_can_be_larger_and_is_independent(
     pool: Bench, fs_type: str, size: int
 ) -> None:
     source = await pool.create("source", mount(fs_type), size=size)
@@ -196,7 +196,7 @@ async def test_a_clone_of_a_mounted_volume_can_be_larger_and_is_its_own(
         await pool.delete(volume_id)
 
 
-async def test_a_raw_volume_is_copied_with_what_its_device_has_not_written_yet(
+async def test_snapshot_of_a_raw_volume_includes_unwritten_page_cache(
     cloning: Bench,
 ) -> None:
     source = await cloning.create("source", block())
@@ -214,7 +214,7 @@ async def test_a_raw_volume_is_copied_with_what_its_device_has_not_written_yet(
     await down(cloning, source.volume_id)
 
 
-async def test_a_raw_volume_that_is_written_to_is_not_copied_where_that_takes_time(
+async def test_snapshot_of_a_raw_volume_in_use_is_refused_without_reflinks(
     copying: Bench,
 ) -> None:
     source = await copying.create("source", block())
@@ -228,7 +228,7 @@ async def test_a_raw_volume_that_is_written_to_is_not_copied_where_that_takes_ti
     await snapshot(copying, source.volume_id)
 
 
-async def test_a_volume_of_a_guest_out_of_reach_is_refused_rather_than_torn(cloning: Bench) -> None:
+async def test_snapshot_of_a_volume_in_an_unreachable_guest_is_refused(cloning: Bench) -> None:
     source = await cloning.create("source")
     await cloning.stage(source.volume_id)
     await cloning.publish(source.volume_id, cloning.target("pod"), deferred=True)
@@ -241,7 +241,7 @@ async def test_a_volume_of_a_guest_out_of_reach_is_refused_rather_than_torn(clon
     await snapshot(cloning, source.volume_id)
 
 
-async def test_a_copy_on_ext4_keeps_the_holes(copying: Bench) -> None:
+async def test_copy_on_ext4_keeps_the_holes(copying: Bench) -> None:
     source = await copying.create("source", size=1024 * MIB)
     await up(copying, source.volume_id)
     taken = await snapshot(copying, source.volume_id)
@@ -252,7 +252,7 @@ async def test_a_copy_on_ext4_keeps_the_holes(copying: Bench) -> None:
     assert copy.stat().st_mode & 0o777 == 0o400
 
 
-async def test_a_device_on_btrfs_writes_through_the_page_cache_so_that_clones_have_few_extents(
+async def test_attach_on_btrfs_is_buffered_so_that_clones_have_few_extents(
     pool: Bench,
 ) -> None:
     """With direct I/O every request left an extent there, and a clone of 2 GiB took four times that of 100 MiB."""
@@ -266,7 +266,7 @@ async def test_a_device_on_btrfs_writes_through_the_page_cache_so_that_clones_ha
     await down(pool, volume.volume_id)
 
 
-async def test_the_same_request_gets_the_same_snapshot_and_errors_are_those_of_csi(
+async def test_snapshot_repeated_returns_the_same_and_errors_follow_csi(
     cloning: Bench,
 ) -> None:
     one, two = await cloning.create("one"), await cloning.create("two")
@@ -304,7 +304,7 @@ async def test_the_same_request_gets_the_same_snapshot_and_errors_are_those_of_c
         )
 
 
-async def test_a_source_with_another_filesystem_is_refused(cloning: Bench) -> None:
+async def test_create_from_a_source_with_another_filesystem_is_refused(cloning: Bench) -> None:
     source = await cloning.create("source", size=320 * MIB)
     await up(cloning, source.volume_id)
     taken = await snapshot(cloning, source.volume_id)
@@ -316,7 +316,7 @@ async def test_a_source_with_another_filesystem_is_refused(cloning: Bench) -> No
     await down(cloning, source.volume_id)
 
 
-async def test_snapshots_are_listed_in_pages_that_survive_change(cloning: Bench) -> None:
+async def test_list_snapshots_pages_survive_changes(cloning: Bench) -> None:
     one, two = await cloning.create("one"), await cloning.create("two")
     taken = [await snapshot(cloning, one.volume_id, f"s{n}") for n in range(5)]
     taken.append(await snapshot(cloning, two.volume_id, "other"))
@@ -352,7 +352,7 @@ async def test_snapshots_are_listed_in_pages_that_survive_change(cloning: Bench)
     assert len((await listed()).entries) == 5
 
 
-async def test_a_volume_is_not_touched_while_it_is_copied(cloning: Bench) -> None:
+async def test_snapshot_during_another_operation_of_the_volume_is_aborted(cloning: Bench) -> None:
     source = await cloning.create("source")
     running = cloning.driver.operations
     key = cloning.driver.controller._key(cloning.ids.volume_id("source"))
@@ -361,7 +361,7 @@ async def test_a_volume_is_not_touched_while_it_is_copied(cloning: Bench) -> Non
     await snapshot(cloning, source.volume_id)
 
 
-async def test_a_freeze_that_a_dead_driver_left_is_undone_by_the_next(copying: Bench) -> None:
+async def test_start_thaws_a_filesystem_left_frozen(copying: Bench) -> None:
     source = await copying.create("source")
     target = await up(copying, source.volume_id)
     attachment = copying.driver.stores.backend.attached(copying.ids.volume_id("source"))
@@ -379,7 +379,7 @@ async def test_a_freeze_that_a_dead_driver_left_is_undone_by_the_next(copying: B
 @pytest.mark.parametrize(
     ("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
 )
-async def test_a_frozen_filesystem_that_was_unmounted_is_thawed_all_the_same(
+async def test_start_thaws_a_frozen_filesystem_that_was_unmounted(
     copying: Bench, fs_type: str, size: int
 ) -> None:
     """Somebody unmounted it lazily: it lives on, holds the device, and no path leads to it."""
@@ -402,7 +402,7 @@ async def test_a_frozen_filesystem_that_was_unmounted_is_thawed_all_the_same(
     await down(copying, source.volume_id)
 
 
-async def test_a_freeze_of_what_is_gone_is_forgotten(copying: Bench) -> None:
+async def test_start_drops_a_freeze_of_a_removed_volume(copying: Bench) -> None:
     source = await copying.create("source")
     await up(copying, source.volume_id)
     attachment = copying.driver.stores.backend.attached(copying.ids.volume_id("source"))
@@ -417,7 +417,7 @@ async def test_a_freeze_of_what_is_gone_is_forgotten(copying: Bench) -> None:
     await copying.unstage(source.volume_id)
 
 
-async def test_what_takes_too_long_is_thawed_and_given_up(
+async def test_snapshot_that_takes_too_long_is_thawed_and_fails(
     copying: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = await copying.create("source")
@@ -446,7 +446,7 @@ async def group(bench: Bench, *volume_ids: str, name: str = "g") -> csi_pb2.Volu
     return answer.group_snapshot
 
 
-async def test_a_group_is_frozen_as_a_whole_before_its_first_member_is_taken(
+async def test_group_snapshot_freezes_all_members_before_the_first_copy(
     pool: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [await pool.create(name) for name in ("one", "two")]
@@ -478,7 +478,7 @@ async def test_a_group_is_frozen_as_a_whole_before_its_first_member_is_taken(
         await down(pool, volume.volume_id)
 
 
-async def test_a_group_is_deleted_as_one_and_says_what_csi_says(cloning: Bench) -> None:
+async def test_group_snapshot_is_deleted_as_one_and_errors_follow_csi(cloning: Bench) -> None:
     made = [await cloning.create(name) for name in ("one", "two", "three")]
     ids = [each.volume_id for each in made]
     taken = await group(cloning, *ids[:2])
@@ -521,7 +521,7 @@ async def test_a_group_is_deleted_as_one_and_says_what_csi_says(cloning: Bench) 
     assert not list((cloning.root / "state" / "images").glob("*.snap"))
 
 
-async def test_a_group_with_a_raw_device_in_use_is_of_one_moment_where_copies_take_no_time(
+async def test_group_with_a_raw_device_in_use_is_point_in_time_with_reflinks(
     cloning: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is copied last, while the others stand still."""
@@ -554,7 +554,7 @@ def stamp(target: str, text: bytes) -> None:
     os.close(fd)
 
 
-async def test_raw_devices_of_a_group_are_copied_again_if_one_was_written_to_meanwhile(
+async def test_group_of_raw_devices_is_copied_again_after_a_write(
     cloning: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids, targets = await raw_pair(cloning)
@@ -579,7 +579,7 @@ async def test_raw_devices_of_a_group_are_copied_again_if_one_was_written_to_mea
         await down(cloning, volume_id)
 
 
-async def test_raw_devices_that_are_always_written_to_have_no_one_moment(
+async def test_group_of_raw_devices_always_written_to_is_refused(
     cloning: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids, targets = await raw_pair(cloning)
@@ -601,7 +601,7 @@ async def test_raw_devices_that_are_always_written_to_have_no_one_moment(
         await down(cloning, volume_id)
 
 
-async def test_a_group_with_a_raw_device_in_use_has_no_one_moment_where_copies_take_time(
+async def test_group_with_a_raw_device_in_use_is_refused_without_reflinks(
     copying: Bench,
 ) -> None:
     one, two = await copying.create("one", block()), await copying.create("two")
@@ -655,7 +655,7 @@ def covered(pieces: list[list[tuple[int, int]]]) -> set[int]:
     }
 
 
-async def test_changed_blocks_are_exactly_those_that_a_byte_comparison_finds(
+async def test_changed_blocks_match_a_byte_comparison(
     cloning: Bench,
 ) -> None:
     source = await cloning.create("source", block())
@@ -702,7 +702,7 @@ async def test_changed_blocks_are_exactly_those_that_a_byte_comparison_finds(
         await blocks(cloning, "snap-none")
 
 
-async def test_changed_blocks_are_of_one_volume(cloning: Bench) -> None:
+async def test_changed_blocks_of_snapshots_of_two_volumes_are_refused(cloning: Bench) -> None:
     one, two = await cloning.create("one"), await cloning.create("two")
     first = await snapshot(cloning, one.volume_id, "a")
     second = await snapshot(cloning, two.volume_id, "b")
@@ -710,7 +710,7 @@ async def test_changed_blocks_are_of_one_volume(cloning: Bench) -> None:
         await blocks(cloning, first.snapshot_id, second.snapshot_id)
 
 
-async def test_on_ext4_allocated_blocks_are_known_and_changed_ones_are_not(
+async def test_changed_blocks_on_ext4_are_unsupported_and_allocated_ones_known(
     copying: Bench,
 ) -> None:
     source = await copying.create("source")
@@ -726,7 +726,7 @@ async def test_on_ext4_allocated_blocks_are_known_and_changed_ones_are_not(
         await blocks(copying, new.snapshot_id, base.snapshot_id)
 
 
-async def test_a_snapshot_that_a_crash_interrupted_leaves_nothing(copying: Bench) -> None:
+async def test_snapshot_interrupted_by_a_crash_leaves_nothing(copying: Bench) -> None:
     source = await copying.create("source")
     taken = await snapshot(copying, source.volume_id)
     snapshot_records = copying.driver.snapshots.volume_snapshots.snapshot_records

@@ -8,7 +8,7 @@ from crust.host.filesystems import mkfs_options
 FS_TYPES = ("ext4", "xfs", "btrfs")
 
 
-def test_each_filesystem_is_told_what_is_meant_for_it() -> None:
+def test_mkfs_options_apply_to_their_filesystem_only() -> None:
     sent = {
         "crust.dev/ext4-bytes-per-inode": "65536",
         "crust.dev/ext4-reserved-percent": "1",
@@ -35,11 +35,11 @@ def test_each_filesystem_is_told_what_is_meant_for_it() -> None:
         ("btrfs-checksum", "none"),
     ],
 )
-def test_a_value_that_is_not_on_the_list_is_refused(key: str, value: str) -> None:
+def test_mkfs_options_with_invalid_value_are_refused(key: str, value: str) -> None:
     with pytest.raises(parameters.BadParameter):
         parameters.parse({f"crust.dev/{key}": value}, FS_TYPES)
 
 
-def test_an_option_that_is_not_on_the_list_is_unknown() -> None:
+def test_mkfs_options_with_unknown_key_are_refused() -> None:
     with pytest.raises(parameters.UnknownParameter, match="xfs-reflink"):
         parameters.parse({"crust.dev/ext4-features": "^has_journal"}, FS_TYPES)

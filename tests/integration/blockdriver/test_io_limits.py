@@ -1,0 +1,433 @@
+"""ControllerModifyVolume: the kernel has the limits of the mounted volumes, and no others."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver import app
+from crust.blockdriver.controller import io_limit_parameters
+from crust.blockdriver.engines.protocol import Attachment
+from crust.blockdriver.node import guests, io_limits
+from crust.blockdriver.records import volume_records
+from crust.host.block import loop
+from crust.host.cgroups import throttling
+from crust.host.mounts import mountinfo
+from crust.rpc import csi
+from crust.wire.csi.v1 import csi_pb2
+from tests.support import io_groups, io_race
+from tests.support.block_driver import MIB, Bench, block, caller, mount
+from tests.support.crashes import crash_points
+from tests.support.fake_guests import FakeGuests
+from tests.support.io_groups import IoGroup
+
+pytestmark = pytest.mark.root
+
+NONE = volumes.IoLimits()
+SENT = {"readIOPS": "3k", "writeBytesPerSecond": "20Mi"}
+LIMITS = volumes.IoLimits(read_iops=3000, write_bytes_per_second=20 * MIB)
+
+
+@pytest.fixture
+def group() -> Iterator[IoGroup]:
+    with io_groups.group() as made:
+        yield made
+
+
+@pytest.fixture
+def limited(bench: Bench, group: IoGroup) -> Iterator[Bench]:
+    """A driver that knows the group."""
+    bench.io_cgroup = group.name
+    bench.restart()
+    yield bench
+    for volume_id in bench.driver.stores.backend.attached_here():
+        bench.driver.node_rules.io_limits.throttle.set(
+            device_of(bench, volume_id).source.identity, NONE
+        )
+
+
+def device_of(bench: Bench, volume_id: str) -> Attachment:
+    attachment = bench.driver.stores.backend.attached(volumes.VolumeId(volume_id))
+    assert attachment is not None
+    return attachment
+
+
+def in_force(bench: Bench, group: IoGroup, volume_id: str) -> volumes.IoLimits:
+    return group.limits_of(device_of(bench, volume_id).source.identity)
+
+
+@pytest.mark.parametrize("capability", [mount(), block()], ids=["mount", "block"])
+async def test_io_limits_hold_from_publish_to_unstage(
+    limited: Bench, group: IoGroup, capability: volumes.VolumeCapability
+) -> None:
+    made = await limited.create(capability=capability, mutable=SENT)
+    target = limited.target("pod-a")
+    await limited.stage(made.volume_id, capability)
+    assert in_force(limited, group, made.volume_id) == NONE  # mkfs and fsck are not its user's
+    identity = device_of(limited, made.volume_id).source.identity
+    await limited.publish(made.volume_id, target, capability)
+    assert in_force(limited, group, made.volume_id) == LIMITS
+    await limited.unpublish(made.volume_id, target)
+    await limited.unstage(made.volume_id)
+    assert group.limits_of(identity) == NONE
+    await limited.delete(made.volume_id)
+
+
+async def test_modify_changes_mounted_volumes_and_keeps_unnamed_limits(
+    limited: Bench, group: IoGroup
+) -> None:
+    made = await limited.create()
+    target = limited.target("pod-a")
+    await limited.stage(made.volume_id)
+    await limited.publish(made.volume_id, target)
+    assert in_force(limited, group, made.volume_id) == NONE
+    for _ in range(2):
+        await limited.modify(made.volume_id, **SENT)
+        assert in_force(limited, group, made.volume_id) == LIMITS
+    await limited.modify(made.volume_id, writeIOPS="77", readIOPS="0")
+    after = volumes.IoLimits(write_iops=77, write_bytes_per_second=20 * MIB)
+    assert in_force(limited, group, made.volume_id) == after
+    await limited.modify(made.volume_id, writeIOPS="0", writeBytesPerSecond="0")
+    assert in_force(limited, group, made.volume_id) == NONE
+    await limited.unpublish(made.volume_id, target)
+    await limited.unstage(made.volume_id)
+
+
+async def test_io_limits_slow_a_mounted_volume(limited: Bench, group: IoGroup) -> None:
+    """Against a volume without limits in the same group, while both are written to."""
+    slow, free = await limited.create("slow", block()), await limited.create("free", block())
+    targets = {}
+    for each in (slow, free):
+        await limited.stage(each.volume_id, block())
+        targets[each.volume_id] = limited.target(each.volume_id)
+        await limited.publish(each.volume_id, targets[each.volume_id], block())
+    words = [targets[free.volume_id], f"w:{targets[slow.volume_id]}"]
+    container = group.child("container")
+    await limited.modify(slow.volume_id, writeIOPS="12")
+    told = await asyncio.to_thread(container.run, str(Path(io_race.__file__)), *words)
+    assert int(told) >= 10 * io_race.OPERATIONS
+    for volume_id, target in targets.items():
+        await limited.unpublish(volume_id, target)
+        await limited.unstage(volume_id)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [{"readIOPS": "50", "iops": "1"}, {"readIOPS": "50", "writeIOPS": "9"}, {"readIOPS": "fast"}],
+    ids=["unknown", "too-little", "no-number"],
+)
+async def test_modify_with_one_invalid_key_changes_nothing(
+    limited: Bench, group: IoGroup, sent: dict[str, str]
+) -> None:
+    made = await limited.create(mutable=SENT)
+    target = limited.target("pod-a")
+    await limited.stage(made.volume_id)
+    await limited.publish(made.volume_id, target)
+    with pytest.raises(errors.InvalidRequest):
+        await limited.modify(made.volume_id, **sent)
+    assert in_force(limited, group, made.volume_id) == LIMITS
+    assert (
+        limited.driver.stores.volume_records.load(volumes.VolumeId(made.volume_id)).io_limits
+        == LIMITS
+    )
+    with pytest.raises(errors.InvalidRequest):
+        await limited.create("other", mutable=sent)
+    await limited.unpublish(made.volume_id, target)
+    await limited.unstage(made.volume_id)
+
+
+async def test_modify_request_is_validated_by_the_csi_rules(limited: Bench) -> None:
+    with pytest.raises(errors.InvalidRequest, match="volume_id"):
+        await limited.modify("", **SENT)
+    made = await limited.create()
+    with pytest.raises(errors.InvalidRequest, match="mutable_parameters"):
+        await limited.modify(made.volume_id)
+    with pytest.raises(volume_records.VolumeNotFound):
+        await limited.modify(limited.ids.volume_id("other"), **SENT)
+    with pytest.raises(io_limit_parameters.UnknownMutableParameter):
+        await limited.modify(limited.ids.volume_id("other"), iops="1")
+    await limited.modify(made.volume_id, **{"csi.storage.k8s.io/pvc/name": "data"})
+
+
+async def test_publish_on_a_node_without_io_limits_is_refused(
+    bench: Bench,
+) -> None:
+    bench.io_cgroup = "/crust-test-there-is-none"
+    bench.restart()
+    made = await bench.create(mutable=SENT)
+    target = bench.target("pod-a")
+    await bench.stage(made.volume_id)
+    with pytest.raises(throttling.CannotThrottle, match="io_cgroup"):
+        await bench.publish(made.volume_id, target)
+    assert not os.path.lexists(target)
+    granted = await bench.publish(made.volume_id, target, deferred=True)  # its hypervisor limits it
+    assert granted.deferred_mount.io_limits.read_iops == 3000
+    await bench.unpublish(made.volume_id, target)
+    await bench.modify(made.volume_id, **dict.fromkeys(SENT, "0"))
+    await bench.publish(made.volume_id, target)
+    with pytest.raises(throttling.CannotThrottle):
+        await bench.modify(made.volume_id, **SENT)
+    await bench.modify(made.volume_id, readIOPS="0")
+    await bench.unpublish(made.volume_id, target)
+    await bench.modify(made.volume_id, **SENT)  # nobody uses it: its next node may be able to
+    await bench.unstage(made.volume_id)
+
+
+async def test_publish_does_not_inherit_limits_of_an_earlier_volume(
+    limited: Bench, group: IoGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel keeps a number's lines; here a killed driver left them on whichever number is given next."""
+    backend = limited.driver.stores.backend
+    throttle = limited.driver.node_rules.io_limits.throttle
+    real = backend.attach
+
+    def attach(volume_id: volumes.VolumeId) -> Attachment:
+        made = real(volume_id)
+        throttle.set(made.source.identity, LIMITS)
+        return made
+
+    monkeypatch.setattr(backend, "attach", attach)
+    made = await limited.create()
+    await limited.stage(made.volume_id)
+    assert in_force(limited, group, made.volume_id) == NONE
+    await limited.unstage(made.volume_id)
+
+
+async def test_start_sets_missing_limits_and_removes_others(limited: Bench, group: IoGroup) -> None:
+    used, idle = await limited.create("used", mutable=SENT), await limited.create("idle")
+    target = limited.target("pod-a")
+    for each in (used, idle):
+        await limited.stage(each.volume_id)
+    await limited.publish(used.volume_id, target)
+    throttle = limited.driver.node_rules.io_limits.throttle
+    throttle.set(device_of(limited, used.volume_id).source.identity, NONE)
+    throttle.set(device_of(limited, idle.volume_id).source.identity, LIMITS)
+    limited.restart()
+    assert in_force(limited, group, used.volume_id) == LIMITS
+    assert in_force(limited, group, idle.volume_id) == NONE
+    await limited.unpublish(used.volume_id, target)
+    for each in (used, idle):
+        await limited.unstage(each.volume_id)
+
+
+def test_driver_killed_during_modify_has_all_limits_or_none_after_a_start(
+    limited: Bench, group: IoGroup
+) -> None:
+    made = asyncio.run(limited.create(mutable=SENT))
+    target = limited.target("pod-a")
+    asyncio.run(limited.stage(made.volume_id))
+    asyncio.run(limited.publish(made.volume_id, target))
+    change = {"readIOPS": "0", "writeIOPS": "55", "writeBytesPerSecond": "1Mi"}
+    after = volumes.IoLimits(write_iops=55, write_bytes_per_second=MIB)
+    seen = set()
+    points = 0
+    for _ in crash_points(
+        lambda _: asyncio.run(limited.modify(made.volume_id, **SENT, writeIOPS="0")),
+        lambda _: asyncio.run(limited.modify(made.volume_id, **change)),
+    ):
+        limited.restart()
+        seen.add(in_force(limited, group, made.volume_id))
+        asyncio.run(limited.modify(made.volume_id, **change))
+        assert in_force(limited, group, made.volume_id) == after
+        points += 1
+    assert seen == {LIMITS, after}
+    assert points > 20
+    asyncio.run(limited.unpublish(made.volume_id, target))
+    asyncio.run(limited.unstage(made.volume_id))
+
+
+async def test_modify_of_a_deferred_volume_changes_only_the_guest(
+    limited: Bench, group: IoGroup
+) -> None:
+    limited.runtime_guests = end = FakeGuests()
+    limited.restart()
+    made = await limited.create(mutable=SENT)
+    target = limited.target("pod-a")
+    await limited.stage(made.volume_id)
+    granted = (await limited.publish(made.volume_id, target, deferred=True)).deferred_mount
+    assert csi.deferred_mount(granted).io_limits == LIMITS
+    guest = end.add(target)
+    await limited.modify(made.volume_id, readIOPS="50")
+    after = volumes.IoLimits(read_iops=50, write_bytes_per_second=20 * MIB)
+    assert guest.obeyed == after
+    assert in_force(limited, group, made.volume_id) == NONE
+    again = (await limited.publish(made.volume_id, target, deferred=True)).deferred_mount
+    assert csi.deferred_mount(again).io_limits == after
+    await limited.unpublish(made.volume_id, target)
+    await limited.unstage(made.volume_id)
+
+
+async def test_modify_of_a_deferred_volume_without_runtime_socket_is_refused(
+    limited: Bench,
+) -> None:
+    made = await limited.create(mutable=SENT)
+    target = limited.target("pod-a")
+    await limited.stage(made.volume_id)
+    await limited.publish(made.volume_id, target, deferred=True)
+    with pytest.raises(guests.NoRuntimeSocket, match="runtime_socket"):
+        await limited.modify(made.volume_id, readIOPS="50")
+    again = (await limited.publish(made.volume_id, target, deferred=True)).deferred_mount
+    assert csi.deferred_mount(again).io_limits == LIMITS
+    await limited.unpublish(made.volume_id, target)
+    await limited.unstage(made.volume_id)
+
+
+async def test_io_limits_follow_a_volume_from_guest_to_host(limited: Bench, group: IoGroup) -> None:
+    limited.runtime_guests = FakeGuests()
+    limited.restart()
+    made = await limited.create(mutable=SENT)
+    target = limited.target("pod-a")
+    await limited.stage(made.volume_id)
+    await limited.publish(made.volume_id, target)
+    await limited.unpublish(made.volume_id, target)
+    assert in_force(limited, group, made.volume_id) == LIMITS
+    await limited.publish(made.volume_id, target, deferred=True)
+    assert in_force(limited, group, made.volume_id) == NONE  # its hypervisor is in a pod's group
+    limited.runtime_guests.add(target)
+    await limited.modify(made.volume_id, readIOPS="50")
+    assert in_force(limited, group, made.volume_id) == NONE
+    await limited.unpublish(made.volume_id, target)
+    await limited.publish(made.volume_id, target)
+    assert in_force(limited, group, made.volume_id).read_iops == 50
+    await limited.unpublish(made.volume_id, target)
+    await limited.unstage(made.volume_id)
+
+
+async def test_modify_of_shared_readers_changes_host_and_guests_or_none(
+    limited: Bench, group: IoGroup
+) -> None:
+    limited.runtime_guests = end = FakeGuests()
+    limited.restart()
+    made = await limited.create(mutable=SENT)
+    one, two, host = (limited.target(name) for name in ("one", "two", "host"))
+    await limited.stage(made.volume_id)
+    await limited.publish(made.volume_id, one, readonly=True, deferred=True)
+    await limited.publish(made.volume_id, host, readonly=True)
+    await limited.publish(made.volume_id, two, readonly=True, deferred=True)
+    assert in_force(limited, group, made.volume_id) == LIMITS
+    readers = [end.add(each) for each in (one, two)]
+    await limited.modify(made.volume_id, readIOPS="50")
+    after = volumes.IoLimits(read_iops=50, write_bytes_per_second=20 * MIB)
+    assert [each.obeyed for each in readers] == [after] * 2
+    assert in_force(limited, group, made.volume_id) == after
+    readers[1].error = errors.NotReady("the handler cannot limit")
+    with pytest.raises(errors.NotReady, match="cannot limit"):
+        await limited.modify(made.volume_id, readIOPS="70")
+    assert readers[0].obeyed == after
+    assert in_force(limited, group, made.volume_id) == after
+    for target in (one, two, host):
+        await limited.unpublish(made.volume_id, target)
+    await limited.unstage(made.volume_id)
+
+
+async def test_ephemeral_volume_has_the_limits_of_its_pod(limited: Bench, group: IoGroup) -> None:
+    target = limited.target("pod-a")
+    await limited.inline("csi-1", target, attributes={"size": "64Mi", "writeIOPS": "100"})
+    mounted = mountinfo.at(target)
+    assert mounted is not None
+    device = next(each for each in loop.list_all() if each.path == mounted.source)
+    assert group.limits_of(device.identity) == volumes.IoLimits(write_iops=100)
+    await limited.unpublish("csi-1", target)
+    assert group.limits_of(device.identity) == NONE
+
+
+async def test_copy_has_limits_of_its_own(limited: Bench) -> None:
+    made = await limited.create(mutable=SENT)
+    request = csi_pb2.CreateVolumeRequest(
+        name="copy", volume_capabilities=[csi.capability_to_wire(mount())]
+    )
+    request.volume_content_source.volume.volume_id = made.volume_id
+    copy = (await limited.driver.controller.CreateVolume(request, caller())).volume
+    record = limited.driver.stores.volume_records.load(volumes.VolumeId(copy.volume_id))
+    assert record.io_limits == NONE
+
+
+async def test_expand_and_modify_in_one_window_are_applied_together(
+    limited: Bench, group: IoGroup
+) -> None:
+    made = await limited.create(mutable=SENT)
+    target = limited.target("pod-a")
+    await limited.stage(made.volume_id, block())
+    await limited.publish(made.volume_id, target, block())
+    expanded, modified, other = await asyncio.gather(
+        limited.grow(made.volume_id, 128 * MIB),
+        limited.modify(made.volume_id, readIOPS="50"),
+        limited.modify(made.volume_id, readIOPS="60"),
+        return_exceptions=True,
+    )
+    assert isinstance(expanded, csi_pb2.ControllerExpandVolumeResponse)
+    assert modified is None
+    assert isinstance(other, errors.OperationPending)
+    assert in_force(limited, group, made.volume_id).read_iops == 50
+    assert device_of(limited, made.volume_id).size_bytes == 128 * MIB
+    await limited.unpublish(made.volume_id, target)
+    await limited.unstage(made.volume_id)
+
+
+async def test_validate_confirms_the_present_limits(limited: Bench) -> None:
+    made = await limited.create(mutable=SENT)
+    request = csi_pb2.ValidateVolumeCapabilitiesRequest(
+        volume_id=made.volume_id,
+        volume_capabilities=[csi.capability_to_wire(mount())],
+        mutable_parameters=SENT,
+    )
+    validate = limited.driver.controller.ValidateVolumeCapabilities
+    assert dict((await validate(request, caller())).confirmed.mutable_parameters) == SENT
+    request.mutable_parameters["readIOPS"] = "11"
+    refused = await validate(request, caller())
+    assert not refused.HasField("confirmed")
+    assert "mutable_parameters" in refused.message
+
+
+async def test_modify_of_an_unreachable_guest_is_finished_by_the_retry(limited: Bench) -> None:
+    limited.runtime_guests = end = FakeGuests()
+    limited.restart()
+    made = await limited.create(mutable=SENT)
+    target = limited.target("pod-a")
+    await limited.stage(made.volume_id)
+    await limited.publish(made.volume_id, target, deferred=True)
+    with pytest.raises(io_limits.PublishInProgress):
+        await limited.modify(made.volume_id, readIOPS="50")
+    guest = end.add(target)
+    guest.error = errors.PeerUnavailable("away")
+    with pytest.raises(errors.PeerUnavailable):
+        await limited.modify(made.volume_id, readIOPS="50")
+    limited.restart()
+    guest.error = None
+    await limited.modify(made.volume_id, readIOPS="50")
+    assert guest.obeyed is not None
+    assert guest.obeyed.read_iops == 50
+    await limited.unpublish(made.volume_id, target)
+    await limited.unstage(made.volume_id)
+
+
+async def test_start_sends_the_guest_an_interrupted_change(limited: Bench) -> None:
+    limited.runtime_guests = end = FakeGuests()
+    limited.restart()
+    made = await limited.create(mutable=SENT)
+    target = limited.target("pod-a")
+    await limited.stage(made.volume_id)
+    await limited.publish(made.volume_id, target, deferred=True)
+    guest = end.add(target)
+    guest.error = errors.PeerUnavailable("killed before it was told")
+    with pytest.raises(errors.PeerUnavailable):
+        await limited.modify(made.volume_id, readIOPS="50")
+    guest.error = None
+    limited.restart()
+    with tempfile.TemporaryDirectory(prefix="crust-") as short:
+        async with app.running(
+            limited.driver,
+            socket=f"{short}/csi.sock",
+            state_dir=str(limited.root / "state"),
+            run_dir=str(limited.root / "run"),
+        ):
+            await guest.limited.wait()
+    assert guest.limits.read_iops == 50
+    assert end.closed
+    limited.restart()
+    await limited.unpublish(made.volume_id, target)
+    await limited.unstage(made.volume_id)

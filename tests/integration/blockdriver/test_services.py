@@ -1,0 +1,293 @@
+"""The driver behind its socket: codes, opt-in, and a second driver."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.message import Message
+
+from crust.blockdriver import app
+from crust.blockdriver.controller.modify_volume import VolumeModifier
+from crust.host.files import flocks
+from crust.host.mounts import mount_capacity
+from crust.rpc import channel, csi, extensions
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support.block_driver import caller, mount
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("strict_event_loop")]
+
+M = TypeVar("M", bound=Message)
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
+    driver = build(tmp_path)
+    async with app.running(
+        driver,
+        socket=f"{tmp_path}/csi.sock",
+        state_dir=f"{tmp_path}/state",
+        run_dir=f"{tmp_path}/run",
+    ):
+        connected = channel.connect(f"{tmp_path}/csi.sock")
+        yield connected
+        await connected.close()
+
+
+def build(root: Path) -> app.Driver:
+    return app.build(
+        state_dir=f"{root}/state", run_dir=f"{root}/run", node_id="n", target_roots=(str(root),)
+    )
+
+
+async def test_identity_reports_name_capabilities_and_readiness(served: grpc.aio.Channel) -> None:
+    identity = csi_pb2_grpc.IdentityStub(served)
+    info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest())
+    assert info.name == "block.csi.crust.dev"
+    assert (await identity.Probe(csi_pb2.ProbeRequest())).ready.value
+    answered = await identity.GetPluginCapabilities(csi_pb2.GetPluginCapabilitiesRequest())
+    assert len(answered.capabilities) == 5
+
+
+async def test_deferral_capabilities_are_shown_only_with_the_opt_in(
+    served: grpc.aio.Channel,
+) -> None:
+    node = csi_pb2_grpc.NodeStub(served)
+    plain = await node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest())
+    known = {each.rpc.type for each in plain.capabilities}
+    assert max(known) < 10
+    opted = await node.NodeGetCapabilities(
+        csi_pb2.NodeGetCapabilitiesRequest(), metadata=extensions.METADATA
+    )
+    assert {each.rpc.type for each in opted.capabilities} - known == {20526, 20527, 20528}
+    info = await node.NodeGetInfo(csi_pb2.NodeGetInfoRequest())
+    assert (info.node_id, list(info.supported_file_systems)) == ("n", [])
+    assert info.max_volumes_per_node == mount_capacity.max_volumes()
+    info = await node.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), metadata=extensions.METADATA)
+    assert list(info.supported_file_systems) == ["ext4", "xfs", "btrfs"]
+
+
+async def test_errors_arrive_as_the_codes_of_csi(served: grpc.aio.Channel) -> None:
+    controller, node = csi_pb2_grpc.ControllerStub(served), csi_pb2_grpc.NodeStub(served)
+    groups = csi_pb2_grpc.GroupControllerStub(served)
+    code = grpc.StatusCode
+    capability = csi.capability_to_wire(mount())
+    create = csi_pb2.CreateVolumeRequest(name="v", volume_capabilities=[capability])
+    volume_id = (await controller.CreateVolume(create)).volume.volume_id
+    unknown = f"{volume_id.partition('-')[0]}-{'0' * 40}"
+    elsewhere = [f"{'0' * 16}-{kind}{'0' * 40}" for kind in ("", "snap-", "group-")]
+    stage = csi_pb2.NodeStageVolumeRequest(
+        volume_id=unknown, staging_target_path="/a", volume_capability=capability
+    )
+    publish = csi_pb2.NodePublishVolumeRequest(
+        volume_id=volume_id, target_path="/a", volume_capability=capability
+    )
+    limited = csi_pb2.CapacityRange(required_bytes=1, limit_bytes=2)
+    calls: list[tuple[Any, Message, grpc.StatusCode]] = [
+        (controller.CreateVolume, csi_pb2.CreateVolumeRequest(), code.INVALID_ARGUMENT),
+        (controller.CreateVolume, changed(create, capacity_range=limited), code.ALREADY_EXISTS),
+        (controller.CreateVolume, changed(create, parameters={"odd": ""}), code.INVALID_ARGUMENT),
+        (
+            controller.CreateVolume,
+            changed(create, name="w", capacity_range=limited),
+            code.OUT_OF_RANGE,
+        ),
+        (
+            controller.CreateVolume,
+            changed(create, name="w", capacity_range=csi_pb2.CapacityRange(required_bytes=1 << 43)),
+            code.RESOURCE_EXHAUSTED,
+        ),
+        (controller.DeleteVolume, csi_pb2.DeleteVolumeRequest(), code.INVALID_ARGUMENT),
+        (node.NodeStageVolume, stage, code.NOT_FOUND),
+        (node.NodePublishVolume, publish, code.FAILED_PRECONDITION),
+        (
+            node.NodePublishVolume,
+            changed(publish, staging_target_path="/b"),
+            code.FAILED_PRECONDITION,
+        ),
+        (controller.ListVolumes, csi_pb2.ListVolumesRequest(max_entries=-1), code.INVALID_ARGUMENT),
+        (controller.ListVolumes, csi_pb2.ListVolumesRequest(starting_token="x"), code.ABORTED),
+        (
+            controller.DeleteVolume,
+            csi_pb2.DeleteVolumeRequest(volume_id=elsewhere[0]),
+            code.NOT_FOUND,
+        ),
+        (
+            controller.ControllerUnpublishVolume,
+            csi_pb2.ControllerUnpublishVolumeRequest(volume_id=elsewhere[0]),
+            code.NOT_FOUND,
+        ),
+        (
+            controller.DeleteSnapshot,
+            csi_pb2.DeleteSnapshotRequest(snapshot_id=elsewhere[1]),
+            code.NOT_FOUND,
+        ),
+        (
+            groups.DeleteVolumeGroupSnapshot,
+            csi_pb2.DeleteVolumeGroupSnapshotRequest(
+                group_snapshot_id=elsewhere[2], snapshot_ids=[elsewhere[1]]
+            ),
+            code.NOT_FOUND,
+        ),
+        (
+            controller.ControllerGetVolume,
+            csi_pb2.ControllerGetVolumeRequest(volume_id=unknown),
+            code.NOT_FOUND,
+        ),
+        (
+            controller.ControllerPublishVolume,
+            csi_pb2.ControllerPublishVolumeRequest(
+                volume_id=volume_id, node_id="other", volume_capability=capability
+            ),
+            code.NOT_FOUND,
+        ),
+        (
+            controller.ControllerPublishVolume,
+            csi_pb2.ControllerPublishVolumeRequest(volume_id=volume_id, node_id="n"),
+            code.INVALID_ARGUMENT,
+        ),
+        (
+            controller.ControllerGetVolumeHealth,
+            csi_pb2.ControllerGetVolumeHealthRequest(volume_id=volume_id),
+            code.UNIMPLEMENTED,
+        ),
+        (
+            controller.ControllerGetNodeInfo,
+            csi_pb2.ControllerGetNodeInfoRequest(node_id="other"),
+            code.NOT_FOUND,
+        ),
+        (
+            node.NodeGetStorageHealth,
+            csi_pb2.NodeGetStorageHealthRequest(),
+            code.UNIMPLEMENTED,
+        ),
+    ]
+    for method, request, expected in calls:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await method(request)
+        assert caught.value.code() is expected, request
+        assert caught.value.details()
+    await controller.DeleteVolume(csi_pb2.DeleteVolumeRequest(volume_id="never-heard-of"))
+
+
+def changed(message: M, **fields: object) -> M:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    copy.MergeFrom(type(message)(**fields))
+    return copy
+
+
+async def test_second_driver_of_a_pool_is_refused(served: grpc.aio.Channel, tmp_path: Path) -> None:
+    with pytest.raises(flocks.LockHeld):
+        async with app.running(
+            build(tmp_path),
+            socket=f"{tmp_path}/other.sock",
+            state_dir=f"{tmp_path}/state",
+            run_dir=f"{tmp_path}/other-run",
+        ):
+            pytest.fail("a second driver serves the same pool")
+
+
+async def test_csi_1_13_profile_omits_fields_of_1_12(tmp_path: Path) -> None:
+    driver = app.build(
+        state_dir=f"{tmp_path}/state",
+        run_dir=f"{tmp_path}/run",
+        node_id="n",
+        csi_profile="1.13",
+        target_roots=(str(tmp_path),),
+    )
+    answer = await driver.node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest(), caller())
+    condition = csi_pb2.NodeServiceCapability.RPC.VOLUME_CONDITION
+    assert condition not in {each.rpc.type for each in answer.capabilities}
+    older = build(tmp_path)
+    answer = await older.node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest(), caller())
+    assert condition in {each.rpc.type for each in answer.capabilities}
+
+
+async def test_probe_reports_a_missing_pool_and_recovers_without_a_restart(
+    served: grpc.aio.Channel, tmp_path: Path
+) -> None:
+    identity = csi_pb2_grpc.IdentityStub(served)
+    images = tmp_path / "state" / "images"
+    images.rename(tmp_path / "away")
+    with pytest.raises(grpc.aio.AioRpcError, match="no such directory") as caught:
+        await identity.Probe(csi_pb2.ProbeRequest())
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    (tmp_path / "away").rename(images)
+    assert (await identity.Probe(csi_pb2.ProbeRequest())).ready.value
+
+
+async def test_background_task_that_fails_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the calls are served all the same."""
+    driver = build(tmp_path)
+
+    def broken(_: object) -> None:
+        raise ValueError("a mistake of ours")
+
+    monkeypatch.setattr(VolumeModifier, "cut_short", broken)
+    async with (
+        app.running(
+            driver,
+            socket=f"{tmp_path}/csi.sock",
+            state_dir=f"{tmp_path}/state",
+            run_dir=f"{tmp_path}/run",
+        ),
+        channel.connect(f"{tmp_path}/csi.sock") as connected,
+    ):
+        identity = csi_pb2_grpc.IdentityStub(connected)
+        while not (told := [each for each in caplog.records if "has ended" in each.message]):
+            assert (await identity.Probe(csi_pb2.ProbeRequest())).ready.value
+    (record,) = told
+    assert record.exc_info is not None
+    assert "a mistake of ours" in str(record.exc_info[1])
+
+
+async def test_driver_is_taken_over_without_an_error_while_volumes_are_made_and_deleted(
+    tmp_path: Path,
+) -> None:
+    """One connection for all, as sidecars keep it, and the pool has one writer at any moment."""
+    socket = f"{tmp_path}/csi.sock"
+    names = itertools.count()
+    enough = [asyncio.Event(), asyncio.Event()]
+    capability = csi.capability_to_wire(mount())
+
+    async def make_and_delete(controller: Any) -> None:
+        while True:
+            number = next(names)
+            create = csi_pb2.CreateVolumeRequest(
+                name=f"v{number}", volume_capabilities=[capability]
+            )
+            made = await controller.CreateVolume(create, timeout=30)
+            delete = csi_pb2.DeleteVolumeRequest(volume_id=made.volume.volume_id)
+            await controller.DeleteVolume(delete, timeout=30)
+            if number in (10, 40):
+                enough[number // 40].set()
+
+    def serving(*, take_over: bool) -> Any:
+        return app.running(
+            build(tmp_path),
+            socket=socket,
+            state_dir=f"{tmp_path}/state",
+            run_dir=f"{tmp_path}/run",
+            take_over=take_over,
+        )
+
+    async with (
+        serving(take_over=False),
+        channel.connect(socket) as connected,
+        AsyncExitStack() as successor,
+        asyncio.timeout(40),
+        asyncio.TaskGroup() as group,
+    ):
+        task = group.create_task(make_and_delete(csi_pb2_grpc.ControllerStub(connected)))
+        await enough[0].wait()
+        await successor.enter_async_context(serving(take_over=True))
+        await enough[1].wait()
+        task.cancel()

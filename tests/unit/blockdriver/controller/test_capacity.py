@@ -1,0 +1,199 @@
+"""Capacity is provisioned once; topology and GetCapacity report what is available."""
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver.app import Driver
+from crust.blockdriver.controller import capacity, create_volume, topology
+from crust.blockdriver.controller.create_volume import Provisioner
+from crust.blockdriver.controller.get_capacity import CapacityQuery
+from crust.blockdriver.engines.protocol import PoolSpace
+from tests.support import driver_state
+from tests.support.block_driver import MIB, Mode, mount
+from tests.support.memory_backend import ROOM_BYTES, MemoryBackend
+
+GIB = 1024 * MIB
+HERE = topology.segments({topology.KEY: driver_state.NODE})
+ELSEWHERE = topology.segments({topology.KEY: "node-2"})
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Driver:
+    return driver_state.opened(tmp_path)
+
+
+@pytest.fixture
+def provisioner(state: Driver) -> Provisioner:
+    return state.controller_rules.provisioner
+
+
+def sized(name: str, size_bytes: int) -> create_volume.Create:
+    return driver_state.create(name, required=size_bytes)
+
+
+async def test_create_in_parallel_never_exceeds_the_capacity(
+    state: Driver, provisioner: Provisioner
+) -> None:
+    wanted = ROOM_BYTES // 4
+    answers = await asyncio.gather(
+        *(provisioner.create(sized(f"v{number}", wanted)) for number in range(12)),
+        return_exceptions=True,
+    )
+    made = [each for each in answers if isinstance(each, create_volume.Volume)]
+    refused = [each for each in answers if isinstance(each, capacity.OutOfCapacity)]
+    assert (len(made), len(refused)) == (4, 8)
+    assert provisioner.capacity.available_bytes() == 0
+    assert len(state.stores.volume_records.ids()) == 4
+    await provisioner.delete(made[0].volume_id)
+    assert provisioner.capacity.available_bytes() == wanted
+
+
+async def test_capacity_does_not_count_written_bytes_twice(
+    state: Driver, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await provisioner.create(sized("a", 4 * GIB))
+    assert provisioner.capacity.available_bytes() == ROOM_BYTES - 4 * GIB
+    space = state.stores.backend.space()
+    written = dataclasses.replace(space, free_bytes=space.free_bytes - 3 * GIB)
+    monkeypatch.setattr(state.stores.backend, "space", lambda: written)
+    assert provisioner.capacity.available_bytes() == ROOM_BYTES - 4 * GIB
+    await provisioner.create(sized("b", ROOM_BYTES - 4 * GIB))
+    with pytest.raises(capacity.OutOfCapacity):
+        await provisioner.create(sized("c", 16 * MIB))
+
+
+@pytest.mark.parametrize(
+    ("size", "spare"), [(GIB, 64 * MIB), (100 * GIB, GIB)], ids=["64 MiB", "1 %"]
+)
+@pytest.mark.parametrize("overcommit", [1.0, 3.0])
+def test_capacity_never_gives_the_spare(
+    state: Driver, monkeypatch: pytest.MonkeyPatch, size: int, spare: int, overcommit: float
+) -> None:
+    pool = capacity.PoolCapacity(
+        state.stores.volume_records.index, state.stores.backend, overcommit
+    )
+
+    def free(**space: int) -> int:
+        told = PoolSpace(**{"size_bytes": size, "free_bytes": size, "snapshot_bytes": 0} | space)
+        monkeypatch.setattr(state.stores.backend, "space", lambda: told)
+        return pool.available_bytes()
+
+    assert free() == size - spare
+    assert free(free_bytes=spare + MIB) == MIB
+    assert free(free_bytes=spare - MIB) == 0
+    with pytest.raises(capacity.OutOfCapacity):
+        pool.set_aside("a copy", MIB)
+
+
+def test_capacity_counts_snapshot_blocks_and_reservations(
+    state: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = state.stores.capacity
+    space = dataclasses.replace(state.stores.backend.space(), snapshot_bytes=2 * GIB)
+    monkeypatch.setattr(state.stores.backend, "space", lambda: space)
+    assert pool.available_bytes() == ROOM_BYTES - 2 * GIB
+    pool.set_aside("a copy", GIB)
+    assert pool.available_bytes() == ROOM_BYTES - 3 * GIB
+    pool.give_back("a copy")
+    assert pool.available_bytes() == ROOM_BYTES - 2 * GIB
+
+
+async def test_expand_reserves_the_difference_and_changes_nothing_if_refused(
+    state: Driver, provisioner: Provisioner
+) -> None:
+    made = await provisioner.create(sized("a", 6 * GIB))
+    with pytest.raises(capacity.OutOfCapacity):
+        await driver_state.expand(
+            state, made.volume_id, volumes.CapacityRange(ROOM_BYTES + MIB), None
+        )
+    assert state.stores.volume_records.load(made.volume_id).capacity_bytes == 6 * GIB
+    grown = await driver_state.expand(
+        state, made.volume_id, volumes.CapacityRange(ROOM_BYTES), None
+    )
+    assert grown.capacity_bytes == ROOM_BYTES
+
+
+async def test_overcommit_exceeds_the_pool_but_not_with_one_volume(
+    tmp_path: Path,
+) -> None:
+    state = driver_state.opened(tmp_path, overcommit=2.0)
+    provisioner = state.controller_rules.provisioner
+    with pytest.raises(capacity.OutOfCapacity):
+        await provisioner.create(sized("whole", ROOM_BYTES + MIB))
+    for name in ("a", "b"):
+        await provisioner.create(sized(name, ROOM_BYTES))
+    with pytest.raises(capacity.OutOfCapacity):
+        await provisioner.create(sized("c", 16 * MIB))
+
+
+async def test_capacity_counts_provisioned_volumes_after_a_restart(
+    state: Driver, provisioner: Provisioner, tmp_path: Path
+) -> None:
+    await provisioner.create(sized("a", 9 * GIB))
+    backend = state.stores.backend
+    assert isinstance(backend, MemoryBackend)
+    again = driver_state.opened(tmp_path, backend=backend).controller_rules.provisioner
+    assert again.capacity.available_bytes() == ROOM_BYTES - 9 * GIB
+
+
+def test_get_capacity_depends_on_filesystem_and_topology(
+    state: Driver, provisioner: Provisioner
+) -> None:
+    offerer = state.controller_rules.offerer
+
+    def ask(
+        capability: volumes.VolumeCapability | None = None, place: topology.Segments = ()
+    ) -> tuple[int, int, int]:
+        offer = offerer.offer(CapacityQuery((capability,) if capability else (), (), place))
+        return offer.available_bytes, offer.maximum_bytes, offer.minimum_bytes
+
+    assert ask() == (ROOM_BYTES, ROOM_BYTES, MIB)
+    assert ask(mount("xfs"), HERE) == (ROOM_BYTES, ROOM_BYTES, 300 * MIB)
+    assert ask(mount(), ELSEWHERE) == (0, 0, 0)
+    assert ask(mount(mode=Mode.MULTI_NODE_MULTI_WRITER)) == (0, 0, 0)
+    with pytest.raises(errors.InvalidRequest):
+        offerer.offer(CapacityQuery((), (("odd", ""),), ()))
+
+
+async def test_create_outside_the_required_topology_is_refused(
+    state: Driver, provisioner: Provisioner
+) -> None:
+    async def make(name: str, requisite: tuple[topology.Segments, ...]) -> create_volume.Volume:
+        place = topology.requirement(requisite, requisite[:1])
+        return await provisioner.create(driver_state.create(name, required=GIB, place=place))
+
+    made = await make("a", (ELSEWHERE, HERE))
+    with pytest.raises(topology.NotAccessible):
+        await make("b", (ELSEWHERE,))
+    assert state.stores.volume_records.ids() == (made.volume_id,)
+    with pytest.raises(create_volume.ExistsDifferently, match="accessibility"):
+        await make("a", (ELSEWHERE,))
+    preferred = topology.requirement((), (ELSEWHERE,))
+    await provisioner.create(driver_state.create("c", required=GIB, place=preferred))
+
+
+def test_create_with_invalid_topology_is_refused() -> None:
+    for bad in (
+        {},
+        {"a/b/c": "x"},
+        {"Crust.dev/node": "a", "crust.dev/node": "b"},
+        {topology.KEY: ""},
+        {topology.KEY: "x" * 64},
+        {topology.KEY: "-x"},
+        {"n" * 64: "x"},
+    ):
+        with pytest.raises(topology.BadTopology):
+            topology.segments(bad)
+    with pytest.raises(topology.BadTopology):
+        topology.requirement((HERE,), (ELSEWHERE,))
+    assert topology.segments({"CRUST.dev/Node": driver_state.NODE}) == HERE
+
+
+@pytest.mark.parametrize("node_id", ["node-1", "x" * 256, "ü", "a/b", "-"])
+def test_topology_value_of_any_node_id_is_valid(node_id: str) -> None:
+    value = topology.value_of(node_id)
+    assert topology.segments({topology.KEY: value}) == ((topology.KEY, value),)

@@ -1,0 +1,213 @@
+"""Publishing to nodes: idempotent, exclusive, limited, durable, and visible to the node part."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver.app import Driver
+from crust.blockdriver.controller import controller_publish
+from crust.blockdriver.controller.controller_publish import Attach, ControllerPublish
+from crust.blockdriver.engines.protocol import StillAttached
+from crust.blockdriver.node.attach_slots import AttachSlots
+from crust.blockdriver.node.node_state import Staged
+from crust.blockdriver.records import capability_check, published_nodes, volume_records
+from crust.blockdriver.records.volume_record import Attached, Usage
+from crust.host.mounts import mount_capacity
+from tests.support import driver_state
+from tests.support.block_driver import MIB, Mode, block, mount
+from tests.support.driver_state import NODE
+from tests.support.memory_backend import MemoryBackend
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Driver:
+    return driver_state.opened(tmp_path)
+
+
+@pytest.fixture
+def attacher(state: Driver) -> ControllerPublish:
+    return state.controller_rules.attacher
+
+
+async def made(state: Driver, name: str = "pvc-1") -> volumes.VolumeId:
+    return (await state.controller_rules.provisioner.create(driver_state.create(name))).volume_id
+
+
+def attach(
+    volume_id: str,
+    capability: volumes.VolumeCapability | None = None,
+    *,
+    node: str = NODE,
+    readonly: bool = False,
+) -> Attach:
+    return Attach(volumes.VolumeId(volume_id), node, capability or mount(), readonly)
+
+
+async def test_controller_publish_repeated_succeeds_and_different_is_a_conflict(
+    state: Driver, attacher: ControllerPublish
+) -> None:
+    volume_id = await made(state)
+    await attacher.attach(attach(volume_id))
+    await attacher.attach(attach(volume_id))
+    for other in (
+        attach(volume_id, readonly=True),
+        attach(volume_id, block()),
+        attach(volume_id, mount(mode=Mode.SINGLE_NODE_WRITER)),
+    ):
+        with pytest.raises(controller_publish.PublishedToNodeDifferently):
+            await attacher.attach(other)
+    assert attacher.published_nodes(state.stores.volume_records.load(volume_id)) == (NODE,)
+
+
+async def test_controller_publish_without_fs_type_matches_before_and_after_formatting(
+    state: Driver, attacher: ControllerPublish
+) -> None:
+    create = driver_state.create("pvc-1", capability=mount("xfs"), required=320 * MIB)
+    volume_id = (await state.controller_rules.provisioner.create(create)).volume_id
+    await attacher.attach(attach(volume_id, mount("")))
+    staged = state.stores.volume_records.load(volume_id).but(content="formatted", fs_type="xfs")
+    state.stores.volume_records.save(staged)
+    await attacher.attach(attach(volume_id, mount("")))
+    await attacher.attach(attach(volume_id, mount("xfs")))
+    await attacher.detach(volume_id, NODE)
+    await attacher.attach(attach(volume_id, mount("xfs")))
+    await attacher.attach(attach(volume_id, mount("")))
+    with pytest.raises(controller_publish.PublishedToNodeDifferently):
+        await attacher.attach(attach(volume_id, mount("ext4")))
+
+
+async def test_controller_publish_reports_absent_volume_then_absent_node_then_capability(
+    state: Driver, attacher: ControllerPublish
+) -> None:
+    bad = mount(mode=Mode.MULTI_NODE_MULTI_WRITER)
+    with pytest.raises(volume_records.VolumeNotFound):
+        await attacher.attach(attach(state.stores.pool.ids.volume_id("none"), bad, node="other"))
+    volume_id = await made(state)
+    with pytest.raises(controller_publish.NodeNotFound):
+        await attacher.attach(attach(volume_id, bad, node="other"))
+    with pytest.raises(capability_check.CapabilityNotSupported):
+        await attacher.attach(attach(volume_id, bad))
+
+
+async def test_controller_publish_to_second_node_names_the_first_until_unpublished(
+    state: Driver, attacher: ControllerPublish
+) -> None:
+    volume_id = await made(state)
+    usage = Usage(kind="mount", fs_type="ext4", mode=7)
+    old = Attached(node_id="renamed-since", usage=usage, readonly=False)
+    state.stores.volume_records.save(state.stores.volume_records.load(volume_id).but(nodes=(old,)))
+    with pytest.raises(published_nodes.PublishedToOtherNode, match="renamed-since"):
+        await attacher.attach(attach(volume_id))
+    await attacher.detach(volume_id, NODE)
+    assert attacher.published_nodes(state.stores.volume_records.load(volume_id)) == (
+        "renamed-since",
+    )
+    await attacher.detach(volume_id, "")
+    await attacher.attach(attach(volume_id))
+
+
+async def test_controller_publish_survives_a_restart_and_blocks_delete(
+    state: Driver, attacher: ControllerPublish, tmp_path: Path
+) -> None:
+    volume_id = await made(state)
+    await attacher.attach(attach(volume_id, readonly=True))
+    backend = state.stores.backend
+    assert isinstance(backend, MemoryBackend)
+    again = driver_state.opened(tmp_path, backend=backend)
+    assert published_nodes.is_readonly(again.stores.volume_records.load(volume_id))
+    assert again.stores.volume_records.index.on_node(NODE) == {volume_id}
+    with pytest.raises(published_nodes.PublishedToOtherNode):
+        await again.controller_rules.provisioner.delete(volume_id)
+    await again.controller_rules.attacher.detach(volume_id, NODE)
+    await again.controller_rules.attacher.detach(volume_id, NODE)
+    await again.controller_rules.provisioner.delete(volume_id)
+    await again.controller_rules.attacher.detach(volume_id, "")
+
+
+async def test_attach_limit_gives_the_last_slot_once(
+    state: Driver, attacher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state.stores.backend, "attach_limit", lambda: 2)
+    ids = [await made(state, name) for name in "abc"]
+    await attacher.attach(attach(ids[0]))
+    await attacher.attach(attach(ids[1]))
+    with pytest.raises(published_nodes.AttachLimitReached):
+        await attacher.attach(attach(ids[2]))
+    await attacher.attach(attach(ids[1]))
+    await attacher.detach(ids[0], NODE)
+    await attacher.attach(attach(ids[2]))
+    slots = attacher.slots(NODE)
+    assert (slots.limit, set(slots.taken)) == (2, {ids[1], ids[2]})
+    with pytest.raises(errors.NotFound):
+        attacher.slots("other")
+
+
+async def test_attach_limit_counts_volumes_attached_without_controller_publish(
+    state: Driver, attacher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state.stores.backend, "attach_limit", lambda: 2)
+    published, brought, third = [await made(state, name) for name in "abc"]
+    state.stores.backend.attach(brought)
+    await attacher.attach(attach(published))
+    state.stores.backend.attach(published)
+    assert set(attacher.slots(NODE).taken) == {published, brought}
+    with pytest.raises(published_nodes.AttachLimitReached):
+        await attacher.attach(attach(third))
+    await attacher.attach(attach(brought))
+    await attacher.detach(brought, NODE)
+    state.stores.backend.detach(brought)
+    await attacher.attach(attach(third))
+
+
+async def test_controller_unpublish_of_a_staged_volume_is_refused(
+    state: Driver, attacher: ControllerPublish
+) -> None:
+    volume_id = await made(state)
+    await attacher.attach(attach(volume_id))
+    state.stores.backend.attach(volume_id)
+    state.stores.node_state.note_staged(
+        Staged(volume_id=volume_id, kind="mount", fs_type="ext4", paths=("/s",))
+    )
+    with pytest.raises(StillAttached):
+        await attacher.detach(volume_id, "")
+    state.stores.volume_records.save(state.stores.volume_records.load(volume_id).but(nodes=()))
+    assert attacher.published_nodes(state.stores.volume_records.load(volume_id)) == (NODE,)
+    state.stores.backend.detach(volume_id)
+    state.stores.node_state.forget_staged(volume_id)
+    assert attacher.published_nodes(state.stores.volume_records.load(volume_id)) == ()
+
+
+@pytest.mark.parametrize(
+    ("operator", "engine", "kernel", "limit"),
+    [(0, 0, 100, 100), (5, 0, 100, 5), (500, 0, 100, 500), (500, 300, 100, 300), (0, 30, 100, 30)],
+)
+def test_max_volumes_setting_overrides_kernel_estimate_but_not_engine_limit(
+    state: Driver,
+    monkeypatch: pytest.MonkeyPatch,
+    operator: int,
+    engine: int,
+    kernel: int,
+    limit: int,
+) -> None:
+    monkeypatch.setattr(state.stores.backend, "attach_limit", lambda: engine)
+    monkeypatch.setattr(mount_capacity, "max_volumes", lambda: kernel)
+    live = dataclasses.replace(state.node_rules.live, max_volumes=operator)
+    assert live.attach_limit() == limit
+
+
+async def test_attach_slots_when_full_refuse_an_unannounced_volume(
+    state: Driver,
+) -> None:
+    ids = [volumes.VolumeId(await made(state, name)) for name in "abc"]
+    places = AttachSlots(dataclasses.replace(state.node_rules.live, max_volumes=2), NODE)
+    with places.taking(ids[0]):
+        state.stores.backend.attach(ids[0])
+    with places.taking(ids[1]):
+        with pytest.raises(published_nodes.AttachLimitReached), places.taking(ids[2]):
+            pytest.fail("it was given a place")
+        with places.taking(ids[0]):  # it has its own
+            state.stores.backend.detach(ids[0])
+    with places.taking(ids[2]):
+        state.stores.backend.attach(ids[2])

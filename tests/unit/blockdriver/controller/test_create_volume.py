@@ -1,0 +1,253 @@
+"""Creating, validating, expanding and deleting volumes on an engine in memory."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver.app import Driver
+from crust.blockdriver.controller import create_volume, parameters, volume_size
+from crust.blockdriver.controller.create_volume import Create, Provisioner
+from crust.blockdriver.engines import protocol
+from crust.blockdriver.records import capability_check, volume_records
+from crust.blockdriver.records.pool import IdOfOtherPool, PoolIds
+from crust.blockdriver.records.volume_records import AboveLimit
+from tests.support import driver_state
+from tests.support.block_driver import MIB, Mode, block, mount
+
+GIB = 1024 * MIB
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Driver:
+    return driver_state.opened(tmp_path)
+
+
+@pytest.fixture
+def provisioner(state: Driver) -> Provisioner:
+    return state.controller_rules.provisioner
+
+
+def create(
+    name: str = "pvc-1",
+    *,
+    required: int = 0,
+    limit: int = 0,
+    capability: volumes.VolumeCapability | None = None,
+    sent: Mapping[str, str] | None = None,
+) -> Create:
+    return Create(
+        name,
+        volumes.CapacityRange(required, limit),
+        (capability or mount(),),
+        tuple(sorted((sent or {}).items())),
+    )
+
+
+async def test_volume_id_is_derived_from_any_name(state: Driver, provisioner: Provisioner) -> None:
+    names = ["a", "../../etc/passwd", "ü" * 64, "a/b", "x" * 128]
+    made = [(await provisioner.create(create(name))).volume_id for name in names]
+    assert made == [state.stores.pool.ids.volume_id(name) for name in names]
+
+
+async def test_delete_of_another_pools_volume_is_not_found_and_of_an_unknown_id_succeeds(
+    provisioner: Provisioner,
+) -> None:
+    await provisioner.delete(volumes.VolumeId("no id of ours"))
+    with pytest.raises(IdOfOtherPool):
+        await provisioner.delete(PoolIds("f" * 16).volume_id("pvc-1"))
+
+
+@pytest.mark.parametrize(
+    ("required", "limit", "expected"),
+    [
+        (0, 0, GIB),
+        (0, 100 * MIB, 100 * MIB),
+        (1, 0, 16 * MIB),
+        (100 * MIB + 1, 0, 101 * MIB),
+        (10**9, 10**9, 10**9),
+        (64 * MIB, 64 * MIB, 64 * MIB),
+    ],
+)
+async def test_create_size_is_within_required_and_limit(
+    provisioner: Provisioner, required: int, limit: int, expected: int
+) -> None:
+    made = await provisioner.create(create(required=required, limit=limit))
+    assert made.capacity_bytes == expected
+
+
+async def test_create_xfs_has_at_least_the_mkfs_minimum(provisioner: Provisioner) -> None:
+    made = await provisioner.create(create(required=1, capability=mount("xfs")))
+    assert made.capacity_bytes == 300 * MIB
+    with pytest.raises(volume_size.SizeNotPossible):
+        await provisioner.create(create("b", limit=200 * MIB, capability=mount("xfs")))
+
+
+async def test_create_without_a_sector_multiple_in_range_is_out_of_range(
+    provisioner: Provisioner,
+) -> None:
+    with pytest.raises(volume_size.SizeNotPossible):
+        await provisioner.create(create(required=10**9 + 1, limit=10**9 + 1))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        create(required=2 * GIB),
+        create(limit=MIB * 512),
+        create(capability=mount("xfs")),
+        create(capability=mount(mode=Mode.SINGLE_NODE_WRITER)),
+        create(sent={parameters.DEFER: "always"}),
+    ],
+    ids=["larger", "smaller", "filesystem", "mode", "parameters"],
+)
+async def test_create_with_a_name_of_another_volume_is_a_conflict(
+    provisioner: Provisioner, other: Create
+) -> None:
+    await provisioner.create(create(required=GIB))
+    with pytest.raises(create_volume.ExistsDifferently):
+        await provisioner.create(other)
+
+
+async def test_create_repeated_after_growth_returns_the_same_volume(
+    state: Driver, provisioner: Provisioner
+) -> None:
+    first = await provisioner.create(create(required=GIB))
+    await driver_state.expand(state, first.volume_id, volumes.CapacityRange(2 * GIB), None)
+    again = await provisioner.create(create(required=GIB))
+    assert (again.volume_id, again.capacity_bytes) == (first.volume_id, 2 * GIB)
+
+
+async def test_create_returns_only_its_parameters_as_volume_context(
+    provisioner: Provisioner,
+) -> None:
+    sent = {
+        parameters.FS_TYPE: "xfs",
+        parameters.DEFER: "always",
+        parameters.RUNTIME_HANDLER: "kata",
+        "csi.storage.k8s.io/pvc/name": "claim",
+    }
+    made = await provisioner.create(create(capability=mount(""), sent=sent))
+    assert made.context == {parameters.DEFER: "always", parameters.RUNTIME_HANDLER: "kata"}
+    assert made.capacity_bytes == GIB
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("crust.dev/defre", "always"),
+        ("fsType", "ext4"),
+        (parameters.DEFER, "sometimes"),
+        (parameters.FS_TYPE, "ntfs"),
+        (parameters.RUNTIME_HANDLER, ""),
+    ],
+)
+async def test_create_with_unknown_parameter_is_refused(
+    provisioner: Provisioner, state: Driver, key: str, value: str
+) -> None:
+    with pytest.raises(errors.InvalidRequest):
+        await provisioner.create(create(sent={key: value}))
+    assert list(state.stores.volume_records.ids()) == []
+
+
+@pytest.mark.parametrize(
+    "capability",
+    [
+        mount("ntfs"),
+        mount(mode=Mode.MULTI_NODE_MULTI_WRITER),
+        mount("ext4", "bind"),
+        mount("ext4", "password=x1y2"),
+    ],
+)
+async def test_create_with_unsupported_capability_makes_nothing(
+    provisioner: Provisioner, state: Driver, capability: volumes.VolumeCapability
+) -> None:
+    with pytest.raises(capability_check.CapabilityNotSupported) as caught:
+        await provisioner.create(create(capability=capability))
+    assert "x1y2" not in str(caught.value)
+    assert list(state.stores.volume_records.ids()) == []
+
+
+async def test_create_on_a_full_pool_leaves_no_record(
+    provisioner: Provisioner, state: Driver
+) -> None:
+    with pytest.raises(errors.Exhausted):
+        await provisioner.create(create(required=100 * GIB))
+    assert list(state.stores.volume_records.ids()) == []
+
+
+async def test_create_over_an_orphan_image_is_refused(
+    provisioner: Provisioner, state: Driver
+) -> None:
+    state.stores.backend.create(state.stores.pool.ids.volume_id("pvc-1"), MIB)
+    with pytest.raises(create_volume.OrphanImage):
+        await provisioner.create(create())
+
+
+async def test_delete_of_a_volume_in_use_is_refused_and_of_an_unknown_one_succeeds(
+    provisioner: Provisioner, state: Driver
+) -> None:
+    made = await provisioner.create(create())
+    state.stores.backend.attach(made.volume_id)
+    with pytest.raises(protocol.StillAttached):
+        await provisioner.delete(made.volume_id)
+    state.stores.backend.detach(made.volume_id)
+    await provisioner.delete(made.volume_id)
+    await provisioner.delete(made.volume_id)
+    await provisioner.delete(volumes.VolumeId("../../etc"))
+
+
+async def test_create_after_an_interrupted_delete_finishes_the_delete(
+    provisioner: Provisioner, state: Driver
+) -> None:
+    made = await provisioner.create(create(required=GIB))
+    record = state.stores.volume_records.load(made.volume_id)
+    state.stores.volume_records.save(
+        record.but(phase="deleting", content="formatted", fs_type="ext4")
+    )
+    with pytest.raises(volume_records.VolumeNotFound):
+        await driver_state.expand(state, made.volume_id, volumes.CapacityRange(2 * GIB), None)
+    await provisioner.create(create(required=64 * MIB))
+    again = state.stores.volume_records.load(made.volume_id)
+    assert (again.content, again.capacity_bytes) == ("new", 64 * MIB)
+
+
+async def test_expand_rounds_up_within_the_limit_and_never_shrinks(
+    state: Driver, provisioner: Provisioner
+) -> None:
+    made = await provisioner.create(create(required=GIB))
+    grown = await driver_state.expand(state, made.volume_id, volumes.CapacityRange(GIB + 1), None)
+    assert (grown.capacity_bytes, grown.node_expansion_required) == (GIB + MIB, True)
+    same = await driver_state.expand(state, made.volume_id, volumes.CapacityRange(MIB), block())
+    assert (same.capacity_bytes, same.node_expansion_required) == (GIB + MIB, False)
+    with pytest.raises(AboveLimit):
+        await driver_state.expand(state, made.volume_id, volumes.CapacityRange(0, GIB), None)
+    with pytest.raises(errors.Exhausted):
+        await driver_state.expand(state, made.volume_id, volumes.CapacityRange(100 * GIB), None)
+    with pytest.raises(volume_size.SizeNotPossible):
+        await driver_state.expand(state, made.volume_id, volumes.CapacityRange(1 << 60), None)
+    same = await driver_state.expand(state, made.volume_id, volumes.CapacityRange(MIB), None)
+    assert same.capacity_bytes == GIB + MIB
+
+
+async def test_validate_confirms_a_capability_or_gives_the_reason(
+    state: Driver,
+    provisioner: Provisioner,
+) -> None:
+    made = await provisioner.create(create())
+
+    async def ask(capability: volumes.VolumeCapability, **context: str) -> str:
+        return await provisioner.validate(made.volume_id, (capability,), context, {}, {})
+
+    assert await ask(mount()) == ""
+    assert await ask(block()) == ""
+    assert "xfs" in await ask(mount("xfs")) or "ext4" in await ask(mount("xfs"))
+    assert "MULTI_NODE" in await ask(mount(mode=Mode.MULTI_NODE_MULTI_WRITER))
+    assert "volume_context" in await ask(mount(), foreign="context")
+    provisioner_identity = {
+        "storage.kubernetes.io/csiProvisionerIdentity": "1-2-block.csi.crust.dev"
+    }
+    assert await ask(mount(), **provisioner_identity) == ""
+    with pytest.raises(volume_records.VolumeNotFound):
+        await provisioner.validate(state.stores.pool.ids.volume_id("other"), (mount(),), {}, {}, {})

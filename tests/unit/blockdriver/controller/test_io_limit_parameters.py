@@ -1,0 +1,95 @@
+"""The four keys of I/O limits, in a VolumeAttributesClass and in a StorageClass."""
+
+import pytest
+
+from crust import quantities, volumes
+from crust.blockdriver.controller import io_limit_parameters, parameters
+
+FS_TYPES = ("ext4",)
+
+
+def test_parse_sets_the_given_limit_and_keeps_the_others() -> None:
+    before = volumes.IoLimits(1, 2, 3, 4)
+    for key, after in {
+        "readIOPS": volumes.IoLimits(3000, 2, 3, 4),
+        "writeIOPS": volumes.IoLimits(1, 3000, 3, 4),
+    }.items():
+        assert (
+            io_limit_parameters.changed(before, io_limit_parameters.parse({key: "3000"})) == after
+        )
+    for key, after in {
+        "readBytesPerSecond": volumes.IoLimits(1, 2, 10 << 20, 4),
+        "writeBytesPerSecond": volumes.IoLimits(1, 2, 3, 10 << 20),
+    }.items():
+        assert (
+            io_limit_parameters.changed(before, io_limit_parameters.parse({key: "10Mi"})) == after
+        )
+
+
+def test_parse_zero_removes_the_limit() -> None:
+    before = volumes.IoLimits(read_iops=10, write_iops=20)
+    after = io_limit_parameters.changed(before, io_limit_parameters.parse({"readIOPS": "0"}))
+    assert after == volumes.IoLimits(write_iops=20)
+
+
+def test_parse_ignores_keys_of_sidecars() -> None:
+    sent = {"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pv/name": "pv-1"}
+    assert io_limit_parameters.parse(sent) == ()
+
+
+@pytest.mark.parametrize("key", ["iops", "readiops", "", "crust.dev/defer"])
+def test_parse_unknown_key_is_refused_by_name(key: str) -> None:
+    with pytest.raises(io_limit_parameters.UnknownMutableParameter, match="readIOPS"):
+        io_limit_parameters.parse({"writeIOPS": "100", key: "1"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("readIOPS", "-1"),
+        ("readIOPS", "9"),
+        ("readIOPS", "1000000001"),
+        ("readIOPS", "10.5"),
+        ("writeIOPS", "many"),
+        ("writeIOPS", " 100"),
+        ("writeIOPS", ""),
+        ("writeIOPS", "²"),
+        ("readBytesPerSecond", "65535"),
+        ("readBytesPerSecond", "1001T"),
+        ("writeBytesPerSecond", "10MiB"),
+        ("writeBytesPerSecond", "9" * 300),
+    ],
+)
+def test_parse_out_of_range_number_is_refused(key: str, value: str) -> None:
+    with pytest.raises(io_limit_parameters.BadLimit, match=key):
+        io_limit_parameters.parse({key: value})
+    with pytest.raises(io_limit_parameters.BadLimit, match=key):
+        parameters.parse({key: value}, FS_TYPES)
+
+
+@pytest.mark.parametrize(("key", "value"), [("readIOPS", "10"), ("writeBytesPerSecond", "64Ki")])
+def test_parse_accepts_one_as_smallest_limit(key: str, value: str) -> None:
+    assert dict(io_limit_parameters.parse({key: value})) != {}
+
+
+def test_storage_class_sets_the_first_limits_and_keeps_its_parameters() -> None:
+    read = parameters.parse({"readIOPS": "3k", "crust.dev/defer": "always"}, FS_TYPES)
+    assert read.limits == volumes.IoLimits(read_iops=3000)
+    assert read.kept == {"readIOPS": "3k", "crust.dev/defer": "always"}
+    assert "readIOPS" not in read.volume_context
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("7", 7),
+        ("3k", 3000),
+        ("64Ki", 65536),
+        ("2Ti", 2 << 40),
+        ("07", None),
+        ("Ki", None),
+    ],
+)
+def test_parse_accepts_kubernetes_quantities(text: str, number: int | None) -> None:
+    assert quantities.parse(text) == number

@@ -1,0 +1,178 @@
+"""Lists that survive changes, and the health that they report."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver.app import Driver
+from crust.blockdriver.controller import list_volumes
+from crust.blockdriver.controller.create_volume import Provisioner
+from crust.blockdriver.controller.list_volumes import VolumeLister
+from crust.blockdriver.engines import protocol
+from crust.blockdriver.records import volume_records
+from crust.blockdriver.records.health import HealthCheck, Kind
+from tests.support import driver_state
+from tests.support.block_driver import MIB
+from tests.support.memory_backend import MemoryBackend
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Driver:
+    return driver_state.opened(tmp_path)
+
+
+@pytest.fixture
+def provisioner(state: Driver) -> Provisioner:
+    return state.controller_rules.provisioner
+
+
+@pytest.fixture
+def health_check(state: Driver) -> HealthCheck:
+    return state.controller_rules.health_check
+
+
+@pytest.fixture
+def lister(state: Driver) -> VolumeLister:
+    return state.controller_rules.lister
+
+
+async def volumes_made(provisioner: Provisioner, count: int) -> list[volumes.VolumeId]:
+    size = 16 * MIB
+    made = [
+        await provisioner.create(driver_state.create(f"pvc-{number}", required=size))
+        for number in range(count)
+    ]
+    return sorted(each.volume_id for each in made)
+
+
+def ids(page: tuple[list_volumes.Listed, ...]) -> list[str]:
+    return [each.volume.volume_id for each in page]
+
+
+async def test_list_pages_hold_every_volume_once(
+    provisioner: Provisioner, lister: VolumeLister
+) -> None:
+    made = await volumes_made(provisioner, 7)
+    seen: list[str] = []
+    token, pages = "", 0
+    while pages == 0 or token:
+        page, token = lister.page(3, token)
+        seen, pages = seen + ids(page), pages + 1
+    assert (seen, pages) == (made, 3)
+    assert lister.page(7, "") == lister.page(0, "")
+    assert lister.page(0, made[-1]) == ((), "")
+
+
+async def test_list_continues_after_creates_and_deletes(
+    provisioner: Provisioner, lister: VolumeLister
+) -> None:
+    made = await volumes_made(provisioner, 6)
+    first, token = lister.page(3, "")
+    assert ids(first) == made[:3]
+    for gone in (made[0], made[2]):
+        await provisioner.delete(gone)
+    await provisioner.create(driver_state.create("new", required=16 * MIB))
+    rest, token = lister.page(0, token)
+    assert token == ""
+    assert [each for each in ids(rest) if each in made] == made[3:]
+
+
+@pytest.mark.parametrize("token", ["x", "0", "../../etc/passwd", f"{'0' * 16}-{'0' * 40}"])
+def test_list_with_an_unknown_token_is_aborted(lister: VolumeLister, token: str) -> None:
+    with pytest.raises(list_volumes.BadToken):
+        lister.page(0, token)
+    with pytest.raises(list_volumes.BadToken):
+        lister.health_page(0, token)
+
+
+def test_list_with_a_negative_count_is_refused(lister: VolumeLister) -> None:
+    with pytest.raises(list_volumes.NegativeCount):
+        lister.page(-1, "")
+
+
+async def test_list_leaves_out_incomplete_volumes(
+    state: Driver, provisioner: Provisioner, lister: VolumeLister
+) -> None:
+    made = await volumes_made(provisioner, 4)
+    for each in made[1:]:
+        state.stores.volume_records.save(
+            state.stores.volume_records.load(each).but(phase="deleting")
+        )
+    page, token = lister.page(1, "")
+    assert (ids(page), token) == ([made[0]], "")
+    with pytest.raises(volume_records.VolumeNotFound):
+        lister.get(made[1])
+
+
+async def test_list_leaves_out_ephemeral_volumes(
+    state: Driver, provisioner: Provisioner, lister: VolumeLister, health_check: HealthCheck
+) -> None:
+    made = await volumes_made(provisioner, 1)
+    inline = state.node_rules.ephemeral.id_of("csi-0")
+    await provisioner.create(driver_state.create("\0ephemeral\0csi-0", required=16 * MIB))
+    assert ids(lister.page(0, "")[0]) == made
+    assert [each.volume_id for each in lister.health_page(0, "")[0]] == made
+    assert not health_check.examine(inline).findings
+
+
+async def test_list_reports_lost_and_damaged_volumes(
+    state: Driver,
+    provisioner: Provisioner,
+    lister: VolumeLister,
+    health_check: HealthCheck,
+    tmp_path: Path,
+) -> None:
+    well, lost, short, unreadable = await volumes_made(provisioner, 4)
+    backend = state.stores.backend
+    assert isinstance(backend, MemoryBackend)
+    del backend.images[lost]
+    backend.images[short] = MIB
+    Path(f"{tmp_path}/state/records/{unreadable}.json").write_text("{")
+    stray = state.stores.pool.ids.volume_id("nobody's")
+    backend.images[stray] = MIB
+    found = {each.volume_id: each for each in lister.health_page(0, "")[0]}
+    assert {key: [each.reason for each in value.findings] for key, value in found.items()} == {
+        well: [],
+        lost: ["ImageMissing"],
+        short: ["ImageDamaged"],
+        unreadable: ["RecordUnreadable"],
+        stray: ["RecordMissing"],
+    }
+    assert found[lost].findings[0].kind is Kind.DATA_LOSS
+    listed = {each.volume.volume_id: each for each in lister.page(0, "")[0]}
+    assert set(listed) == {well, lost, short, unreadable}
+    assert not listed[well].health.condition.abnormal
+    assert listed[lost].health.condition.abnormal
+    assert listed[unreadable].volume.capacity_bytes == 0
+    with pytest.raises(volume_records.VolumeNotFound):
+        health_check.examine(state.stores.pool.ids.volume_id("none"))
+
+
+async def test_list_after_a_restart_with_an_unreadable_record_is_complete(
+    state: Driver, provisioner: Provisioner, tmp_path: Path
+) -> None:
+    made = await volumes_made(provisioner, 3)
+    Path(f"{tmp_path}/state/records/{made[1]}.json").write_text("{")
+    os.chmod(f"{tmp_path}/state/records/{made[1]}.json", 0o600)
+    again = driver_state.opened(tmp_path)
+    assert list(again.stores.volume_records.ids()) == made
+    assert again.stores.volume_records.index.reserved_bytes() == 32 * MIB
+
+
+async def test_pool_health_without_access_or_capacity_is_abnormal(
+    state: Driver,
+    provisioner: Provisioner,
+    health_check: HealthCheck,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert health_check.pool() == ()
+    monkeypatch.setattr(state.stores.backend, "space", lambda: protocol.PoolSpace(0, 0, 0))
+    assert [each.reason for each in health_check.pool()] == ["PoolFull"]
+
+    def away() -> None:
+        raise errors.NotReady("the pool is away")
+
+    monkeypatch.setattr(state.stores.backend, "check", away)
+    assert [each.reachable for each in health_check.pool()] == [False]

@@ -1,0 +1,366 @@
+"""ControllerModifyVolume and ControllerExpandVolume on an engine in memory: all of a change, or none."""
+
+import asyncio
+import contextlib
+import itertools
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver.app import Driver
+from crust.blockdriver.controller import capacity, modify_volume
+from crust.blockdriver.controller.create_volume import ExistsDifferently
+from crust.blockdriver.controller.modify_volume import Change, Expanded, Expansion
+from crust.blockdriver.node import guests, io_limits
+from crust.blockdriver.node.node_state import Published
+from crust.blockdriver.records import volume_records
+from crust.blockdriver.records.volume_record import Limits, Record
+from tests.support import crashes, driver_state
+from tests.support.block_driver import MIB, Mode, mount
+from tests.support.fake_guests import FakeGuests, Guest
+from tests.support.fake_throttle import FakeThrottle
+from tests.support.memory_backend import ROOM_BYTES, MemoryBackend
+
+TARGETS = ("/pods/one/mount", "/pods/two/mount")
+OLD = volumes.IoLimits(read_iops=100, write_iops=200)
+NEW = Change(limits=(("read_bytes_per_second", MIB), ("read_iops", 50)))
+AFTER = volumes.IoLimits(read_iops=50, write_iops=200, read_bytes_per_second=MIB)
+
+
+@dataclass
+class Bench:
+    """A volume with limits, and who can be told of others."""
+
+    state: Driver
+    guests: FakeGuests
+    throttle: FakeThrottle
+    volume_id: volumes.VolumeId
+
+    @property
+    def limits(self) -> volumes.IoLimits:
+        return self.state.stores.volume_records.load(self.volume_id).io_limits
+
+    async def change(self, what: Change = NEW) -> modify_volume.Outcome:
+        return await driver_state.change(self.state, self.volume_id, what)
+
+    def deferred(self, target: str = TARGETS[0], *, running: bool = True) -> Guest:
+        """A guest that has the volume, and obeys the old limits."""
+        self.state.stores.node_state.note_published(
+            Published(
+                volume_id=self.volume_id, target=target, kind="mount", fs_type="ext4",
+                mode=Mode.SINGLE_NODE_MULTI_WRITER.value, options=(), readonly=False,
+                deferred=True, fingerprint="", done=True,
+            )
+        )  # fmt: skip
+        guest = self.guests.add(target, running=running)
+        guest.limits, guest.obeyed = OLD, OLD if running else None
+        return guest
+
+
+class Killed(BaseException):
+    """The process ends here; what it had in memory is gone."""
+
+
+def killed(_call: str) -> None:
+    raise Killed
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> Bench:
+    throttle, runtime_guests = FakeThrottle(), FakeGuests()
+    state = driver_state.opened(tmp_path, runtime_guests=runtime_guests, throttle=throttle)
+    request = replace(
+        driver_state.create(required=64 * MIB), limits=(("read_iops", 100), ("write_iops", 200))
+    )
+    made = await state.controller_rules.provisioner.create(request)
+    return Bench(state, runtime_guests, throttle, made.volume_id)
+
+
+async def test_modify_of_an_unused_volume_changes_the_record(bench: Bench) -> None:
+    assert bench.limits == OLD
+    assert await bench.change() == modify_volume.Outcome()
+    assert bench.limits == AFTER
+    assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
+    assert await bench.change() == modify_volume.Outcome()
+    assert bench.limits == AFTER
+
+
+async def test_modify_of_an_absent_volume_is_not_found(bench: Bench) -> None:
+    bench.volume_id = bench.state.stores.pool.ids.volume_id("another")
+    with pytest.raises(volume_records.VolumeNotFound):
+        await bench.change()
+
+
+async def test_modify_of_a_deferred_volume_sends_all_limits_to_the_guest(bench: Bench) -> None:
+    guest = bench.deferred()
+    assert await bench.change() == modify_volume.Outcome()
+    assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
+
+
+async def test_modify_without_a_sandbox_applies_to_the_next_one(bench: Bench) -> None:
+    guest = bench.deferred(running=False)
+    assert await bench.change() == modify_volume.Outcome()
+    assert (bench.limits, guest.limits) == (AFTER, AFTER)
+
+
+async def test_modify_refused_by_the_guest_changes_nothing(bench: Bench) -> None:
+    first, second = bench.deferred(TARGETS[0]), bench.deferred(TARGETS[1])
+    second.error = errors.NotReady("the handler cannot limit")
+    outcome = await bench.change()
+    assert str(outcome.unmodified) == "the handler cannot limit"
+    assert (bench.limits, first.obeyed, second.obeyed) == (OLD, OLD, OLD)
+    assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
+
+
+async def test_modify_with_unreachable_guest_keeps_the_intent_for_a_retry(bench: Bench) -> None:
+    guest = bench.deferred()
+    guest.error = errors.PeerUnavailable("the handler is away")
+    assert isinstance((await bench.change()).unmodified, errors.PeerUnavailable)
+    assert bench.state.stores.volume_records.load(bench.volume_id).limits_before == Limits.of(OLD)
+    guest.error = None
+    assert await bench.change() == modify_volume.Outcome()
+    assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
+    assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
+
+
+async def test_modify_retry_refused_restores_the_limits_before_the_first_try(
+    bench: Bench,
+) -> None:
+    guest = bench.deferred()
+    guest.error = errors.PeerUnavailable("the handler is away")
+    await bench.change()
+    guest.error = errors.NotReady("this handler cannot limit")
+    assert isinstance((await bench.change()).unmodified, errors.NotReady)
+    assert bench.limits == OLD
+    assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
+
+
+async def test_modify_during_a_publish_is_aborted(bench: Bench) -> None:
+    bench.deferred()
+    bench.guests.by_target.clear()
+    assert isinstance((await bench.change()).unmodified, io_limits.PublishInProgress)
+    assert bench.limits == OLD
+
+
+async def test_modify_without_a_runtime_socket_is_refused_before_any_write(bench: Bench) -> None:
+    bench.deferred()
+    unreachable = replace(bench.state.node_rules.io_limits, guests=guests.UnreachableGuests())
+    modifier = replace(bench.state.controller_rules.modifier, enforcement=unreachable)
+    with crashes.at_call(0, killed):
+        outcome = await modifier.apply(bench.volume_id, NEW)
+    assert isinstance(outcome.unmodified, guests.NoRuntimeSocket)
+    assert bench.limits == OLD
+
+
+async def test_modify_refused_by_the_kernel_changes_nothing(bench: Bench) -> None:
+    guest = bench.deferred()
+    bench.state.stores.backend.attach(bench.volume_id)
+    bench.throttle.failure = errors.RuntimeFailed("the kernel says no")
+    assert str((await bench.change()).unmodified) == "the kernel says no"
+    assert (bench.limits, guest.obeyed, bench.guests.asked) == (OLD, OLD, [])
+
+
+async def test_modify_writes_size_and_limits_at_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Record] = []
+    save = bench.state.stores.volume_records.save
+
+    def noted(record: Record) -> Record:
+        written.append(record)
+        return save(record)
+
+    monkeypatch.setattr(bench.state.stores.volume_records, "save", noted)
+    expansion = Expansion(volumes.CapacityRange(128 * MIB), mount())
+    outcome = await bench.change(replace(NEW, expansion=expansion))
+    assert outcome == modify_volume.Outcome(Expanded(128 * MIB, node_expansion_required=True))
+    assert (written[0].capacity_bytes, written[0].io_limits) == (128 * MIB, AFTER)
+    assert written[1] == written[0].but(limits_before=None)
+    assert len(written) == 2
+
+
+async def test_modify_with_impossible_size_still_applies_the_limits(bench: Bench) -> None:
+    expansion = Expansion(volumes.CapacityRange(ROOM_BYTES + 64 * MIB))
+    outcome = await bench.change(replace(NEW, expansion=expansion))
+    assert isinstance(outcome.expanded, capacity.OutOfCapacity)
+    assert outcome.unmodified is None
+    assert bench.limits == AFTER
+    assert bench.state.stores.volume_records.load(bench.volume_id).capacity_bytes == 64 * MIB
+
+
+async def test_modify_with_refused_limits_still_applies_the_size(bench: Bench) -> None:
+    bench.deferred().error = errors.NotReady("no")
+    expansion = Expansion(volumes.CapacityRange(128 * MIB))
+    outcome = await bench.change(replace(NEW, expansion=expansion))
+    assert isinstance(outcome.expanded, Expanded)
+    assert isinstance(outcome.unmodified, errors.NotReady)
+    record = bench.state.stores.volume_records.load(bench.volume_id)
+    assert (record.capacity_bytes, record.io_limits) == (128 * MIB, OLD)
+
+
+async def test_expand_without_limits_does_not_call_the_guest(bench: Bench) -> None:
+    bench.deferred()
+    await bench.change(Change(expansion=Expansion(volumes.CapacityRange(128 * MIB))))
+    assert bench.guests.asked == []
+
+
+async def test_create_repeated_with_other_limits_is_a_conflict(bench: Bench) -> None:
+    provisioner = bench.state.controller_rules.provisioner
+    plain = driver_state.create(required=64 * MIB)
+    same = replace(plain, limits=(("read_iops", 100), ("write_iops", 200)))
+    assert (await provisioner.create(same)).volume_id == bench.volume_id
+    with pytest.raises(ExistsDifferently, match="mutable parameters"):
+        await provisioner.create(plain)
+
+
+async def test_create_mutable_parameters_override_the_storage_class(bench: Bench) -> None:
+    sent = {"readIOPS": "300", "writeIOPS": "400"}
+    request = replace(driver_state.create("other", sent=sent), limits=(("read_iops", 30),))
+    made = await bench.state.controller_rules.provisioner.create(request)
+    record = bench.state.stores.volume_records.load(made.volume_id)
+    assert record.io_limits == volumes.IoLimits(read_iops=30, write_iops=400)
+
+
+async def test_validate_compares_with_the_present_limits(bench: Bench) -> None:
+    async def why(**sent: str) -> str:
+        provisioner = bench.state.controller_rules.provisioner
+        return await provisioner.validate(bench.volume_id, (mount(),), {}, {}, sent)
+
+    assert await why(readIOPS="100") == ""
+    assert await why(readIOPS="100", writeIOPS="200", readBytesPerSecond="0") == ""
+    assert "mutable_parameters" in await why(readIOPS="101")
+    assert "not known" in await why(iops="100")
+    await bench.change()
+    assert await why(readIOPS="50") == ""
+
+
+async def test_record_of_a_version_without_limits_has_none(bench: Bench) -> None:
+    path = Path(bench.state.stores.volume_records._path(bench.volume_id))
+    text = path.read_text()
+    start, end = text.index(',"limits":'), text.index("}", text.index(',"limits":')) + 1
+    path.write_text(text[:start] + text[end:].replace(',"limits_before":null', ""))
+    assert bench.limits == volumes.IoLimits()
+
+
+async def test_modify_interrupted_without_a_guest_counts_as_applied(
+    bench: Bench,
+) -> None:
+    """The start has set it, so a refusal of the next change goes back to it and not to what was before."""
+    record = bench.state.stores.volume_records.load(bench.volume_id)
+    cut_short = record.but(limits=Limits(read_iops=70), limits_before=record.limits)
+    bench.state.stores.volume_records.save(cut_short)
+    bench.state.stores.backend.attach(bench.volume_id)
+    assert bench.state.controller_rules.modifier.cut_short() == ()
+    bench.throttle.failure = errors.RuntimeFailed("the kernel says no")
+    assert (await bench.change()).unmodified is not None
+    assert bench.limits == volumes.IoLimits(read_iops=70)
+
+
+async def test_modify_interrupted_before_the_guest_call_is_finished(
+    bench: Bench,
+) -> None:
+    modifier = bench.state.controller_rules.modifier
+    guest = bench.deferred()
+    bench.state.stores.backend.attach(bench.volume_id)
+    assert modifier.cut_short() == ()
+    guest.error = errors.PeerUnavailable("the handler is away")
+    await bench.change()
+    assert modifier.cut_short() == (bench.volume_id,)
+    guest.error = None
+    assert await bench.change(Change(limits=())) == modify_volume.Outcome()
+    assert guest.obeyed == AFTER
+    assert modifier.cut_short() == ()
+
+
+async def restarted(bench: Bench, root: Path) -> None:
+    """The driver starts again, and does what it does then."""
+    bench.state = driver_state.opened(
+        root,
+        backend=cast("MemoryBackend", bench.state.stores.backend),
+        runtime_guests=bench.guests,
+        throttle=bench.throttle,
+    )
+    modifier = bench.state.controller_rules.modifier
+    for volume_id in await asyncio.to_thread(modifier.cut_short):
+        await modifier.apply(volume_id, Change(limits=()))
+
+
+@pytest.mark.parametrize("refuses", [False, True], ids=["agrees", "refuses"])
+async def test_modify_killed_at_any_call_leaves_record_and_guests_equal_after_a_start(
+    bench: Bench, tmp_path: Path, *, refuses: bool
+) -> None:
+    first, second = bench.deferred(TARGETS[0]), bench.deferred(TARGETS[1])
+    bench.state.stores.backend.attach(bench.volume_id)
+    seen = set()
+    for number in itertools.count():
+        second.error = None
+        await bench.change(Change(limits=tuple(asdict(OLD).items())))
+        second.error = errors.NotReady("the handler cannot limit") if refuses else None
+        with crashes.at_call(number, killed) as count, contextlib.suppress(Killed):
+            await bench.change()
+        if count() <= number:
+            break
+        await restarted(bench, tmp_path)
+        assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
+        assert bench.limits == first.obeyed
+        assert refuses or bench.limits == second.obeyed
+        seen.add(bench.limits)
+    assert number > 10
+    assert seen == ({OLD} if refuses else {OLD, AFTER})
+
+
+async def test_modify_killed_at_any_call_is_finished_by_its_retry(
+    bench: Bench, tmp_path: Path
+) -> None:
+    guest = bench.deferred()
+    backend = cast("MemoryBackend", bench.state.stores.backend)
+    backend.attach(bench.volume_id)
+    for number in itertools.count():
+        await bench.change(Change(limits=tuple(asdict(OLD).items())))
+        wanted = 64 * MIB * (number + 2)
+        both = replace(NEW, expansion=Expansion(volumes.CapacityRange(wanted)))
+        with crashes.at_call(number, killed) as count, contextlib.suppress(Killed):
+            await bench.change(both)
+        if count() <= number:
+            break
+        await restarted(bench, tmp_path)
+        record = bench.state.stores.volume_records.load(bench.volume_id)
+        assert record.capacity_bytes <= backend.images[bench.volume_id]
+        assert bench.limits == guest.obeyed
+        done = Expanded(wanted, node_expansion_required=True)
+        assert await bench.change(both) == modify_volume.Outcome(done)
+        assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
+    assert number > 10
+
+
+async def test_modify_on_a_full_disk_is_finished_by_its_retry(bench: Bench, tmp_path: Path) -> None:
+    guest = bench.deferred()
+    bench.state.stores.backend.attach(bench.volume_id)
+    for number in itertools.count():
+        await bench.change(Change(limits=tuple(asdict(OLD).items())))
+        failed = False
+        with crashes.at_call(number, crashes.no_space) as count:
+            try:
+                outcome = await bench.change()
+            except errors.Exhausted:
+                failed = True
+        if count() <= number:
+            break
+        assert failed or outcome.unmodified is None
+        await restarted(bench, tmp_path)
+        assert bench.limits == guest.obeyed
+        assert await bench.change() == modify_volume.Outcome()
+        assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
+    assert number > 10
+
+
+async def test_unreadable_record_does_not_block_modify_of_other_volumes(
+    bench: Bench,
+) -> None:
+    bench.deferred()
+    bench.state.stores.backend.attach(bench.volume_id)
+    Path(bench.state.stores.volume_records._path(bench.volume_id)).write_text("not JSON")
+    assert bench.state.controller_rules.modifier.cut_short() == ()

@@ -1,0 +1,129 @@
+"""An engine whose images only hypervisors open: calls that need no host device work, the others are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from crust.blockdriver import app
+from crust.blockdriver.engines import protocol
+from crust.blockdriver.node.node_state import Published
+from crust.rpc import csi
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.block_driver import MIB, caller, mount
+from tests.support.fake_guests import FakeGuests
+from tests.support.memory_backend import MemoryBackend
+
+
+@pytest.fixture
+def runtime_guests() -> FakeGuests:
+    return FakeGuests()
+
+
+@pytest.fixture
+def driver(tmp_path: Path, runtime_guests: FakeGuests) -> app.Driver:
+    (tmp_path / "state").mkdir()
+    made = app.build(
+        state_dir=str(tmp_path / "state"),
+        run_dir=str(tmp_path / "run"),
+        node_id="node-1",
+        csi_profile="1.13",
+        target_roots=(str(tmp_path),),
+        backend=MemoryBackend(has_devices=False),
+        runtime_guests=runtime_guests,
+    )
+    made.open()
+    return made
+
+
+async def create(
+    driver: app.Driver, name: str, *, source: str = "", snapshot: str = ""
+) -> volumes.VolumeId:
+    request = csi_pb2.CreateVolumeRequest(
+        name=name, volume_capabilities=[csi.capability_to_wire(mount())]
+    )
+    if source:
+        request.volume_content_source.volume.volume_id = source
+    if snapshot:
+        request.volume_content_source.snapshot.snapshot_id = snapshot
+    answer = await driver.controller.CreateVolume(request, caller())
+    return volumes.VolumeId(answer.volume.volume_id)
+
+
+async def take(driver: app.Driver, volume_id: str) -> str:
+    request = csi_pb2.CreateSnapshotRequest(source_volume_id=volume_id, name="snap")
+    return (await driver.controller.CreateSnapshot(request, caller())).snapshot.snapshot_id
+
+
+async def test_volume_lifecycle_without_host_device_succeeds(driver: app.Driver) -> None:
+    one = await create(driver, "one")
+    driver.stores.backend.attach(one)
+    taken = await take(driver, one)
+    await create(driver, "restored", snapshot=taken)
+    await create(driver, "clone", source=one)
+    listed = await driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
+    assert len(listed.entries) == 3
+    health = await driver.controller.ControllerListVolumeHealth(
+        csi_pb2.ControllerListVolumeHealthRequest(), caller()
+    )
+    assert len(health.entries) == 3
+    await driver.controller.ControllerExpandVolume(
+        csi_pb2.ControllerExpandVolumeRequest(
+            volume_id=one, capacity_range=csi_pb2.CapacityRange(required_bytes=2048 * MIB)
+        ),
+        caller(),
+    )
+    await driver.controller.ControllerModifyVolume(
+        csi_pb2.ControllerModifyVolumeRequest(
+            volume_id=one, mutable_parameters={"readIOPS": "100"}
+        ),
+        caller(),
+    )
+    delete = csi_pb2.DeleteVolumeRequest(volume_id=one)
+    with pytest.raises(protocol.StillAttached, match="hypervisor"):
+        await driver.controller.DeleteVolume(delete, caller())
+    await driver.collect_garbage(grace_s=0)
+    assert driver.stores.backend.attached(one) is None, "it was never staged"
+    await driver.controller.DeleteVolume(delete, caller())
+    await driver.snapshots.volume_snapshots.create(
+        "again", driver.stores.pool.ids.volume_id("clone")
+    )
+
+
+async def test_snapshot_freezes_a_guest_that_opens_the_image(
+    driver: app.Driver, runtime_guests: FakeGuests, tmp_path: Path
+) -> None:
+    one, target = await create(driver, "one"), str(tmp_path / "target")
+    driver.stores.backend.attach(one)
+    guest = runtime_guests.add(target)
+    driver.stores.node_state.note_published(
+        Published(
+            volume_id=one,
+            target=target,
+            kind="mount",
+            fs_type="ext4",
+            mode=1,
+            options=(),
+            readonly=False,
+            deferred=True,
+            fingerprint="",
+            done=True,
+        )
+    )
+    await take(driver, one)
+    assert [verb for verb, _ in runtime_guests.asked] == ["freeze", "thaw"]
+    assert not guest.frozen
+
+
+async def test_publish_on_host_without_device_raises_no_host_device(
+    driver: app.Driver, tmp_path: Path
+) -> None:
+    one = await create(driver, "one")
+    (tmp_path / "staging").mkdir()
+    request = csi_pb2.NodeStageVolumeRequest(
+        volume_id=one,
+        staging_target_path=str(tmp_path / "staging"),
+        volume_capability=csi.capability_to_wire(mount()),
+    )
+    with pytest.raises(protocol.NoHostDevice):
+        await driver.node.NodeStageVolume(request, caller())

@@ -1,0 +1,135 @@
+"""The driver's client of guests: the tests hold for the real one over a socket and for the fake of other tests."""
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver.node import guests
+from crust.rpc import channel
+from tests.support import fake_guests
+from tests.support.fake_guests import FakeGuests
+
+TARGET = volumes.TargetPath("/var/lib/kubelet/pods/one/mount")
+LIMITS = volumes.IoLimits(read_iops=10, write_iops=20, write_bytes_per_second=2**40)
+
+
+@dataclass
+class Way:
+    """A way to guests, and what is at its end."""
+
+    guests: guests.Guests
+    end: FakeGuests
+
+
+@pytest.fixture(params=["fake", "socket"])
+async def way(request: pytest.FixtureRequest) -> AsyncIterator[Way]:
+    end = FakeGuests()
+    if request.param == "fake":
+        yield Way(end, end)
+        return
+    async with AsyncExitStack() as stack:
+        root = stack.enter_context(tempfile.TemporaryDirectory(prefix="crust-"))
+        socket = f"{root}/runtime.sock"
+        await stack.enter_async_context(fake_guests.serving(end, socket))
+        reached = guests.runtime_guests(socket)
+        stack.push_async_callback(reached.close)
+        yield Way(reached, end)
+
+
+async def test_guests_freeze_lasts_until_thaw(way: Way) -> None:
+    guest = way.end.add(TARGET.text)
+    assert await way.guests.freeze(TARGET, 30)
+    assert (guest.frozen, guest.thaw_after_s) == (True, 30)
+    assert await way.guests.thaw(TARGET)
+    assert not guest.frozen
+    assert not await way.guests.thaw(TARGET)
+
+
+async def test_guests_thaw_reports_an_earlier_thaw(way: Way) -> None:
+    guest = way.end.add(TARGET.text)
+    assert await way.guests.freeze(TARGET, 1)
+    guest.watchdog()
+    assert not await way.guests.thaw(TARGET)
+
+
+async def test_guests_without_a_sandbox_freeze_nothing_and_defer_limits(way: Way) -> None:
+    guest = way.end.add(TARGET.text, running=False)
+    assert not await way.guests.freeze(TARGET, 30)
+    assert not await way.guests.set_limits(TARGET, LIMITS)
+    assert guest.limits == LIMITS
+    assert guest.obeyed is None
+
+
+async def test_guests_limits_arrive_unchanged(way: Way) -> None:
+    guest = way.end.add(TARGET.text)
+    assert await way.guests.set_limits(TARGET, LIMITS)
+    assert guest.obeyed == LIMITS
+    assert await way.guests.set_limits(TARGET, volumes.IoLimits())
+    assert guest.obeyed == volumes.IoLimits()
+
+
+async def test_guests_call_for_a_target_not_deferred_is_not_found(way: Way) -> None:
+    with pytest.raises(errors.NotFound):
+        await way.guests.freeze(TARGET, 30)
+    with pytest.raises(errors.NotFound):
+        await way.guests.thaw(TARGET)
+    with pytest.raises(errors.NotFound):
+        await way.guests.set_limits(TARGET, LIMITS)
+
+
+@pytest.mark.parametrize("kind", [errors.NotReady, errors.PeerUnavailable, errors.OperationPending])
+async def test_guests_refusal_keeps_its_branch_and_message(
+    way: Way, kind: type[errors.CrustError]
+) -> None:
+    way.end.add(TARGET.text).error = kind("the handler cannot do that", hint="use another")
+    with pytest.raises(kind, match="the handler cannot do that; use another"):
+        await way.guests.freeze(TARGET, 30)
+    with pytest.raises(kind, match="the handler cannot do that"):
+        await way.guests.thaw(TARGET)
+    with pytest.raises(kind, match="the handler cannot do that"):
+        await way.guests.set_limits(TARGET, LIMITS)
+
+
+async def test_guests_freeze_without_a_timeout_is_refused(way: Way) -> None:
+    way.end.add(TARGET.text)
+    with pytest.raises(errors.InvalidRequest):
+        await way.guests.freeze(TARGET, 0)
+
+
+async def test_guests_with_an_absent_proxy_are_unavailable_until_it_returns() -> None:
+    end = FakeGuests()
+    guest = end.add(TARGET.text)
+    with tempfile.TemporaryDirectory(prefix="crust-") as root:
+        reached = guests.runtime_guests(f"{root}/runtime.sock")
+        with pytest.raises(errors.PeerUnavailable):
+            await reached.freeze(TARGET, 30)
+        async with fake_guests.serving(end, f"{root}/runtime.sock"):
+            while not guest.frozen:  # gRPC may wait a moment before it looks again
+                try:
+                    await reached.freeze(TARGET, 30)
+                except errors.PeerUnavailable:
+                    continue
+        await reached.close()
+
+
+async def test_guests_without_a_socket_refuse_with_the_remedy() -> None:
+    reached = guests.runtime_guests("")
+    for ask in (
+        reached.freeze(TARGET, 30),
+        reached.thaw(TARGET),
+        reached.set_limits(TARGET, LIMITS),
+    ):
+        with pytest.raises(guests.NoRuntimeSocket, match="runtime_socket"):
+            await ask
+    with pytest.raises(guests.NoRuntimeSocket):
+        reached.check()
+    await reached.close()
+
+
+def test_guests_with_an_invalid_socket_path_fail_at_start() -> None:
+    with pytest.raises(channel.SocketPathTooLong):
+        guests.runtime_guests("/" + "x" * 107)

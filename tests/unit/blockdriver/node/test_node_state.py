@@ -1,0 +1,109 @@
+"""Node state on disk: what is read back, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver.node import node_state
+from crust.blockdriver.node.node_state import NodeState, Published, Staged
+from crust.blockdriver.records.pool import PoolIds
+
+BOOT = "11111111-2222-3333-4444-555555555555"
+IDS = PoolIds("0123456789abcdef")
+VOLUME = IDS.volume_id("pvc")
+
+
+def entry(target: str = "/pods/a/mount") -> Published:
+    return Published(
+        volume_id=VOLUME,
+        target=target,
+        kind="mount",
+        fs_type="ext4",
+        mode=7,
+        options=("noatime",),
+        readonly=False,
+        deferred=True,
+        fingerprint="f" * 64,
+        done=True,
+    )
+
+
+def opened(root: Path, boot: str = BOOT) -> NodeState:
+    made = NodeState(str(root))
+    made.open(boot)
+    return made
+
+
+def test_node_state_survives_a_restart_and_is_empty_after_a_reboot(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    staged = Staged(volume_id=VOLUME, kind="mount", fs_type="ext4", paths=("/staging",))
+    first.note_staged(staged)
+    first.note_published(entry())
+    again = opened(tmp_path)
+    assert again.staged(VOLUME) == staged
+    assert again.published(volumes.TargetPath("/pods/a/mount")) == entry()
+    assert again.published_of(VOLUME) == (entry(),)
+    (tmp_path / "socket.lock").touch()
+    (tmp_path / "something").mkdir()
+    rebooted = opened(tmp_path, "99999999-2222-3333-4444-555555555555")
+    assert rebooted.staged(VOLUME) is None
+    assert rebooted.published_of(VOLUME) == ()
+    assert not (tmp_path / BOOT).exists()
+    assert (tmp_path / "socket.lock").exists()
+    assert (tmp_path / "something").exists()
+
+
+def test_node_state_of_the_first_version_is_read(tmp_path: Path) -> None:
+    """An update comes in the middle of a boot: a field that is added later needs a default."""
+    opened = NodeState(str(tmp_path))
+    opened.open(BOOT)
+    staged = f'{{"volume_id":"{VOLUME}","kind":"mount","fs_type":"ext4","paths":["/s"]}}'
+    published = (
+        f'{{"volume_id":"{VOLUME}","target":"/t","kind":"mount","fs_type":"ext4","mode":7,"options":["noatime"],'
+        '"readonly":true,"deferred":false,"fingerprint":"d74d","done":true}'
+    )
+    (tmp_path / BOOT / "staged" / f"{VOLUME}.json").write_text(staged)
+    target = volumes.TargetPath("/t")
+    (tmp_path / BOOT / "published" / f"{target.digest}.json").write_text(published)
+    for path in (tmp_path / BOOT).glob("*/*"):
+        path.chmod(0o600)
+    opened.open(BOOT)
+    assert opened.staged(VOLUME) is not None
+    assert opened.published(target) is not None
+
+
+def test_node_state_forget_survives_a_restart(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    first.note_published(entry())
+    first.note_published(entry("/pods/b/mount"))
+    first.forget_published(volumes.TargetPath("/pods/a/mount"))
+    first.forget_published(volumes.TargetPath("/pods/a/mount"))
+    assert opened(tmp_path).published_of(VOLUME) == (entry("/pods/b/mount"),)
+
+
+def test_node_state_with_a_damaged_entry_does_not_open(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    first.note_published(entry())
+    [path] = (tmp_path / BOOT / "published").iterdir()
+    path.write_text("{")
+    with pytest.raises(node_state.UnreadableEntry, match=path.name):
+        opened(tmp_path)
+
+
+def test_node_state_forget_that_failed_can_be_repeated(
+    tmp_path: Path,
+) -> None:
+    """Forgotten in memory alone it would be back after a restart, when no CO would ever unpublish it."""
+    target = volumes.TargetPath("/pods/a/mount")
+    entries = opened(tmp_path)
+    entries.note_published(entry(target.text))
+    file = next((tmp_path / BOOT / "published").iterdir())
+    file.unlink()
+    file.mkdir()  # unlink(2) fails, root or not
+    with pytest.raises(errors.CrustError):
+        entries.forget_published(target)
+    assert entries.published(target) is not None
+    file.rmdir()
+    entries.forget_published(target)
+    assert entries.published(target) is None

@@ -1,0 +1,116 @@
+"""The identity of a pool: made once, read ever after, never made anew for a pool that holds anything."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from crust.blockdriver.records import pool
+from crust.blockdriver.records.pool import Pool, PoolIds
+from tests.support import crashes
+
+IDS = PoolIds("0123456789abcdef")
+OTHERS = PoolIds("fedcba9876543210")
+
+
+def opened(directory: Path) -> PoolIds:
+    made = Pool(str(directory))
+    made.open()
+    return made.ids
+
+
+def test_ids_name_their_pool_and_kind_and_are_40_to_64_characters() -> None:
+    ids = [IDS.volume_id("a"), IDS.snapshot_id("a"), IDS.group_id("a")]
+    assert all(each.startswith("0123456789abcdef-") for each in ids)
+    assert all(40 <= len(each) <= 64 for each in ids)
+    kinds = (IDS.is_volume_id, IDS.is_snapshot_id, IDS.is_group_id)
+    found = [[is_kind(each) for is_kind in kinds] for each in ids]
+    assert found == [[True, False, False], [False, True, False], [False, False, True]]
+
+
+@pytest.mark.parametrize("text", ["", "vol-1", "\n", "a" * 57, f"{'0' * 16}-vol-{'0' * 40}"])
+def test_ids_of_unknown_form_belong_to_no_pool(text: str) -> None:
+    assert not IDS.is_volume_id(text)
+    assert not IDS.is_volume_id(IDS.volume_id("a") + (text or "0"))
+    IDS.check(text)
+
+
+def test_ids_of_another_pool_are_known_as_such() -> None:
+    for each in (OTHERS.volume_id("a"), OTHERS.snapshot_id("a"), OTHERS.group_id("a")):
+        assert not any(
+            is_kind(each) for is_kind in (IDS.is_volume_id, IDS.is_snapshot_id, IDS.is_group_id)
+        )
+        with pytest.raises(pool.IdOfOtherPool, match="0123456789abcdef"):
+            IDS.check(each)
+    IDS.check(IDS.volume_id("a"))
+
+
+def test_member_id_is_that_of_no_single_snapshot() -> None:
+    volume_id = IDS.volume_id("v")
+    member = IDS.member_id("g", volume_id)
+    names = ["g", f"g{volume_id}", f"g/{volume_id}", volume_id, f"g {volume_id}"]
+    assert member not in {IDS.snapshot_id(name) for name in names}
+    assert member != IDS.member_id("g", IDS.volume_id("w"))
+    assert member != IDS.member_id("h", volume_id)
+
+
+def test_pool_identity_is_made_once_and_read_after_that(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    written = (tmp_path / "pool.json").read_bytes()
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / f"{first.volume_id('a')}.json").touch()
+    assert opened(tmp_path) == first
+    assert (tmp_path / "pool.json").read_bytes() == written
+    (tmp_path / "other").mkdir()
+    assert opened(tmp_path / "other") != first
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["records/vol-1.json", "content/a.json", "images/a.img", "snapshots/a.json", "images/a.snap"],
+)
+def test_pool_that_holds_anything_gets_no_new_identity(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir()
+    path.touch()
+    with pytest.raises(pool.PoolIdentityMissing, match=path.name):
+        opened(tmp_path)
+    assert not (tmp_path / "pool.json").exists()
+
+
+@pytest.mark.parametrize(
+    "change", [{"schema": 2}, {"schema": None}, {"pool_id": "../x"}, {"pool_id": "0" * 16 + "\n"}]
+)
+def test_pool_identity_that_is_not_understood_is_refused_and_kept(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    opened(tmp_path)
+    path = tmp_path / "pool.json"
+    text = json.dumps(json.loads(path.read_text()) | change)
+    path.write_text(text)
+    with pytest.raises(pool.PoolIdentityUnreadable):
+        opened(tmp_path)
+    assert path.read_text() == text
+
+
+def test_pool_identity_with_a_field_of_a_later_version_is_read(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    path = tmp_path / "pool.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"label": "fast"}))
+    assert opened(tmp_path) == first
+
+
+def test_pool_identity_killed_at_any_call_is_one_identity_after_the_next_start(
+    tmp_path: Path,
+) -> None:
+    points = 0
+    for number in crashes.crash_points(
+        lambda number: (tmp_path / str(number)).mkdir(),
+        lambda number: Pool(str(tmp_path / str(number))).open(),
+    ):
+        points += 1
+        directory = tmp_path / str(number)
+        ids = opened(directory)
+        assert opened(directory) == ids
+        assert [path.name for path in directory.iterdir()] == ["pool.json"]
+    assert points > 3

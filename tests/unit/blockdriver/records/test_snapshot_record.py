@@ -1,0 +1,99 @@
+"""Records of snapshots on disk: what is read back, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from crust.blockdriver.records import snapshot_record
+from crust.blockdriver.records.pool import PoolIds
+from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
+
+IDS = PoolIds("0123456789abcdef")
+ID = IDS.snapshot_id("snap")
+
+
+def shelf_in(directory: Path) -> SnapshotRecords[SnapshotRecord]:
+    made = SnapshotRecords(str(directory), SnapshotRecord, IDS.is_snapshot_id)
+    made.open()
+    return made
+
+
+def snapshot(name: str = "snap", **changes: object) -> SnapshotRecord:
+    plain = SnapshotRecord(
+        snapshot_id=IDS.snapshot_id(name),
+        name=name,
+        phase="ready",
+        source_volume_id="vol-1",
+        size_bytes=1,
+        created_ns=2,
+        content="raw",
+        fs_type="",
+        filled_bytes=0,
+    )
+    return plain.model_copy(update=changes)
+
+
+def test_snapshot_record_survives_a_restart_until_removed(tmp_path: Path) -> None:
+    saved = shelf_in(tmp_path).save(snapshot())
+    again = shelf_in(tmp_path)
+    assert again.find(ID) == saved
+    again.remove(ID)
+    assert shelf_in(tmp_path).find(ID) is None
+
+
+def test_snapshot_records_show_only_ready_ones(tmp_path: Path) -> None:
+    snapshot_records = shelf_in(tmp_path)
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        snapshot_records.save(snapshot(name))
+    snapshot_records.save(snapshot("x", phase="creating"))
+    snapshot_records.save(snapshot("y", phase="deleting"))
+    again = shelf_in(tmp_path)
+    ids = [each.snapshot_id for each in again.ready()]
+    assert ids == sorted(map(IDS.snapshot_id, names))
+    assert {each.name for each in again.unfinished()} == {"x", "y"}
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b'{"schema": 2}', b"\xff", b"[" * 100_000], ids=range(5)
+)
+def test_unreadable_snapshot_record_is_reported_and_others_are_served(
+    tmp_path: Path, data: bytes
+) -> None:
+    shelf_in(tmp_path).save(snapshot("other"))
+    path = tmp_path / f"{ID}.json"
+    path.write_bytes(data)
+    path.chmod(0o600)
+    snapshot_records = shelf_in(tmp_path)
+    with pytest.raises(snapshot_record.UnreadableSnapshotRecord):
+        snapshot_records.find(ID)
+    assert len(snapshot_records.ready()) == 1
+
+
+def test_snapshot_record_under_another_name_is_refused(tmp_path: Path) -> None:
+    shelf_in(tmp_path).save(snapshot("other"))
+    other = tmp_path / f"{IDS.snapshot_id('other')}.json"
+    other.rename(tmp_path / f"{ID}.json")
+    with pytest.raises(snapshot_record.UnreadableSnapshotRecord, match="describes"):
+        shelf_in(tmp_path).find(ID)
+
+
+def test_group_record_of_all_volumes_survives_a_restart(tmp_path: Path) -> None:
+    def groups() -> SnapshotRecords[GroupRecord]:
+        made = SnapshotRecords(str(tmp_path), GroupRecord, IDS.is_group_id)
+        made.open()
+        return made
+
+    ids = [IDS.volume_id(str(number)) for number in range(20_000)]
+    saved = groups().save(
+        GroupRecord(
+            group_id=IDS.group_id("g"),
+            name="g",
+            phase="ready",
+            created_ns=1,
+            members=tuple((each, IDS.member_id("g", each)) for each in ids),
+        )
+    )
+    again = groups()
+    assert again.unreadable() == ()
+    assert again.find(saved.group_id) == saved

@@ -1,0 +1,96 @@
+"""Volume records on disk: what is read back, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from crust.blockdriver.records import volume_record, volume_records
+from crust.blockdriver.records.pool import PoolIds
+from crust.blockdriver.records.volume_record import Record
+from crust.blockdriver.records.volume_records import VolumeRecords
+
+IDS = PoolIds("0123456789abcdef")
+VOLUME = IDS.volume_id("pvc")
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> VolumeRecords:
+    made = VolumeRecords(str(tmp_path), IDS.is_volume_id)
+    made.open()
+    return made
+
+
+def volume(**changes: object) -> Record:
+    plain = Record(
+        volume_id=VOLUME, name="pvc", phase="ready", capacity_bytes=1, parameters={}, usages=()
+    )
+    return plain.but(**changes)
+
+
+def test_volume_record_loads_as_saved(records: VolumeRecords) -> None:
+    usage = volume_record.Usage(kind="mount", fs_type="ext4", mode=1)
+    saved = records.save(volume(usages=(usage,), parameters={"a": "b"}, content="formatted"))
+    assert records.load(VOLUME) == saved
+    assert list(records.ids()) == [VOLUME]
+    records.remove(VOLUME)
+    assert records.find(VOLUME) is None
+
+
+@pytest.mark.parametrize("phase", ["creating", "deleting"])
+def test_volume_record_in_a_transient_phase_is_not_found(
+    records: VolumeRecords, phase: str
+) -> None:
+    records.save(volume(phase=phase))
+    with pytest.raises(volume_records.VolumeNotFound):
+        records.load(VOLUME)
+    assert records.find(VOLUME) is not None
+
+
+@pytest.mark.parametrize(
+    "volume_id", ["", "../records/x", "vol-1", VOLUME + "0", VOLUME + "\n", IDS.snapshot_id("pvc")]
+)
+def test_load_of_an_invalid_id_never_becomes_a_path(records: VolumeRecords, volume_id: str) -> None:
+    assert records.find(volumes.VolumeId(volume_id)) is None
+
+
+def test_load_of_a_newer_schema_is_refused(records: VolumeRecords, tmp_path: Path) -> None:
+    records.save(volume())
+    path = tmp_path / f"{VOLUME}.json"
+    newer = json.loads(path.read_text()) | {"schema": 2, "shiny": True}
+    path.write_text(json.dumps(newer))
+    with pytest.raises(volume_record.NewerVolumeRecord, match="schema 2"):
+        records.load(VOLUME)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"capacity_bytes": -1},
+        {"unknown": 1},
+        {"content": "odd"},
+        {"capacity_bytes": "1"},
+        {"schema": None},
+    ],
+)
+def test_load_of_an_invalid_record_is_refused_and_keeps_the_file(
+    records: VolumeRecords, tmp_path: Path, change: dict[str, object]
+) -> None:
+    records.save(volume())
+    path = tmp_path / f"{VOLUME}.json"
+    text = json.dumps(json.loads(path.read_text()) | change)
+    path.write_text(text)
+    with pytest.raises(volume_record.UnreadableVolumeRecord):
+        records.load(VOLUME)
+    assert path.read_text() == text
+
+
+def test_load_of_a_record_under_another_name_is_refused(
+    records: VolumeRecords, tmp_path: Path
+) -> None:
+    records.save(volume())
+    other = IDS.volume_id("other")
+    (tmp_path / f"{VOLUME}.json").rename(tmp_path / f"{other}.json")
+    with pytest.raises(volume_record.UnreadableVolumeRecord, match="describes"):
+        records.load(other)

@@ -1,0 +1,73 @@
+"""Probe reports in time whether the driver can serve, whatever its volumes do."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from crust import errors
+from crust.blockdriver.services import identity
+from crust.blockdriver.services.identity import Identity
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.block_driver import caller
+from tests.support.memory_backend import MemoryBackend
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy is no pool that hangs."""
+    monkeypatch.setattr(identity, "_PROBE_TIMEOUT_S", 30)
+
+
+class Checked(MemoryBackend):
+    """A backend with a check of one's own."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        super().__init__()
+        self._check = check
+
+    def check(self) -> None:
+        """As told."""
+        self._check()
+
+
+async def probe(served: Identity) -> bool:
+    return (await served.Probe(csi_pb2.ProbeRequest(), caller())).ready.value
+
+
+async def test_probe_with_all_threads_hung_still_answers() -> None:
+    dead = threading.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=1))
+    hung = asyncio.create_task(asyncio.to_thread(dead.wait))
+    await asyncio.sleep(0)  # it has the only thread, or is first in its queue
+    try:
+        assert await probe(Identity("driver", MemoryBackend(), "1.12"))
+    finally:
+        dead.set()
+        await hung
+
+
+async def test_probe_of_a_hung_pool_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "_PROBE_TIMEOUT_S", 0.01)
+    dead = threading.Event()
+    served = Identity("driver", Checked(lambda: void(dead.wait())), "1.12")
+    for _ in range(2):
+        with pytest.raises(identity.PoolNotResponding):
+            await probe(served)
+    dead.set()
+    monkeypatch.setattr(identity, "_PROBE_TIMEOUT_S", 30)
+    assert await probe(served)
+
+
+async def test_probe_of_a_missing_pool_reports_the_reason() -> None:
+    def refuse() -> None:
+        raise errors.NotReady("no loop driver")
+
+    with pytest.raises(errors.NotReady, match="no loop driver"):
+        await probe(Identity("driver", Checked(refuse), "1.12"))
+
+
+def void(_: object) -> None:
+    return None

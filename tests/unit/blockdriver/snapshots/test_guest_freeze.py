@@ -1,0 +1,221 @@
+"""Guests that are frozen for a copy, and guests that were not."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver.node import guests
+from crust.blockdriver.snapshots import guest_freeze
+from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
+from crust.blockdriver.snapshots.guest_freeze import GuestFreezer, InGuest
+from tests.support.fake_guests import FakeGuests
+
+ONE = InGuest(volumes.VolumeId("vol-1"), volumes.TargetPath("/pods/one/mount"), "")
+TWO = InGuest(volumes.VolumeId("vol-2"), volumes.TargetPath("/pods/two/mount"), "")
+
+
+class Node:
+    """A freezer, and what it meets. `restart` is a new process."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.guests = FakeGuests()
+        self.restart()
+
+    def restart(self) -> None:
+        self.intents = Intents(str(self.root))
+        self.freezer = GuestFreezer(self.guests, self.intents, limit_s=9.5)
+        for left in self.intents.open():
+            self.freezer.remember(left)
+
+    def noted(self) -> list[str]:
+        return sorted(path.name for path in (self.root / "freezes").iterdir())
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+async def test_freeze_holds_all_guests_during_the_block_and_thaws_them_after(
+    node: Node,
+) -> None:
+    made = [node.guests.add(each.target.text) for each in (ONE, TWO)]
+    async with node.freezer.still([ONE, TWO]):
+        assert [(each.frozen, each.thaw_after_s) for each in made] == [(True, 10)] * 2
+        assert node.noted() == ["vol-1", "vol-2"]
+    assert not any(each.frozen for each in made)
+    assert node.noted() == []
+
+
+async def test_freeze_without_guests_calls_nothing(node: Node) -> None:
+    async with node.freezer.still([]):
+        pass
+    assert node.guests.asked == []
+
+
+async def test_freeze_with_an_early_thaw_raises_thawed_early(node: Node) -> None:
+    node.guests.add(ONE.target.text)
+    two = node.guests.add(TWO.target.text)
+    with pytest.raises(guest_freeze.ThawedEarly, match="vol-2"):
+        async with node.freezer.still([ONE, TWO]):
+            two.watchdog()
+    assert not node.guests.by_target[ONE.target.text].frozen
+    assert node.noted() == []
+
+
+async def test_freeze_with_a_failed_thaw_is_an_error(node: Node) -> None:
+    guest = node.guests.add(ONE.target.text)
+    with pytest.raises(guest_freeze.ThawedEarly):
+        async with node.freezer.still([ONE]):
+            guest.error = errors.PeerUnavailable("the handler is away")
+    assert node.noted() == ["vol-1"], "the next start thaws it"
+
+
+async def test_freeze_with_a_failing_block_thaws_and_raises(node: Node) -> None:
+    guest = node.guests.add(ONE.target.text)
+    with pytest.raises(errors.Exhausted, match="full"):
+        async with node.freezer.still([ONE]):
+            raise errors.Exhausted("full")
+    assert not guest.frozen
+    assert node.noted() == []
+
+
+async def test_freeze_refused_by_the_second_guest_thaws_the_first(node: Node) -> None:
+    one = node.guests.add(ONE.target.text)
+    node.guests.add(TWO.target.text).error = errors.NotReady("the handler cannot freeze")
+    with pytest.raises(errors.NotReady, match="cannot freeze"):
+        async with node.freezer.still([ONE, TWO]):
+            pytest.fail("it is not copied")
+    assert not one.frozen
+    assert node.noted() == []
+
+
+async def test_freeze_with_unknown_outcome_is_thawed(node: Node) -> None:
+    """The proxy did not answer in time: nobody knows."""
+    guest = node.guests.add(ONE.target.text)
+    guest.error = errors.PeerUnavailable("no answer")
+    with pytest.raises(errors.PeerUnavailable, match="no answer"):
+        async with node.freezer.still([ONE]):
+            pytest.fail("it is not copied")
+    assert node.guests.asked == [("freeze", ONE.target.text), ("thaw", ONE.target.text)]
+    assert node.noted() == ["vol-1"]
+
+
+async def test_freeze_without_a_sandbox_fails_only_if_one_starts(node: Node) -> None:
+    guest = node.guests.add(ONE.target.text, running=False)
+    async with node.freezer.still([ONE]):
+        assert node.noted() == []
+    with pytest.raises(guest_freeze.ThawedEarly, match="began"):
+        async with node.freezer.still([ONE]):
+            guest.running = True
+    assert not guest.frozen
+    assert node.noted() == []
+
+
+async def test_freeze_of_a_volume_never_published_succeeds(node: Node) -> None:
+    async with node.freezer.still([ONE]):
+        pass
+
+
+async def test_freeze_without_a_runtime_socket_is_refused(tmp_path: Path) -> None:
+    intents = Intents(str(tmp_path))
+    intents.open()
+    freezer = GuestFreezer(guests.UnreachableGuests(), intents, limit_s=10)
+    with pytest.raises(guests.NoRuntimeSocket):
+        async with freezer.still([ONE]):
+            pytest.fail("it is not copied")
+    assert list((tmp_path / "freezes").iterdir()) == []
+
+
+async def test_recovery_thaws_guests_left_frozen(node: Node) -> None:
+    guest = node.guests.add(ONE.target.text)
+    guest.frozen = True
+    node.intents.note(Intent(ONE.volume_id, target=ONE.target.text))
+    node.restart()
+    await node.freezer.recover()
+    assert not guest.frozen
+    assert node.noted() == []
+
+
+async def test_recovery_waits_for_an_unreachable_proxy(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest = node.guests.add(ONE.target.text)
+    guest.frozen = True
+    node.intents.note(Intent(ONE.volume_id, target=ONE.target.text))
+    node.restart()
+    thaw, noted = node.guests.thaw, []
+
+    async def away_at_first(target: volumes.TargetPath) -> bool:
+        noted.append(node.noted())
+        if len(noted) < 3:
+            raise errors.PeerUnavailable("the proxy is away")
+        return await thaw(target)
+
+    monkeypatch.setattr(guest_freeze, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(node.guests, "thaw", away_at_first)
+    await node.freezer.recover()
+    assert noted == [["vol-1"]] * 3
+    assert not guest.frozen
+    assert node.noted() == []
+
+
+async def test_thaw_that_does_not_reach_the_guest_is_retried(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy restarts while a guest is frozen: its writers do not wait for their own watchdog."""
+    monkeypatch.setattr(guest_freeze, "_PAUSE_S", 0.001)
+    guest = node.guests.add(ONE.target.text)
+    recovering = asyncio.create_task(node.freezer.keep_recovering())
+    for _ in range(2):
+        with pytest.raises(guest_freeze.ThawedEarly):
+            async with node.freezer.still([ONE]):
+                guest.error = errors.PeerUnavailable("the proxy is away")
+        tries = len(node.guests.asked)
+        while len(node.guests.asked) < tries + 3:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert (guest.frozen, node.noted()) == (True, ["vol-1"])
+        guest.error = None
+        while node.noted():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert not guest.frozen
+    recovering.cancel()
+    await asyncio.wait([recovering])
+
+
+@pytest.mark.parametrize(
+    "error", [errors.NotFound("not deferred"), guests.NoRuntimeSocket(), errors.NotReady("no")]
+)
+async def test_recovery_drops_an_intent_with_a_final_error(
+    node: Node, error: errors.CrustError
+) -> None:
+    node.guests.add(ONE.target.text).error = error
+    node.intents.note(Intent(ONE.volume_id, target=ONE.target.text))
+    node.restart()
+    await node.freezer.recover()
+    assert node.noted() == []
+
+
+async def test_recovery_does_not_thaw_a_new_freeze(node: Node) -> None:
+    guest = node.guests.add(ONE.target.text)
+    node.intents.note(Intent(ONE.volume_id, target=ONE.target.text))
+    node.restart()
+    async with node.freezer.still([ONE]):
+        await node.freezer.recover()
+        assert guest.frozen
+    assert node.noted() == []
+
+
+def test_intents_of_another_boot_and_invalid_ones_are_ignored(node: Node) -> None:
+    folder = node.root / "freezes"
+    for name, text in (("vol-1", "another-boot guest:/pods/one/mount\n"), ("vol-2", "\n")):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o600)
+    assert node.intents.open() == ()
+    assert node.noted() == []
+    node.intents.note(Intent(ONE.volume_id, target="relative"))
+    node.restart()
+    assert node.noted() == []
