@@ -67,7 +67,9 @@ def at(target: str) -> Mount | None:
             found = _failed_mount_at(target)
             if found is None:
                 raise
-            _log.warning("a mounted filesystem answers with errors", extra={"target": target, "error": err})
+            _log.warning(
+                "a mounted filesystem answers with errors", extra={"target": target, "error": err}
+            )
             return found
     return None if mount_id is None else _of_id(mount_id)
 
