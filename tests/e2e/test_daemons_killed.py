@@ -1,6 +1,6 @@
-"""Daemons of a whole node are killed with -9 while a sandbox has a volume: a normal event.
+"""The daemons of a whole node are killed with SIGKILL while a sandbox has a volume.
 
-Each test has a node of its own, because the processes that it ends with are not those that it began with.
+Each test has a node of its own, because it restarts processes.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ BYTES = csi_pb2.VolumeUsage.BYTES
 
 
 async def test_killed_runtime_adopts_its_sandboxes_after_restart(fresh_node: WholeNode) -> None:
-    """Limits stay in force. A freeze that nobody could thaw meanwhile is ended, and tells that it was."""
+    """Limits stay in force. The adopting daemon ends a freeze that began before, and the thaw reports it."""
     volume = await fresh_node.volume()
     target = await fresh_node.publish(volume)
     boot = await fresh_node.output(
@@ -33,9 +33,9 @@ async def test_killed_runtime_adopts_its_sandboxes_after_restart(fresh_node: Who
         assert await api.limit(target, LIMITS) is True
         assert await api.freeze(target, 60) is True
         await fresh_node.daemons.kill("runtime")
-        await check_nothing_is_pretended(api, target)
+        await check_unavailable(api, target)
     code, message = await refusal(fresh_node.kubelet.unpublish(volume, target))
-    assert code is grpc.StatusCode.FAILED_PRECONDITION, "the VM holds the claim, whoever else dies"
+    assert code is grpc.StatusCode.FAILED_PRECONDITION, "the VM still holds the claim"
     assert "one" in message
     code, _ = await refusal(fresh_node.kubelet.stats(volume, target))
     assert code is grpc.StatusCode.UNAVAILABLE
@@ -54,8 +54,8 @@ async def test_killed_runtime_adopts_its_sandboxes_after_restart(fresh_node: Who
         assert await api.thaw(target) is False
 
 
-async def check_nothing_is_pretended(api: runtime_api.RuntimeApi, target: Path) -> None:
-    """A sandbox has the volume, and its handler is away: not known is not nothing."""
+async def check_unavailable(api: runtime_api.RuntimeApi, target: Path) -> None:
+    """A sandbox has the volume and its handler does not run: the answer is UNAVAILABLE, not "no sandbox"."""
     for asked in (api.freeze(target, 60), api.thaw(target), api.limit(target, volumes.IoLimits())):
         code, _ = await refusal(asked)
         assert code is grpc.StatusCode.UNAVAILABLE
@@ -65,7 +65,7 @@ async def check_nothing_is_pretended(api: runtime_api.RuntimeApi, target: Path) 
 async def test_killed_daemon_restarts_and_the_volume_stays_usable(
     fresh_node: WholeNode, victim: str
 ) -> None:
-    """A freeze too, which is the guest's, until it is thawed."""
+    """A freeze also survives, because the guest holds it until the thaw."""
     volume = await fresh_node.volume()
     target = await fresh_node.publish(volume)
     await fresh_node.output("one", target, "echo kept > /data/f")

@@ -1,4 +1,4 @@
-"""btrfs in a guest: NodeGetInfo says that it can be deferred, so it is; it grows there, and the host reads it."""
+"""A deferred btrfs volume: mounted and expanded in a guest, then read on the host."""
 
 import hashlib
 

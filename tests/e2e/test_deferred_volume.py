@@ -1,4 +1,4 @@
-"""The main job on a whole node: every process real, the volume mounted in a microVM's kernel.
+"""Deferred volumes on a whole node: real processes, and the volume mounted in a microVM's kernel.
 
 One node for the file; each test has volumes and sandboxes of its own.
 """
@@ -110,7 +110,7 @@ async def test_fs_group_is_applied_in_the_guest(node: WholeNode, policy: str) ->
 async def test_fs_group_set_on_the_target_reaches_the_guest(
     node: WholeNode,
 ) -> None:
-    """So it is with drivers that have no VOLUME_MOUNT_GROUP: the kubelet changes what it takes for the root."""
+    """For drivers without VOLUME_MOUNT_GROUP the kubelet changes the target directory, as if it were the root."""
     target = await node.publish(await node.volume())
     await asyncio.to_thread(os.chown, target, -1, 4060)
     await asyncio.to_thread(os.chmod, target, 0o2775)
@@ -167,7 +167,7 @@ async def test_the_host_cannot_mount_or_format_a_device_that_a_guest_has(node: W
 async def test_container_is_refused_when_handoff_entry_is_missing(
     node: WholeNode,
 ) -> None:
-    """/run lost the entry, the seal is still there: a runtime that shared the directory would lose data."""
+    """The entry in /run is lost, the guard mount remains: a runtime that shared the directory would lose data."""
     volume = await node.volume()
     target = await node.publish(volume)
     entry = next(path for path in node.daemons.paths.volumes.iterdir() if path.name[0] != ".")

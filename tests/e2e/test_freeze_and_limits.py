@@ -1,4 +1,4 @@
-"""Freeze, thaw and I/O limits on a whole node, asked as a driver asks (the proxy's Runtime API), and by the driver.
+"""Freeze, thaw and I/O limits on a whole node, called through the proxy's Runtime API and by the driver.
 
 One node for the file; each test has volumes and sandboxes of its own.
 """
@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 
-# By rename: at any moment the number is whole, also the moment between truncating a file and writing to it.
+# By rename, so that a crash never leaves a truncated number.
 WRITER = """
 i=0
 while :; do
@@ -51,7 +51,7 @@ def image_of(node: WholeNode, volume: csi_pb2.Volume) -> Path:
 
 
 def kill(pid: int) -> None:
-    """End a process at once, and wait until it has ended."""
+    """Kill a process and wait until it has ended."""
     pidfd = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -100,7 +100,7 @@ async def test_image_of_frozen_guest_does_not_change_until_thaw(
 async def test_frozen_guest_thaws_by_itself_and_thaw_reports_it(
     node: WholeNode, api: runtime_api.RuntimeApi
 ) -> None:
-    """One that dies frozen takes nothing along that was written before."""
+    """A VM killed while frozen loses nothing that was written before."""
     target = await node.publish(await node.volume())
     async with writing(node, WRITER, {"/data": target}) as writer:
         assert await api.freeze(target, 3) is True

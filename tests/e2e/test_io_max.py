@@ -110,6 +110,6 @@ def test_limits_of_absent_device_are_removed_without_error(answer: Any) -> None:
 
 
 def test_limits_apply_to_child_groups_and_page_cache(answer: Any) -> None:
-    """Through the page cache, too: v2 knows whose pages it writes back."""
+    """Also through the page cache: cgroup v2 attributes writeback to the group that wrote the pages."""
     assert set(answer["race"]) == set(io_max_in_guest.KINDS)
     assert all(each >= 10 * io_max_in_guest.OPERATIONS for each in answer["race"].values())

@@ -57,7 +57,7 @@ async def test_stdin_larger_than_any_buffer_arrives_complete(
 
 
 async def test_unread_output_does_not_block_the_agent(vm: machine.Machine, plug: MountDisk) -> None:
-    """A container that writes without end stands still at the window; the agent answers meanwhile."""
+    """A container that writes without end blocks when the window is full; the agent answers meanwhile."""
     flood = await vm.guest.start(_spec("flood", "cat", "/dev/zero"))
     assert await shell(vm, "echo through") == "through\n"
     taken = 0
@@ -73,7 +73,7 @@ async def test_unread_output_does_not_block_the_agent(vm: machine.Machine, plug:
 async def test_two_streams_at_full_speed_stay_within_one_window(
     vm: machine.Machine, plug: MountDisk
 ) -> None:
-    """More than the window in flight is a breach of the protocol, whichever stream it is in."""
+    """Output beyond the window is a protocol violation; both streams share one window."""
     script = "head -c 3000000 /dev/zero & head -c 3000000 /dev/zero >&2 & wait"
     done = await vm.guest.run(_spec("both", "sh", "-c", script), limit_bytes=8 * MIB)
     assert (len(done.stdout), len(done.stderr)) == (3_000_000, 3_000_000)
@@ -156,7 +156,7 @@ async def test_a_container_sees_only_the_volumes_it_was_given(
 async def test_container_does_not_pin_volumes_it_was_not_given(
     vm: machine.Machine, mounted: MountDisk
 ) -> None:
-    """A mount namespace copies every mount; without care it would pin them all."""
+    """A new mount namespace copies every mount; each copy would keep its volume in use."""
     mine, other = await mounted(), await mounted()
     user = await vm.guest.start(_spec("user", "sleep", "1000", binds=(values.Bind(mine, "/data"),)))
     await vm.detach(other)

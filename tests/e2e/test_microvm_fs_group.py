@@ -1,4 +1,4 @@
-"""fsGroup inside the guest: the kubelet's modes, both policies, and a tree that is laid out as a trap."""
+"""fsGroup inside the guest: the kubelet's modes, both policies, and a tree with hostile links."""
 
 import pytest
 

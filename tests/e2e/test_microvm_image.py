@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(120)]
 
 
 def _with_packages(cache: Path, built: image.GuestImage) -> Path:
-    """A cache that holds what was fetched, and nothing that was made of it."""
+    """A cache with the fetched packages and without images."""
     (cache / "packages").mkdir(parents=True)
     for package in (built.directory.parent / "packages").iterdir():
         os.link(package, cache / "packages" / package.name)
@@ -23,7 +23,7 @@ def _with_packages(cache: Path, built: image.GuestImage) -> Path:
 
 @pytest.fixture
 def cache(guest_image: image.GuestImage) -> Path:
-    """A cache on the filesystem of the other one, for its packages are linked and not copied."""
+    """A cache on the same filesystem, because its packages are linked and not copied."""
     return _with_packages(guest_image.directory.parent / f"test-{os.getpid()}", guest_image)
 
 
@@ -62,8 +62,8 @@ image.build(Path(sys.argv[1]))
 
 def test_killed_build_leaves_no_image_directory(guest_image: image.GuestImage, cache: Path) -> None:
     steps = [("packages", "unpack"), ("kernel", "extract_vmlinux"), ("archive", "pack")]
-    for room, function in steps:
-        argv = [sys.executable, "-c", _DYING_BUILDER, str(cache), room, function]
+    for module, function in steps:
+        argv = [sys.executable, "-c", _DYING_BUILDER, str(cache), module, function]
         assert subprocess.run(argv, check=False).returncode == -9
         assert list(cache.glob("image-*")) == []
     again = image.build(cache)

@@ -1,4 +1,4 @@
-"""A VM outlives its parent, is found again, and is never left behind; a guest that breaks is noticed."""
+"""A VM outlives its parent and is adopted; a failed start leaves no QEMU; guest failures are detected."""
 
 import asyncio
 import contextlib
@@ -137,7 +137,7 @@ async def test_a_vm_is_controlled_by_one_process_and_its_directory_holds_one_vm(
     with pytest.raises(faults.VmGone):
         await machine.adopt(vm_directory)
     assert await machine.destroy(vm_directory) is False
-    # What a dead VM left is in nobody's way.
+    # The files of a dead VM do not prevent a start.
     third = await machine.start(wanted, vm_directory)
     await third.kill()
 
@@ -191,7 +191,7 @@ async def test_a_start_that_is_cancelled_leaves_no_qemu(
 async def test_a_start_that_is_cancelled_at_any_step_leaves_no_qemu_and_no_lock(
     vm_directory: Path, wanted: spec.MachineSpec
 ) -> None:
-    """The threads that prepare and spawn run on when their caller is cancelled."""
+    """The threads that prepare and spawn continue when their caller is cancelled."""
     for steps in range(40):
         starting = asyncio.create_task(machine.start(wanted, vm_directory))
         for _ in range(steps):
@@ -263,12 +263,12 @@ async def _with_another_agent(vm: machine.Machine) -> machine.Machine:
     """The VM after its agent was killed by the kernel, and PID 1 has started another; "killer" sleeps in /data."""
     first = vm.guest.hello.agent
     script = "echo f > /proc/sysrq-trigger; exec sleep 1000"
-    # The one who would answer may be dead already.
+    # The agent may be dead before it answers.
     killer = values.ContainerSpec("killer", ("sh", "-c", script), (_DATA,))
     with contextlib.suppress(faults.AgentDisconnected, faults.AgentTimedOut):
         await vm.guest.start(killer, timeout_s=2)
     while vm.guest.hello.agent == first:
-        # The killing is asynchronous: a greeting may still be answered by the one about to die.
+        # The kill is asynchronous: the dying agent may still answer a greeting.
         await vm.close()
         vm = await machine.adopt(vm.directory)
     return vm
@@ -279,7 +279,7 @@ async def test_dead_agent_is_restarted_and_volumes_stay_mounted(
 ) -> None:
     """The kernel's out-of-memory killer takes the largest process, which is the agent.
 
-    What it had frozen is thawed by the next one. A shutdown thaws too: a writer that waits for it cannot be killed.
+    The next agent thaws what it had frozen. A shutdown also thaws, because a blocked writer cannot be killed.
     """
     disk = await asyncio.to_thread(make_disk, tmp_path / "disk", "ext4")
     vm = await machine.start(wanted, vm_directory)
@@ -304,7 +304,7 @@ async def test_dead_agent_is_restarted_and_volumes_stay_mounted(
 async def test_agent_death_while_grow_waits_for_thaw_leaves_nothing_frozen(
     vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
 ) -> None:
-    """If it waited in the kernel its process could not end: no other would be started, and nobody would thaw."""
+    """If it waited in the kernel, the agent could not exit, so no new agent would start and thaw."""
     disk = await asyncio.to_thread(make_disk, tmp_path / "disk", "ext4")
     vm = await machine.start(wanted, vm_directory)
     await vm.attach("vol", disk)

@@ -1,4 +1,4 @@
-"""A volume in the guest: mounted, measured, grown, frozen, and what each refuses. All against a real VM."""
+"""A volume in the guest of a real VM: mount, usage, grow, freeze, limits, and their refusals."""
 
 import asyncio
 import hashlib
@@ -164,7 +164,7 @@ async def test_read_only_volume_can_be_frozen(vm: machine.Machine, plug: MountDi
 async def test_pending_grow_does_not_block_thaw(
     vm: machine.Machine, mounted: MountDisk, tmp_path: Path
 ) -> None:
-    """A growth waits for it with the volume's lock in the agent held."""
+    """A pending grow holds the volume's lock in the agent."""
     volume = await mounted()
     for thaw_after_s, size_bytes in ((60, 128 * MIB), (3, 256 * MIB)):
         await vm.guest.freeze(volume, thaw_after_s)
@@ -202,7 +202,7 @@ async def test_limits_end_when_the_disk_is_detached(
 async def test_frozen_volume_is_thawed_by_the_watchdog(
     vm: machine.Machine, mounted: MountDisk
 ) -> None:
-    """Whoever froze it may have died; the copy it took is known to be worthless."""
+    """The caller may have died; the thaw reports that the copy is not crash-consistent."""
     volume = await mounted()
     await vm.guest.freeze(volume, 2)
     await shell(vm, "echo x > /data/x", values.Bind(volume, "/data"))

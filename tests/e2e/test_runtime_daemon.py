@@ -1,6 +1,6 @@
-"""What only real processes prove of the runtime's daemon: stopped in the middle, and met by a guest that hangs.
+"""The runtime's daemon as a process: stopped while a command runs, and started beside a guest that hangs.
 
-Each test has a node of its own, because the processes that it ends with are not those that it began with.
+Each test has a node of its own, because it restarts processes.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ def sandboxes(fresh_node: WholeNode) -> list[str]:
     return sorted(path.name for path in (fresh_node.daemons.paths.kata_run / "sandboxes").iterdir())
 
 
-async def run_until_it_speaks(fresh_node: WholeNode, target: Path) -> asyncio.Task[object]:
-    """A command in a sandbox of its own, which has begun and does not end by itself."""
+async def run_until_first_output(fresh_node: WholeNode, target: Path) -> asyncio.Task[object]:
+    """A running command in a temporary sandbox, which does not end by itself."""
     spoke = asyncio.Event()
     mount = messages.Mount(source=str(target), destination="/data")
     request = messages.Run(
@@ -43,7 +43,7 @@ async def test_stopped_runtime_ends_sandbox_of_running_command_and_releases_its_
 ) -> None:
     volume = await fresh_node.volume()
     target = await fresh_node.publish(volume)
-    running = await run_until_it_speaks(fresh_node, target)
+    running = await run_until_first_output(fresh_node, target)
     await fresh_node.daemons.stop("runtime")
     with pytest.raises(RuntimeUnreachable):
         await running

@@ -1,6 +1,6 @@
-"""Snapshots of volumes that a guest writes, through the whole chain: CSI, driver, proxy, handler, guest; and back.
+"""Snapshots of volumes that a guest writes, through CSI, driver, proxy, handler and guest.
 
-What is restored is mounted on the host, and read there.
+Restored volumes are mounted and read on the host.
 """
 
 import asyncio
@@ -53,9 +53,9 @@ async def grouped(
 
 
 def checked(image: Path) -> str:
-    """What e2fsck says of a filesystem that it must not need to replay; raises if it is not clean."""
-    told = subprocess.run(["dumpe2fs", "-h", image], check=True, capture_output=True, text=True)
-    assert "needs_recovery" not in told.stdout
+    """The output of e2fsck for a filesystem that needs no journal replay; raises if it is not clean."""
+    header = subprocess.run(["dumpe2fs", "-h", image], check=True, capture_output=True, text=True)
+    assert "needs_recovery" not in header.stdout
     return subprocess.run(
         ["e2fsck", "-fn", image], check=True, capture_output=True, text=True
     ).stdout
@@ -90,7 +90,7 @@ async def test_group_snapshot_keeps_write_order_across_volumes(
 async def test_restarted_driver_thaws_the_guest_it_had_frozen(
     fresh_node: WholeNode,
 ) -> None:
-    """The freeze that it was about to end is ended by the next, long before the guest's own time is over."""
+    """The restarted driver thaws, long before the guest's watchdog would."""
     one, two = await fresh_node.volume(), await fresh_node.volume()
     target = await fresh_node.publish(one)
     async with (

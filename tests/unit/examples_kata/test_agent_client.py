@@ -1,4 +1,4 @@
-"""The host's end of the agent protocol against guests that lie, flood, mumble or leave."""
+"""The host's end of the agent protocol against guests that lie, flood, send malformed data or disconnect."""
 
 import asyncio
 import base64
@@ -264,8 +264,8 @@ async def test_output_beyond_the_window_is_a_protocol_violation(tmp_path: Path) 
 
 
 async def test_events_of_an_unknown_container_are_dropped(tmp_path: Path) -> None:
-    stray = {**_output(b"x"), "container": "other"}
-    async with _connected(FakeGuest(_starting(stray, _EXIT)), tmp_path) as inside:
+    unknown = {**_output(b"x"), "container": "other"}
+    async with _connected(FakeGuest(_starting(unknown, _EXIT)), tmp_path) as inside:
         assert (await inside.run(_SPEC)).stdout == b""
 
 

@@ -1,4 +1,4 @@
-"""Freeze and thaw in the guest agent, on a filesystem that only counts, with a clock and timers that a test moves."""
+"""Freeze and thaw in the guest agent, on a fake filesystem, with a clock and timers that the test controls."""
 
 import contextlib
 import threading
@@ -14,7 +14,7 @@ PATH = "/run/volumes/v"
 
 @dataclass
 class Kernel:
-    """One filesystem, its clock and the timers that were started. `flush_s`: how long a freeze takes."""
+    """One filesystem, its clock and the started timers. `freeze_s`: how long a freeze takes."""
 
     frozen: bool = False
     freeze_s: float = 0
@@ -75,7 +75,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 def volume_freeze(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> freeze.VolumeFreeze:
     monkeypatch.setattr(
         freeze, "_CHANGE_TIMEOUT_S", 3600
-    )  # who waits is told, and does not find out
+    )  # waiting ends by notification and never by this timeout
     return freeze.VolumeFreeze(kernel.timer, lambda: kernel.now_s)
 
 
@@ -92,7 +92,7 @@ def thaw_volume(volume_freeze: freeze.VolumeFreeze) -> bool:
 
 @contextlib.contextmanager
 def waiting(volume_freeze: freeze.VolumeFreeze, work: Callable[[], None]) -> Iterator[None]:
-    """`work` runs in a thread, and waits for its turn as the block begins; it has ended when the block is left."""
+    """Run `work` in a thread; it waits for the lock when the block begins, and has ended when the block is left."""
     waits = threading.Event()
     wait_for = volume_freeze.lock.wait_for
 
@@ -139,7 +139,7 @@ def test_thaw_after_the_watchdog_returns_false(
 def test_repeated_freeze_restarts_the_timeout_and_disarms_the_old_watchdog(
     kernel: Kernel, volume_freeze: freeze.VolumeFreeze
 ) -> None:
-    """It may have fired already, and waited for the lock that the repetition held."""
+    """The old watchdog may have fired already and waited for the lock that the repeated freeze held."""
     freeze_volume(volume_freeze)
     freeze_volume(volume_freeze, 20)
     assert [(each.after_s, each.runs) for each in kernel.timers] == [(10, False), (20, True)]
@@ -234,15 +234,17 @@ def test_freeze_waits_for_a_running_change_and_unmount_does_not(
 def test_thaw_waits_for_a_pending_freeze(
     kernel: Kernel, volume_freeze: freeze.VolumeFreeze
 ) -> None:
-    """Its caller gave it up, and will not thaw again."""
-    told: list[bool] = []
-    thawing = threading.Thread(target=lambda: told.append(thaw_volume(volume_freeze)), daemon=True)
+    """The freeze's caller has given up and will not thaw again."""
+    answers: list[bool] = []
+    thawing = threading.Thread(
+        target=lambda: answers.append(thaw_volume(volume_freeze)), daemon=True
+    )
     with contextlib.ExitStack() as ending, volume_freeze.changing():
         ending.enter_context(waiting(volume_freeze, lambda: freeze_volume(volume_freeze)))
         thawing.start()
         thawing.join(0.05)
     thawing.join(30)
-    assert told == [True]
+    assert answers == [True]
     assert not kernel.frozen
 
 

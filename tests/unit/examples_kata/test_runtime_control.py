@@ -1,4 +1,4 @@
-"""The daemon's door: clients that leave, that are hostile, and that are sent away."""
+"""The daemon's control socket: clients that disconnect, hostile clients, and a daemon that stops."""
 
 import asyncio
 import json
@@ -22,8 +22,8 @@ from tests.support.records import TARGET, a_record
 
 
 @dataclass
-class Door:
-    """A daemon's door, and what is behind it."""
+class Endpoint:
+    """A daemon's control socket, and the sandboxes behind it."""
 
     world: World
     sandboxes: Sandboxes
@@ -46,19 +46,19 @@ class Door:
 
 
 @asynccontextmanager
-async def opened(root: Path) -> AsyncIterator[Door]:
+async def opened(root: Path) -> AsyncIterator[Endpoint]:
     world = World(records={TARGET.text: a_record()})
     sandboxes = Sandboxes(root / "sandboxes", FakeVms(world), FakeHandoff(world))
     socket = root / "control.sock"
     async with control.serving(socket, control.Control(sandboxes)):
-        yield Door(world, sandboxes, socket)
+        yield Endpoint(world, sandboxes, socket)
     await sandboxes.close()
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[Door]:
-    async with opened(tmp_path) as door:
-        yield door
+async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
+    async with opened(tmp_path) as endpoint:
+        yield endpoint
 
 
 def run(*, keep: bool = False, **fields: Any) -> messages.Run:
@@ -72,32 +72,34 @@ def line(**changes: Any) -> bytes:
     return json.dumps({"op": "run", "sandbox": "one", "argv": ["true"], **changes}).encode() + b"\n"
 
 
-async def test_run_returns_output_and_code_and_stops_its_sandbox(door: Door) -> None:
+async def test_run_returns_output_and_code_and_stops_its_sandbox(endpoint: Endpoint) -> None:
     said = (values.Output("stdout", b"\0\xff"), values.Output("stderr", b"oh"))
-    door.world.container = FakeContainer(said)
-    door.world.container.ended.set()
+    endpoint.world.container = FakeContainer(said)
+    endpoint.world.container.ended.set()
     seen: list[tuple[str, bytes]] = []
-    ended = await door.client.run(run(), lambda stream, data: seen.append((stream, data)))
+    ended = await endpoint.client.run(run(), lambda stream, data: seen.append((stream, data)))
     assert (ended.code, ended.stdout, ended.stderr) == (0, b"\0\xff", b"oh")
     assert seen == [("stdout", b"\0\xff"), ("stderr", b"oh")]
-    await door.client.stop("one")  # joins the stop that followed the command
-    assert door.world.container.released
-    assert await door.client.list() == []
+    await endpoint.client.stop("one")  # joins the stop that followed the command
+    assert endpoint.world.container.released
+    assert await endpoint.client.list() == []
 
 
 LIMITS = volumes.IoLimits(write_iops=100)
 
 
-async def test_a_kept_sandbox_is_listed_with_its_volumes_until_it_is_stopped(door: Door) -> None:
+async def test_a_kept_sandbox_is_listed_with_its_volumes_until_it_is_stopped(
+    endpoint: Endpoint,
+) -> None:
     mount = replace(a_record().mount, io_limits=LIMITS)
-    door.world.records[TARGET.text] = replace(a_record(), mount=mount)
-    await door.client.run(run(keep=True))
-    (listed,) = await door.client.list()
+    endpoint.world.records[TARGET.text] = replace(a_record(), mount=mount)
+    await endpoint.client.run(run(keep=True))
+    (listed,) = await endpoint.client.list()
     assert (listed["sandbox"], listed["volumes"]) == ("one", [TARGET.text])
     assert listed["limits"] == {TARGET.text: asdict(LIMITS)}
     for _ in range(2):
-        await door.client.stop("one")
-    assert await door.client.list() == []
+        await endpoint.client.stop("one")
+    assert await endpoint.client.list() == []
 
 
 @pytest.mark.parametrize(
@@ -121,103 +123,105 @@ async def test_a_kept_sandbox_is_listed_with_its_volumes_until_it_is_stopped(doo
     ],
 )
 async def test_invalid_request_is_refused_and_starts_nothing(
-    door: Door, sent: bytes, words: str
+    endpoint: Endpoint, sent: bytes, words: str
 ) -> None:
-    answer = await door.say(sent)
+    answer = await endpoint.say(sent)
     assert (answer["event"], answer["kind"]) == ("error", "InvalidMessage")
     assert words in answer["why"]
-    assert door.world.calls == []
-    assert await door.client.list() == []
+    assert endpoint.world.calls == []
+    assert await endpoint.client.list() == []
 
 
-async def test_silent_client_does_not_block_others(door: Door) -> None:
-    _, silent = await asyncio.open_unix_connection(str(door.socket))
-    await door.client.run(run())
+async def test_silent_client_does_not_block_others(endpoint: Endpoint) -> None:
+    _, silent = await asyncio.open_unix_connection(str(endpoint.socket))
+    await endpoint.client.run(run())
     silent.close()
 
 
-async def test_run_error_reaches_the_client_and_stops_its_sandbox(door: Door) -> None:
-    door.world.failures["mount"].append(faults.GuestRefused("a bad option", hint="leave it out"))
+async def test_run_error_reaches_the_client_and_stops_its_sandbox(endpoint: Endpoint) -> None:
+    endpoint.world.failures["mount"].append(
+        faults.GuestRefused("a bad option", hint="leave it out")
+    )
     with pytest.raises(RuntimeRefused, match="a bad option") as caught:
-        await door.client.run(run())
+        await endpoint.client.run(run())
     assert (caught.value.error_name, caught.value.hint) == ("GuestRefused", "leave it out")
-    assert door.world.bodies == {}
-    assert not door.world.is_locked(TARGET)
+    assert endpoint.world.bodies == {}
+    assert not endpoint.world.is_locked(TARGET)
 
 
-async def test_oserror_is_answered_as_request_failed(door: Door) -> None:
-    (door.socket.parent / "sandboxes").write_text("no directory can be made here")
+async def test_oserror_is_answered_as_request_failed(endpoint: Endpoint) -> None:
+    (endpoint.socket.parent / "sandboxes").write_text("no directory can be made here")
     with pytest.raises(RuntimeRefused) as caught:
-        await door.client.run(run())
+        await endpoint.client.run(run())
     assert caught.value.error_name == "RequestFailed"
 
 
-async def _leave(door: Door, container: FakeContainer) -> None:
+async def _leave(endpoint: Endpoint, container: FakeContainer) -> None:
     """Run a command that does not end by itself, and go away."""
-    door.world.container = container
-    reader, writer = await asyncio.open_unix_connection(str(door.socket))
+    endpoint.world.container = container
+    reader, writer = await asyncio.open_unix_connection(str(endpoint.socket))
     writer.write(run().model_dump_json().encode() + b"\n")
     await reader.readline()  # its first output: it runs
     writer.close()
     await until(container.killed)
 
 
-async def test_client_disconnect_kills_command_and_stops_its_sandbox(door: Door) -> None:
+async def test_client_disconnect_kills_command_and_stops_its_sandbox(endpoint: Endpoint) -> None:
     container = FakeContainer([values.Output("stdout", b"begun")])
-    await _leave(door, container)
-    await until(door.world.killed)
-    await door.sandboxes.stop(volumes.SandboxId("one"))  # joins
+    await _leave(endpoint, container)
+    await until(endpoint.world.killed)
+    await endpoint.sandboxes.stop(volumes.SandboxId("one"))  # joins
     assert container.released
-    assert not door.world.is_locked(TARGET)
+    assert not endpoint.world.is_locked(TARGET)
 
 
 async def test_unkillable_command_does_not_keep_its_sandbox(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "_KILL_TIMEOUT_S", 0)
-    await _leave(door, FakeContainer([values.Output("stdout", b"begun")], dies=False))
-    await until(door.world.killed)
+    await _leave(endpoint, FakeContainer([values.Output("stdout", b"begun")], dies=False))
+    await until(endpoint.world.killed)
 
 
 async def test_daemon_stop_ends_one_command_sandboxes_and_keeps_others(
     tmp_path: Path,
 ) -> None:
     """Ended while they are still controlled: a directory removed under a running VM would hide who has the volume."""
-    async with opened(tmp_path) as door:
-        await door.client.run(run(keep=True, sandbox="kept", mounts=()))
-        door.world.container = FakeContainer()
-        gate = door.world.gates["container"] = Gate()
+    async with opened(tmp_path) as endpoint:
+        await endpoint.client.run(run(keep=True, sandbox="kept", mounts=()))
+        endpoint.world.container = FakeContainer()
+        gate = endpoint.world.gates["container"] = Gate()
         gate.opened.set()
-        running = asyncio.create_task(door.client.run(run()))
+        running = asyncio.create_task(endpoint.client.run(run()))
         await until(gate.entered)
     with pytest.raises(RuntimeUnreachable):
         await running
-    assert [path.name for path in door.world.bodies] == ["kept"]
+    assert [path.name for path in endpoint.world.bodies] == ["kept"]
     assert [path.name for path in (tmp_path / "sandboxes").iterdir()] == ["kept"]
-    assert not door.world.is_locked(TARGET)
+    assert not endpoint.world.is_locked(TARGET)
 
 
 async def test_daemon_stop_ends_a_starting_one_command_sandbox(
     tmp_path: Path,
 ) -> None:
-    async with opened(tmp_path) as door:
-        gate = door.world.gates["start"] = Gate()
-        running = asyncio.create_task(door.client.run(run()))
+    async with opened(tmp_path) as endpoint:
+        gate = endpoint.world.gates["start"] = Gate()
+        running = asyncio.create_task(endpoint.client.run(run()))
         await until(gate.entered)
         gate.opened.set()
     with pytest.raises(RuntimeUnreachable):
         await running
-    assert door.world.bodies == {}
+    assert endpoint.world.bodies == {}
 
 
-async def test_a_kept_sandbox_survives_its_client(door: Door) -> None:
-    door.world.container = FakeContainer([values.Output("stdout", b"begun")])
-    reader, writer = await asyncio.open_unix_connection(str(door.socket))
+async def test_a_kept_sandbox_survives_its_client(endpoint: Endpoint) -> None:
+    endpoint.world.container = FakeContainer([values.Output("stdout", b"begun")])
+    reader, writer = await asyncio.open_unix_connection(str(endpoint.socket))
     writer.write(run(keep=True).model_dump_json().encode() + b"\n")
     await reader.readline()
     writer.close()
-    await until(door.world.container.killed)
-    assert [each["sandbox"] for each in await door.client.list()] == ["one"]
+    await until(endpoint.world.container.killed)
+    assert [each["sandbox"] for each in await endpoint.client.list()] == ["one"]
 
 
 async def test_client_without_daemon_says_how_to_start_it(tmp_path: Path) -> None:

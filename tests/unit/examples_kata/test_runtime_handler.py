@@ -1,4 +1,4 @@
-"""What the proxy asks of the runtime about freeze, thaw and limits; VMs are fakes, a frozen guest really waits."""
+"""The runtime's answers to freeze, thaw and limits; VMs are fakes in which changes wait for a thaw."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Sandboxes of one node: raced for, killed, adopted. VMs are fakes that outlive the daemon; directories are real."""
+"""The sandboxes of one node: races, kills, adoption. VMs are fakes that outlive the daemon; directories are real."""
 
 import asyncio
 from pathlib import Path
@@ -155,7 +155,7 @@ async def test_close_keeps_vms_and_their_directories(tmp_path: Path, world: Worl
 async def test_next_daemon_finishes_an_interrupted_mount(
     tmp_path: Path, world: World, step: str
 ) -> None:
-    """The old daemon may not give the claim up: its connection to the guest is gone, and the guest goes on."""
+    """The old daemon must not release the claim: its connection has ended, and the mount continues in the guest."""
     sandboxes = daemon(tmp_path, world)
     gate = world.gates[step] = Gate()
     running = asyncio.create_task((await sandboxes.get(ONE)).start(run(TARGET.text)))
@@ -172,7 +172,7 @@ async def test_next_daemon_finishes_an_interrupted_mount(
 
 
 async def test_adopt_ignores_a_lock_not_held_by_the_vm(tmp_path: Path, world: World) -> None:
-    """The daemon died before QEMU had the claim; now the proxy has the lock, to withdraw the entry."""
+    """The daemon died before QEMU had the claim; now the proxy holds the lock to unpublish the entry."""
     sandboxes = daemon(tmp_path, world)
     await sandboxes.get(ONE)
     FakeHandoff(world).claim(TARGET, ONE)
@@ -219,7 +219,7 @@ async def test_vm_that_cannot_be_adopted_blocks_nobody_and_can_be_stopped(
 async def test_adopt_kills_halted_qemu_before_removing_its_directory(
     tmp_path: Path, world: World
 ) -> None:
-    """Adopting says "gone" of a VM whose accelerator failed, and its process still has the claims."""
+    """`adopt` raises VmGone for a VM whose accelerator failed, and its process still holds the claims."""
     sandboxes = daemon(tmp_path, world)
     await (await sandboxes.get(ONE)).start(run(TARGET.text))
     await sandboxes.close()

@@ -1,4 +1,4 @@
-"""One volume in one sandbox: a claim lives exactly as long as the guest may have the device."""
+"""One volume in one sandbox: the claim lives exactly as long as the guest may have the device."""
 
 import asyncio
 from dataclasses import replace
@@ -65,7 +65,7 @@ async def test_failed_step_releases_the_claim_and_records_the_reason(
 
 @pytest.mark.parametrize("stuck", ["unmount", "detach"])
 async def test_claim_is_kept_while_the_guest_may_have_the_device(world: World, stuck: str) -> None:
-    """A mount that timed out goes on in the guest; whoever claims the volume then is a second kernel."""
+    """A mount that timed out continues in the guest; a sandbox that claims the volume then is a second kernel."""
     world.failures["mount"].append(faults.AgentTimedOut("mount", 120))
     world.failures[stuck].append(faults.GuestBusy("somebody uses it"))
     with pytest.raises(faults.AgentTimedOut):
@@ -95,7 +95,7 @@ async def test_record_limits_are_set_before_mount(world: World) -> None:
 async def test_resume_sets_the_current_limits_of_the_record(
     world: World,
 ) -> None:
-    """The daemon died between QEMU and the record, or the proxy changed the record meanwhile."""
+    """The daemon died before it set the limits, or the proxy changed the record meanwhile."""
     world.records[TARGET.text] = limited(LIMITS)
     await take(world, ONE)
     world.records[TARGET.text] = limited(volumes.IoLimits())
@@ -108,7 +108,7 @@ async def test_resume_sets_the_current_limits_of_the_record(
 async def test_resume_thaws_a_frozen_volume(
     world: World,
 ) -> None:
-    """Nobody could thaw it before it is adopted, and growing a frozen filesystem waits for the thaw."""
+    """No caller can thaw it before it is adopted, and growing a frozen filesystem waits for the thaw."""
     taken = await take(world, ONE)
     await vm_of(world, ONE).guest.freeze(taken.serial, 60)
     async with asyncio.timeout(20):
@@ -130,7 +130,7 @@ async def test_failed_resume_keeps_the_claim_with_the_vm(world: World) -> None:
 
 
 async def test_partially_held_claim_is_released_and_claimed_again(world: World) -> None:
-    """The daemon died between lock and fence: a VM without the fence would not stop a mkfs on the host."""
+    """The daemon died after giving only the lock: without the exclusive hold, mkfs on the host would succeed."""
     vm = vm_of(world, ONE)
     claim = FakeHandoff(world).claim(TARGET, ONE)
     vm.body.nodes[volume.serial_of(world.records[TARGET.text])] = [claim.fds[0]]
