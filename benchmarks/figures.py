@@ -105,7 +105,7 @@ class Result(Protocol):
     """What every benchmark returns: a frozen value that renders its report."""
 
     def report(self) -> Report:
-        """The figures, in words and rows."""
+        """The figures as a report."""
 
 
 def shown(value: float) -> str:

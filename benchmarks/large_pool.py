@@ -70,8 +70,8 @@ class Result:
             ),
             goals=(*flat, start),
             meaning=(
-                "Lists, promises and the blocks that are in use are sums that are kept, and looked at again only for "
-                "volumes that may have changed. A start reads every record once."
+                "The driver keeps lists and capacity in memory, and updates them only for volumes that may have "
+                "changed. A start reads every record once."
             ),
         )
 

@@ -3,7 +3,7 @@
 The proxy is killed with -9 and started again, on a directory of 1,000 entries and on an empty one in turn. Its time
 runs from the kill to the first answer through proxy, shim and driver, by a new connection of the CO; and to the
 handler's new session, which its SDK gets by itself. Python's own start is in it. The entries are valid records of
-volumes that do not exist: the proxy reads them, and asks nobody about them before a call does.
+volumes that do not exist: the proxy reads them, and makes no calls about them by itself.
 """
 
 import asyncio

@@ -65,7 +65,7 @@ class Result:
             ),
             meaning=(
                 "The driver starts no program for a volume that is formatted and clean: it asks the kernel itself, "
-                "reads the superblock itself, and besides keeps the ledger that the programs do not have. A call "
+                "reads the superblock itself, and also writes its node state, which the programs do not have. A call "
                 "over a socket costs about as much as the start of a program, so a kubelet sees less of it."
             ),
         )

@@ -3,7 +3,7 @@
 A separate process publishes by `Store.publish` and prints the time of its rename. Three directories take turns: one
 watched by bare inotify(7), the lower bound; one watched by `crust.handoff.watch`; and one watched in the same way
 that holds other entries, all of which a look reads. Measured are the hint ("look again") and the change: the
-directory scanned, the record read and checked. Every volume is withdrawn again before the next one.
+directory scanned, the record read and checked. Every volume is unpublished again before the next one.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class Writer:
     process: asyncio.subprocess.Process
 
     async def send(self, command: str, root: str, number: int) -> int:
-        """Have it publish or withdraw; returns when it renamed."""
+        """Have it publish or unpublish; returns the time of its rename."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{command} {root} {number}\n".encode())
@@ -126,8 +126,8 @@ async def _bare(
 ) -> None:
     renamed_ns = await writer.send("publish", root, number)
     times.add(INOTIFY, (await events.get() - renamed_ns) / 1e6)
-    await writer.send("withdraw", root, number)
-    await events.get()  # withdrawing is a rename in the directory too
+    await writer.send("unpublish", root, number)
+    await events.get()  # unpublishing is a rename in the directory too
 
 
 async def _watched(
@@ -139,7 +139,7 @@ async def _watched(
     for label, at_ns in zip(labels, (hinted_ns, read_ns), strict=True):
         times.add(label, (at_ns - renamed_ns) / 1e6)
     looking = asyncio.ensure_future(reader.look())
-    await writer.send("withdraw", root, number)
+    await writer.send("unpublish", root, number)
     await looking
 
 

@@ -1,6 +1,6 @@
 """A process that publishes entries on command and prints the time of the rename: the proxy's part in `watch_latency`.
 
-A line on standard input is `publish` or `withdraw`, the directory's root, and a volume's number; the answer is the
+A line on standard input is `publish` or `unpublish`, the directory's root, and a volume's number; the answer is the
 monotonic clock in nanoseconds, which is the same clock in every process, just before the last rename.
 """
 

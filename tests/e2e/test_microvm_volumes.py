@@ -297,7 +297,7 @@ async def test_a_disk_pulled_under_its_filesystem_is_reported_as_abnormal(
 ) -> None:
     volume, sound = await mounted(), await mounted()
     assert not (await vm.guest.health())[volume].abnormal
-    await vm.pull(volume)
+    await vm.disks.detach(volume, timeout_s=20)
     health = await vm.guest.health()
     assert health[volume].abnormal
     assert "gone" in health[volume].message

@@ -120,18 +120,20 @@ class Scenario:
     async def _stage(self, state: State) -> None:
         with self._report.step("stage it") as step:
             await self._kubelet.stage(state.volume)
-            here = mountinfo.at(str(self._kubelet.staging(state.volume)))
-            require("staging mounts nothing on the host", here is None)
+            mounted = mountinfo.at(str(self._kubelet.staging(state.volume)))
+            require("staging mounts nothing on the host", mounted is None)
             step.found("a loop device with an ext4 filesystem, not mounted")
 
     async def _publish_deferred(self, state: State) -> None:
         with self._report.step("publish it with a deferred mount") as step:
             await self._kubelet.publish(state.volume, state.target, defer=True)
-            seal = mountinfo.at(str(state.target))
-            require("the target is sealed", seal is not None and mount_api.is_guard(seal))
+            guard = mountinfo.at(str(state.target))
+            require("the guard mount is there", guard is not None and mount_api.is_guard(guard))
             require("the target is empty", not list(state.target.iterdir()))
-            require("the volume's filesystem is mounted nowhere", not _mounted("ext4", state))
-            step.found("the target is sealed, nothing is mounted, and the record is there")
+            require("the host has not mounted the volume's filesystem", not _mounted("ext4", state))
+            step.found(
+                "the target has its guard mount, the host mounts no filesystem, the record exists"
+            )
             step.show(json.dumps(json.loads(self._record()), indent=2))
 
     def _record(self) -> str:
@@ -144,7 +146,7 @@ class Scenario:
             state.checksum = (await self._guest(state, _WORKLOAD)).strip()
             require("the guest printed a checksum", re.fullmatch("[0-9a-f]{64}", state.checksum))
             state.boot_id = await self._guest(state, "cat /proc/sys/kernel/random/boot_id")
-            require("the volume's filesystem is mounted nowhere", not _mounted("ext4", state))
+            require("the host has not mounted the volume's filesystem", not _mounted("ext4", state))
             sandbox = (await self._runtime.list())[0]
             state.accelerator = sandbox["accelerator"]
             step.found(f"{state.accelerator}; sha256 {state.checksum[:16]}…")

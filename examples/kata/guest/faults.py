@@ -14,7 +14,6 @@ class PackagesUnavailable(errors.PeerUnavailable):
             why=reason,
             hint="run `apt-get update` and check the sources of this machine",
         )
-        self.packages = packages
 
 
 class ImageToolFailed(errors.RuntimeFailed):
@@ -26,7 +25,6 @@ class ImageToolFailed(errors.RuntimeFailed):
             why=reason,
             hint="install the packages of `make setup` and build again",
         )
-        self.argv = argv
 
 
 class UnknownKernelFormat(errors.Unsupported):
@@ -38,7 +36,6 @@ class UnknownKernelFormat(errors.Unsupported):
             why=reason,
             hint="use a Debian 12 kernel package",
         )
-        self.path = path
 
 
 class KernelModuleMissing(errors.NotFound):
@@ -49,4 +46,3 @@ class KernelModuleMissing(errors.NotFound):
             f"kernel module {module} is not in the kernel package",
             hint="choose another kernel flavour",
         )
-        self.module = module

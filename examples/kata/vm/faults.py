@@ -17,7 +17,6 @@ class VmAlreadyControlled(errors.NotReady):
             f"the VM in {directory} is controlled by another process",
             hint="stop that process first; only one may control a VM",
         )
-        self.directory = directory
 
 
 class VmAlreadyRuns(errors.Conflict):
@@ -29,8 +28,6 @@ class VmAlreadyRuns(errors.Conflict):
             why=f"process {pid}",
             hint="adopt it, or destroy it",
         )
-        self.directory = directory
-        self.pid = pid
 
 
 class InvalidVmDirectory(errors.Refused):
@@ -42,7 +39,6 @@ class InvalidVmDirectory(errors.Refused):
             why=reason,
             hint="give a short path that only root may write",
         )
-        self.directory = directory
 
 
 class VmGone(errors.PeerUnavailable):
@@ -54,8 +50,6 @@ class VmGone(errors.PeerUnavailable):
             why=reason,
             hint=f"the end of its console: {console}" if console else "start it again",
         )
-        self.directory = directory
-        self.console = console
 
 
 class VmStartFailed(errors.RuntimeFailed):
@@ -67,8 +61,6 @@ class VmStartFailed(errors.RuntimeFailed):
             why=reason,
             hint=f"the end of its console: {console}" if console else "look at QEMU's message",
         )
-        self.directory = directory
-        self.console = console
 
 
 class QemuCommandFailed(errors.RuntimeFailed):
@@ -76,7 +68,6 @@ class QemuCommandFailed(errors.RuntimeFailed):
 
     def __init__(self, command: str, reason: str) -> None:
         super().__init__(f"QEMU refused {command}", why=reason)
-        self.command = command
         self.reason = reason
 
 
@@ -87,7 +78,6 @@ class QmpDisconnected(errors.PeerUnavailable):
         super().__init__(
             f"QEMU did not answer {command}", why=reason, hint="adopt the VM again, or destroy it"
         )
-        self.command = command
 
 
 class NotADisk(errors.InvalidRequest):
@@ -95,7 +85,6 @@ class NotADisk(errors.InvalidRequest):
 
     def __init__(self, source: Path, reason: str) -> None:
         super().__init__(f"{source} cannot be a VM's disk", why=reason)
-        self.source = source
 
 
 class InvalidSerial(errors.InvalidRequest):
@@ -106,7 +95,6 @@ class InvalidSerial(errors.InvalidRequest):
             f"{serial!r} cannot be a disk's serial number",
             hint="use 1 to 20 letters, digits, _ or -, and start with a letter or digit",
         )
-        self.serial = serial
 
 
 class SerialInUse(errors.Conflict):
@@ -114,8 +102,6 @@ class SerialInUse(errors.Conflict):
 
     def __init__(self, serial: str, holder: str) -> None:
         super().__init__(f"this VM has another disk {serial}", why=f"it is {holder}")
-        self.serial = serial
-        self.holder = holder
 
 
 class DiskNotAttached(errors.NotFound):
@@ -123,7 +109,6 @@ class DiskNotAttached(errors.NotFound):
 
     def __init__(self, serial: str) -> None:
         super().__init__(f"the VM has no disk {serial}", hint="attach it first")
-        self.serial = serial
 
 
 class DiskInUse(errors.NotReady):
@@ -135,7 +120,6 @@ class DiskInUse(errors.NotReady):
             why=reason,
             hint="stop the other VM; a disk may have one writer at a time",
         )
-        self.source = source
 
 
 class DiskNotGrown(errors.NotReady):
@@ -146,9 +130,6 @@ class DiskNotGrown(errors.NotReady):
             f"{source} has {size_bytes} bytes, {wanted_bytes} are wanted",
             hint="grow the device first",
         )
-        self.source = source
-        self.size_bytes = size_bytes
-        self.wanted_bytes = wanted_bytes
 
 
 class DiskReadOnly(errors.NotReady):
@@ -159,7 +140,6 @@ class DiskReadOnly(errors.NotReady):
             f"disk {serial} is attached read-only and cannot grow",
             hint="grow it while it is attached for writing, or not attached",
         )
-        self.serial = serial
 
 
 class NoFreeSlot(errors.Exhausted):
@@ -171,7 +151,6 @@ class NoFreeSlot(errors.Exhausted):
             why=f"it was started with {slots}",
             hint="detach a volume, or start the VM with more volume_slots",
         )
-        self.slots = slots
 
 
 class UnplugTimedOut(errors.NotReady):
@@ -182,7 +161,6 @@ class UnplugTimedOut(errors.NotReady):
             f"the guest did not release disk {serial} within {timeout_s:g} s",
             hint="try again; the unplug request is still pending",
         )
-        self.serial = serial
 
 
 class AgentDisconnected(errors.PeerUnavailable):
@@ -204,7 +182,6 @@ class AgentTimedOut(errors.PeerUnavailable):
             f"the guest did not answer {operation} within {timeout_s:g} s",
             hint="try again: every operation may be repeated",
         )
-        self.operation = operation
 
 
 class GuestProtocolViolation(errors.Refused):
@@ -235,7 +212,6 @@ class ContainerTimedOut(errors.NotReady):
         super().__init__(
             f"container {container} did not end within {timeout_s:g} s", why="it was killed"
         )
-        self.container = container
 
 
 class ShareFailed(errors.RuntimeFailed):
@@ -243,7 +219,6 @@ class ShareFailed(errors.RuntimeFailed):
 
     def __init__(self, tag: str, reason: str) -> None:
         super().__init__(f"share {tag} cannot be served", why=reason)
-        self.tag = tag
 
 
 class GuestBadRequest(errors.InvalidRequest):

@@ -92,10 +92,6 @@ class Machine:
         await self.guest.unmount(serial)
         await self.disks.detach(serial, timeout_s)
 
-    async def pull(self, serial: str, *, timeout_s: float = UNPLUG_S) -> None:
-        """Unplug without asking a guest that does not answer; writes that it has not flushed are lost."""
-        await self.disks.detach(serial, timeout_s)
-
     async def grow(self, serial: str, size_bytes: int) -> values.Usage:
         """Show the guest a disk's new size and grow the filesystem on it, while it is in use; idempotent.
 
