@@ -19,7 +19,7 @@ Mode = volumes.AccessMode
 
 
 class Caller:
-    """What a servicer sees of a call: its metadata."""
+    """The part of a call that a servicer sees: its metadata."""
 
     def __init__(self, *, knows_deferral: bool = False) -> None:
         self._knows_deferral = knows_deferral
@@ -35,7 +35,7 @@ def caller(*, knows_deferral: bool = False) -> Any:
 
 
 def is_there(path: str) -> bool:
-    """Whether anything lies at `path`."""
+    """Whether `path` exists."""
     return os.path.lexists(path)
 
 
@@ -81,7 +81,7 @@ class Bench:
         self.restart()
 
     def restart(self) -> None:
-        """Forget everything that is only in memory, as a new process would."""
+        """Restart: lose everything that is only in memory."""
         self.close()
         self.driver = app.build(
             state_dir=str(self.root / "state"),
@@ -96,7 +96,7 @@ class Bench:
         self.driver.open()
 
     def close(self) -> None:
-        """End what runs beside, if there is a driver already."""
+        """End the background tasks, if there is a driver already."""
         with suppress(AttributeError):
             self.driver.node_rules.io_limits.throttle.close()
 

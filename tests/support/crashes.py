@@ -24,7 +24,7 @@ CALLS = (
     "fchmod",
     "utime",
 )
-"""What changes files or makes them durable, as crust's rooms call it. An open that only reads changes nothing."""
+"""What changes files or makes them durable, as crust's packages call it. An open that only reads changes nothing."""
 
 _OPENS_TO_WRITE = os.O_CREAT | os.O_WRONLY | os.O_RDWR
 

@@ -1,4 +1,4 @@
-"""A block driver's state on a directory of its own and a backend in memory: rules without a server."""
+"""A block driver's state on a directory of its own and a backend in memory: the rules without a server."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,7 +67,7 @@ def create(
 
 
 async def change(state: Driver, volume_id: volumes.VolumeId, what: Change) -> Outcome:
-    """An application of changes."""
+    """Apply a change."""
     return await state.controller_rules.modifier.apply(volume_id, what)
 
 
@@ -77,7 +77,7 @@ async def expand(
     wanted: volumes.CapacityRange,
     capability: volumes.VolumeCapability | None = None,
 ) -> Expanded:
-    """ControllerExpandVolume; raises why not."""
+    """ControllerExpandVolume; raises the reason if it was not expanded."""
     expanded = (
         await change(state, volume_id, Change(expansion=Expansion(wanted, capability)))
     ).expanded

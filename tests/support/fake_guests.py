@@ -17,16 +17,16 @@ from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 
 @dataclass
 class Guest:
-    """One deferred target. `running`: a sandbox has the volume. `error` is raised by whatever is asked next."""
+    """One deferred target. `running`: a sandbox has the volume. `error` is raised by the next call."""
 
     running: bool = True
     frozen: bool = False
     thaw_after_s: int = 0
     limits: volumes.IoLimits = field(default_factory=volumes.IoLimits)
-    obeyed: volumes.IoLimits | None = None
+    applied: volumes.IoLimits | None = None
     error: errors.CrustError | None = None
     limited: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it was given limits."""
+    """Set when it got limits."""
 
     def watchdog(self) -> None:
         """The guest thaws by itself, because it was frozen for too long."""
@@ -35,7 +35,7 @@ class Guest:
 
 @dataclass
 class FakeGuests:
-    """`guests.Guests` by target path; `asked` is what was asked, in order, as (verb, target)."""
+    """`guests.Guests` by target path; `asked` is what was asked, in order, as (call, target)."""
 
     by_target: dict[str, Guest] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
@@ -51,7 +51,7 @@ class FakeGuests:
         """Guests can be reached."""
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
-        """Stands still, if it runs."""
+        """Freezes, if it runs."""
         guest = self._asked("freeze", target)
         if not 1 <= thaw_after_s <= 60:
             raise errors.InvalidRequest("thaw_after_seconds is not usable")
@@ -60,17 +60,17 @@ class FakeGuests:
         return guest.frozen
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
-        """Goes on."""
+        """Thaws."""
         guest = self._asked("thaw", target)
         was_frozen, guest.frozen = guest.frozen, False
         return was_frozen
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
-        """Keeps the limits, and obeys them if it runs."""
+        """Keeps the limits, and applies them if it runs."""
         guest = self._asked("set_limits", target)
         limits.check()
         guest.limits = limits
-        guest.obeyed = limits if guest.running else None
+        guest.applied = limits if guest.running else None
         guest.limited.set()
         return guest.running
 
@@ -115,7 +115,7 @@ def _target(request: Any) -> volumes.TargetPath:
 @asynccontextmanager
 async def serving(guests: FakeGuests, socket: str) -> AsyncIterator[None]:
     """`guests` behind a Runtime API on `socket` while the block runs."""
-    servicer = _RuntimeApi(guests)  # type: ignore[abstract] # the others are not a driver's to call
+    servicer = _RuntimeApi(guests)  # type: ignore[abstract] # a driver calls no others
     async with server.serving(
         socket,
         lambda to: runtime_pb2_grpc.add_RuntimeServicer_to_server(servicer, to),

@@ -37,8 +37,8 @@ class FakeThrottle:
             self.lines[device.major, device.minor] = limits
 
     def release(self, device: volumes.DeviceIdentity) -> None:
-        """Takes the line away; every line is one that was set."""
+        """Removes the line; every line was set here."""
         self.set(device, NONE)
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Nothing to close."""

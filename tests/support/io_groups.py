@@ -38,7 +38,7 @@ class IoGroup:
 
     @property
     def name(self) -> str:
-        """What the driver's setting `io_cgroup` is to be."""
+        """The value for the driver's setting `io_cgroup`."""
         return f"/{self.path.relative_to(self.root)}"
 
     def child(self, name: str) -> "IoGroup":
@@ -54,7 +54,7 @@ class IoGroup:
         return volumes.IoLimits(**{name: self._line(file, device) for name, file in _V1.items()})
 
     def run(self, *argv: str) -> str:
-        """What a Python program says that runs in this group."""
+        """The output of a Python program that runs in this group."""
         enter = (
             f"import os, runpy, sys; open({str(self.path / 'cgroup.procs')!r}, 'w').write(str(os.getpid()));"
             " sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -72,7 +72,7 @@ class IoGroup:
 
 @contextmanager
 def group() -> Iterator[IoGroup]:
-    """A group, while the block runs; it and what is in it are gone when it is left."""
+    """A group, while the block runs; it and its processes are removed afterwards."""
     with _hierarchy() as (root, legacy):
         for left in root.glob(f"{_PREFIX}*"):
             if not os.path.exists(f"/proc/{left.name.removeprefix(_PREFIX).partition('-')[0]}"):

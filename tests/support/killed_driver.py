@@ -1,4 +1,4 @@
-"""The driver as a process that is killed with -9 at any moment, and a CO that asks until it is answered."""
+"""The driver as a process that is killed with -9 at any moment, and a CO that retries until it has an answer."""
 
 import asyncio
 import sys
@@ -18,7 +18,7 @@ _TIMEOUT_S = 60.0
 _RETRIED = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.ABORTED,
-    grpc.StatusCode.FAILED_PRECONDITION,  # a formatter of a killed driver still has the device
+    grpc.StatusCode.FAILED_PRECONDITION,  # a killed driver's mkfs still has the device
 )
 
 Answer = TypeVar("Answer")
@@ -35,7 +35,7 @@ class KilledDriver:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start it; who calls waits for the socket."""
+        """Start it; callers wait for the socket."""
         arguments = {
             "socket": "csi.sock",
             "state-dir": "pool/state",
@@ -70,7 +70,7 @@ class KilledDriver:
 
 @dataclass(frozen=True, slots=True)
 class Co:
-    """Calls a driver that may die at any moment, with a CO's patience."""
+    """Calls a driver that may die at any moment, and retries as a CO does."""
 
     driver: KilledDriver
     controller: "csi_pb2_grpc.ControllerAsyncStub"
@@ -82,7 +82,7 @@ class Co:
         return cls(driver, csi_pb2_grpc.ControllerStub(connected), csi_pb2_grpc.NodeStub(connected))
 
     async def call(self, method: Callable[..., Awaitable[Answer]], request: Any) -> Answer:
-        """Until there is an answer; what no CO would repeat is raised, and so is a refusal without end."""
+        """Retry until there is an answer; raises errors that a CO does not retry, and a refusal that does not end."""
         for left in range(_TRIES, 0, -1):
             try:
                 answer = await method(request, wait_for_ready=True, timeout=_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""kill -9, and the certainty that it is over. Also a program: `python killing.py PID_FILE`."""
+"""kill -9, and a wait until the process is dead. Also a program: `python killing.py PID_FILE`."""
 
 import os
 import select
@@ -10,7 +10,7 @@ TIMEOUT_S = 60.0
 
 
 def kill(pid_file: Path) -> None:
-    """Kill the process, and wait until the last of its threads has closed its files; gone already is fine."""
+    """Kill the process, and wait until the last of its threads has closed its files; a dead process is a success."""
     try:
         process = os.pidfd_open(int(pid_file.read_text()))
     except ProcessLookupError:

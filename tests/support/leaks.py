@@ -1,4 +1,4 @@
-"""What a test left behind: loop devices, mounts, child processes.
+"""What a test leaves: loop devices, mounts, child processes.
 
 Compared before and after; only what is new counts, and of loop devices only those whose file lies in pytest's own
 temporary directory, because others may use the machine. What leaked is removed, so that one bad test fails once.
@@ -44,7 +44,7 @@ class Held:
 
 @contextmanager
 def checked(directory: Path) -> Iterator[None]:
-    """Fail if the block leaves loop devices, mounts or children behind."""
+    """Fail if the block leaves loop devices, mounts or children."""
     before = Held.now(directory)
     yield
     left = Held.now(directory) - before

@@ -1,4 +1,4 @@
-"""The life of one volume as random as a seed makes it: what is synced into it is remembered, and held against it.
+"""The random lifecycle of one volume, made by a seed: what is synced into it is remembered and verified.
 
 The choices follow from the seed; how the calls of many lives meet one another, and the driver's deaths, does not.
 """
@@ -24,7 +24,7 @@ _FILE = "diary"
 
 @dataclass(slots=True)
 class Volume:
-    """A volume, and what must be found in it. `fs_type` is empty for a raw one."""
+    """A volume and its expected content. `fs_type` is empty for a raw one."""
 
     name: str
     fs_type: str
@@ -49,7 +49,7 @@ class Life:
         self.volume = Volume(f"pvc-{number}", fs_type, _SIZES[fs_type])
 
     async def run(self, turns: int) -> Volume | None:
-        """Live so many turns; the volume, if it is to stay."""
+        """Take so many steps; returns the volume if it is to stay."""
         await self._create(self.volume)
         for _ in range(turns):
             await self._turn()
@@ -73,7 +73,7 @@ class Life:
             await self._defer(volume)
 
     async def verify(self, volume: Volume) -> None:
-        """Hold a volume's content against what was synced."""
+        """Compare a volume's content with what was synced."""
         await self._bring_up(volume)
         await self._check(volume)
         await self._take_down(volume)
@@ -162,7 +162,7 @@ class Life:
         await self._take_down(volume)
 
     async def _restore(self, volume: Volume) -> None:
-        """What a snapshot of the volume in use holds is what was synced before it."""
+        """A snapshot of the volume in use holds what was synced before it."""
         request = csi_pb2.CreateSnapshotRequest(
             source_volume_id=volume.volume_id, name=f"of-{volume.name}-{len(volume.content)}"
         )

@@ -1,4 +1,4 @@
-"""A backend whose images are numbers, for rules that need no bytes. Tells the engine's errors as `Files` does.
+"""A backend whose images are numbers, for rules that need no bytes. It raises the errors that `Files` raises.
 
 Without `has_devices` nothing is a device of this host, as with an engine whose images only hypervisors open.
 """
@@ -15,9 +15,9 @@ from crust.blockdriver.engines.protocol import (
     StillAttached,
 )
 
-ROOM_BYTES = 10 * 1024**3
-SPARE_BYTES = ROOM_BYTES // 99
-"""The hundredth part of both."""
+POOL_BYTES = 10 * 1024**3
+SPARE_BYTES = POOL_BYTES // 99
+"""One percent of both."""
 
 
 class MemoryBackend:
@@ -47,12 +47,12 @@ class MemoryBackend:
         return volume_id in self.images
 
     def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
-        """Make an image, if there is room."""
+        """Make an image, if there is capacity."""
         self._check_room(size_bytes)
         self.images[volume_id] = max(size_bytes, self.images.get(volume_id, 0))
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
-        """Grow an image, if there is room."""
+        """Grow an image, if there is capacity."""
         if volume_id not in self.images:
             raise ImageMissing(volume_id)
         self._check_room(size_bytes)
@@ -65,12 +65,12 @@ class MemoryBackend:
         self.images.pop(volume_id, None)
 
     def maximum_bytes(self) -> int:
-        """Larger than the room, as with files."""
+        """Larger than the pool, as with files."""
         return 1 << 44
 
     def space(self) -> PoolSpace:
-        """Nothing that is written takes room here."""
-        return PoolSpace(ROOM_BYTES + SPARE_BYTES, ROOM_BYTES + SPARE_BYTES, 0)
+        """Written data takes no space here."""
+        return PoolSpace(POOL_BYTES + SPARE_BYTES, POOL_BYTES + SPARE_BYTES, 0)
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
         """All of them."""
@@ -96,14 +96,14 @@ class MemoryBackend:
         return self._attachment(volume_id) if volume_id in self._attached else None
 
     def strays(self) -> tuple[Attachment, ...]:
-        """Numbers leave nothing behind."""
+        """Numbers leave no orphans."""
         return ()
 
     def drop(self, stray: Attachment) -> None:
         """There is none."""
 
     def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """The mark, with the size of now."""
+        """The mark, with the present size."""
         return self.attached(volume_id)
 
     def detach(self, volume_id: volumes.VolumeId) -> None:
@@ -111,7 +111,7 @@ class MemoryBackend:
         self._attached.discard(volume_id)
 
     def attach_limit(self) -> int:
-        """As many as one likes."""
+        """No limit."""
         return 0
 
     def trouble(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
@@ -123,7 +123,7 @@ class MemoryBackend:
         return True
 
     def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """Numbers take no room."""
+        """Numbers take no space."""
         return 0
 
     def take_snapshot(self, image: Image) -> None:
@@ -133,7 +133,7 @@ class MemoryBackend:
         self.snapshots[image.snapshot_id] = self.images[image.volume_id]
 
     def moved_on(self, image: Image) -> bool:
-        """Numbers hold still."""
+        """Copies of numbers take no time."""
         return False
 
     def delete_snapshot(self, image: Image) -> None:
@@ -174,7 +174,7 @@ class MemoryBackend:
         raise NoChangeTracking("the images are numbers")
 
     def _check_room(self, size_bytes: int) -> None:
-        if size_bytes > ROOM_BYTES:
+        if size_bytes > POOL_BYTES:
             raise errors.Exhausted(f"no room for {size_bytes} bytes")
 
     def _attachment(self, volume_id: volumes.VolumeId) -> Attachment:

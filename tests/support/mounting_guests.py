@@ -33,10 +33,10 @@ class MountingGuests:
         mount_api.unmount(self.mounted.pop(target))
 
     def check(self) -> None:
-        """They are always in reach."""
+        """They are always reachable."""
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
-        """FIFREEZE; once more is fine."""
+        """FIFREEZE; twice is a success."""
         mountpoint = self.mounted.get(target.text)
         if mountpoint is None:
             return False
@@ -56,14 +56,14 @@ class MountingGuests:
         return was_frozen
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
-        """No guest of this kind obeys."""
+        """No guest of this kind applies limits."""
         return False
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""
 
     def is_frozen(self, target: str) -> bool:
-        """Whether the guest stands still at this moment."""
+        """Whether the guest is frozen."""
         try:
             fsfreeze.freeze(self.mounted[target])
         except errors.NotReady:

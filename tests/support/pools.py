@@ -41,7 +41,7 @@ def mounted(fs_type: str, base: Path, home: Path, *, size: int) -> Iterator[None
 def bench_on(
     fs_type: str, root: Path, *, size: int = 3072 * MIB, runtime_guests: guests.Guests | None = None
 ) -> Iterator[Bench]:
-    """A driver whose pool lies on a new filesystem. Everything is taken away afterwards."""
+    """A driver whose pool is on a new filesystem. Everything is removed afterwards."""
     home = root / "home"
     with mounted(fs_type, root, home, size=size):
         try:

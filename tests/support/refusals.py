@@ -1,4 +1,4 @@
-"""What a refused call must look like: the right code, and a sentence that says what, why and what to do."""
+"""What a refused call must look like: the right code, and a message with what, why and what to do."""
 
 from collections.abc import Awaitable
 from typing import Any

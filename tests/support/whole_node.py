@@ -1,4 +1,4 @@
-"""A whole node for end-to-end tests: driver, shim, proxy and runtime as processes, and a kubelet that calls them."""
+"""A complete node for end-to-end tests: driver, shim, proxy and runtime as processes, and a client like a kubelet."""
 
 import contextlib
 import itertools

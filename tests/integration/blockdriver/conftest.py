@@ -12,7 +12,7 @@ from tests.support.block_driver import Bench
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    """A driver on a directory of its own; what a failed test left attached or mounted is taken away."""
+    """A driver on a directory of its own; what a failed test left attached or mounted is removed."""
     made = Bench(tmp_path)
     yield made
     made.close()

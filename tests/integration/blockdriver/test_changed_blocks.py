@@ -104,7 +104,7 @@ async def test_changed_blocks_of_a_raw_device_after_writes_discards_and_growth_a
             taken.append((await snapshot(cloning, source.volume_id, f"s{number}")).snapshot_id)
             if number % 2:
                 await cloning.grow(source.volume_id, (16 + 4 * number) * MIB + 512 * number)
-            if number == 3:  # blocks of a snapshot that is gone are given to others
+            if number == 3:  # blocks of a deleted snapshot are reused
                 await drop(cloning, taken.pop(1))
     finally:
         scribbler.close()

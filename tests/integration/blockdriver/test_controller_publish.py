@@ -56,7 +56,7 @@ async def test_raw_volume_published_read_only_refuses_writes(
 async def test_stage_without_controller_publish_succeeds_unless_another_node_has_it(
     bench: Bench,
 ) -> None:
-    """With attachRequired: false nobody publishes to nodes; a moved pool may be on record for its old one."""
+    """With attachRequired: false the CO publishes to no node; a moved pool may still name its old one."""
     volume_id = volumes.VolumeId((await bench.create()).volume_id)
     volume_records = bench.driver.stores.volume_records
     usage = Usage(kind="mount", fs_type="ext4", mode=7)
@@ -124,7 +124,7 @@ async def test_lost_image_is_reported_by_both_profiles_and_keeps_its_record(tmp_
 async def test_get_capacity_shrinks_by_provisioned_and_not_by_written_bytes(
     bench: Bench,
 ) -> None:
-    async def room() -> int:
+    async def available() -> int:
         request = csi_pb2.GetCapacityRequest(
             accessible_topology=csi_pb2.Topology(segments={"crust.dev/node": "node-1"})
         )
@@ -132,10 +132,10 @@ async def test_get_capacity_shrinks_by_provisioned_and_not_by_written_bytes(
         assert answer.maximum_volume_size.value <= answer.available_capacity
         return answer.available_capacity
 
-    # Others write to the same filesystem while this runs: only a difference far larger than theirs tells something.
-    size = await room() // 2 // MIB * MIB
-    before = await room()
+    # Others write to the same filesystem while this runs: only a much larger difference is significant.
+    size = await available() // 2 // MIB * MIB
+    before = await available()
     volume_id = (await bench.create(size=size)).volume_id
-    assert abs(before - size - await room()) < size // 4
+    assert abs(before - size - await available()) < size // 4
     await bench.delete(volume_id)
-    assert abs(before - await room()) < size // 4
+    assert abs(before - await available()) < size // 4

@@ -1,4 +1,6 @@
-"""kill -9, and a full disk, before every system call of a volume's life: the same request then finishes the work."""
+"""kill -9, and a full disk, before every system call of a volume's lifecycle: the same request then finishes the
+work.
+"""
 
 import asyncio
 import ctypes
@@ -71,11 +73,11 @@ def check_nothing_left(bench: Bench) -> None:
 def test_driver_killed_during_create_to_publish_is_finished_by_the_retry(
     bench: Bench, reap: Callable[[], None], *, deferred: bool
 ) -> None:
-    async def life(number: int) -> None:
+    async def lifecycle(number: int) -> None:
         await bring_up(bench, f"v{number}", deferred=deferred)
 
     points = 0
-    for number in crash_points(lambda _: None, lambda n: asyncio.run(life(n))):
+    for number in crash_points(lambda _: None, lambda n: asyncio.run(lifecycle(n))):
         reap()
         bench.restart()
         volume_id = asyncio.run(bring_up(bench, f"v{number}", deferred=deferred))
@@ -119,10 +121,10 @@ def test_driver_killed_during_restage_keeps_every_byte(
     (target / "kept").write_bytes(b"every byte")
     asyncio.run(down())
 
-    def life(_: int) -> None:
+    def lifecycle(_: int) -> None:
         asyncio.run(bring_up(bench, "v"))
 
-    for _ in crash_points(lambda _: None, life):
+    for _ in crash_points(lambda _: None, lifecycle):
         reap()
         bench.restart()
         asyncio.run(bring_up(bench, "v"))
@@ -151,10 +153,10 @@ def test_driver_killed_during_expand_is_finished_by_the_retry(bench: Bench) -> N
         assert await bench.expand(volume_id, bench.target("v"), size) == size
         return size
 
-    def life(number: int) -> None:
+    def lifecycle(number: int) -> None:
         asyncio.run(grow(number))
 
-    for number in crash_points(lambda _: None, life):
+    for number in crash_points(lambda _: None, lifecycle):
         bench.restart()
         size = asyncio.run(grow(number))
         stats = asyncio.run(bench.stats(volume_id, bench.target("v")))
@@ -171,7 +173,7 @@ def test_driver_killed_during_expand_is_finished_by_the_retry(bench: Bench) -> N
 
 
 def test_full_disk_at_any_call_is_an_error_that_a_retry_overcomes(bench: Bench) -> None:
-    async def life(number: int) -> None:
+    async def lifecycle(number: int) -> None:
         await bring_up(bench, f"v{number}")
 
     def prepare(number: int) -> None:
@@ -183,7 +185,7 @@ def test_full_disk_at_any_call_is_an_error_that_a_retry_overcomes(bench: Bench) 
         bench.staging(bench.ids.volume_id(f"v{number}"))
 
     last = 0
-    for number, error in failure_points(prepare, lambda n: asyncio.run(life(n))):
+    for number, error in failure_points(prepare, lambda n: asyncio.run(lifecycle(n))):
         if not isinstance(error, errors.CrustError):
             raise AssertionError(f"call {number} let a raw error out") from error
         last = number

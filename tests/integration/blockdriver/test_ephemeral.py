@@ -21,7 +21,7 @@ pytestmark = pytest.mark.root
 VOLUME = f"csi-{'0a' * 32}"
 
 
-def left_behind(bench: Bench) -> list[str]:
+def remains(bench: Bench) -> list[str]:
     images = [each.name for each in (bench.root / "state" / "images").iterdir()]
     devices = [each.path for each in loop.list_all() if str(bench.root) in each.backing]
     return [*images, *devices, *bench.driver.stores.volume_records.ids()]
@@ -42,7 +42,7 @@ async def test_ephemeral_volume_has_the_pods_size_and_is_removed_by_unpublish(be
     assert await listed(bench) == []
     await bench.unpublish(VOLUME, target)
     assert not is_there(target)
-    assert left_behind(bench) == []
+    assert remains(bench) == []
     await bench.unpublish(VOLUME, target)
 
 
@@ -59,7 +59,7 @@ async def test_ephemeral_volume_keeps_its_data_across_a_reboot(bench: Bench) -> 
     assert Path(target, "file").read_text() == "words"
     bench.restart()
     await bench.unpublish(VOLUME, target)
-    assert left_behind(bench) == []
+    assert remains(bench) == []
 
 
 @pytest.mark.parametrize(
@@ -70,17 +70,17 @@ async def test_ephemeral_publish_with_invalid_attributes_leaves_nothing(
 ) -> None:
     with pytest.raises(errors.InvalidRequest):
         await bench.inline(VOLUME, bench.target("a"), attributes=attributes)
-    assert left_behind(bench) == []
+    assert remains(bench) == []
 
 
 async def test_ephemeral_publish_that_fails_removes_its_volume(bench: Bench) -> None:
     outside = "/proc/self/outside"
     with pytest.raises(errors.CrustError):
         await bench.inline(VOLUME, outside, attributes={"size": "64Mi"})
-    assert left_behind(bench) == []
+    assert remains(bench) == []
     with pytest.raises(errors.Exhausted):
         await bench.inline(VOLUME, bench.target("a"), attributes={"size": "9Ti"})
-    assert left_behind(bench) == []
+    assert remains(bench) == []
 
 
 async def test_ephemeral_publish_that_fails_removes_an_interrupted_volume(
@@ -94,7 +94,7 @@ async def test_ephemeral_publish_that_fails_removes_an_interrupted_volume(
     bench.driver.stores.volume_records.save(begun)  # as if the driver had died after it wrote this
     with pytest.raises(errors.InvalidRequest, match="bogus"):
         await bench.inline(VOLUME, target, mount("ext4", "bogus"), attributes={"size": "64Mi"})
-    assert left_behind(bench) == []
+    assert remains(bench) == []
 
 
 async def test_ephemeral_publish_reports_the_first_error_if_cleanup_fails(
@@ -103,14 +103,14 @@ async def test_ephemeral_publish_reports_the_first_error_if_cleanup_fails(
     target = bench.target("a")
 
     async def held(*_: object) -> None:
-        raise errors.NotReady("somebody holds the device")
+        raise errors.NotReady("another process holds the device")
 
     with monkeypatch.context() as patched:
         patched.setattr(NodeStage, "unstage", held)
         with pytest.raises(errors.InvalidRequest, match="bogus"):
             await bench.inline(VOLUME, target, mount("ext4", "bogus"), attributes={"size": "64Mi"})
     await bench.unpublish(VOLUME, target)
-    assert left_behind(bench) == []
+    assert remains(bench) == []
 
 
 async def test_ephemeral_volume_can_be_raw_or_deferred(bench: Bench) -> None:
@@ -122,7 +122,7 @@ async def test_ephemeral_volume_can_be_raw_or_deferred(bench: Bench) -> None:
     assert answer.deferred_mount.capacity_bytes == 64 * MIB
     assert not is_there(target)
     await bench.unpublish(VOLUME, target)
-    assert left_behind(bench) == []
+    assert remains(bench) == []
 
 
 async def test_ephemeral_publish_of_a_created_volume_is_refused(bench: Bench) -> None:
@@ -140,7 +140,7 @@ async def test_ephemeral_publish_of_a_created_volume_is_refused(bench: Bench) ->
 async def test_ephemeral_volume_is_not_removed_during_its_publish(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sweeper knows it by the driver's id and the CO by its own: they are one volume all the same."""
+    """The garbage collector knows it by the driver's id, the CO by its own: both lock the same volume."""
     target, own = bench.target("a"), bench.driver.node_rules.ephemeral.id_of(VOLUME)
     making, go_on = asyncio.Event(), asyncio.Event()
     make = mkfs.make
@@ -162,7 +162,7 @@ async def test_ephemeral_volume_is_not_removed_during_its_publish(
     await publish
     Path(target, "file").write_text("words")
     await bench.unpublish(VOLUME, target)
-    assert left_behind(bench) == []
+    assert remains(bench) == []
 
 
 async def test_ephemeral_publish_retry_with_fresh_tokens_joins_the_running_one(
@@ -174,7 +174,7 @@ async def test_ephemeral_publish_retry_with_fresh_tokens_joins_the_running_one(
         bench.inline(VOLUME, target, attributes={"size": "64Mi", key: "two"}),
     )
     await bench.unpublish(VOLUME, target)
-    assert left_behind(bench) == []
+    assert remains(bench) == []
 
 
 async def test_ephemeral_unpublish_of_a_damaged_volume_succeeds(bench: Bench) -> None:
@@ -184,7 +184,7 @@ async def test_ephemeral_unpublish_of_a_damaged_volume_succeeds(bench: Bench) ->
     for _ in range(2):
         await bench.unpublish(VOLUME, target)
         assert not is_there(target)
-        assert left_behind(bench) == [f"{own}.img", own]
+        assert remains(bench) == [f"{own}.img", own]
         bench.restart()
     health = bench.driver.node._rules.health_check.examine(own)
     assert [each.reason for each in health.findings] == ["RecordUnreadable"]

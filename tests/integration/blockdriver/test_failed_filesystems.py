@@ -78,8 +78,8 @@ async def test_shut_down_filesystem_in_csi_1_13_is_inaccessible(
     give_up(target)
     request = csi_pb2.NodeGetVolumeHealthRequest(volume_id=volume_id, volume_publish_path=target)
     answer = await bench.driver.node.NodeGetVolumeHealth(request, caller())
-    told = answer.volume_health.health_statuses
-    assert [each.status for each in told] == [csi_pb2.INACCESSIBLE]
+    reported = answer.volume_health.health_statuses
+    assert [each.status for each in reported] == [csi_pb2.INACCESSIBLE]
     await bench.unpublish(volume_id, target)
     await bench.unstage(volume_id)
 

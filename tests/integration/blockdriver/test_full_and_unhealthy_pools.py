@@ -64,11 +64,11 @@ async def test_overcommitted_volumes_exceed_the_pool(small: Bench) -> None:
     small.overcommit = 2.0
     small.restart()
 
-    async def room() -> int:
+    async def capacity() -> int:
         answer = await small.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
         return answer.maximum_volume_size.value
 
-    made = [await small.create(name, size=await room() - 64 * MIB) for name in ("one", "two")]
+    made = [await small.create(name, size=await capacity() - 64 * MIB) for name in ("one", "two")]
     there_is = os.statvfs(small.root).f_bavail * os.statvfs(small.root).f_frsize
     assert made[0].capacity_bytes < there_is - 64 * MIB
     assert sum(each.capacity_bytes for each in made) > there_is
@@ -90,11 +90,11 @@ async def test_capacity_excludes_other_files_in_the_pool(small: Bench) -> None:
 async def test_unreadable_image_is_reported_and_others_are_listed(
     small: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sick, well = await small.create("sick"), await small.create("well")
+    unhealthy, healthy = await small.create("unhealthy"), await small.create("healthy")
     look = os.lstat
 
     def sometimes(path: str) -> os.stat_result:
-        if str(path).endswith(f"{sick.volume_id}.img"):
+        if str(path).endswith(f"{unhealthy.volume_id}.img"):
             raise OSError(5, "Input/output error", path)
         return look(path)
 
@@ -102,7 +102,7 @@ async def test_unreadable_image_is_reported_and_others_are_listed(
     listed = await small.driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
     found = {each.volume.volume_id: each.status.volume_condition for each in listed.entries}
     assert {each: condition.abnormal for each, condition in found.items()} == {
-        sick.volume_id: True,
-        well.volume_id: False,
+        unhealthy.volume_id: True,
+        healthy.volume_id: False,
     }
-    assert found[sick.volume_id].message.startswith("cannot look at ")
+    assert found[unhealthy.volume_id].message.startswith("cannot stat ")

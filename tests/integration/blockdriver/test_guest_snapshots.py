@@ -133,20 +133,20 @@ async def test_group_of_guest_and_host_volumes_is_frozen_before_the_first_copy(
     bench = scene.bench
     made = [await bench.create(name) for name in ("one", "two", "three")]
     inside = [await scene.up(each.volume_id) for each in made[:2]]
-    places = [*inside, await up(bench, made[2].volume_id)]
-    for place in places:
-        write(place, "file", b"file")
+    mounted_at = [*inside, await up(bench, made[2].volume_id)]
+    for path in mounted_at:
+        write(path, "file", b"file")
     backend = bench.driver.stores.backend
     take, seen = backend.take_snapshot, []
 
     def looking(image: protocol.Image) -> None:
-        seen.append([is_frozen(place) for place in places])
+        seen.append([is_frozen(path) for path in mounted_at])
         take(image)
 
     monkeypatch.setattr(backend, "take_snapshot", looking)
     taken = await group(bench, *(each.volume_id for each in made))
     assert seen == [[True] * 3] * 3
-    assert not any(is_frozen(place) for place in places)
+    assert not any(is_frozen(path) for path in mounted_at)
     assert len(taken.snapshots) == 3
     for volume in made:
         await scene.down(volume.volume_id)
@@ -227,11 +227,11 @@ async def test_copy_of_a_device_held_by_another_process_is_refused(on_xfs: Scene
     bench = on_xfs.bench
     source = await bench.create("source")
     await on_xfs.hand_over(source.volume_id)
-    fence = devices.open_exclusive(on_xfs.device(source.volume_id))
+    hold = devices.open_exclusive(on_xfs.device(source.volume_id))
     with pytest.raises(guest_freeze.SandboxStarting):
         await snapshot(bench, source.volume_id)
     assert on_xfs.left() == []
-    os.close(fence)
+    os.close(hold)
     await snapshot(bench, source.volume_id)
     await on_xfs.down(source.volume_id)
 

@@ -108,8 +108,8 @@ async def test_io_limits_slow_a_mounted_volume(limited: Bench, group: IoGroup) -
     words = [targets[free.volume_id], f"w:{targets[slow.volume_id]}"]
     container = group.child("container")
     await limited.modify(slow.volume_id, writeIOPS="12")
-    told = await asyncio.to_thread(container.run, str(Path(io_race.__file__)), *words)
-    assert int(told) >= 10 * io_race.OPERATIONS
+    output = await asyncio.to_thread(container.run, str(Path(io_race.__file__)), *words)
+    assert int(output) >= 10 * io_race.OPERATIONS
     for volume_id, target in targets.items():
         await limited.unpublish(volume_id, target)
         await limited.unstage(volume_id)
@@ -173,14 +173,14 @@ async def test_publish_on_a_node_without_io_limits_is_refused(
         await bench.modify(made.volume_id, **SENT)
     await bench.modify(made.volume_id, readIOPS="0")
     await bench.unpublish(made.volume_id, target)
-    await bench.modify(made.volume_id, **SENT)  # nobody uses it: its next node may be able to
+    await bench.modify(made.volume_id, **SENT)  # it is unused: its next node may be able to
     await bench.unstage(made.volume_id)
 
 
 async def test_publish_does_not_inherit_limits_of_an_earlier_volume(
     limited: Bench, group: IoGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel keeps a number's lines; here a killed driver left them on whichever number is given next."""
+    """The kernel keeps the limits of a device number; a killed driver left them on the number that is given next."""
     backend = limited.driver.stores.backend
     throttle = limited.driver.node_rules.io_limits.throttle
     real = backend.attach
@@ -253,7 +253,7 @@ async def test_modify_of_a_deferred_volume_changes_only_the_guest(
     guest = end.add(target)
     await limited.modify(made.volume_id, readIOPS="50")
     after = volumes.IoLimits(read_iops=50, write_bytes_per_second=20 * MIB)
-    assert guest.obeyed == after
+    assert guest.applied == after
     assert in_force(limited, group, made.volume_id) == NONE
     again = (await limited.publish(made.volume_id, target, deferred=True)).deferred_mount
     assert csi.deferred_mount(again).io_limits == after
@@ -312,12 +312,12 @@ async def test_modify_of_shared_readers_changes_host_and_guests_or_none(
     readers = [end.add(each) for each in (one, two)]
     await limited.modify(made.volume_id, readIOPS="50")
     after = volumes.IoLimits(read_iops=50, write_bytes_per_second=20 * MIB)
-    assert [each.obeyed for each in readers] == [after] * 2
+    assert [each.applied for each in readers] == [after] * 2
     assert in_force(limited, group, made.volume_id) == after
     readers[1].error = errors.NotReady("the handler cannot limit")
     with pytest.raises(errors.NotReady, match="cannot limit"):
         await limited.modify(made.volume_id, readIOPS="70")
-    assert readers[0].obeyed == after
+    assert readers[0].applied == after
     assert in_force(limited, group, made.volume_id) == after
     for target in (one, two, host):
         await limited.unpublish(made.volume_id, target)
@@ -393,14 +393,14 @@ async def test_modify_of_an_unreachable_guest_is_finished_by_the_retry(limited: 
     with pytest.raises(io_limits.PublishInProgress):
         await limited.modify(made.volume_id, readIOPS="50")
     guest = end.add(target)
-    guest.error = errors.PeerUnavailable("away")
+    guest.error = errors.PeerUnavailable("absent")
     with pytest.raises(errors.PeerUnavailable):
         await limited.modify(made.volume_id, readIOPS="50")
     limited.restart()
     guest.error = None
     await limited.modify(made.volume_id, readIOPS="50")
-    assert guest.obeyed is not None
-    assert guest.obeyed.read_iops == 50
+    assert guest.applied is not None
+    assert guest.applied.read_iops == 50
     await limited.unpublish(made.volume_id, target)
     await limited.unstage(made.volume_id)
 
@@ -413,7 +413,7 @@ async def test_start_sends_the_guest_an_interrupted_change(limited: Bench) -> No
     await limited.stage(made.volume_id)
     await limited.publish(made.volume_id, target, deferred=True)
     guest = end.add(target)
-    guest.error = errors.PeerUnavailable("killed before it was told")
+    guest.error = errors.PeerUnavailable("killed before the call")
     with pytest.raises(errors.PeerUnavailable):
         await limited.modify(made.volume_id, readIOPS="50")
     guest.error = None

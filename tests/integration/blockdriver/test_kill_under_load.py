@@ -31,7 +31,7 @@ VOLUMES = 200
 TURNS = 1 if ROUNDS == 1 else 3
 ANSWERS_BETWEEN_KILLS = (50, 400)
 SLACK_BYTES = 2 * MIB
-"""Room is told in whole mebibytes, and xfs may keep some blocks for its own btrees."""
+"""Capacity is reported in mebibytes, and xfs may keep some blocks for its own btrees."""
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300 * ROUNDS)]
 
@@ -116,7 +116,7 @@ def _check_nothing_left(root: Path, survivors: list[Volume]) -> None:
 
 
 async def _capacity(root: Path, co: Co) -> int:
-    """What the pool can promise, when xfs has given back all blocks of deleted files: a freeze waits for that."""
+    """The available capacity, once xfs has freed all blocks of deleted files: a freeze waits for that."""
     pool = str(root / "pool")
     fsfreeze.freeze(pool)
     fsfreeze.thaw(pool)
@@ -138,9 +138,11 @@ async def test_driver_killed_under_load_leaks_nothing_and_loses_no_byte(
             if volume.fs_type == "ext4":
                 image = root / "pool" / "state" / "images" / f"{volume.volume_id}.img"
                 subprocess.run(["e2fsck", "-fn", str(image)], check=True, capture_output=True)  # noqa: ASYNC221
-        promised = sum(volume.size_bytes for volume in survivors)
+        provisioned = sum(volume.size_bytes for volume in survivors)
         assert (
-            before - promised - SLACK_BYTES <= await _capacity(root, co) <= before - promised + MIB
+            before - provisioned - SLACK_BYTES
+            <= await _capacity(root, co)
+            <= before - provisioned + MIB
         )
         for volume in survivors:
             await Life(co, root, SEED, 0).delete(volume)

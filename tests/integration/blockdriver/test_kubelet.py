@@ -20,7 +20,7 @@ TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
 
 @contextmanager
 def held(path: str) -> Iterator[None]:
-    """With the loop device by which a kubelet keeps a raw volume's device from going away."""
+    """With the loop device by which a kubelet holds a raw volume's device."""
     argv = ["losetup", "--find", "--show", path]
     holder = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
     try:

@@ -208,7 +208,7 @@ async def test_publish_with_fs_group_changes_every_file_and_follows_no_link(benc
     target = bench.target("pod-a")
     outside = bench.root / "outside"
     outside.write_text("not yours")
-    owned = outside.stat().st_gid
+    group_before = outside.stat().st_gid
     await bench.stage(volume.volume_id)
     await bench.publish(volume.volume_id, target)
     (Path(target) / "deep" / "er").mkdir(parents=True)
@@ -220,7 +220,7 @@ async def test_publish_with_fs_group_changes_every_file_and_follows_no_link(benc
         assert path.stat().st_gid == 2345
     assert os.stat(target).st_mode & 0o2770 == 0o2770
     assert (Path(target) / "link").lstat().st_gid == 2345
-    assert outside.stat().st_gid == owned
+    assert outside.stat().st_gid == group_before
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)
 

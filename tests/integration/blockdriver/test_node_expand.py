@@ -135,7 +135,7 @@ async def test_node_expand_of_a_read_only_mount_is_refused(
 
 
 class Killed(BaseException):
-    """As good as kill -9: nobody takes anything back."""
+    """Like kill -9: nothing is undone."""
 
 
 @pytest.mark.parametrize("fs_type", ["xfs", "btrfs"])
@@ -168,7 +168,9 @@ async def test_publish_killed_between_mount_and_growth_grows_on_retry(
 async def test_publish_repeated_under_a_running_pod_changes_nothing(
     bench: Bench,
 ) -> None:
-    """An ext4 that this process may not grow while it is mounted: the ledger is lost, and the pod must not notice."""
+    """An ext4 that this process may not grow while it is mounted: the node state is lost, and the pod must not
+    notice.
+    """
     volume = await bench.create()
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id)

@@ -18,7 +18,7 @@ def devices(bench: Bench) -> list[str]:
     return [each.path for each in loop.list_all() if each.backing.startswith(f"{bench.root}/")]
 
 
-async def sweep(bench: Bench, *, grace_s: float = 0.0) -> tuple[volumes.VolumeId, ...]:
+async def collect(bench: Bench, *, grace_s: float = 0.0) -> tuple[volumes.VolumeId, ...]:
     return await bench.driver.collect_garbage(grace_s=grace_s)
 
 
@@ -30,8 +30,8 @@ async def test_gc_removes_an_interrupted_create_after_the_grace_period(
     known = bench.driver.stores.volume_records
     known.save(known.load(volume_id).but(phase="creating"))
     bench.restart()
-    assert await sweep(bench, grace_s=orphans.GRACE_S) == ()
-    assert await sweep(bench) == (volume_id,)
+    assert await collect(bench, grace_s=orphans.GRACE_S) == ()
+    assert await collect(bench) == (volume_id,)
     assert bench.driver.stores.volume_records.ids() == (kept,)
     assert [each.name for each in (bench.root / "state" / "images").iterdir()] == [f"{kept}.img"]
     assert (await bench.create()).volume_id == volume_id
@@ -42,7 +42,7 @@ async def test_gc_finishes_an_interrupted_delete_at_once(bench: Bench) -> None:
     known = bench.driver.stores.volume_records
     known.save(known.load(volume_id).but(phase="deleting"))
     bench.restart()
-    assert await sweep(bench, grace_s=orphans.GRACE_S) == (volume_id,)
+    assert await collect(bench, grace_s=orphans.GRACE_S) == (volume_id,)
     assert bench.driver.stores.volume_records.ids() == ()
 
 
@@ -51,7 +51,7 @@ async def test_gc_detaches_a_device_that_was_never_staged(bench: Bench) -> None:
     bench.driver.stores.backend.attach(volume_id)
     bench.restart()
     assert len(devices(bench)) == 1
-    await sweep(bench)
+    await collect(bench)
     assert devices(bench) == []
 
 
@@ -68,12 +68,12 @@ async def test_gc_keeps_devices_that_are_staged_or_in_use(bench: Bench) -> None:
     for each in (used, mounted):
         node_state.forget_staged(volumes.VolumeId(each))
     bench.restart()
-    await sweep(bench)
+    await collect(bench)
     assert len(devices(bench)) == 3
     assert Path(target).is_block_device()
     for volume_id, path in ((used, target), (mounted, other)):
         await bench.unpublish(volume_id, path)
-    await sweep(bench)
+    await collect(bench)
     assert len(devices(bench)) == 1
     await bench.unstage(staged)
 
@@ -84,11 +84,11 @@ async def test_gc_keeps_images_without_record_and_records_without_image(
     lost = (await bench.create("lost", mount())).volume_id
     images = bench.root / "state" / "images"
     (images / f"{lost}.img").unlink()
-    stray = images / f"{bench.ids.volume_id('stray')}.img"
-    stray.write_bytes(b"whose?")
+    orphan = images / f"{bench.ids.volume_id('orphan')}.img"
+    orphan.write_bytes(b"unknown")
     bench.restart()
-    assert await sweep(bench) == ()
-    assert stray.read_bytes() == b"whose?"
+    assert await collect(bench) == ()
+    assert orphan.read_bytes() == b"unknown"
     assert bench.driver.stores.volume_records.ids() == (lost,)
 
 
@@ -103,9 +103,9 @@ async def test_gc_detaches_a_device_of_a_removed_image_by_its_tag_when_unused(
     image.write_bytes(bytes(64 * MIB))  # another file of that name is another image
     bench.restart()
     with open(device, "rb"):
-        await sweep(bench)
+        await collect(bench)
         assert devices(bench) == [device]
-    await sweep(bench)
+    await collect(bench)
     assert devices(bench) == []
 
 
@@ -115,10 +115,10 @@ async def test_gc_keeps_an_orphan_device_whose_node_is_bound(bench: Bench) -> No
     await bench.publish(volume_id, target, block())
     (bench.root / "state" / "images" / f"{volume_id}.img").unlink()
     bench.restart()
-    await sweep(bench)
+    await collect(bench)
     assert len(devices(bench)) == 1
     await bench.unpublish(volume_id, target)
-    await sweep(bench)
+    await collect(bench)
     assert devices(bench) == []
 
 
@@ -132,7 +132,7 @@ async def test_gc_never_touches_a_device_attached_by_others(bench: Bench, tmp_pa
     theirs = loop.attach_once(str(stranger), tag=other_pool)
     stranger.unlink()
     bench.restart()
-    await sweep(bench)
+    await collect(bench)
     assert sorted(devices(bench)) == sorted([ours.path, theirs.path])
     for each in (ours, theirs):
         loop.detach(each)

@@ -57,7 +57,7 @@ async def test_stage_never_formats_foreign_content(bench: Bench) -> None:
     image = bench.root / "state" / "images" / f"{volume.volume_id}.img"
     with image.open("r+b") as file:
         file.seek(32 * MIB)
-        file.write(b"somebody's backup superblock")
+        file.write(b"a foreign backup superblock")
     before = image.read_bytes()
     with pytest.raises(format_decision.ContentInDoubt):
         await bench.stage(volume.volume_id)
@@ -145,7 +145,7 @@ async def test_publish_on_another_volumes_target_is_refused(bench: Bench) -> Non
     await bench.publish(first.volume_id, target)
     with pytest.raises(publish_rules.TargetPublishedDifferently, match=first.volume_id):
         await bench.publish(second.volume_id, target)
-    mount_api.unmount(target)  # behind the driver's back: its ledger is stale, and the kernel wins
+    mount_api.unmount(target)  # without the driver: its node state is stale, and the kernel decides
     await bench.publish(second.volume_id, target)
     await bench.unpublish(second.volume_id, target)
     for volume in (first, second):
@@ -156,7 +156,7 @@ async def test_publish_on_another_volumes_target_is_refused(bench: Bench) -> Non
 async def test_unstage_of_a_raw_device_whose_node_is_bound_is_refused(
     bench: Bench, *, forgotten: bool
 ) -> None:
-    """Its number is given to the next volume, and whoever still has the node would read that one's bytes."""
+    """Its number is given to the next volume, and an opener of the old node would read that volume's bytes."""
     volume = await bench.create(capability=block())
     target, kubelets = bench.target("pod-a"), bench.root / "kubelets"
     kubelets.touch()

@@ -80,7 +80,7 @@ async def test_errors_arrive_as_the_codes_of_csi(served: grpc.aio.Channel) -> No
     create = csi_pb2.CreateVolumeRequest(name="v", volume_capabilities=[capability])
     volume_id = (await controller.CreateVolume(create)).volume.volume_id
     unknown = f"{volume_id.partition('-')[0]}-{'0' * 40}"
-    elsewhere = [f"{'0' * 16}-{kind}{'0' * 40}" for kind in ("", "snap-", "group-")]
+    other_pool = [f"{'0' * 16}-{kind}{'0' * 40}" for kind in ("", "snap-", "group-")]
     stage = csi_pb2.NodeStageVolumeRequest(
         volume_id=unknown, staging_target_path="/a", volume_capability=capability
     )
@@ -114,23 +114,23 @@ async def test_errors_arrive_as_the_codes_of_csi(served: grpc.aio.Channel) -> No
         (controller.ListVolumes, csi_pb2.ListVolumesRequest(starting_token="x"), code.ABORTED),
         (
             controller.DeleteVolume,
-            csi_pb2.DeleteVolumeRequest(volume_id=elsewhere[0]),
+            csi_pb2.DeleteVolumeRequest(volume_id=other_pool[0]),
             code.NOT_FOUND,
         ),
         (
             controller.ControllerUnpublishVolume,
-            csi_pb2.ControllerUnpublishVolumeRequest(volume_id=elsewhere[0]),
+            csi_pb2.ControllerUnpublishVolumeRequest(volume_id=other_pool[0]),
             code.NOT_FOUND,
         ),
         (
             controller.DeleteSnapshot,
-            csi_pb2.DeleteSnapshotRequest(snapshot_id=elsewhere[1]),
+            csi_pb2.DeleteSnapshotRequest(snapshot_id=other_pool[1]),
             code.NOT_FOUND,
         ),
         (
             groups.DeleteVolumeGroupSnapshot,
             csi_pb2.DeleteVolumeGroupSnapshotRequest(
-                group_snapshot_id=elsewhere[2], snapshot_ids=[elsewhere[1]]
+                group_snapshot_id=other_pool[2], snapshot_ids=[other_pool[1]]
             ),
             code.NOT_FOUND,
         ),
@@ -242,9 +242,9 @@ async def test_background_task_that_fails_is_logged(
         channel.connect(f"{tmp_path}/csi.sock") as connected,
     ):
         identity = csi_pb2_grpc.IdentityStub(connected)
-        while not (told := [each for each in caplog.records if "has ended" in each.message]):
+        while not (ended := [each for each in caplog.records if "has ended" in each.message]):
             assert (await identity.Probe(csi_pb2.ProbeRequest())).ready.value
-    (record,) = told
+    (record,) = ended
     assert record.exc_info is not None
     assert "a mistake of ours" in str(record.exc_info[1])
 

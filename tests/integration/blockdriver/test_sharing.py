@@ -62,16 +62,16 @@ async def test_deferred_publish_with_an_unknown_host_mount_is_refused(
     bench: Bench,
 ) -> None:
     volume = await bench.create()
-    stray = bench.root / "stray"
-    stray.mkdir()
+    foreign = bench.root / "foreign"
+    foreign.mkdir()
     await bench.stage(volume.volume_id)
     [device] = loop.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
-    mount_api.mount_device(device.path, str(stray), "ext4")
-    with pytest.raises(deferred_publish.FilesystemMountedOnHost, match="stray"):
+    mount_api.mount_device(device.path, str(foreign), "ext4")
+    with pytest.raises(deferred_publish.FilesystemMountedOnHost, match="foreign"):
         await bench.publish(volume.volume_id, bench.target("pod-a"), deferred=True)
-    with pytest.raises(node_stage.StillPublished, match="stray"):
+    with pytest.raises(node_stage.StillPublished, match="foreign"):
         await bench.unstage(volume.volume_id)
-    mount_api.unmount(str(stray))
+    mount_api.unmount(str(foreign))
     await bench.unstage(volume.volume_id)
 
 
@@ -79,7 +79,7 @@ async def test_publish_and_unstage_of_a_held_device_are_refused(bench: Bench) ->
     volume = await bench.create()
     await bench.stage(volume.volume_id)
     [device] = loop.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
-    fence = devices.open_exclusive(device.path)
+    hold = devices.open_exclusive(device.path)
     try:
         with pytest.raises(devices.DeviceInUse):
             await bench.publish(volume.volume_id, bench.target("pod-a"), deferred=True)
@@ -89,7 +89,7 @@ async def test_publish_and_unstage_of_a_held_device_are_refused(bench: Bench) ->
         with pytest.raises(loop.LoopDeviceHeld):
             await bench.unstage(volume.volume_id)
     finally:
-        os.close(fence)
+        os.close(hold)
     await bench.unstage(volume.volume_id)
 
 
@@ -122,7 +122,7 @@ async def test_publish_single_writer_to_a_second_target_is_refused(bench: Bench)
 
 
 async def test_many_volumes_in_parallel_stay_independent(bench: Bench) -> None:
-    async def life(number: int) -> None:
+    async def lifecycle(number: int) -> None:
         volume = await bench.create(f"pvc-{number}")
         target = bench.target(f"pod-{number}")
         for _ in range(3):
@@ -132,7 +132,7 @@ async def test_many_volumes_in_parallel_stay_independent(bench: Bench) -> None:
             await bench.unstage(volume.volume_id)
         await bench.delete(volume.volume_id)
 
-    await asyncio.gather(*(life(number) for number in range(24)))
+    await asyncio.gather(*(lifecycle(number) for number in range(24)))
     assert os.listdir(bench.root / "state" / "images") == []
     assert [each for each in loop.list_all() if str(bench.root) in each.backing] == []
 

@@ -22,18 +22,18 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
         yield bench
 
 
-async def room(bench: Bench) -> int:
+async def available(bench: Bench) -> int:
     answer = await bench.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
     return answer.available_capacity
 
 
 async def filled(bench: Bench, *, leave: int) -> tuple[str, str]:
-    """A volume with 64 MiB of data, mounted, in a pool of which all is promised but `leave`."""
+    """A volume with 64 MiB of data, mounted, in a pool with all but `leave` bytes provisioned."""
     source = await bench.create("source", size=128 * MIB)
     target = await up(bench, source.volume_id)
     write(target, "file", b"x" * 64 * MIB)
     await down(bench, source.volume_id)
-    await bench.create("other", size=await room(bench) - leave)
+    await bench.create("other", size=await available(bench) - leave)
     return source.volume_id, await up(bench, source.volume_id)
 
 
@@ -56,7 +56,7 @@ async def test_capacity_is_reserved_before_a_copy_starts(
 ) -> None:
     volume_id, _ = await filled(small, leave=100 * MIB)
     backend = small.driver.stores.backend
-    take, before = backend.take_snapshot, await room(small)
+    take, before = backend.take_snapshot, await available(small)
     meanwhile: list[int] = []
 
     def looking(image: protocol.Image) -> None:
@@ -68,7 +68,7 @@ async def test_capacity_is_reserved_before_a_copy_starts(
     copied = 0 if backend.copies_at_once() else 64 * MIB
     assert before - meanwhile[0] >= copied
     assert (before - meanwhile[0] < MIB * 8) == (copied == 0)
-    after = await room(small)
+    after = await available(small)
     assert before - after >= copied, "what was copied is no longer free"
     await down(small, volume_id)
 
@@ -81,10 +81,10 @@ async def test_snapshot_in_csi_1_13_has_its_topology(
         root = tmp_path / profile
         root.mkdir()
         bench = Bench(root, profile="1.13" if profile == "1.13" else "1.12")
-        told = await bench.driver.identity.GetPluginCapabilities(
+        reported = await bench.driver.identity.GetPluginCapabilities(
             csi_pb2.GetPluginCapabilitiesRequest(), caller()
         )
-        services = {each.service.type for each in told.capabilities}
+        services = {each.service.type for each in reported.capabilities}
         assert (types.SNAPSHOT_ACCESSIBILITY_CONSTRAINTS in services) == (profile == "1.13")
         source = await bench.create("source")
         taken = await snapshot(bench, source.volume_id)
@@ -161,16 +161,16 @@ async def test_snapshot_without_image_and_image_without_snapshot_are_reported_an
     )
     await group(bench, source.volume_id)
     images = tmp_path / "state" / "images"
-    stray = images / f"{bench.ids.snapshot_id('nobody')}.snap"
-    (images / f"{lost.snapshot_id}.snap").rename(stray)
+    orphan = images / f"{bench.ids.snapshot_id('nobody')}.snap"
+    (images / f"{lost.snapshot_id}.snap").rename(orphan)
     bench.restart()
     health = await bench.driver.node.NodeGetStorageHealth(
         csi_pb2.NodeGetStorageHealthRequest(), caller()
     )
-    told = {each.reason: each.message for each in health.backend_health}
-    assert set(told) == {"SnapshotImageMissing", "SnapshotRecordMissing"}
-    assert lost.snapshot_id in told["SnapshotImageMissing"]
-    assert stray.stem in told["SnapshotRecordMissing"]
-    assert stray.exists()
+    reported = {each.reason: each.message for each in health.backend_health}
+    assert set(reported) == {"SnapshotImageMissing", "SnapshotRecordMissing"}
+    assert lost.snapshot_id in reported["SnapshotImageMissing"]
+    assert orphan.stem in reported["SnapshotRecordMissing"]
+    assert orphan.exists()
     listed = await bench.driver.controller.ListSnapshots(csi_pb2.ListSnapshotsRequest(), caller())
     assert {kept.snapshot_id, lost.snapshot_id} < {e.snapshot.snapshot_id for e in listed.entries}

@@ -1,7 +1,7 @@
 """kill -9, and a full disk, before every system call of a snapshot, a group, a restore and a clone.
 
 A freeze costs grace periods of the kernel, tenths of a second, so volumes that are mounted are cut short only while
-something is frozen or about to be; at all other points nobody has them mounted, and nothing is frozen.
+something is frozen or about to be; at all other points they are not mounted, and nothing is frozen.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ DATA = b"every byte" * 1000
 
 @pytest.fixture
 def in_memory() -> Iterator[Path]:
-    """Thousands of syncs are made here, and none has to survive a power cut."""
+    """No sync: thousands are made here, and none has to survive a power cut."""
     with tempfile.TemporaryDirectory(prefix="crust-", dir="/dev/shm") as name:
         yield Path(name)
 

@@ -223,7 +223,7 @@ async def test_snapshot_of_a_raw_volume_in_use_is_refused_without_reflinks(
         await snapshot(copying, source.volume_id)
     with pytest.raises(quiesce.RawDeviceInUse):
         await made_of(copying, "clone", volume_id=source.volume_id, raw=True)
-    assert records(copying) == {source.volume_id}, "a clone that was refused holds room"
+    assert records(copying) == {source.volume_id}, "a refused clone keeps its reservation"
     await down(copying, source.volume_id)
     await snapshot(copying, source.volume_id)
 
@@ -382,7 +382,7 @@ async def test_start_thaws_a_filesystem_left_frozen(copying: Bench) -> None:
 async def test_start_thaws_a_frozen_filesystem_that_was_unmounted(
     copying: Bench, fs_type: str, size: int
 ) -> None:
-    """Somebody unmounted it lazily: it lives on, holds the device, and no path leads to it."""
+    """It was unmounted lazily: it still has the device, and no path leads to it."""
     source = await copying.create("source", mount(fs_type), size=size)
     target = await up(copying, source.volume_id, fs_type)
     attachment = copying.driver.stores.backend.attached(copying.ids.volume_id("source"))
@@ -409,8 +409,8 @@ async def test_start_drops_a_freeze_of_a_removed_volume(copying: Bench) -> None:
     assert attachment is not None
     entry = copying.root / "run" / "freezes" / source.volume_id
     await copying.unpublish(source.volume_id, copying.target(source.volume_id))
-    for gone in (attachment.source.identity, "7:1000000@1", "nonsense"):
-        entry.write_text(f"{boot.boot_id()} {gone}\n")
+    for absent in (attachment.source.identity, "7:1000000@1", "nonsense"):
+        entry.write_text(f"{boot.boot_id()} {absent}\n")
         entry.chmod(0o600)
         copying.restart()
         assert not entry.exists()
@@ -524,7 +524,7 @@ async def test_group_snapshot_is_deleted_as_one_and_errors_follow_csi(cloning: B
 async def test_group_with_a_raw_device_in_use_is_point_in_time_with_reflinks(
     cloning: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is copied last, while the others stand still."""
+    """It is copied last, while the others are frozen."""
     one, two = await cloning.create("one", block()), await cloning.create("two")
     await up(cloning, one.volume_id, raw=True)
     target = await up(cloning, two.volume_id)

@@ -145,7 +145,7 @@ async def test_copy_after_lazy_unmount_with_a_writer_is_refused(pool: Bench) -> 
 
 
 async def test_copy_of_a_volume_published_read_only_succeeds(pool: Bench) -> None:
-    """Its device is held exclusively, and nobody writes."""
+    """Its device is held exclusively, and nothing writes to it."""
     source = await pool.create("source")
     target = await up(pool, source.volume_id)
     write(target, "file", b"x")
@@ -155,9 +155,9 @@ async def test_copy_of_a_volume_published_read_only_succeeds(pool: Bench) -> Non
     await snapshot(pool, source.volume_id)
     await pool.unpublish(source.volume_id, target)
     await pool.publish(source.volume_id, target, readonly=True, deferred=True)
-    fence = devices.open_exclusive(device(pool, "source"))
+    hold = devices.open_exclusive(device(pool, "source"))
     await snapshot(pool, source.volume_id, "second")
-    os.close(fence)
+    os.close(hold)
     await down(pool, source.volume_id)
 
 
@@ -239,7 +239,7 @@ async def test_restore_of_one_snapshot_in_parallel_blocks_its_deletion(
 async def test_snapshot_name_of_an_interrupted_snapshot_is_free_for_another_volume(
     pool: Bench,
 ) -> None:
-    """What could not even be thrown away, for want of room: nobody was ever told of it."""
+    """An intent that a full disk kept from being removed; no answer ever named it."""
     one, other = await pool.create("one"), await pool.create("other")
     volume_snapshots = pool.driver.snapshots.volume_snapshots
     record = pool.driver.stores.volume_records.load(volumes.VolumeId(one.volume_id))

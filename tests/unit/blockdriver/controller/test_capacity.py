@@ -14,7 +14,7 @@ from crust.blockdriver.controller.get_capacity import CapacityQuery
 from crust.blockdriver.engines.protocol import PoolSpace
 from tests.support import driver_state
 from tests.support.block_driver import MIB, Mode, mount
-from tests.support.memory_backend import ROOM_BYTES, MemoryBackend
+from tests.support.memory_backend import POOL_BYTES, MemoryBackend
 
 GIB = 1024 * MIB
 HERE = topology.segments({topology.KEY: driver_state.NODE})
@@ -38,7 +38,7 @@ def sized(name: str, size_bytes: int) -> create_volume.Create:
 async def test_create_in_parallel_never_exceeds_the_capacity(
     state: Driver, provisioner: Provisioner
 ) -> None:
-    wanted = ROOM_BYTES // 4
+    wanted = POOL_BYTES // 4
     answers = await asyncio.gather(
         *(provisioner.create(sized(f"v{number}", wanted)) for number in range(12)),
         return_exceptions=True,
@@ -56,12 +56,12 @@ async def test_capacity_does_not_count_written_bytes_twice(
     state: Driver, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await provisioner.create(sized("a", 4 * GIB))
-    assert provisioner.capacity.available_bytes() == ROOM_BYTES - 4 * GIB
+    assert provisioner.capacity.available_bytes() == POOL_BYTES - 4 * GIB
     space = state.stores.backend.space()
     written = dataclasses.replace(space, free_bytes=space.free_bytes - 3 * GIB)
     monkeypatch.setattr(state.stores.backend, "space", lambda: written)
-    assert provisioner.capacity.available_bytes() == ROOM_BYTES - 4 * GIB
-    await provisioner.create(sized("b", ROOM_BYTES - 4 * GIB))
+    assert provisioner.capacity.available_bytes() == POOL_BYTES - 4 * GIB
+    await provisioner.create(sized("b", POOL_BYTES - 4 * GIB))
     with pytest.raises(capacity.OutOfCapacity):
         await provisioner.create(sized("c", 16 * MIB))
 
@@ -78,8 +78,10 @@ def test_capacity_never_gives_the_spare(
     )
 
     def free(**space: int) -> int:
-        told = PoolSpace(**{"size_bytes": size, "free_bytes": size, "snapshot_bytes": 0} | space)
-        monkeypatch.setattr(state.stores.backend, "space", lambda: told)
+        reported = PoolSpace(
+            **{"size_bytes": size, "free_bytes": size, "snapshot_bytes": 0} | space
+        )
+        monkeypatch.setattr(state.stores.backend, "space", lambda: reported)
         return pool.available_bytes()
 
     assert free() == size - spare
@@ -95,11 +97,11 @@ def test_capacity_counts_snapshot_blocks_and_reservations(
     pool = state.stores.capacity
     space = dataclasses.replace(state.stores.backend.space(), snapshot_bytes=2 * GIB)
     monkeypatch.setattr(state.stores.backend, "space", lambda: space)
-    assert pool.available_bytes() == ROOM_BYTES - 2 * GIB
+    assert pool.available_bytes() == POOL_BYTES - 2 * GIB
     pool.set_aside("a copy", GIB)
-    assert pool.available_bytes() == ROOM_BYTES - 3 * GIB
+    assert pool.available_bytes() == POOL_BYTES - 3 * GIB
     pool.give_back("a copy")
-    assert pool.available_bytes() == ROOM_BYTES - 2 * GIB
+    assert pool.available_bytes() == POOL_BYTES - 2 * GIB
 
 
 async def test_expand_reserves_the_difference_and_changes_nothing_if_refused(
@@ -108,13 +110,13 @@ async def test_expand_reserves_the_difference_and_changes_nothing_if_refused(
     made = await provisioner.create(sized("a", 6 * GIB))
     with pytest.raises(capacity.OutOfCapacity):
         await driver_state.expand(
-            state, made.volume_id, volumes.CapacityRange(ROOM_BYTES + MIB), None
+            state, made.volume_id, volumes.CapacityRange(POOL_BYTES + MIB), None
         )
     assert state.stores.volume_records.load(made.volume_id).capacity_bytes == 6 * GIB
     grown = await driver_state.expand(
-        state, made.volume_id, volumes.CapacityRange(ROOM_BYTES), None
+        state, made.volume_id, volumes.CapacityRange(POOL_BYTES), None
     )
-    assert grown.capacity_bytes == ROOM_BYTES
+    assert grown.capacity_bytes == POOL_BYTES
 
 
 async def test_overcommit_exceeds_the_pool_but_not_with_one_volume(
@@ -123,9 +125,9 @@ async def test_overcommit_exceeds_the_pool_but_not_with_one_volume(
     state = driver_state.opened(tmp_path, overcommit=2.0)
     provisioner = state.controller_rules.provisioner
     with pytest.raises(capacity.OutOfCapacity):
-        await provisioner.create(sized("whole", ROOM_BYTES + MIB))
+        await provisioner.create(sized("whole", POOL_BYTES + MIB))
     for name in ("a", "b"):
-        await provisioner.create(sized(name, ROOM_BYTES))
+        await provisioner.create(sized(name, POOL_BYTES))
     with pytest.raises(capacity.OutOfCapacity):
         await provisioner.create(sized("c", 16 * MIB))
 
@@ -137,7 +139,7 @@ async def test_capacity_counts_provisioned_volumes_after_a_restart(
     backend = state.stores.backend
     assert isinstance(backend, MemoryBackend)
     again = driver_state.opened(tmp_path, backend=backend).controller_rules.provisioner
-    assert again.capacity.available_bytes() == ROOM_BYTES - 9 * GIB
+    assert again.capacity.available_bytes() == POOL_BYTES - 9 * GIB
 
 
 def test_get_capacity_depends_on_filesystem_and_topology(
@@ -151,8 +153,8 @@ def test_get_capacity_depends_on_filesystem_and_topology(
         offer = offerer.offer(CapacityQuery((capability,) if capability else (), (), place))
         return offer.available_bytes, offer.maximum_bytes, offer.minimum_bytes
 
-    assert ask() == (ROOM_BYTES, ROOM_BYTES, MIB)
-    assert ask(mount("xfs"), HERE) == (ROOM_BYTES, ROOM_BYTES, 300 * MIB)
+    assert ask() == (POOL_BYTES, POOL_BYTES, MIB)
+    assert ask(mount("xfs"), HERE) == (POOL_BYTES, POOL_BYTES, 300 * MIB)
     assert ask(mount(), ELSEWHERE) == (0, 0, 0)
     assert ask(mount(mode=Mode.MULTI_NODE_MULTI_WRITER)) == (0, 0, 0)
     with pytest.raises(errors.InvalidRequest):

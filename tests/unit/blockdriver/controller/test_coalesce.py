@@ -54,7 +54,7 @@ def running() -> operations.KeyedOperations:
     return operations.KeyedOperations()
 
 
-def batches(
+def coalescer(
     applications: Applications, running: operations.KeyedOperations, window_s: float = 0
 ) -> Coalescer:
     return Coalescer(DRIVER, running, applications.apply, window_s=window_s)
@@ -70,18 +70,18 @@ async def asked(made: Coalescer, *changes: Change) -> list[asyncio.Task[Outcome]
 async def test_coalescer_applies_requests_of_one_window_once(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
-    made = batches(applications, running, LONG_S)
+    made = coalescer(applications, running, LONG_S)
     tasks = await asked(made, limits(read_iops=10), limits(write_iops=20, read_iops=10), size(7))
     await made.drain()
     assert [await each for each in tasks] == [Outcome()] * 3
-    whole = Change((("read_iops", 10), ("write_iops", 20)), Expansion(volumes.CapacityRange(7)))
-    assert applications.made == [(VOLUME, whole)]
+    combined = Change((("read_iops", 10), ("write_iops", 20)), Expansion(volumes.CapacityRange(7)))
+    assert applications.made == [(VOLUME, combined)]
 
 
 async def test_coalescer_window_admits_later_requests(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
-    made = batches(applications, running, LONG_S)
+    made = coalescer(applications, running, LONG_S)
     tasks = await asked(made, limits(read_iops=10))
     for _ in range(100):  # as often as there is anything to run
         await asyncio.sleep(0)
@@ -95,7 +95,7 @@ async def test_coalescer_window_admits_later_requests(
 async def test_coalescer_window_closes_after_its_time(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
-    made = batches(applications, running, 0.01)
+    made = coalescer(applications, running, 0.01)
     await asyncio.gather(made.ask(VOLUME, limits(read_iops=10)), made.ask(VOLUME, size(7)))
     assert len(applications.made) == 1
 
@@ -114,7 +114,7 @@ async def test_coalescer_refuses_only_the_contradicting_request(
     first: Change,
     newcomer: Change,
 ) -> None:
-    made = batches(applications, running, LONG_S)
+    made = coalescer(applications, running, LONG_S)
     tasks = await asked(made, first, newcomer, limits(read_bytes_per_second=99))
     with pytest.raises(
         coalesce.ConflictingChange, match=r"asks for another (read_iops|write_iops|size)"
@@ -123,15 +123,15 @@ async def test_coalescer_refuses_only_the_contradicting_request(
     await made.drain()
     await tasks[0]
     await tasks[2]
-    ((_, whole),) = applications.made
-    assert ("read_bytes_per_second", 99) in (whole.limits or ())
-    assert whole.expansion == first.expansion
+    ((_, combined),) = applications.made
+    assert ("read_bytes_per_second", 99) in (combined.limits or ())
+    assert combined.expansion == first.expansion
 
 
 async def test_coalescer_keeps_volumes_apart(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
-    made = batches(applications, running)
+    made = coalescer(applications, running)
     await asyncio.gather(
         made.ask(VOLUME, limits(read_iops=10)), made.ask(OTHER, limits(read_iops=11))
     )
@@ -142,7 +142,7 @@ async def test_coalescer_gathers_the_next_requests_during_an_application(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
     applications.gate = asyncio.Event()
-    made = batches(applications, running)
+    made = coalescer(applications, running)
     first = await asked(made, limits(read_iops=10))
     await applications.begun.acquire()
     later = await asked(made, limits(read_iops=11), size(7), limits(write_iops=5))
@@ -157,7 +157,7 @@ async def test_coalescer_identical_request_joins_the_running_application(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
     applications.gate = asyncio.Event()
-    made = batches(applications, running)
+    made = coalescer(applications, running)
     first = await asked(made, limits(read_iops=10, write_iops=20))
     await applications.begun.acquire()
     retries = await asked(made, limits(read_iops=10, write_iops=20), limits(write_iops=20))
@@ -169,9 +169,9 @@ async def test_coalescer_identical_request_joins_the_running_application(
 async def test_coalescer_refuses_a_join_that_the_next_application_would_undo(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
-    """Who asked for 11 may have left, and who comes back to 10 would hear that it is so, just before it is 11."""
+    """A joined request for 10 would succeed just before the next application sets 11."""
     applications.gate = asyncio.Event()
-    made = batches(applications, running)
+    made = coalescer(applications, running)
     first = await asked(made, limits(read_iops=10))
     await applications.begun.acquire()
     later = await asked(made, limits(read_iops=11), limits(read_iops=10))
@@ -189,7 +189,7 @@ async def test_coalescer_refuses_a_join_that_the_next_application_would_undo(
 async def test_coalescer_cancelled_caller_does_not_withdraw_its_request(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
-    made = batches(applications, running, LONG_S)
+    made = coalescer(applications, running, LONG_S)
     tasks = await asked(made, limits(read_iops=10), limits(write_iops=20))
     tasks[0].cancel()
     await asyncio.wait([tasks[0]])
@@ -202,7 +202,7 @@ async def test_coalescer_failure_reaches_all_callers_and_the_next_request_is_app
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
     applications.error = errors.NotFound("there is no such volume")
-    made = batches(applications, running)
+    made = coalescer(applications, running)
     for task in await asked(made, limits(read_iops=10), size(7)):
         with pytest.raises(errors.NotFound):
             await task
@@ -217,7 +217,7 @@ async def test_coalescer_during_another_operation_aborts_all_requests(
     key = volumes.VolumeKey(DRIVER, VOLUME)
     stage = asyncio.create_task(running.run(key, "NodeStageVolume", None, gate.wait))
     await asyncio.sleep(0)
-    made = batches(applications, running)
+    made = coalescer(applications, running)
     for task in await asked(made, limits(read_iops=10), size(7)):
         with pytest.raises(operations.OperationInProgress, match="NodeStageVolume"):
             await task
@@ -229,7 +229,7 @@ async def test_coalescer_during_another_operation_aborts_all_requests(
 async def test_coalescer_after_drain_applies_nothing(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
-    made = batches(applications, running)
+    made = coalescer(applications, running)
     await made.drain()
     await running.drain()
     with pytest.raises(operations.ShuttingDown):
@@ -246,7 +246,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("error", "tries"),
     [
-        (errors.PeerUnavailable("the handler is away"), 3),
+        (errors.PeerUnavailable("the handler is absent"), 3),
         (operations.OperationInProgress("vol-1", "NodeStageVolume", 1), 3),
         (errors.NotReady("the handler cannot limit"), 1),
     ],
@@ -258,7 +258,7 @@ async def test_finish_of_an_interrupted_change_retries_until_a_final_answer(
     tries: int,
 ) -> None:
     applications.error = error
-    await batches(applications, running).finish((VOLUME, OTHER))
+    await coalescer(applications, running).finish((VOLUME, OTHER))
     assert applications.made == [(VOLUME, Change(limits=())), (OTHER, Change(limits=()))] * tries
 
 
@@ -266,8 +266,8 @@ async def test_finish_of_an_interrupted_change_retries_until_a_final_answer(
 async def test_finish_of_an_interrupted_change_succeeds_once_the_guest_is_reachable(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
-    away = errors.PeerUnavailable("the handler is away")
-    answers = [Outcome(unmodified=away), Outcome(), Outcome()]
+    absent = errors.PeerUnavailable("the handler is absent")
+    answers = [Outcome(unmodified=absent), Outcome(), Outcome()]
 
     async def apply(volume_id: volumes.VolumeId, change: Change) -> Outcome:
         await applications.apply(volume_id, change)

@@ -148,16 +148,16 @@ async def test_attach_limit_counts_volumes_attached_without_controller_publish(
     state: Driver, attacher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state.stores.backend, "attach_limit", lambda: 2)
-    published, brought, third = [await made(state, name) for name in "abc"]
-    state.stores.backend.attach(brought)
+    published, ephemeral, third = [await made(state, name) for name in "abc"]
+    state.stores.backend.attach(ephemeral)
     await attacher.attach(attach(published))
     state.stores.backend.attach(published)
-    assert set(attacher.slots(NODE).taken) == {published, brought}
+    assert set(attacher.slots(NODE).taken) == {published, ephemeral}
     with pytest.raises(published_nodes.AttachLimitReached):
         await attacher.attach(attach(third))
-    await attacher.attach(attach(brought))
-    await attacher.detach(brought, NODE)
-    state.stores.backend.detach(brought)
+    await attacher.attach(attach(ephemeral))
+    await attacher.detach(ephemeral, NODE)
+    state.stores.backend.detach(ephemeral)
     await attacher.attach(attach(third))
 
 
@@ -201,13 +201,13 @@ async def test_attach_slots_when_full_refuse_an_unannounced_volume(
     state: Driver,
 ) -> None:
     ids = [volumes.VolumeId(await made(state, name)) for name in "abc"]
-    places = AttachSlots(dataclasses.replace(state.node_rules.live, max_volumes=2), NODE)
-    with places.taking(ids[0]):
+    slots = AttachSlots(dataclasses.replace(state.node_rules.live, max_volumes=2), NODE)
+    with slots.taking(ids[0]):
         state.stores.backend.attach(ids[0])
-    with places.taking(ids[1]):
-        with pytest.raises(published_nodes.AttachLimitReached), places.taking(ids[2]):
+    with slots.taking(ids[1]):
+        with pytest.raises(published_nodes.AttachLimitReached), slots.taking(ids[2]):
             pytest.fail("it was given a place")
-        with places.taking(ids[0]):  # it has its own
+        with slots.taking(ids[0]):  # it has its own
             state.stores.backend.detach(ids[0])
-    with places.taking(ids[2]):
+    with slots.taking(ids[2]):
         state.stores.backend.attach(ids[2])

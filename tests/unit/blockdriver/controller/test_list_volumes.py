@@ -71,8 +71,8 @@ async def test_list_continues_after_creates_and_deletes(
     made = await volumes_made(provisioner, 6)
     first, token = lister.page(3, "")
     assert ids(first) == made[:3]
-    for gone in (made[0], made[2]):
-        await provisioner.delete(gone)
+    for deleted in (made[0], made[2]):
+        await provisioner.delete(deleted)
     await provisioner.create(driver_state.create("new", required=16 * MIB))
     rest, token = lister.page(0, token)
     assert token == ""
@@ -130,15 +130,15 @@ async def test_list_reports_lost_and_damaged_volumes(
     del backend.images[lost]
     backend.images[short] = MIB
     Path(f"{tmp_path}/state/records/{unreadable}.json").write_text("{")
-    stray = state.stores.pool.ids.volume_id("nobody's")
-    backend.images[stray] = MIB
+    orphan = state.stores.pool.ids.volume_id("unrecorded")
+    backend.images[orphan] = MIB
     found = {each.volume_id: each for each in lister.health_page(0, "")[0]}
     assert {key: [each.reason for each in value.findings] for key, value in found.items()} == {
         well: [],
         lost: ["ImageMissing"],
         short: ["ImageDamaged"],
         unreadable: ["RecordUnreadable"],
-        stray: ["RecordMissing"],
+        orphan: ["RecordMissing"],
     }
     assert found[lost].findings[0].kind is Kind.DATA_LOSS
     listed = {each.volume.volume_id: each for each in lister.page(0, "")[0]}
@@ -171,8 +171,8 @@ async def test_pool_health_without_access_or_capacity_is_abnormal(
     monkeypatch.setattr(state.stores.backend, "space", lambda: protocol.PoolSpace(0, 0, 0))
     assert [each.reason for each in health_check.pool()] == ["PoolFull"]
 
-    def away() -> None:
-        raise errors.NotReady("the pool is away")
+    def unavailable() -> None:
+        raise errors.NotReady("the pool is not mounted")
 
-    monkeypatch.setattr(state.stores.backend, "check", away)
+    monkeypatch.setattr(state.stores.backend, "check", unavailable)
     assert [each.reachable for each in health_check.pool()] == [False]

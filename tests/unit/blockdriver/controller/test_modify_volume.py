@@ -22,7 +22,7 @@ from tests.support import crashes, driver_state
 from tests.support.block_driver import MIB, Mode, mount
 from tests.support.fake_guests import FakeGuests, Guest
 from tests.support.fake_throttle import FakeThrottle
-from tests.support.memory_backend import ROOM_BYTES, MemoryBackend
+from tests.support.memory_backend import POOL_BYTES, MemoryBackend
 
 TARGETS = ("/pods/one/mount", "/pods/two/mount")
 OLD = volumes.IoLimits(read_iops=100, write_iops=200)
@@ -32,7 +32,7 @@ AFTER = volumes.IoLimits(read_iops=50, write_iops=200, read_bytes_per_second=MIB
 
 @dataclass
 class Bench:
-    """A volume with limits, and who can be told of others."""
+    """A volume with limits, and the guests and kernel that take new ones."""
 
     state: Driver
     guests: FakeGuests
@@ -56,12 +56,12 @@ class Bench:
             )
         )  # fmt: skip
         guest = self.guests.add(target, running=running)
-        guest.limits, guest.obeyed = OLD, OLD if running else None
+        guest.limits, guest.applied = OLD, OLD if running else None
         return guest
 
 
 class Killed(BaseException):
-    """The process ends here; what it had in memory is gone."""
+    """The process dies here, with everything in its memory."""
 
 
 def killed(_call: str) -> None:
@@ -97,7 +97,7 @@ async def test_modify_of_an_absent_volume_is_not_found(bench: Bench) -> None:
 async def test_modify_of_a_deferred_volume_sends_all_limits_to_the_guest(bench: Bench) -> None:
     guest = bench.deferred()
     assert await bench.change() == modify_volume.Outcome()
-    assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
+    assert (bench.limits, guest.applied) == (AFTER, AFTER)
 
 
 async def test_modify_without_a_sandbox_applies_to_the_next_one(bench: Bench) -> None:
@@ -111,18 +111,18 @@ async def test_modify_refused_by_the_guest_changes_nothing(bench: Bench) -> None
     second.error = errors.NotReady("the handler cannot limit")
     outcome = await bench.change()
     assert str(outcome.unmodified) == "the handler cannot limit"
-    assert (bench.limits, first.obeyed, second.obeyed) == (OLD, OLD, OLD)
+    assert (bench.limits, first.applied, second.applied) == (OLD, OLD, OLD)
     assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
 
 
 async def test_modify_with_unreachable_guest_keeps_the_intent_for_a_retry(bench: Bench) -> None:
     guest = bench.deferred()
-    guest.error = errors.PeerUnavailable("the handler is away")
+    guest.error = errors.PeerUnavailable("the handler is absent")
     assert isinstance((await bench.change()).unmodified, errors.PeerUnavailable)
     assert bench.state.stores.volume_records.load(bench.volume_id).limits_before == Limits.of(OLD)
     guest.error = None
     assert await bench.change() == modify_volume.Outcome()
-    assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
+    assert (bench.limits, guest.applied) == (AFTER, AFTER)
     assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
 
 
@@ -130,7 +130,7 @@ async def test_modify_retry_refused_restores_the_limits_before_the_first_try(
     bench: Bench,
 ) -> None:
     guest = bench.deferred()
-    guest.error = errors.PeerUnavailable("the handler is away")
+    guest.error = errors.PeerUnavailable("the handler is absent")
     await bench.change()
     guest.error = errors.NotReady("this handler cannot limit")
     assert isinstance((await bench.change()).unmodified, errors.NotReady)
@@ -160,7 +160,7 @@ async def test_modify_refused_by_the_kernel_changes_nothing(bench: Bench) -> Non
     bench.state.stores.backend.attach(bench.volume_id)
     bench.throttle.failure = errors.RuntimeFailed("the kernel says no")
     assert str((await bench.change()).unmodified) == "the kernel says no"
-    assert (bench.limits, guest.obeyed, bench.guests.asked) == (OLD, OLD, [])
+    assert (bench.limits, guest.applied, bench.guests.asked) == (OLD, OLD, [])
 
 
 async def test_modify_writes_size_and_limits_at_once(
@@ -183,7 +183,7 @@ async def test_modify_writes_size_and_limits_at_once(
 
 
 async def test_modify_with_impossible_size_still_applies_the_limits(bench: Bench) -> None:
-    expansion = Expansion(volumes.CapacityRange(ROOM_BYTES + 64 * MIB))
+    expansion = Expansion(volumes.CapacityRange(POOL_BYTES + 64 * MIB))
     outcome = await bench.change(replace(NEW, expansion=expansion))
     assert isinstance(outcome.expanded, capacity.OutOfCapacity)
     assert outcome.unmodified is None
@@ -266,12 +266,12 @@ async def test_modify_interrupted_before_the_guest_call_is_finished(
     guest = bench.deferred()
     bench.state.stores.backend.attach(bench.volume_id)
     assert modifier.cut_short() == ()
-    guest.error = errors.PeerUnavailable("the handler is away")
+    guest.error = errors.PeerUnavailable("the handler is absent")
     await bench.change()
     assert modifier.cut_short() == (bench.volume_id,)
     guest.error = None
     assert await bench.change(Change(limits=())) == modify_volume.Outcome()
-    assert guest.obeyed == AFTER
+    assert guest.applied == AFTER
     assert modifier.cut_short() == ()
 
 
@@ -305,8 +305,8 @@ async def test_modify_killed_at_any_call_leaves_record_and_guests_equal_after_a_
             break
         await restarted(bench, tmp_path)
         assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
-        assert bench.limits == first.obeyed
-        assert refuses or bench.limits == second.obeyed
+        assert bench.limits == first.applied
+        assert refuses or bench.limits == second.applied
         seen.add(bench.limits)
     assert number > 10
     assert seen == ({OLD} if refuses else {OLD, AFTER})
@@ -329,10 +329,10 @@ async def test_modify_killed_at_any_call_is_finished_by_its_retry(
         await restarted(bench, tmp_path)
         record = bench.state.stores.volume_records.load(bench.volume_id)
         assert record.capacity_bytes <= backend.images[bench.volume_id]
-        assert bench.limits == guest.obeyed
+        assert bench.limits == guest.applied
         done = Expanded(wanted, node_expansion_required=True)
         assert await bench.change(both) == modify_volume.Outcome(done)
-        assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
+        assert (bench.limits, guest.applied) == (AFTER, AFTER)
     assert number > 10
 
 
@@ -351,9 +351,9 @@ async def test_modify_on_a_full_disk_is_finished_by_its_retry(bench: Bench, tmp_
             break
         assert failed or outcome.unmodified is None
         await restarted(bench, tmp_path)
-        assert bench.limits == guest.obeyed
+        assert bench.limits == guest.applied
         assert await bench.change() == modify_volume.Outcome()
-        assert (bench.limits, guest.obeyed) == (AFTER, AFTER)
+        assert (bench.limits, guest.applied) == (AFTER, AFTER)
     assert number > 10
 
 

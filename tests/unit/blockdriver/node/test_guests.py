@@ -61,15 +61,15 @@ async def test_guests_without_a_sandbox_freeze_nothing_and_defer_limits(way: Way
     assert not await way.guests.freeze(TARGET, 30)
     assert not await way.guests.set_limits(TARGET, LIMITS)
     assert guest.limits == LIMITS
-    assert guest.obeyed is None
+    assert guest.applied is None
 
 
 async def test_guests_limits_arrive_unchanged(way: Way) -> None:
     guest = way.end.add(TARGET.text)
     assert await way.guests.set_limits(TARGET, LIMITS)
-    assert guest.obeyed == LIMITS
+    assert guest.applied == LIMITS
     assert await way.guests.set_limits(TARGET, volumes.IoLimits())
-    assert guest.obeyed == volumes.IoLimits()
+    assert guest.applied == volumes.IoLimits()
 
 
 async def test_guests_call_for_a_target_not_deferred_is_not_found(way: Way) -> None:

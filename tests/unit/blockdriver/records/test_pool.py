@@ -1,4 +1,4 @@
-"""The identity of a pool: made once, read ever after, never made anew for a pool that holds anything."""
+"""The identity of a pool: created once, read afterwards, never created again for a pool that is not empty."""
 
 import json
 from pathlib import Path

@@ -29,7 +29,7 @@ class Checked(MemoryBackend):
         self._check = check
 
     def check(self) -> None:
-        """As told."""
+        """Calls the given function."""
         self._check()
 
 

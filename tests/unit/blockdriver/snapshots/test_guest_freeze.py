@@ -70,7 +70,7 @@ async def test_freeze_with_a_failed_thaw_is_an_error(node: Node) -> None:
     guest = node.guests.add(ONE.target.text)
     with pytest.raises(guest_freeze.ThawedEarly):
         async with node.freezer.still([ONE]):
-            guest.error = errors.PeerUnavailable("the handler is away")
+            guest.error = errors.PeerUnavailable("the handler is absent")
     assert node.noted() == ["vol-1"], "the next start thaws it"
 
 
@@ -94,7 +94,7 @@ async def test_freeze_refused_by_the_second_guest_thaws_the_first(node: Node) ->
 
 
 async def test_freeze_with_unknown_outcome_is_thawed(node: Node) -> None:
-    """The proxy did not answer in time: nobody knows."""
+    """The proxy did not answer in time: the outcome is unknown."""
     guest = node.guests.add(ONE.target.text)
     guest.error = errors.PeerUnavailable("no answer")
     with pytest.raises(errors.PeerUnavailable, match="no answer"):
@@ -152,7 +152,7 @@ async def test_recovery_waits_for_an_unreachable_proxy(
     async def away_at_first(target: volumes.TargetPath) -> bool:
         noted.append(node.noted())
         if len(noted) < 3:
-            raise errors.PeerUnavailable("the proxy is away")
+            raise errors.PeerUnavailable("the proxy is absent")
         return await thaw(target)
 
     monkeypatch.setattr(guest_freeze, "_PAUSE_S", 0.001)
@@ -173,7 +173,7 @@ async def test_thaw_that_does_not_reach_the_guest_is_retried(
     for _ in range(2):
         with pytest.raises(guest_freeze.ThawedEarly):
             async with node.freezer.still([ONE]):
-                guest.error = errors.PeerUnavailable("the proxy is away")
+                guest.error = errors.PeerUnavailable("the proxy is absent")
         tries = len(node.guests.asked)
         while len(node.guests.asked) < tries + 3:  # noqa: ASYNC110
             await asyncio.sleep(0)
