@@ -177,8 +177,10 @@ async def _serve_proxy_sockets(
 
 
 async def _serve_csi_sockets(settings: ProxySettings, parts: _Parts, stack: AsyncExitStack) -> None:
-    publish = DeferredPublish(parts.deferred, parts.handlers, parts.events, parts.targets)
     unpublish = DeferredUnpublish(parts.deferred, parts.events, parts.targets)
+    publish = DeferredPublish(
+        parts.deferred, parts.handlers, parts.events, parts.targets, unpublish
+    )
     for driver in parts.backends:
         name = volumes.DriverName(driver.name)
         front = CsiFrontend(name, driver.backend, parts.deferred, publish, unpublish, parts.targets)

@@ -19,7 +19,7 @@ from crust.proxy.deferred import DeferredVolumes, NoDeferredVolume
 from crust.proxy.publish import DeferredPublish
 from crust.proxy.targets import Targets
 from crust.proxy.unpublish import DeferredUnpublish
-from crust.rpc import csi, limits, passthrough, requests
+from crust.rpc import csi, limits, outcome, passthrough, requests
 from crust.wire.csi.v1 import csi_pb2
 
 _NODE = "/csi.v1.Node/"
@@ -126,13 +126,20 @@ class CsiFrontend:
     def _check_host_publish(self, request: csi_pb2.NodePublishVolumeRequest) -> None:
         """Refuse a host mount if a deferred one has the device or the target."""
         target = volumes.TargetPath(request.target_path)  # unchecked: the driver checks it
-        if self._deferred.find(target.text) is not None:
+        if self._standing(target.text):
             raise policy.AlreadyDeferred(target.text)
         readonly = request.readonly or request.volume_capability.access_mode.mode in _READER_MODES
         key = self._unchecked_key(request.volume_id)
         self._deferred.check_unreserved(
             reservations.Reservation(key, target, None, readonly), deferred=False
         )
+
+    def _standing(self, target: str) -> bool:
+        """Whether an entry stands at the target. One that cannot be read is an error that a CO must not forget."""
+        try:
+            return self._deferred.find(target) is not None
+        except errors.CrustError as error:
+            raise outcome.answer("NodePublishVolume", error, outcome.Residue.STANDS) from error
 
     async def _node_unpublish(
         self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, context: passthrough.Context
@@ -164,7 +171,9 @@ class CsiFrontend:
             if request.defer_fs_ops or self._deferred.of_volume(key):
                 raise
             return False
-        return request.defer_fs_ops or self._deferred.find(target.text) is not None
+        if request.defer_fs_ops or target.text in self._deferred.unfinished:
+            return True
+        return self._deferred.find(target.text) is not None
 
     async def _has_guard(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> bool:
         """Whether a guard mount is on the target: then the record was lost with /run or by an interrupted

@@ -58,6 +58,8 @@ class DeferredVolumes:
         self._unreadable: dict[str, errors.CrustError] = {}
         self._changes = 0
         self._rewriting = threading.Lock()
+        self.unfinished: set[str] = set()
+        """Targets of failed publishes that could not be undone: their unpublish is the proxy's, whatever is there."""
 
     async def load(self) -> tuple[stores.Entry, ...]:
         """Scan the directory and rebuild the index; returns all entries, unreadable ones included."""

@@ -1,13 +1,16 @@
 """A deferred NodePublishVolume, from the request to an entry in the handoff directory.
 
 All checks come before any change: the target path, the handler, its features, other users of the volume. Then the
-proxy calls the shim, whose answer identifies the device, and repeats the checks with the answer. Then it mounts the
-guard on the target, and publishes the entry, which appears atomically. If a step fails, the steps before it are
-undone, newest first. If the proxy is killed, the CO's retry or unpublish completes the work.
+proxy mounts the guard on the target and calls the shim, whose answer identifies the device, and repeats the checks
+with the answer. Then it publishes the entry, which appears atomically.
+
+The guard is mounted before the driver is called and unmounted after it: whatever a driver may have done for a target,
+a guard or an entry shows it, after a kill too. If a step fails, what this attempt made is removed, and the error is
+answered with a code that fits what is left (crust/rpc/outcome.py). The retry of a publish that stands needs no
+handler and removes nothing.
 """
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import dataclass, replace
 from typing import Self
@@ -23,7 +26,9 @@ from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.events import Event, Events
 from crust.proxy.handlers import Handler, Handlers
 from crust.proxy.policy import CannotDeferRawBlock, Decision
-from crust.rpc import csi
+from crust.proxy.unpublish import DeferredUnpublish
+from crust.rpc import csi, outcome
+from crust.rpc.outcome import Residue
 from crust.wire.csi.v1 import csi_pb2
 
 _log = logging.getLogger(__name__)
@@ -59,6 +64,19 @@ class _Wanted:
         return cls(key, target, capability.access, request.readonly or capability.mode.reader_only)
 
 
+@dataclass(slots=True)
+class _Attempt:
+    """One run of a publish. `residue`: what would stand if it failed now."""
+
+    residue: Residue = Residue.NONE
+    known: Record | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there is no entry yet. A retry of a publish that stands must not take it down."""
+        return self.known is None
+
+
 class DeferredPublish:
     """Carries out deferred publishes."""
 
@@ -68,11 +86,13 @@ class DeferredPublish:
         handlers: Handlers,
         events: Events,
         targets: targets_module.Targets,
+        unpublish: DeferredUnpublish,
     ) -> None:
         self._deferred = deferred
         self._handlers = handlers
         self._events = events
         self._targets = targets
+        self._unpublish = unpublish
 
     async def run(
         self,
@@ -82,15 +102,16 @@ class DeferredPublish:
         decision: Decision,
         caller: Caller,
     ) -> csi_pb2.NodePublishVolumeResponse:
-        """Publish; raises the error of any check, and `grpc.aio.AioRpcError` with the driver's own status."""
+        """Publish; raises a check's error or the driver's status, in a branch that fits what is left behind."""
+        attempt = _Attempt()
         try:
             wanted = _Wanted.of(key, request)
-            return await self._publish(backend, wanted, request, decision, caller)
-        except errors.CrustError as error:
-            self._events.emit(
-                Event("refused", request.target_path, decision.handler or "", error.shown())
-            )
-            raise
+            return await self._publish(backend, wanted, request, decision, caller, attempt)
+        except (errors.CrustError, grpc.aio.AioRpcError) as error:
+            if isinstance(error, errors.CrustError):
+                told = Event("refused", request.target_path, decision.handler or "", error.shown())
+                self._events.emit(told)
+            raise outcome.answer("NodePublishVolume", error, attempt.residue) from error
 
     async def _publish(
         self,
@@ -99,35 +120,52 @@ class DeferredPublish:
         request: csi_pb2.NodePublishVolumeRequest,
         decision: Decision,
         caller: Caller,
+        attempt: _Attempt,
     ) -> csi_pb2.NodePublishVolumeResponse:
-        known = self._deferred.find(wanted.target.text)
-        handler = await self._admit(wanted, known, decision)
+        self._targets.check_allowed(wanted.target)
+        await self._look(wanted, attempt)
+        handler = await self._admit(wanted, decision) if attempt.is_new else None
         _set_flag(request)
-        response = await backend.publish(request, caller)
+        if attempt.is_new:
+            await self._mount_guard(wanted.target, attempt)
         try:
-            record = self._record(wanted, handler, response)
+            response = await backend.publish(request, caller)
+            record = self._record(wanted, attempt, decision, handler, response)
             with self._deferred.reserved(record):
-                record = await asyncio.to_thread(
-                    self._mount_guard_and_publish, record, is_new=known is None
-                )
+                record = await asyncio.to_thread(self._place, record, is_new=attempt.is_new)
                 self._deferred.remember(record)
-        except BaseException:
-            if known is None:  # a failed retry must not undo the existing publish
-                await self._unpublish(backend, wanted, caller)
+        except BaseException as error:
+            if attempt.is_new:
+                attempt.residue = await self._undo(backend, wanted, caller, attempt, error)
             raise
-        if known is None:
+        if attempt.is_new:
             # after the answer is sent: the caller need not wait for log, metrics and events
             asyncio.get_running_loop().call_soon(_report, self._events, record, decision)
         return csi_pb2.NodePublishVolumeResponse()
 
-    async def _admit(self, wanted: _Wanted, known: Record | None, decision: Decision) -> Handler:
-        """All checks before the driver is called."""
-        self._targets.check_allowed(wanted.target)
-        if known is not None:
-            self._deferred.check_key(known, wanted.key)
-        # a retry keeps the first choice: a second handler may have registered since
-        name = decision.handler or (known.handler if known is not None else None)
-        handler = await self._handlers.choose(name)
+    async def _look(self, wanted: _Wanted, attempt: _Attempt) -> None:
+        """Find out what stands at the target: an entry, or the guard mount of an interrupted attempt."""
+        attempt.residue = Residue.STANDS  # an entry that cannot be read raises here
+        attempt.known = self._deferred.find(wanted.target.text)
+        if attempt.known is not None:
+            if attempt.known.key != wanted.key:
+                attempt.residue = Residue.NONE  # of the volume that is asked for
+            self._deferred.check_key(attempt.known, wanted.key)
+            return
+        attempt.residue = Residue.NONE
+        if self._targets.is_known_usable(wanted.target):
+            return  # a thread hop costs more than the whole check
+        try:
+            await asyncio.to_thread(self._targets.check_usable, wanted.target)
+            if await asyncio.to_thread(self._targets.has_guard, wanted.target):
+                attempt.residue = Residue.STANDS
+        except targets_module.TargetMounted:
+            attempt.residue = Residue.STANDS
+            raise
+
+    async def _admit(self, wanted: _Wanted, decision: Decision) -> Handler:
+        """All checks before any change. A publish that stands has passed them: its retry needs no handler."""
+        handler = await self._handlers.choose(decision.handler)
         access = wanted.access
         handler_admission.check(
             handler, fs_type=access.fs_type, group=access.group, readonly=wanted.readonly
@@ -135,14 +173,24 @@ class DeferredPublish:
         self._deferred.check_unreserved(
             reservations.Reservation(wanted.key, wanted.target, None, wanted.readonly)
         )
-        if not self._targets.is_known_usable(
-            wanted.target
-        ):  # a thread hop costs more than the whole check
-            await asyncio.to_thread(self._targets.check_usable, wanted.target)
         return handler
 
+    async def _mount_guard(self, target: volumes.TargetPath, attempt: _Attempt) -> None:
+        """Mount it before the driver is called: if this attempt is killed, the guard shows that it was made.
+
+        A failure leaves an empty directory at most, which a CO removes itself.
+        """
+        await asyncio.to_thread(self._targets.mount_guard, target)
+        if attempt.residue is Residue.NONE:
+            attempt.residue = Residue.UNKNOWN
+
     def _record(
-        self, wanted: _Wanted, handler: Handler, response: csi_pb2.NodePublishVolumeResponse
+        self,
+        wanted: _Wanted,
+        attempt: _Attempt,
+        decision: Decision,
+        handler: Handler | None,
+        response: csi_pb2.NodePublishVolumeResponse,
     ) -> Record:
         """The record, checked with the driver's answer."""
         if not response.HasField("deferred_mount"):
@@ -150,36 +198,60 @@ class DeferredPublish:
         answer = csi.deferred_mount(response.deferred_mount)
         mount = replace(answer, readonly=answer.readonly or wanted.readonly)
         handler_admission.check_answer(wanted.access, mount)
-        handler_admission.check(
-            handler, fs_type=mount.fs_type, group=mount.group, readonly=mount.readonly
-        )
-        handler_admission.check_limits(handler, mount.io_limits)
-        return Record.of(mount, wanted.key, wanted.target, handler.name)
+        if handler is not None:
+            handler_admission.check(
+                handler, fs_type=mount.fs_type, group=mount.group, readonly=mount.readonly
+            )
+            handler_admission.check_limits(handler, mount.io_limits)
+            return Record.of(mount, wanted.key, wanted.target, handler.name)
+        assert attempt.known is not None
+        # a retry keeps the first choice: a second handler may have registered since
+        name = decision.handler or attempt.known.handler
+        return Record.of(mount, wanted.key, wanted.target, name)
 
-    def _mount_guard_and_publish(self, record: Record, *, is_new: bool) -> Record:
-        """Mount the guard and publish the entry, or leave neither. Blocks."""
+    def _place(self, record: Record, *, is_new: bool) -> Record:
+        """Publish the entry of the guarded target. Blocks."""
         self._targets.check_unmounted(record.mount.source, readonly=record.readonly)
-        self._targets.mount_guard(record.target)
-        try:
-            return self._deferred.publish(record)
-        except BaseException:  # also after an unexpected exception
-            if is_new:
-                self._unmount_guard(record.target)
-            raise
+        if not is_new:
+            self._targets.mount_guard(record.target)
+        return self._deferred.publish(record)
 
-    async def _unpublish(self, backend: Backend, wanted: _Wanted, caller: Caller) -> None:
+    async def _undo(
+        self,
+        backend: Backend,
+        wanted: _Wanted,
+        caller: Caller,
+        attempt: _Attempt,
+        error: BaseException,
+    ) -> Residue:
+        """Remove what this attempt made; returns what is left. The publish's own error is the one to report."""
+        if isinstance(error, grpc.aio.AioRpcError):
+            if not outcome.is_final(error):
+                return (
+                    Residue.UNKNOWN
+                )  # the driver may still work on it; the guard stays, the CO retries
+            if (
+                attempt.residue is Residue.UNKNOWN
+            ):  # nothing stood before, and the driver left nothing
+                return await asyncio.to_thread(self._remove_guard, wanted.target)
         request = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=wanted.key.volume_id, target_path=wanted.target.text, defer_fs_ops=True
         )
-        # report the error of the publish, not of this call; the CO's own unpublish does this again
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            await backend.unpublish(request, caller)
+        try:
+            return await self._unpublish.undo(backend, wanted.key, wanted.target, request, caller)
+        except (errors.CrustError, grpc.aio.AioRpcError) as failure:
+            self._deferred.unfinished.add(wanted.target.text)
+            extra = {"target": wanted.target.text, "error": failure}
+            _log.warning("failed publish not undone completely", extra=extra)
+            return Residue.UNKNOWN
 
-    def _unmount_guard(self, target: volumes.TargetPath) -> None:
+    def _remove_guard(self, target: volumes.TargetPath) -> Residue:
         try:
             self._targets.unmount_guard(target)
         except errors.CrustError as error:
             _log.warning("guard mount not removed", extra={"target": target.text, "error": error})
+            return Residue.STANDS
+        return Residue.NONE
 
 
 def _report(events: Events, record: Record, decision: Decision) -> None:

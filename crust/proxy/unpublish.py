@@ -7,14 +7,17 @@ last: if the proxy is killed at any point before, the entry is still there and t
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from crust import volumes
+from crust.handoff import claims
 from crust.handoff import store as stores
 from crust.handoff.record import Record
 from crust.proxy.backend import Backend, Caller
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.events import Event, Events
 from crust.proxy.targets import Targets
+from crust.rpc.outcome import Residue
 from crust.wire.csi.v1 import csi_pb2
 
 _log = logging.getLogger(__name__)
@@ -38,31 +41,76 @@ class DeferredUnpublish:
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         """Unpublish; raises `HeldBySandbox`, and `grpc.aio.AioRpcError` with the driver's own status."""
         record = self._deferred.find(target.text)
+        if record is not None:
+            self._deferred.check_key(record, key)
         flagged = csi_pb2.NodeUnpublishVolumeRequest()
         flagged.CopyFrom(request)
         flagged.defer_fs_ops = True
-        if record is None:  # the entry was lost with /run, or removed by an interrupted unpublish
-            response = await backend.unpublish(flagged, caller)
-            await asyncio.to_thread(self._targets.unmount_guard, target)
-            return response
-        self._deferred.check_key(record, key)
-        entry = await asyncio.to_thread(self._begin, target)
-        try:
-            response = await backend.unpublish(flagged, caller)
-            await asyncio.to_thread(self._finish, target, entry)
-        finally:
-            entry.close()
-        self._forget(record)
+        response = await self._remove(
+            backend, target, flagged, caller, lambda: self._begin(target, key)
+        )
+        if record is not None:
+            self._forget(record)
         return response
 
-    def _begin(self, target: volumes.TargetPath) -> stores.Unpublish:
-        """Lock out sandboxes and check everything that could fail, before the driver is called. Blocks."""
-        self._targets.check_free(target)
-        return self._deferred.store.begin_unpublish(target)
+    async def undo(
+        self,
+        backend: Backend,
+        key: volumes.VolumeKey,
+        target: volumes.TargetPath,
+        request: csi_pb2.NodeUnpublishVolumeRequest,
+        caller: Caller,
+    ) -> Residue:
+        """Remove whatever a failed publish has made; an entry that cannot be read stays. Raises as `run` does."""
+        there = await asyncio.to_thread(self._deferred.store.read, target)
+        is_ours = there is not None and there.record is not None
+        await self._remove(
+            backend, target, request, caller, lambda: self._begin(target, key) if is_ours else None
+        )
+        return Residue.NONE if there is None or is_ours else Residue.UNKNOWN
 
-    def _finish(self, target: volumes.TargetPath, entry: stores.Unpublish) -> None:
+    async def _remove(
+        self,
+        backend: Backend,
+        target: volumes.TargetPath,
+        request: csi_pb2.NodeUnpublishVolumeRequest,
+        caller: Caller,
+        begin: Callable[[], stores.Unpublish | None],
+    ) -> csi_pb2.NodeUnpublishVolumeResponse:
+        entry = await asyncio.to_thread(begin)
+        try:
+            response = await backend.unpublish(request, caller)
+            await asyncio.to_thread(self._finish, target, entry)
+        finally:
+            if entry is not None:
+                entry.close()
+        self._deferred.unfinished.discard(target.text)
+        return response
+
+    def _begin(self, target: volumes.TargetPath, key: volumes.VolumeKey) -> stores.Unpublish | None:
+        """Lock out sandboxes and check everything that could fail, before the driver is called. Blocks.
+
+        None if there is no entry: it was lost with /run, removed by an interrupted unpublish, or moved by a person.
+        """
+        try:
+            entry = self._deferred.store.begin_unpublish(target)
+        except claims.NotPublished:
+            return None
+        try:
+            self._targets.check_free(target)
+            if entry.entry.error is not None:
+                raise entry.entry.error
+            if entry.entry.record is not None:
+                self._deferred.check_key(entry.entry.record, key)
+        except BaseException:
+            entry.close()
+            raise
+        return entry
+
+    def _finish(self, target: volumes.TargetPath, entry: stores.Unpublish | None) -> None:
         self._targets.unmount_guard(target)
-        entry.complete()
+        if entry is not None:
+            entry.complete()
 
     def _forget(self, record: Record) -> None:
         self._deferred.forget(record.target.text)

@@ -56,8 +56,12 @@ def code_of(error: errors.CrustError) -> grpc.StatusCode:
 
 def code_of_class(kind: type[errors.CrustError]) -> grpc.StatusCode:
     """The gRPC status code of errors of the class `kind`."""
-    found = (CODES[ancestor] for ancestor in kind.__mro__ if ancestor in CODES)
-    return next(found, grpc.StatusCode.INTERNAL)
+    return CODES[branch_of(kind)]
+
+
+def branch_of(kind: type[errors.CrustError]) -> type[errors.CrustError]:
+    """The branch that errors of the class `kind` belong to."""
+    return next((each for each in kind.__mro__ if each in CODES), errors.RuntimeFailed)
 
 
 async def abort(

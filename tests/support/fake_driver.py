@@ -70,6 +70,10 @@ class FakeDriver(csi_pb2_grpc.NodeServicer):
         self.calls: list[Call] = []
         self.failures: dict[str, Failure] = {}
         self.failures_after: dict[str, Failure] = {}
+        self.failing: dict[str, Failure] = {}
+        """As `failures`, for every call until a test removes it."""
+        self.after_publish: Callable[[], None] = lambda: None
+        self.after_unpublish: Callable[[], None] = lambda: None
         self.gates: dict[str, Gate] = {}
         self.alter: Callable[[csi_pb2.DeferredMount], None] = lambda _: None
         self.identities: dict[str, tuple[int, int, int]] = {}
@@ -88,6 +92,7 @@ class FakeDriver(csi_pb2_grpc.NodeServicer):
         there = self.published.setdefault(request.target_path, wanted)
         if there != wanted:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, "published differently")
+        self.after_publish()
         await self._leave("NodePublishVolume", context)
         if not deferred:
             return csi_pb2.NodePublishVolumeResponse()
@@ -100,6 +105,7 @@ class FakeDriver(csi_pb2_grpc.NodeServicer):
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         await self._enter("NodeUnpublishVolume", request, context)
         self.published.pop(request.target_path, None)
+        self.after_unpublish()
         await self._leave("NodeUnpublishVolume", context)
         return csi_pb2.NodeUnpublishVolumeResponse()
 
@@ -187,7 +193,7 @@ class FakeDriver(csi_pb2_grpc.NodeServicer):
     async def _enter(self, method: str, request: Any, context: Context) -> None:
         metadata = tuple((key, value) for key, value in context.invocation_metadata() or ())
         self.calls.append(Call(method, request, metadata, context.time_remaining()))
-        await self._fail(self.failures.pop(method, None), context)
+        await self._fail(self.failing.get(method) or self.failures.pop(method, None), context)
 
     async def _leave(self, method: str, context: Context) -> None:
         gate = self.gates.get(method)

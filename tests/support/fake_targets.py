@@ -27,7 +27,9 @@ class FakeTargets:
         targets.GuardedTargets([self.root]).check_allowed(target)
 
     def is_known_usable(self, target: volumes.TargetPath) -> bool:
-        return target.text not in self.foreign and target_paths.is_known_free(target, [self.root])
+        if target.text in self.foreign or self.has_guard(target):
+            return False
+        return target_paths.is_known_free(target, [self.root])
 
     def check_usable(self, target: volumes.TargetPath) -> None:
         os.close(target_paths.open_parent(target, [self.root]))

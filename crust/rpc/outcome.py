@@ -1,0 +1,87 @@
+"""What a failed call leaves behind, and which status its caller may therefore be answered with.
+
+To a kubelet a *final* status means that nothing stands: it forgets the volume and never unpublishes it. CANCELLED,
+DEADLINE_EXCEEDED, UNAVAILABLE, RESOURCE_EXHAUSTED and ABORTED are not final: the volume is "uncertain", tried again
+while its pod is wanted and unpublished when it is not. So an error says what is wrong, its residue says what is left,
+and the table gives the branch that both together allow. The sentence and the error's name stay.
+
+One exception: CSI demands ALREADY_EXISTS for a second publish with other arguments. A kubelet never sends one.
+
+Expansion has a rule of its own. FAILED_PRECONDITION means "never again before the pod is restarted", so only what a
+restart heals may say it.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+import grpc.aio
+
+from crust import errors
+from crust.rpc import status
+
+Branch = type[errors.CrustError]
+
+
+class Residue(enum.Enum):
+    """What stands after an operation failed, of the volume and the path that it is about."""
+
+    NONE = "nothing"
+    STANDS = "something"
+    UNKNOWN = "not known"
+
+
+NOT_FINAL: frozenset[Branch] = frozenset(
+    {errors.OperationPending, errors.PeerUnavailable, errors.Exhausted}
+)
+"""The branches after which a kubelet counts on something to stand."""
+
+RESTART_HEALS: frozenset[str] = frozenset({"OfflineExpansionOnly"})
+"""Names of the errors of an expansion that a restart of the pod heals."""
+
+
+def _left_behind(
+    rpc: str, residues: Iterable[Residue]
+) -> dict[tuple[str, Branch, Residue], Branch]:
+    final = [branch for branch in status.CODES if branch not in NOT_FINAL]
+    return {(rpc, branch, each): errors.PeerUnavailable for branch in final for each in residues}
+
+
+TABLE: Mapping[tuple[str, Branch, Residue], Branch] = MappingProxyType(
+    {
+        **_left_behind("NodePublishVolume", (Residue.STANDS, Residue.UNKNOWN)),
+        ("NodePublishVolume", errors.Conflict, Residue.STANDS): errors.Conflict,
+        **{
+            ("RuntimeExpandVolume", errors.NotReady, each): errors.PeerUnavailable
+            for each in Residue
+        },
+    }
+)
+"""(RPC, branch, residue) to the branch to answer with. What is not listed is answered as it is."""
+
+
+def branch(rpc: str, error: errors.CrustError, residue: Residue) -> Branch:
+    """The branch to answer `error` with."""
+    own = status.branch_of(type(error))
+    if rpc == "RuntimeExpandVolume" and error.error_name in RESTART_HEALS:
+        return own
+    return TABLE.get((rpc, own, residue), own)
+
+
+def answer(
+    rpc: str, error: errors.CrustError | grpc.aio.AioRpcError, residue: Residue
+) -> errors.CrustError | grpc.aio.AioRpcError:
+    """The error to answer with: `error` itself, or its sentence and name in the branch that the table gives."""
+    known = status.to_error(error) if isinstance(error, grpc.aio.AioRpcError) else error
+    allowed = branch(rpc, known, residue)
+    if allowed is status.branch_of(type(known)):
+        return error
+    answered = allowed(known.what, why=known.why, hint=known.hint)
+    answered.error_name = known.error_name
+    answered.__cause__ = error
+    return answered
+
+
+def is_final(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a peer's status says that nothing of the call stands."""
+    return status.branch_of(type(status.to_error(error))) not in NOT_FINAL

@@ -1,0 +1,187 @@
+"""A failed publish says what stands: a kubelet forgets what is answered with a final code."""
+
+import os
+import shutil
+
+import grpc
+import pytest
+
+from crust import errors, volumes
+from crust.handoff import layout
+from crust.proxy.targets import TargetMounted
+from tests.support import fake_driver
+from tests.support import node as nodes
+from tests.support.fake_driver import Failure
+from tests.support.fake_targets import FakeTargets
+from tests.support.node import Node, Places
+from tests.support.refusals import refused
+
+Code = grpc.StatusCode
+
+
+def _other_filesystem(kata: Node) -> None:
+    """Make the driver's answer unusable: refused after the driver has published."""
+    kata.driver.alter = lambda mount: setattr(mount, "fs_type", "btrfs")
+
+
+async def test_retry_of_a_standing_publish_needs_no_handler(places: Places) -> None:
+    """The answer was lost, the proxy was started again, and the handler is not back in time."""
+    target = places.target("one")
+    driver = fake_driver.FakeDriver()
+    async with nodes.running(places, driver=driver) as node, node.handler():
+        await node.co.publish("vol-1", target)
+    async with nodes.running(places, driver=driver) as node:
+        await node.co.publish("vol-1", target)
+        node.check_published("vol-1", target)
+        entry = node.entry(target)
+        assert entry is not None
+        assert entry.require().handler == "kata"
+
+
+async def test_retry_of_a_standing_publish_with_a_driver_that_fails_is_not_final(
+    kata: Node,
+) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    kata.driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "disk on fire")
+    kata.check_published("vol-1", target)
+
+
+async def test_downgraded_driver_makes_no_standing_publish_final(places: Places) -> None:
+    target = places.target("one")
+    driver = fake_driver.FakeDriver()
+    async with nodes.running(places, driver=driver) as node, node.handler():
+        await node.co.publish("vol-1", target)
+    driver.defers = False
+    async with nodes.running(places, driver=driver) as node, node.handler():
+        await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE, "DEFER_FS_OPS")
+        node.check_published("vol-1", target)
+
+
+async def test_publish_that_cannot_be_undone_at_the_driver_is_not_final(kata: Node) -> None:
+    target = kata.places.target("one")
+    _other_filesystem(kata)
+    kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "restarting")
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "'btrfs'")
+    assert target in kata.driver.published
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)
+
+
+async def test_publish_whose_guard_mount_stays_is_not_final(places: Places) -> None:
+    class Stuck(FakeTargets):
+        stuck = True
+
+        def unmount_guard(self, target: volumes.TargetPath) -> None:
+            if self.stuck:
+                raise errors.NotReady("busy")
+            super().unmount_guard(target)
+
+    targets = Stuck(places.kubelet)
+    target = places.target("one")
+    async with nodes.running(places, targets=targets) as node, node.handler():
+        node.driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
+        await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE, "disk on fire")
+        targets.stuck = False
+        await node.co.unpublish("vol-1", target)
+        node.check_untouched(target)
+
+
+async def test_drivers_final_code_passes_when_nothing_stands(kata: Node) -> None:
+    target = kata.places.target("one")
+    kata.driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
+    await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "disk on fire")
+    kata.check_untouched(target)
+    assert kata.driver.called("NodeUnpublishVolume") == []
+
+
+@pytest.mark.parametrize("then", ["no handler", "driver refuses", "driver downgraded"])
+async def test_refused_retry_of_an_attempt_whose_answer_was_lost_is_final_only_if_undone(
+    places: Places, then: str
+) -> None:
+    """The driver did its work, and the proxy was started again before it heard so."""
+    target = places.target("one")
+    driver = fake_driver.FakeDriver()
+    driver.failures_after["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "lost")
+    async with nodes.running(places, driver=driver) as node, node.handler():
+        await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE, "lost")
+        assert target in driver.published
+    async with nodes.running(places, driver=driver) as node:
+        if then == "no handler":
+            await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE, "none is registered")
+            assert target in driver.published
+            await node.co.unpublish("vol-1", target)
+        else:
+            driver.defers = then != "driver downgraded"
+            if driver.defers:
+                driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
+            async with node.handler():
+                code = Code.INTERNAL if driver.defers else Code.UNIMPLEMENTED
+                await refused(node.co.publish("vol-1", target), code)
+        node.check_untouched(target)
+
+
+async def test_entry_that_appeared_although_its_publish_failed_is_removed(
+    kata: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rename was done, and the directory could not be synced."""
+    target = kata.places.target("one")
+    publish = kata.deferred.publish
+
+    def fail_afterwards(record: object) -> object:
+        publish(record)  # type: ignore[arg-type]
+        raise errors.RuntimeFailed("cannot sync")
+
+    monkeypatch.setattr(kata.deferred, "publish", fail_afterwards)
+    await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "cannot sync")
+    kata.check_untouched(target)
+
+
+async def test_failed_publish_that_a_sandbox_has_claimed_already_is_not_final(
+    kata: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = kata.places.target("one")
+    publish = kata.deferred.publish
+    sandbox = kata.sandbox(target)
+
+    def claim_and_fail(record: object) -> object:
+        publish(record)  # type: ignore[arg-type]
+        sandbox.__enter__()
+        raise errors.RuntimeFailed("cannot sync")
+
+    monkeypatch.setattr(kata.deferred, "publish", claim_and_fail)
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "cannot sync")
+    monkeypatch.undo()
+    await kata.co.publish("vol-1", target)
+    kata.check_published("vol-1", target)
+    sandbox.__exit__(None, None, None)
+
+
+async def test_unpublish_of_an_entry_that_somebody_moved_is_ok(kata: Node) -> None:
+    """operations.md tells an operator to move an entry; the look that would see it is not waited for."""
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    entry = layout.Layout(kata.places.volumes).entry(volumes.TargetPath(target))
+    shutil.move(entry.directory, f"{kata.places.root}/moved")
+    await kata.co.unpublish("vol-1", target)
+    assert target not in kata.driver.published
+    assert not os.path.lexists(target)
+    await kata.co.unpublish("vol-1", target)
+
+
+async def test_driver_that_mounted_over_the_guard_and_could_not_be_undone_is_unpublished_later(
+    kata: Node,
+) -> None:
+    target = kata.places.target("one")
+    kata.driver.mounts_instead = True
+    kata.driver.after_publish = lambda: kata.targets.foreign.add(target)
+    kata.driver.after_unpublish = lambda: kata.targets.foreign.discard(target)
+    for _ in range(2):
+        kata.driver.failing["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "restarting")
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "deferred_mount")
+    kata.driver.failing.clear()
+    kata.driver.mounts_instead = False
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, TargetMounted.__name__)
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)
