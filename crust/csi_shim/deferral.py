@@ -4,14 +4,13 @@ The shim calls the inner driver with the flag set, and the driver must answer wi
 shim unpublishes at once and reports an error: a deferred publish must never leave a mount on the host.
 """
 
-import contextlib
 from typing import Any, Protocol
 
 import grpc.aio
 
 from crust import errors, volumes
 from crust.csi_shim.runtime_client import RuntimeClient
-from crust.rpc import csi, limits
+from crust.rpc import csi, limits, outcome
 from crust.wire.csi.v1 import csi_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -83,9 +82,9 @@ class Deferral:
             if not response.HasField("deferred_mount"):
                 raise MountedInsteadOfDeferred(request.volume_id)
             csi.deferred_mount(response.deferred_mount)
-        except errors.CrustError:
-            await self._undo(request, context)
-            raise
+        except errors.CrustError as error:
+            residue = await self._undo(request, context)
+            raise outcome.answer("NodePublishVolume", error, residue) from error
         return response
 
     async def stats(
@@ -109,7 +108,7 @@ class Deferral:
         wanted = volumes.CapacityRange(
             max(wanted.required_bytes, grown.capacity_bytes), wanted.limit_bytes
         )
-        capacity_bytes = await self._runtime.expand(target.text, wanted)
+        capacity_bytes = await self._runtime.expand(target.text, wanted, context.time_remaining())
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=capacity_bytes)
 
     async def _check_inner(self, context: Context) -> None:
@@ -121,10 +120,17 @@ class Deferral:
             raise DeferralUnsupported()
         self._inner_defers = True
 
-    async def _undo(self, request: csi_pb2.NodePublishVolumeRequest, context: Context) -> None:
+    async def _undo(
+        self, request: csi_pb2.NodePublishVolumeRequest, context: Context
+    ) -> outcome.Residue:
         undo = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=request.volume_id, target_path=request.target_path
         )
-        # report the error of the publish, even if this call fails too
-        with contextlib.suppress(grpc.aio.AioRpcError, errors.CrustError):
+        try:
             await self._inner.unpublish(undo, context)
+        except (
+            grpc.aio.AioRpcError,
+            errors.CrustError,
+        ):  # report the error of the publish, not this one
+            return outcome.Residue.UNKNOWN
+        return outcome.Residue.NONE

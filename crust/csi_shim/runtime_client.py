@@ -29,14 +29,20 @@ class RuntimeClient:
         condition = answer.volume_condition if answer.HasField("volume_condition") else None
         return crust_v1.stats(answer.usage, condition)
 
-    async def expand(self, target_path: str, capacity: volumes.CapacityRange) -> int:
+    async def expand(
+        self, target_path: str, capacity: volumes.CapacityRange, time_left_s: float | None
+    ) -> int:
         """Grow the filesystem to its device's size; returns that size in bytes."""
         request = runtime_pb2.RuntimeExpandVolumeRequest(
             volume_target_path=target_path,
             capacity_range=crust_v1.capacity_range_to_wire(capacity),
         )
+        # the driver has used some of the caller's time; the proxy answers a little before ours ends
+        timeout_s = EXPAND_TIMEOUT_S
+        if time_left_s is not None:
+            timeout_s = min(timeout_s, time_left_s * 0.98)
         try:
-            answer = await self._stub.RuntimeExpandVolume(request, timeout=EXPAND_TIMEOUT_S)
+            answer = await self._stub.RuntimeExpandVolume(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as err:
             raise status.to_error(err) from err
         return answer.capacity_bytes

@@ -21,6 +21,7 @@ from crust.proxy.csi_frontend import CsiFrontend
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
 from crust.proxy.events import Events
+from crust.proxy.expand import DeferredExpand
 from crust.proxy.freeze import DeferredFreeze
 from crust.proxy.handlers import Handlers
 from crust.proxy.handoff_watch import watch_handoff
@@ -138,7 +139,8 @@ async def _serve_proxy_sockets(
         DeferredFreeze(*common, parts.events),
         DeferredIoLimits(*common, parts.events, staging),
     )
-    runtime = RuntimeApi(*common, parts.devices, Mutations(stage, freeze, io_limits))
+    expand = DeferredExpand(*common, parts.devices, staging)
+    runtime = RuntimeApi(*common, Mutations(stage, expand, freeze, io_limits))
     registry = HandlerRegistry(parts.handlers, parts.peers, parts.events, settings.volumes_root)
     inspect = Inspect(
         parts.backends, parts.handlers, parts.deferred, parts.events, parts.daemon.health

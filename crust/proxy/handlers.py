@@ -6,8 +6,8 @@ after the start a look-up waits for the handler instead of failing.
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from crust import errors, metrics, volumes
@@ -108,8 +108,16 @@ class Handlers:
         return tuple(self._live[name] for name in sorted(self._live))
 
     async def choose(self, name: volumes.HandlerName | None) -> Handler:
-        """The handler for a new publish; raises `HandlerNotRegistered`, `AmbiguousHandler`."""
-        found = self._pick(name) or await self._wait(name)
+        """The handler for a new publish; raises `HandlerNotRegistered`, `AmbiguousHandler`.
+
+        Without a name it is the only one there is. Right after a start the first to register again may look like
+        that, so an unnamed publish waits until the grace ends, or a second one is there.
+        """
+        if name is None:
+            await self._wait_until(lambda: len(self._live) > 1)
+        elif name not in self._live:
+            await self._wait(name)
+        found = self._pick(name)
         if found is not None:
             return found
         present = sorted(self._live)
@@ -130,14 +138,14 @@ class Handlers:
         return next(iter(self._live.values())) if len(self._live) == 1 else None
 
     async def _wait(self, name: volumes.HandlerName | None) -> Handler | None:
-        if self._live and name is None:
-            return None  # more than one: waiting cannot make it less ambiguous
+        await self._wait_until(lambda: self._pick(name) is not None)
+        return self._pick(name)
+
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        """Return when the condition holds, or when the grace ends."""
         left_s = self._grace_until_s - time.monotonic()
         if left_s <= 0:
-            return None
-        try:
+            return
+        with suppress(TimeoutError):
             async with asyncio.timeout(left_s), self._changed:
-                await self._changed.wait_for(lambda: self._pick(name) is not None)
-        except TimeoutError:
-            return None
-        return self._pick(name)
+                await self._changed.wait_for(condition)

@@ -4,7 +4,6 @@ A caller names a volume by its target path. The record says which handler has th
 handler. The numbers in the handler's answer finally come from a guest, so they are checked.
 """
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ import grpc.aio
 from crust import errors, volumes
 from crust.handoff.record import Record
 from crust.proxy.deferred import DeferredVolumes
-from crust.proxy.devices import Devices
+from crust.proxy.expand import DeferredExpand
 from crust.proxy.freeze import DeferredFreeze
 from crust.proxy.handlers import Handlers
 from crust.proxy.io_limits import DeferredIoLimits
@@ -36,44 +35,12 @@ class NotMountedInSandbox(errors.NotReady):
         )
 
 
-class DeviceNotExpanded(errors.NotReady):
-    """The device is smaller than the requested size."""
-
-    def __init__(self, device: str, size_bytes: int, wanted: volumes.CapacityRange) -> None:
-        super().__init__(
-            f"the filesystem on {device} cannot grow to {wanted.required_bytes} bytes",
-            why=f"the device has {size_bytes} bytes",
-            hint="expand the device first (ControllerExpandVolume, NodeExpandVolume of the driver)",
-        )
-
-
-class DeviceTooLarge(errors.OutOfRange):
-    """The device is larger than the limit of the request."""
-
-    def __init__(self, device: str, size_bytes: int, wanted: volumes.CapacityRange) -> None:
-        super().__init__(
-            f"the volume on {device} cannot be kept within {wanted.limit_bytes} bytes",
-            why=f"the device has {size_bytes} bytes already",
-            hint="raise the limit: a filesystem fills its device",
-        )
-
-
-class ImplausibleSize(errors.RuntimeFailed):
-    """A handler reported a filesystem size that its device cannot have."""
-
-    def __init__(self, device: str, size_bytes: int, reported_bytes: int) -> None:
-        super().__init__(
-            f"the runtime reported an impossible size of the filesystem on {device}",
-            why=f"it reported {reported_bytes} bytes, and the device has {size_bytes}",
-            hint="read the handler's log; the guest may be broken or hostile",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Mutations:
     """The parts that carry out the calls that change something."""
 
     stage: RuntimeStage
+    expand: DeferredExpand
     freeze: DeferredFreeze
     io_limits: DeferredIoLimits
 
@@ -86,13 +53,11 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
         deferred: DeferredVolumes,
         handlers: Handlers,
         peers: HandlerPeers,
-        devices: Devices,
         mutations: Mutations,
     ) -> None:
         self._deferred = deferred
         self._handlers = handlers
         self._peers = peers
-        self._devices = devices
         self._mutations = mutations
 
     async def RuntimeGetVolumeStats(
@@ -115,22 +80,7 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
         """Grow the filesystem to its device. Without a sandbox only the record changes; the next mount grows it."""
         record = self._expect(request.volume_target_path)
         wanted = crust_v1.capacity_range(request.capacity_range)
-        size_bytes = await asyncio.to_thread(self._devices.size_bytes, record.device)
-        if wanted.limit_bytes and size_bytes > wanted.limit_bytes:
-            raise DeviceTooLarge(record.device, size_bytes, wanted)
-        if size_bytes < wanted.required_bytes:
-            raise DeviceNotExpanded(record.device, size_bytes, wanted)
-        if await self._deferred.is_claimed(record):
-            handler = await self._handlers.owner(record.handler)
-            filled_bytes = await self._peers.expand(
-                handler,
-                record.target,
-                volumes.CapacityRange(size_bytes, wanted.limit_bytes),
-                context.time_remaining(),
-            )
-            if not 0 < filled_bytes <= size_bytes:
-                raise ImplausibleSize(record.device, size_bytes, filled_bytes)
-        await self._deferred.change_capacity(record.target, size_bytes)
+        size_bytes = await self._mutations.expand.expand(record, wanted, context.time_remaining())
         return runtime_pb2.RuntimeExpandVolumeResponse(capacity_bytes=size_bytes)
 
     async def RuntimeStageVolume(

@@ -24,6 +24,8 @@ from tests.support.fake_targets import FakeDevices, FakeTargets
 
 DRIVER = "csi.example.com"
 MODE = csi_pb2.VolumeCapability.AccessMode
+NAMED = {"crust.dev/runtime-handler": "kata"}
+"""Context of a publish that names its handler: right after a start, one without a name waits for the grace's end."""
 
 
 @dataclass(frozen=True)

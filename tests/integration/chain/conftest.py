@@ -138,6 +138,7 @@ class Chain:
             readonly=readonly,
             mode=mode,
             staging_target_path=self.staging(),
+            volume_context=nodes.NAMED,
         )
 
     def entry(self, target: str) -> store.Entry | None:

@@ -73,14 +73,19 @@ async def _registering(places: Places, handler: fake_handler.FakeHandler) -> Asy
 
 async def _answered(around: Around, call: str, target: str) -> bool:
     """Make a call; False if the proxy was not there, or not any more. What it refuses is raised."""
-    request = around.co.publish if call == "publish" else around.co.unpublish
     try:
-        await request("vol-1", target, timeout_s=20)
+        await _request(around, call, target)
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             return False
         raise
     return True
+
+
+async def _request(around: Around, call: str, target: str) -> object:
+    if call == "publish":
+        return await around.co.publish("vol-1", target, timeout_s=20, volume_context=nodes.NAMED)
+    return await around.co.unpublish("vol-1", target, timeout_s=20)
 
 
 async def _again(around: Around, call: str, target: str) -> None:
@@ -144,8 +149,7 @@ async def test_a_proxy_killed_while_the_driver_works(around: Around, call: str) 
         if call == "unpublish":
             await _again(around, "publish", target)
         gate = around.driver.gates[method] = fake_driver.Gate()
-        request = around.co.publish if call == "publish" else around.co.unpublish
-        asked = asyncio.create_task(request("vol-1", target, timeout_s=20))
+        asked = asyncio.create_task(_request(around, call, target))
         await nodes.until(gate.entered)
         await proxy.kill()
         with pytest.raises(grpc.aio.AioRpcError):

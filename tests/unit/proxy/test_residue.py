@@ -24,6 +24,7 @@ def _other_filesystem(kata: Node) -> None:
     kata.driver.alter = lambda mount: setattr(mount, "fs_type", "btrfs")
 
 
+@pytest.mark.spec("D-16")
 async def test_retry_of_a_standing_publish_needs_no_handler(places: Places) -> None:
     """The answer was lost, the proxy was started again, and the handler is not back in time."""
     target = places.target("one")
@@ -38,6 +39,7 @@ async def test_retry_of_a_standing_publish_needs_no_handler(places: Places) -> N
         assert entry.require().handler == "kata"
 
 
+@pytest.mark.spec("D-36")
 async def test_retry_of_a_standing_publish_with_a_driver_that_fails_is_not_final(
     kata: Node,
 ) -> None:
@@ -59,6 +61,7 @@ async def test_downgraded_driver_makes_no_standing_publish_final(places: Places)
         node.check_published("vol-1", target)
 
 
+@pytest.mark.spec("D-36")
 async def test_publish_that_cannot_be_undone_at_the_driver_is_not_final(kata: Node) -> None:
     target = kata.places.target("one")
     _other_filesystem(kata)

@@ -43,10 +43,36 @@ async def test_after_a_restart_stats_expand_and_unpublish_need_no_flag(places: P
 async def test_right_after_a_start_a_call_waits_for_its_handler(places: Places) -> None:
     target = places.target("one")
     async with nodes.running(places, grace_s=20) as node:
-        publish = asyncio.create_task(node.co.publish("vol-1", target, timeout_s=20))
+        publish = asyncio.create_task(
+            node.co.publish("vol-1", target, timeout_s=20, volume_context=nodes.NAMED)
+        )
         async with node.handler():
             await publish
             node.check_published("vol-1", target)
+
+
+async def test_unnamed_publish_right_after_a_start_does_not_take_the_first_handler_that_is_back(
+    places: Places,
+) -> None:
+    """gvisor is back, kata is still registering again: "the only one" is not to be believed yet."""
+    target = places.target("one")
+    async with (
+        nodes.running(places, grace_s=20) as node,
+        node.handler(name="gvisor", endpoint=f"{places.root}/g.sock"),
+    ):
+        publish = asyncio.create_task(node.co.publish("vol-1", target, timeout_s=20))
+        async with node.handler(name="kata"):
+            await refused(publish, Code.FAILED_PRECONDITION, "gvisor, kata")
+        node.check_untouched(target)
+
+
+async def test_unnamed_publish_takes_the_only_handler_when_the_grace_has_ended(
+    places: Places,
+) -> None:
+    target = places.target("one")
+    async with nodes.running(places, grace_s=0.3) as node, node.handler():
+        await node.co.publish("vol-1", target)
+        node.check_published("vol-1", target)
 
 
 async def test_call_fails_after_the_grace_period(places: Places) -> None:
@@ -69,7 +95,9 @@ async def test_handler_registers_again_after_a_restart(places: Places) -> None:
             await nodes.until(session.lost)
             async with _proxy(places, grace_s=20), channel.connect(places.csi) as connected:
                 target = places.target("one")
-                await Co(connected).publish("vol-1", target, timeout_s=20)
+                await Co(connected).publish(
+                    "vol-1", target, timeout_s=20, volume_context=nodes.NAMED
+                )
         finally:
             await handler.__aexit__(None, None, None)
 
@@ -117,7 +145,9 @@ async def test_stop_waits_for_a_running_publish(places: Places) -> None:
             endpoint=places.handler,
         )
         async with handler:
-            publish = asyncio.create_task(Co(connected).publish("vol-1", target))
+            publish = asyncio.create_task(
+                Co(connected).publish("vol-1", target, volume_context=nodes.NAMED)
+            )
             await nodes.until(gate.entered)
             stop = asyncio.create_task(proxy.__aexit__(None, None, None))
             await asyncio.wait([stop], timeout=0)

@@ -6,7 +6,9 @@ import grpc
 import pytest
 
 from crust import errors, volumes
+from crust.runtime_handler.registration import Feature
 from crust.wire.csi.v1 import csi_pb2
+from crust.wire.v1 import runtime_pb2, types_pb2
 from tests.support import fake_driver
 from tests.support.fake_driver import MIB, Gate
 from tests.support.fake_handler import USAGE, FakeHandler
@@ -179,10 +181,69 @@ async def test_expand_of_a_device_that_did_not_grow_is_refused(kata: Node) -> No
     await kata.co.publish("vol-1", target)
     await refused(
         kata.co.expand("vol-1", target, 999 * MIB),
-        Code.FAILED_PRECONDITION,
+        Code.UNAVAILABLE,
         "the device has 67108864 bytes",
         "expand the device first",
     )
+
+
+@pytest.mark.spec("D-37")
+async def test_expand_under_a_sandbox_that_boots_is_not_final(node: Node) -> None:
+    """FAILED_PRECONDITION would be final: a kubelet would not try again before the pod is restarted."""
+    target = node.places.target("one")
+    fake = FakeHandler(error=errors.NotReady("it is not mounted yet", why="the sandbox boots"))
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            await refused(node.co.expand("vol-1", target, 1), Code.UNAVAILABLE, "boots")
+
+
+@pytest.mark.spec("D-37")
+async def test_expand_with_a_handler_that_cannot_grow_online_asks_for_a_restart_of_the_pod(
+    node: Node,
+) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake, features=frozenset({Feature.STATS})):
+        await node.co.publish("vol-1", target)
+        node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
+        with node.sandbox(target):
+            await refused(
+                node.co.expand("vol-1", target, 128 * MIB),
+                Code.FAILED_PRECONDITION,
+                "ONLINE_EXPAND",
+                "restart the pod",
+            )
+    entry = node.entry(target)
+    assert entry is not None
+    assert entry.require().mount.capacity_bytes == 128 * MIB, "the next sandbox grows it"
+
+
+async def test_expansion_outlives_its_caller_and_its_size_is_recorded(node: Node) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler(gate=Gate())
+    gate = fake.gate
+    assert gate is not None
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
+        request = runtime_pb2.RuntimeExpandVolumeRequest(
+            volume_target_path=target,
+            capacity_range=types_pb2.CapacityRange(required_bytes=128 * MIB),
+        )
+        with node.sandbox(target):
+            await refused(
+                node.runtime.RuntimeExpandVolume(request, timeout=0.5),
+                Code.ABORTED,
+                "still growing",
+                "retry",
+            )
+            gate.opened.set()
+            await node.runtime.RuntimeExpandVolume(request, timeout=10)
+    assert set(fake.expansions) == {(target, volumes.CapacityRange(128 * MIB))}
+    entry = node.entry(target)
+    assert entry is not None
+    assert entry.require().mount.capacity_bytes == 128 * MIB
 
 
 @pytest.mark.parametrize("told", [0, -5, 65 * MIB])
