@@ -13,7 +13,6 @@ from crust import settings, volumes
 from crust.csi_shim import process
 from crust.handoff import store
 from crust.proxy import app
-from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
 from crust.proxy.targets import Targets
 from crust.rpc import channel
@@ -161,7 +160,6 @@ class Node:
     devices: Any
     co: Co
     proxy_channels: dict[str, grpc.aio.Channel]
-    deferred: DeferredVolumes
 
     @property
     def runtime(self) -> "runtime_pb2_grpc.RuntimeAsyncStub":
@@ -217,14 +215,14 @@ async def running(
     targets, devices = targets or FakeTargets(places.kubelet), devices or FakeDevices()
     async with (
         fake_driver.serving(driver, places.driver),
-        app.running(places.settings(grace_s=grace_s), targets=targets, devices=devices) as deferred,
+        app.running(places.settings(grace_s=grace_s), targets=targets, devices=devices),
         shim(places),
         channel.connect(places.csi) as co,
         channel.connect(places.sockets.runtime) as runtime,
         channel.connect(places.sockets.inspect) as inspect,
     ):
         doors = {"runtime": runtime, "inspect": inspect}
-        yield Node(places, driver, targets, devices, Co(co), doors, deferred)
+        yield Node(places, driver, targets, devices, Co(co), doors)
 
 
 def shim(places: Places, *, take_over: bool = False) -> Any:

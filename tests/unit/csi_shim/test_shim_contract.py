@@ -272,3 +272,14 @@ async def test_unknown_fields_pass_the_process_in_both_kinds_of_calls() -> None:
             data = publish_request("vol-1", f"{TARGET}{defer}", defer=defer).SerializeToString()
             await raw(data + unknown, metadata=extensions.METADATA, timeout=10)
             assert b"later" in shim.driver.calls[-1].request.SerializeToString()
+
+
+@pytest.mark.spec("D-36")
+async def test_publish_with_undo_that_fails_is_unavailable() -> None:
+    """In a process of its own: around a servicer, the driver's own abort of the undo is the answer."""
+    async with AsyncExitStack() as stack:
+        shim = await _built(stack, "process", report_condition=True)
+        shim.driver.mounts_instead = True
+        shim.driver.failures["NodeUnpublishVolume"] = Failure(Code.INTERNAL, "busy")
+        await refused(shim.publish(), Code.UNAVAILABLE, "vol-1", "bug")
+        assert shim.driver.published != {}

@@ -8,6 +8,8 @@ import pytest
 
 from crust import errors, volumes
 from crust.handoff import layout
+from crust.handoff.record import Record
+from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.targets import TargetMounted
 from tests.support import fake_driver
 from tests.support import node as nodes
@@ -130,13 +132,13 @@ async def test_entry_that_appeared_although_its_publish_failed_is_removed(
 ) -> None:
     """The rename was done, and the directory could not be synced."""
     target = kata.places.target("one")
-    publish = kata.deferred.publish
+    publish = DeferredVolumes.publish
 
-    def fail_afterwards(record: object) -> object:
-        publish(record)  # type: ignore[arg-type]
+    def fail_afterwards(deferred: DeferredVolumes, record: Record) -> Record:
+        publish(deferred, record)
         raise errors.RuntimeFailed("cannot sync")
 
-    monkeypatch.setattr(kata.deferred, "publish", fail_afterwards)
+    monkeypatch.setattr(DeferredVolumes, "publish", fail_afterwards)
     await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "cannot sync")
     kata.check_untouched(target)
 
@@ -145,15 +147,15 @@ async def test_failed_publish_that_a_sandbox_has_claimed_already_is_not_final(
     kata: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = kata.places.target("one")
-    publish = kata.deferred.publish
+    publish = DeferredVolumes.publish
     sandbox = kata.sandbox(target)
 
-    def claim_and_fail(record: object) -> object:
-        publish(record)  # type: ignore[arg-type]
+    def claim_and_fail(deferred: DeferredVolumes, record: Record) -> Record:
+        publish(deferred, record)
         sandbox.__enter__()
         raise errors.RuntimeFailed("cannot sync")
 
-    monkeypatch.setattr(kata.deferred, "publish", claim_and_fail)
+    monkeypatch.setattr(DeferredVolumes, "publish", claim_and_fail)
     await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "cannot sync")
     monkeypatch.undo()
     await kata.co.publish("vol-1", target)
