@@ -84,7 +84,7 @@ async def test_a_target_with_a_mount_on_it_is_refused_and_keeps_it(node: Node) -
     await asyncio.to_thread(subprocess.run, ["mount", "-t", "tmpfs", "mine", target], check=True)
     try:
         await refused(
-            node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, "mine (tmpfs)", "unpublish"
+            node.co.publish("vol-1", target), Code.UNAVAILABLE, "mine (tmpfs)", "unpublish"
         )
         assert node.driver.calls == []
         assert node.entry(target) is None
@@ -124,7 +124,7 @@ async def test_sdk_claim_blocks_host_mounts_and_unpublish(
     )
     with claim:
         await refused(node.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "box-7")
-        await refused(node.co.expand("vol-1", target, 65 * MIB), Code.FAILED_PRECONDITION, "bytes")
+        await refused(node.co.expand("vol-1", target, 65 * MIB), Code.UNAVAILABLE, "bytes")
         node.driver.size_bytes.clear()  # it only said that the device grew
         assert (await node.co.expand("vol-1", target, 64 * MIB)).capacity_bytes == 64 * MIB
     await node.co.unpublish("vol-1", target)
