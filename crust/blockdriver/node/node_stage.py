@@ -279,7 +279,8 @@ def _vouched(record: Record, fs_type: str, device: str) -> superblocks.Superbloc
 
 
 def _judge_unknown(record: Record, fs_type: str, device: str) -> format_decision.Action:
-    found = signatures.probe(device)
+    probe = signatures.probe if record.content == "new" else signatures.probe_untrusted
+    found = probe(device)
     return format_decision.judge(record, fs_type, found, is_blank=lambda: devices.is_blank(device))
 
 

@@ -146,7 +146,7 @@ class Freezer:
         device = source.path
         if not holders.is_exclusively_held(device):
             return  # no filesystem has it open
-        found = signatures.probe(device)
+        found = signatures.probe_untrusted(device)
         if not isinstance(found, signatures.Filesystem):
             return
         with suppress(devices.DeviceInUse):  # it is a guest's by now, or a tool's

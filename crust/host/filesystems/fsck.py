@@ -8,9 +8,11 @@ import asyncio
 from crust import errors
 from crust.host.block import holders
 from crust.host.filesystems import superblocks
-from crust.host.process import commands
+from crust.host.process import commands, confined
 
 TIMEOUT_S = 3600.0
+_LIMITS = confined.Limits(memory_bytes=4 * 1024**3, cpu_s=int(TIMEOUT_S))
+"""Address space and processor time of an e2fsck: what it needs for some tens of terabytes."""
 _E2FSCK_UNCORRECTED, _E2FSCK_FAILED = 4, 8
 _OUTPUT_TAIL_BYTES = 1024
 
@@ -60,20 +62,21 @@ async def e2fsck(path: str, *flags: str) -> bool:
     """
     # Of the status, bit 1 is "corrected" and bit 4 "left as it is"; from 8 on e2fsck itself failed, and that is
     # not "clean". fsck(8)'s callers often read it so.
-    try:
+    program = ["e2fsck", *flags, confined.DEVICE]
+    with confined.command(program, device=path, limits=_LIMITS) as command:
         done = await commands.run(
-            ["e2fsck", *flags, path], timeout_s=TIMEOUT_S, ok=range(_E2FSCK_FAILED)
+            command.argv, timeout_s=TIMEOUT_S, ok=range(256), inherits=command.descriptors
         )
-    except commands.CommandFailed as err:
+        code = command.status(done.stderr_tail)
+    said = _tail(done.stdout.decode("utf-8", "replace"), path)
+    if code >= _E2FSCK_FAILED:
         if await asyncio.to_thread(holders.is_exclusively_held, path):
-            raise await asyncio.to_thread(holders.device_in_use, path) from err
-        if err.code == _E2FSCK_FAILED:
-            raise FilesystemCheckFailed(
-                path, "ext4", err.stderr_tail[-_OUTPUT_TAIL_BYTES:]
-            ) from err
-        raise
-    if done.code & _E2FSCK_UNCORRECTED:
-        raise FilesystemNeedsRepair(
-            path, "ext4", done.stdout[-_OUTPUT_TAIL_BYTES:].decode("utf-8", "replace")
-        )
-    return done.code != 0
+            raise await asyncio.to_thread(holders.device_in_use, path)
+        raise FilesystemCheckFailed(path, "ext4", _tail(done.stderr_tail, path))
+    if code & _E2FSCK_UNCORRECTED:
+        raise FilesystemNeedsRepair(path, "ext4", said)
+    return code != 0
+
+
+def _tail(text: str, path: str) -> str:
+    return text[-_OUTPUT_TAIL_BYTES:].replace(confined.DEVICE, path)

@@ -2,6 +2,9 @@
 
 Formats: Linux Documentation/filesystems/ext4/super.rst; xfs on-disk format, struct xfs_dsb. For a filesystem that
 is *not* mounted: a mounted xfs keeps its present state in memory and in its log.
+
+A guest may have written each field. So each is checked against what the format allows before anything is computed
+from it: a block size is a power of two within the format's bounds, and a filesystem is not larger than its device.
 """
 
 import os
@@ -19,20 +22,21 @@ _EXT_VALID, _EXT_ERRORS = 0x1, 0x2
 _EXT_INCOMPAT_RECOVER = 0x4
 _EXT_INCOMPAT_64BIT = 0x80
 _EXT_RO_COMPAT_ORPHANS = 0x10000
+_EXT_LOG_BLOCK_SIZE_MAX = 6
 _XFS_MAGIC = b"XFSB"
 _BTRFS_OFFSET = 64 * 1024
 _BTRFS_MAGIC = b"_BHRfS_M"
+_BLOCK_SIZES = {"ext4": (1024, 65536), "xfs": (512, 65536), "btrfs": (4096, 65536)}
+"""The smallest and the largest block (btrfs: sector) that the format has, in bytes."""
 
 
 class InvalidSuperblock(errors.Corrupt):
-    """The superblock is not that of the expected filesystem."""
+    """The superblock is not that of the expected filesystem, or a field of it is impossible."""
 
-    def __init__(self, path: str, fs_type: str) -> None:
-        super().__init__(
-            f"{path} does not hold {fs_type}",
-            why="the magic number of its superblock differs",
-            hint="nothing was changed",
-        )
+    def __init__(
+        self, path: str, fs_type: str, why: str = "the magic number of its superblock differs"
+    ) -> None:
+        super().__init__(f"{path} does not hold {fs_type}", why=why, hint="nothing was changed")
         self.path = path
         self.fs_type = fs_type
 
@@ -58,11 +62,15 @@ def read_ext4(path: str) -> Superblock:
         raise InvalidSuperblock(path, "ext4")
     incompat = _field("<I", data, 0x60)
     high = _field("<I", data, 0x150) if incompat & _EXT_INCOMPAT_64BIT else 0
-    return Superblock(
-        block_size_bytes=1024 << _field("<I", data, 0x18),
+    shift = _field("<I", data, 0x18)
+    if shift > _EXT_LOG_BLOCK_SIZE_MAX:
+        raise InvalidSuperblock(path, "ext4", f"its blocks have 1024 << {shift} bytes")
+    found = Superblock(
+        block_size_bytes=1024 << shift,
         blocks=high << 32 | _field("<I", data, 0x04),
         clean=_is_clean(data, incompat),
     )
+    return _checked(found, path, "ext4")
 
 
 def read_xfs(path: str) -> Superblock:
@@ -70,7 +78,8 @@ def read_xfs(path: str) -> Superblock:
     data = _read(path, 0)
     if data[:4] != _XFS_MAGIC:
         raise InvalidSuperblock(path, "xfs")
-    return Superblock(_field(">I", data, 4), _field(">Q", data, 8), clean=True)
+    found = Superblock(_field(">I", data, 4), _field(">Q", data, 8), clean=True)
+    return _checked(found, path, "xfs")
 
 
 def read_btrfs(path: str) -> Superblock:
@@ -79,7 +88,10 @@ def read_btrfs(path: str) -> Superblock:
     if data[0x40:0x48] != _BTRFS_MAGIC:
         raise InvalidSuperblock(path, "btrfs")
     sector_bytes = _field("<I", data, 0x90)
-    return Superblock(sector_bytes, _field("<Q", data, 0x70) // sector_bytes, clean=True)
+    if not sector_bytes:
+        raise InvalidSuperblock(path, "btrfs", "its sectors have 0 bytes")
+    found = Superblock(sector_bytes, _field("<Q", data, 0x70) // sector_bytes, clean=True)
+    return _checked(found, path, "btrfs")
 
 
 _READERS = {"ext4": read_ext4, "xfs": read_xfs, "btrfs": read_btrfs}
@@ -107,6 +119,16 @@ def fsid_of_btrfs(path: str) -> str:
     return str(uuid.UUID(bytes=_read(path, _BTRFS_OFFSET)[0x20:0x30]))
 
 
+def _checked(found: Superblock, path: str, fs_type: str) -> Superblock:
+    size, bounds = found.block_size_bytes, _BLOCK_SIZES[fs_type]
+    if size & (size - 1) or not bounds[0] <= size <= bounds[1]:
+        raise InvalidSuperblock(path, fs_type, f"its blocks have {size} bytes")
+    if not 0 < found.size_bytes <= _device_bytes(path):
+        why = f"it says {found.size_bytes} bytes, and its device has {_device_bytes(path)}"
+        raise InvalidSuperblock(path, fs_type, why)
+    return found
+
+
 def _is_clean(data: bytes, incompat: int) -> bool:
     """The fields that e2fsck reads before it reports "clean"."""
     state = _field("<H", data, 0x3A)
@@ -122,6 +144,15 @@ def _is_clean(data: bytes, incompat: int) -> bool:
 def _field(code: str, data: bytes, offset: int) -> int:
     value: int = struct.unpack_from(code, data, offset)[0]
     return value
+
+
+def _device_bytes(path: str) -> int:
+    with oserrors.translating(f"cannot read the size of {path}"):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.lseek(fd, 0, os.SEEK_END)
+        finally:
+            os.close(fd)
 
 
 def _read(path: str, offset: int) -> bytes:

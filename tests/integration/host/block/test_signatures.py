@@ -1,42 +1,72 @@
-"""Signatures that libblkid finds on real devices."""
+"""Signatures that libblkid finds on real devices, in this process and confined."""
+
+import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from crust import errors
 from crust.host.block import devices, loop, signatures
-from crust.host.filesystems import mkfs
+from crust.host.filesystems import mkfs, supported
 from tests.integration.host.conftest import MIB, Attach, read, run, write
 
 pytestmark = pytest.mark.root
 
+Probe = Callable[[str], signatures.Signature]
 
-def test_probe_of_luks_volume_is_other(attach: Attach) -> None:
+
+@pytest.fixture(params=[signatures.probe, signatures.probe_untrusted], ids=["trusted", "untrusted"])
+def probe(request: pytest.FixtureRequest) -> Probe:
+    """Both ways of probing, which must answer the same."""
+    return request.param  # type: ignore[no-any-return]
+
+
+def test_probe_of_luks_volume_is_other(attach: Attach, probe: Probe) -> None:
     device = attach()
     write(device.path, 0, b"LUKS\xba\xbe\x00\x01" + bytes(600))
-    assert signatures.probe(device.path) == signatures.Other("crypto crypto_LUKS")
+    assert probe(device.path) == signatures.Other("crypto crypto_LUKS")
 
 
-def test_probe_of_swap_is_other(attach: Attach) -> None:
+def test_probe_of_swap_is_other(attach: Attach, probe: Probe) -> None:
     device = attach()
     run("mkswap", device.path)
-    assert signatures.probe(device.path) == signatures.Other("other swap")
+    assert probe(device.path) == signatures.Other("other swap")
 
 
-async def test_probe_of_two_signatures_is_ambiguous(attach: Attach) -> None:
+def test_probe_of_two_signatures_is_ambiguous(attach: Attach, probe: Probe) -> None:
     device, other = attach(300 * MIB), attach(300 * MIB, "other.img")
     run("mkfs.xfs", "-q", device.path)
     run("mkfs.ext4", "-q", other.path)
     write(device.path, 1024, read(other.path, 1024, 1024))
     with pytest.raises(signatures.AmbiguousSignature):
-        signatures.probe(device.path)
+        probe(device.path)
+
+
+async def test_mkfs_on_two_signatures_is_refused(attach: Attach) -> None:
+    device, other = attach(300 * MIB), attach(300 * MIB, "other.img")
+    run("mkfs.xfs", "-q", device.path)
+    run("mkfs.ext4", "-q", other.path)
+    write(device.path, 1024, read(other.path, 1024, 1024))
     with pytest.raises(signatures.AmbiguousSignature):
         await mkfs.make(device.path, "ext4")
 
 
-def test_probe_of_detached_device_is_an_error(attach: Attach) -> None:
+def test_probe_of_detached_device_is_an_error(attach: Attach, probe: Probe) -> None:
     device = attach()
     loop.detach(device)
     with pytest.raises(errors.RuntimeFailed, match="no size"):
-        signatures.probe(device.path)
+        probe(device.path)
     with pytest.raises(errors.NotReady, match="no size"):
         devices.is_blank(device.path)
+
+
+@pytest.mark.parametrize("fs_type", supported.SUPPORTED)
+async def test_probe_of_filesystem_has_type_and_uuid(attach: Attach, fs_type: str) -> None:
+    device = attach(512 * MIB)
+    probe = signatures.probe_untrusted
+    assert await asyncio.to_thread(probe, device.path) == signatures.Blank()
+    await mkfs.make(device.path, fs_type)
+    found = await asyncio.to_thread(probe, device.path)
+    assert isinstance(found, signatures.Filesystem)
+    assert (found.type, len(found.uuid)) == (fs_type, 36)
+    assert found == signatures.probe(device.path)

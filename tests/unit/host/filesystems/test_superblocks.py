@@ -1,11 +1,17 @@
 """Superblock fields, from bytes laid out by hand."""
 
+import os
 import struct
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import strategies
 
 from crust.host.filesystems import superblocks
+
+_DEVICE_BYTES = 8 * 1024**4
+"""More than any filesystem here says that it has; the files are sparse."""
 
 
 def ext4(path: Path, **fields: tuple[int, str, int]) -> str:
@@ -21,6 +27,7 @@ def ext4(path: Path, **fields: tuple[int, str, int]) -> str:
     for offset, code, value in {**default, **fields}.values():
         struct.pack_into(code, data, 1024 + offset, value)
     path.write_bytes(data)
+    os.truncate(path, _DEVICE_BYTES)
     return str(path)
 
 
@@ -32,7 +39,8 @@ def test_read_ext4_size_is_blocks_times_block_size(tmp_path: Path) -> None:
 def test_read_ext4_uses_the_high_half_only_with_the_64bit_feature(tmp_path: Path) -> None:
     high = (0x150, "<I", 1)
     assert superblocks.read_ext4(ext4(tmp_path / "a", high=high)).blocks == 1000
-    wide = ext4(tmp_path / "b", high=high, incompat=(0x60, "<I", 0x80))
+    small = {"log_block": (0x18, "<I", 0)}
+    wide = ext4(tmp_path / "b", high=high, incompat=(0x60, "<I", 0x80), **small)
     assert superblocks.read_ext4(wide).blocks == 2**32 + 1000
 
 
@@ -59,9 +67,79 @@ def test_read_ext4_with_mount_count_at_its_limit_is_not_clean(tmp_path: Path) ->
     assert superblocks.read_ext4(ext4(tmp_path / "a", max_mounts=limit)).clean
 
 
+def xfs(path: Path, block_bytes: int, blocks: int) -> str:
+    path.write_bytes(b"XFSB" + struct.pack(">IQ", block_bytes, blocks))
+    os.truncate(path, _DEVICE_BYTES)
+    return str(path)
+
+
+def btrfs(path: Path, sector_bytes: int, total_bytes: int) -> str:
+    data = bytearray(1024)
+    data[0x40:0x48] = b"_BHRfS_M"
+    struct.pack_into("<Q", data, 0x70, total_bytes)
+    struct.pack_into("<I", data, 0x90, sector_bytes)
+    path.write_bytes(bytes(64 * 1024) + data)
+    os.truncate(path, _DEVICE_BYTES)
+    return str(path)
+
+
 def test_read_xfs_is_big_endian(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"XFSB" + struct.pack(">IQ", 4096, 2**33))
-    assert superblocks.read_xfs(str(tmp_path / "a")).size_bytes == 4096 * 2**33
+    assert superblocks.read_xfs(xfs(tmp_path / "a", 4096, 2**29)).size_bytes == 4096 * 2**29
+
+
+@pytest.mark.parametrize(
+    "shift", [7, 22, 31, 63, 2**32 - 1], ids=lambda shift: f"1024 shifted by {shift}"
+)
+def test_ext4_block_size_above_the_formats_limit_is_invalid(tmp_path: Path, shift: int) -> None:
+    """A guest wrote it: 1024 << (2**32 - 1) is a number of half a gibibyte."""
+    path = ext4(tmp_path / "a", log_block=(0x18, "<I", shift))
+    with pytest.raises(superblocks.InvalidSuperblock, match=str(shift)):
+        superblocks.read_ext4(path)
+
+
+@pytest.mark.parametrize("block_bytes", [0, 1, 513, 131072, 2**31])
+def test_xfs_block_size_that_the_format_has_not_is_invalid(
+    tmp_path: Path, block_bytes: int
+) -> None:
+    with pytest.raises(superblocks.InvalidSuperblock):
+        superblocks.read_xfs(xfs(tmp_path / "a", block_bytes, 1000))
+
+
+@pytest.mark.parametrize("sector_bytes", [0, 512, 5000, 2**31])
+def test_btrfs_sector_size_that_the_format_has_not_is_invalid(
+    tmp_path: Path, sector_bytes: int
+) -> None:
+    with pytest.raises(superblocks.InvalidSuperblock):
+        superblocks.read_btrfs(btrfs(tmp_path / "a", sector_bytes, 2**30))
+
+
+def test_filesystem_larger_than_its_device_is_invalid(tmp_path: Path) -> None:
+    more = _DEVICE_BYTES // 4096 + 1
+    for read, path in (
+        (superblocks.read_xfs, xfs(tmp_path / "a", 4096, more)),
+        (superblocks.read_btrfs, btrfs(tmp_path / "b", 4096, more * 4096)),
+    ):
+        with pytest.raises(superblocks.InvalidSuperblock, match="its device has"):
+            read(path)
+
+
+@hypothesis.given(
+    head=strategies.binary(max_size=2048), tail=strategies.binary(min_size=0, max_size=1024)
+)
+def test_any_bytes_are_a_superblock_within_the_device_or_invalid(
+    tmp_path_factory: pytest.TempPathFactory, head: bytes, tail: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any"
+    magics = {"ext4": (1080, b"\x53\xef"), "xfs": (0, b"XFSB"), "btrfs": (65600, b"_BHRfS_M")}
+    for fs_type, (offset, magic) in magics.items():
+        data = bytearray(head.ljust(65536, b"\xff") + tail.ljust(1024, b"\xff"))
+        data[offset : offset + len(magic)] = magic
+        path.write_bytes(data)
+        try:
+            found = superblocks.read(str(path), fs_type)
+        except superblocks.InvalidSuperblock:
+            continue
+        assert 0 < found.size_bytes <= len(data)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 4096, b"x" * 4096])

@@ -1,0 +1,130 @@
+"""Programs that read bytes which a guest may have written: one device, no privileges, few system calls.
+
+A parser of filesystems that runs as root on a hostile disk is one bug away from the node. So e2fsck and blkid see a
+root directory that holds /usr read-only and the device at `DEVICE`, and nothing else: no network, no other
+process, no capability, bounded memory and CPU time, and of the kernel's system calls those that such a tool
+makes. The walls are bubblewrap's (bwrap(1)), the filter is libseccomp's (seccomp_export_bpf(3)).
+
+A status of bwrap's own must not be taken for one of the program: 1 is "corrected" to e2fsck. So bwrap reports the
+program's status apart (`--json-status-fd`), and without that report the program counts as never started.
+"""
+
+import ctypes
+import errno
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from crust import errors
+
+DEVICE = "/dev/volume"
+"""Where the confined program finds the device."""
+
+_ALLOW = 0x7FFF0000
+_ANSWER_ENOSYS = 0x00050000 | errno.ENOSYS
+"""SCMP_ACT_ALLOW and SCMP_ACT_ERRNO of seccomp_init(3). ENOSYS, because the C library then tries the older call."""
+
+# Measured with strace(1) on e2fsck and blkid of Debian 12, with what another C library would call instead. The last
+# line is bwrap's and the loader's: the filter is in force when bwrap executes the program, and its init waits for it.
+_SYSTEM_CALLS = (
+    "access", "brk", "close", "dup", "dup2", "dup3", "faccessat", "fadvise64", "fallocate", "fcntl", "fdatasync",
+    "fstat", "fstatfs", "fsync", "ftruncate", "futex", "getdents64", "getegid", "geteuid", "getgid", "getpid",
+    "getppid", "getrandom", "getrlimit", "getrusage", "getuid", "gettid", "ioctl", "lseek", "lstat", "madvise",
+    "mmap", "mprotect", "mremap", "munmap", "nanosleep", "clock_gettime", "clock_nanosleep", "newfstatat", "open",
+    "openat", "pipe2", "poll", "ppoll", "pread64", "prlimit64", "pwrite64", "read", "readlink", "readlinkat",
+    "readv", "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "sched_getaffinity", "sched_yield", "stat",
+    "statfs", "statx", "sysinfo", "tgkill", "time", "uname", "write", "writev", "exit", "exit_group",
+    "arch_prctl", "execve", "prctl", "rseq", "set_robust_list", "set_tid_address", "wait4",
+)  # fmt: skip
+
+
+class CannotConfine(errors.RuntimeFailed):
+    """A program cannot be confined on this host, so it does not read what a guest may have written."""
+
+    def __init__(self, program: str, why: str) -> None:
+        super().__init__(
+            f"{program} was not run on a volume that a guest may have written",
+            why=why,
+            hint="install the packages bubblewrap and libseccomp2, and allow the driver to make namespaces",
+        )
+        self.program = program
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a confined program may use at most."""
+
+    memory_bytes: int
+    cpu_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confined:
+    """What to execute, and the descriptors that it needs. Valid inside of the `with` of `command`."""
+
+    program: str
+    argv: tuple[str, ...]
+    descriptors: tuple[int, int]
+
+    def status(self, stderr: str) -> int:
+        """The program's own exit status, once it has ended; raises `CannotConfine` if it never ran."""
+        with os.fdopen(os.dup(self.descriptors[1]), "rb") as report:
+            report.seek(0)
+            for line in report:
+                said = json.loads(line)
+                if "exit-code" in said:
+                    return int(said["exit-code"])
+        raise CannotConfine(self.program, stderr.strip() or "bwrap does not say why")
+
+
+@contextmanager
+def command(program: Sequence[str], *, device: str, limits: Limits) -> Iterator[Confined]:
+    """How to run `program`, whose arguments name `DEVICE`, on `device`. Raises `CannotConfine`."""
+    with tempfile.TemporaryFile() as rules, tempfile.TemporaryFile() as report:
+        rules.write(_filter(program[0]))
+        rules.seek(0)
+        argv = (
+            *("prlimit", f"--as={limits.memory_bytes}", f"--cpu={limits.cpu_s}", "--core=0"),
+            *("bwrap", "--unshare-ipc", "--unshare-net", "--unshare-pid", "--unshare-uts"),
+            *("--cap-drop", "ALL", "--die-with-parent", "--chdir", "/"),
+            *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
+            *("--symlink", "usr/sbin", "/sbin", "--symlink", "usr/lib", "/lib"),
+            *("--symlink", "usr/lib64", "/lib64", "--dev-bind", device, DEVICE),
+            # e2fsck opens both. Whether the device is mounted, the kernel knows better than an mtab.
+            *("--dev-bind", "/dev/null", "/dev/null", "--dev-bind", "/dev/null", "/etc/mtab"),
+            *("--seccomp", str(rules.fileno()), "--json-status-fd", str(report.fileno())),
+            *("--", *program),
+        )
+        yield Confined(program[0], argv, (rules.fileno(), report.fileno()))
+
+
+@functools.cache
+def _filter(program: str) -> bytes:
+    """The rules as the kernel takes them (struct sock_filter of seccomp(2))."""
+    try:
+        library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
+    except OSError as err:
+        raise CannotConfine(program, str(err)) from err
+    library.seccomp_init.restype = ctypes.c_void_p
+    context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_ANSWER_ENOSYS)))
+    if context.value is None:
+        raise CannotConfine(program, "libseccomp has no memory")
+    try:
+        for name in _SYSTEM_CALLS:
+            number = library.seccomp_syscall_resolve_name(name.encode())
+            # A call that this architecture does not have is below zero, and needs no rule.
+            if number >= 0 and library.seccomp_rule_add(
+                context, ctypes.c_uint32(_ALLOW), number, 0
+            ):
+                raise CannotConfine(program, f"libseccomp does not take a rule for {name}")
+        with tempfile.TemporaryFile() as into:
+            if library.seccomp_export_bpf(context, into.fileno()):
+                raise CannotConfine(program, "libseccomp does not give its rules")
+            into.seek(0)
+            return into.read()
+    finally:
+        library.seccomp_release(context)

@@ -1,0 +1,80 @@
+"""What a confined program sees and may do, told by a program that tries."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from crust.host.process import confined
+
+pytestmark = pytest.mark.root
+
+LIMITS = confined.Limits(memory_bytes=512 * 1024**2, cpu_s=10)
+
+
+def tried(script: str, device: Path) -> str:
+    """What a confined shell prints of `script`, which may use its built-ins alone: it cannot fork."""
+    with confined.command(("sh", "-c", script), device=str(device), limits=LIMITS) as command:
+        done = subprocess.run(
+            command.argv, pass_fds=command.descriptors, capture_output=True, text=True, check=False
+        )
+        command.status(done.stderr)
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Path:
+    """A file that stands for the device: bwrap binds whatever is there."""
+    path = tmp_path / "device"
+    path.write_bytes(b"content of the volume\n")
+    return path
+
+
+def test_confined_program_reads_and_writes_its_device(device: Path) -> None:
+    said = tried(f"read line < {confined.DEVICE}; echo $line; echo new > {confined.DEVICE}", device)
+    assert said == "content of the volume\n"
+    assert device.read_text() == "new\n"
+
+
+def test_confined_program_sees_no_other_file_and_writes_none(device: Path) -> None:
+    said = tried("echo /* /dev/* /etc/*; echo x > /usr/x", device)
+    assert "/bin /dev /etc /lib /lib64 /sbin /usr /dev/null /dev/volume /etc/mtab" in said
+    assert "Read-only file system" in said
+
+
+def test_confined_program_cannot_start_another(device: Path) -> None:
+    assert "Cannot fork" in tried("/usr/bin/true | :", device)
+
+
+def test_confined_program_has_no_capability(device: Path) -> None:
+    """With CAP_DAC_OVERRIDE it could read what belongs to another user."""
+    os.chown(device, 65534, 65534)
+    device.chmod(0o600)
+    assert "Permission denied" in tried(f"read line < {confined.DEVICE}", device)
+
+
+def test_confined_program_that_takes_too_much_memory_fails_alone(device: Path) -> None:
+    program = ("/usr/bin/python3", "-I", "-S", "-c", "bytearray(1 << 30)")
+    with confined.command(program, device=str(device), limits=LIMITS) as command:
+        done = subprocess.run(
+            command.argv, pass_fds=command.descriptors, capture_output=True, text=True, check=False
+        )
+        assert command.status(done.stderr) == 1
+    assert "MemoryError" in done.stderr
+
+
+def test_status_of_program_that_cannot_start_is_an_error_and_not_an_exit_code(device: Path) -> None:
+    """bwrap exits with 1, and 1 of e2fsck is "corrected"."""
+    with confined.command(("no-such-tool",), device=str(device), limits=LIMITS) as command:
+        done = subprocess.run(
+            command.argv, pass_fds=command.descriptors, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1
+        with pytest.raises(confined.CannotConfine, match="no-such-tool"):
+            command.status(done.stderr)
+
+
+def test_missing_device_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(confined.CannotConfine, match="No such file"):
+        tried("echo", tmp_path / "absent")
