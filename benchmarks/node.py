@@ -143,14 +143,14 @@ def one_hop_socket(paths: NodePaths) -> str:
 
 
 def _arguments(paths: NodePaths, volumes_root: Path) -> dict[str, list[str]]:
-    root = f"--target-root={paths.kubelet}"
+    root = (f"--target-root={paths.kubelet}", "--no-check-propagation")
     return {
         "driver": [
             f"--socket={paths.driver_socket}",
             f"--state-dir={paths.base / 'pool'}",
             f"--run-dir={paths.base / 'driver-run'}",
             "--node-id=bench",
-            root,
+            *root,
         ],
         "shim": [
             f"--socket={paths.shim_socket}",
@@ -162,7 +162,7 @@ def _arguments(paths: NodePaths, volumes_root: Path) -> dict[str, list[str]]:
             f"--volumes-root={volumes_root}",
             f"--driver={DRIVER},{paths.csi_socket},{paths.shim_socket}",
             f"--driver={ONE_HOP},{one_hop_socket(paths)},{paths.driver_socket}",
-            root,
+            *root,
         ],
     }
 

@@ -89,6 +89,9 @@ class ProxySettings(ProgramSettings):
                 raise ValueError(f"two drivers have the same {kind}")
         return drivers
 
+    check_propagation: bool = True
+    """Refuse to start where mounts would not reach the host. False: CO and runtimes live in our mount namespace."""
+
     handler_grace_s: Annotated[float, Field(ge=0, le=60)] = 3.0
     """After a start, how long a call waits for its handler to register again. Handlers reconnect within a second."""
 
@@ -126,6 +129,9 @@ class DriverSettings(ProgramSettings):
 
     target_roots: Annotated[tuple[AbsolutePath, ...], Field(min_length=1)] = ("/var/lib/kubelet",)
     """The driver stages and publishes volumes below these directories."""
+
+    check_propagation: bool = True
+    """Refuse to start where mounts would not reach the host. False: the CO lives in our mount namespace."""
 
     csi_profile: CsiProfile = "1.12"
     """Which health capabilities are advertised."""

@@ -27,6 +27,11 @@ _TAKE_OVER = click.option(
     default=None,
     help="Take the state over from a process that serves, with no gap for its callers.",
 )
+_PROPAGATION = click.option(
+    "--check-propagation/--no-check-propagation",
+    default=None,
+    help="Refuse to start where mounts would not reach the host. Default: yes.",
+)
 _PROFILE = click.option("--csi-profile", type=click.Choice(["1.12", "1.13"]))
 _ROOT = click.option("--target-root", "target_roots", multiple=True, help="The kubelet's root.")
 
@@ -44,6 +49,7 @@ def main() -> None:
 @_METRICS
 @_TAKE_OVER
 @_ROOT
+@_PROPAGATION
 @click.option("--run-dir", help="The proxy's own sockets. Default: /run/crust.")
 @click.option("--volumes-root", help="The handoff directory. Default: /run/crust/volumes.")
 @click.option(
@@ -100,6 +106,7 @@ def shim(**flags: Any) -> None:
 @_TAKE_OVER
 @_PROFILE
 @_ROOT
+@_PROPAGATION
 @click.option("--socket", help="What the shim or the CO calls.")
 @click.option("--state-dir", help="The pool. Default: /var/lib/crust/block.")
 @click.option("--run-dir", help="Invalid after a reboot. Default: /run/crust/driver.")
@@ -118,9 +125,12 @@ def shim(**flags: Any) -> None:
 def driver(**flags: Any) -> None:
     """Serve block.csi.crust.dev, the block-volume CSI driver."""
     from crust.blockdriver import app
+    from crust.host.mounts import propagation
     from crust.settings import DriverSettings
 
     async def run(settings: DriverSettings) -> None:
+        if settings.check_propagation:
+            await asyncio.to_thread(propagation.check, settings.target_roots)
         await app.run(
             socket=settings.socket,
             state_dir=settings.state_dir,

@@ -16,6 +16,7 @@ from crust import operations, volumes
 from crust.handoff import store as stores
 from crust.host.block import devices as host_devices
 from crust.host.files import durable
+from crust.host.mounts import propagation
 from crust.proxy.backend import Backend
 from crust.proxy.csi_frontend import CsiFrontend
 from crust.proxy.deferred import DeferredVolumes
@@ -59,6 +60,8 @@ class Sockets:
 
 async def run(settings: ProxySettings) -> None:
     """Serve until cancelled. If the start fails, it raises the reason and leaves no socket served."""
+    if settings.check_propagation:
+        await asyncio.to_thread(propagation.check, settings.target_roots)
     async with running(settings) as daemon:
         await daemon.forever()
 

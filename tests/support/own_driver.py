@@ -86,6 +86,7 @@ def _commands(
             f"--max-volumes={MAX_VOLUMES}",
             f"--csi-profile={profile}",
             f"--target-root={root}",
+            "--no-check-propagation",
         ]
     }
     if not behind_proxy:
@@ -106,6 +107,7 @@ def _commands(
             f"--volumes-root={run / 'volumes'}",
             f"--driver={NAME},{front},{base / 'shim.sock'}",
             f"--target-root={root}",
+            "--no-check-propagation",
         ],
     }
 

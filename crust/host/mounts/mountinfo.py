@@ -22,6 +22,7 @@ class Mount:
 
     `options` belong to the mount, `super_options` to the filesystem: a read-only bind of a writable filesystem has
     "ro" in the first and "rw" in the second. `root` is the part of the filesystem that `target` shows.
+    Mounts made below a mount appear in all of its `peer_group`; those of the group `master` appear below it (0: none).
     """
 
     mount_id: int
@@ -34,6 +35,8 @@ class Mount:
     fs_type: str
     source: str
     super_options: tuple[str, ...]
+    peer_group: int = 0
+    master: int = 0
 
     @property
     def readonly(self) -> bool:
@@ -126,7 +129,7 @@ def _text() -> bytes:
 def _parse_line(line: bytes) -> Mount:
     # Between the sixth field and the lone "-" stand any number of optional fields.
     head, _, tail = line.partition(b" - ")
-    mount_id, parent_id, device, root, target, options = head.split(b" ")[:6]
+    mount_id, parent_id, device, root, target, options, *optional = head.split(b" ")
     fs_type, source, super_options = [*tail.split(b" "), b"", b""][:3]
     major, _, minor = device.partition(b":")
     if fs_type == b"btrfs":
@@ -142,7 +145,13 @@ def _parse_line(line: bytes) -> Mount:
         fs_type=_decode(fs_type),
         source=_decode(source),
         super_options=tuple(_decode(super_options).split(",")),
+        peer_group=_number(optional, b"shared:"),
+        master=_number(optional, b"master:"),
     )
+
+
+def _number(fields: list[bytes], tag: bytes) -> int:
+    return next((int(each[len(tag) :]) for each in fields if each.startswith(tag)), 0)
 
 
 def _device_of_btrfs(source: str, major: bytes, minor: bytes) -> tuple[bytes, bytes]:

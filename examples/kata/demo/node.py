@@ -141,7 +141,8 @@ class Node:
 
     def _arguments(self, name: str) -> list[str]:
         at = self.paths
-        root = f"--target-root={at.kubelet}"
+        # kubelet and runtime of the demo live in this mount namespace, which `make` keeps private
+        root = (f"--target-root={at.kubelet}", "--no-check-propagation")
         return {
             "driver": [
                 "crust",
@@ -151,7 +152,7 @@ class Node:
                 f"--run-dir={at.base / 'driver-run'}",
                 f"--runtime-socket={at.crust_run / 'runtime.sock'}",
                 "--node-id=demo-node",
-                root,
+                *root,
             ],
             "shim": [
                 "crust",
@@ -166,7 +167,7 @@ class Node:
                 f"--run-dir={at.crust_run}",
                 f"--volumes-root={at.volumes}",
                 f"--driver={DRIVER},{at.csi_socket},{at.shim_socket}",
-                root,
+                *root,
             ],
             "runtime": [
                 "examples.kata",

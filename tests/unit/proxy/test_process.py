@@ -29,6 +29,7 @@ def flags(places: Places) -> list[str]:
         f"--run-dir={places.run}",
         f"--volumes-root={places.volumes}",
         f"--target-root={places.kubelet}",
+        "--no-check-propagation",
         f"--driver={nodes.DRIVER},{places.csi},{places.shim}",
     ]
 

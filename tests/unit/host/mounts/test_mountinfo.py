@@ -11,7 +11,7 @@ LINES = (
 )
 
 
-def test_parse_skips_any_number_of_optional_fields() -> None:
+def test_parse_reads_propagation_of_any_number_of_optional_fields() -> None:
     first = mountinfo.parse(LINES)[0]
     assert first == mountinfo.Mount(
         mount_id=36,
@@ -24,6 +24,8 @@ def test_parse_skips_any_number_of_optional_fields() -> None:
         fs_type="ext3",
         source="/dev/root",
         super_options=("rw", "errors=continue"),
+        peer_group=7,
+        master=1,
     )
 
 

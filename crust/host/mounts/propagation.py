@@ -1,0 +1,104 @@
+"""Whether what this process mounts below a directory is seen by the host, and so by the CO and the runtimes.
+
+A mount that does not propagate is no error for mount(2): a guard would be mounted into nowhere, and the host's
+directory would be open. So daemons look before they serve (mount_namespaces(7)):
+
+- a mount with `master:` is a slave: nothing that is mounted here reaches the host. It is what a systemd unit with
+  PrivateTmp= or ProtectSystem= gets, a pod with HostToContainer, and `ctr` with an `rshared` bind alone;
+- a mount with neither `shared:` nor `master:` is private: only its own mount namespace sees what is mounted on it;
+- a mount with `shared:` alone is the host's own group, if the host's process 1 (where it can be seen) has it too.
+
+In the host's own mount namespace propagation does not matter: it is the initial one, or that of process 1 of the
+initial PID namespace.
+"""
+
+import os
+from collections.abc import Iterable
+
+from crust import errors
+from crust.host.mounts import mountinfo
+from crust.host.process import oserrors
+
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO of linux/proc_ns.h."""
+
+_INITIAL_MOUNT_NAMESPACE = "mnt:[4026531832]"
+"""MNT_NS_INIT_INO: from Linux 6.18 on. Older kernels gave it any number, which only a look at process 1 tells."""
+
+_BELOW = ("", "pods", "plugins")
+"""Of a kubelet's root: where volumes are published and staged, each of which may be a mount of its own."""
+
+
+class MountsNotPropagated(errors.NotReady):
+    """What this process mounts would not be seen outside of its mount namespace."""
+
+    def __init__(self, path: str, mount: mountinfo.Mount, why: str) -> None:
+        super().__init__(
+            f"mounts below {path} would not reach the host",
+            why=f"the mount at {mount.target} {why}",
+            hint="in a pod: mountPropagation Bidirectional (with ctr: rshared and --rootfs-propagation rshared). In "
+            "a systemd unit: no PrivateTmp=, ProtectSystem= or the like, which give it a mount namespace. If CO and "
+            "runtimes live in this mount namespace: check_propagation = false",
+        )
+        self.path = path
+
+
+def check(roots: Iterable[str]) -> None:
+    """Raise `MountsNotPropagated` unless mounts below each of `roots` reach the host. Blocks."""
+    if _in_namespace_of_host():
+        return
+    for root in roots:
+        for name in _BELOW:
+            path = os.path.join(root, name).rstrip("/") or "/"
+            if not name or os.path.isdir(path):
+                _check_path(path)
+
+
+def _check_path(path: str) -> None:
+    mount = _mount_of(path)
+    if mount.master:
+        raise MountsNotPropagated(path, mount, "is a slave of the host's (master: in mountinfo)")
+    if not mount.peer_group:
+        raise MountsNotPropagated(path, mount, "is private to this mount namespace (not shared:)")
+    groups = _groups_of_host()
+    if groups and mount.peer_group not in groups:
+        raise MountsNotPropagated(path, mount, "is shared with nobody on the host")
+
+
+def _mount_of(path: str) -> mountinfo.Mount:
+    """The mount that a directory lies on, or its nearest parent that exists."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    with oserrors.translating(f"cannot look at {path}"):
+        descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            mount_id = mountinfo.mount_id_of("self", str(descriptor))
+        finally:
+            os.close(descriptor)
+    return next(mount for mount in mountinfo.read_all() if mount.mount_id == mount_id)
+
+
+def _host_is_visible() -> bool:
+    return os.readlink("/proc/self/ns/pid") == _INITIAL_PID_NAMESPACE
+
+
+def _in_namespace_of_host() -> bool:
+    own = os.readlink("/proc/self/ns/mnt")
+    if own == _INITIAL_MOUNT_NAMESPACE:
+        return True
+    try:
+        return _host_is_visible() and os.readlink("/proc/1/ns/mnt") == own
+    except OSError:  # it may be forbidden to look at process 1: then the mounts themselves decide
+        return False
+
+
+def _groups_of_host() -> frozenset[int]:
+    """The peer groups of process 1 of the host; empty if it cannot be seen from here."""
+    try:
+        if not _host_is_visible():
+            return frozenset()
+        with open("/proc/1/mountinfo", "rb") as file:
+            mounts = mountinfo.parse(file.read())
+    except OSError:
+        return frozenset()
+    return frozenset(mount.peer_group for mount in mounts if mount.peer_group)
