@@ -22,7 +22,7 @@ class Mount:
 
     `options` belong to the mount, `super_options` to the filesystem: a read-only bind of a writable filesystem has
     "ro" in the first and "rw" in the second. `root` is the part of the filesystem that `target` shows.
-    Mounts made below a mount appear in all of its `peer_group`; those of the group `master` appear below it (0: none).
+    Mounts made below it appear in all of its `peer_group`; those of the group `master` appear below it (0: none).
     """
 
     mount_id: int
