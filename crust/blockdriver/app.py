@@ -105,7 +105,7 @@ class Driver:
     async def finish_changes(self) -> None:
         """Tell guests of limits that an earlier life wrote down and did not tell."""
         rules = self.controller_rules
-        await rules.batches.finish(await asyncio.to_thread(rules.modifier.cut_short))
+        await rules.batches.finish(await asyncio.to_thread(rules.modifier.interrupted))
 
     async def collect_garbage(self, *, grace_s: float = GRACE_S) -> tuple[volumes.VolumeId, ...]:
         """Remove what crashes left of volumes and attachments; answers the volumes that are gone now."""
@@ -263,7 +263,7 @@ def _controller_rules(  # noqa: PLR0913 - composition
     running: operations.KeyedOperations,
     modify_window_s: float,
 ) -> ControllerRules:
-    attacher = ControllerPublish(
+    publisher = ControllerPublish(
         stores.pool, stores.volume_records, live, stores.supported, here.node_id
     )
     modifier = VolumeModifier(
@@ -285,10 +285,12 @@ def _controller_rules(  # noqa: PLR0913 - composition
             supported=stores.supported,
             segment=here.segment,
         ),
-        attacher=attacher,
-        lister=VolumeLister(stores.pool, stores.volume_records, attacher, health_check),
+        publisher=publisher,
+        lister=VolumeLister(stores.pool, stores.volume_records, publisher, health_check),
         health_check=health_check,
-        offerer=CapacityReport(stores.capacity, stores.backend, stores.supported, here.segment),
+        capacity_report=CapacityReport(
+            stores.capacity, stores.backend, stores.supported, here.segment
+        ),
         snapshots=calls,
         modifier=modifier,
         batches=Coalescer(here.driver, running, modifier.apply, window_s=modify_window_s),

@@ -175,7 +175,7 @@ class MemoryBackend:
 
     def _check_room(self, size_bytes: int) -> None:
         if size_bytes > POOL_BYTES:
-            raise errors.Exhausted(f"no room for {size_bytes} bytes")
+            raise errors.Exhausted(f"no capacity for {size_bytes} bytes")
 
     def _attachment(self, volume_id: volumes.VolumeId) -> Attachment:
         identity = volumes.DeviceIdentity(0, 0, 1)

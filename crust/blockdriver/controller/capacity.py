@@ -1,17 +1,17 @@
-"""What the pool can still give. A volume's whole size is reserved when it is made.
+"""The capacity of a pool. The full size of a volume is reserved when it is created.
 
-Images are sparse, so the free space of the pool says little: volumes that have not written it yet have a right to
-it. A database does not learn at its next write that somebody else was faster. What is reserved is the sum of the
-records (durable before the image is made), and of what is being recorded at this moment, so that two creates cannot
-both take the last of it.
+Images are sparse, so the pool's free space alone says little: volumes that have not written all their blocks yet have
+a right to them, or a database would fail at a write because another volume was created. Reserved is the sum of the
+records (durable before the image is made) and of the records being written at this moment, so that two creates cannot
+both take the last bytes.
 
     free = min(pool free - spare, (pool size - spare) x overcommit - reserved - blocks of snapshots)
 
-The spare is given to nobody, at any overcommit: records, the extent maps of the images, and the pool's own
-bookkeeping grow with what is written. A snapshot reserves nothing, because it does not grow; all its blocks count,
-shared ones too, because its volume may write all of them anew. What a copy is about to take is set aside meanwhile.
+The spare is never given, at any overcommit: records, the images' extent maps and the pool filesystem's metadata need
+it. A snapshot reserves nothing, because it does not grow; all its blocks count, shared ones too, because its volume
+may overwrite all of them. What a copy is about to take is set aside until it is written.
 
-The pool is asked two numbers, before any lock is taken.
+The pool is asked for two numbers, before any lock is taken.
 """
 
 import threading
@@ -27,25 +27,25 @@ _LEAST_SPARE_BYTES = 64 * MIB
 
 
 class OutOfCapacity(errors.Exhausted):
-    """The pool has nothing left to give of this size."""
+    """The pool has less free capacity than requested."""
 
     def __init__(self, wanted_bytes: int, free_bytes: int) -> None:
         super().__init__(
-            f"no room for {wanted_bytes} bytes",
-            why=f"the pool can give {free_bytes} bytes more; the rest is reserved or taken",
-            hint="delete a volume or a snapshot, enlarge the pool, or ask for a smaller volume",
+            f"no capacity for {wanted_bytes} bytes",
+            why=f"{free_bytes} bytes of the pool are free; the rest is reserved or allocated",
+            hint="delete a volume or a snapshot, enlarge the pool, or request a smaller volume",
         )
         self.wanted_bytes = wanted_bytes
         self.free_bytes = free_bytes
 
 
 def spare_bytes(space: PoolSpace) -> int:
-    """What is never given: 1 % of the pool, and 64 MiB at least."""
+    """The bytes that are never given: 1 % of the pool, at least 64 MiB."""
     return max(space.size_bytes // 100, _LEAST_SPARE_BYTES)
 
 
 class PoolCapacity:
-    """Gives a pool's capacity, one caller at a time. `overcommit` of 1.5 reserves half as much again as there is."""
+    """Reserves a pool's capacity. With an `overcommit` of 1.5 volumes may reserve 150 % of the pool."""
 
     def __init__(self, index: Index, backend: Backend, overcommit: float) -> None:
         self._index = index
@@ -57,7 +57,7 @@ class PoolCapacity:
 
     @contextmanager
     def reserved(self, volume_id: volumes.VolumeId, size_bytes: int) -> Iterator[None]:
-        """Reserve `size_bytes` for a volume until its record says so. Raises `OutOfCapacity`."""
+        """Reserve `size_bytes` for a volume until its record has it. Raises `OutOfCapacity`."""
         space = self._backend.space()
         with self._guard:
             self._check(space, size_bytes - self._index.capacity_bytes(volume_id))
@@ -69,19 +69,19 @@ class PoolCapacity:
                 del self._pending[volume_id]
 
     def set_aside(self, what: str, size_bytes: int) -> None:
-        """Keep others from what is about to be written to, until `give_back`. Raises `OutOfCapacity`."""
+        """Reserve what a copy is about to allocate, until `give_back`. Raises `OutOfCapacity`."""
         space = self._backend.space()
         with self._guard:
             self._check(space, size_bytes)
             self._aside[what] = size_bytes
 
     def give_back(self, what: str) -> None:
-        """It is written, or will not be."""
+        """End a `set_aside`: the copy is written, or was given up."""
         with self._guard:
             self._aside.pop(what, None)
 
     def available_bytes(self) -> int:
-        """What can be given at this moment, in whole mebibytes, never negative."""
+        """The free capacity now, rounded down to mebibytes."""
         space = self._backend.space()
         with self._guard:
             return self._free_bytes(space) // MIB * MIB

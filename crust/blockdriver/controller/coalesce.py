@@ -1,12 +1,13 @@
-"""Changes of one volume that come together are made together.
+"""Coalescing: requests that change one volume within a short window are applied together.
 
-The first request opens a window; what is asked of the volume meanwhile, more limits or another size, joins it, and
-all are answered by one application. A newcomer that contradicts what was gathered, the same thing with another value,
-is refused alone (ABORTED): it comes again when the others are done. What is no request at all never gets here, so
-nobody is refused for a neighbour's mistake.
+The first request opens a window. Further requests for the volume, with other limits or a size, join it, and one
+application answers all of them. A request that contradicts the gathered ones, the same parameter with another value,
+is refused alone (ABORTED); it is retried when the others are done. An invalid request is refused before it gets here,
+so that it cannot fail others.
 
-While a volume's application runs the next batch gathers, and waits for it. An identical request joins even what runs,
-but only while no next batch gathers, which might undo it. A caller that leaves takes nothing back.
+While one application of a volume runs, the next requests are gathered and wait for it. An identical request joins
+even a running application, but only while no next one is gathered, which might undo it. A caller that is cancelled
+withdraws nothing.
 """
 
 import asyncio
@@ -22,19 +23,19 @@ from crust.blockdriver.controller.modify_volume import Change, Outcome
 _log = logging.getLogger(__name__)
 
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""How long a start waits between its tries for guests that are out of reach. Each try has the volume to itself."""
+"""Pauses between the tries of a start to reach guests. Each try locks the volume."""
 
 Apply = Callable[[volumes.VolumeId, Change], Awaitable[Outcome]]
 
 
 class ConflictingChange(errors.OperationPending):
-    """Another request for the volume, not answered yet, asks for something else."""
+    """A request for the volume that is not answered yet has another value for the same parameter."""
 
     def __init__(self, volume_id: str, what: str) -> None:
         super().__init__(
             f"{volume_id} is not changed",
-            why=f"a request that was there before asks for another {what}",
-            hint="retry when that one has been answered",
+            why=f"an earlier request, not answered yet, has another {what}",
+            hint="retry when that one is answered",
         )
         self.volume_id = volume_id
         self.what = what
@@ -48,7 +49,7 @@ class _CoalescedChange:
 
 
 class Coalescer:
-    """The changes that are asked for in this process. `window_s` is how long the first one waits for others."""
+    """Gathers and applies the changes of volumes. `window_s` is how long the first request waits for others."""
 
     def __init__(
         self,
@@ -67,18 +68,18 @@ class Coalescer:
         self._closing = asyncio.Event()
 
     async def ask(self, volume_id: volumes.VolumeId, change: Change) -> Outcome:
-        """Make the change with whatever else is asked of the volume; what became of all of it.
+        """Make the change, together with others of the volume; returns the outcome of all of them.
 
         Raises `ConflictingChange`, `operations.OperationInProgress`, `operations.ShuttingDown`, and what `apply`
         raises.
         """
-        batch = self._join(volume_id, change)
-        return await asyncio.shield(batch.task)
+        coalesced = self._join(volume_id, change)
+        return await asyncio.shield(coalesced.task)
 
     async def finish(self, volume_ids: Iterable[volumes.VolumeId]) -> None:
-        """Make changes of limits that an earlier life wrote down; what cannot be made now, the CO asks for again.
+        """Finish changes of limits that a killed driver had recorded; those that fail are left to the CO's retry.
 
-        After a restart of the whole node the proxy and the handlers are there a while later.
+        After a reboot of the node the proxy and the handlers start a while later, so this tries several times.
         """
         left = list(volume_ids)
         for pause_s in (0.0, *_PAUSES_S):
@@ -88,7 +89,7 @@ class Coalescer:
                 return
 
     async def _finish(self, volume_id: volumes.VolumeId) -> bool:
-        """Whether there is an answer; none while a guest is out of reach, or another operation has the volume."""
+        """Whether the outcome is final; not while a guest is unreachable, or another operation has the volume."""
         try:
             unmodified = (await self.ask(volume_id, Change(limits=()))).unmodified
         except errors.CrustError as err:
@@ -101,84 +102,86 @@ class Coalescer:
         return not isinstance(unmodified, errors.PeerUnavailable | errors.OperationPending)
 
     async def drain(self) -> None:
-        """Let nobody wait for company any more; returns when every batch has ended."""
+        """Close all windows; returns when every application has ended."""
         self._closing.set()
-        while batches := (*self._gathering.values(), *self._applying.values()):
-            await asyncio.wait([each.task for each in batches])
+        while changes := (*self._gathering.values(), *self._applying.values()):
+            await asyncio.wait([each.task for each in changes])
 
     def _join(self, volume_id: volumes.VolumeId, change: Change) -> _CoalescedChange:
-        batch = self._gathering.get(volume_id)
-        if batch is not None:
-            batch.change = _merged(volume_id, batch.change, change)
-            batch.requests += 1
-            return batch
+        coalesced = self._gathering.get(volume_id)
+        if coalesced is not None:
+            coalesced.change = _merged(volume_id, coalesced.change, change)
+            coalesced.requests += 1
+            return coalesced
         applying = self._applying.get(volume_id)
         if applying is not None and _is_part(change, applying.change):
             return applying
-        batch = _CoalescedChange(change)
-        self._gathering[volume_id] = batch
-        batch.task = asyncio.create_task(self._run(volume_id, batch), name=f"changes {volume_id}")
-        batch.task.add_done_callback(_seen)
-        return batch
+        coalesced = _CoalescedChange(change)
+        self._gathering[volume_id] = coalesced
+        coalesced.task = asyncio.create_task(
+            self._run(volume_id, coalesced), name=f"changes {volume_id}"
+        )
+        coalesced.task.add_done_callback(_seen)
+        return coalesced
 
-    async def _run(self, volume_id: volumes.VolumeId, batch: _CoalescedChange) -> Outcome:
+    async def _run(self, volume_id: volumes.VolumeId, coalesced: _CoalescedChange) -> Outcome:
         if self._window_s:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), self._window_s)
         while (before := self._applying.get(volume_id)) is not None:
             await asyncio.wait([before.task])
         del self._gathering[volume_id]
-        self._applying[volume_id] = batch
+        self._applying[volume_id] = coalesced
         try:
             return await self._operations.run(
                 volumes.VolumeKey(self._driver, volume_id),
                 "ControllerModifyVolume"
-                if batch.change.limits is not None
+                if coalesced.change.limits is not None
                 else "ControllerExpandVolume",
-                batch.change,
-                lambda: self._apply(volume_id, batch.change),
+                coalesced.change,
+                lambda: self._apply(volume_id, coalesced.change),
             )
         finally:
             del self._applying[volume_id]
-            if batch.requests > 1:
-                _log.info("made several changes at once", extra={"requests": batch.requests})
+            if coalesced.requests > 1:
+                _log.info("applied coalesced requests", extra={"requests": coalesced.requests})
 
 
 def _seen(task: asyncio.Task[Outcome]) -> None:
-    """All callers may have left: an error is then nobody's, and is told here."""
+    """Log the error: all callers may have been cancelled."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
         _log.debug("a change failed", extra={"error": error})
 
 
-def _is_part(change: Change, whole: Change) -> bool:
+def _is_part(change: Change, combined: Change) -> bool:
     limits = change.limits is None or (
-        whole.limits is not None and set(change.limits) <= set(whole.limits)
+        combined.limits is not None and set(change.limits) <= set(combined.limits)
     )
-    return limits and change.expansion in (None, whole.expansion)
+    return limits and change.expansion in (None, combined.expansion)
 
 
-def _merged(volume_id: volumes.VolumeId, gathered: Change, newcomer: Change) -> Change:
-    """Both, or `ConflictingChange`."""
-    if None not in (gathered.expansion, newcomer.expansion) and (
-        gathered.expansion != newcomer.expansion
+def _merged(volume_id: volumes.VolumeId, gathered: Change, added: Change) -> Change:
+    """Both changes in one; raises `ConflictingChange`."""
+    if None not in (gathered.expansion, added.expansion) and (
+        gathered.expansion != added.expansion
     ):
         raise ConflictingChange(volume_id, "size")
     return Change(
-        limits=_merged_limits(volume_id, gathered.limits, newcomer.limits),
-        expansion=gathered.expansion or newcomer.expansion,
+        limits=_merged_limits(volume_id, gathered.limits, added.limits),
+        expansion=gathered.expansion or added.expansion,
     )
 
 
 def _merged_limits(
     volume_id: volumes.VolumeId,
     gathered: io_limit_parameters.Changes | None,
-    newcomer: io_limit_parameters.Changes | None,
+    added: io_limit_parameters.Changes | None,
 ) -> io_limit_parameters.Changes | None:
-    if gathered is None or newcomer is None:
-        return gathered if newcomer is None else newcomer
+    if gathered is None or added is None:
+        return gathered if added is None else added
     limits = dict(gathered)
-    for name, value in newcomer:
+    for name, value in added:
         if limits.setdefault(name, value) != value:
             raise ConflictingChange(volume_id, name)
     return tuple(sorted(limits.items()))

@@ -1,12 +1,12 @@
-"""ControllerPublishVolume and ControllerUnpublishVolume: which node a CO gave a volume to, and whether to read only.
+"""ControllerPublishVolume and ControllerUnpublishVolume: the node that has a volume, and whether it is read-only.
 
-A file is where it is, so nothing is moved: the publish is an entry in the volume's record, durable before it is
-answered. The node side reads it: a volume that was published read-only is read-only wherever it is then mounted.
-A node has no more of them than it can hold (`NodeVolumes.attach_limit`), and those that pods brought without a
-controller's word count as well: a volume that is sent where it cannot be staged keeps its pod waiting there.
+A file stays on its node, so the publish is only an entry in the volume's record, durable before it is answered. The
+node part reads it: a volume that was published read-only is mounted read-only. A node has no more volumes than it can
+hold (`NodeVolumes.attach_limit`); ephemeral volumes and others that were staged without a ControllerPublishVolume
+count too, because a volume that is sent to a full node keeps its pod waiting there.
 
-One node at a time has a volume; the nodes that exist are this one, and whichever an older record still names (the
-node was renamed, the pool moved), which keeps the volume until it is taken from it.
+One node at a time has a volume. The nodes that exist are this one and any that an older record still names (the node
+was renamed, the pool was moved); that node has the volume until it is unpublished from it.
 """
 
 import asyncio
@@ -24,30 +24,30 @@ from crust.blockdriver.records.volume_records import VolumeRecords
 
 
 class NodeNotFound(errors.NotFound):
-    """No node of this id has this driver's pool."""
+    """There is no node of this id with this driver's pool."""
 
     def __init__(self, node_id: str) -> None:
         super().__init__(
-            f"there is no node {node_id!r}", why="this driver serves the node it runs on, alone"
+            f"there is no node {node_id!r}", why="this driver serves only the node that it runs on"
         )
         self.node_id = node_id
 
 
 class PublishedToNodeDifferently(errors.Conflict):
-    """The volume is published to the node in another way."""
+    """The volume is published to the node with other arguments."""
 
     def __init__(self, volume_id: str, node_id: str) -> None:
         super().__init__(
             f"{volume_id} is published to {node_id} already",
-            why="with another capability, or another readonly",
+            why="with another capability, or another readonly flag",
             hint="unpublish it there first",
         )
         self.volume_id = volume_id
 
 
 @dataclass(frozen=True, slots=True)
-class Attach:
-    """A ControllerPublishVolume, decoded."""
+class PublishRequest:
+    """A decoded ControllerPublishVolumeRequest."""
 
     volume_id: volumes.VolumeId
     node_id: str
@@ -57,14 +57,14 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """How many volumes a node can have, and which it has, in one look."""
+    """The attach limit of a node, and the volumes that it has."""
 
     limit: int
     taken: tuple[volumes.VolumeId, ...]
 
 
 class ControllerPublish:
-    """Publishes to nodes; one call per volume at a time is the caller's business."""
+    """Publishes volumes to nodes. The caller makes one call per volume at a time."""
 
     def __init__(
         self,
@@ -81,15 +81,15 @@ class ControllerPublish:
         self._node_id = node_id
         self._counting = threading.Lock()
 
-    async def attach(self, request: Attach) -> None:
-        """Give the volume to the node, or find that it has it.
+    async def publish(self, request: PublishRequest) -> None:
+        """Publish the volume to the node; published already is a success.
 
         Raises `volume_records.VolumeNotFound`, `NodeNotFound`, `capability_check.CapabilityNotSupported`,
         `PublishedToNodeDifferently`, `published_nodes.PublishedToOtherNode`, `published_nodes.AttachLimitReached`.
         """
-        await asyncio.to_thread(self._attach, request)
+        await asyncio.to_thread(self._publish, request)
 
-    def _attach(self, request: Attach) -> None:
+    def _publish(self, request: PublishRequest) -> None:
         record = self._volume_records.load(request.volume_id)
         if request.node_id != self._node_id:
             raise NodeNotFound(request.node_id)
@@ -117,20 +117,20 @@ class ControllerPublish:
         published = self._volume_records.index.on_node(self._node_id)
         return {*published, *self._node.attached_ids()}
 
-    async def detach(self, volume_id: volumes.VolumeId, node_id: str) -> None:
-        """Take the volume from the node, or from all if `node_id` is empty; not published is fine.
+    async def unpublish(self, volume_id: volumes.VolumeId, node_id: str) -> None:
+        """Unpublish the volume from the node, or from all if `node_id` is empty; not published is a success.
 
         Raises `StillAttached` while it is staged on this node, `pool.IdOfOtherPool`.
         """
-        await asyncio.to_thread(self._detach, volume_id, node_id)
+        await asyncio.to_thread(self._unpublish, volume_id, node_id)
 
-    def _detach(self, volume_id: volumes.VolumeId, node_id: str) -> None:
+    def _unpublish(self, volume_id: volumes.VolumeId, node_id: str) -> None:
         self._pool.ids.check(volume_id)
         record = self._volume_records.find(volume_id)
         if record is None:
             return
-        here = node_id in ("", self._node_id)
-        paths = self._node.staging_paths(volume_id) if here else ()
+        on_this_node = node_id in ("", self._node_id)
+        paths = self._node.staging_paths(volume_id) if on_this_node else ()
         if paths and self._node.attached(volume_id):
             raise StillAttached(volume_id, f"a device, staged at {', '.join(paths)}")
         rest = tuple(each for each in record.nodes if node_id and each.node_id != node_id)
@@ -138,20 +138,20 @@ class ControllerPublish:
             self._volume_records.save(record.but(nodes=rest))
 
     def slots(self, node_id: str) -> Slots:
-        """What `node_id` can hold and holds; raises `NodeNotFound`. Blocks."""
+        """The slots of a node; raises `NodeNotFound`. Blocks."""
         if node_id != self._node_id:
             raise NodeNotFound(node_id)
         return Slots(self._node.attach_limit(), tuple(sorted(self._taken())))
 
     def published_nodes(self, record: Record) -> tuple[str, ...]:
-        """Where the volume is: published to by a CO, or staged at this moment whatever was published."""
+        """The nodes that have the volume: by a ControllerPublishVolume, or by a stage without one."""
         nodes = {each.node_id for each in record.nodes}
         if self._node.staging_paths(volumes.VolumeId(record.volume_id)):
             nodes.add(self._node_id)
         return tuple(sorted(nodes))
 
 
-def _attached(request: Attach) -> Attached:
+def _attached(request: PublishRequest) -> Attached:
     access, mode = request.capability.access, request.capability.mode.value
     if isinstance(access, volumes.MountAccess):
         usage = Usage(kind="mount", fs_type=access.fs_type, mode=mode)
@@ -161,7 +161,7 @@ def _attached(request: Attach) -> Attached:
 
 
 def _is_same(present: Attached, wanted: Attached) -> bool:
-    """A filesystem that is not named is whichever the volume has, or will have once it is staged."""
+    """Whether both are the same; an empty fs_type matches any."""
     before, now = present.usage, wanted.usage
     alike = (before.kind, before.mode, present.readonly) == (now.kind, now.mode, wanted.readonly)
     return alike and ("" in (before.fs_type, now.fs_type) or before.fs_type == now.fs_type)

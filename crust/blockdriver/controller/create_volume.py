@@ -1,8 +1,8 @@
 """CreateVolume, DeleteVolume, ValidateVolumeCapabilities.
 
-Creating: the record in phase "creating" first, then the image, then the record in phase "ready". The id follows from
-the name, so whoever retries after a crash, at whatever line, continues; and a volume that was begun can be deleted.
-Deleting goes the other way and ends with the record. An image without a record is not ours to overwrite.
+Create writes the record in phase "creating", then makes the image, then writes the record in phase "ready". The id is
+derived from the name, so a retry after a crash at any line continues the work; and an incomplete volume can be
+deleted. Delete works backwards and ends with the record. An image without a record is never overwritten.
 """
 
 import asyncio
@@ -30,32 +30,32 @@ from crust.blockdriver.snapshots.content_source import ContentSources
 
 
 class ExistsDifferently(errors.Conflict):
-    """A volume of this name exists and is not what is asked for."""
+    """A volume of this name exists with other properties than requested."""
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(
             f"the volume {name!r} exists already",
-            why=f"with {what} than asked for",
+            why=f"its request differs in {what}",
             hint="choose another name, or delete the volume first",
         )
         self.name = name
 
 
 class OrphanImage(errors.Corrupt):
-    """There are bytes where a new volume's image would be, and no record of whose they are."""
+    """An image exists under a new volume's id, but no record of it."""
 
     def __init__(self, volume_id: str) -> None:
         super().__init__(
             f"{volume_id} is not created",
-            why="an image of that id exists, and no record of a volume",
-            hint="find out whose it is, and move it away; nothing was changed",
+            why="an image of that id exists without a record of a volume",
+            hint="find out whose data it is, and move the file elsewhere; nothing was changed",
         )
         self.volume_id = volume_id
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A CreateVolume, decoded; `parameters` as they were sent. `limits` are those of mutable_parameters."""
+    """A decoded CreateVolumeRequest; `parameters` as they were sent, `limits` from mutable_parameters."""
 
     name: str
     wanted: volumes.CapacityRange
@@ -78,7 +78,7 @@ class Volume:
 
 @dataclass(frozen=True, slots=True)
 class Provisioner:
-    """Makes and removes volumes; one call per volume at a time is the caller's business."""
+    """Creates and deletes volumes. The caller makes one call per volume at a time."""
 
     pool: Pool
     volume_records: VolumeRecords
@@ -91,7 +91,7 @@ class Provisioner:
     """The value of this node's topology segment."""
 
     async def create(self, request: Create) -> Volume:
-        """Make the volume, or find that it is made.
+        """Create the volume; created already is a success.
 
         Raises `capability_check.CapabilityNotSupported`, `parameters.UnknownParameter`, `parameters.BadParameter`,
         `volume_size.SizeNotPossible`, `ExistsDifferently`, `OrphanImage`, `topology.NotAccessible`,
@@ -103,7 +103,7 @@ class Provisioner:
         return describe(record)
 
     def _create(self, request: Create) -> Record:
-        """All but the filling of what is made of something, for which a guest may have to stand still."""
+        """All of a create but the copy from a content source, for which a guest may have to be frozen."""
         read = parameters.parse(dict(request.parameters), self.supported.fs_types)
         for capability in request.capabilities:
             if why := self.supported.obstacle(capability):
@@ -116,7 +116,7 @@ class Provisioner:
         if present is None:
             present = self._begin(request, wanted)
         if not accessible:
-            raise ExistsDifferently(request.name, "another accessibility")
+            raise ExistsDifferently(request.name, "accessibility_requirements")
         _check_same(present, wanted, request.wanted)
         if present.phase == "ready" or present.origin is not None:
             return present
@@ -124,36 +124,36 @@ class Provisioner:
 
     def _present(self, volume_id: volumes.VolumeId) -> Record | None:
         present = self.volume_records.find(volume_id)
-        if present is None or not self._is_void(present):
+        if present is None or not self._is_obsolete(present):
             return present
         self._finish_delete(present)
         return None
 
-    def _is_void(self, record: Record) -> bool:
-        """Whether it is being removed, or was begun as a copy of what has another size or filesystem by now."""
+    def _is_obsolete(self, record: Record) -> bool:
+        """Whether it is being deleted, or is an incomplete copy of a source whose size or filesystem has changed."""
         if record.phase != "creating" or record.origin is None:
             return record.phase == "deleting"
         try:
             now = self.sources.find(content_source.Wanted(record.origin.kind, record.origin.id))
         except errors.NotFound:
-            return False  # the filling says so
+            return False  # the copy reports it
         return now != record.origin
 
     def _origin(self, request: Create, present: Record | None) -> ContentSource | None:
-        """What the volume is made of; of one that was begun it is on record, and may be gone since."""
+        """The content source; that of an incomplete volume is in its record, and may have been deleted since."""
         if request.source is None:
             return None
         known = present.origin if present else None
         if known is not None and (known.kind, known.id) == (request.source.kind, request.source.id):
             return known
         if present is not None:
-            raise ExistsDifferently(request.name, "another source")
+            raise ExistsDifferently(request.name, "volume_content_source")
         return self.sources.find(request.source)
 
     def _plan(
         self, request: Create, read: parameters.Parameters, origin: ContentSource | None
     ) -> Record:
-        """The record of the volume that is asked for, with the least size it may have."""
+        """The record of the requested volume, with its minimum size."""
         fs_type = read.fs_type or (origin.fs_type if origin else "")
         usages = capability_check.usages_of(request.capabilities, fs_type)
         fs_types = {usage.fs_type for usage in usages if usage.kind == "mount"}
@@ -183,7 +183,7 @@ class Provisioner:
         try:
             self.backend.create(volumes.VolumeId(record.volume_id), record.capacity_bytes)
         except errors.Exhausted:
-            self._finish_delete(record)  # the room is somebody else's now: leave nothing behind
+            self._finish_delete(record)  # keep no reservation: the CO may not retry
             raise
         return self.volume_records.save(record.but(phase="ready"))
 
@@ -192,13 +192,13 @@ class Provisioner:
         try:
             filled = await self.sources.fill(record, record.origin)
         except errors.CrustError:
-            # Nothing of it is kept: its room is somebody else's now, and perhaps nobody asks for it again.
+            # Keep nothing, not even the reservation: the CO may not retry.
             await asyncio.to_thread(self._finish_delete, record)
             raise
         return await asyncio.to_thread(self.volume_records.save, filled.but(phase="ready"))
 
     async def delete(self, volume_id: volumes.VolumeId) -> None:
-        """Remove the volume; absent is fine.
+        """Delete the volume; absent is a success.
 
         Raises `pool.IdOfOtherPool`, `StillAttached`, `published_nodes.PublishedToOtherNode`.
         """
@@ -214,8 +214,8 @@ class Provisioner:
             where = ", ".join(self.node.staging_paths(volume_id)) or "no staging path"
             raise StillAttached(volume_id, f"{attachment.shown}, staged at {where}")
         published_nodes.check_not_published(record)
-        self.node.forget_staged(volume_id)  # its device is gone, so that is stale
-        # A full disk has no room to write that down, and needs this most.
+        self.node.forget_staged(volume_id)  # it is not attached, so that entry is stale
+        # Not possible on a full disk, where the delete matters most.
         with suppress(errors.Exhausted):
             self.volume_records.save(record.but(phase="deleting"))
         self._finish_delete(record)
@@ -233,7 +233,7 @@ class Provisioner:
         sent_parameters: Mapping[str, str],
         sent_mutable: Mapping[str, str],
     ) -> str:
-        """Why the volume does not have all that is asked about; empty when it has. Raises `VolumeNotFound`."""
+        """The reason why the volume does not match the request; empty if it does. Raises `VolumeNotFound`."""
         record = await asyncio.to_thread(self.volume_records.load, volume_id)
         for capability in capabilities:
             if why := self.supported.obstacle(capability) or _mismatch(record, capability):
@@ -263,17 +263,17 @@ def describe(record: Record) -> Volume:
 
 def _check_same(present: Record, wanted: Record, size: volumes.CapacityRange) -> None:
     if present.name != wanted.name:
-        raise ExistsDifferently(wanted.name, "the same id under another name")
+        raise ExistsDifferently(wanted.name, "the name, with the same id")
     if not volume_size.satisfies(present.capacity_bytes, size):
-        raise ExistsDifferently(wanted.name, "another size")
+        raise ExistsDifferently(wanted.name, "capacity_range")
     if present.parameters != wanted.parameters:
-        raise ExistsDifferently(wanted.name, "other parameters")
+        raise ExistsDifferently(wanted.name, "parameters")
     if present.origin != wanted.origin:
-        raise ExistsDifferently(wanted.name, "another source")
+        raise ExistsDifferently(wanted.name, "volume_content_source")
     if present.usages != wanted.usages:
-        raise ExistsDifferently(wanted.name, "other capabilities")
+        raise ExistsDifferently(wanted.name, "volume_capabilities")
     if present.limits != wanted.limits:
-        raise ExistsDifferently(wanted.name, "other mutable parameters")
+        raise ExistsDifferently(wanted.name, "mutable_parameters")
 
 
 def _mismatch(record: Record, capability: volumes.VolumeCapability) -> str:

@@ -1,7 +1,7 @@
-"""GetCapacity: how much room there is for volumes of a kind, and how large or small one of them can be.
+"""GetCapacity: the free capacity for volumes of a kind, and the largest and smallest size of one.
 
-A kind that cannot be made here, and a place that is not here, have no room: that is an answer and no error. A
-parameter that is not known is an error, as it is when a volume is created with it.
+For capabilities or a topology that this driver cannot serve the answer is 0, not an error. An unknown parameter is an
+error, as at CreateVolume.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from crust.blockdriver.records.capability_check import SupportedCapabilities
 
 @dataclass(frozen=True, slots=True)
 class CapacityQuery:
-    """A GetCapacity; `place` is empty for anywhere."""
+    """A decoded GetCapacityRequest; `place` is empty for any topology."""
 
     capabilities: tuple[volumes.VolumeCapability, ...]
     parameters: tuple[tuple[str, str], ...]
@@ -25,7 +25,7 @@ class CapacityQuery:
 
 @dataclass(frozen=True, slots=True)
 class AvailableCapacity:
-    """Room in bytes, and the sizes that one volume can have."""
+    """Free bytes, and the limits for the size of one volume."""
 
     available_bytes: int
     maximum_bytes: int
@@ -33,7 +33,7 @@ class AvailableCapacity:
 
 
 class CapacityReport:
-    """Answers from the same ledger that grants room to new volumes."""
+    """Answers from the same numbers that decide about new volumes."""
 
     def __init__(
         self,
@@ -48,19 +48,19 @@ class CapacityReport:
         self._supported = supported
         self._segment = segment
 
-    def offer(self, asked: CapacityQuery) -> AvailableCapacity:
-        """Raises `parameters.UnknownParameter`, `parameters.BadParameter`. Blocks."""
-        read = parameters.parse(dict(asked.parameters), self._supported.fs_types)
-        if not self._can_be_made(asked):
+    def available(self, query: CapacityQuery) -> AvailableCapacity:
+        """The available capacity. Raises `parameters.UnknownParameter`, `parameters.BadParameter`. Blocks."""
+        read = parameters.parse(dict(query.parameters), self._supported.fs_types)
+        if not self._can_be_made(query):
             return AvailableCapacity(0, 0, 0)
-        usages = capability_check.usages_of(asked.capabilities, read.fs_type)
+        usages = capability_check.usages_of(query.capabilities, read.fs_type)
         minimum = volume_size.minimum_bytes(
             {each.fs_type for each in usages if each.kind == "mount"}
         )
         available = self._capacity.available_bytes()
         return AvailableCapacity(available, min(available, self._backend.maximum_bytes()), minimum)
 
-    def _can_be_made(self, asked: CapacityQuery) -> bool:
-        if asked.place and not topology.is_here(asked.place, self._segment):
+    def _can_be_made(self, query: CapacityQuery) -> bool:
+        if query.place and not topology.is_here(query.place, self._segment):
             return False
-        return not any(self._supported.obstacle(each) for each in asked.capabilities)
+        return not any(self._supported.obstacle(each) for each in query.capabilities)

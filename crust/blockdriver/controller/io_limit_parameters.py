@@ -1,11 +1,11 @@
-"""The I/O limits of a volume, as a VolumeAttributesClass or a StorageClass says them.
+"""The I/O limits of a volume, as parameters of a VolumeAttributesClass or a StorageClass.
 
 Four keys, each a number per second: `readIOPS`, `writeIOPS`, `readBytesPerSecond`, `writeBytesPerSecond`. A key that
-is not named keeps its value (CSI ControllerModifyVolume), which for a new volume is no limit; 0 takes a limit away.
-So a class that leaves a key out leaves what an earlier class said: classes between which volumes move name all four.
+is not named keeps its value (CSI ControllerModifyVolume), which for a new volume is no limit; 0 removes a limit. So a
+class that omits a key keeps the value of an earlier class: classes between which volumes move must name all four.
 
-Numbers are as elsewhere in Kubernetes: 3000, 3k, 64Ki, 10Mi. They have a floor: at a few bytes per second even the
-unmount that ends a volume's use would take days.
+Numbers are written as elsewhere in Kubernetes: 3000, 3k, 64Ki, 10Mi. They have a minimum: at a few bytes per second
+the unmount of the volume would take days.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ Changes = tuple[tuple[str, int], ...]
 
 
 class UnknownMutableParameter(errors.InvalidRequest):
-    """A mutable parameter that this driver has no meaning for."""
+    """A mutable parameter that this driver does not know."""
 
     def __init__(self, key: str) -> None:
         super().__init__(
@@ -50,7 +50,7 @@ class UnknownMutableParameter(errors.InvalidRequest):
 
 
 class BadLimit(errors.InvalidRequest):
-    """A limit that is no number, or one that cannot be held."""
+    """A limit that is not a number, or is out of range."""
 
     def __init__(self, key: str, value: str, least: int, most: int) -> None:
         super().__init__(
@@ -62,7 +62,7 @@ class BadLimit(errors.InvalidRequest):
 
 
 def parse(mutable_parameters: Mapping[str, str]) -> Changes:
-    """What is to change. Keys of sidecars say nothing. Raises `UnknownMutableParameter`, `BadLimit`."""
+    """The changes; keys of sidecars are ignored. Raises `UnknownMutableParameter`, `BadLimit`."""
     for key in mutable_parameters:
         if key not in _RANGES and not key.startswith(_SIDECARS):
             raise UnknownMutableParameter(key)
@@ -70,13 +70,13 @@ def parse(mutable_parameters: Mapping[str, str]) -> Changes:
 
 
 def among(parameters: Mapping[str, str]) -> Changes:
-    """What the limits among other parameters say. Raises `BadLimit`."""
+    """The limits among other parameters. Raises `BadLimit`."""
     found = {key: parameters[key] for key in KEYS if key in parameters}
     return tuple(sorted((_RANGES[key].name, _number(key, text)) for key, text in found.items()))
 
 
 def changed(limits: volumes.IoLimits, changes: Changes) -> volumes.IoLimits:
-    """`limits` with `changes` made."""
+    """`limits` with `changes` applied."""
     return replace(limits, **dict(changes))
 
 

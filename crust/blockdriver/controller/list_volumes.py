@@ -1,8 +1,8 @@
-"""ListVolumes, ControllerGetVolume and their like for health: pages of a list that changes while it is read.
+"""ListVolumes, ControllerGetVolume and the health calls: pages of a list that may change between calls.
 
-A page's token is the last id on it, and ids are listed in order. So a volume that is there from the first page to
-the last is listed exactly once, whatever is created or deleted meanwhile, the token's own volume included, and
-nothing is kept between two calls.
+A page's token is the last id on it, and ids are listed in order. So a volume that exists from the first page to the
+last is listed exactly once, whatever is created or deleted meanwhile, the token's own volume included, and the driver
+keeps nothing between two calls.
 """
 
 import contextlib
@@ -20,18 +20,18 @@ from crust.blockdriver.records.volume_record import UNREADABLE
 from crust.blockdriver.records.volume_records import VolumeRecords
 
 PAGE_MAX = 5000
-"""The longest page, also when a caller sets no limit: its answer must fit a gRPC message."""
+"""The largest page, also without a limit in the request: the answer must fit a gRPC message."""
 
 T = TypeVar("T")
 
 
 class BadToken(errors.OperationPending):
-    """CSI ListVolumes: a starting_token that is none is ABORTED, and the CO starts over."""
+    """An invalid starting_token (CSI ListVolumes: ABORTED, and the CO starts over)."""
 
     def __init__(self, token: str) -> None:
         super().__init__(
-            f"the starting_token {token[:64]!r} is not usable",
-            why="it is not one that this driver gave",
+            f"the starting_token {token[:64]!r} is invalid",
+            why="this driver did not issue it",
             hint="start from the beginning, without a token",
         )
 
@@ -40,12 +40,12 @@ class NegativeCount(errors.InvalidRequest):
     """max_entries below zero."""
 
     def __init__(self, count: int) -> None:
-        super().__init__("max_entries is not usable", why=f"{count} is negative")
+        super().__init__("max_entries is invalid", why=f"{count} is negative")
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A volume, where it is published, and how it is."""
+    """A volume, the nodes that have it, and its health."""
 
     volume: create_volume.Volume
     nodes: tuple[str, ...]
@@ -59,16 +59,16 @@ class VolumeLister:
         self,
         pool: Pool,
         known: VolumeRecords,
-        attacher: ControllerPublish,
+        publisher: ControllerPublish,
         health_check: HealthCheck,
     ) -> None:
         self._pool = pool
         self._volume_records = known
-        self._attacher = attacher
+        self._publisher = publisher
         self._health_check = health_check
 
     def get(self, volume_id: volumes.VolumeId) -> Listed:
-        """One volume; raises `volume_records.VolumeNotFound`. One without a readable record has no size to tell."""
+        """One volume; raises `volume_records.VolumeNotFound`. Without a readable record its size is 0."""
         health = self._health_check.examine(volume_id)
         try:
             record = self._volume_records.find(volume_id)
@@ -77,11 +77,11 @@ class VolumeLister:
         if record is None or record.phase != "ready" or ephemeral_names.is_name(record.name):
             raise volume_records.VolumeNotFound(volume_id)
         return Listed(
-            create_volume.describe(record), self._attacher.published_nodes(record), health
+            create_volume.describe(record), self._publisher.published_nodes(record), health
         )
 
     def page(self, count: int, token: str) -> tuple[tuple[Listed, ...], str]:
-        """Volumes after `token`, and the next token. Raises `BadToken`, `NegativeCount`."""
+        """The volumes after `token`, and the next token. Raises `BadToken`, `NegativeCount`."""
         self._check(count, token)
         ids = (each for each in self._volume_records.index.page(token, 0))
         return cut(self._existing(ids, self.get), count, lambda each: each.volume.volume_id)
@@ -93,7 +93,7 @@ class VolumeLister:
         return cut(self._existing(ids, self._health), count, lambda each: each.volume_id)
 
     def _health(self, volume_id: volumes.VolumeId) -> Health:
-        """A pod's own volume has an id that no CO knows: it is in no list, and its node tells its health."""
+        """The health of one volume. An ephemeral volume is not listed: the CO does not know its id."""
         with contextlib.suppress(*UNREADABLE):
             record = self._volume_records.find(volume_id)
             if record is not None and ephemeral_names.is_name(record.name):
@@ -113,11 +113,11 @@ class VolumeLister:
             try:
                 yield look(volume_id)
             except errors.NotFound:
-                continue  # half made, or gone since the ids were read
+                continue  # incomplete, or deleted since the ids were read
 
 
 def cut(found: Iterator[T], count: int, id_of: Callable[[T], str]) -> tuple[tuple[T, ...], str]:
-    """The first `count` of `found`, and the token for the rest; looks at one more than it answers."""
+    """The first `count` of `found`, and the token for the rest; reads one more than it returns."""
     limit = min(count or PAGE_MAX, PAGE_MAX)
     page: list[T] = []
     for each in found:

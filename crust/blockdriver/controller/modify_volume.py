@@ -1,13 +1,13 @@
-"""ControllerExpandVolume and ControllerModifyVolume: one application of whatever is to change of a volume.
+"""ControllerExpandVolume and ControllerModifyVolume: all changes of one volume in one application.
 
-The image grows first, then size and limits go into the record in one write, then the limits are set: on this host if
-the volume is published here, in its guest if it is deferred. Each half is answered for itself: a size that is not
-possible is no reason to refuse the limits.
+The image grows first, then size and limits go into the record in one write, then the limits are enforced: on this
+host if the volume is published here, in its guest if it is deferred. Size and limits have separate outcomes: a size
+that is not possible does not stop the limits.
 
-A change of limits happens whole or not at all. What can be known to fail is asked before anything is written. The
-record then says what is intended and, until it is in force everywhere, what held before: a refusal on the way takes
-all of it back, also after a crash in between, when the caller's retry carries on. While a guest is out of reach
-nothing is known of it: the intent stays, the answer is UNAVAILABLE, and a retry finishes it.
+A change of limits happens atomically. Everything that can be checked is checked before the first write. The record
+then holds the new limits and, until they are enforced everywhere, the previous ones: a refusal restores those, also
+after a crash in between, when the caller's retry continues. While a guest is unreachable its state is unknown: the
+intent stays, the answer is UNAVAILABLE, and a retry finishes it.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """The size that is wanted, and for which use."""
+    """The requested size, and the capability that it is for."""
 
     wanted: volumes.CapacityRange
     capability: volumes.VolumeCapability | None = None
@@ -37,7 +37,7 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to change. None: nothing was asked of that half."""
+    """The requested changes. None: no change of that kind."""
 
     limits: io_limit_parameters.Changes | None = None
     expansion: Expansion | None = None
@@ -45,7 +45,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """A volume's size after an expansion, and whether the node has something left to do."""
+    """A volume's size after an expansion, and whether NodeExpandVolume is needed."""
 
     capacity_bytes: int
     node_expansion_required: bool
@@ -53,16 +53,16 @@ class Expanded:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of each half."""
+    """The outcomes of size and limits."""
 
     expanded: Expanded | errors.CrustError | None = None
     unmodified: errors.CrustError | None = None
-    """Why the limits are what they were; None when they are what was asked for."""
+    """Why the limits were not changed; None if they were."""
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeModifier:
-    """Changes volumes; one call per volume at a time is the caller's business."""
+    """Changes volumes. The caller makes one call per volume at a time."""
 
     volume_records: VolumeRecords
     backend: Backend
@@ -72,7 +72,7 @@ class VolumeModifier:
     supported: SupportedCapabilities
 
     async def apply(self, volume_id: volumes.VolumeId, change: Change) -> Outcome:
-        """Make the change. Raises `volume_records.VolumeNotFound`; all else is in the outcome, half by half."""
+        """Make the change. Raises `volume_records.VolumeNotFound`; other errors are in the outcome."""
         outcome, intended = await asyncio.to_thread(self._begin, volume_id, change)
         if intended is None:
             return outcome
@@ -82,26 +82,26 @@ class VolumeModifier:
         except errors.PeerUnavailable as err:
             return replace(outcome, unmodified=err)
         except errors.CrustError as err:
-            await asyncio.to_thread(self._take_back, intended)
+            await asyncio.to_thread(self._restore_limits, intended)
             return replace(outcome, unmodified=err)
         await asyncio.to_thread(self._finish, intended)
         return outcome
 
-    def cut_short(self) -> tuple[volumes.VolumeId, ...]:
-        """Volumes whose limits were changed by an earlier life, and whose guests may not know. Blocks."""
-        return tuple(each for each in self.node.attached_ids() if self._is_cut_short(each))
+    def interrupted(self) -> tuple[volumes.VolumeId, ...]:
+        """Volumes with an interrupted change of limits that a guest may not have. Blocks."""
+        return tuple(each for each in self.node.attached_ids() if self._is_interrupted(each))
 
-    def _is_cut_short(self, volume_id: volumes.VolumeId) -> bool:
+    def _is_interrupted(self, volume_id: volumes.VolumeId) -> bool:
         if not self.node.deferred_targets(volume_id):
             return False
         try:
             record = self.volume_records.find(volume_id)
-        except UNREADABLE:  # told with the volume's health
+        except UNREADABLE:  # reported with the volume's health
             return False
         return record is not None and record.limits_before is not None
 
     def _begin(self, volume_id: volumes.VolumeId, change: Change) -> tuple[Outcome, Record | None]:
-        """Write down what is intended and do it here; the record, if guests are to be told of its limits."""
+        """Record the change and make it on this host; returns the record if guests need its limits."""
         record = self.volume_records.load(volume_id)
         wanted, unmodified = self._with_limits(record, change)
         expanded: Expanded | errors.CrustError | None = None
@@ -114,7 +114,7 @@ class VolumeModifier:
         try:
             self.enforcement.set_on_host(volume_id, wanted.io_limits)
         except errors.CrustError as err:
-            self._take_back(wanted)
+            self._restore_limits(wanted)
             return Outcome(expanded, err), None
         return Outcome(expanded), wanted
 
@@ -132,7 +132,7 @@ class VolumeModifier:
             return record, err
         if limits == record.io_limits:
             return record, None
-        # Of a change that was cut short only guests may not know: on this host the start has made it.
+        # An interrupted change is unknown only to guests: on this host the start has made it.
         deferred = self.node.deferred_targets(volume_id)
         before = (record.limits_before if deferred else None) or record.limits
         return record.but(limits=Limits.of(limits), limits_before=before), None
@@ -140,7 +140,7 @@ class VolumeModifier:
     def _expand(
         self, record: Record, expansion: Expansion
     ) -> tuple[Record, Expanded | errors.CrustError]:
-        """Grow image and device, attached or not; large enough already is fine."""
+        """Grow image and device, attached or not; large enough is a success."""
         volume_id, wanted = volumes.VolumeId(record.volume_id), expansion.wanted
         try:
             self._check_expansion(volume_id, expansion)
@@ -150,7 +150,7 @@ class VolumeModifier:
                 raise volume_records.AboveLimit(
                     volume_id, record.capacity_bytes, wanted.limit_bytes
                 )
-            # At once, also for filesystems: a raw volume needs no more.
+            # Now, also for filesystems: a raw volume needs no NodeExpandVolume.
             self.node.refresh(volume_id)
         except errors.CrustError as err:
             return record, err
@@ -176,14 +176,14 @@ class VolumeModifier:
         if intended.limits_before is not None:
             self.volume_records.save(intended.but(limits_before=None))
 
-    def _take_back(self, intended: Record) -> None:
+    def _restore_limits(self, intended: Record) -> None:
         before = intended.limits_before or intended.limits
         record = self.volume_records.save(intended.but(limits=before, limits_before=None))
         try:
             self.enforcement.set_on_host(volumes.VolumeId(record.volume_id), record.io_limits)
         except errors.CrustError as err:
-            told = {"volume_id": record.volume_id, "error": err}
-            _log.error("the I/O limits are not what they were", extra=told)
+            extra = {"volume_id": record.volume_id, "error": err}
+            _log.error("the previous I/O limits could not be restored", extra=extra)
 
 
 def _has_filesystem(record: Record, capability: volumes.VolumeCapability | None) -> bool:

@@ -1,12 +1,12 @@
-"""Volumes that crashes and lost callers left half made or half removed: they are removed, and nobody else's are.
+"""Garbage collection of incomplete volumes, which crashes and lost callers leave.
 
-    record "deleting"                     the delete is finished at once: it was asked for
-    record "creating", older than a day   deleted: CreateVolume never answered, and nobody asks for it any more
-    image without a record                kept, and told as health: its owner lost a record, not the data
-    record without an image               kept, and told as health
+    record "deleting"                     the delete is finished at once: it was requested
+    record "creating", older than a day   deleted: CreateVolume never answered, and no CO still retries it
+    image without a record                kept, and reported as health: the record was lost, not the data
+    record without an image               kept, and reported as health
 
-It runs as an operation of each volume, so it never meets a call for the same one. What cannot be removed now is tried
-again an hour later.
+Each removal is an operation of its volume, so it never runs beside another call for it. What cannot be removed is
+tried again an hour later.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.records.volume_records import VolumeRecords
 
 GRACE_S = 24 * 3600.0
-"""Longer than any CO goes on retrying a CreateVolume that it wants."""
+"""Longer than any CO keeps retrying a CreateVolume."""
 
 _log = logging.getLogger(__name__)
 
 
 class VolumeGarbageCollector:
-    """Finishes what was begun of volumes."""
+    """Deletes incomplete volumes."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class VolumeGarbageCollector:
         self._running = running
 
     async def collect(self, *, grace_s: float = GRACE_S) -> tuple[volumes.VolumeId, ...]:
-        """Remove what is unfinished; answers the volumes that are gone now."""
+        """Delete incomplete volumes; returns those that were deleted."""
         unfinished = self._volume_records.index.unfinished()
         return tuple([each for each in unfinished if await self._remove(each, grace_s)])
 

@@ -1,7 +1,7 @@
 """The parameters of a StorageClass, read once at CreateVolume.
 
-A key that is not known is refused: a misspelt one would otherwise do nothing, for the life of the volume. Keys of
-the sidecars (`csi.storage.k8s.io/…`, from --extra-create-metadata) say nothing about the volume and are not kept.
+An unknown key is refused: a misspelt one would have no effect for the life of the volume. Keys of sidecars
+(`csi.storage.k8s.io/…`, from --extra-create-metadata) do not concern the volume and are not kept.
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ DEFER = "crust.dev/defer"
 RUNTIME_HANDLER = "crust.dev/runtime-handler"
 _SIDECARS = "csi.storage.k8s.io/"
 _IN_CONTEXTS = (_SIDECARS, "storage.kubernetes.io/")
-"""A PersistentVolume's attributes have the provisioner's own identity among them, under the second."""
+"""The attributes of a PersistentVolume hold the provisioner's identity under the second prefix."""
 _KEYS = (FS_TYPE, DEFER, RUNTIME_HANDLER, *mkfs_options.KEYS, *io_limit_parameters.KEYS)
 _DEFER_VALUES = ("always", "never")
 
 
 class UnknownParameter(errors.InvalidRequest):
-    """A key that this driver has no meaning for."""
+    """A parameter that this driver does not know."""
 
     def __init__(self, key: str) -> None:
         super().__init__(
@@ -34,7 +34,7 @@ class UnknownParameter(errors.InvalidRequest):
 
 
 class BadParameter(errors.InvalidRequest):
-    """A known key with a value that it cannot have."""
+    """A parameter with an invalid value."""
 
     def __init__(self, key: str, value: str, allowed: str) -> None:
         super().__init__(
@@ -47,16 +47,16 @@ class BadParameter(errors.InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What the parameters say. `kept` is what makes two requests differ, and what is recorded."""
+    """The decoded parameters. `kept` is recorded, and decides whether two requests differ."""
 
     fs_type: str
     kept: dict[str, str]
     limits: volumes.IoLimits = volumes.IoLimits()  # noqa: RUF009 - frozen
-    """The first I/O limits; mutable parameters come before them."""
+    """The first I/O limits; mutable parameters override them."""
 
     @property
     def volume_context(self) -> dict[str, str]:
-        """What every later call is told: who mounts, and nothing that may ever change."""
+        """The keys that every later call gets: who mounts, and nothing that may change."""
         return {key: self.kept[key] for key in (DEFER, RUNTIME_HANDLER) if key in self.kept}
 
 
@@ -73,7 +73,7 @@ def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameter
 
 
 def without_sidecars(context: Mapping[str, str]) -> dict[str, str]:
-    """Of a volume context that a CO sends back, what this driver gave."""
+    """The part of a volume context from the CO that this driver gave."""
     return {key: value for key, value in context.items() if not key.startswith(_IN_CONTEXTS)}
 
 

@@ -1,7 +1,7 @@
-"""Where volumes can be used: on this node alone, which is a topology of one segment, `crust.dev/node`.
+"""Where volumes can be used: only on this node, a topology of one segment, `crust.dev/node`.
 
-A requirement is met or not; there is no second place to try. Segment values are short and plain (CSI
-TopologyRequirement), node ids are neither, so a long or odd one stands under its digest.
+A requirement is met or not; there is no other place to try. Segment values are limited to 63 plain characters (CSI
+TopologyRequirement) and node ids are not, so a node id that cannot be a value is replaced by its digest.
 """
 
 import hashlib
@@ -21,19 +21,19 @@ Segments = tuple[tuple[str, str], ...]
 
 
 class BadTopology(errors.InvalidRequest):
-    """A topology that breaks the specification's rules."""
+    """A topology that violates the CSI specification."""
 
     def __init__(self, why: str) -> None:
-        super().__init__("accessibility_requirements are not usable", why=why)
+        super().__init__("accessibility_requirements are invalid", why=why)
 
 
 class NotAccessible(errors.Exhausted):
-    """A volume or snapshot would be needed where this pool is not (CSI CreateVolume: RESOURCE_EXHAUSTED)."""
+    """A volume or snapshot is required in a topology without this pool (CSI CreateVolume: RESOURCE_EXHAUSTED)."""
 
     def __init__(self, here: str, what: str = "volume") -> None:
         super().__init__(
-            f"no {what} can be made where it is required",
-            why=f"{what}s of this pool can be used at {KEY}={here} alone",
+            f"no {what} can be made in the required topology",
+            why=f"{what}s of this pool can be used only at {KEY}={here}",
             hint="let the scheduler choose that node, or another driver's pool",
         )
 
@@ -62,12 +62,12 @@ def segments(values: Mapping[str, str]) -> Segments:
     if not values:
         raise BadTopology("a topology has no segments")
     if len({key.lower() for key in values}) != len(values):
-        raise BadTopology("two keys differ in case alone")
+        raise BadTopology("two keys differ only in case")
     for key, value in values.items():
         prefix, slash, name = key.rpartition("/")
         bad_prefix = len(prefix) > _PREFIX_MAX_BYTES or not _PREFIX.fullmatch(prefix.lower())
         if not _LABEL.fullmatch(name) or (slash and bad_prefix):
-            raise BadTopology(f"{key[:64]!r} is no key of the form prefix/name")
+            raise BadTopology(f"{key[:64]!r} is not a key of the form prefix/name")
         if not _LABEL.fullmatch(value):
             raise BadTopology(f"the value of {key} is not of 1 to 63 plain characters")
     return tuple(sorted((key.lower(), value) for key, value in values.items()))
@@ -81,10 +81,10 @@ def requirement(requisite: tuple[Segments, ...], preferred: tuple[Segments, ...]
 
 
 def is_here(place: Segments, here: str) -> bool:
-    """Whether `place` is this node. Segments of others' keys cannot be vouched for."""
+    """Whether `place` is this node. Segments with other keys are unknown to this driver."""
     return place == ((KEY, here),)
 
 
 def is_met(wanted: Requirement, here: str) -> bool:
-    """Whether a volume of this node is what is required; preferences alone require nothing."""
+    """Whether a volume of this node meets the requirement; preferences alone require nothing."""
     return not wanted.requisite or any(is_here(each, here) for each in wanted.requisite)

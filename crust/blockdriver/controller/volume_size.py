@@ -1,7 +1,7 @@
-"""How large a volume is made: never less than required, never more than the limit, rounded up.
+"""The size of a new volume: never less than required, never more than the limit, rounded up.
 
-Sizes are whole mebibytes where the limit leaves room for it and whole 512-byte sectors where it does not, because a
-loop device shows only whole sectors.
+Sizes are whole mebibytes if the limit allows, else whole 512-byte sectors, because a loop device shows only whole
+sectors.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from crust.host.filesystems import mkfs
 MIB = 1024 * 1024
 SECTOR_BYTES = 512
 DEFAULT_BYTES = 1024 * MIB
-"""What a request without a size gets, if its limit allows."""
+"""The size for a request without one, if its limit allows."""
 
 _RAW_MINIMUM_BYTES = MIB
 
@@ -22,14 +22,14 @@ class SizeNotPossible(errors.OutOfRange):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            "a volume of that size cannot be made",
+            "a volume of that size is not possible",
             why=why,
             hint="change the requested size or its limit",
         )
 
 
 def minimum_bytes(fs_types: Iterable[str]) -> int:
-    """The least size of a volume that shall be able to carry any of `fs_types`; raw use needs one mebibyte."""
+    """The smallest size for a volume that may carry any of `fs_types`; a raw one needs one mebibyte."""
     return max((mkfs.minimum_bytes(each) for each in fs_types), default=_RAW_MINIMUM_BYTES)
 
 
@@ -43,12 +43,12 @@ def choose(wanted: volumes.CapacityRange, *, minimum: int, maximum: int) -> int:
     if size > limit:
         raise SizeNotPossible(f"at least {size} bytes are needed and at most {limit} are allowed")
     if size > maximum:
-        raise SizeNotPossible(f"{size} bytes are more than the largest volume, {maximum}")
+        raise SizeNotPossible(f"{size} bytes exceed the largest possible volume, {maximum}")
     return size
 
 
 def satisfies(size_bytes: int, wanted: volumes.CapacityRange) -> bool:
-    """Whether an existing volume of `size_bytes` is what `wanted` asks for."""
+    """Whether an existing volume of `size_bytes` satisfies `wanted`."""
     if size_bytes < wanted.required_bytes:
         return False
     return not wanted.limit_bytes or size_bytes <= wanted.limit_bytes

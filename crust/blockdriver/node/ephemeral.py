@@ -145,10 +145,10 @@ class EphemeralVolumes:
             return await then(own)
         except errors.CrustError:
             if not existed:
-                await self._take_back(own)
+                await self._restore_limits(own)
             raise
 
-    async def _take_back(self, own: Publish) -> None:
+    async def _restore_limits(self, own: Publish) -> None:
         """The caller hears why it was not published; what cannot be removed is removed with the pod."""
         try:
             await self._remove(own.volume_id, own.target)

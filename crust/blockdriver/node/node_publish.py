@@ -66,7 +66,7 @@ class NodePublish:
         try:
             await self.node_expand.fill(record, fs_type, ready.attachment, mountpoint=target)
         except errors.CrustError:
-            await asyncio.to_thread(self._take_back, ready)
+            await asyncio.to_thread(self._restore_limits, ready)
             raise
         await asyncio.to_thread(self.node_state.note_published, _done(ready))
 
@@ -93,7 +93,7 @@ class NodePublish:
                 fs_group.apply(ready.entry.target, group)
             self.io_limits.hold(ready.record.io_limits, ready.attachment)
         except errors.CrustError:
-            self._take_back(ready)
+            self._restore_limits(ready)
             raise
         if group is not None and not growth_considered:
             self.node_state.note_published(_done(ready))
@@ -141,7 +141,7 @@ class NodePublish:
             beside_writers=not alone,
         )
 
-    def _take_back(self, ready: Ready) -> None:
+    def _restore_limits(self, ready: Ready) -> None:
         mount = mountinfo.at(ready.entry.target)
         if mount is not None and device_mounts.shows(mount, ready.attachment.source):
             mount_api.unmount(ready.entry.target)

@@ -10,7 +10,7 @@ import grpc.aio
 from crust import errors, operations, volumes
 from crust.blockdriver.controller import get_capacity, io_limit_parameters
 from crust.blockdriver.controller.coalesce import Coalescer
-from crust.blockdriver.controller.controller_publish import Attach, ControllerPublish
+from crust.blockdriver.controller.controller_publish import ControllerPublish, PublishRequest
 from crust.blockdriver.controller.create_volume import Create, Provisioner, Volume
 from crust.blockdriver.controller.get_capacity import CapacityReport
 from crust.blockdriver.controller.list_volumes import VolumeLister
@@ -51,10 +51,10 @@ class ControllerRules:
     """The controller side's rules, each a class that is called without a server."""
 
     provisioner: Provisioner
-    attacher: ControllerPublish
+    publisher: ControllerPublish
     lister: VolumeLister
     health_check: HealthCheck
-    offerer: CapacityReport
+    capacity_report: CapacityReport
     snapshots: SnapshotCalls
     modifier: VolumeModifier
     batches: Coalescer
@@ -138,7 +138,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             self._key(attach.volume_id),
             "ControllerPublishVolume",
             attach,
-            lambda: self._rules.attacher.attach(attach),
+            lambda: self._rules.publisher.publish(attach),
         )
         return csi_pb2.ControllerPublishVolumeResponse()
 
@@ -152,7 +152,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             self._key(volume_id),
             "ControllerUnpublishVolume",
             node_id,
-            lambda: self._rules.attacher.detach(volume_id, node_id),
+            lambda: self._rules.publisher.unpublish(volume_id, node_id),
         )
         return csi_pb2.ControllerUnpublishVolumeResponse()
 
@@ -211,7 +211,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             tuple(sorted(limits.mapping(request.parameters, "parameters").items())),
             responses.topology_of(request),
         )
-        offer = await asyncio.to_thread(self._rules.offerer.offer, asked)
+        offer = await asyncio.to_thread(self._rules.capacity_report.available, asked)
         response = csi_pb2.GetCapacityResponse(available_capacity=offer.available_bytes)
         response.maximum_volume_size.value = offer.maximum_bytes
         response.minimum_volume_size.value = offer.minimum_bytes
@@ -222,7 +222,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     ) -> csi_pb2.ControllerGetNodeInfoResponse:
         """CSI PR #603: what NodeGetInfo says of the node, and which volumes take its slots."""
         node_id = limits.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
-        slots = await asyncio.to_thread(self._rules.attacher.slots, node_id)
+        slots = await asyncio.to_thread(self._rules.publisher.slots, node_id)
         return csi_pb2.ControllerGetNodeInfoResponse(
             max_volumes_per_node=slots.limit,
             accessible_topology=responses.place(self._here.segment),
@@ -311,11 +311,11 @@ def _create(request: csi_pb2.CreateVolumeRequest) -> Create:
     )
 
 
-def _attach(request: csi_pb2.ControllerPublishVolumeRequest) -> Attach:
+def _attach(request: csi_pb2.ControllerPublishVolumeRequest) -> PublishRequest:
     volume_id = limits.volume_id(request.volume_id)
     node_id = limits.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
     if not request.HasField("volume_capability"):
         raise limits.MissingField("volume_capability")
     capability = csi.capability(request.volume_capability)
     limits.mapping(request.volume_context, "volume_context")
-    return Attach(volume_id, node_id, capability, request.readonly)
+    return PublishRequest(volume_id, node_id, capability, request.readonly)

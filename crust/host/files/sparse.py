@@ -38,7 +38,7 @@ class Space:
 
 def exists(path: str) -> bool:
     """Whether `path` exists; raises where that cannot be known."""
-    with oserrors.translating(f"cannot look at {path}"):
+    with oserrors.translating(f"cannot stat {path}"):
         try:
             os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):

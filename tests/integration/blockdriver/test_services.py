@@ -231,7 +231,7 @@ async def test_background_task_that_fails_is_logged(
     def broken(_: object) -> None:
         raise ValueError("a mistake of ours")
 
-    monkeypatch.setattr(VolumeModifier, "cut_short", broken)
+    monkeypatch.setattr(VolumeModifier, "interrupted", broken)
     async with (
         app.running(
             driver,

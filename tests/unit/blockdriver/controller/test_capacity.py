@@ -145,12 +145,14 @@ async def test_capacity_counts_provisioned_volumes_after_a_restart(
 def test_get_capacity_depends_on_filesystem_and_topology(
     state: Driver, provisioner: Provisioner
 ) -> None:
-    offerer = state.controller_rules.offerer
+    capacity_report = state.controller_rules.capacity_report
 
     def ask(
         capability: volumes.VolumeCapability | None = None, place: topology.Segments = ()
     ) -> tuple[int, int, int]:
-        offer = offerer.offer(CapacityQuery((capability,) if capability else (), (), place))
+        offer = capacity_report.available(
+            CapacityQuery((capability,) if capability else (), (), place)
+        )
         return offer.available_bytes, offer.maximum_bytes, offer.minimum_bytes
 
     assert ask() == (POOL_BYTES, POOL_BYTES, MIB)
@@ -158,7 +160,7 @@ def test_get_capacity_depends_on_filesystem_and_topology(
     assert ask(mount(), ELSEWHERE) == (0, 0, 0)
     assert ask(mount(mode=Mode.MULTI_NODE_MULTI_WRITER)) == (0, 0, 0)
     with pytest.raises(errors.InvalidRequest):
-        offerer.offer(CapacityQuery((), (("odd", ""),), ()))
+        capacity_report.available(CapacityQuery((), (("odd", ""),), ()))
 
 
 async def test_create_outside_the_required_topology_is_refused(

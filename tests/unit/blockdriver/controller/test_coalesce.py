@@ -62,7 +62,7 @@ def coalescer(
 
 async def asked(made: Coalescer, *changes: Change) -> list[asyncio.Task[Outcome]]:
     """Requests that came in this order and wait."""
-    tasks = [asyncio.create_task(made.ask(VOLUME, each)) for each in changes]
+    tasks = [asyncio.create_task(gathering.ask(VOLUME, each)) for each in changes]
     await asyncio.sleep(0)
     return tasks
 
@@ -70,9 +70,11 @@ async def asked(made: Coalescer, *changes: Change) -> list[asyncio.Task[Outcome]
 async def test_coalescer_applies_requests_of_one_window_once(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
-    made = coalescer(applications, running, LONG_S)
-    tasks = await asked(made, limits(read_iops=10), limits(write_iops=20, read_iops=10), size(7))
-    await made.drain()
+    gathering = coalescer(applications, running, LONG_S)
+    tasks = await asked(
+        gathering, limits(read_iops=10), limits(write_iops=20, read_iops=10), size(7)
+    )
+    await gathering.drain()
     assert [await each for each in tasks] == [Outcome()] * 3
     combined = Change((("read_iops", 10), ("write_iops", 20)), Expansion(volumes.CapacityRange(7)))
     assert applications.made == [(VOLUME, combined)]
@@ -81,13 +83,13 @@ async def test_coalescer_applies_requests_of_one_window_once(
 async def test_coalescer_window_admits_later_requests(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
-    made = coalescer(applications, running, LONG_S)
-    tasks = await asked(made, limits(read_iops=10))
+    gathering = coalescer(applications, running, LONG_S)
+    tasks = await asked(gathering, limits(read_iops=10))
     for _ in range(100):  # as often as there is anything to run
         await asyncio.sleep(0)
     assert not applications.made
-    tasks += await asked(made, size(7))
-    await made.drain()
+    tasks += await asked(gathering, size(7))
+    await gathering.drain()
     await asyncio.gather(*tasks)
     assert len(applications.made) == 1
 
@@ -95,13 +97,15 @@ async def test_coalescer_window_admits_later_requests(
 async def test_coalescer_window_closes_after_its_time(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
-    made = coalescer(applications, running, 0.01)
-    await asyncio.gather(made.ask(VOLUME, limits(read_iops=10)), made.ask(VOLUME, size(7)))
+    gathering = coalescer(applications, running, 0.01)
+    await asyncio.gather(
+        gathering.ask(VOLUME, limits(read_iops=10)), gathering.ask(VOLUME, size(7))
+    )
     assert len(applications.made) == 1
 
 
 @pytest.mark.parametrize(
-    ("first", "newcomer"),
+    ("first", "added"),
     [
         (limits(read_iops=10), limits(read_iops=11)),
         (limits(read_iops=10, write_iops=20), limits(write_iops=21)),
@@ -112,15 +116,15 @@ async def test_coalescer_refuses_only_the_contradicting_request(
     applications: Applications,
     running: operations.KeyedOperations,
     first: Change,
-    newcomer: Change,
+    added: Change,
 ) -> None:
-    made = coalescer(applications, running, LONG_S)
-    tasks = await asked(made, first, newcomer, limits(read_bytes_per_second=99))
+    gathering = coalescer(applications, running, LONG_S)
+    tasks = await asked(gathering, first, added, limits(read_bytes_per_second=99))
     with pytest.raises(
-        coalesce.ConflictingChange, match=r"asks for another (read_iops|write_iops|size)"
+        coalesce.ConflictingChange, match=r"has another (read_iops|write_iops|size)"
     ):
         await tasks[1]
-    await made.drain()
+    await gathering.drain()
     await tasks[0]
     await tasks[2]
     ((_, combined),) = applications.made
@@ -131,9 +135,9 @@ async def test_coalescer_refuses_only_the_contradicting_request(
 async def test_coalescer_keeps_volumes_apart(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
-    made = coalescer(applications, running)
+    gathering = coalescer(applications, running)
     await asyncio.gather(
-        made.ask(VOLUME, limits(read_iops=10)), made.ask(OTHER, limits(read_iops=11))
+        gathering.ask(VOLUME, limits(read_iops=10)), gathering.ask(OTHER, limits(read_iops=11))
     )
     assert sorted(each for each, _ in applications.made) == [VOLUME, OTHER]
 
@@ -142,10 +146,10 @@ async def test_coalescer_gathers_the_next_requests_during_an_application(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
     applications.gate = asyncio.Event()
-    made = coalescer(applications, running)
-    first = await asked(made, limits(read_iops=10))
+    gathering = coalescer(applications, running)
+    first = await asked(gathering, limits(read_iops=10))
     await applications.begun.acquire()
-    later = await asked(made, limits(read_iops=11), size(7), limits(write_iops=5))
+    later = await asked(gathering, limits(read_iops=11), size(7), limits(write_iops=5))
     assert len(applications.made) == 1
     applications.gate.set()
     await asyncio.gather(*first, *later)
@@ -157,10 +161,10 @@ async def test_coalescer_identical_request_joins_the_running_application(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
     applications.gate = asyncio.Event()
-    made = coalescer(applications, running)
-    first = await asked(made, limits(read_iops=10, write_iops=20))
+    gathering = coalescer(applications, running)
+    first = await asked(gathering, limits(read_iops=10, write_iops=20))
     await applications.begun.acquire()
-    retries = await asked(made, limits(read_iops=10, write_iops=20), limits(write_iops=20))
+    retries = await asked(gathering, limits(read_iops=10, write_iops=20), limits(write_iops=20))
     applications.gate.set()
     await asyncio.gather(*first, *retries)
     assert len(applications.made) == 1
@@ -171,15 +175,15 @@ async def test_coalescer_refuses_a_join_that_the_next_application_would_undo(
 ) -> None:
     """A joined request for 10 would succeed just before the next application sets 11."""
     applications.gate = asyncio.Event()
-    made = coalescer(applications, running)
-    first = await asked(made, limits(read_iops=10))
+    gathering = coalescer(applications, running)
+    first = await asked(gathering, limits(read_iops=10))
     await applications.begun.acquire()
-    later = await asked(made, limits(read_iops=11), limits(read_iops=10))
+    later = await asked(gathering, limits(read_iops=11), limits(read_iops=10))
     applications.gate.set()
     with pytest.raises(coalesce.ConflictingChange):
         await later[1]
     await asyncio.gather(first[0], later[0])
-    await made.ask(VOLUME, limits(read_iops=10))
+    await gathering.ask(VOLUME, limits(read_iops=10))
     assert [each for _, each in applications.made][-2:] == [
         limits(read_iops=11),
         limits(read_iops=10),
@@ -189,11 +193,11 @@ async def test_coalescer_refuses_a_join_that_the_next_application_would_undo(
 async def test_coalescer_cancelled_caller_does_not_withdraw_its_request(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
-    made = coalescer(applications, running, LONG_S)
-    tasks = await asked(made, limits(read_iops=10), limits(write_iops=20))
+    gathering = coalescer(applications, running, LONG_S)
+    tasks = await asked(gathering, limits(read_iops=10), limits(write_iops=20))
     tasks[0].cancel()
     await asyncio.wait([tasks[0]])
-    await made.drain()
+    await gathering.drain()
     await tasks[1]
     assert applications.made == [(VOLUME, limits(read_iops=10, write_iops=20))]
 
@@ -202,12 +206,12 @@ async def test_coalescer_failure_reaches_all_callers_and_the_next_request_is_app
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
     applications.error = errors.NotFound("there is no such volume")
-    made = coalescer(applications, running)
-    for task in await asked(made, limits(read_iops=10), size(7)):
+    gathering = coalescer(applications, running)
+    for task in await asked(gathering, limits(read_iops=10), size(7)):
         with pytest.raises(errors.NotFound):
             await task
     applications.error = None
-    assert await made.ask(VOLUME, limits(read_iops=10)) == Outcome()
+    assert await gathering.ask(VOLUME, limits(read_iops=10)) == Outcome()
 
 
 async def test_coalescer_during_another_operation_aborts_all_requests(
@@ -217,23 +221,23 @@ async def test_coalescer_during_another_operation_aborts_all_requests(
     key = volumes.VolumeKey(DRIVER, VOLUME)
     stage = asyncio.create_task(running.run(key, "NodeStageVolume", None, gate.wait))
     await asyncio.sleep(0)
-    made = coalescer(applications, running)
-    for task in await asked(made, limits(read_iops=10), size(7)):
+    gathering = coalescer(applications, running)
+    for task in await asked(gathering, limits(read_iops=10), size(7)):
         with pytest.raises(operations.OperationInProgress, match="NodeStageVolume"):
             await task
     gate.set()
     await stage
-    assert await made.ask(VOLUME, limits(read_iops=10)) == Outcome()
+    assert await gathering.ask(VOLUME, limits(read_iops=10)) == Outcome()
 
 
 async def test_coalescer_after_drain_applies_nothing(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
-    made = coalescer(applications, running)
-    await made.drain()
+    gathering = coalescer(applications, running)
+    await gathering.drain()
     await running.drain()
     with pytest.raises(operations.ShuttingDown):
-        await made.ask(VOLUME, limits(read_iops=10))
+        await gathering.ask(VOLUME, limits(read_iops=10))
     assert not applications.made
 
 

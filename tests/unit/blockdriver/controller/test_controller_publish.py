@@ -8,7 +8,7 @@ import pytest
 from crust import errors, volumes
 from crust.blockdriver.app import Driver
 from crust.blockdriver.controller import controller_publish
-from crust.blockdriver.controller.controller_publish import Attach, ControllerPublish
+from crust.blockdriver.controller.controller_publish import ControllerPublish, PublishRequest
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.node.attach_slots import AttachSlots
 from crust.blockdriver.node.node_state import Staged
@@ -27,8 +27,8 @@ def state(tmp_path: Path) -> Driver:
 
 
 @pytest.fixture
-def attacher(state: Driver) -> ControllerPublish:
-    return state.controller_rules.attacher
+def publisher(state: Driver) -> ControllerPublish:
+    return state.controller_rules.publisher
 
 
 async def made(state: Driver, name: str = "pvc-1") -> volumes.VolumeId:
@@ -41,78 +41,78 @@ def attach(
     *,
     node: str = NODE,
     readonly: bool = False,
-) -> Attach:
-    return Attach(volumes.VolumeId(volume_id), node, capability or mount(), readonly)
+) -> PublishRequest:
+    return PublishRequest(volumes.VolumeId(volume_id), node, capability or mount(), readonly)
 
 
 async def test_controller_publish_repeated_succeeds_and_different_is_a_conflict(
-    state: Driver, attacher: ControllerPublish
+    state: Driver, publisher: ControllerPublish
 ) -> None:
     volume_id = await made(state)
-    await attacher.attach(attach(volume_id))
-    await attacher.attach(attach(volume_id))
+    await publisher.publish(attach(volume_id))
+    await publisher.publish(attach(volume_id))
     for other in (
         attach(volume_id, readonly=True),
         attach(volume_id, block()),
         attach(volume_id, mount(mode=Mode.SINGLE_NODE_WRITER)),
     ):
         with pytest.raises(controller_publish.PublishedToNodeDifferently):
-            await attacher.attach(other)
-    assert attacher.published_nodes(state.stores.volume_records.load(volume_id)) == (NODE,)
+            await publisher.publish(other)
+    assert publisher.published_nodes(state.stores.volume_records.load(volume_id)) == (NODE,)
 
 
 async def test_controller_publish_without_fs_type_matches_before_and_after_formatting(
-    state: Driver, attacher: ControllerPublish
+    state: Driver, publisher: ControllerPublish
 ) -> None:
     create = driver_state.create("pvc-1", capability=mount("xfs"), required=320 * MIB)
     volume_id = (await state.controller_rules.provisioner.create(create)).volume_id
-    await attacher.attach(attach(volume_id, mount("")))
+    await publisher.publish(attach(volume_id, mount("")))
     staged = state.stores.volume_records.load(volume_id).but(content="formatted", fs_type="xfs")
     state.stores.volume_records.save(staged)
-    await attacher.attach(attach(volume_id, mount("")))
-    await attacher.attach(attach(volume_id, mount("xfs")))
-    await attacher.detach(volume_id, NODE)
-    await attacher.attach(attach(volume_id, mount("xfs")))
-    await attacher.attach(attach(volume_id, mount("")))
+    await publisher.publish(attach(volume_id, mount("")))
+    await publisher.publish(attach(volume_id, mount("xfs")))
+    await publisher.unpublish(volume_id, NODE)
+    await publisher.publish(attach(volume_id, mount("xfs")))
+    await publisher.publish(attach(volume_id, mount("")))
     with pytest.raises(controller_publish.PublishedToNodeDifferently):
-        await attacher.attach(attach(volume_id, mount("ext4")))
+        await publisher.publish(attach(volume_id, mount("ext4")))
 
 
 async def test_controller_publish_reports_absent_volume_then_absent_node_then_capability(
-    state: Driver, attacher: ControllerPublish
+    state: Driver, publisher: ControllerPublish
 ) -> None:
     bad = mount(mode=Mode.MULTI_NODE_MULTI_WRITER)
     with pytest.raises(volume_records.VolumeNotFound):
-        await attacher.attach(attach(state.stores.pool.ids.volume_id("none"), bad, node="other"))
+        await publisher.publish(attach(state.stores.pool.ids.volume_id("none"), bad, node="other"))
     volume_id = await made(state)
     with pytest.raises(controller_publish.NodeNotFound):
-        await attacher.attach(attach(volume_id, bad, node="other"))
+        await publisher.publish(attach(volume_id, bad, node="other"))
     with pytest.raises(capability_check.CapabilityNotSupported):
-        await attacher.attach(attach(volume_id, bad))
+        await publisher.publish(attach(volume_id, bad))
 
 
 async def test_controller_publish_to_second_node_names_the_first_until_unpublished(
-    state: Driver, attacher: ControllerPublish
+    state: Driver, publisher: ControllerPublish
 ) -> None:
     volume_id = await made(state)
     usage = Usage(kind="mount", fs_type="ext4", mode=7)
     old = Attached(node_id="renamed-since", usage=usage, readonly=False)
     state.stores.volume_records.save(state.stores.volume_records.load(volume_id).but(nodes=(old,)))
     with pytest.raises(published_nodes.PublishedToOtherNode, match="renamed-since"):
-        await attacher.attach(attach(volume_id))
-    await attacher.detach(volume_id, NODE)
-    assert attacher.published_nodes(state.stores.volume_records.load(volume_id)) == (
+        await publisher.publish(attach(volume_id))
+    await publisher.unpublish(volume_id, NODE)
+    assert publisher.published_nodes(state.stores.volume_records.load(volume_id)) == (
         "renamed-since",
     )
-    await attacher.detach(volume_id, "")
-    await attacher.attach(attach(volume_id))
+    await publisher.unpublish(volume_id, "")
+    await publisher.publish(attach(volume_id))
 
 
 async def test_controller_publish_survives_a_restart_and_blocks_delete(
-    state: Driver, attacher: ControllerPublish, tmp_path: Path
+    state: Driver, publisher: ControllerPublish, tmp_path: Path
 ) -> None:
     volume_id = await made(state)
-    await attacher.attach(attach(volume_id, readonly=True))
+    await publisher.publish(attach(volume_id, readonly=True))
     backend = state.stores.backend
     assert isinstance(backend, MemoryBackend)
     again = driver_state.opened(tmp_path, backend=backend)
@@ -120,63 +120,63 @@ async def test_controller_publish_survives_a_restart_and_blocks_delete(
     assert again.stores.volume_records.index.on_node(NODE) == {volume_id}
     with pytest.raises(published_nodes.PublishedToOtherNode):
         await again.controller_rules.provisioner.delete(volume_id)
-    await again.controller_rules.attacher.detach(volume_id, NODE)
-    await again.controller_rules.attacher.detach(volume_id, NODE)
+    await again.controller_rules.publisher.unpublish(volume_id, NODE)
+    await again.controller_rules.publisher.unpublish(volume_id, NODE)
     await again.controller_rules.provisioner.delete(volume_id)
-    await again.controller_rules.attacher.detach(volume_id, "")
+    await again.controller_rules.publisher.unpublish(volume_id, "")
 
 
 async def test_attach_limit_gives_the_last_slot_once(
-    state: Driver, attacher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
+    state: Driver, publisher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state.stores.backend, "attach_limit", lambda: 2)
     ids = [await made(state, name) for name in "abc"]
-    await attacher.attach(attach(ids[0]))
-    await attacher.attach(attach(ids[1]))
+    await publisher.publish(attach(ids[0]))
+    await publisher.publish(attach(ids[1]))
     with pytest.raises(published_nodes.AttachLimitReached):
-        await attacher.attach(attach(ids[2]))
-    await attacher.attach(attach(ids[1]))
-    await attacher.detach(ids[0], NODE)
-    await attacher.attach(attach(ids[2]))
-    slots = attacher.slots(NODE)
+        await publisher.publish(attach(ids[2]))
+    await publisher.publish(attach(ids[1]))
+    await publisher.unpublish(ids[0], NODE)
+    await publisher.publish(attach(ids[2]))
+    slots = publisher.slots(NODE)
     assert (slots.limit, set(slots.taken)) == (2, {ids[1], ids[2]})
     with pytest.raises(errors.NotFound):
-        attacher.slots("other")
+        publisher.slots("other")
 
 
 async def test_attach_limit_counts_volumes_attached_without_controller_publish(
-    state: Driver, attacher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
+    state: Driver, publisher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state.stores.backend, "attach_limit", lambda: 2)
     published, ephemeral, third = [await made(state, name) for name in "abc"]
     state.stores.backend.attach(ephemeral)
-    await attacher.attach(attach(published))
+    await publisher.publish(attach(published))
     state.stores.backend.attach(published)
-    assert set(attacher.slots(NODE).taken) == {published, ephemeral}
+    assert set(publisher.slots(NODE).taken) == {published, ephemeral}
     with pytest.raises(published_nodes.AttachLimitReached):
-        await attacher.attach(attach(third))
-    await attacher.attach(attach(ephemeral))
-    await attacher.detach(ephemeral, NODE)
+        await publisher.publish(attach(third))
+    await publisher.publish(attach(ephemeral))
+    await publisher.unpublish(ephemeral, NODE)
     state.stores.backend.detach(ephemeral)
-    await attacher.attach(attach(third))
+    await publisher.publish(attach(third))
 
 
 async def test_controller_unpublish_of_a_staged_volume_is_refused(
-    state: Driver, attacher: ControllerPublish
+    state: Driver, publisher: ControllerPublish
 ) -> None:
     volume_id = await made(state)
-    await attacher.attach(attach(volume_id))
+    await publisher.publish(attach(volume_id))
     state.stores.backend.attach(volume_id)
     state.stores.node_state.note_staged(
         Staged(volume_id=volume_id, kind="mount", fs_type="ext4", paths=("/s",))
     )
     with pytest.raises(StillAttached):
-        await attacher.detach(volume_id, "")
+        await publisher.unpublish(volume_id, "")
     state.stores.volume_records.save(state.stores.volume_records.load(volume_id).but(nodes=()))
-    assert attacher.published_nodes(state.stores.volume_records.load(volume_id)) == (NODE,)
+    assert publisher.published_nodes(state.stores.volume_records.load(volume_id)) == (NODE,)
     state.stores.backend.detach(volume_id)
     state.stores.node_state.forget_staged(volume_id)
-    assert attacher.published_nodes(state.stores.volume_records.load(volume_id)) == ()
+    assert publisher.published_nodes(state.stores.volume_records.load(volume_id)) == ()
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ async def test_create_repeated_with_other_limits_is_a_conflict(bench: Bench) -> 
     plain = driver_state.create(required=64 * MIB)
     same = replace(plain, limits=(("read_iops", 100), ("write_iops", 200)))
     assert (await provisioner.create(same)).volume_id == bench.volume_id
-    with pytest.raises(ExistsDifferently, match="mutable parameters"):
+    with pytest.raises(ExistsDifferently, match="mutable_parameters"):
         await provisioner.create(plain)
 
 
@@ -250,10 +250,10 @@ async def test_modify_interrupted_without_a_guest_counts_as_applied(
 ) -> None:
     """The start has set it, so a refusal of the next change goes back to it and not to what was before."""
     record = bench.state.stores.volume_records.load(bench.volume_id)
-    cut_short = record.but(limits=Limits(read_iops=70), limits_before=record.limits)
-    bench.state.stores.volume_records.save(cut_short)
+    interrupted = record.but(limits=Limits(read_iops=70), limits_before=record.limits)
+    bench.state.stores.volume_records.save(interrupted)
     bench.state.stores.backend.attach(bench.volume_id)
-    assert bench.state.controller_rules.modifier.cut_short() == ()
+    assert bench.state.controller_rules.modifier.interrupted() == ()
     bench.throttle.failure = errors.RuntimeFailed("the kernel says no")
     assert (await bench.change()).unmodified is not None
     assert bench.limits == volumes.IoLimits(read_iops=70)
@@ -265,14 +265,14 @@ async def test_modify_interrupted_before_the_guest_call_is_finished(
     modifier = bench.state.controller_rules.modifier
     guest = bench.deferred()
     bench.state.stores.backend.attach(bench.volume_id)
-    assert modifier.cut_short() == ()
+    assert modifier.interrupted() == ()
     guest.error = errors.PeerUnavailable("the handler is absent")
     await bench.change()
-    assert modifier.cut_short() == (bench.volume_id,)
+    assert modifier.interrupted() == (bench.volume_id,)
     guest.error = None
     assert await bench.change(Change(limits=())) == modify_volume.Outcome()
     assert guest.applied == AFTER
-    assert modifier.cut_short() == ()
+    assert modifier.interrupted() == ()
 
 
 async def restarted(bench: Bench, root: Path) -> None:
@@ -284,7 +284,7 @@ async def restarted(bench: Bench, root: Path) -> None:
         throttle=bench.throttle,
     )
     modifier = bench.state.controller_rules.modifier
-    for volume_id in await asyncio.to_thread(modifier.cut_short):
+    for volume_id in await asyncio.to_thread(modifier.interrupted):
         await modifier.apply(volume_id, Change(limits=()))
 
 
@@ -363,4 +363,4 @@ async def test_unreadable_record_does_not_block_modify_of_other_volumes(
     bench.deferred()
     bench.state.stores.backend.attach(bench.volume_id)
     Path(bench.state.stores.volume_records._path(bench.volume_id)).write_text("not JSON")
-    assert bench.state.controller_rules.modifier.cut_short() == ()
+    assert bench.state.controller_rules.modifier.interrupted() == ()
