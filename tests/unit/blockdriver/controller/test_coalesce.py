@@ -60,7 +60,7 @@ def coalescer(
     return Coalescer(DRIVER, running, applications.apply, window_s=window_s)
 
 
-async def asked(made: Coalescer, *changes: Change) -> list[asyncio.Task[Outcome]]:
+async def asked(gathering: Coalescer, *changes: Change) -> list[asyncio.Task[Outcome]]:
     """Requests that came in this order and wait."""
     tasks = [asyncio.create_task(gathering.ask(VOLUME, each)) for each in changes]
     await asyncio.sleep(0)
