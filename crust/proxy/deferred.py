@@ -235,5 +235,7 @@ class DeferredVolumes:
                 del self._sharing[each]
 
 
-def _shared(lease: reservations.Reservation) -> tuple[Shared, ...]:
-    return (lease.key,) if lease.identity is None else (lease.key, lease.identity)
+def _shared(reservation: reservations.Reservation) -> tuple[Shared, ...]:
+    if reservation.identity is None:
+        return (reservation.key,)
+    return reservation.key, reservation.identity

@@ -1,4 +1,4 @@
-"""A runtime handler over real sockets: registered by the SDK, claiming as the SDK does, its guest only numbers."""
+"""A runtime handler over real sockets: registered by the SDK, claiming as the SDK does, its guest is only numbers."""
 
 import asyncio
 import datetime
@@ -30,7 +30,7 @@ class FakeHandler:
     gate: Gate | None = None
     expansions: list[tuple[str, volumes.CapacityRange]] = field(default_factory=list)
     frozen: dict[str, int] = field(default_factory=dict)
-    """What is held, and for how many seconds; a test plays the guest's watchdog by removing it."""
+    """The frozen targets, and for how many seconds; a test acts as the guest's watchdog by removing one."""
     limits: dict[str, volumes.IoLimits] = field(default_factory=dict)
 
     async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:

@@ -1,4 +1,4 @@
-"""Targets and devices without a kernel: a seal is a file, so that it outlives a killed proxy as a mount does.
+"""Targets and devices without a kernel: a guard mount is a file, so that it outlives a killed proxy as a mount does.
 
 The walk to the target is the real one (`crust.host.files.target_paths`); only mounting is played.
 """

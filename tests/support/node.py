@@ -29,7 +29,7 @@ NAMED = {"crust.dev/runtime-handler": "kata"}
 
 @dataclass(frozen=True)
 class Places:
-    """Where everything of a node is, below one short directory (sun_path has 107 bytes)."""
+    """The paths of a node, below one short directory (sun_path has 107 bytes)."""
 
     root: str
 
@@ -72,7 +72,7 @@ class Places:
         return app.Sockets.below(self.run)
 
     def target(self, name: str) -> str:
-        """A target path; its parent is the CO's to make."""
+        """A target path; its parent exists, as the CO creates it."""
         os.makedirs(f"{self.kubelet}/pods/{name}", exist_ok=True)
         return f"{self.kubelet}/pods/{name}/mount"
 
@@ -104,7 +104,7 @@ class Co:
     async def unpublish(
         self, volume_id: str, target: str, *, timeout_s: float = 10, flag: bool = False
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
-        """NodeUnpublishVolume, without the flag: the record knows."""
+        """NodeUnpublishVolume, without the flag: the record says that it is deferred."""
         request = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=volume_id, target_path=target, defer_fs_ops=flag
         )
@@ -163,27 +163,27 @@ class Node:
 
     @property
     def runtime(self) -> "runtime_pb2_grpc.RuntimeAsyncStub":
-        """The storage side's door."""
+        """The Runtime API."""
         return runtime_pb2_grpc.RuntimeStub(self.proxy_channels["runtime"])
 
     @property
     def inspect(self) -> "inspect_pb2_grpc.InspectAsyncStub":
-        """The operator's door."""
+        """The Inspect API."""
         return inspect_pb2_grpc.InspectStub(self.proxy_channels["inspect"])
 
     def entry(self, target: str) -> store.Entry | None:
-        """What the handoff directory says of a target."""
+        """The entry of a target."""
         return store.Store(self.places.volumes).read(volumes.TargetPath(target))
 
     def check_untouched(self, target: str) -> None:
-        """Nothing half-done: no entry, visible or hidden, no target directory, nothing published by the driver."""
+        """Check that there is no entry, hidden or not, no target directory, and nothing published by the driver."""
         assert self.entry(target) is None
         assert os.listdir(self.places.volumes) == []
         assert not os.path.lexists(target)
         assert target not in self.driver.published
 
     def check_published(self, volume_id: str, target: str) -> None:
-        """Entry, seal and the driver's state are all there."""
+        """Check that entry, guard mount and the driver's state exist."""
         entry = self.entry(target)
         assert entry is not None
         assert entry.require().key.volume_id == volume_id

@@ -1,4 +1,4 @@
-"""Errors tell people what, why, and what to do."""
+"""Errors say what failed, why, and what to do."""
 
 from crust import errors
 

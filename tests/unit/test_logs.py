@@ -26,9 +26,9 @@ def test_json_has_one_object_per_line_with_time_level_logger_and_fields() -> Non
     logs.configure(fmt="json", stream=stream)
     logging.getLogger("crust.x").info("deferred", extra={"volume": "v\n1", "count": 2})
     (line,) = stream.getvalue().splitlines()
-    told = json.loads(line)
-    assert told.pop("time").endswith("Z")
-    assert told == {
+    logged = json.loads(line)
+    assert logged.pop("time").endswith("Z")
+    assert logged == {
         "level": "info",
         "logger": "crust.x",
         "message": "deferred",

@@ -1,4 +1,4 @@
-"""Which mount options a guest is told, and which none is."""
+"""The mount options for a guest, and the refused ones."""
 
 import pytest
 

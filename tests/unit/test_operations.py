@@ -9,7 +9,7 @@ from crust import operations
 
 
 class Work:
-    """Something that takes until it is told, and may fail."""
+    """Work that ends when the test allows it, and may fail."""
 
     def __init__(self) -> None:
         self.began = asyncio.Event()
@@ -124,7 +124,7 @@ async def test_shared_blocks_and_operations_of_a_key_exclude_each_other() -> Non
     first = asyncio.create_task(running.run("v", "publish", 1, work))
     await work.began.wait()
     with pytest.raises(operations.OperationInProgress, match="publish"), running.shared("v"):
-        raise AssertionError("beside a running operation")
+        raise AssertionError("shared while an operation runs")
     work.end.set()
     await first
     with running.shared("v"):

@@ -147,7 +147,7 @@ class Chain:
 
     @contextmanager
     def sandbox(self, target: str, name: str = "box-1") -> Iterator[str]:
-        """A sandbox that has the volume: lock and fence, as a VM holds them; gives the device."""
+        """A sandbox that has the volume: it holds lock and device as a VM does. Yields the device."""
         claim = claim_volume(
             self.places.volumes,
             volumes.TargetPath(target),
@@ -181,7 +181,7 @@ async def _chain(root: str) -> AsyncIterator[Chain]:
 
 
 def _tidy(root: str) -> None:
-    """What a failed test left."""
+    """Clean up after a failed test."""
     for mount in sorted(mountinfo.below(root), key=lambda each: -len(each.target)):
         mount_api.unmount(mount.target)
     for device in loop.list_all():

@@ -1,4 +1,5 @@
-"""What a CO, an operator and bad luck may do to a volume: never two kernels, never the node's disk, never stuck.
+"""Sequences of calls, failures and restarts: never two kernels on a volume, never a write to the node's disk, never
+stuck.
 
 Each test ends with the volume deleted and nothing left, without a hand on the node that is not the test's subject.
 """
@@ -37,7 +38,7 @@ async def test_deferral_is_switched_between_pods_and_the_data_stays(chain: Chain
                 capture_output=True,
                 check=False,
             )
-            assert mounted.returncode != 0, "the fence of the sandbox"
+            assert mounted.returncode != 0, "the sandbox holds the device exclusively"
         await chain.co.unpublish(volume, guest)
         await chain.publish(volume, host, defer=False)
         await refused(chain.publish(volume, guest), Code.FAILED_PRECONDITION, host)
@@ -64,18 +65,18 @@ async def test_every_daemon_restarts_with_a_live_sandbox(chain: Chain) -> None:
     await chain.check_gone(volume)
 
 
-@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("guarded", [True, False])
 async def test_the_handoff_directory_is_lost_under_a_live_sandbox(
-    chain: Chain, *, sealed: bool
+    chain: Chain, *, guarded: bool
 ) -> None:
-    """Nobody remembers the claim but the kernel: the fence on the device holds, and nothing is detached."""
+    """Only the kernel still has the claim: the exclusive hold of the device lasts, and nothing is detached."""
     volume = await chain.volume()
     target = chain.places.target("one")
     await chain.publish(volume, target)
     with chain.sandbox(target):
         await chain.stack.aclose()
         shutil.rmtree(chain.places.volumes)
-        if not sealed:
+        if not guarded:
             mount_api.unmount(target)
         await chain.start()
         await chain.co.unpublish(volume, target)

@@ -1,4 +1,4 @@
-"""Files and directories of another user, which only root can make: refused, kept, and told."""
+"""Files and directories of another user, which only root can make: refused, kept, and reported."""
 
 import os
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""crust.handoff.watch on a real inotify: nothing is missed, whatever becomes of the events.
+"""crust.handoff.watch on a real inotify: no change is missed, even if events are lost.
 
-The floor is set to an hour, so that only events, the overflow and the root's return can cause a hint; a test that
-gets none runs into its deadline.
+The time between scans is set to an hour, so that only events, the overflow and the root's return can cause a hint; a
+test that gets none runs into its deadline.
 """
 
 import asyncio
@@ -44,8 +44,8 @@ async def _next(changes: AsyncIterator[Change]) -> Change:
 
 
 def _withdraw(store: Store) -> None:
-    with store.begin_unpublish(TARGET) as withdrawal:
-        withdrawal.complete()
+    with store.begin_unpublish(TARGET) as unpublish:
+        unpublish.complete()
 
 
 async def test_first_change_has_all_entries_even_if_there_are_none(store: Store) -> None:
@@ -130,7 +130,7 @@ async def test_queue_overflow_causes_a_hint_and_no_change_is_lost(
         for name in (".a", ".b"):
             os.mkdir(f"{store.root}/{name}")
         with _stalled_reader(looking):
-            # Two invisible names in turn: equal neighbours would be merged, and visible ones would cause a hint.
+            # Two hidden names in turn: equal neighbours would be merged, and other names would cause a hint.
             for number in range(2 * QUEUE_EVENTS):
                 os.utime(f"{store.root}/{'.a' if number % 2 else '.b'}")
             entry = store.publish(a_record())
@@ -154,7 +154,7 @@ async def test_root_deleted_and_created_again_is_watched_again(
         shutil.rmtree(store.root)
         assert (await _next(changes)).gone == (entry,)
         store.open()
-        looking.notify()  # stands for the floor: nobody can watch what is not there
+        looking.notify()  # stands for the periodic scan: a missing directory cannot be watched
         await _until_watched(looking)
         entry = store.publish(a_record())
         assert (await _next(changes)).appeared == (entry,)

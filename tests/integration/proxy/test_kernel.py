@@ -1,4 +1,4 @@
-"""The proxy on a real kernel: sealed targets, real devices, real claims."""
+"""The proxy on a real kernel: guard mounts, real devices, real claims."""
 
 import asyncio
 import errno
@@ -46,7 +46,7 @@ def device(places: Places) -> Iterator[loop.LoopDevice]:
 
 @pytest.fixture
 async def node(places: Places, device: loop.LoopDevice) -> AsyncIterator[Node]:
-    """A node whose driver hands the loop device over, on the kernel's own mounts and devices."""
+    """A node whose driver defers with the loop device, on the kernel's own mounts and devices."""
 
     def real(answer: csi_pb2.DeferredMount) -> None:
         answer.block_device.path = device.path
@@ -55,8 +55,8 @@ async def node(places: Places, device: loop.LoopDevice) -> AsyncIterator[Node]:
         answer.block_device.identity.minor = identity.minor
         answer.block_device.identity.disk_sequence = identity.disk_sequence
 
-    sealed = targets.GuardedTargets([places.kubelet])
-    async with nodes.running(places, targets=sealed, devices=host_devices) as running:
+    guarded = targets.GuardedTargets([places.kubelet])
+    async with nodes.running(places, targets=guarded, devices=host_devices) as running:
         running.driver.alter = real
         async with running.handler():
             yield running
@@ -146,7 +146,7 @@ async def test_target_in_use_as_working_directory_is_reported_and_removed_later(
 
 
 async def test_retry_after_run_was_lost_finds_the_guard_mount(node: Node) -> None:
-    """After a crash that took the entry: the seal is on the target, and the publish is simply done again."""
+    """After a crash that removed the entry, the guard is still mounted on the target, and the publish is repeated."""
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
     entry = node.entry(target)

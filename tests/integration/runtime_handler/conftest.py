@@ -28,7 +28,9 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def device(tmp_path: Path) -> Iterator[MakeDevice]:
-    """Make a loop device on a sparse file of a name; again with the same name attaches the same file anew."""
+    """Make a loop device on a sparse file of a name; a second call with the same name attaches the same file
+    again.
+    """
     made: dict[str, loop.LoopDevice] = {}
 
     def make(name: str) -> loop.LoopDevice:

@@ -1,4 +1,6 @@
-"""crust.runtime_handler.claim on real block devices: exactly one has the volume, exactly while it lives."""
+"""crust.runtime_handler.claim on real block devices: exactly one sandbox has the volume, exactly as long as it
+lives.
+"""
 
 import os
 import subprocess
@@ -225,8 +227,8 @@ def test_release_after_unpublish_is_ok(store: Store, device: MakeDevice) -> None
     store.publish(record_of(device("a"), TARGET))
     claim = _claim(store)
     claim.hand_over()
-    with store.begin_unpublish(TARGET) as withdrawal:
-        withdrawal.complete()
+    with store.begin_unpublish(TARGET) as unpublish:
+        unpublish.complete()
     claim.release()
     assert store.scan() == ()
 

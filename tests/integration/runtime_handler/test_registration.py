@@ -34,7 +34,7 @@ def _request(run_dir: str, **changes: str) -> RegisterRequest:
 
 
 class WatchedHandlers(Handlers):
-    """Says when a lease has ended."""
+    """Signals the end of a session."""
 
     def __init__(self) -> None:
         super().__init__(grace_s=0)
@@ -42,7 +42,7 @@ class WatchedHandlers(Handlers):
 
     @contextmanager
     def session(self, handler: Handler) -> Iterator[None]:
-        """Hold it, and say when it is over."""
+        """Keep the session, and signal its end."""
         try:
             with super().session(handler):
                 yield
@@ -51,7 +51,7 @@ class WatchedHandlers(Handlers):
 
 
 class WatchedRegistration(Registration):
-    """Says when the proxy has refused it."""
+    """Signals a refusal by the proxy."""
 
     def __init__(self, proxy_socket: str, request: RegisterRequest) -> None:
         super().__init__(proxy_socket, request)

@@ -1,4 +1,4 @@
-"""crust.runtime_handler.resolve where only the kernel knows: sealed targets, binds of them, links to them."""
+"""crust.runtime_handler.resolve with the kernel: guard mounts, binds of them, links to them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.root
 
 @pytest.fixture
 def kubelet(tmp_path: Path) -> Iterator[Path]:
-    """A kubelet's root with a sealed target in it, `mount`, and an empty `bind`; unmounted afterwards."""
+    """A kubelet's root with a guarded target in it, `mount`, and an empty `bind`; unmounted afterwards."""
     root = tmp_path / "data" / "kubelet"
     for name in ("mount", "bind", "other"):
         (root / name).mkdir(parents=True)

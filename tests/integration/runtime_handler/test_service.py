@@ -1,4 +1,4 @@
-"""crust.runtime_handler.service, asked by the proxy's own client over a real socket."""
+"""crust.runtime_handler.service, called by the proxy's own client over a real socket."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -56,7 +56,7 @@ class FakeRuntime:
         return capacity.required_bytes
 
     async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
-        """Always well."""
+        """Always healthy."""
         self._check(target)
         return volumes.VolumeCondition(abnormal=False, message="")
 
@@ -65,7 +65,7 @@ class FakeRuntime:
         return [service.HeldVolume(TARGET, volumes.SandboxId("s"), State.MOUNTED)]
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
-        """Count, wait, hold."""
+        """Count, wait, freeze."""
         self._check(target)
         self.freezes += 1
         self.freezing.set()
@@ -74,13 +74,13 @@ class FakeRuntime:
         self.frozen = True
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
-        """Let go."""
+        """Thaw."""
         self._check(target)
         was_frozen, self.frozen = self.frozen, False
         return was_frozen
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
-        """Cannot."""
+        """Not offered."""
         raise service.FeatureNotOffered(volumes.HandlerFeature.IO_LIMITS)
 
     def _check(self, target: volumes.TargetPath) -> None:

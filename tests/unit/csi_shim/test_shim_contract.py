@@ -1,4 +1,4 @@
-"""What a shim does, however it wraps its driver: as a library around a servicer, or as a process around a socket."""
+"""The contract of a shim, as a library around a servicer and as a process in front of a socket."""
 
 import tempfile
 from collections.abc import AsyncIterator

@@ -105,27 +105,27 @@ def test_is_held_does_not_take_the_lock(
 
 
 def test_concurrent_claimants_exactly_one_gets_the_lock(paths: layout.EntryPaths) -> None:
-    told_read, told_write = os.pipe()
+    report_read, report_write = os.pipe()
     go_read, go_write = os.pipe()
     end_read, end_write = os.pipe()
     children = [
-        _claimant(paths, told_write, (go_read, go_write), (end_read, end_write)) for _ in range(8)
+        _claimant(paths, report_write, (go_read, go_write), (end_read, end_write)) for _ in range(8)
     ]
-    assert _read_exactly(told_read, 8) == b"." * 8
+    assert _read_exactly(report_read, 8) == b"." * 8
     os.close(go_write)  # all of them try now
-    told = _read_exactly(told_read, 8)
+    report = _read_exactly(report_read, 8)
     os.close(end_write)
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    for fd in (told_read, told_write, go_read, end_read):
+    for fd in (report_read, report_write, go_read, end_read):
         os.close(fd)
     assert codes == [0] * 8
-    assert sorted(told) == sorted(b"w" + b"l" * 7)
+    assert sorted(report) == sorted(b"w" + b"l" * 7)
 
 
 def _claimant(
-    paths: layout.EntryPaths, told: int, go: tuple[int, int], end: tuple[int, int]
+    paths: layout.EntryPaths, report: int, go: tuple[int, int], end: tuple[int, int]
 ) -> int:
-    """Fork a process that tries once when `go` ends, tells "w" or "l", and keeps what it has until `end` ends."""
+    """Fork a process that tries once when `go` ends, writes "w" or "l", and keeps what it has until `end` ends."""
     pid = os.fork()
     if pid:
         return pid
@@ -133,13 +133,13 @@ def _claimant(
     try:
         os.close(go[1])
         os.close(end[1])
-        os.write(told, b".")
+        os.write(report, b".")
         os.read(go[0], 1)
         try:
             ClaimLock.acquire(paths, TARGET)
-            os.write(told, b"w")
+            os.write(report, b"w")
         except HeldBySandbox:
-            os.write(told, b"l")
+            os.write(report, b"l")
         os.read(end[0], 1)
         code = 0
     finally:
@@ -224,8 +224,8 @@ def test_acquire_of_an_entry_replaced_meanwhile_starts_again(
     def withdrawn_meanwhile(fd: int) -> bool:
         fds.append(fd)
         if len(fds) == 1:
-            with store.begin_unpublish(TARGET) as withdrawal:
-                withdrawal.complete()
+            with store.begin_unpublish(TARGET) as unpublish:
+                unpublish.complete()
             store.publish(a_record())
         return real(fd)
 
@@ -241,8 +241,8 @@ def test_acquire_of_an_entry_unpublished_meanwhile_raises_not_published(
 
     def withdrawn_meanwhile(fd: int) -> bool:
         monkeypatch.setattr(ofdlocks, "try_lock", real)
-        with store.begin_unpublish(TARGET) as withdrawal:
-            withdrawal.complete()
+        with store.begin_unpublish(TARGET) as unpublish:
+            unpublish.complete()
         return real(fd)
 
     monkeypatch.setattr(ofdlocks, "try_lock", withdrawn_meanwhile)
@@ -286,6 +286,6 @@ def test_removing_a_claim_is_idempotent_even_without_an_entry(
     claims.remove(paths)
     claims.remove(paths)
     assert claims.read(paths) is None
-    with store.begin_unpublish(TARGET) as withdrawal:
-        withdrawal.complete()
+    with store.begin_unpublish(TARGET) as unpublish:
+        unpublish.complete()
     claims.remove(paths)

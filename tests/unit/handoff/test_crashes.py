@@ -1,4 +1,4 @@
-"""Killed, or out of space, at any system call: readers see all or nothing, and doing it again succeeds."""
+"""Killed, or out of space, at any system call: readers see a complete entry or none, and a retry succeeds."""
 
 import os
 from pathlib import Path
@@ -52,8 +52,8 @@ def _names(store: Store) -> list[str]:
 
 def _withdraw(store: Store) -> None:
     try:
-        with store.begin_unpublish(TARGET) as withdrawal:
-            withdrawal.complete()
+        with store.begin_unpublish(TARGET) as unpublish:
+            unpublish.complete()
     except claims.NotPublished:
         return
 

@@ -1,4 +1,4 @@
-"""crust.handoff.record: what is written can be read, and nothing else can."""
+"""crust.handoff.record: every written record can be read, and nothing else can."""
 
 import json
 import string

@@ -1,4 +1,4 @@
-"""crust.handoff.store: entries appear whole, change whole, go whole; what is not ours is kept and told."""
+"""crust.handoff.store: entries appear, change and disappear atomically; unknown files are kept and reported."""
 
 import os
 import socket
@@ -112,9 +112,9 @@ def test_unpublish_removes_the_entry_and_all_its_files(store: Store) -> None:
     store.publish(a_record())
     _claim(store).close()
     Path(_paths(store).runtime_cli).write_text("/usr/bin/kata\n")
-    with store.begin_unpublish(TARGET) as withdrawal:
-        assert withdrawal.entry.record == a_record()
-        withdrawal.complete()
+    with store.begin_unpublish(TARGET) as unpublish:
+        assert unpublish.entry.record == a_record()
+        unpublish.complete()
     assert store.read(TARGET) is None
     assert os.listdir(store.root) == []
     with pytest.raises(NotPublished):
@@ -166,14 +166,14 @@ def test_publish_does_not_replace_a_claimed_entry_without_record(store: Store) -
 
 def test_unknown_names_are_reported_and_kept_by_unpublish(store: Store) -> None:
     store.publish(a_record())
-    stray = Path(_paths(store).directory, "sandbox-7")
-    stray.write_text("precious")
+    unknown = Path(_paths(store).directory, "sandbox-7")
+    unknown.write_text("precious")
     Path(store.root, "lost+found").mkdir()
     nobody, entry = sorted(store.scan(), key=lambda each: each.record is not None)
     assert isinstance(nobody.error, UnknownHandoffFile)
     assert entry.unknown == ("sandbox-7",)
-    with store.begin_unpublish(TARGET) as withdrawal:
-        withdrawal.complete()
+    with store.begin_unpublish(TARGET) as unpublish:
+        unpublish.complete()
     assert store.read(TARGET) is None
     (kept,) = store.remove_orphans()
     assert Path(kept, "sandbox-7").read_text() == "precious"
@@ -202,8 +202,8 @@ def test_remove_orphans_keeps_a_directory_with_a_files_name_and_goes_on(store: S
     ):  # a claim that cannot be removed cannot be known to be dead
         store.begin_unpublish(TARGET)
     Path(_paths(store).directory, "claim.json").rmdir()
-    with store.begin_unpublish(TARGET) as withdrawal:
-        withdrawal.complete()
+    with store.begin_unpublish(TARGET) as unpublish:
+        unpublish.complete()
     (kept,) = store.remove_orphans()
     assert os.listdir(kept) == [".hidden"]
 
@@ -300,9 +300,9 @@ def test_a_root_that_others_may_write_is_not_used(tmp_path: Path) -> None:
 
 def test_entry_with_unreadable_record_can_be_unpublished(store: Store) -> None:
     _replaced(store, lambda path: Path(path).write_bytes(b"{}"))
-    with store.begin_unpublish(TARGET) as withdrawal:
-        assert isinstance(withdrawal.entry.error, UnreadableHandoffRecord)
-        withdrawal.complete()
+    with store.begin_unpublish(TARGET) as unpublish:
+        assert isinstance(unpublish.entry.error, UnreadableHandoffRecord)
+        unpublish.complete()
     assert os.listdir(store.root) == []
 
 
@@ -311,8 +311,8 @@ def test_unpublish_without_lock_file_only_if_the_entry_was_never_claimed(
 ) -> None:
     store.publish(a_record())
     os.unlink(_paths(store).claim_lock)
-    with store.begin_unpublish(TARGET) as withdrawal:
-        withdrawal.complete()
+    with store.begin_unpublish(TARGET) as unpublish:
+        unpublish.complete()
     store.publish(a_record())
     _claim(store).close()
     os.unlink(_paths(store).claim_lock)

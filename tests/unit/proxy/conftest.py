@@ -24,6 +24,6 @@ async def node(places: nodes.Places) -> AsyncIterator[nodes.Node]:
 
 @pytest.fixture
 async def kata(node: nodes.Node) -> AsyncIterator[nodes.Node]:
-    """A node with one handler that can do everything."""
+    """A node with one handler that has all features."""
     async with node.handler():
         yield node

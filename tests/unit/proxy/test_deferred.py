@@ -1,4 +1,4 @@
-"""The picture of the handoff directory: never behind what the proxy itself did."""
+"""The in-memory index of the handoff directory: a scan never loses the proxy's own changes."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ from tests.support import records
 
 
 class SlowStore(store.Store):
-    """A scan that is done when the test says so, and has seen the directory before."""
+    """A store whose scan has read the directory, and returns when the test allows it."""
 
     entered = threading.Event()
     go_on = threading.Event()
@@ -42,11 +42,11 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowStore]:
 
 async def test_publish_during_a_scan_stays_in_the_index(slow: SlowStore) -> None:
     deferred, record = DeferredVolumes(slow), records.a_record()
-    look = asyncio.create_task(deferred.load())
+    scan = asyncio.create_task(deferred.load())
     await asyncio.to_thread(slow.entered.wait, 20)
     deferred.remember(await asyncio.to_thread(deferred.publish, record))
     slow.go_on.set()
-    await look
+    await scan
     assert slow.scans == 2
     assert deferred.find(record.target.text) == record
     assert deferred.of_volume(record.key) == (record,)
@@ -55,19 +55,19 @@ async def test_publish_during_a_scan_stays_in_the_index(slow: SlowStore) -> None
 async def test_unpublish_during_a_scan_does_not_reappear_in_the_index(slow: SlowStore) -> None:
     slow.publish(records.a_record())
     deferred, record = DeferredVolumes(slow), records.a_record()
-    look = asyncio.create_task(deferred.load())
+    scan = asyncio.create_task(deferred.load())
     await asyncio.to_thread(slow.entered.wait, 20)
-    with slow.begin_unpublish(record.target) as withdrawal:
-        withdrawal.complete()
+    with slow.begin_unpublish(record.target) as unpublish:
+        unpublish.complete()
     deferred.forget(record.target.text)
     slow.go_on.set()
-    await look
+    await scan
     assert deferred.find(record.target.text) is None
     assert deferred.of_volume(record.key) == ()
 
 
 async def test_device_is_reserved_while_its_entry_is_created(slow: SlowStore) -> None:
-    """Two volumes that are one device, published at the same time: neither is remembered yet."""
+    """Two volumes on one device, published at the same time: neither is in the index yet."""
     deferred = DeferredVolumes(slow)
     one = records.a_record("/var/lib/kubelet/one")
     two = _other_volume(records.a_record("/var/lib/kubelet/two"))

@@ -1,4 +1,4 @@
-"""The proxy's other doors: handlers register, drivers of the KEP stage, operators look."""
+"""The proxy's own sockets: HandlerRegistry, the Runtime API's staging, Inspect."""
 
 import asyncio
 import datetime
@@ -30,7 +30,7 @@ REQUEST: dict[str, Any] = {
 
 
 async def _register(node: Node, **changes: Any) -> None:
-    """Register with a hello that differs from a good one, and read the first answer."""
+    """Register with a request that differs from a valid one, and read the first response."""
     async with channel.connect(node.places.sockets.handlers) as connected:
         stub: Any = handlers_pb2_grpc.HandlerRegistryStub(connected)
         call = stub.Register(handlers_pb2.RegisterRequest(**{**REQUEST, **changes}), timeout=10)
@@ -90,7 +90,7 @@ async def test_operators_see_drivers_handlers_and_volumes_with_their_sandbox(kat
 
 
 async def test_error_of_the_last_claim_stays_visible(kata: Node) -> None:
-    """A pod that is stuck has no sandbox any more when its operator looks."""
+    """When an operator looks at a pod that does not start, its sandbox has ended already."""
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     parsed = volumes.TargetPath.parse(target)
@@ -142,7 +142,7 @@ async def test_watch_reports_the_events_of_a_volume(kata: Node) -> None:
 
 
 async def _next(watch: Any, kind: str) -> inspect_pb2.Event:
-    """The next event of a kind; claims are told in two steps, taken and mounted."""
+    """The next event of a kind; a claim causes two events, taken and mounted."""
     async with asyncio.timeout(20):
         while True:
             event: inspect_pb2.Event = await watch.read()
@@ -184,7 +184,7 @@ async def test_a_driver_of_the_kep_stages_and_unstages(kata: Node) -> None:
 
 
 class SlowDevices(FakeDevices):
-    """Devices that are looked at as slowly as a test wants."""
+    """Devices whose identification waits until a test allows it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The fan-out of events: nobody waits for a slow watcher, and a slow watcher hears that it was slow."""
+"""Distribution of events: nothing waits for a slow watcher, and it gets the number of dropped events."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""RuntimeFreezeVolume and RuntimeThawVolume: held, nobody there, or an error; never a guess."""
+"""RuntimeFreezeVolume and RuntimeThawVolume: frozen, no sandbox, or an error."""
 
 import asyncio
 import os
@@ -145,7 +145,7 @@ async def test_a_target_that_is_not_deferred_is_not_found(kata: Node) -> None:
 async def test_a_guest_that_never_answers_is_unavailable_and_the_thaw_waits_for_it(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caller has given up the freeze; its thaw must not be overtaken by what it gave up."""
+    """The caller has given up the freeze; that freeze must not take effect after the caller's thaw."""
     monkeypatch.setattr(peers, "FREEZE_TIMEOUT_S", 0.05)
     target = node.places.target("one")
     fake = FakeHandler(gate=Gate())

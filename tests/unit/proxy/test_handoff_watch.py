@@ -1,4 +1,4 @@
-"""The look-out on the handoff directory: it tells what sandboxes do, and survives a look that fails."""
+"""The watch of the handoff directory: it reports claims, and survives a scan that fails."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What is wrong with the proxy itself is shown to operators, and fails a probe through any driver's socket."""
+"""Problems of the proxy itself are shown to operators, and fail a Probe through any driver's socket."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""kill -9 of the proxy at every moment that matters: a restart and the CO's retry come to the same end."""
+"""kill -9 of the proxy before each change that it makes: a restart and the CO's retry reach the same result."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ POINTS_AT_MOST = 60
 
 @dataclass
 class Around:
-    """What stays when the proxy dies: driver, shim, handler, and the CO that asks again."""
+    """The processes that survive the proxy: driver, shim, handler, and the CO that retries."""
 
     places: Places
     driver: fake_driver.FakeDriver
@@ -89,14 +89,14 @@ async def _request(around: Around, call: str, target: str) -> object:
 
 
 async def _again(around: Around, call: str, target: str) -> None:
-    """What a CO does when a call got no answer: the same again, until there is one."""
+    """Repeat a call until it is answered, as a CO does."""
     async with asyncio.timeout(20):
         while not await _answered(around, call, target):
             pass
 
 
 async def _survives(around: Around, call: str, target: str, number: int) -> bool:
-    """Whether the call came through a proxy that dies at change `number`."""
+    """Whether a proxy that dies at change `number` answered the call."""
     async with proxy_process.running(around.places, die_at=number) as proxy:
         if await _answered(around, call, target):
             return True

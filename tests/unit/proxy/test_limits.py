@@ -1,4 +1,4 @@
-"""I/O limits of deferred volumes: handed over with the publish, changed in sandbox and record, or nowhere."""
+"""I/O limits of deferred volumes: in the record from the publish on, changed in sandbox and record, or in neither."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def limit(node: Node, target: str, limits: volumes.IoLimits = LIMITS) -> Any:
 
 
 def recorded(node: Node, target: str) -> volumes.IoLimits:
-    """What the next sandbox would obey."""
+    """The limits that the next sandbox would get."""
     entry = node.entry(target)
     assert entry is not None
     return entry.require().mount.io_limits
@@ -84,7 +84,7 @@ async def test_limits_are_set_in_the_sandbox_and_recorded_for_the_next(node: Nod
             assert (await limit(node, target)).applied
         assert (recorded(node, target), generation(node, target)) == (LIMITS, before + 1)
         assert not (await limit(node, target, NONE)).applied
-        assert fake.limits == {target: LIMITS}, "no sandbox, nobody to tell"
+        assert fake.limits == {target: LIMITS}, "no sandbox: no call of the handler"
         assert recorded(node, target) == NONE
 
 
@@ -160,13 +160,13 @@ async def test_sandbox_that_replaces_the_holder_gets_the_limits_too(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = node.places.target("one")
-    fake, told = FakeHandler(), ExitStack()
+    fake, first = FakeHandler(), ExitStack()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
-        told.enter_context(node.sandbox(target))
+        first.enter_context(node.sandbox(target))
 
         def ends() -> None:
-            told.close()
+            first.close()
             fake.limits.clear()
 
         begun = _sandbox_begins_with_the_next_rewrite(
@@ -257,7 +257,7 @@ async def test_retry_of_the_publish_neither_conflicts_nor_restores_older_limits(
 
 
 async def test_expansion_that_ends_later_does_not_restore_older_limits(node: Node) -> None:
-    """It began with the record as it was, and writes it after a long wait for the guest."""
+    """The expansion has read the old record, and writes it after a long wait for the guest."""
     target = node.places.target("one")
     fake = FakeHandler(gate=Gate())
     assert fake.gate is not None
@@ -316,7 +316,7 @@ def _sandbox_begins_with_the_next_rewrite(
     before: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> Any:
-    """A sandbox takes the volume just before its record is written: it has read the one before."""
+    """A sandbox claims the volume just before its record is written, so it has read the old record."""
     begun, rewrite = ExitStack(), Store.rewrite
 
     def begin_then_rewrite(self: Store, record: Any) -> Any:

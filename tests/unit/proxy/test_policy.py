@@ -1,4 +1,4 @@
-"""Who decides that a publish is deferred."""
+"""The decision whether a publish is deferred."""
 
 import pytest
 

@@ -146,7 +146,7 @@ async def test_a_settings_file_is_read_and_its_mistakes_are_named(places: Places
 
 
 async def test_sockets_are_accessible_to_the_owner_only(places: Places) -> None:
-    """Sockets 0600 in a directory 0700: only root gets in."""
+    """Sockets 0600 in a directory 0700: only root may connect."""
     async with proxy(places):
         assert Path(places.run).stat().st_mode & 0o777 == 0o700
         for socket in (places.csi, places.sockets.runtime, places.sockets.handlers):

@@ -50,7 +50,7 @@ async def test_record_holds_the_request_and_the_drivers_answer(kata: Node) -> No
 
 @pytest.mark.spec("D-6")
 async def test_a_group_that_the_co_delegates_reaches_the_runtime(kata: Node) -> None:
-    """A released CO knows volume_mount_group only."""
+    """A released CO sends only volume_mount_group."""
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target, mount={"fs_type": "ext4", "volume_mount_group": "7"})
     entry = kata.entry(target)
@@ -276,9 +276,9 @@ async def test_a_callers_deadline_does_not_leave_a_publish_half_done(kata: Node)
 
 
 async def test_publish_without_space_for_the_entry_leaves_nothing(kata: Node) -> None:
-    """A file where the entry's directory belongs: somebody else's, so the publish gives way and undoes itself.
+    """A file has the name of the entry's directory: the publish fails and undoes its changes.
 
-    What the file is nobody knows, so the code is not final.
+    The file may be removed, so the code is not final.
     """
     target = kata.places.target("one")
     digest = volumes.TargetPath(target).digest

@@ -1,4 +1,4 @@
-"""What bad input gets: a typed error with the reason and the remedy, the right code, and nothing half-done."""
+"""Refused publishes: a typed error with reason and hint, the right code, and nothing half-done."""
 
 import json
 import os
@@ -19,7 +19,7 @@ Code = grpc.StatusCode
 
 
 async def never_reached_the_driver(node: Node, target: str) -> None:
-    """Refused before anything was touched."""
+    """Check that nothing was changed."""
     assert node.driver.called("NodePublishVolume") == []
     node.check_untouched(target)
 
@@ -100,7 +100,7 @@ async def test_publish_is_refused_if_the_handler_lacks_a_feature(
 async def test_unsupported_filesystem_of_the_drivers_answer_is_refused(
     node: Node,
 ) -> None:
-    """The CO left fs_type empty, so the driver's word is the first: everything is undone."""
+    """The CO left fs_type empty, so only the driver's answer names the filesystem; then everything is undone."""
     target = node.places.target("one")
     async with node.handler(filesystems=frozenset({"xfs"})):
         call = node.co.publish("vol-1", target, mount={"mount_flags": ["noatime"]})
@@ -289,7 +289,7 @@ SPOILERS = [
 async def test_unreadable_record_is_never_treated_as_absent(
     places: Places, spoil: Callable[[str], None], code: Code, words: str, call: str
 ) -> None:
-    """Every call about the target says why, and the file stays for a person to look at."""
+    """Every call for the target returns the reason, and the file is kept."""
     target = places.target("one")
     digest = volumes.TargetPath(target).digest
     path = f"{places.volumes}/{digest}/mountInfo.json"
@@ -317,7 +317,7 @@ async def test_unreadable_record_is_never_treated_as_absent(
 
 
 async def test_record_of_another_target_is_refused(places: Places) -> None:
-    """Somebody copied an entry: its name is not the digest of its target."""
+    """A copied entry: its name is not the digest of its target."""
     target, other = places.target("one"), places.target("two")
     async with nodes.running(places) as node, node.handler():
         await node.co.publish("vol-1", target)

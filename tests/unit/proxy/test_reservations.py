@@ -1,4 +1,4 @@
-"""One writer per device and volume, and no host mount beside a deferred one."""
+"""Device reservations: one writer per device and volume, and no host mount of a deferred volume."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ async def test_a_second_target_of_the_volume_is_refused_naming_the_holder(kata: 
 
 
 async def test_two_volumes_with_one_device_share_one_reservation(kata: Node) -> None:
-    """Identity, not name: the second is found out by the driver's answer, and undone."""
+    """The driver's answer reveals the device of the second volume, and its publish is undone."""
     one, two = kata.places.target("one"), kata.places.target("two")
     kata.driver.identities.update({"vol-1": (7, 3, 9), "vol-2": (7, 3, 9)})
     await kata.co.publish("vol-1", one)

@@ -1,4 +1,4 @@
-"""A restart of the proxy at any time: it looks, and carries on."""
+"""A restart of the proxy at any time: it scans the handoff directory and continues."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Statistics and expansion of deferred volumes: through the shim, back to the proxy, to the handler, and home."""
+"""Statistics and expansion of deferred volumes: CO, proxy, shim, proxy, handler, and back."""
 
 import asyncio
 
@@ -81,7 +81,7 @@ async def test_call_without_registered_handler_is_unavailable(node: Node) -> Non
 async def test_handler_whose_session_ends_during_a_call_is_unavailable(
     node: Node, call: str
 ) -> None:
-    """The caller hears at once; it must not wait for its deadline, which is what grpc.aio does by itself."""
+    """The caller gets the error at once. grpc.aio by itself would let it wait until its deadline."""
     target = node.places.target("one")
     fake = FakeHandler(gate=Gate())
     assert fake.gate is not None
@@ -103,7 +103,7 @@ async def test_handler_whose_session_ends_during_a_call_is_unavailable(
 
 
 async def _drop_the_lease(node: Node) -> None:
-    """End the handler's registration as its death would: from the proxy's view the stream is cut."""
+    """End the handler's session as its death would: for the proxy the stream ends."""
     registrations = [
         task for task in asyncio.all_tasks() if "registration of kata" in task.get_name()
     ]
@@ -246,14 +246,16 @@ async def test_expansion_outlives_its_caller_and_its_size_is_recorded(node: Node
     assert entry.require().mount.capacity_bytes == 128 * MIB
 
 
-@pytest.mark.parametrize("told", [0, -5, 65 * MIB])
+@pytest.mark.parametrize("reported", [0, -5, 65 * MIB])
 @pytest.mark.spec("D-27")
-async def test_size_larger_than_the_device_is_refused(node: Node, told: int) -> None:
+async def test_size_larger_than_the_device_is_refused(node: Node, reported: int) -> None:
     target = node.places.target("one")
-    async with node.handler(fake=FakeHandler(filled_bytes=told)):
+    async with node.handler(fake=FakeHandler(filled_bytes=reported)):
         await node.co.publish("vol-1", target)
         with node.sandbox(target):
-            await refused(node.co.expand("vol-1", target, 1), Code.INTERNAL, str(told), "hostile")
+            await refused(
+                node.co.expand("vol-1", target, 1), Code.INTERNAL, str(reported), "hostile"
+            )
 
 
 async def test_the_wrong_volume_or_no_volume_is_refused(kata: Node) -> None:

@@ -1,4 +1,4 @@
-"""Unpublish and unstage of deferred volumes: no detach under a live guest, and nothing left behind."""
+"""Unpublish and unstage of deferred volumes: no detach under a live guest, and nothing left over."""
 
 import asyncio
 import os
@@ -40,7 +40,7 @@ async def test_unpublish_is_refused_while_a_sandbox_lives_and_works_afterwards(
 
 
 async def test_unpublish_works_after_the_sandbox_died(kata: Node) -> None:
-    """Its claim.json is there, and nobody holds the lock: known dead, whatever it says."""
+    """claim.json exists, but the lock is free: the claim is dead."""
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     with kata.sandbox(target):
@@ -62,7 +62,7 @@ async def test_no_sandbox_can_claim_during_an_unpublish(kata: Node) -> None:
     unpublish = asyncio.create_task(kata.co.unpublish("vol-1", target))
     await until(gate.entered)
     with pytest.raises(claims.HeldBySandbox), kata.sandbox(target):
-        raise AssertionError("a claim while the volume is withdrawn")
+        raise AssertionError("a claim while the volume is unpublished")
     gate.opened.set()
     await unpublish
     kata.check_untouched(target)
@@ -124,7 +124,7 @@ async def test_guard_mount_without_entry_is_removed_by_unpublish(kata: Node) -> 
     shutil.rmtree(entry.directory)
     answer = await kata.inspect.ListDeferredVolumes(
         inspect_pb2.ListDeferredVolumesRequest()
-    )  # the proxy looks again
+    )  # the proxy scans again
     assert list(answer.volumes) == []
     await kata.co.unpublish("vol-1", target)
     (call,) = kata.driver.called("NodeUnpublishVolume")
@@ -168,7 +168,9 @@ async def test_unstage_while_deferred_is_refused_naming_the_target(kata: Node) -
 
 
 async def test_unstage_during_a_publish_is_aborted(kata: Node) -> None:
-    """There is no record yet: without the key the driver would detach what is just being handed over."""
+    """There is no record yet: without the operation's key the driver would detach a device that is being
+    published.
+    """
     target = kata.places.target("one")
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     publish = asyncio.create_task(kata.co.publish("vol-1", target))
@@ -196,7 +198,7 @@ async def test_an_unpublish_during_a_publish_is_aborted(kata: Node) -> None:
 async def test_an_unpublish_does_not_overtake_the_publish_that_its_caller_gave_up(
     kata: Node,
 ) -> None:
-    """A kubelet whose deadline passed unpublishes: passed on, it would succeed before the entry appears for good."""
+    """A kubelet unpublishes after its deadline: passed through, the call would succeed before the entry appears."""
     target = kata.places.target("one")
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     publish = asyncio.create_task(kata.co.publish("vol-1", target))

@@ -8,6 +8,6 @@ import pytest
 
 @pytest.fixture
 def short() -> Iterator[str]:
-    """A directory whose path leaves room for a socket's name."""
+    """A directory with a path short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
         yield root

@@ -1,4 +1,4 @@
-"""The customs post: what is refused on the way in, and that nothing is lost on the way through."""
+"""The CSI codec: invalid messages are refused, and valid ones lose nothing."""
 
 import pytest
 from hypothesis import given
@@ -159,10 +159,10 @@ def test_a_deferred_mount_with_a_credential_is_refused_both_ways() -> None:
 
 @pytest.mark.parametrize("text", ["x" * 200, "é" * 100, "a" + "é" * 64])
 def test_long_condition_message_is_shortened(text: str) -> None:
-    told = csi.condition_to_wire(volumes.VolumeCondition(abnormal=True, message=text)).message
-    assert 120 < len(told.encode()) <= 128
-    assert told.endswith("…")
-    assert text.startswith(told[:-1])
+    message = csi.condition_to_wire(volumes.VolumeCondition(abnormal=True, message=text)).message
+    assert 120 < len(message.encode()) <= 128
+    assert message.endswith("…")
+    assert text.startswith(message[:-1])
     whole = volumes.VolumeCondition(abnormal=True, message=text[:64])
     assert csi.condition(csi.condition_to_wire(whole)) == whole
 

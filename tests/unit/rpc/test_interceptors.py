@@ -1,4 +1,4 @@
-"""The edge: errors become statuses, a bug tells the peer nothing but where to look, and nobody waits for nothing."""
+"""The interceptor: errors become statuses, a bug shows only its request id, and every caller is answered."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ SECRET = "s3same"
 
 
 class Service(grpc.GenericRpcHandler):
-    """Three shapes of a method around one behaviour."""
+    """One behaviour as three kinds of methods."""
 
     def __init__(self) -> None:
         self.behave: Callable[[Any], Any] = lambda _: None
@@ -190,7 +190,7 @@ async def test_abort_by_the_behaviour_passes_unchanged(service: Fixture, shape: 
 
 @SHAPES
 async def test_cancelled_inner_task_is_answered_at_once(service: Fixture, shape: str) -> None:
-    """grpc.aio answers nothing when a handler ends in a CancelledError that is not its caller's."""
+    """grpc.aio answers nothing if a handler ends with a CancelledError that its caller did not cause."""
     built, caller = service
 
     async def fail(_: Any) -> None:
@@ -261,7 +261,7 @@ async def _result(call: Any) -> Any:
 async def test_unknown_pass_through_method_leaves_no_name_in_the_metrics(
     service: tuple[Service, grpc.aio.Channel],
 ) -> None:
-    """Names come from outside and are without bound; what is known is counted by its name."""
+    """Callers choose unknown names, without a bound; known methods are counted by name."""
     built, channel_to = service
     built.behave = _nothing
     caller: Any = channel_to

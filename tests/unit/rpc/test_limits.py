@@ -1,4 +1,4 @@
-"""Maps have a limit, a kubelet's own keys are not counted, and every served call's secrets are held against it."""
+"""The size limit of maps: a kubelet's own keys do not count, and every call's secrets are checked."""
 
 import grpc
 import pytest
@@ -27,7 +27,7 @@ def test_kubelet_keys_count_in_parameters_and_not_in_contexts() -> None:
 
 
 class Deleter(csi_pb2_grpc.ControllerServicer):
-    """Deletes whatever it is told."""
+    """Accepts every DeleteVolume."""
 
     async def DeleteVolume(
         self, request: csi_pb2.DeleteVolumeRequest, context: object

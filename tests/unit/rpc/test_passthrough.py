@@ -1,4 +1,4 @@
-"""Calls handed on as bytes: nothing is added, nothing is lost, whatever the method."""
+"""Pass-through calls: bytes arrive unchanged, whatever the method."""
 
 import asyncio
 import os
@@ -19,14 +19,14 @@ from tests.support.refusals import refused
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 UNARY = "/csi.v1.Node/NodeStageVolume"
-"""Known by the descriptors, so it takes the unary path."""
+"""In the descriptors, so it takes the unary path."""
 UNKNOWN = "/csi.v9.Future/DoIt"
-"""Known by nobody, so it travels as a stream."""
+"""Not in the descriptors, so it travels as a stream."""
 METHODS = pytest.mark.parametrize("method", [UNARY, UNKNOWN])
 
 
 class Backend(grpc.GenericRpcHandler):
-    """Behaves as a test says; keeps what it saw."""
+    """Behaves as a test sets it; records what it received."""
 
     def __init__(self) -> None:
         self.unary: Callable[[bytes, Context], Awaitable[bytes]] = self._echo
@@ -59,7 +59,7 @@ class Backend(grpc.GenericRpcHandler):
 
 
 class Chain:
-    """A caller, a passing server, and a backend."""
+    """A caller, a pass-through server, and a backend."""
 
     def __init__(self, root: str) -> None:
         self.front, self.back = f"{root}/front.sock", f"{root}/back.sock"
@@ -83,10 +83,10 @@ class Chain:
 async def chain(short: str) -> AsyncIterator[Chain]:
     built = Chain(short)
     async with channel.connect(built.back) as onwards:
-        passing = passthrough.Passthrough(onwards)
+        handler = passthrough.Passthrough(onwards)
         async with (
             built.serving_backend(),
-            server.serving(built.front, name="t", generic=[passing]),
+            server.serving(built.front, name="t", generic=[handler]),
         ):
             yield built
             await built.caller.close()
@@ -184,8 +184,8 @@ async def test_a_backend_that_restarts_is_found_again(
     await lonely.caller.close()
     lonely.caller = channel.connect(lonely.front)
     async with channel.connect(lonely.back) as onwards:
-        passing = passthrough.Passthrough(onwards)
-        async with server.serving(lonely.front, name="t", generic=[passing]):
+        handler = passthrough.Passthrough(onwards)
+        async with server.serving(lonely.front, name="t", generic=[handler]):
             for _ in range(2):
                 await refused(lonely.call(method)(b"x"), grpc.StatusCode.UNAVAILABLE)
                 async with lonely.serving_backend(), asyncio.timeout(30):
@@ -269,11 +269,11 @@ async def test_a_stream_in_both_directions_passes_message_by_message(chain: Chai
 
 async def test_unknown_method_names_are_not_cached(chain: Chain, short: str) -> None:
     async with channel.connect(chain.back) as onwards:
-        passing = passthrough.Passthrough(onwards)
+        handler = passthrough.Passthrough(onwards)
         details = [_Details(f"/x/M{number}") for number in range(100)]
         for each in details:
-            assert passing.service(each) is not None
-        assert len(passing._handlers) == 0
+            assert handler.service(each) is not None
+        assert len(handler._handlers) == 0
 
 
 def _hold_the_loop() -> None:

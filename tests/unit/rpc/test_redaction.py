@@ -1,4 +1,4 @@
-"""What may be seen of a message: everything but credentials, at any depth."""
+"""Redaction: a message without its credentials, at any depth."""
 
 import io
 import json
@@ -20,8 +20,8 @@ SECRET = "s3same-0pen"
 
 def test_fields_that_csi_marks_are_replaced() -> None:
     request = csi_pb2.NodePublishVolumeRequest(volume_id="v", secrets={"user": SECRET})
-    told = redaction.describe(request)
-    assert told == {"volume_id": "v", "secrets": "***"}
+    described = redaction.describe(request)
+    assert described == {"volume_id": "v", "secrets": "***"}
 
 
 def test_mount_flags_are_replaced_deep_inside() -> None:
@@ -29,8 +29,10 @@ def test_mount_flags_are_replaced_deep_inside() -> None:
     capability = request.volume_capabilities.add()
     capability.mount.mount_flags.append(f"password={SECRET}")
     capability.mount.fs_type = "ext4"
-    told = redaction.describe(request)
-    assert told["volume_capabilities"] == [{"mount": {"fs_type": "ext4", "mount_flags": "***"}}]
+    described = redaction.describe(request)
+    assert described["volume_capabilities"] == [
+        {"mount": {"fs_type": "ext4", "mount_flags": "***"}}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def everything_logged() -> Iterator[io.StringIO]:
 async def test_a_planted_secret_is_in_no_log_line_no_file_and_no_error(
     everything_logged: io.StringIO, short: str
 ) -> None:
-    """A whole life of a volume, its secret in every field that can hold one, at the loudest level."""
+    """The whole life of a volume with secrets in every field that can hold one, logged at level debug."""
     places = nodes.Places.make(short)
     context = {"csi.storage.k8s.io/serviceAccount.tokens": SECRET, "pool": "a"}
     async with nodes.running(places) as node, node.handler():

@@ -1,4 +1,4 @@
-"""A socket belongs to one process, and a socket that a dead one left belongs to the next."""
+"""A socket belongs to one process; the next process replaces the stale socket of a dead one."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ class Echo(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(behave)
 
 
-class TellingHealth(Health):
+class WaitableHealth(Health):
     """One that can be waited for."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ async def test_a_second_server_on_the_socket_is_refused_with_the_holder(short: s
 
 
 async def test_socket_of_another_program_is_refused_with_its_process(short: str) -> None:
-    """No lock of ours is on it: a driver that still has the socket that the proxy shall have."""
+    """It holds no lock of crust: a driver still serves the socket that the proxy is to serve."""
     path = f"{short}/a.sock"
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.bind(path)
@@ -85,31 +85,31 @@ async def test_socket_of_another_program_is_refused_with_its_process(short: str)
         assert os.stat(path).st_ino == before
 
 
-async def test_a_path_that_another_process_puts_its_socket_at_makes_the_server_unhealthy(
+async def test_server_whose_socket_path_was_replaced_is_unhealthy(
     short: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A vendor's driver starts again with its old --endpoint: the CO calls that one, and nobody calls us."""
+    """A vendor's driver restarts with its old --endpoint: then the CO calls that driver instead of this server."""
     monkeypatch.setattr(server, "CHECK_S", 0.01)
-    path, told, daemon = f"{short}/a.sock", TellingHealth(), Daemon()
-    daemon.health = told
+    path, health, daemon = f"{short}/a.sock", WaitableHealth(), Daemon()
+    daemon.health = health
     async with server.serving(path, name="t", generic=[Echo()], daemon=daemon):
         with socket.socket(socket.AF_UNIX) as vendor:
             os.unlink(path)
             vendor.bind(path)
             vendor.listen()
             inode = os.stat(path).st_ino
-            await told.unhealthy()
+            await health.unhealthy()
             with pytest.raises(sockets.SocketLost, match="another process put its own socket"):
-                told.check()
+                health.check()
     assert os.stat(path).st_ino == inode  # our stop left the other's socket alone
 
 
-async def test_a_removed_socket_makes_probe_fail_with_what_is_wrong(
+async def test_probe_fails_after_the_socket_was_removed(
     short: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "CHECK_S", 0.01)
-    path, told, daemon = f"{short}/a.sock", TellingHealth(), Daemon()
-    daemon.health = told
+    path, health, daemon = f"{short}/a.sock", WaitableHealth(), Daemon()
+    daemon.health = health
     async with (
         server.serving(path, name="t", generic=[Echo()], daemon=daemon),
         channel.connect(path) as connected,
@@ -119,7 +119,7 @@ async def test_a_removed_socket_makes_probe_fail_with_what_is_wrong(
         )
         assert await probe(b"", timeout=10) == b""
         os.unlink(path)
-        await told.unhealthy()
+        await health.unhealthy()
         with pytest.raises(grpc.aio.AioRpcError, match="the socket was removed") as refused:
             await probe(b"", timeout=10)
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION

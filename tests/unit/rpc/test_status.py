@@ -1,4 +1,4 @@
-"""The one table between errors and status codes: nothing is missing from it, in either direction."""
+"""The table of errors and status codes is complete in both directions."""
 
 from pathlib import Path
 

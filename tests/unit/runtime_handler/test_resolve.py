@@ -1,4 +1,4 @@
-"""crust.runtime_handler.resolve: by name alone; what the kernel must say is in tests/integration."""
+"""crust.runtime_handler.resolve by name. Cases that need the kernel are in tests/integration."""
 
 import os
 from pathlib import Path

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class IdentityStub:
-    """Who the plugin is, what it can do, and whether it is ready.
+    """The plugin's name, capabilities and readiness.
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class IdentityStub:
 
 
 class IdentityServicer:
-    """Who the plugin is, what it can do, and whether it is ready.
+    """The plugin's name, capabilities and readiness.
     """
 
     def GetPluginInfo(self, request, context):
@@ -101,7 +101,7 @@ def add_IdentityServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Identity:
-    """Who the plugin is, what it can do, and whether it is ready.
+    """The plugin's name, capabilities and readiness.
     """
 
     @staticmethod
@@ -187,7 +187,7 @@ class Identity:
 
 
 class ControllerStub:
-    """Volumes and snapshots, independent of the node they are used on.
+    """Volumes and snapshots, independently of the node that uses them.
     """
 
     def __init__(self, channel):
@@ -289,7 +289,7 @@ class ControllerStub:
 
 
 class ControllerServicer:
-    """Volumes and snapshots, independent of the node they are used on.
+    """Volumes and snapshots, independently of the node that uses them.
     """
 
     def CreateVolume(self, request, context):
@@ -395,7 +395,7 @@ class ControllerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ControllerGetNodeInfo(self, request, context):
-        """Topology and limit of a node, asked without credentials on the node. CSI PR #603.
+        """Topology and volume limit of a node; the node needs no credentials. CSI PR #603.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -503,7 +503,7 @@ def add_ControllerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Controller:
-    """Volumes and snapshots, independent of the node they are used on.
+    """Volumes and snapshots, independently of the node that uses them.
     """
 
     @staticmethod
@@ -1198,7 +1198,7 @@ class GroupController:
 
 
 class SnapshotMetadataStub:
-    """Which blocks of a snapshot are allocated, or changed since another one.
+    """The blocks of a snapshot that are allocated, or that differ from another snapshot.
     """
 
     def __init__(self, channel):
@@ -1220,7 +1220,7 @@ class SnapshotMetadataStub:
 
 
 class SnapshotMetadataServicer:
-    """Which blocks of a snapshot are allocated, or changed since another one.
+    """The blocks of a snapshot that are allocated, or that differ from another snapshot.
     """
 
     def GetMetadataAllocated(self, request, context):
@@ -1257,7 +1257,7 @@ def add_SnapshotMetadataServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SnapshotMetadata:
-    """Which blocks of a snapshot are allocated, or changed since another one.
+    """The blocks of a snapshot that are allocated, or that differ from another snapshot.
     """
 
     @staticmethod
@@ -1316,7 +1316,7 @@ class SnapshotMetadata:
 
 
 class NodeStub:
-    """What happens on the node where a volume is used.
+    """Calls on the node that uses a volume.
     """
 
     def __init__(self, channel):
@@ -1383,7 +1383,7 @@ class NodeStub:
 
 
 class NodeServicer:
-    """What happens on the node where a volume is used.
+    """Calls on the node that uses a volume.
     """
 
     def NodeStageVolume(self, request, context):
@@ -1399,15 +1399,15 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def NodePublishVolume(self, request, context):
-        """With defer_fs_ops nothing is mounted: the answer carries deferred_mount instead, and the runtime that
-        starts the pod's sandbox mounts the volume in its own kernel. Idempotent.
+        """With defer_fs_ops the plugin mounts nothing: the answer has deferred_mount, and the runtime that starts the pod's
+        sandbox mounts the volume in the sandbox's kernel. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def NodeUnpublishVolume(self, request, context):
-        """Undoes NodePublishVolume. FAILED_PRECONDITION while a sandbox still holds a deferred volume.
+        """Undoes NodePublishVolume. FAILED_PRECONDITION while a sandbox has a deferred volume.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1452,7 +1452,7 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def NodeGetID(self, request, context):
-        """The node's id alone. CSI PR #603, first and second shape.
+        """Only the node's id. CSI PR #603, first and second shape.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1525,7 +1525,7 @@ def add_NodeServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Node:
-    """What happens on the node where a volume is used.
+    """Calls on the node that uses a volume.
     """
 
     @staticmethod
