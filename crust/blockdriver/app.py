@@ -38,8 +38,10 @@ from crust.blockdriver.node.node_unpublish import NodeUnpublish
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
 from crust.blockdriver.node.publish_check import PublishCheck
 from crust.blockdriver.records.capability_check import SupportedCapabilities
+from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.pool import Pool
+from crust.blockdriver.records.reserve import Reserve
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.services.controller import Controller, ControllerRules
@@ -78,6 +80,7 @@ class Stores:
 
     pool: Pool
     volume_records: VolumeRecords
+    content_records: ContentRecords
     node_state: NodeState
     backend: Backend
     supported: SupportedCapabilities
@@ -130,6 +133,7 @@ class Driver:
         self.snapshots.thaw()
         self.stores.pool.open()
         self.stores.volume_records.open()
+        self.stores.content_records.open()
         self.stores.backend.open()
         self.stores.node_state.open(boot.boot_id())
         self.node_rules.io_limits.recover(self.stores.volume_records)
@@ -168,6 +172,7 @@ def build(  # noqa: PLR0913 - one per setting
     health_check = HealthCheck(
         stores.pool,
         stores.volume_records,
+        stores.content_records,
         stores.backend,
         stores.capacity.available_bytes,
         lambda: snapshot_findings(
@@ -204,12 +209,16 @@ def build(  # noqa: PLR0913 - one per setting
 
 def _stores(backend: Backend, state_dir: str, run_dir: str, overcommit: float) -> Stores:
     pool = Pool(state_dir)
-    volume_records = VolumeRecords(
-        os.path.join(state_dir, "records"), lambda each: pool.ids.is_volume_id(each)
-    )
+    reserve = Reserve(os.path.join(state_dir, "records.reserve"))
+
+    def is_id(text: str) -> bool:
+        return pool.ids.is_volume_id(text)
+
+    volume_records = VolumeRecords(os.path.join(state_dir, "records"), is_id, reserve)
     return Stores(
         pool=pool,
         volume_records=volume_records,
+        content_records=ContentRecords(os.path.join(state_dir, "content"), is_id, reserve),
         node_state=NodeState(run_dir),
         backend=backend,
         supported=SupportedCapabilities(backend.modes, supported.SUPPORTED),
@@ -235,6 +244,7 @@ def _snapshots(
     volume_snapshots = VolumeSnapshots(
         pool=pool,
         volume_records=stores.volume_records,
+        content_records=stores.content_records,
         snapshot_records=snapshot_records,
         backend=stores.backend,
         node=live,
@@ -242,12 +252,18 @@ def _snapshots(
         freezer=freezer,
         guest_freezer=guest_freezer,
     )
-    group_snapshots = GroupSnapshots(pool, stores.volume_records, groups, volume_snapshots)
+    group_snapshots = GroupSnapshots(pool, groups, volume_snapshots)
     recovery = SnapshotRecovery(
         intents, freezer, guest_freezer, groups, volume_snapshots, group_snapshots
     )
     sources = ContentSources(
-        stores.volume_records, volume_snapshots, stores.backend, live, freezer, guest_freezer
+        volume_records=stores.volume_records,
+        content_records=stores.content_records,
+        volume_snapshots=volume_snapshots,
+        backend=stores.backend,
+        node=live,
+        freezer=freezer,
+        guest_freezer=guest_freezer,
     )
     return recovery, sources
 
@@ -278,6 +294,7 @@ def _controller_rules(  # noqa: PLR0913 - composition
         provisioner=Provisioner(
             pool=stores.pool,
             volume_records=stores.volume_records,
+            content_records=stores.content_records,
             backend=stores.backend,
             node=live,
             sources=sources,
@@ -306,13 +323,17 @@ def _node_rules(  # noqa: PLR0913 - composition
     provisioner: Provisioner,
     target_roots: tuple[str, ...],
 ) -> Rules:
-    volume_records, node_state, backend = stores.volume_records, stores.node_state, stores.backend
-    node_expand = NodeExpand(volume_records, node_state, backend, stores.supported)
-    publish_check = PublishCheck(volume_records, node_state, live, stores.supported)
+    volume_records, content_records = stores.volume_records, stores.content_records
+    node_state, backend = stores.node_state, stores.backend
+    node_expand = NodeExpand(volume_records, content_records, node_state, backend, stores.supported)
+    publish_check = PublishCheck(
+        volume_records, content_records, node_state, live, stores.supported
+    )
     node_unpublish = NodeUnpublish(stores.pool, node_state, backend, target_roots)
     node_stage = NodeStage(
         pool=stores.pool,
         volume_records=volume_records,
+        content_records=content_records,
         node_state=node_state,
         live=live,
         backend=backend,
@@ -328,14 +349,14 @@ def _node_rules(  # noqa: PLR0913 - composition
         fs_types=stores.supported.fs_types,
         node_stage=node_stage,
         node_publish=NodePublish(
-            volume_records=volume_records,
+            content_records=content_records,
             node_state=node_state,
             publish_check=publish_check,
             io_limits=io_limits,
             node_expand=node_expand,
             target_roots=target_roots,
         ),
-        deferred_publish=DeferredNodePublish(volume_records, node_state, publish_check, io_limits),
+        deferred_publish=DeferredNodePublish(content_records, node_state, publish_check, io_limits),
         node_unpublish=node_unpublish,
         ephemeral=EphemeralVolumes(
             pool=stores.pool,

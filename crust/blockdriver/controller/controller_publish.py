@@ -19,7 +19,7 @@ from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.pool import Pool
-from crust.blockdriver.records.volume_record import Attached, Record, Usage
+from crust.blockdriver.records.volume_record import Attached, Usage, VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
 
 
@@ -105,7 +105,7 @@ class ControllerPublish:
             raise published_nodes.PublishedToOtherNode(request.volume_id, record.nodes[0].node_id)
         self._add(record, wanted)
 
-    def _add(self, record: Record, wanted: Attached) -> None:
+    def _add(self, record: VolumeRecord, wanted: Attached) -> None:
         limit = self._node.attach_limit()
         with self._counting:  # two volumes must not both take the last slot
             others = self._taken() - {volumes.VolumeId(record.volume_id)}
@@ -143,7 +143,7 @@ class ControllerPublish:
             raise NodeNotFound(node_id)
         return Slots(self._node.attach_limit(), tuple(sorted(self._taken())))
 
-    def published_nodes(self, record: Record) -> tuple[str, ...]:
+    def published_nodes(self, record: VolumeRecord) -> tuple[str, ...]:
         """The nodes that have the volume: by a ControllerPublishVolume, or by a stage without one."""
         nodes = {each.node_id for each in record.nodes}
         if self._node.staging_paths(volumes.VolumeId(record.volume_id)):

@@ -1,8 +1,9 @@
 """CreateVolume, DeleteVolume, ValidateVolumeCapabilities.
 
-Create writes the record in phase "creating", then makes the image, then writes the record in phase "ready". The id is
-derived from the name, so a retry after a crash at any line continues the work; and an incomplete volume can be
-deleted. Delete works backwards and ends with the record. An image without a record is never overwritten.
+Create writes the volume record in phase "creating", then makes the image, then writes the content record, then phase
+"ready". The id is derived from the name, so a retry after a crash at any line continues the work; and an incomplete
+volume can be deleted. Delete writes phase "deleting", then removes the image, the content record and the volume
+record. An image without a record is never overwritten.
 """
 
 import asyncio
@@ -22,8 +23,10 @@ from crust.blockdriver.controller.node_part import NodeVolumes
 from crust.blockdriver.engines.protocol import Backend, StillAttached
 from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.capability_check import SupportedCapabilities
+from crust.blockdriver.records.content_record import ContentRecord
+from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.pool import Pool
-from crust.blockdriver.records.volume_record import ContentSource, Limits, Record
+from crust.blockdriver.records.volume_record import ContentSource, Limits, VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.snapshots import content_source
 from crust.blockdriver.snapshots.content_source import ContentSources
@@ -82,6 +85,7 @@ class Provisioner:
 
     pool: Pool
     volume_records: VolumeRecords
+    content_records: ContentRecords
     backend: Backend
     node: NodeVolumes
     sources: ContentSources
@@ -102,14 +106,14 @@ class Provisioner:
             record = await self._finish_create(record)
         return describe(record)
 
-    def _create(self, request: Create) -> Record:
+    def _create(self, request: Create) -> VolumeRecord:
         """All of a create but the copy from a content source, for which a guest may have to be frozen."""
         read = parameters.parse(dict(request.parameters), self.supported.fs_types)
         for capability in request.capabilities:
             if why := self.supported.obstacle(capability):
                 raise capability_check.CapabilityNotSupported(why)
         present = self._present(self.pool.ids.volume_id(request.name))
-        wanted = self._plan(request, read, self._origin(request, present))
+        wanted = self._plan(request, read, self._content_source(request, present))
         accessible = topology.is_met(request.accessibility, self.segment)
         if present is None and not accessible:
             raise topology.NotAccessible(self.segment)
@@ -118,32 +122,36 @@ class Provisioner:
         if not accessible:
             raise ExistsDifferently(request.name, "accessibility_requirements")
         _check_same(present, wanted, request.wanted)
-        if present.phase == "ready" or present.origin is not None:
+        if present.phase == "ready" or present.content_source is not None:
             return present
         return self._make(present)
 
-    def _present(self, volume_id: volumes.VolumeId) -> Record | None:
+    def _present(self, volume_id: volumes.VolumeId) -> VolumeRecord | None:
         present = self.volume_records.find(volume_id)
         if present is None or not self._is_obsolete(present):
             return present
         self._finish_delete(present)
         return None
 
-    def _is_obsolete(self, record: Record) -> bool:
+    def _is_obsolete(self, record: VolumeRecord) -> bool:
         """Whether it is being deleted, or is an incomplete copy of a source whose size or filesystem has changed."""
-        if record.phase != "creating" or record.origin is None:
+        if record.phase != "creating" or record.content_source is None:
             return record.phase == "deleting"
         try:
-            now = self.sources.find(content_source.Wanted(record.origin.kind, record.origin.id))
+            now = self.sources.find(
+                content_source.Wanted(record.content_source.kind, record.content_source.id)
+            )
         except errors.NotFound:
             return False  # the copy reports it
-        return now != record.origin
+        return now != record.content_source
 
-    def _origin(self, request: Create, present: Record | None) -> ContentSource | None:
+    def _content_source(
+        self, request: Create, present: VolumeRecord | None
+    ) -> ContentSource | None:
         """The content source; that of an incomplete volume is in its record, and may have been deleted since."""
         if request.source is None:
             return None
-        known = present.origin if present else None
+        known = present.content_source if present else None
         if known is not None and (known.kind, known.id) == (request.source.kind, request.source.id):
             return known
         if present is not None:
@@ -151,51 +159,61 @@ class Provisioner:
         return self.sources.find(request.source)
 
     def _plan(
-        self, request: Create, read: parameters.Parameters, origin: ContentSource | None
-    ) -> Record:
+        self, request: Create, read: parameters.Parameters, source: ContentSource | None
+    ) -> VolumeRecord:
         """The record of the requested volume, with its minimum size."""
-        fs_type = read.fs_type or (origin.fs_type if origin else "")
+        fs_type = read.fs_type or (source.fs_type if source else "")
         usages = capability_check.usages_of(request.capabilities, fs_type)
         fs_types = {usage.fs_type for usage in usages if usage.kind == "mount"}
-        return Record(
+        return VolumeRecord(
             volume_id=self.pool.ids.volume_id(request.name),
             name=request.name,
             phase="creating",
             capacity_bytes=volume_size.minimum_bytes(fs_types),
             parameters=read.kept,
             usages=usages,
-            origin=origin,
+            content_source=source,
             limits=Limits.of(io_limit_parameters.changed(read.limits, request.limits)),
         )
 
-    def _begin(self, request: Create, wanted: Record) -> Record:
+    def _begin(self, request: Create, wanted: VolumeRecord) -> VolumeRecord:
         volume_id = volumes.VolumeId(wanted.volume_id)
         maximum = self.backend.maximum_bytes()
         content_source.check_filesystems(wanted)
-        asked = content_source.least_bytes(request.wanted, wanted.origin)
+        asked = content_source.least_bytes(request.wanted, wanted.content_source)
         size_bytes = volume_size.choose(asked, minimum=wanted.capacity_bytes, maximum=maximum)
         if self.backend.exists(volume_id):
             raise OrphanImage(volume_id)
+        self.content_records.remove(volume_id)  # of bytes that are gone
         with self.capacity.reserved(volume_id, size_bytes):
             return self.volume_records.save(wanted.but(capacity_bytes=size_bytes))
 
-    def _make(self, record: Record) -> Record:
+    def _make(self, record: VolumeRecord) -> VolumeRecord:
         try:
             self.backend.create(volumes.VolumeId(record.volume_id), record.capacity_bytes)
         except errors.Exhausted:
             self._finish_delete(record)  # keep no reservation: the CO may not retry
             raise
+        return self._settle(record, ContentRecord(volume_id=record.volume_id))
+
+    def _settle(self, record: VolumeRecord, content: ContentRecord) -> VolumeRecord:
+        """Record what the image holds, then that the volume is ready: from there on the node part writes the former.
+
+        A retry replaces the content record of the first attempt.
+        """
+        present = self.content_records.find(volumes.VolumeId(record.volume_id))
+        self.content_records.save(content.but(revision=present.revision if present else 0))
         return self.volume_records.save(record.but(phase="ready"))
 
-    async def _finish_create(self, record: Record) -> Record:
-        assert record.origin is not None
+    async def _finish_create(self, record: VolumeRecord) -> VolumeRecord:
+        assert record.content_source is not None
         try:
-            filled = await self.sources.fill(record, record.origin)
+            content = await self.sources.fill(record, record.content_source)
         except errors.CrustError:
             # Keep nothing, not even the reservation: the CO may not retry.
             await asyncio.to_thread(self._finish_delete, record)
             raise
-        return await asyncio.to_thread(self.volume_records.save, filled.but(phase="ready"))
+        return await asyncio.to_thread(self._settle, record, content)
 
     async def delete(self, volume_id: volumes.VolumeId) -> None:
         """Delete the volume; absent is a success.
@@ -220,9 +238,10 @@ class Provisioner:
             self.volume_records.save(record.but(phase="deleting"))
         self._finish_delete(record)
 
-    def _finish_delete(self, record: Record) -> None:
+    def _finish_delete(self, record: VolumeRecord) -> None:
         volume_id = volumes.VolumeId(record.volume_id)
         self.backend.delete(volume_id)
+        self.content_records.remove(volume_id)
         self.volume_records.remove(volume_id)
 
     async def validate(
@@ -236,7 +255,7 @@ class Provisioner:
         """The reason why the volume does not match the request; empty if it does. Raises `VolumeNotFound`."""
         record = await asyncio.to_thread(self.volume_records.load, volume_id)
         for capability in capabilities:
-            if why := self.supported.obstacle(capability) or _mismatch(record, capability):
+            if why := self.supported.obstacle(capability) or self._mismatch(record, capability):
                 return why
         recorded = parameters.Parameters("", record.parameters)
         if context and parameters.without_sidecars(context) != recorded.volume_context:
@@ -252,33 +271,33 @@ class Provisioner:
             return "the volume was created with other parameters"
         return ""
 
+    def _mismatch(self, record: VolumeRecord, capability: volumes.VolumeCapability) -> str:
+        access = capability.access
+        if isinstance(access, volumes.BlockAccess) or not access.fs_type:
+            return ""
+        known = self.content_records.load(volumes.VolumeId(record.volume_id))
+        present = capability_check.wanted_fs_type(volumes.MountAccess(), record, known.fs_type)
+        return "" if access.fs_type == present else f"the volume's filesystem is {present}"
 
-def describe(record: Record) -> Volume:
+
+def describe(record: VolumeRecord) -> Volume:
     """A volume as a CO sees it, from its record."""
     context = parameters.Parameters("", record.parameters).volume_context
-    origin = record.origin
-    source = content_source.Wanted(origin.kind, origin.id) if origin else None
+    made_of = record.content_source
+    source = content_source.Wanted(made_of.kind, made_of.id) if made_of else None
     return Volume(volumes.VolumeId(record.volume_id), record.capacity_bytes, context, source)
 
 
-def _check_same(present: Record, wanted: Record, size: volumes.CapacityRange) -> None:
+def _check_same(present: VolumeRecord, wanted: VolumeRecord, size: volumes.CapacityRange) -> None:
     if present.name != wanted.name:
         raise ExistsDifferently(wanted.name, "the name, with the same id")
     if not volume_size.satisfies(present.capacity_bytes, size):
         raise ExistsDifferently(wanted.name, "capacity_range")
     if present.parameters != wanted.parameters:
         raise ExistsDifferently(wanted.name, "parameters")
-    if present.origin != wanted.origin:
+    if present.content_source != wanted.content_source:
         raise ExistsDifferently(wanted.name, "volume_content_source")
     if present.usages != wanted.usages:
         raise ExistsDifferently(wanted.name, "volume_capabilities")
     if present.limits != wanted.limits:
         raise ExistsDifferently(wanted.name, "mutable_parameters")
-
-
-def _mismatch(record: Record, capability: volumes.VolumeCapability) -> str:
-    access = capability.access
-    if isinstance(access, volumes.BlockAccess) or not access.fs_type:
-        return ""
-    present = capability_check.wanted_fs_type(volumes.MountAccess(), record)
-    return "" if access.fs_type == present else f"the volume's filesystem is {present}"

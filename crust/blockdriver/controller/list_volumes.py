@@ -16,7 +16,7 @@ from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.records import ephemeral_names, volume_records
 from crust.blockdriver.records.health import Health, HealthCheck
 from crust.blockdriver.records.pool import Pool
-from crust.blockdriver.records.volume_record import UNREADABLE
+from crust.blockdriver.records.stored_record import UNREADABLE
 from crust.blockdriver.records.volume_records import VolumeRecords
 
 PAGE_MAX = 5000
@@ -69,16 +69,15 @@ class VolumeLister:
 
     def get(self, volume_id: volumes.VolumeId) -> Listed:
         """One volume; raises `volume_records.VolumeNotFound`. Without a readable record its size is 0."""
-        health = self._health_check.examine(volume_id)
         try:
             record = self._volume_records.find(volume_id)
         except UNREADABLE:
+            health = self._health_check.examine(volume_id)
             return Listed(create_volume.Volume(volume_id, 0), (), health)
         if record is None or record.phase != "ready" or ephemeral_names.is_name(record.name):
             raise volume_records.VolumeNotFound(volume_id)
-        return Listed(
-            create_volume.describe(record), self._publisher.published_nodes(record), health
-        )
+        nodes = self._publisher.published_nodes(record)
+        return Listed(create_volume.describe(record), nodes, self._health_check.of(record))
 
     def page(self, count: int, token: str) -> tuple[tuple[Listed, ...], str]:
         """The volumes after `token`, and the next token. Raises `BadToken`, `NegativeCount`."""

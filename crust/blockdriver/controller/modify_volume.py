@@ -21,7 +21,8 @@ from crust.blockdriver.controller.node_part import LimitEnforcement, NodeVolumes
 from crust.blockdriver.engines.protocol import Backend, ImageMissing
 from crust.blockdriver.records import capability_check, volume_records
 from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.volume_record import UNREADABLE, Limits, Record
+from crust.blockdriver.records.stored_record import UNREADABLE
+from crust.blockdriver.records.volume_record import Limits, VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
 
 _log = logging.getLogger(__name__)
@@ -100,8 +101,10 @@ class VolumeModifier:
             return False
         return record is not None and record.limits_before is not None
 
-    def _begin(self, volume_id: volumes.VolumeId, change: Change) -> tuple[Outcome, Record | None]:
-        """Record the change and make it on this host; returns the record if guests need its limits."""
+    def _begin(
+        self, volume_id: volumes.VolumeId, change: Change
+    ) -> tuple[Outcome, VolumeRecord | None]:
+        """VolumeRecord the change and make it on this host; returns the record if guests need its limits."""
         record = self.volume_records.load(volume_id)
         wanted, unmodified = self._with_limits(record, change)
         expanded: Expanded | errors.CrustError | None = None
@@ -119,8 +122,8 @@ class VolumeModifier:
         return Outcome(expanded), wanted
 
     def _with_limits(
-        self, record: Record, change: Change
-    ) -> tuple[Record, errors.CrustError | None]:
+        self, record: VolumeRecord, change: Change
+    ) -> tuple[VolumeRecord, errors.CrustError | None]:
         """The record of what is intended; or as it was, and why the limits cannot be held."""
         if change.limits is None:
             return record, None
@@ -138,8 +141,8 @@ class VolumeModifier:
         return record.but(limits=Limits.of(limits), limits_before=before), None
 
     def _expand(
-        self, record: Record, expansion: Expansion
-    ) -> tuple[Record, Expanded | errors.CrustError]:
+        self, record: VolumeRecord, expansion: Expansion
+    ) -> tuple[VolumeRecord, Expanded | errors.CrustError]:
         """Grow image and device, attached or not; large enough is a success."""
         volume_id, wanted = volumes.VolumeId(record.volume_id), expansion.wanted
         try:
@@ -164,7 +167,7 @@ class VolumeModifier:
         if not self.backend.exists(volume_id):
             raise ImageMissing(volume_id)
 
-    def _grow(self, record: Record, wanted: volumes.CapacityRange) -> Record:
+    def _grow(self, record: VolumeRecord, wanted: volumes.CapacityRange) -> VolumeRecord:
         maximum = self.backend.maximum_bytes()
         size_bytes = volume_size.choose(wanted, minimum=record.capacity_bytes, maximum=maximum)
         volume_id = volumes.VolumeId(record.volume_id)
@@ -172,11 +175,11 @@ class VolumeModifier:
             self.backend.grow(volume_id, size_bytes)
             return self.volume_records.save(record.but(capacity_bytes=size_bytes))
 
-    def _finish(self, intended: Record) -> None:
+    def _finish(self, intended: VolumeRecord) -> None:
         if intended.limits_before is not None:
             self.volume_records.save(intended.but(limits_before=None))
 
-    def _restore_limits(self, intended: Record) -> None:
+    def _restore_limits(self, intended: VolumeRecord) -> None:
         before = intended.limits_before or intended.limits
         record = self.volume_records.save(intended.but(limits=before, limits_before=None))
         try:
@@ -186,7 +189,7 @@ class VolumeModifier:
             _log.error("the previous I/O limits could not be restored", extra=extra)
 
 
-def _has_filesystem(record: Record, capability: volumes.VolumeCapability | None) -> bool:
+def _has_filesystem(record: VolumeRecord, capability: volumes.VolumeCapability | None) -> bool:
     if capability is not None:
         return isinstance(capability.access, volumes.MountAccess)
     return any(usage.kind == "mount" for usage in record.usages)

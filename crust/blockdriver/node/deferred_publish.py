@@ -15,7 +15,7 @@ from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.publish_check import PublishCheck, Ready
 from crust.blockdriver.node.publish_rules import Publish
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.content_records import ContentRecords
 from crust.host.block import devices
 from crust.host.mounts import device_mounts
 
@@ -61,7 +61,7 @@ class FilesystemMountedOnHost(errors.NotReady):
 class DeferredNodePublish:
     """Publishes that a guest mounts; one call per volume at a time is the caller's business."""
 
-    volume_records: VolumeRecords
+    content_records: ContentRecords
     node_state: NodeState
     publish_check: PublishCheck
     io_limits: IoLimits
@@ -101,8 +101,8 @@ class DeferredNodePublish:
 
     def _note_guest(self, ready: Ready) -> None:
         """Before a guest can write, because what it leaves is another thing to mount than what this host left."""
-        if not ready.record.in_guest:
-            self.volume_records.save(ready.record.but(in_guest=True))
+        if not ready.content.in_guest:
+            self.content_records.save(ready.content.but(in_guest=True))
 
 
 def _check_host(ready: Ready) -> None:
@@ -124,6 +124,6 @@ def _describe(ready: Ready, group: volumes.GroupChange | None) -> volumes.Deferr
         group=group,
         readonly=ready.entry.readonly,
         capacity_bytes=ready.attachment.size_bytes,
-        content_generation=ready.record.generation,
+        content_generation=ready.content.generation,
         io_limits=ready.record.io_limits,
     )

@@ -24,7 +24,7 @@ from crust.blockdriver.node.node_unpublish import NodeUnpublish
 from crust.blockdriver.node.publish_rules import Publish
 from crust.blockdriver.records import ephemeral_names
 from crust.blockdriver.records.pool import Pool
-from crust.blockdriver.records.volume_record import UNREADABLE
+from crust.blockdriver.records.stored_record import UNREADABLE
 from crust.blockdriver.records.volume_records import VolumeRecords
 
 KEY = "csi.storage.k8s.io/ephemeral"

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Callable
 
 from crust import errors
-from crust.blockdriver.records.volume_record import Record
+from crust.blockdriver.records.content_record import ContentRecord
 from crust.host.block import signatures
 
 
@@ -65,36 +65,40 @@ class Action(enum.Enum):
 
 
 def judge(
-    record: Record, wanted: str, found: signatures.Signature, *, is_blank: Callable[[], bool]
+    content: ContentRecord,
+    wanted: str,
+    found: signatures.Signature,
+    *,
+    is_blank: Callable[[], bool],
 ) -> Action:
     """What to do so that the volume carries the filesystem `wanted`.
 
     `is_blank` looks at every place where a superblock could be; it is asked only when the answer may be to format.
     Raises `ContentInDoubt`, `FormattedDifferently`, `NoFilesystem`.
     """
-    if record.content == "new":
+    if content.state == "new":
         if isinstance(found, signatures.Blank) and is_blank():
             return Action.MAKE
-        raise ContentInDoubt(record.volume_id, "that it was never used", describe(found))
-    if record.content == "formatting":
-        return _judge_interrupted(record, found)
+        raise ContentInDoubt(content.volume_id, "that it was never used", describe(found))
+    if content.state == "formatting":
+        return _judge_interrupted(content, found)
     if not isinstance(found, signatures.Filesystem):
-        if record.content == "raw":
-            raise NoFilesystem(record.volume_id, describe(found))
-        raise ContentInDoubt(record.volume_id, f"{record.fs_type} was made", describe(found))
-    if record.content == "formatted" and found.type != record.fs_type:
-        raise ContentInDoubt(record.volume_id, f"{record.fs_type} was made", describe(found))
+        if content.state == "raw":
+            raise NoFilesystem(content.volume_id, describe(found))
+        raise ContentInDoubt(content.volume_id, f"{content.fs_type} was made", describe(found))
+    if content.state == "formatted" and found.type != content.fs_type:
+        raise ContentInDoubt(content.volume_id, f"{content.fs_type} was made", describe(found))
     if found.type != wanted:
-        raise FormattedDifferently(record.volume_id, found.type, wanted)
+        raise FormattedDifferently(content.volume_id, found.type, wanted)
     return Action.KEEP
 
 
-def _judge_interrupted(record: Record, found: signatures.Signature) -> Action:
-    own = isinstance(found, signatures.Filesystem) and found.type == record.fs_type
+def _judge_interrupted(content: ContentRecord, found: signatures.Signature) -> Action:
+    own = isinstance(found, signatures.Filesystem) and found.type == content.fs_type
     if own or isinstance(found, signatures.Blank):
         return Action.CLEAR_AND_MAKE
-    recorded = f"that making {record.fs_type} was interrupted"
-    raise ContentInDoubt(record.volume_id, recorded, describe(found))
+    recorded = f"that making {content.fs_type} was interrupted"
+    raise ContentInDoubt(content.volume_id, recorded, describe(found))
 
 
 def describe(found: signatures.Signature) -> str:

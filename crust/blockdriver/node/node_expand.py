@@ -14,7 +14,8 @@ from crust.blockdriver.node.live_volumes import NotStaged
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.records import capability_check, volume_records
 from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.volume_record import Record
+from crust.blockdriver.records.content_record import ContentRecord
+from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.filesystems import growth
 from crust.host.mounts import device_mounts, mountinfo
@@ -70,7 +71,7 @@ class Expand:
 class _Due:
     """Growth that is due: where to do it, or "" for a filesystem that is mounted nowhere."""
 
-    record: Record
+    content: ContentRecord
     fs_type: str
     attachment: Attachment
     mountpoint: str
@@ -81,6 +82,7 @@ class NodeExpand:
     """NodeExpandVolume, and the growth that a stage or publish finds due."""
 
     volume_records: VolumeRecords
+    content_records: ContentRecords
     node_state: NodeState
     backend: Backend
     supported: SupportedCapabilities
@@ -99,24 +101,25 @@ class NodeExpand:
         return size_bytes
 
     async def fill(
-        self, record: Record, fs_type: str, attachment: Attachment, *, mountpoint: str = ""
+        self, content: ContentRecord, fs_type: str, attachment: Attachment, *, mountpoint: str = ""
     ) -> None:
         """Grow the filesystem if that is due: at `mountpoint`, or while it is mounted nowhere.
 
         A filesystem that grows only mounted is left for its first mount.
         """
-        if attachment.size_bytes > record.filled_bytes:
-            await self._fill(_Due(record, fs_type, attachment, mountpoint))
+        if attachment.size_bytes > content.filled_bytes:
+            await self._fill(_Due(content, fs_type, attachment, mountpoint))
 
     def _begin(self, request: Expand) -> tuple[int, _Due | None]:
-        record = self.volume_records.load(request.volume_id)
+        self.volume_records.load(request.volume_id)
+        content = self.content_records.load(request.volume_id)
         self._check_capability(request)
         attachment = self.backend.refresh(request.volume_id)
         if attachment is None:
             raise NotStaged(request.volume_id)
         _check_size(request, attachment.size_bytes)
-        due = self._due(request, record, attachment)
-        if due is None or attachment.size_bytes <= record.filled_bytes:
+        due = self._due(request, content, attachment)
+        if due is None or attachment.size_bytes <= content.filled_bytes:
             return attachment.size_bytes, None
         if not due.mountpoint and device_mounts.filesystem_mounts(attachment.source):
             raise OnlineGrowthRefused(request.volume_id, "each of its mounts is read-only")
@@ -134,7 +137,7 @@ class NodeExpand:
         if why:
             raise capability_check.CapabilityNotSupported(why)
 
-    def _due(self, request: Expand, record: Record, attachment: Attachment) -> _Due | None:
+    def _due(self, request: Expand, content: ContentRecord, attachment: Attachment) -> _Due | None:
         entry = self.node_state.published(request.path)
         staged = self.node_state.staged(request.volume_id)
         here = mountinfo.at(request.path.text)
@@ -145,13 +148,13 @@ class NodeExpand:
         if here is not None and device_mounts.is_filesystem(here, attachment.source):
             place = "" if here.readonly else request.path.text
             place = place or _writable_mountpoint(attachment.source)
-            return _Due(record, here.fs_type, attachment, place)
+            return _Due(content, here.fs_type, attachment, place)
         if staged is None or request.path.text not in staged.paths:
             raise NotPublishedAtPath(request.volume_id, request.path.text)
         if staged.kind == "block" or self._deferred(request.volume_id):
             return None
         place = _writable_mountpoint(attachment.source)
-        return _Due(record, staged.fs_type, attachment, place)
+        return _Due(content, staged.fs_type, attachment, place)
 
     def _deferred(self, volume_id: volumes.VolumeId) -> bool:
         return any(entry.deferred for entry in self.node_state.published_of(volume_id))
@@ -167,9 +170,9 @@ class NodeExpand:
         except growth.OnlyGrowsMounted:
             return  # the first mount does it
         except growth.MissingCapability as err:
-            raise OnlineGrowthRefused(due.record.volume_id, str(err)) from err
-        record = due.record.but(filled_bytes=due.attachment.size_bytes)
-        await asyncio.to_thread(self.volume_records.save, record)
+            raise OnlineGrowthRefused(due.content.volume_id, str(err)) from err
+        content = due.content.but(filled_bytes=due.attachment.size_bytes)
+        await asyncio.to_thread(self.content_records.save, content)
 
 
 def _check_size(request: Expand, size_bytes: int) -> None:

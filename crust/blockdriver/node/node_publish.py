@@ -20,7 +20,7 @@ from crust.blockdriver.node.node_expand import NodeExpand
 from crust.blockdriver.node.node_state import NodeState, Published
 from crust.blockdriver.node.publish_check import PublishCheck, Ready
 from crust.blockdriver.node.publish_rules import Publish
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.content_records import ContentRecords
 from crust.host.block import devices
 from crust.host.files import target_paths
 from crust.host.filesystems import duplicate_uuid
@@ -41,7 +41,7 @@ class TargetOccupied(errors.Conflict):
 class NodePublish:
     """Publishes on the host; one call per volume at a time is the caller's business."""
 
-    volume_records: VolumeRecords
+    content_records: ContentRecords
     node_state: NodeState
     publish_check: PublishCheck
     io_limits: IoLimits
@@ -60,11 +60,11 @@ class NodePublish:
         # Growth is due and comes first where it can; xfs grows after its first mount, and is not done before.
         fs_type, target = ready.entry.fs_type, request.target.text
         if ready.present is None:
-            await self.node_expand.fill(ready.record, fs_type, ready.attachment)
+            await self.node_expand.fill(ready.content, fs_type, ready.attachment)
         await asyncio.to_thread(self._publish, request, growth_considered=True)
-        record = await asyncio.to_thread(self.volume_records.load, request.volume_id)
+        content = await asyncio.to_thread(self.content_records.load, request.volume_id)
         try:
-            await self.node_expand.fill(record, fs_type, ready.attachment, mountpoint=target)
+            await self.node_expand.fill(content, fs_type, ready.attachment, mountpoint=target)
         except errors.CrustError:
             await asyncio.to_thread(self._restore_limits, ready)
             raise
@@ -118,8 +118,8 @@ class NodePublish:
         return True
 
     def _growth_is_due(self, ready: Ready) -> bool:
-        entry, record = ready.entry, ready.record
-        larger = ready.attachment.size_bytes > record.filled_bytes
+        entry, content = ready.entry, ready.content
+        larger = ready.attachment.size_bytes > content.filled_bytes
         return larger and entry.kind == "mount" and not entry.readonly and not ready.others
 
     def _mount(self, ready: Ready) -> None:

@@ -4,7 +4,7 @@ Nothing is mounted at the staging path, which stays the CO's empty directory: wh
 known only at publish. The steps, each of which may be the last before a crash:
 
 1. attach the device (once, however often asked);
-2. if the volume is new: write "formatting" into the record, make the filesystem, write "formatted";
+2. if the volume is new: write "formatting" into the content record, make the filesystem, write "formatted";
 3. else: check it if its superblock is not clean, grow it if its device is larger;
 4. write the stage into the ledger. Only then can it be published.
 
@@ -26,8 +26,10 @@ from crust.blockdriver.node.node_expand import NodeExpand
 from crust.blockdriver.node.node_state import NodeState, Staged
 from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.capability_check import SupportedCapabilities
+from crust.blockdriver.records.content_record import ContentRecord
+from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.pool import Pool
-from crust.blockdriver.records.volume_record import Record
+from crust.blockdriver.records.volume_record import VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.block import devices, signatures, zeroout
 from crust.host.filesystems import fsck, mkfs_options, superblocks
@@ -83,7 +85,8 @@ class Stage:
 @dataclass(frozen=True, slots=True)
 class _Begun:
     entry: Staged
-    record: Record
+    record: VolumeRecord
+    content: ContentRecord
     attachment: Attachment
     action: format_decision.Action | None
     """None: there is nothing to do to the device."""
@@ -95,6 +98,7 @@ class NodeStage:
 
     pool: Pool
     volume_records: VolumeRecords
+    content_records: ContentRecords
     node_state: NodeState
     live: LiveVolumes
     backend: Backend
@@ -127,23 +131,26 @@ class NodeStage:
 
     def _attach(self, request: Stage) -> _Begun:
         record = self.volume_records.load(request.volume_id)
+        content = self.content_records.load(request.volume_id)
         published_nodes.check_not_elsewhere(record, self.node_id)
         self._check(request)
-        entry = self._entry(request, record)
+        entry = self._entry(request, record, content)
         staged = self.node_state.staged(request.volume_id)
         if staged is not None and (staged.kind, staged.fs_type) != (entry.kind, entry.fs_type):
             raise StagedDifferently(request.volume_id, staged)
         present = self.backend.attached(request.volume_id) if staged else None
         if staged is not None and present is not None:
             paths = tuple(dict.fromkeys((*staged.paths, request.path.text)))
-            return _Begun(staged.model_copy(update={"paths": paths}), record, present, None)
+            entry = staged.model_copy(update={"paths": paths})
+            return _Begun(entry, record, content, present, None)
         with self.attach_slots.taking(request.volume_id):
             attachment = self.backend.attach(request.volume_id)
         self.io_limits.settle(record.io_limits, attachment)
         if entry.kind == "block":
-            self._give_out_raw(record, attachment)
-            return _Begun(entry, record, attachment, None)
-        return _Begun(entry, record, attachment, _judge(record, entry.fs_type, attachment))
+            self._give_out_raw(content, attachment)
+            return _Begun(entry, record, content, attachment, None)
+        action = _judge(content, entry.fs_type, attachment)
+        return _Begun(entry, record, content, attachment, action)
 
     def _check(self, request: Stage) -> None:
         why = self.supported.obstacle(request.capability)
@@ -152,49 +159,47 @@ class NodeStage:
         if not os.path.isdir(request.path.text):
             raise StagingPathMissing(request.path.text)
 
-    def _entry(self, request: Stage, record: Record) -> Staged:
+    def _entry(self, request: Stage, record: VolumeRecord, content: ContentRecord) -> Staged:
         access = request.capability.access
         kind: Literal["mount", "block"] = "mount"
         fs_type = ""
         if isinstance(access, volumes.BlockAccess):
             kind = "block"
         else:
-            fs_type = capability_check.wanted_fs_type(access, record)
+            fs_type = capability_check.wanted_fs_type(access, record, content.fs_type)
         return Staged(
             volume_id=request.volume_id, kind=kind, fs_type=fs_type, paths=(request.path.text,)
         )
 
-    def _give_out_raw(self, record: Record, attachment: Attachment) -> None:
+    def _give_out_raw(self, content: ContentRecord, attachment: Attachment) -> None:
         """From here on the bytes are its user's, and are never formatted by this driver again."""
-        if record.content == "raw":
+        if content.state == "raw":
             return
-        if record.content == "formatting":
+        if content.state == "formatting":
             zeroout.zero_device(attachment.source.path)
-        self.volume_records.save(record.but(content="raw", fs_type=""))
+        self.content_records.save(content.but(state="raw", fs_type=""))
 
     async def _prepare(self, begun: _Begun) -> None:
         device, fs_type = begun.attachment.source.path, begun.entry.fs_type
         if begun.action is format_decision.Action.KEEP:
             await fsck.check(device, fs_type)
-            await self.node_expand.fill(begun.record, fs_type, begun.attachment)
+            await self.node_expand.fill(begun.content, fs_type, begun.attachment)
             return
-        await asyncio.to_thread(self._intend, begun)
+        intended = await asyncio.to_thread(self._intend, begun)
         words = mkfs_options.words(fs_type, begun.record.parameters)
         await self.fitting.make(device, fs_type, extra_options=words)
-        made = begun.record.but(
-            content="formatted",
-            fs_type=fs_type,
+        made = intended.but(
+            state="formatted",
             filled_bytes=begun.attachment.size_bytes,
-            generation=begun.record.generation + 1,
+            generation=intended.generation + 1,
         )
-        await asyncio.to_thread(self.volume_records.save, made)
+        await asyncio.to_thread(self.content_records.save, made)
 
-    def _intend(self, begun: _Begun) -> None:
+    def _intend(self, begun: _Begun) -> ContentRecord:
         if begun.action is format_decision.Action.CLEAR_AND_MAKE:
             zeroout.zero_device(begun.attachment.source.path)
-        self.volume_records.save(
-            begun.record.but(content="formatting", fs_type=begun.entry.fs_type)
-        )
+        intended = begun.content.but(state="formatting", fs_type=begun.entry.fs_type)
+        return self.content_records.save(intended)
 
     async def unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
         """Detach the volume if `path` is the last one it is staged at; not staged, or unknown, is fine.
@@ -240,7 +245,9 @@ def _check_unbound(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
         raise StillPublished(volume_id, tuple(mount.target for mount in bound))
 
 
-def _judge(record: Record, fs_type: str, attachment: Attachment) -> format_decision.Action | None:
+def _judge(
+    content: ContentRecord, fs_type: str, attachment: Attachment
+) -> format_decision.Action | None:
     """What the device needs; nothing while this host has it mounted, because then an earlier life prepared it.
 
     Anyone else who has it may be a guest, or a tool that a killed driver left running: `DeviceInUse`.
@@ -248,44 +255,44 @@ def _judge(record: Record, fs_type: str, attachment: Attachment) -> format_decis
     device = attachment.source.path
     fence = devices.try_exclusive(device)
     if fence is None:
-        return _judge_held(record, fs_type, attachment)
+        return _judge_held(content, fs_type, attachment)
     try:
-        found = _vouched(record, fs_type, device)
+        found = _vouched(content, fs_type, device)
         if found is None:
-            return _judge_unknown(record, fs_type, device)
-        is_ready = found.clean and _needs_nothing(record, attachment)
+            return _judge_unknown(content, fs_type, device)
+        is_ready = found.clean and _needs_nothing(content, attachment)
         return None if is_ready else format_decision.Action.KEEP
     finally:
         os.close(fence)
 
 
 def _judge_held(
-    record: Record, fs_type: str, attachment: Attachment
+    content: ContentRecord, fs_type: str, attachment: Attachment
 ) -> format_decision.Action | None:
     device = attachment.source.path
-    known = _vouched(record, fs_type, device) is not None
-    action = format_decision.Action.KEEP if known else _judge_unknown(record, fs_type, device)
+    known = _vouched(content, fs_type, device) is not None
+    action = format_decision.Action.KEEP if known else _judge_unknown(content, fs_type, device)
     if action is format_decision.Action.KEEP and device_mounts.filesystem_mounts(attachment.source):
         return None
     os.close(devices.open_exclusive(device))  # which says by whom, or finds it free by now
     return action
 
 
-def _vouched(record: Record, fs_type: str, device: str) -> superblocks.Superblock | None:
+def _vouched(content: ContentRecord, fs_type: str, device: str) -> superblocks.Superblock | None:
     """The superblock of a filesystem that is on the device by our record's word and its own: one read."""
-    if (record.content, record.fs_type) != ("formatted", fs_type):
+    if (content.state, content.fs_type) != ("formatted", fs_type):
         return None
     return superblocks.find(device, fs_type)
 
 
-def _judge_unknown(record: Record, fs_type: str, device: str) -> format_decision.Action:
-    probe = signatures.probe if record.content == "new" else signatures.probe_untrusted
+def _judge_unknown(content: ContentRecord, fs_type: str, device: str) -> format_decision.Action:
+    probe = signatures.probe if content.state == "new" else signatures.probe_untrusted
     found = probe(device)
-    return format_decision.judge(record, fs_type, found, is_blank=lambda: devices.is_blank(device))
+    return format_decision.judge(content, fs_type, found, is_blank=lambda: devices.is_blank(device))
 
 
-def _needs_nothing(record: Record, attachment: Attachment) -> bool:
-    return attachment.size_bytes <= record.filled_bytes
+def _needs_nothing(content: ContentRecord, attachment: Attachment) -> bool:
+    return attachment.size_bytes <= content.filled_bytes
 
 
 def _others(staged: Staged, path: str) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from typing import Literal, TypeVar
 import pydantic
 
 from crust import errors, volumes
+from crust.blockdriver.records import stored_record
 from crust.host.files import durable
 from crust.host.process import oserrors
 
@@ -44,7 +45,7 @@ class UnreadableEntry(errors.Corrupt):
 class Staged(pydantic.BaseModel):
     """A volume that is attached and ready to be published. `paths` are the CO's staging paths."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = stored_record.PART
 
     volume_id: str
     kind: Literal["mount", "block"]
@@ -55,7 +56,7 @@ class Staged(pydantic.BaseModel):
 class Published(pydantic.BaseModel):
     """A volume at a target. `fingerprint` stands for all arguments of the request (CSI: "P")."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = stored_record.PART
 
     volume_id: str
     target: str
@@ -153,7 +154,7 @@ class NodeState:
     def _read(self, name: str, model: type[E], key: Callable[[E], str]) -> dict[str, E]:
         directory = os.path.join(self._boot, name)
         entries: dict[str, E] = {}
-        for file_name in sorted(os.listdir(directory)):
+        for file_name in sorted(each for each in os.listdir(directory) if each.endswith(".json")):
             entry = _decode(os.path.join(directory, file_name), model)
             entries[key(entry)] = entry
         return entries

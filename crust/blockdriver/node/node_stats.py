@@ -12,7 +12,7 @@ from crust.blockdriver.engines.protocol import Attachment, Backend
 from crust.blockdriver.node.node_expand import NotPublishedAtPath
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.records import health
-from crust.blockdriver.records.volume_record import Record
+from crust.blockdriver.records.volume_record import VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.block import devices
 from crust.host.filesystems import usage as host_usage
@@ -43,7 +43,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    record: Record
+    record: VolumeRecord
     attachment: Attachment
     mount: mountinfo.Mount
     is_raw: bool

@@ -9,7 +9,9 @@ from crust.blockdriver.node.node_state import NodeState, Published
 from crust.blockdriver.node.publish_rules import Publish
 from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.volume_record import Record
+from crust.blockdriver.records.content_record import ContentRecord
+from crust.blockdriver.records.content_records import ContentRecords
+from crust.blockdriver.records.volume_record import VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
 
 
@@ -19,7 +21,8 @@ class Ready:
 
     request: Publish
     entry: Published
-    record: Record
+    record: VolumeRecord
+    content: ContentRecord
     attachment: Attachment
     present: Published | None
     others: tuple[Published, ...]
@@ -35,15 +38,18 @@ class PublishCheck:
     """Holds a publish against all rules; changes nothing."""
 
     volume_records: VolumeRecords
+    content_records: ContentRecords
     node_state: NodeState
     live: LiveVolumes
     supported: SupportedCapabilities
 
     def check(self, request: Publish) -> Ready:
-        """Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityExceeded`, `NotStaged`,
-        `publish_rules.TargetPublishedDifferently`, `publish_rules.PublishedElsewhere`.
+        """Raises `volume_records.VolumeNotFound`, `content_records.ContentRecordMissing`,
+        `capability_check.CapabilityExceeded`, `NotStaged`, `publish_rules.TargetPublishedDifferently`,
+        `publish_rules.PublishedElsewhere`.
         """
         record = self.volume_records.load(request.volume_id)
+        content = self.content_records.load(request.volume_id)
         if why := self.supported.obstacle(request.capability):
             raise capability_check.CapabilityExceeded(request.volume_id, why)
         attachment = self.live.staged_attachment(request.volume_id)
@@ -63,4 +69,4 @@ class PublishCheck:
         live = self.live.live_publishes(request.volume_id)
         others = tuple(each for each in live if each.target != request.target.text)
         publish_rules.check_other_targets(others, entry)
-        return Ready(request, entry, record, attachment, present, others)
+        return Ready(request, entry, record, content, attachment, present, others)

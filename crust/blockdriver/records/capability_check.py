@@ -8,7 +8,7 @@ published.
 from dataclasses import dataclass
 
 from crust import errors, mount_options, volumes
-from crust.blockdriver.records.volume_record import Record, Usage
+from crust.blockdriver.records.volume_record import Usage, VolumeRecord
 
 DEFAULT_FS_TYPE = "ext4"
 
@@ -75,7 +75,7 @@ def usages_of(
     return tuple(sorted(usages, key=lambda usage: (usage.kind, usage.fs_type, usage.mode)))
 
 
-def wanted_fs_type(access: volumes.MountAccess, record: Record) -> str:
-    """The filesystem that a stage or publish is about: its own word, what is there, what was planned."""
+def wanted_fs_type(access: volumes.MountAccess, record: VolumeRecord, present: str) -> str:
+    """The filesystem that a stage or publish is about: its own word, what is `present`, what was planned."""
     planned = (usage.fs_type for usage in record.usages if usage.kind == "mount")
-    return access.fs_type or record.fs_type or next(planned, DEFAULT_FS_TYPE)
+    return access.fs_type or present or next(planned, DEFAULT_FS_TYPE)

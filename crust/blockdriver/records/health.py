@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Backend
 from crust.blockdriver.records import volume_records
+from crust.blockdriver.records.content_records import ContentRecordMissing, ContentRecords
 from crust.blockdriver.records.pool import Pool
-from crust.blockdriver.records.volume_record import UNREADABLE, Record
+from crust.blockdriver.records.stored_record import UNREADABLE
+from crust.blockdriver.records.volume_record import VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
 
 _SHOWN = 100
@@ -67,6 +69,7 @@ class HealthCheck:
         self,
         pool: Pool,
         known: VolumeRecords,
+        content_records: ContentRecords,
         backend: Backend,
         free_bytes: Callable[[], int],
         snapshot_findings: Callable[[], Iterable[PoolFinding]] = tuple,
@@ -74,6 +77,7 @@ class HealthCheck:
         """`free_bytes` is what a new volume can have; `snapshot_findings` is what is wrong with snapshots."""
         self._pool = pool
         self._volume_records = known
+        self._content_records = content_records
         self._backend = backend
         self._free_bytes = free_bytes
         self._snapshot_findings = snapshot_findings
@@ -90,16 +94,27 @@ class HealthCheck:
             raise volume_records.VolumeNotFound(volume_id)
         return self.of(record)
 
-    def of(self, record: Record) -> Health:
+    def of(self, record: VolumeRecord) -> Health:
         """The health of a volume whose record was read just now."""
         volume_id = volumes.VolumeId(record.volume_id)
+        found = (self._of_image(volume_id, record.capacity_bytes), self._of_content(volume_id))
+        return Health(volume_id, tuple(each for each in found if each is not None))
+
+    def _of_image(self, volume_id: volumes.VolumeId, size_bytes: int) -> Finding | None:
         try:
-            found = self._look_at(volume_id, record.capacity_bytes)
-        except (
-            UNREADABLE
-        ) as err:  # one bad sector must not keep the other volumes from being listed
-            found = Finding(Kind.INACCESSIBLE, "ImageUnreadable", str(err))
-        return Health(volume_id, (found,) if found else ())
+            return self._look_at(volume_id, size_bytes)
+        except UNREADABLE as err:
+            # One bad sector must not keep the other volumes from being listed.
+            return Finding(Kind.INACCESSIBLE, "ImageUnreadable", str(err))
+
+    def _of_content(self, volume_id: volumes.VolumeId) -> Finding | None:
+        try:
+            self._content_records.load(volume_id)
+        except ContentRecordMissing as err:
+            return Finding(Kind.INACCESSIBLE, "ContentRecordMissing", str(err))
+        except UNREADABLE as err:
+            return Finding(Kind.INACCESSIBLE, "RecordUnreadable", str(err))
+        return None
 
     def _look_at(self, volume_id: volumes.VolumeId, size_bytes: int) -> Finding | None:
         if not self._backend.exists(volume_id):

@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from crust import volumes
-from crust.blockdriver.records.volume_record import Record
+from crust.blockdriver.records.volume_record import VolumeRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Index:
             self._on_node.clear()
             self._reserved_bytes = 0
 
-    def put(self, volume_id: volumes.VolumeId, record: Record | None) -> None:
+    def put(self, volume_id: volumes.VolumeId, record: VolumeRecord | None) -> None:
         """Take note of a volume's record; None for one that cannot be read."""
         nodes = tuple(each.node_id for each in record.nodes) if record else ()
         finished = record is None or record.phase == "ready"

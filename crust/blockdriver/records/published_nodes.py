@@ -5,7 +5,7 @@ published read-only is read-only wherever it is then mounted, and one that anoth
 """
 
 from crust import errors
-from crust.blockdriver.records.volume_record import Record
+from crust.blockdriver.records.volume_record import VolumeRecord
 
 
 class PublishedToOtherNode(errors.NotReady):
@@ -32,12 +32,12 @@ class AttachLimitReached(errors.Exhausted):
         self.limit = limit
 
 
-def is_readonly(record: Record) -> bool:
+def is_readonly(record: VolumeRecord) -> bool:
     """Whether the CO published the volume to its node to be read only."""
     return any(each.readonly for each in record.nodes)
 
 
-def check_not_elsewhere(record: Record, node_id: str) -> None:
+def check_not_elsewhere(record: VolumeRecord, node_id: str) -> None:
     """Raise `PublishedToOtherNode` while a CO has the volume published, and not to `node_id`.
 
     Published to no node at all is fine: a CO that attaches nothing (CSIDriver attachRequired: false) never says so.
@@ -46,7 +46,7 @@ def check_not_elsewhere(record: Record, node_id: str) -> None:
         raise PublishedToOtherNode(record.volume_id, record.nodes[0].node_id)
 
 
-def check_not_published(record: Record) -> None:
+def check_not_published(record: VolumeRecord) -> None:
     """Raise `PublishedToOtherNode` while a CO has the volume published to a node."""
     if record.nodes:
         raise PublishedToOtherNode(record.volume_id, record.nodes[0].node_id)

@@ -7,6 +7,9 @@ none of them.
 
 import os
 
+from crust import errors
+from crust.host.files import durable
+
 _SIZE_BYTES = 256 * 1024
 
 
@@ -15,6 +18,16 @@ class Reserve:
 
     def __init__(self, path: str) -> None:
         self._path = path
+
+    def publish(self, path: str, data: bytes) -> None:
+        """`durable.publish`, with the room of the reserve where there is no other."""
+        try:
+            durable.publish(path, data)
+        except errors.Exhausted:
+            if not self.spend():
+                raise
+            durable.publish(path, data)
+            self.keep()
 
     def keep(self) -> None:
         """Have the room again; where there is none at this moment, the next time will do."""

@@ -16,7 +16,9 @@ from typing import Annotated, Generic, Literal, TypeVar
 import pydantic
 
 from crust import errors
-from crust.blockdriver.records.volume_record import Content, Phase
+from crust.blockdriver.records import stored_record
+from crust.blockdriver.records.content_record import ContentState
+from crust.blockdriver.records.volume_record import Phase
 from crust.host.files import durable
 
 SCHEMA: Literal[1] = 1
@@ -40,7 +42,7 @@ class UnreadableSnapshotRecord(errors.Corrupt):
 class SnapshotRecord(pydantic.BaseModel):
     """What is known of a snapshot. Sizes are bytes, times nanoseconds since 1970."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = stored_record.PART
 
     version: Annotated[Literal[1], pydantic.Field(alias="schema")] = SCHEMA
     snapshot_id: str
@@ -49,8 +51,8 @@ class SnapshotRecord(pydantic.BaseModel):
     source_volume_id: str
     size_bytes: Annotated[int, pydantic.Field(gt=0)]
     created_ns: int
-    content: Content
-    """What was known of the volume's bytes: see `record`."""
+    state: ContentState
+    """What was known of the volume's bytes: see `content_record`."""
     fs_type: str
     filled_bytes: int
     in_guest: bool = False
@@ -66,7 +68,7 @@ class SnapshotRecord(pydantic.BaseModel):
 class GroupRecord(pydantic.BaseModel):
     """What is known of a group snapshot; `members` are (volume id, snapshot id), by volume id."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = stored_record.PART
 
     version: Annotated[Literal[1], pydantic.Field(alias="schema")] = SCHEMA
     group_id: str

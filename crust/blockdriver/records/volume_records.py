@@ -8,14 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 
 from crust import errors, volumes
+from crust.blockdriver.records import stored_record
 from crust.blockdriver.records.index import Index
 from crust.blockdriver.records.reserve import Reserve
-from crust.blockdriver.records.volume_record import (
-    LIMIT_BYTES,
-    UNREADABLE,
-    Record,
-    UnreadableVolumeRecord,
-)
+from crust.blockdriver.records.stored_record import UNREADABLE
+from crust.blockdriver.records.volume_record import UnreadableVolumeRecord, VolumeRecord
 from crust.host.files import durable
 
 _SUFFIX = ".json"
@@ -47,11 +44,11 @@ class VolumeRecords:
     `index` is what sums and pages need of all of them at once, read when the directory is opened and kept since.
     """
 
-    def __init__(self, directory: str, is_id: Callable[[str], bool]) -> None:
+    def __init__(self, directory: str, is_id: Callable[[str], bool], reserve: Reserve) -> None:
         """`is_id` says whether a text is the id of a volume of this pool."""
         self._directory = directory
         self._is_id = is_id
-        self._reserve = Reserve(f"{directory}.reserve")
+        self._reserve = reserve
         self.index = Index()
 
     def open(self) -> None:
@@ -66,43 +63,38 @@ class VolumeRecords:
         for volume_id in self._on_disk():
             self.index.put(volume_id, self._readable(volume_id))
 
-    def _readable(self, volume_id: volumes.VolumeId) -> Record | None:
+    def _readable(self, volume_id: volumes.VolumeId) -> VolumeRecord | None:
         try:
             return self.find(volume_id)
         except UNREADABLE:
             return None
 
-    def find(self, volume_id: volumes.VolumeId) -> Record | None:
+    def find(self, volume_id: volumes.VolumeId) -> VolumeRecord | None:
         """The volume's record in whatever phase, or None. Raises `UnreadableVolumeRecord`, `NewerVolumeRecord`."""
         if not self._is_id(volume_id):
             return None
         path = self._path(volume_id)
         try:
-            data = durable.read(path, limit_bytes=LIMIT_BYTES)
+            data = durable.read(path, limit_bytes=stored_record.LIMIT_BYTES)
         except errors.NotFound:
             return None
-        record = Record.parse(data, path)
+        record = VolumeRecord.parse(data, path)
         if record.volume_id != volume_id:
             raise UnreadableVolumeRecord(path, f"it describes {record.volume_id}")
         return record
 
-    def load(self, volume_id: volumes.VolumeId) -> Record:
+    def load(self, volume_id: volumes.VolumeId) -> VolumeRecord:
         """The record of a volume that is ready; raises `VolumeNotFound` besides what `find` raises."""
         record = self.find(volume_id)
         if record is None or record.phase != "ready":
             raise VolumeNotFound(volume_id)
         return record
 
-    def save(self, record: Record) -> Record:
+    def save(self, record: VolumeRecord) -> VolumeRecord:
         """Make `record` the truth, durably; answers it. A volume that exists has room for that on a full disk too."""
         volume_id = volumes.VolumeId(record.volume_id)
-        try:
-            durable.publish(self._path(volume_id), record.encode())
-        except errors.Exhausted:
-            if not self.index.has(volume_id) or not self._reserve.spend():
-                raise
-            durable.publish(self._path(volume_id), record.encode())
-            self._reserve.keep()
+        publish = self._reserve.publish if self.index.has(volume_id) else durable.publish
+        publish(self._path(volume_id), record.encode())
         self.index.put(volume_id, record)
         return record
 

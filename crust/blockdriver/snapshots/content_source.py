@@ -10,8 +10,10 @@ from typing import Literal
 
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Backend
+from crust.blockdriver.records.content_record import ContentRecord
+from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.snapshot_record import SnapshotRecord
-from crust.blockdriver.records.volume_record import Content, ContentSource, Record
+from crust.blockdriver.records.volume_record import ContentSource, VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.snapshots import quiesce, take_snapshot
 from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
@@ -57,6 +59,7 @@ class ContentSources:
     """Finds sources, and copies them; the caller sees to it that nobody else operates on a source."""
 
     volume_records: VolumeRecords
+    content_records: ContentRecords
     volume_snapshots: VolumeSnapshots
     backend: Backend
     node: VolumeUse
@@ -64,30 +67,34 @@ class ContentSources:
     guest_freezer: GuestFreezer
 
     def find(self, wanted: Wanted) -> ContentSource:
-        """The source as it is now. Raises `take_snapshot.SnapshotNotFound`, `volume_records.VolumeNotFound`."""
+        """The source as it is now.
+
+        Raises `take_snapshot.SnapshotNotFound`, `volume_records.VolumeNotFound`,
+        `content_records.ContentRecordMissing`.
+        """
         if wanted.kind == "snapshot":
             found = self.volume_snapshots.find(wanted.id)
             return ContentSource(
                 kind="snapshot",
                 id=wanted.id,
                 size_bytes=found.size_bytes,
-                fs_type=_fs_type(found.content, found.fs_type),
+                fs_type=_fs_type(found),
             )
         record = self.volume_records.load(volumes.VolumeId(wanted.id))
-        fs_type = _fs_type(record.content, record.fs_type)
+        fs_type = _fs_type(self.content_records.load(volumes.VolumeId(wanted.id)))
         return ContentSource(
             kind="volume", id=wanted.id, size_bytes=record.capacity_bytes, fs_type=fs_type
         )
 
-    async def fill(self, record: Record, origin: ContentSource) -> Record:
-        """Make the image of a new volume; answers its record with what is known of the bytes, not saved.
+    async def fill(self, record: VolumeRecord, source: ContentSource) -> ContentRecord:
+        """Make the image of a new volume; answers what is known of its bytes, not saved.
 
         Raises what `find` raises, the errors of `quiesce.check`, `freezes.FrozenTooLong`, those of
         `GuestFreezer.still`, `Exhausted`. What was copied by then is copied anew by the next try.
         """
-        if origin.kind == "snapshot":
-            return await asyncio.to_thread(self._restore, record, origin)
-        source_id = volumes.VolumeId(origin.id)
+        if source.kind == "snapshot":
+            return await asyncio.to_thread(self._restore, record, source)
+        source_id = volumes.VolumeId(source.id)
         moving = await asyncio.to_thread(self._check, source_id)
         async with self.guest_freezer.still(moving.in_guests):
             return await asyncio.to_thread(self._clone, record, source_id, moving)
@@ -95,15 +102,17 @@ class ContentSources:
     def _check(self, source_id: volumes.VolumeId) -> QuiescePlan:
         return quiesce.check(self.node, [source_id], at_once=self.backend.copies_at_once())
 
-    def _restore(self, record: Record, origin: ContentSource) -> Record:
-        taken = self.volume_snapshots.find(origin.id)
+    def _restore(self, record: VolumeRecord, source: ContentSource) -> ContentRecord:
+        taken = self.volume_snapshots.find(source.id)
         image = take_snapshot.image_of(taken)
         volume_id = volumes.VolumeId(record.volume_id)
         self.backend.restore(volume_id, image, record.capacity_bytes)
-        return _filled(record, taken)
+        return _filled(volume_id, taken)
 
-    def _clone(self, record: Record, source_id: volumes.VolumeId, moving: QuiescePlan) -> Record:
-        source = self.volume_records.load(source_id)
+    def _clone(
+        self, record: VolumeRecord, source_id: volumes.VolumeId, moving: QuiescePlan
+    ) -> ContentRecord:
+        source, known = self.volume_records.load(source_id), self.content_records.load(source_id)
         volume_id = volumes.VolumeId(record.volume_id)
         with self.freezer.frozen(moving.here):
             self.backend.clone(
@@ -112,39 +121,40 @@ class ContentSources:
                 source_bytes=source.capacity_bytes,
                 size_bytes=record.capacity_bytes,
             )
-        return _filled(record, source)
+        return _filled(volume_id, known)
 
 
 def least_bytes(
-    wanted: volumes.CapacityRange, origin: ContentSource | None
+    wanted: volumes.CapacityRange, source: ContentSource | None
 ) -> volumes.CapacityRange:
     """The range for a volume that holds its source; raises `SmallerThanSource`."""
-    if origin is None:
+    if source is None:
         return wanted
     asked = wanted.required_bytes or wanted.limit_bytes
-    if asked and asked < origin.size_bytes:
-        raise SmallerThanSource(asked, origin.size_bytes)
-    required = wanted.required_bytes or origin.size_bytes
+    if asked and asked < source.size_bytes:
+        raise SmallerThanSource(asked, source.size_bytes)
+    required = wanted.required_bytes or source.size_bytes
     return volumes.CapacityRange(required, wanted.limit_bytes)
 
 
-def check_filesystems(record: Record) -> None:
+def check_filesystems(record: VolumeRecord) -> None:
     """Raise `SourceFilesystemDiffers` if the record plans another filesystem than its source has."""
-    present = record.origin.fs_type if record.origin else ""
+    present = record.content_source.fs_type if record.content_source else ""
     for usage in record.usages:
         if present and usage.kind == "mount" and usage.fs_type != present:
             raise SourceFilesystemDiffers(usage.fs_type, present)
 
 
-def _fs_type(content: Content, fs_type: str) -> str:
-    return fs_type if content == "formatted" else ""
+def _fs_type(known: ContentRecord | SnapshotRecord) -> str:
+    return known.fs_type if known.state == "formatted" else ""
 
 
-def _filled(record: Record, source: Record | SnapshotRecord) -> Record:
-    return record.but(
-        content=source.content,
-        fs_type=source.fs_type,
-        filled_bytes=source.filled_bytes,
-        in_guest=source.in_guest,
-        generation=record.generation + 1,
+def _filled(volume_id: volumes.VolumeId, known: ContentRecord | SnapshotRecord) -> ContentRecord:
+    return ContentRecord(
+        volume_id=volume_id,
+        state=known.state,
+        fs_type=known.fs_type,
+        filled_bytes=known.filled_bytes,
+        in_guest=known.in_guest,
+        generation=1,
     )

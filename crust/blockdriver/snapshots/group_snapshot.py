@@ -15,8 +15,6 @@ from crust.blockdriver.records.snapshot_record import (
     SnapshotRecord,
     SnapshotRecords,
 )
-from crust.blockdriver.records.volume_records import VolumeRecords
-from crust.blockdriver.snapshots import take_snapshot
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 
 
@@ -58,12 +56,10 @@ class GroupSnapshots:
     def __init__(
         self,
         pool: Pool,
-        known: VolumeRecords,
         groups: SnapshotRecords[GroupRecord],
         volume_snapshots: VolumeSnapshots,
     ) -> None:
         self.pool = pool
-        self._volume_records = known
         self._groups = groups
         self._volume_snapshots = volume_snapshots
 
@@ -100,12 +96,14 @@ class GroupSnapshots:
         return group, taken
 
     def _begin(self, group: GroupRecord) -> list[SnapshotRecord]:
-        records = [self._volume_records.load(volumes.VolumeId(each)) for each, _ in group.members]
-        self._groups.save(group)
-        return [
-            take_snapshot.plan(record, member_id, "", group_id=group.id)
-            for record, (_, member_id) in zip(records, group.members, strict=True)
+        plans = [
+            self._volume_snapshots.plan(
+                volumes.VolumeId(volume_id), member_id, "", group_id=group.id
+            )
+            for volume_id, member_id in group.members
         ]
+        self._groups.save(group)
+        return plans
 
     def get(
         self, group_id: str, snapshot_ids: Sequence[str]

@@ -20,12 +20,12 @@ from typing import Protocol
 
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Backend, Image
+from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.snapshot_record import (
     SnapshotRecord,
     SnapshotRecords,
 )
-from crust.blockdriver.records.volume_record import Record
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.snapshots import quiesce
 from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
@@ -101,6 +101,7 @@ class VolumeSnapshots:
 
     pool: Pool
     volume_records: VolumeRecords
+    content_records: ContentRecords
     snapshot_records: SnapshotRecords[SnapshotRecord]
     backend: Backend
     node: VolumeUse
@@ -123,10 +124,32 @@ class VolumeSnapshots:
             self.discard(present)
             present = None
         if present is None:
-            return plan(self.volume_records.load(volume_id), self.pool.ids.snapshot_id(name), name)
+            return self.plan(volume_id, self.pool.ids.snapshot_id(name), name)
         if present.source_volume_id != volume_id:
             raise SnapshotNameTaken(name, present.source_volume_id)
         return present
+
+    def plan(
+        self, volume_id: volumes.VolumeId, snapshot_id: str, name: str, *, group_id: str = ""
+    ) -> SnapshotRecord:
+        """The record of a snapshot that is to be taken of a volume, with what is known of its bytes now.
+
+        Raises `volume_records.VolumeNotFound`, `content_records.ContentRecordMissing`.
+        """
+        record, known = self.volume_records.load(volume_id), self.content_records.load(volume_id)
+        return SnapshotRecord(
+            snapshot_id=snapshot_id,
+            name=name,
+            phase="creating",
+            source_volume_id=record.volume_id,
+            size_bytes=record.capacity_bytes,
+            created_ns=0,
+            state=known.state,
+            fs_type=known.fs_type,
+            filled_bytes=known.filled_bytes,
+            in_guest=known.in_guest,
+            group_id=group_id,
+        )
 
     async def take(self, plans: Sequence[SnapshotRecord]) -> tuple[SnapshotRecord, ...]:
         """Take all of `plans` at one moment, or none. Raises what `create` does, and `RawDevicesNeverIdle`."""
@@ -212,23 +235,6 @@ class VolumeSnapshots:
         """Throw away what an earlier life did not finish taking, and finish what it was removing."""
         for record in self.snapshot_records.unfinished():
             self.discard(record)
-
-
-def plan(record: Record, snapshot_id: str, name: str, *, group_id: str = "") -> SnapshotRecord:
-    """The record of a snapshot that is to be taken of a volume."""
-    return SnapshotRecord(
-        snapshot_id=snapshot_id,
-        name=name,
-        phase="creating",
-        source_volume_id=record.volume_id,
-        size_bytes=record.capacity_bytes,
-        created_ns=0,
-        content=record.content,
-        fs_type=record.fs_type,
-        filled_bytes=record.filled_bytes,
-        in_guest=record.in_guest,
-        group_id=group_id,
-    )
 
 
 def image_of(record: SnapshotRecord) -> Image:

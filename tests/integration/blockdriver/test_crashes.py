@@ -203,9 +203,9 @@ def test_raw_stage_after_an_interrupted_format_reads_as_zeros(
         await bench.publish(volume_id, bench.target("v"), block())
 
     volume = asyncio.run(bench.create("v"))
-    records = bench.driver.stores.volume_records
-    record = records.load(volumes.VolumeId(volume.volume_id))
-    records.save(record.but(content="formatting", fs_type="ext4"))
+    records = bench.driver.stores.content_records
+    known = records.load(volumes.VolumeId(volume.volume_id))
+    records.save(known.but(state="formatting", fs_type="ext4"))
     with open(image_of(bench, volume.volume_id), "r+b") as image:
         image.seek(5000)
         image.write(b"half a filesystem")

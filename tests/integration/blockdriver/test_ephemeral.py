@@ -89,7 +89,7 @@ async def test_ephemeral_publish_that_fails_removes_an_interrupted_volume(
     target, own = bench.target("a"), bench.driver.node_rules.ephemeral.id_of(VOLUME)
     await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
     record = bench.driver.stores.volume_records.load(own)
-    begun = record.but(phase="creating", content="new", fs_type="", filled_bytes=0)
+    begun = record.but(phase="creating")
     await bench.unpublish(VOLUME, target)
     bench.driver.stores.volume_records.save(begun)  # as if the driver had died after it wrote this
     with pytest.raises(errors.InvalidRequest, match="bogus"):

@@ -56,7 +56,7 @@ async def test_delete_on_a_full_pool_succeeds(small: Bench) -> None:
         await drop(small, taken.snapshot_id)
         for volume in (source, other):
             await small.delete(volume.volume_id)
-    folders = ("images", "records", "snapshots", "groups")
+    folders = ("images", "records", "content", "snapshots", "groups")
     assert [path for each in folders for path in (small.root / "state" / each).iterdir()] == []
 
 

@@ -111,6 +111,7 @@ def _check_nothing_left(root: Path, survivors: list[Volume]) -> None:
     assert _devices(root) == []
     assert {each.name for each in (state / "images").iterdir()} == {f"{each}.img" for each in ids}
     assert {each.name for each in (state / "records").iterdir()} == {f"{each}.json" for each in ids}
+    assert {each.name for each in (state / "content").iterdir()} == {f"{each}.json" for each in ids}
     assert list((state / "snapshots").iterdir()) == []
     assert [path for path in root.glob("run/*/*/*") if path.suffix == ".json"] == []
 

@@ -52,6 +52,7 @@ async def test_filesystem_volume_lifecycle_succeeds(bench: Bench, fs_type: str, 
     await bench.delete(volume.volume_id)
     assert os.listdir(bench.root / "state" / "images") == []
     assert os.listdir(bench.root / "state" / "records") == []
+    assert os.listdir(bench.root / "state" / "content") == []
 
 
 async def test_lifecycle_with_every_step_repeated_succeeds(bench: Bench) -> None:

@@ -137,7 +137,7 @@ class Scene:
         assert not any(is_frozen(target) for target in self.targets)
         left = {
             path.name
-            for folder in ("images", "records", "snapshots", "groups")
+            for folder in ("images", "records", "content", "snapshots", "groups")
             for path in (self.bench.root / "state" / folder).iterdir()
         }
         ours = {f"{each}{suffix}" for each in self.volumes for suffix in (".img", ".json")}

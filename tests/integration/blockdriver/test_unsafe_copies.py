@@ -242,9 +242,9 @@ async def test_snapshot_name_of_an_interrupted_snapshot_is_free_for_another_volu
     """An intent that a full disk kept from being removed; no answer ever named it."""
     one, other = await pool.create("one"), await pool.create("other")
     volume_snapshots = pool.driver.snapshots.volume_snapshots
-    record = pool.driver.stores.volume_records.load(volumes.VolumeId(one.volume_id))
+    volume_id = volumes.VolumeId(one.volume_id)
     volume_snapshots.snapshot_records.save(
-        take_snapshot.plan(record, pool.ids.snapshot_id("snap"), "snap")
+        volume_snapshots.plan(volume_id, pool.ids.snapshot_id("snap"), "snap")
     )
     taken = await snapshot(pool, other.volume_id)
     assert taken.source_volume_id == other.volume_id

@@ -67,8 +67,8 @@ async def test_controller_publish_without_fs_type_matches_before_and_after_forma
     create = driver_state.create("pvc-1", capability=mount("xfs"), required=320 * MIB)
     volume_id = (await state.controller_rules.provisioner.create(create)).volume_id
     await publisher.publish(attach(volume_id, mount("")))
-    staged = state.stores.volume_records.load(volume_id).but(content="formatted", fs_type="xfs")
-    state.stores.volume_records.save(staged)
+    known = state.stores.content_records.load(volume_id)
+    state.stores.content_records.save(known.but(state="formatted", fs_type="xfs"))
     await publisher.publish(attach(volume_id, mount("")))
     await publisher.publish(attach(volume_id, mount("xfs")))
     await publisher.unpublish(volume_id, NODE)

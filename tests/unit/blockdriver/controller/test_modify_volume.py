@@ -17,7 +17,7 @@ from crust.blockdriver.controller.modify_volume import Change, Expanded, Expansi
 from crust.blockdriver.node import guests, io_limits
 from crust.blockdriver.node.node_state import Published
 from crust.blockdriver.records import volume_records
-from crust.blockdriver.records.volume_record import Limits, Record
+from crust.blockdriver.records.volume_record import Limits, VolumeRecord
 from tests.support import crashes, driver_state
 from tests.support.block_driver import MIB, Mode, mount
 from tests.support.fake_guests import FakeGuests, Guest
@@ -166,10 +166,10 @@ async def test_modify_refused_by_the_kernel_changes_nothing(bench: Bench) -> Non
 async def test_modify_writes_size_and_limits_at_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written: list[Record] = []
+    written: list[VolumeRecord] = []
     save = bench.state.stores.volume_records.save
 
-    def noted(record: Record) -> Record:
+    def noted(record: VolumeRecord) -> VolumeRecord:
         written.append(record)
         return save(record)
 

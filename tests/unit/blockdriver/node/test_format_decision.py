@@ -7,7 +7,7 @@ import pytest
 from crust import errors
 from crust.blockdriver.node import format_decision
 from crust.blockdriver.node.format_decision import Action
-from crust.blockdriver.records.volume_record import Content, Record
+from crust.blockdriver.records.content_record import ContentRecord, ContentState
 from crust.host.block import signatures
 
 EXT4 = signatures.Filesystem("ext4", "")
@@ -15,28 +15,19 @@ XFS = signatures.Filesystem("xfs", "")
 BLANK = signatures.Blank()
 TABLE = signatures.Other("partition table gpt")
 FOUND: tuple[signatures.Signature, ...] = (EXT4, XFS, BLANK, TABLE)
-CONTENTS: tuple[Content, ...] = ("new", "formatting", "formatted", "raw")
+CONTENTS: tuple[ContentState, ...] = ("new", "formatting", "formatted", "raw")
 
 
-def record(content: Content) -> Record:
-    fs_type = "ext4" if content in ("formatting", "formatted") else ""
-    return Record(
-        volume_id="vol-1",
-        name="pvc",
-        phase="ready",
-        capacity_bytes=1 << 20,
-        parameters={},
-        usages=(),
-        content=content,
-        fs_type=fs_type,
-    )
+def known(state: ContentState) -> ContentRecord:
+    fs_type = "ext4" if state in ("formatting", "formatted") else ""
+    return ContentRecord(volume_id="vol-1", state=state, fs_type=fs_type)
 
 
 def judge(
-    content: Content, found: signatures.Signature, *, wanted: str = "ext4", zeros: bool = True
+    state: ContentState, found: signatures.Signature, *, wanted: str = "ext4", zeros: bool = True
 ) -> Action | type[Exception]:
     try:
-        return format_decision.judge(record(content), wanted, found, is_blank=lambda: zeros)
+        return format_decision.judge(known(state), wanted, found, is_blank=lambda: zeros)
     except errors.CrustError as error:
         return type(error)
 
@@ -60,7 +51,7 @@ def test_decide_clears_only_after_an_interrupted_mkfs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "found", "expected"),
+    ("state", "found", "expected"),
     [
         ("formatted", EXT4, Action.KEEP),
         ("formatted", XFS, format_decision.ContentInDoubt),
@@ -75,9 +66,9 @@ def test_decide_clears_only_after_an_interrupted_mkfs() -> None:
     ],
 )
 def test_decide_with_content_on_the_device_keeps_it_or_raises(
-    content: Content, found: signatures.Signature, expected: Action | type[Exception]
+    state: ContentState, found: signatures.Signature, expected: Action | type[Exception]
 ) -> None:
-    assert judge(content, found) is expected
+    assert judge(state, found) is expected
 
 
 def test_decide_another_filesystem_than_recorded_is_refused() -> None:

@@ -26,7 +26,7 @@ def snapshot(name: str = "snap", **changes: object) -> SnapshotRecord:
         source_volume_id="vol-1",
         size_bytes=1,
         created_ns=2,
-        content="raw",
+        state="raw",
         fs_type="",
         filled_bytes=0,
     )

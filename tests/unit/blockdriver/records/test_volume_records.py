@@ -8,7 +8,8 @@ import pytest
 from crust import volumes
 from crust.blockdriver.records import volume_record, volume_records
 from crust.blockdriver.records.pool import PoolIds
-from crust.blockdriver.records.volume_record import Record
+from crust.blockdriver.records.reserve import Reserve
+from crust.blockdriver.records.volume_record import VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
 
 IDS = PoolIds("0123456789abcdef")
@@ -17,13 +18,13 @@ VOLUME = IDS.volume_id("pvc")
 
 @pytest.fixture
 def records(tmp_path: Path) -> VolumeRecords:
-    made = VolumeRecords(str(tmp_path), IDS.is_volume_id)
+    made = VolumeRecords(str(tmp_path), IDS.is_volume_id, Reserve(f"{tmp_path}.reserve"))
     made.open()
     return made
 
 
-def volume(**changes: object) -> Record:
-    plain = Record(
+def volume(**changes: object) -> VolumeRecord:
+    plain = VolumeRecord(
         volume_id=VOLUME, name="pvc", phase="ready", capacity_bytes=1, parameters={}, usages=()
     )
     return plain.but(**changes)
@@ -31,7 +32,7 @@ def volume(**changes: object) -> Record:
 
 def test_volume_record_loads_as_saved(records: VolumeRecords) -> None:
     usage = volume_record.Usage(kind="mount", fs_type="ext4", mode=1)
-    saved = records.save(volume(usages=(usage,), parameters={"a": "b"}, content="formatted"))
+    saved = records.save(volume(usages=(usage,), parameters={"a": "b"}))
     assert records.load(VOLUME) == saved
     assert list(records.ids()) == [VOLUME]
     records.remove(VOLUME)
@@ -68,8 +69,7 @@ def test_load_of_a_newer_schema_is_refused(records: VolumeRecords, tmp_path: Pat
     "change",
     [
         {"capacity_bytes": -1},
-        {"unknown": 1},
-        {"content": "odd"},
+        {"phase": "odd"},
         {"capacity_bytes": "1"},
         {"schema": None},
     ],
@@ -84,6 +84,21 @@ def test_load_of_an_invalid_record_is_refused_and_keeps_the_file(
     with pytest.raises(volume_record.UnreadableVolumeRecord):
         records.load(VOLUME)
     assert path.read_text() == text
+
+
+def test_save_keeps_a_field_of_a_later_version(records: VolumeRecords, tmp_path: Path) -> None:
+    usage = volume_record.Usage(kind="mount", fs_type="ext4", mode=1)
+    records.save(volume(usages=(usage,)))
+    path = tmp_path / f"{VOLUME}.json"
+    later = json.loads(path.read_text()) | {"shiny": [1], "limits": {"burst_iops": 7}}
+    later["usages"][0]["label"] = "fast"
+    path.write_text(json.dumps(later))
+    read = records.load(VOLUME)
+    assert read.io_limits == volumes.IoLimits()
+    records.save(read.but(capacity_bytes=2))
+    written = json.loads(path.read_text())
+    assert (written["shiny"], written["usages"][0]["label"]) == ([1], "fast")
+    assert (written["limits"]["burst_iops"], written["capacity_bytes"]) == (7, 2)
 
 
 def test_load_of_a_record_under_another_name_is_refused(

@@ -1,0 +1,67 @@
+"""What is known of the bytes of a volume: one JSON object per volume, beside the volume record.
+
+The controller part writes it once, before it answers CreateVolume: "new" for zeros, or what was known of the content
+source. From the first stage on, only the node part that has the volume staged writes it.
+
+`state` only moves forward: a volume is formatted by this driver while it is "new" and at no other time.
+
+    new ──stage for a filesystem──> formatting ──mkfs ended──> formatted
+     └────────────stage as a raw device────────────────────────> raw <──┘
+
+"formatting" means that mkfs was begun and nobody was ever given the device: publishing needs a finished stage.
+"""
+
+from typing import Annotated, Literal
+
+import pydantic
+
+from crust import errors
+from crust.blockdriver.records import stored_record
+from crust.blockdriver.records.stored_record import StoredRecord
+
+ContentState = Literal["new", "formatting", "formatted", "raw"]
+
+
+class UnreadableContentRecord(errors.Corrupt):
+    """A content record is not what this driver writes."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"the content record {path} cannot be read",
+            why=why,
+            hint="restore it from a backup, or look at the volume's image by hand; nothing was changed",
+        )
+        self.path = path
+
+
+class NewerContentRecord(errors.Corrupt):
+    """A content record that a later version of the driver wrote."""
+
+    def __init__(self, path: str, found: int) -> None:
+        super().__init__(
+            f"the content record {path} has schema {found}",
+            why=f"this version of the driver knows schemas up to {stored_record.SCHEMA}",
+            hint="run the version that wrote it, or a later one",
+        )
+        self.path = path
+        self.found = found
+
+
+class ContentRecord(StoredRecord):
+    """What is known of a volume's bytes. Sizes are bytes."""
+
+    UNREADABLE = UnreadableContentRecord
+    NEWER = NewerContentRecord
+
+    volume_id: str
+    revision: Annotated[int, pydantic.Field(ge=0)] = 0
+    """+1 with each write; 0 was never written. A write of what was read at another revision is refused."""
+    state: ContentState = "new"
+    fs_type: str = ""
+    """The filesystem that was made, or is being made; empty otherwise."""
+    filled_bytes: int = 0
+    """The size of the device that the filesystem was last made or grown for; a larger one means growth is due."""
+    generation: int = 0
+    """+1 whenever the content is replaced by something other than its users' writes."""
+    in_guest: bool = False
+    """Whether a guest ever could write the content: what it left is not mounted on this host unasked."""

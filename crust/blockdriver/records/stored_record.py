@@ -1,0 +1,70 @@
+"""How a record is written and read: one JSON object in a file of its own, with the number of its schema.
+
+A record of a later schema is refused. Within a schema fields are only added: those that this version does not know
+are kept, and are written back with the rest, so that going back to an earlier version loses nothing.
+"""
+
+from typing import Annotated, ClassVar, Protocol, Self
+
+import pydantic
+
+from crust import errors
+
+SCHEMA = 1
+LIMIT_BYTES = 64 * 1024
+
+PART = pydantic.ConfigDict(frozen=True, extra="allow", strict=True)
+"""For what a record holds."""
+
+UNREADABLE = (errors.Corrupt, errors.Refused, errors.RuntimeFailed)
+"""What is wrong with one volume's record or image alone: damaged, another user's, a bad sector."""
+
+
+class _Unreadable(Protocol):
+    def __call__(self, path: str, why: str, /) -> errors.CrustError: ...
+
+
+class _Newer(Protocol):
+    def __call__(self, path: str, found: int, /) -> errors.CrustError: ...
+
+
+class StoredRecord(pydantic.BaseModel):
+    """What all records have. A kind of record names its errors."""
+
+    model_config = PART
+
+    UNREADABLE: ClassVar[_Unreadable]
+    NEWER: ClassVar[_Newer]
+
+    version: Annotated[int, pydantic.Field(alias="schema")] = SCHEMA
+
+    @classmethod
+    def parse(cls, data: bytes, path: str) -> Self:
+        """Read a record; raises the kind's errors."""
+        try:
+            head = _Head.model_validate_json(data)
+        except pydantic.ValidationError as err:
+            raise cls.UNREADABLE(path, "it is not JSON with a schema number") from err
+        if head.version > SCHEMA:
+            raise cls.NEWER(path, head.version)
+        try:
+            return cls.model_validate_json(data)
+        except pydantic.ValidationError as err:
+            first = err.errors(include_input=False, include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise cls.UNREADABLE(path, f"{where}: {first['msg']}") from err
+
+    def encode(self) -> bytes:
+        """The record as one line of JSON."""
+        return self.model_dump_json(by_alias=True).encode() + b"\n"
+
+    def but(self, **changes: object) -> Self:
+        """A checked copy with `changes`, which name fields of this version."""
+        assert changes.keys() <= type(self).model_fields.keys()
+        return type(self).model_validate({**self.model_dump(by_alias=True), **changes})
+
+
+class _Head(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="ignore", strict=True)
+
+    version: Annotated[int, pydantic.Field(alias="schema")]

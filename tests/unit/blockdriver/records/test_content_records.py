@@ -1,0 +1,172 @@
+"""What a volume holds: written by whoever read it last, and never guessed."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver.app import Driver
+from crust.blockdriver.records import content_record, content_records
+from crust.blockdriver.records.content_record import ContentRecord
+from crust.blockdriver.records.content_records import ContentRecords
+from crust.blockdriver.records.pool import PoolIds
+from crust.blockdriver.records.reserve import Reserve
+from tests.support import crashes, driver_state
+from tests.support.memory_backend import MemoryBackend
+
+IDS = PoolIds("0123456789abcdef")
+VOLUME = IDS.volume_id("pvc")
+NEW = ContentRecord(volume_id=VOLUME)
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> ContentRecords:
+    made = ContentRecords(str(tmp_path), IDS.is_volume_id, Reserve(f"{tmp_path}.reserve"))
+    made.open()
+    return made
+
+
+def test_content_record_comes_back_with_the_next_revision(records: ContentRecords) -> None:
+    saved = records.save(NEW)
+    assert (saved.revision, records.load(VOLUME)) == (1, saved)
+    formatted = records.save(saved.but(state="formatted", fs_type="ext4"))
+    assert (formatted.revision, records.load(VOLUME)) == (2, formatted)
+
+
+def test_stale_copy_of_a_content_record_is_refused_and_changes_nothing(
+    records: ContentRecords,
+) -> None:
+    stale = records.save(NEW)
+    formatted = records.save(stale.but(state="formatted", fs_type="ext4"))
+    for late in (stale, stale.but(state="formatting", fs_type="ext4"), NEW):
+        with pytest.raises(content_records.StaleContentRecord, match="revision 2"):
+            records.save(late)
+    assert records.load(VOLUME) == formatted
+
+
+def test_content_record_that_was_removed_is_not_written_by_a_late_writer(
+    records: ContentRecords,
+) -> None:
+    read = records.save(NEW)
+    records.remove(VOLUME)
+    with pytest.raises(content_records.StaleContentRecord):
+        records.save(read)
+    assert records.find(VOLUME) is None
+
+
+def test_of_many_writers_that_read_the_same_revision_one_writes(records: ContentRecords) -> None:
+    read, ready = records.save(NEW), threading.Barrier(8, timeout=30)
+    outcomes: list[type[Exception] | None] = []
+
+    def write(size_bytes: int) -> None:
+        ready.wait()
+        try:
+            records.save(read.but(filled_bytes=size_bytes))
+        except errors.CrustError as err:
+            outcomes.append(type(err))
+        else:
+            outcomes.append(None)
+
+    threads = [threading.Thread(target=write, args=[number]) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count(None) == 1
+    assert outcomes.count(content_records.StaleContentRecord) == 7
+    assert records.load(VOLUME).revision == 2
+
+
+def test_missing_content_record_is_doubt_and_never_new(records: ContentRecords) -> None:
+    assert records.find(VOLUME) is None
+    with pytest.raises(content_records.ContentRecordMissing, match=VOLUME):
+        records.load(VOLUME)
+    assert records.find(volumes.VolumeId("../records/x")) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"schema": 2}, content_record.NewerContentRecord),
+        ({"schema": None}, content_record.UnreadableContentRecord),
+        ({"state": "odd"}, content_record.UnreadableContentRecord),
+        ({"revision": -1}, content_record.UnreadableContentRecord),
+        ({"volume_id": IDS.volume_id("other")}, content_record.UnreadableContentRecord),
+    ],
+)
+def test_content_record_that_is_not_understood_is_refused_and_kept(
+    records: ContentRecords, tmp_path: Path, change: dict[str, object], error: type[Exception]
+) -> None:
+    saved = records.save(NEW)
+    path = tmp_path / f"{VOLUME}.json"
+    text = json.dumps(json.loads(path.read_text()) | change)
+    path.write_text(text)
+    with pytest.raises(error):
+        records.load(VOLUME)
+    with pytest.raises(error):
+        records.save(saved)
+    assert path.read_text() == text
+
+
+def test_content_record_field_of_a_later_version_is_kept(
+    records: ContentRecords, tmp_path: Path
+) -> None:
+    records.save(NEW)
+    path = tmp_path / f"{VOLUME}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"fs_uuid": "1-2"}))
+    records.save(records.load(VOLUME).but(in_guest=True))
+    written = json.loads(path.read_text())
+    assert (written["fs_uuid"], written["in_guest"], written["revision"]) == ("1-2", True, 2)
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Driver:
+    return driver_state.opened(tmp_path)
+
+
+async def test_create_writes_the_content_record_before_it_answers_and_delete_removes_it(
+    driver: Driver,
+) -> None:
+    provisioner, known = driver.controller_rules.provisioner, driver.stores.content_records
+    made = await provisioner.create(driver_state.create())
+    assert known.load(made.volume_id) == ContentRecord(volume_id=made.volume_id, revision=1)
+    again = await provisioner.create(driver_state.create())
+    assert (again, known.load(made.volume_id).revision) == (made, 1)
+    await provisioner.delete(made.volume_id)
+    assert known.find(made.volume_id) is None
+
+
+async def test_create_and_delete_killed_at_any_call_leave_both_records_or_none(
+    driver: Driver, tmp_path: Path
+) -> None:
+    class Killed(BaseException):
+        """The process ends here."""
+
+    def killed(_: str) -> None:
+        raise Killed
+
+    backend, number = driver.stores.backend, 0
+    assert isinstance(backend, MemoryBackend)
+    while True:
+        with crashes.at_call(number, killed) as count:
+            try:
+                made = await driver.controller_rules.provisioner.create(driver_state.create())
+                await driver.controller_rules.provisioner.delete(made.volume_id)
+            except Killed:
+                pass
+        if count() <= number:
+            break
+        driver = driver_state.opened(tmp_path, backend=backend)
+        stores = driver.stores
+        for each in stores.volume_records.ids():
+            record, known = stores.volume_records.find(each), stores.content_records.find(each)
+            assert record is not None
+            assert record.phase != "ready" or known is not None
+        made = await driver.controller_rules.provisioner.create(driver_state.create())
+        assert stores.content_records.load(made.volume_id).state == "new"
+        await driver.controller_rules.provisioner.delete(made.volume_id)
+        assert [*(tmp_path / "state").glob("*/*.json")] == []
+        number += 1
+    assert number > 20
