@@ -176,6 +176,9 @@ class NodeStage:
         if content.state == "raw":
             return
         if content.state == "formatting":
+            content = self.content_records.save(
+                content
+            )  # refused if it is stale, before anything is cleared
             zeroout.zero_device(attachment.source.path)
         self.content_records.save(content.but(state="raw", fs_type=""))
 
@@ -196,10 +199,12 @@ class NodeStage:
         await asyncio.to_thread(self.content_records.save, made)
 
     def _intend(self, begun: _Begun) -> ContentRecord:
+        """Written first, because a stale record is refused there: nothing was cleared on its word."""
+        intended = begun.content.but(state="formatting", fs_type=begun.entry.fs_type)
+        intended = self.content_records.save(intended)
         if begun.action is format_decision.Action.CLEAR_AND_MAKE:
             zeroout.zero_device(begun.attachment.source.path)
-        intended = begun.content.but(state="formatting", fs_type=begun.entry.fs_type)
-        return self.content_records.save(intended)
+        return intended
 
     async def unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
         """Detach the volume if `path` is the last one it is staged at; not staged, or unknown, is fine.
