@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self, cast
 
 from benchmarks import figures, node
 from crust.blockdriver import app
+from crust.blockdriver.driver import Driver
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import MOUNT, Kubelet
 
@@ -102,7 +103,7 @@ class _Served:
 class _Driver:
     """The servicers of a driver in this process, with a kubelet's requests."""
 
-    driver: app.Driver
+    driver: Driver
     root: Path
     volume_id: str
 

@@ -1,18 +1,10 @@
-"""The driver put together, and served: the one place that knows all its parts.
+"""The driver put together: the one place that knows all its parts."""
 
-Start: the pool's lock (one driver per pool, however many sockets), records and ledger, the backend, the socket last,
-so that nobody is answered before the state is known. Stop: the socket first, then every running operation ends.
-"""
-
-import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from crust import errors, operations, volumes
+from crust import operations, volumes
 from crust.blockdriver.controller import capacity
 from crust.blockdriver.controller.coalesce import Coalescer
 from crust.blockdriver.controller.controller_publish import ControllerPublish
@@ -20,7 +12,8 @@ from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.controller.get_capacity import CapacityReport
 from crust.blockdriver.controller.list_volumes import VolumeLister
 from crust.blockdriver.controller.modify_volume import VolumeModifier
-from crust.blockdriver.controller.orphans import GRACE_S, VolumeGarbageCollector
+from crust.blockdriver.controller.orphans import VolumeGarbageCollector
+from crust.blockdriver.driver import Driver, Stores
 from crust.blockdriver.engines.files.engine import Files
 from crust.blockdriver.engines.protocol import Backend
 from crust.blockdriver.node import guests
@@ -47,7 +40,7 @@ from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.services.controller import Controller, ControllerRules
 from crust.blockdriver.services.group_controller import GroupController
 from crust.blockdriver.services.identity import Identity
-from crust.blockdriver.services.node import Node, Rules
+from crust.blockdriver.services.node import Node, NodeRules
 from crust.blockdriver.services.node_identity import NODE_ID_MAX_BYTES, CsiProfile, NodeIdentity
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
@@ -60,84 +53,12 @@ from crust.blockdriver.snapshots.host_freeze import LIMIT_S, Freezer
 from crust.blockdriver.snapshots.recovery import SnapshotRecovery
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 from crust.host.cgroups import throttling
-from crust.host.files import durable
 from crust.host.filesystems import supported
-from crust.host.process import boot
-from crust.rpc import limits, server
-from crust.rpc.daemon import Daemon, starting
-from crust.rpc.gate import Gate
-from crust.wire.csi.v1 import csi_pb2_grpc
+from crust.rpc import limits
 
 DRIVER_NAME = "block.csi.crust.dev"
-COLLECT_PERIOD_S = 3600.0
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Stores:
-    """What both parts of the driver rest on: what is remembered, and what holds the bytes."""
-
-    pool: Pool
-    volume_records: VolumeRecords
-    content_records: ContentRecords
-    node_state: NodeState
-    backend: Backend
-    supported: SupportedCapabilities
-    capacity: capacity.PoolCapacity
-
-
-@dataclass(frozen=True, slots=True)
-class Driver:
-    """A driver that is ready to be served, or called in process (the shim wraps `node` and `controller`)."""
-
-    name: volumes.DriverName
-    stores: Stores
-    controller_rules: ControllerRules
-    node_rules: Rules
-    snapshots: SnapshotRecovery
-    identity: Identity
-    controller: Controller
-    group_controller: GroupController
-    snapshot_metadata: SnapshotMetadata
-    node: Node
-    volume_orphans: VolumeGarbageCollector
-    attachment_orphans: AttachmentGarbageCollector
-    operations: operations.KeyedOperations
-
-    async def finish_changes(self) -> None:
-        """Tell guests of limits that an earlier life wrote down and did not tell."""
-        rules = self.controller_rules
-        await rules.batches.finish(await asyncio.to_thread(rules.modifier.interrupted))
-
-    async def collect_garbage(self, *, grace_s: float = GRACE_S) -> tuple[volumes.VolumeId, ...]:
-        """Remove what crashes left of volumes and attachments; answers the volumes that are gone now."""
-        gone = await self.volume_orphans.collect(grace_s=grace_s)
-        await self.attachment_orphans.collect()
-        return gone
-
-    async def keep_collecting_garbage(self) -> None:
-        """Now and every hour, until cancelled; one that fails is not the last."""
-        while True:
-            try:
-                await self.collect_garbage()
-            except errors.CrustError as err:
-                _log.warning("garbage collection failed", extra={"error": err})
-            await asyncio.sleep(COLLECT_PERIOD_S)
-
-    def open(self) -> None:
-        """Read what the disk and the kernel say. Once, before the first call. Blocks.
-
-        Raises what `Pool.open` does, `node_state.UnreadableEntry`, and whatever keeps a directory from being made.
-        """
-        self.snapshots.thaw()
-        self.stores.pool.open()
-        self.stores.volume_records.open()
-        self.stores.content_records.open()
-        self.stores.backend.open()
-        self.stores.node_state.open(boot.boot_id())
-        self.node_rules.io_limits.recover(self.stores.volume_records)
-        self.snapshots.open()
 
 
 def build(  # noqa: PLR0913 - one per setting
@@ -310,7 +231,7 @@ def _controller_rules(  # noqa: PLR0913 - composition
         ),
         snapshots=calls,
         modifier=modifier,
-        batches=Coalescer(here.driver, running, modifier.apply, window_s=modify_window_s),
+        coalescer=Coalescer(here.driver, running, modifier.apply, window_s=modify_window_s),
     )
 
 
@@ -322,7 +243,7 @@ def _node_rules(  # noqa: PLR0913 - composition
     health_check: HealthCheck,
     provisioner: Provisioner,
     target_roots: tuple[str, ...],
-) -> Rules:
+) -> NodeRules:
     volume_records, content_records = stores.volume_records, stores.content_records
     node_state, backend = stores.node_state, stores.backend
     node_expand = NodeExpand(volume_records, content_records, node_state, backend, stores.supported)
@@ -343,7 +264,7 @@ def _node_rules(  # noqa: PLR0913 - composition
         node_expand=node_expand,
         node_id=here.node_id,
     )
-    return Rules(
+    return NodeRules(
         live=live,
         io_limits=io_limits,
         fs_types=stores.supported.fs_types,
@@ -387,117 +308,3 @@ class _EphemeralProvisioner:
 
     async def delete(self, volume_id: volumes.VolumeId) -> None:
         await self.provisioner.delete(volume_id)
-
-
-@asynccontextmanager
-async def running(
-    driver: Driver, *, socket: str, state_dir: str, run_dir: str, take_over: bool = False
-) -> AsyncIterator[Daemon]:
-    """The driver, serving on `socket` while the block runs; every running operation ends before it is left.
-
-    Raises `flocks.LockHeld` when another process has the pool, and what `server.serving` raises.
-    """
-    async with AsyncExitStack() as stack:
-        await asyncio.to_thread(_make_own, state_dir, run_dir)
-        lock_path = os.path.join(state_dir, "driver.lock")
-        daemon = await stack.enter_async_context(starting(lock_path, take_over=take_over))
-        daemon.when_settled(driver.operations.idle)
-        await _open(driver, daemon.owned)
-        await stack.enter_async_context(
-            server.serving(
-                socket,
-                lambda s: csi_pb2_grpc.add_IdentityServicer_to_server(driver.identity, s),
-                lambda s: csi_pb2_grpc.add_ControllerServicer_to_server(driver.controller, s),
-                lambda s: csi_pb2_grpc.add_GroupControllerServicer_to_server(
-                    driver.group_controller, s
-                ),
-                lambda s: csi_pb2_grpc.add_SnapshotMetadataServicer_to_server(
-                    driver.snapshot_metadata, s
-                ),
-                lambda s: csi_pb2_grpc.add_NodeServicer_to_server(driver.node, s),
-                name="driver",
-                lock_path=os.path.join(run_dir, "socket.lock"),
-                daemon=daemon,
-                gate=Gate(),
-            )
-        )
-        await stack.enter_async_context(daemon.serves())
-        _log.info("driver serves", extra={"driver": driver.name, "socket": socket})
-        yield daemon
-
-
-async def _open(driver: Driver, owned: AsyncExitStack) -> None:
-    """Read the state, and begin what runs beside the calls; `owned` ends it before another process may write."""
-    owned.push_async_callback(asyncio.to_thread, driver.node_rules.io_limits.throttle.close)
-    await asyncio.to_thread(driver.open)
-    owned.push_async_callback(driver.node_rules.io_limits.guests.close)
-    owned.push_async_callback(driver.operations.drain)
-    owned.push_async_callback(driver.controller_rules.batches.drain)
-    await owned.enter_async_context(_beside("garbage collection", driver.keep_collecting_garbage()))
-    await owned.enter_async_context(
-        _beside("guests' thaw", driver.snapshots.guest_freezer.keep_recovering())
-    )
-    await owned.enter_async_context(_beside("guests' limits", driver.finish_changes()))
-
-
-async def run(  # noqa: PLR0913 - one per setting
-    *,
-    socket: str,
-    state_dir: str,
-    run_dir: str,
-    node_id: str,
-    csi_profile: CsiProfile = "1.12",
-    target_roots: tuple[str, ...] = ("/var/lib/kubelet",),
-    overcommit: float = 1.0,
-    max_volumes: int = 0,
-    runtime_socket: str = "",
-    io_cgroup: str = "",
-    modify_window_s: float = 0,
-    take_over: bool = False,
-) -> None:
-    """Serve until cancelled. Raises what keeps the driver from starting, with nothing half-served."""
-    driver = build(
-        state_dir=state_dir,
-        run_dir=run_dir,
-        node_id=node_id,
-        csi_profile=csi_profile,
-        target_roots=target_roots,
-        overcommit=overcommit,
-        max_volumes=max_volumes,
-        runtime_guests=guests.runtime_guests(runtime_socket),
-        io_cgroup=io_cgroup,
-        modify_window_s=modify_window_s,
-    )
-    async with running(
-        driver, socket=socket, state_dir=state_dir, run_dir=run_dir, take_over=take_over
-    ) as daemon:
-        await daemon.forever()
-
-
-@asynccontextmanager
-async def _beside(name: str, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    task = asyncio.create_task(work, name=name)
-    task.add_done_callback(_ended)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
-def _ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        told = {"task": task.get_name()}
-        _log.error("what runs beside the calls has ended", extra=told, exc_info=task.exception())
-
-
-def _make_own(*directories: str) -> None:
-    for path in directories:
-        _make_directories(path)
-
-
-def _make_directories(path: str) -> None:
-    parent = os.path.dirname(path)
-    if not os.path.isdir(parent):
-        _make_directories(parent)
-    durable.make_directory(path, 0o700)

@@ -124,14 +124,14 @@ def shim(**flags: Any) -> None:
 )
 def driver(**flags: Any) -> None:
     """Serve block.csi.crust.dev, the block-volume CSI driver."""
-    from crust.blockdriver import app
+    from crust.blockdriver import serve
     from crust.host.mounts import propagation
     from crust.settings import DriverSettings
 
     async def run(settings: DriverSettings) -> None:
         if settings.check_propagation:
             await asyncio.to_thread(propagation.check, settings.target_roots)
-        await app.run(
+        await serve.run(
             socket=settings.socket,
             state_dir=settings.state_dir,
             run_dir=settings.run_dir,

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from crust import volumes
 from crust.blockdriver import app
+from crust.blockdriver.driver import Driver
 from crust.blockdriver.node import ephemeral, guests
 from crust.blockdriver.records.pool import PoolIds
 from crust.blockdriver.services.node_identity import CsiProfile
@@ -73,7 +74,7 @@ class Bench:
     runtime_guests: guests.Guests | None = None
     io_cgroup: str = ""
     overcommit: float = 1.0
-    driver: app.Driver = field(init=False)
+    driver: Driver = field(init=False)
 
     def __post_init__(self) -> None:
         for name in ("state", "run", "staging", "pods"):

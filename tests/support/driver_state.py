@@ -5,7 +5,6 @@ from pathlib import Path
 
 from crust import errors, volumes
 from crust.blockdriver import app
-from crust.blockdriver.app import Driver
 from crust.blockdriver.controller import topology
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.controller.modify_volume import (
@@ -14,6 +13,7 @@ from crust.blockdriver.controller.modify_volume import (
     Expansion,
     Outcome,
 )
+from crust.blockdriver.driver import Driver
 from crust.blockdriver.node import guests
 from crust.host.cgroups import throttling
 from tests.support.block_driver import mount

@@ -57,7 +57,7 @@ class ControllerRules:
     capacity_report: CapacityReport
     snapshots: SnapshotCalls
     modifier: VolumeModifier
-    batches: Coalescer
+    coalescer: Coalescer
 
 
 class Controller(csi_pb2_grpc.ControllerServicer):
@@ -258,7 +258,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         given = request.HasField("volume_capability")
         capability = csi.capability(request.volume_capability) if given else None
         change = Change(expansion=Expansion(wanted, capability))
-        expanded = (await self._rules.batches.ask(volume_id, change)).expanded
+        expanded = (await self._rules.coalescer.ask(volume_id, change)).expanded
         assert expanded is not None, "what was asked was answered"
         if isinstance(expanded, errors.CrustError):
             raise expanded
@@ -276,7 +276,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             raise limits.MissingField("mutable_parameters")
         sent = limits.mapping(request.mutable_parameters, "mutable_parameters")
         change = Change(limits=io_limit_parameters.parse(sent))
-        unmodified = (await self._rules.batches.ask(volume_id, change)).unmodified
+        unmodified = (await self._rules.coalescer.ask(volume_id, change)).unmodified
         if unmodified is not None:
             raise unmodified
         return csi_pb2.ControllerModifyVolumeResponse()

@@ -59,7 +59,7 @@ class StagingPathNotGiven(errors.NotReady):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class NodeRules:
     """The node side's rules, each a class that is called without a server."""
 
     live: LiveVolumes
@@ -79,7 +79,7 @@ class Node(csi_pb2_grpc.NodeServicer):
     """The Node service."""
 
     def __init__(
-        self, here: NodeIdentity, rules: Rules, running: operations.KeyedOperations
+        self, here: NodeIdentity, rules: NodeRules, running: operations.KeyedOperations
     ) -> None:
         self._here = here
         self._rules = rules

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver import app
+from crust.blockdriver import serve
 from crust.blockdriver.controller import io_limit_parameters
 from crust.blockdriver.engines.protocol import Attachment
 from crust.blockdriver.node import guests, io_limits
@@ -419,7 +419,7 @@ async def test_start_sends_the_guest_an_interrupted_change(limited: Bench) -> No
     guest.error = None
     limited.restart()
     with tempfile.TemporaryDirectory(prefix="crust-") as short:
-        async with app.running(
+        async with serve.running(
             limited.driver,
             socket=f"{short}/csi.sock",
             state_dir=str(limited.root / "state"),

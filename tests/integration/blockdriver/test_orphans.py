@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver import app
+from crust.blockdriver import driver
 from crust.blockdriver.controller import orphans
 from crust.host.block import loop
 from tests.support.block_driver import MIB, Bench, block, mount
@@ -150,8 +150,8 @@ async def test_gc_runs_again_after_a_failure(bench: Bench, monkeypatch: pytest.M
         await asyncio.get_running_loop().create_future()
         return ()
 
-    monkeypatch.setattr(app, "COLLECT_PERIOD_S", 0)
-    monkeypatch.setattr(app.Driver, "collect_garbage", collecting)
+    monkeypatch.setattr(driver, "COLLECT_PERIOD_S", 0)
+    monkeypatch.setattr(driver.Driver, "collect_garbage", collecting)
     forever = asyncio.create_task(bench.driver.keep_collecting_garbage())
     await again.wait()
     forever.cancel()

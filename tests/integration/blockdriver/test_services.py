@@ -12,8 +12,9 @@ import grpc.aio
 import pytest
 from google.protobuf.message import Message
 
-from crust.blockdriver import app
+from crust.blockdriver import app, serve
 from crust.blockdriver.controller.modify_volume import VolumeModifier
+from crust.blockdriver.driver import Driver
 from crust.host.files import flocks
 from crust.host.mounts import mount_capacity
 from crust.rpc import channel, csi, extensions
@@ -28,7 +29,7 @@ M = TypeVar("M", bound=Message)
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
     driver = build(tmp_path)
-    async with app.running(
+    async with serve.running(
         driver,
         socket=f"{tmp_path}/csi.sock",
         state_dir=f"{tmp_path}/state",
@@ -39,7 +40,7 @@ async def served(tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
         await connected.close()
 
 
-def build(root: Path) -> app.Driver:
+def build(root: Path) -> Driver:
     return app.build(
         state_dir=f"{root}/state", run_dir=f"{root}/run", node_id="n", target_roots=(str(root),)
     )
@@ -184,7 +185,7 @@ def changed(message: M, **fields: object) -> M:
 
 async def test_second_driver_of_a_pool_is_refused(served: grpc.aio.Channel, tmp_path: Path) -> None:
     with pytest.raises(flocks.LockHeld):
-        async with app.running(
+        async with serve.running(
             build(tmp_path),
             socket=f"{tmp_path}/other.sock",
             state_dir=f"{tmp_path}/state",
@@ -233,7 +234,7 @@ async def test_background_task_that_fails_is_logged(
 
     monkeypatch.setattr(VolumeModifier, "interrupted", broken)
     async with (
-        app.running(
+        serve.running(
             driver,
             socket=f"{tmp_path}/csi.sock",
             state_dir=f"{tmp_path}/state",
@@ -271,7 +272,7 @@ async def test_driver_is_taken_over_without_an_error_while_volumes_are_made_and_
                 enough[number // 40].set()
 
     def serving(*, take_over: bool) -> Any:
-        return app.running(
+        return serve.running(
             build(tmp_path),
             socket=socket,
             state_dir=f"{tmp_path}/state",

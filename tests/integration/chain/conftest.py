@@ -13,6 +13,7 @@ import pytest
 
 from crust import volumes
 from crust.blockdriver import app as driver_app
+from crust.blockdriver import serve
 from crust.handoff import store
 from crust.host.block import devices, loop
 from crust.host.mounts import mount_api, mountinfo
@@ -48,7 +49,7 @@ class Chain:
         )
         enter = self.stack.enter_async_context
         await enter(
-            driver_app.running(
+            serve.running(
                 built,
                 socket=self.places.driver,
                 state_dir=f"{root}/state",

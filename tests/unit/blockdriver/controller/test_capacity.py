@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver.app import Driver
 from crust.blockdriver.controller import capacity, create_volume, topology
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.controller.get_capacity import CapacityQuery
+from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import PoolSpace
 from tests.support import driver_state
 from tests.support.block_driver import MIB, Mode, mount

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver.app import Driver
 from crust.blockdriver.controller import controller_publish
 from crust.blockdriver.controller.controller_publish import ControllerPublish, PublishRequest
+from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.node.attach_slots import AttachSlots
 from crust.blockdriver.node.node_state import Staged

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver.app import Driver
 from crust.blockdriver.controller import create_volume, parameters, volume_size
 from crust.blockdriver.controller.create_volume import Create, Provisioner
+from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.records import capability_check, volume_records
 from crust.blockdriver.records.pool import IdOfOtherPool, PoolIds

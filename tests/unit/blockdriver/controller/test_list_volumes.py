@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver.app import Driver
 from crust.blockdriver.controller import list_volumes
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.controller.list_volumes import VolumeLister
+from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.records import volume_records
 from crust.blockdriver.records.health import HealthCheck, Kind

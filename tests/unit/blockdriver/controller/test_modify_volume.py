@@ -10,10 +10,10 @@ from typing import cast
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver.app import Driver
 from crust.blockdriver.controller import capacity, modify_volume
 from crust.blockdriver.controller.create_volume import ExistsDifferently
 from crust.blockdriver.controller.modify_volume import Change, Expanded, Expansion
+from crust.blockdriver.driver import Driver
 from crust.blockdriver.node import guests, io_limits
 from crust.blockdriver.node.node_state import Published
 from crust.blockdriver.records import volume_records

@@ -6,6 +6,7 @@ import pytest
 
 from crust import volumes
 from crust.blockdriver import app
+from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.node.node_state import Published
 from crust.rpc import csi
@@ -21,7 +22,7 @@ def runtime_guests() -> FakeGuests:
 
 
 @pytest.fixture
-def driver(tmp_path: Path, runtime_guests: FakeGuests) -> app.Driver:
+def driver(tmp_path: Path, runtime_guests: FakeGuests) -> Driver:
     (tmp_path / "state").mkdir()
     made = app.build(
         state_dir=str(tmp_path / "state"),
@@ -37,7 +38,7 @@ def driver(tmp_path: Path, runtime_guests: FakeGuests) -> app.Driver:
 
 
 async def create(
-    driver: app.Driver, name: str, *, source: str = "", snapshot: str = ""
+    driver: Driver, name: str, *, source: str = "", snapshot: str = ""
 ) -> volumes.VolumeId:
     request = csi_pb2.CreateVolumeRequest(
         name=name, volume_capabilities=[csi.capability_to_wire(mount())]
@@ -50,12 +51,12 @@ async def create(
     return volumes.VolumeId(answer.volume.volume_id)
 
 
-async def take(driver: app.Driver, volume_id: str) -> str:
+async def take(driver: Driver, volume_id: str) -> str:
     request = csi_pb2.CreateSnapshotRequest(source_volume_id=volume_id, name="snap")
     return (await driver.controller.CreateSnapshot(request, caller())).snapshot.snapshot_id
 
 
-async def test_volume_lifecycle_without_host_device_succeeds(driver: app.Driver) -> None:
+async def test_volume_lifecycle_without_host_device_succeeds(driver: Driver) -> None:
     one = await create(driver, "one")
     driver.stores.backend.attach(one)
     taken = await take(driver, one)
@@ -91,7 +92,7 @@ async def test_volume_lifecycle_without_host_device_succeeds(driver: app.Driver)
 
 
 async def test_snapshot_freezes_a_guest_that_opens_the_image(
-    driver: app.Driver, runtime_guests: FakeGuests, tmp_path: Path
+    driver: Driver, runtime_guests: FakeGuests, tmp_path: Path
 ) -> None:
     one, target = await create(driver, "one"), str(tmp_path / "target")
     driver.stores.backend.attach(one)
@@ -116,7 +117,7 @@ async def test_snapshot_freezes_a_guest_that_opens_the_image(
 
 
 async def test_publish_on_host_without_device_raises_no_host_device(
-    driver: app.Driver, tmp_path: Path
+    driver: Driver, tmp_path: Path
 ) -> None:
     one = await create(driver, "one")
     (tmp_path / "staging").mkdir()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver.app import Driver
+from crust.blockdriver.driver import Driver
 from crust.blockdriver.records import content_record, content_records
 from crust.blockdriver.records.content_record import ContentRecord
 from crust.blockdriver.records.content_records import ContentRecords

@@ -1,0 +1,93 @@
+"""A driver that was put together: its services, and what it does beside the calls."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from crust import errors, operations, volumes
+from crust.blockdriver.controller import capacity
+from crust.blockdriver.controller.orphans import GRACE_S, VolumeGarbageCollector
+from crust.blockdriver.engines.protocol import Backend
+from crust.blockdriver.node.node_state import NodeState
+from crust.blockdriver.node.orphans import AttachmentGarbageCollector
+from crust.blockdriver.records.capability_check import SupportedCapabilities
+from crust.blockdriver.records.content_records import ContentRecords
+from crust.blockdriver.records.pool import Pool
+from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.services.controller import Controller, ControllerRules
+from crust.blockdriver.services.group_controller import GroupController
+from crust.blockdriver.services.identity import Identity
+from crust.blockdriver.services.node import Node, NodeRules
+from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
+from crust.blockdriver.snapshots.recovery import SnapshotRecovery
+from crust.host.process import boot
+
+COLLECT_PERIOD_S = 3600.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """What both parts of the driver rest on: what is remembered, and what holds the bytes."""
+
+    pool: Pool
+    volume_records: VolumeRecords
+    content_records: ContentRecords
+    node_state: NodeState
+    backend: Backend
+    supported: SupportedCapabilities
+    capacity: capacity.PoolCapacity
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """A driver that is ready to be served, or called in process (the shim wraps `node` and `controller`)."""
+
+    name: volumes.DriverName
+    stores: Stores
+    controller_rules: ControllerRules
+    node_rules: NodeRules
+    snapshots: SnapshotRecovery
+    identity: Identity
+    controller: Controller
+    group_controller: GroupController
+    snapshot_metadata: SnapshotMetadata
+    node: Node
+    volume_orphans: VolumeGarbageCollector
+    attachment_orphans: AttachmentGarbageCollector
+    operations: operations.KeyedOperations
+
+    async def finish_changes(self) -> None:
+        """Tell guests of limits that an earlier life wrote down and did not tell."""
+        rules = self.controller_rules
+        await rules.coalescer.finish(await asyncio.to_thread(rules.modifier.interrupted))
+
+    async def collect_garbage(self, *, grace_s: float = GRACE_S) -> tuple[volumes.VolumeId, ...]:
+        """Remove what crashes left of volumes and attachments; answers the volumes that are gone now."""
+        gone = await self.volume_orphans.collect(grace_s=grace_s)
+        await self.attachment_orphans.collect()
+        return gone
+
+    async def keep_collecting_garbage(self) -> None:
+        """Now and every hour, until cancelled; one that fails is not the last."""
+        while True:
+            try:
+                await self.collect_garbage()
+            except errors.CrustError as err:
+                _log.warning("garbage collection failed", extra={"error": err})
+            await asyncio.sleep(COLLECT_PERIOD_S)
+
+    def open(self) -> None:
+        """Read what the disk and the kernel say. Once, before the first call. Blocks.
+
+        Raises what `Pool.open` does, `node_state.UnreadableEntry`, and whatever keeps a directory from being made.
+        """
+        self.snapshots.thaw()
+        self.stores.pool.open()
+        self.stores.volume_records.open()
+        self.stores.content_records.open()
+        self.stores.backend.open()
+        self.stores.node_state.open(boot.boot_id())
+        self.node_rules.io_limits.recover(self.stores.volume_records)
+        self.snapshots.open()
