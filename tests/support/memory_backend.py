@@ -114,7 +114,7 @@ class MemoryBackend:
         """No limit."""
         return 0
 
-    def trouble(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
+    def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
         """An image that is smaller than it should be."""
         return "" if self.images.get(volume_id, 0) >= size_bytes else "too small"
 

@@ -1,12 +1,11 @@
-"""What the driver needs of whatever holds the bytes.
+"""What the driver needs of an engine, which stores the bytes of volumes.
 
 A volume is an id and a size. `attach` makes it usable on this node, which need not mean a block device of this host:
-an image that a hypervisor opens itself, over the network, has none. So creating, deleting, copying, listing and
-looking never ask for a device, and what cannot be done without one, a host mount above all, is refused where it is
-asked for (`NoHostDevice`).
+an image that a hypervisor opens itself, over the network, has none. So create, delete, copy, list and the health
+checks need no device, and a call that does need one, a host mount above all, is refused (`NoHostDevice`).
 
 Every method is plain and may block: the driver makes one hop to a thread per operation. Every change is idempotent
-and durable when it returns, and is serialised per volume by the caller. State is read from the engine and the
+and durable when it returns, and the caller serialises changes of one volume. State is read from the engine and the
 kernel, never from memory alone.
 """
 
@@ -20,19 +19,19 @@ Source = volumes.BlockSource
 
 
 class ImageMissing(errors.Corrupt):
-    """A volume is on record and its bytes are gone."""
+    """A volume has a record, but its image does not exist."""
 
     def __init__(self, volume_id: str) -> None:
         super().__init__(
-            f"the image of {volume_id} is gone",
-            why="the driver has the volume on record and did not remove its image",
+            f"the image of {volume_id} does not exist",
+            why="the volume has a record, and the driver did not remove its image",
             hint="restore the image; the record is kept",
         )
         self.volume_id = volume_id
 
 
 class StillAttached(errors.NotReady):
-    """A volume cannot be removed while this node uses it."""
+    """A volume is attached on this node, and cannot be removed or moved."""
 
     def __init__(self, volume_id: str, where: str) -> None:
         super().__init__(
@@ -42,12 +41,12 @@ class StillAttached(errors.NotReady):
 
 
 class NoHostDevice(errors.NotReady):
-    """A volume that this host has no block device of: only a hypervisor opens it."""
+    """A volume without a block device on this host: only a hypervisor opens it."""
 
     def __init__(self) -> None:
         super().__init__(
             "the volume cannot be used on this host",
-            why="its engine gives it to hypervisors alone, and makes no device of it here",
+            why="its engine makes no block device: only a hypervisor can open it",
             hint="publish it with deferral, to a runtime that opens such images",
         )
 
@@ -61,14 +60,14 @@ class Attachment:
 
     @property
     def source(self) -> Source:
-        """The device, for what cannot be done without it; raises `NoHostDevice`."""
+        """The device; raises `NoHostDevice` if there is none."""
         if self.device is None:
             raise NoHostDevice()
         return self.device
 
     @property
     def shown(self) -> str:
-        """Where it is, for people."""
+        """The device or image, for messages."""
         return self.device.path if self.device else "an image that only a hypervisor opens"
 
 
@@ -91,9 +90,9 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class PoolSpace:
-    """A pool's space in bytes: what it can hold of ours, what can still be written, and the blocks of its snapshots.
+    """A pool's space in bytes: its size for our images, its free bytes, and the blocks of its snapshots.
 
-    `size_bytes` leaves out what others keep there. In `snapshot_bytes` a shared block counts once per snapshot.
+    `size_bytes` excludes other files in the filesystem. In `snapshot_bytes` a shared block counts once per snapshot.
     """
 
     size_bytes: int
@@ -106,138 +105,138 @@ class NoChangeTracking(errors.NotReady):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            "changed blocks are not known",
+            "changed blocks cannot be computed",
             why=why,
             hint="compare the snapshots' content, or use the list of allocated blocks",
         )
 
 
 class SnapshotMissing(errors.Corrupt):
-    """A snapshot is on record and its bytes are gone."""
+    """A snapshot has a record, but its image does not exist."""
 
     def __init__(self, snapshot_id: str) -> None:
         super().__init__(
-            f"the image of {snapshot_id} is gone",
-            why="the driver has the snapshot on record and did not remove its image",
+            f"the image of {snapshot_id} does not exist",
+            why="the snapshot has a record, and the driver did not remove its image",
             hint="restore the image, or delete the snapshot",
         )
         self.snapshot_id = snapshot_id
 
 
 class Backend(Protocol):
-    """The bytes of volumes. Errors are crust's; sizes are bytes."""
+    """An engine that stores volumes. Errors are crust's; sizes are bytes."""
 
     @property
     def modes(self) -> frozenset[volumes.AccessMode]:
-        """The access modes that can be honoured."""
+        """The supported access modes."""
         ...
 
     def open(self) -> None:
-        """Get ready; called once, before anything else."""
+        """Open the engine; called once, before anything else."""
         ...
 
     def check(self) -> None:
-        """Raise `NotReady` if volumes cannot be made or attached now. Cheap: asked every few seconds."""
+        """Raise `NotReady` if volumes cannot be made or attached now. Cheap: called every few seconds."""
         ...
 
     def exists(self, volume_id: volumes.VolumeId) -> bool:
-        """Whether there are bytes under this id."""
+        """Whether an image of this id exists."""
         ...
 
     def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
-        """Make an image that reads as zeros, or finish making one. Raises `Exhausted`."""
+        """Create an image that reads as zeros, or complete one. Raises `Exhausted`."""
         ...
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
-        """Make the image at least so large. Raises `ImageMissing`, `Exhausted`."""
+        """Grow the image to at least this size. Raises `ImageMissing`, `Exhausted`."""
         ...
 
     def delete(self, volume_id: volumes.VolumeId) -> None:
-        """Remove the image; absent is fine. Raises `StillAttached`."""
+        """Remove the image; absent is a success. Raises `StillAttached`."""
         ...
 
     def maximum_bytes(self) -> int:
-        """The largest volume that the engine can hold, whatever room there is (`Exhausted` is for room)."""
+        """The largest possible volume, whatever the free capacity (for that there is `Exhausted`)."""
         ...
 
     def space(self) -> PoolSpace:
-        """The pool's space at this moment; costs the same whatever is in it. Raises `NotReady` if it is away."""
+        """The pool's space now, in constant time. Raises `NotReady` if the pool is absent."""
         ...
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
-        """Every image of a volume there is, recorded or not. Cheap."""
+        """The ids of all volume images, recorded or not. Cheap."""
         ...
 
     def snapshot_ids(self) -> frozenset[str]:
-        """Every snapshot there is, recorded or not. Asked for the pool's health alone."""
+        """The ids of all snapshot images, recorded or not. Only the pool's health uses it."""
         ...
 
     def attach(self, volume_id: volumes.VolumeId) -> Attachment:
-        """Make the volume usable here, once however often it is asked. Raises `ImageMissing`, `Exhausted`."""
+        """Attach the volume on this node; idempotent. Raises `ImageMissing`, `Exhausted`."""
         ...
 
     def attached_here(self) -> tuple[volumes.VolumeId, ...]:
-        """The volumes that may be attached on this node, whoever attached them."""
+        """The volumes that may be attached on this node, whichever process attached them."""
         ...
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """How the volume is usable here at this moment, if it is."""
+        """How the volume is attached on this node now, if it is."""
         ...
 
     def strays(self) -> tuple[Attachment, ...]:
-        """What this engine attached here for volumes whose bytes are gone or were replaced since; nobody else's."""
+        """Attachments that this engine made for images that were removed or replaced since; no others."""
         ...
 
     def drop(self, stray: Attachment) -> None:
-        """Undo the attachment of a stray; one that is none any more is fine. Raises `NotReady` while in use."""
+        """Detach an orphan; one that is detached is a success. Raises `NotReady` while in use."""
         ...
 
     def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """Let an attached volume take its image's size; None when it is not attached."""
+        """Give an attached volume's device its image's size; None when it is not attached."""
         ...
 
     def detach(self, volume_id: volumes.VolumeId) -> None:
-        """Undo `attach`, and see that it is undone; not attached is fine. Raises `NotReady` while in use."""
+        """Detach, and verify it; not attached is a success. Raises `NotReady` while in use."""
         ...
 
     def attach_limit(self) -> int:
-        """How many volumes this node can have attached at once; 0 when nothing limits it."""
+        """How many volumes this node can have attached at once; 0 for no limit."""
         ...
 
-    def trouble(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
-        """What is wrong with the image, which should have `size_bytes`; empty when nothing is."""
+    def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
+        """The problem of an image that should have `size_bytes`; empty if there is none."""
         ...
 
     def copies_at_once(self) -> bool:
-        """Whether snapshots and clones are of one moment, and take no time, while the volume is written to."""
+        """Whether snapshots and clones are atomic and immediate, also while the volume is written to."""
         ...
 
     def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """The room that a snapshot of the volume would take now; 0 where it shares with the volume."""
+        """The capacity that a snapshot of the volume would take now; 0 where it shares blocks with the volume."""
         ...
 
     def take_snapshot(self, image: Image) -> None:
-        """Keep the volume's bytes as they are now, all that was written to this node's device included.
+        """Copy the volume's present content, including what was written to this node's device.
 
-        In place of an image of that id, whole or not. Raises `ImageMissing`, `Exhausted`.
+        Replaces an image of that id, complete or not. Raises `ImageMissing`, `Exhausted`.
         """
         ...
 
     def moved_on(self, image: Image) -> bool:
-        """Whether the volume may hold something else by now than its snapshot; only where `copies_at_once`.
+        """Whether the volume may differ from its snapshot by now; only where `copies_at_once`.
 
-        What was written to this node's device counts. False is exact; True errs on the safe side.
+        What was written to this node's device counts. False is exact; True may be wrong.
         """
         ...
 
     def delete_snapshot(self, image: Image) -> None:
-        """Forget a snapshot; absent is fine. What was made of it does not change."""
+        """Remove a snapshot; absent is a success. Volumes made from it do not change."""
         ...
 
     def restore(self, volume_id: volumes.VolumeId, image: Image, size_bytes: int) -> None:
-        """Make the volume's image from a snapshot, with zeros behind it up to `size_bytes`.
+        """Make the volume's image from a snapshot, with zeros after it up to `size_bytes`.
 
-        In place of one of that id, whole or not. Raises `SnapshotMissing`, `Exhausted`.
+        Replaces an image of that id, complete or not. Raises `SnapshotMissing`, `Exhausted`.
         """
         ...
 
@@ -251,12 +250,12 @@ class Backend(Protocol):
     ) -> None:
         """Like `restore`, from a volume as it is now, which must have `source_bytes`.
 
-        Raises `ImageMissing`, `Exhausted`, and `Corrupt` for a source that was cut short.
+        Raises `ImageMissing`, `Exhausted`, and `Corrupt` for a truncated source.
         """
         ...
 
     def allocated(self, image: Image) -> tuple[Region, ...]:
-        """The parts of a snapshot that may hold something else than zeros, ascending. Raises `SnapshotMissing`."""
+        """The parts of a snapshot that may be other than zeros, ascending. Raises `SnapshotMissing`."""
         ...
 
     def changed(self, base: Image, target: Image) -> tuple[Region, ...]:

@@ -95,10 +95,10 @@ class NodeStats:
         entry = self._node_state.published(path) if path else None
         if path is None or found.findings or (entry is not None and entry.deferred):
             return found
-        trouble = self._trouble(self._find(Look(volume_id, path, deferred=False)))
-        if not trouble:
+        problem = self._problem(self._find(Look(volume_id, path, deferred=False)))
+        if not problem:
             return found
-        finding = health.Finding(health.Kind.INACCESSIBLE, "DeviceFailed", trouble)
+        finding = health.Finding(health.Kind.INACCESSIBLE, "DeviceFailed", problem)
         return health.Health(volume_id, (finding,))
 
     def _measure(self, look: Look) -> volumes.VolumeStats:
@@ -131,16 +131,16 @@ class NodeStats:
     def _condition(self, place: _Place) -> volumes.VolumeCondition | None:
         if not self._tells_condition:
             return None
-        trouble = self._trouble(place)
-        return volumes.VolumeCondition(bool(trouble), trouble or "nothing is wrong")
+        problem = self._problem(place)
+        return volumes.VolumeCondition(bool(problem), problem or "nothing is wrong")
 
-    def _trouble(self, place: _Place) -> str:
+    def _problem(self, place: _Place) -> str:
         if not place.is_raw and (found := host_usage.problem(place.mount)):
             return found
         if devices_size(place.attachment) == 0:
             return "the device is gone"
         volume_id = volumes.VolumeId(place.record.volume_id)
-        return self._backend.trouble(volume_id, place.record.capacity_bytes)
+        return self._backend.image_problem(volume_id, place.record.capacity_bytes)
 
 
 def devices_size(attachment: Attachment) -> int:

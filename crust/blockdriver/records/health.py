@@ -120,8 +120,8 @@ class HealthCheck:
         if not self._backend.exists(volume_id):
             text = f"the image of {volume_id} is gone; the driver did not remove it"
             return Finding(Kind.DATA_LOSS, "ImageMissing", text)
-        trouble = self._backend.trouble(volume_id, size_bytes)
-        return Finding(Kind.DATA_LOSS, "ImageDamaged", trouble) if trouble else None
+        problem = self._backend.image_problem(volume_id, size_bytes)
+        return Finding(Kind.DATA_LOSS, "ImageDamaged", problem) if problem else None
 
     def _without_record(self, volume_id: volumes.VolumeId) -> Health:
         if not self._pool.ids.is_volume_id(volume_id) or not self._is_there(volume_id):

@@ -1,4 +1,4 @@
-"""CSI Controller: decode, call, encode. What is not here is UNIMPLEMENTED, and not advertised."""
+"""CSI Controller: decode, call, encode. RPCs that are not here are UNIMPLEMENTED and not advertised."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ _HEALTH = {
 
 @dataclass(frozen=True, slots=True)
 class ControllerRules:
-    """The controller side's rules, each a class that is called without a server."""
+    """The rules of the controller part; tests call them without a server."""
 
     provisioner: Provisioner
     publisher: ControllerPublish
@@ -74,7 +74,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     async def ControllerGetCapabilities(
         self, request: csi_pb2.ControllerGetCapabilitiesRequest, context: Context
     ) -> csi_pb2.ControllerGetCapabilitiesResponse:
-        """Only what is served, health as the profile says it, and additions to callers that know them."""
+        """The capabilities of the CSI profile; crust's extensions only for callers that opt in."""
         types = [*_CAPABILITIES, *_HEALTH[self._here.csi_profile]]
         if extensions.node_info_requested(context):
             types.append(_Rpc.GET_NODE_INFO)
@@ -98,7 +98,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     async def DeleteVolume(
         self, request: csi_pb2.DeleteVolumeRequest, context: Context
     ) -> csi_pb2.DeleteVolumeResponse:
-        """Absent is fine."""
+        """Idempotent: absent is a success."""
         volume_id = limits.volume_id(request.volume_id)
         await self._running.run(
             self._key(volume_id), "DeleteVolume", None, lambda: self._provisioner.delete(volume_id)
@@ -108,25 +108,25 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     async def CreateSnapshot(
         self, request: csi_pb2.CreateSnapshotRequest, context: Context
     ) -> csi_pb2.CreateSnapshotResponse:
-        """Idempotent by name; of one moment."""
+        """Idempotent by name; a point-in-time copy."""
         return await self._rules.snapshots.create(request)
 
     async def DeleteSnapshot(
         self, request: csi_pb2.DeleteSnapshotRequest, context: Context
     ) -> csi_pb2.DeleteSnapshotResponse:
-        """Absent is fine."""
+        """Idempotent: absent is a success."""
         return await self._rules.snapshots.delete(request)
 
     async def ListSnapshots(
         self, request: csi_pb2.ListSnapshotsRequest, context: Context
     ) -> csi_pb2.ListSnapshotsResponse:
-        """In order of ids."""
+        """Ordered by id."""
         return await self._rules.snapshots.list(request)
 
     async def GetSnapshot(
         self, request: csi_pb2.GetSnapshotRequest, context: Context
     ) -> csi_pb2.GetSnapshotResponse:
-        """One line of the list."""
+        """One entry of the list."""
         return await self._rules.snapshots.get(request)
 
     async def ControllerPublishVolume(
@@ -145,7 +145,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     async def ControllerUnpublishVolume(
         self, request: csi_pb2.ControllerUnpublishVolumeRequest, context: Context
     ) -> csi_pb2.ControllerUnpublishVolumeResponse:
-        """Not published is fine; without a node, from all of them."""
+        """Idempotent; without a node id, from all nodes."""
         volume_id = limits.volume_id(request.volume_id)
         node_id = limits.optional(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
         await self._running.run(
@@ -159,7 +159,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     async def ListVolumes(
         self, request: csi_pb2.ListVolumesRequest, context: Context
     ) -> csi_pb2.ListVolumesResponse:
-        """In order of ids, with the nodes that have them."""
+        """Ordered by id, with the nodes that have each volume."""
         page, token = await asyncio.to_thread(
             self._rules.lister.page, request.max_entries, request.starting_token
         )
@@ -175,7 +175,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     async def ControllerGetVolume(
         self, request: csi_pb2.ControllerGetVolumeRequest, context: Context
     ) -> csi_pb2.ControllerGetVolumeResponse:
-        """One line of the list."""
+        """One entry of the list."""
         volume_id = limits.volume_id(request.volume_id)
         found = await asyncio.to_thread(self._rules.lister.get, volume_id)
         here = self._here
@@ -184,7 +184,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     async def ControllerListVolumeHealth(
         self, request: csi_pb2.ControllerListVolumeHealthRequest, context: Context
     ) -> csi_pb2.ControllerListVolumeHealthResponse:
-        """CSI 1.13. Also what has a record or an image alone."""
+        """CSI 1.13. Includes volumes that have only a record or only an image."""
         self._here.require("1.13")
         page, token = await asyncio.to_thread(
             self._rules.lister.health_page, request.max_entries, request.starting_token
@@ -205,22 +205,22 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     async def GetCapacity(
         self, request: csi_pb2.GetCapacityRequest, context: Context
     ) -> csi_pb2.GetCapacityResponse:
-        """What a volume of these capabilities, made here, could have."""
+        """The free capacity for volumes with these capabilities in this topology."""
         asked = get_capacity.CapacityQuery(
             tuple(csi.capability(each) for each in request.volume_capabilities),
             tuple(sorted(limits.mapping(request.parameters, "parameters").items())),
             responses.topology_of(request),
         )
-        offer = await asyncio.to_thread(self._rules.capacity_report.available, asked)
-        response = csi_pb2.GetCapacityResponse(available_capacity=offer.available_bytes)
-        response.maximum_volume_size.value = offer.maximum_bytes
-        response.minimum_volume_size.value = offer.minimum_bytes
+        available = await asyncio.to_thread(self._rules.capacity_report.available, asked)
+        response = csi_pb2.GetCapacityResponse(available_capacity=available.available_bytes)
+        response.maximum_volume_size.value = available.maximum_bytes
+        response.minimum_volume_size.value = available.minimum_bytes
         return response
 
     async def ControllerGetNodeInfo(
         self, request: csi_pb2.ControllerGetNodeInfoRequest, context: Context
     ) -> csi_pb2.ControllerGetNodeInfoResponse:
-        """CSI PR #603: what NodeGetInfo says of the node, and which volumes take its slots."""
+        """CSI PR #603: NodeGetInfo's answer, and the volumes that occupy the node's slots."""
         node_id = limits.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
         slots = await asyncio.to_thread(self._rules.publisher.slots, node_id)
         return csi_pb2.ControllerGetNodeInfoResponse(
@@ -232,7 +232,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     async def ValidateVolumeCapabilities(
         self, request: csi_pb2.ValidateVolumeCapabilitiesRequest, context: Context
     ) -> csi_pb2.ValidateVolumeCapabilitiesResponse:
-        """Confirms all or nothing."""
+        """Confirms all of the request or nothing."""
         volume_id = limits.volume_id(request.volume_id)
         capabilities = csi.capabilities(request.volume_capabilities)
         context_sent = limits.mapping(request.volume_context, "volume_context")
@@ -250,7 +250,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     async def ControllerExpandVolume(
         self, request: csi_pb2.ControllerExpandVolumeRequest, context: Context
     ) -> csi_pb2.ControllerExpandVolumeResponse:
-        """Online and offline, with whatever else is asked of the volume; a raw one needs nothing more on the node."""
+        """Online and offline, coalesced with other changes; a raw volume needs no NodeExpandVolume."""
         volume_id = limits.volume_id(request.volume_id)
         if not request.HasField("capacity_range"):
             raise limits.MissingField("capacity_range")
@@ -259,7 +259,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         capability = csi.capability(request.volume_capability) if given else None
         change = Change(expansion=Expansion(wanted, capability))
         expanded = (await self._rules.coalescer.ask(volume_id, change)).expanded
-        assert expanded is not None, "what was asked was answered"
+        assert expanded is not None, "a requested expansion has an outcome"
         if isinstance(expanded, errors.CrustError):
             raise expanded
         return csi_pb2.ControllerExpandVolumeResponse(
@@ -270,7 +270,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     async def ControllerModifyVolume(
         self, request: csi_pb2.ControllerModifyVolumeRequest, context: Context
     ) -> csi_pb2.ControllerModifyVolumeResponse:
-        """Whole or not at all, with whatever else is asked of the volume; what is not named stays as it is."""
+        """Atomic, coalesced with other changes; a parameter that is not named keeps its value."""
         volume_id = limits.volume_id(request.volume_id)
         if not request.mutable_parameters:
             raise limits.MissingField("mutable_parameters")
@@ -284,9 +284,9 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     def _with_source(
         self, create: Create, key: volumes.VolumeKey
     ) -> contextlib.AbstractContextManager[None]:
-        """Nobody else operates on the source; of one snapshot, which cannot change, any number is made at once."""
+        """Lock the source: a volume exclusively; a snapshot, which cannot change, for any number of copies."""
         source = self._key(volumes.VolumeId(create.source.id)) if create.source else key
-        # One that names itself is not held twice: it is not there, or not made of itself, and will hear so.
+        # A volume that names itself as its source is not locked twice: the create refuses it.
         if create.source is None or source == key:
             return contextlib.nullcontext()
         if create.source.kind == "snapshot":

@@ -1,6 +1,6 @@
 """CSI GroupController: decode, call, encode.
 
-A group snapshot is an operation of its own name, which holds all its volumes as well.
+A group snapshot is an operation under its own id, which also locks all its volumes.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class SameVolumeTwice(errors.InvalidRequest):
-    """A group names a volume more than once."""
+    """A group snapshot names a volume more than once."""
 
     def __init__(self) -> None:
-        super().__init__("source_volume_ids are not usable", why="one of them is there twice")
+        super().__init__("source_volume_ids are invalid", why="one id occurs twice")
 
 
 class GroupController(csi_pb2_grpc.GroupControllerServicer):
@@ -35,7 +35,7 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
     async def GroupControllerGetCapabilities(
         self, request: csi_pb2.GroupControllerGetCapabilitiesRequest, context: Context
     ) -> csi_pb2.GroupControllerGetCapabilitiesResponse:
-        """All there is."""
+        """All of the service's capabilities."""
         rpc = csi_pb2.GroupControllerServiceCapability.RPC
         one = csi_pb2.GroupControllerServiceCapability(
             rpc=rpc(type=rpc.CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT)
@@ -45,7 +45,7 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
     async def CreateVolumeGroupSnapshot(
         self, request: csi_pb2.CreateVolumeGroupSnapshotRequest, context: Context
     ) -> csi_pb2.CreateVolumeGroupSnapshotResponse:
-        """Idempotent by name; all volumes at one moment."""
+        """Idempotent by name; a point-in-time copy of all volumes."""
         name = limits.required(request.name, "name")
         ids = _volume_ids(request.source_volume_ids)
         snapshot_calls.check_parameters(limits.mapping(request.parameters, "parameters"))
@@ -63,7 +63,7 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
     async def DeleteVolumeGroupSnapshot(
         self, request: csi_pb2.DeleteVolumeGroupSnapshotRequest, context: Context
     ) -> csi_pb2.DeleteVolumeGroupSnapshotResponse:
-        """Absent is fine."""
+        """Idempotent: absent is a success."""
         group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
         named = _snapshot_ids(request.snapshot_ids)
         calls, group_snapshots = self._calls, self._calls.group_snapshots
@@ -79,7 +79,7 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
     async def GetVolumeGroupSnapshot(
         self, request: csi_pb2.GetVolumeGroupSnapshotRequest, context: Context
     ) -> csi_pb2.GetVolumeGroupSnapshotResponse:
-        """One that is ready."""
+        """A group that is ready."""
         group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
         found = self._calls.group_snapshots.get(group_id, _snapshot_ids(request.snapshot_ids))
         return csi_pb2.GetVolumeGroupSnapshotResponse(
@@ -88,7 +88,7 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
 
 
 def _volume_ids(sent: Iterable[str]) -> tuple[volumes.VolumeId, ...]:
-    """In one order, so that two requests can be compared."""
+    """The ids in a fixed order, so that requests can be compared."""
     ids = tuple(
         volumes.VolumeId(limits.required(each, f"source_volume_ids[{n}]"))
         for n, each in enumerate(sent)

@@ -1,4 +1,4 @@
-"""CSI Identity: who the driver is, what it serves, whether it can serve now."""
+"""CSI Identity: the driver's name, its capabilities, and whether it can serve now."""
 
 from typing import Any
 
@@ -19,13 +19,13 @@ _PROBE_TIMEOUT_S = 2.0
 
 
 class PoolNotResponding(errors.NotReady):
-    """The pool has not answered in time whether it can be used (CSI Probe: FAILED_PRECONDITION)."""
+    """The pool did not answer a health check in time (CSI Probe: FAILED_PRECONDITION)."""
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(
             "the block driver cannot serve volumes",
             why=f"its pool has not answered for {timeout_s:g} s",
-            hint="look at the pool's disk and the kernel log",
+            hint="check the pool's disk and the kernel log",
         )
 
 
@@ -47,7 +47,7 @@ class Identity(csi_pb2_grpc.IdentityServicer):
     async def GetPluginCapabilities(
         self, request: csi_pb2.GetPluginCapabilitiesRequest, context: Context
     ) -> csi_pb2.GetPluginCapabilitiesResponse:
-        """A controller, volumes (in CSI 1.13 snapshots too) that live on one node, expansion of volumes in use."""
+        """A controller, topology of volumes (in CSI 1.13 of snapshots too), online expansion."""
         types = _Capability.Service
         services = [
             types.CONTROLLER_SERVICE,
@@ -66,9 +66,9 @@ class Identity(csi_pb2_grpc.IdentityServicer):
         )
 
     async def Probe(self, request: csi_pb2.ProbeRequest, context: Context) -> csi_pb2.ProbeResponse:
-        """Ready, or FAILED_PRECONDITION with what is missing.
+        """Ready, or FAILED_PRECONDITION with the reason.
 
-        Never looks at a volume, and takes no thread from those that serve volumes: one that hangs is not us.
+        It reads no volume and uses none of the threads that serve volumes: a volume that hangs does not fail it.
         """
         try:
             await self._looks.call("pool", self._backend.check, timeout_s=_PROBE_TIMEOUT_S)

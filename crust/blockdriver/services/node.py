@@ -1,4 +1,4 @@
-"""CSI Node: decode, call, encode. Work that changes the host runs as a keyed operation and outlives its caller."""
+"""CSI Node: decode, call, encode. A change of the host runs as a keyed operation and outlives its caller."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -60,7 +60,7 @@ class StagingPathNotGiven(errors.NotReady):
 
 @dataclass(frozen=True, slots=True)
 class NodeRules:
-    """The node side's rules, each a class that is called without a server."""
+    """The rules of the node part; tests call them without a server."""
 
     live: LiveVolumes
     io_limits: IoLimits
@@ -88,7 +88,7 @@ class Node(csi_pb2_grpc.NodeServicer):
     async def NodeGetCapabilities(
         self, request: csi_pb2.NodeGetCapabilitiesRequest, context: Context
     ) -> csi_pb2.NodeGetCapabilitiesResponse:
-        """What is served; deferral only to those who say that they know it."""
+        """The capabilities; deferral only for callers that opt in."""
         types = [*_CAPABILITIES, *_HEALTH[self._here.csi_profile]]
         if extensions.node_info_requested(context):
             types.extend((_Rpc.GET_ID, _Rpc.NODE_INFO_FROM_CONTROLLER))
@@ -101,7 +101,7 @@ class Node(csi_pb2_grpc.NodeServicer):
     async def NodeGetInfo(
         self, request: csi_pb2.NodeGetInfoRequest, context: Context
     ) -> csi_pb2.NodeGetInfoResponse:
-        """The node's id and place, and how many volumes it can hold; in full also for who will ask the controller."""
+        """The node's id, topology and attach limit; in full also for a CO that will ask the controller."""
         limit = await asyncio.to_thread(self._rules.live.attach_limit)
         response = csi_pb2.NodeGetInfoResponse(
             node_id=self._here.node_id,
@@ -121,7 +121,7 @@ class Node(csi_pb2_grpc.NodeServicer):
     async def NodeGetVolumeHealth(
         self, request: csi_pb2.NodeGetVolumeHealthRequest, context: Context
     ) -> csi_pb2.NodeGetVolumeHealthResponse:
-        """CSI 1.13. What is wrong with the volume, where it is mounted and where its bytes are."""
+        """CSI 1.13. Problems of the volume's mount and of its image."""
         self._here.require("1.13")
         volume_id = limits.volume_id(request.volume_id)
         path = _optional_path(request.volume_publish_path, "volume_publish_path")
@@ -133,7 +133,7 @@ class Node(csi_pb2_grpc.NodeServicer):
     async def NodeGetStorageHealth(
         self, request: csi_pb2.NodeGetStorageHealthRequest, context: Context
     ) -> csi_pb2.NodeGetStorageHealthResponse:
-        """CSI 1.13. What is wrong with the pool."""
+        """CSI 1.13. Problems of the pool."""
         self._here.require("1.13")
         return responses.pool_health(await asyncio.to_thread(self._rules.health_check.pool))
 
@@ -155,7 +155,7 @@ class Node(csi_pb2_grpc.NodeServicer):
     async def NodeUnstageVolume(
         self, request: csi_pb2.NodeUnstageVolumeRequest, context: Context
     ) -> csi_pb2.NodeUnstageVolumeResponse:
-        """Detach; not staged is fine."""
+        """Detach; not staged is a success."""
         volume_id = limits.volume_id(request.volume_id)
         path = volumes.TargetPath.parse(request.staging_target_path, role="staging_target_path")
         await self._run(
@@ -169,7 +169,7 @@ class Node(csi_pb2_grpc.NodeServicer):
     async def NodePublishVolume(
         self, request: csi_pb2.NodePublishVolumeRequest, context: Context
     ) -> csi_pb2.NodePublishVolumeResponse:
-        """Mount on the host, or answer what a guest needs to mount."""
+        """Mount on the host, or return what a guest needs to mount."""
         publish = _publish(request)
         inline = ephemeral.is_wanted(publish)
         granted = await self._run(
@@ -184,7 +184,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         return csi_pb2.NodePublishVolumeResponse(deferred_mount=csi.deferred_mount_to_wire(granted))
 
     async def _granted(self, publish: Publish) -> volumes.DeferredMount | None:
-        """Publish as asked; a mount that a guest makes, or None when the host has it mounted."""
+        """Publish; returns the mount for a guest, or None if the host has mounted the volume."""
         rules = self._rules
         if publish.deferred and ephemeral.is_wanted(publish):
             return await rules.ephemeral.publish(publish, rules.deferred_publish.publish)
@@ -199,7 +199,7 @@ class Node(csi_pb2_grpc.NodeServicer):
     async def NodeUnpublishVolume(
         self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
-        """Unmount and remove the target, and an ephemeral volume with it; not published is fine."""
+        """Unmount and remove the target, and an ephemeral volume with it; not published is a success."""
         volume_id = limits.volume_id(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
         inline = self._rules.ephemeral.is_one(volume_id)
@@ -216,7 +216,7 @@ class Node(csi_pb2_grpc.NodeServicer):
     async def NodeGetVolumeStats(
         self, request: csi_pb2.NodeGetVolumeStatsRequest, context: Context
     ) -> csi_pb2.NodeGetVolumeStatsResponse:
-        """Usage and condition; never hangs, and never waits for an operation."""
+        """Usage and condition; never blocks on a hung volume or another operation."""
         look = Look(
             self._rules.ephemeral.own(limits.volume_id(request.volume_id)),
             volumes.TargetPath.parse(request.volume_path, role="volume_path"),
@@ -227,7 +227,7 @@ class Node(csi_pb2_grpc.NodeServicer):
     async def NodeExpandVolume(
         self, request: csi_pb2.NodeExpandVolumeRequest, context: Context
     ) -> csi_pb2.NodeExpandVolumeResponse:
-        """Grow the device's view and the filesystem; with deferral the device alone."""
+        """Grow the device and the filesystem; with deferral only the device."""
         expand = Expand(
             self._rules.ephemeral.own(limits.volume_id(request.volume_id)),
             volumes.TargetPath.parse(request.volume_path, role="volume_path"),
@@ -254,7 +254,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         *,
         inline: bool = False,
     ) -> T:
-        """Run `work`; of an `inline` volume beside nobody who knows it by the driver's own id (the sweeper)."""
+        """Run `work`; for an `inline` volume lock the driver's own id too, which the garbage collector uses."""
         driver = self._here.driver
         own = [volumes.VolumeKey(driver, self._rules.ephemeral.id_of(volume_id))] if inline else []
 

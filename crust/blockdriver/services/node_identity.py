@@ -1,4 +1,4 @@
-"""Who this node and driver are for the CO, and which version of CSI they speak."""
+"""The identity of this node and driver for the CO, and the CSI version that they serve."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,11 +12,11 @@ NODE_ID_MAX_BYTES = 256
 
 
 class NotInCsiProfile(errors.Unsupported):
-    """An RPC of another version of CSI than the one that is served."""
+    """An RPC of another CSI version than the one that is served."""
 
     def __init__(self, profile: str) -> None:
         super().__init__(
-            "this call is not served",
+            "this RPC is not served",
             why=f"it belongs to CSI {profile}, and the driver serves another version",
             hint=f"start the driver with csi_profile {profile}",
         )
@@ -24,7 +24,7 @@ class NotInCsiProfile(errors.Unsupported):
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """Who this node and driver are for the CO."""
+    """The identity of this node and driver."""
 
     driver: volumes.DriverName
     node_id: str
@@ -32,7 +32,7 @@ class NodeIdentity:
 
     @property
     def tells_condition(self) -> bool:
-        """Whether health is told as CSI 1.12 does."""
+        """Whether health is reported in the form of CSI 1.12."""
         return self.csi_profile == "1.12"
 
     @property

@@ -1,4 +1,4 @@
-"""The controller's answers on the wire. What CSI 1.12 and 1.13 say in different words is said here, by profile."""
+"""The controller's responses as protobuf. Differences between CSI 1.12 and 1.13 are here, by profile."""
 
 from crust.blockdriver.controller import topology
 from crust.blockdriver.controller.create_volume import Volume
@@ -9,12 +9,12 @@ from crust.wire.csi.v1 import csi_pb2
 
 
 def place(here: str) -> csi_pb2.Topology:
-    """This node as a topology."""
+    """The topology of this node."""
     return csi_pb2.Topology(segments={topology.KEY: here})
 
 
 def volume(value: Volume, here: str) -> csi_pb2.Volume:
-    """A volume, and where it can be used."""
+    """A volume, and its topology."""
     pb = csi_pb2.Volume(
         volume_id=value.volume_id,
         capacity_bytes=value.capacity_bytes,
@@ -29,7 +29,7 @@ def volume(value: Volume, here: str) -> csi_pb2.Volume:
 
 
 def entry(value: Listed, here: str, *, tell_condition: bool) -> csi_pb2.ListVolumesResponse.Entry:
-    """A line of ListVolumes."""
+    """An entry of ListVolumes."""
     pb = csi_pb2.ListVolumesResponse.Entry(volume=volume(value.volume, here))
     pb.status.published_node_ids.extend(value.nodes)
     if tell_condition:
@@ -80,7 +80,7 @@ def requirement(pb: csi_pb2.TopologyRequirement) -> topology.Requirement:
 
 
 def topology_of(request: csi_pb2.GetCapacityRequest) -> topology.Segments:
-    """Where GetCapacity asks about; empty for anywhere. Raises `topology.BadTopology`."""
+    """The topology of a GetCapacity; empty for any. Raises `topology.BadTopology`."""
     if not request.HasField("accessible_topology") or not request.accessible_topology.segments:
         return ()
     return _segments(request.accessible_topology)

@@ -1,6 +1,6 @@
 """The snapshot calls of CSI's Controller: decode, call, encode.
 
-A snapshot is an operation of its own name, which holds its volumes as well: nobody publishes, expands or removes a
+A snapshot is an operation of its own name, which holds its volumes as well: no call publishes, expands or deletes a
 volume while it is copied, and a caller that meets the copy is told ABORTED, as CSI says.
 """
 
@@ -28,7 +28,7 @@ _NS = 1_000_000_000
 
 
 class UnknownSnapshotParameter(errors.InvalidRequest):
-    """A key that this driver has no meaning for."""
+    """A snapshot parameter that this driver does not know."""
 
     def __init__(self, key: str) -> None:
         super().__init__(
@@ -41,7 +41,7 @@ class UnknownSnapshotParameter(errors.InvalidRequest):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SnapshotCalls:
-    """What the Controller does with snapshots. `here` is the driver and its node."""
+    """The Controller's snapshot calls. `here` is the identity of driver and node."""
 
     here: NodeIdentity
     volume_snapshots: VolumeSnapshots
@@ -70,7 +70,7 @@ class SnapshotCalls:
     async def delete(
         self, request: csi_pb2.DeleteSnapshotRequest
     ) -> csi_pb2.DeleteSnapshotResponse:
-        """Absent is fine."""
+        """Idempotent: absent is a success."""
         snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
 
         async def work() -> None:
@@ -80,17 +80,17 @@ class SnapshotCalls:
         return csi_pb2.DeleteSnapshotResponse()
 
     async def get(self, request: csi_pb2.GetSnapshotRequest) -> csi_pb2.GetSnapshotResponse:
-        """One that is ready."""
+        """A snapshot that is ready."""
         snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
         return csi_pb2.GetSnapshotResponse(
             snapshot=self.to_wire(self.volume_snapshots.find(snapshot_id))
         )
 
     async def list(self, request: csi_pb2.ListSnapshotsRequest) -> csi_pb2.ListSnapshotsResponse:
-        """In order of ids; what the filters miss is an empty list. The token is the last id of a page.
+        """Ordered by id; an empty list if no snapshot matches. The token is the last id of a page.
 
-        A snapshot whose record cannot be read is in no list, because nothing is known of it: the pool's health tells
-        it, and so does `UnreadableSnapshotRecord` whoever asks by its id.
+        A snapshot whose record cannot be read is not listed, because nothing is known about it: the pool's health
+        reports it, and so does `UnreadableSnapshotRecord` whoever asks by its id.
         """
         source = limits.optional(request.source_volume_id, "source_volume_id")
         snapshot_id = limits.optional(request.snapshot_id, "snapshot_id")
@@ -116,7 +116,7 @@ class SnapshotCalls:
         return csi_pb2.ListSnapshotsResponse(entries=entries, next_token=next_token)
 
     def to_wire(self, record: SnapshotRecord) -> csi_pb2.Snapshot:
-        """A snapshot that is ready; in CSI 1.13 with where volumes can be made of it."""
+        """A snapshot that is ready; in CSI 1.13 with its topology."""
         pb = csi_pb2.Snapshot(
             size_bytes=record.size_bytes,
             snapshot_id=record.snapshot_id,
@@ -142,7 +142,7 @@ class SnapshotCalls:
         return pb
 
     def key(self, thing_id: str) -> volumes.VolumeKey:
-        """The key of a volume, snapshot or group: their ids differ in their first word."""
+        """The key of a volume, snapshot or group: their ids differ in their prefix."""
         return volumes.VolumeKey(self.here.driver, volumes.VolumeId(thing_id))
 
 
@@ -161,7 +161,7 @@ def source(request: csi_pb2.CreateVolumeRequest) -> content_source.Wanted | None
 
 
 def check_parameters(sent: Iterable[str]) -> None:
-    """Raise `UnknownSnapshotParameter` for what is no sidecar's key."""
+    """Raise `UnknownSnapshotParameter` for any key that is not a sidecar's."""
     for key in sent:
         if not key.startswith(_SIDECARS):
             raise UnknownSnapshotParameter(key)

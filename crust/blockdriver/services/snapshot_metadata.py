@@ -1,6 +1,6 @@
 """CSI SnapshotMetadata: decode, call, encode.
 
-Both lists are found in one hop, from snapshots that cannot change, and streamed in pieces.
+Each list is read in one thread hop, from snapshots that cannot change, and streamed in several messages.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 PIECE_MAX = 4096
-"""The most blocks of one message, also when a caller sets no limit."""
+"""The most blocks in one message, also without a limit in the request."""
 
 
 class NegativeMaxResults(errors.InvalidRequest):
     """max_results below zero."""
 
     def __init__(self, count: int) -> None:
-        super().__init__("max_results is not usable", why=f"{count} is negative")
+        super().__init__("max_results is invalid", why=f"{count} is negative")
 
 
 class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
@@ -40,7 +40,7 @@ class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
     async def GetMetadataAllocated(
         self, request: csi_pb2.GetMetadataAllocatedRequest, context: Context
     ) -> AsyncIterator[csi_pb2.GetMetadataAllocatedResponse]:
-        """What is not known to be zeros."""
+        """The blocks that may be other than zeros."""
         snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
         _check_count(request.max_results)
         record = self._calls.volume_snapshots.find(snapshot_id)
@@ -57,7 +57,7 @@ class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
     async def GetMetadataDelta(
         self, request: csi_pb2.GetMetadataDeltaRequest, context: Context
     ) -> AsyncIterator[csi_pb2.GetMetadataDeltaResponse]:
-        """What is not known to be equal, of the target."""
+        """The blocks of the target that may differ from the base."""
         base_id = limits.required(request.base_snapshot_id, "base_snapshot_id")
         target_id = limits.required(request.target_snapshot_id, "target_snapshot_id")
         _check_count(request.max_results)
@@ -76,9 +76,9 @@ class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
     async def _look(
         self, snapshot_ids: Sequence[str], work: Callable[[], Sequence[Region]]
     ) -> Sequence[Region]:
-        """Nobody removes a snapshot while it is looked at; any number may look."""
+        """Lock snapshots against deletion while they are read; any number of readers."""
         calls = self._calls
-        with calls.running.shared(calls.key(snapshot_ids[0]), "a look at its blocks"):
+        with calls.running.shared(calls.key(snapshot_ids[0]), "a read of its block list"):
             if len(snapshot_ids) > 1:
                 return await self._look(snapshot_ids[1:], work)
             return await asyncio.to_thread(work)

@@ -216,7 +216,7 @@ async def test_probe_reports_a_missing_pool_and_recovers_without_a_restart(
     identity = csi_pb2_grpc.IdentityStub(served)
     images = tmp_path / "state" / "images"
     images.rename(tmp_path / "away")
-    with pytest.raises(grpc.aio.AioRpcError, match="no such directory") as caught:
+    with pytest.raises(grpc.aio.AioRpcError, match="does not exist") as caught:
         await identity.Probe(csi_pb2.ProbeRequest())
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     (tmp_path / "away").rename(images)

@@ -1,1 +1,1 @@
-"""Volumes as sparse files of one directory, attached by loop devices."""
+"""The engine for sparse files in one directory, attached by loop devices."""

@@ -1,12 +1,12 @@
-"""Volumes as sparse files, attached by loop devices.
+"""The engine for sparse files, attached by loop devices.
 
-A loop device belongs to a file by (device, inode), whoever attached it and whenever, so a restart finds what an
-earlier life attached. Looking through all loop devices takes time that grows with their number; the device of a
-volume is remembered, and believed only after its disk sequence was compared, which no second attachment can have.
+A loop device belongs to a file by (device, inode), whichever process attached it, so a restarted driver finds its
+attachments. A search through all loop devices takes time in proportion to their number, so the device of a volume is
+cached, and used only after a comparison of its disk sequence, which no second attachment can have.
 
-Each carries a tag: the pool, by what its directory is, and the end of the volume's id. So a device is known as ours
-when its file was unlinked, and one that somebody else attached, to an image of ours even, is never taken for ours at
-a start.
+Each device carries a tag: the identity of the pool's directory and the end of the volume's id. So the driver
+recognises its device after the file was unlinked, and never takes another program's device for its own, even one of
+its images.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _SUFFIX = ".img"
 _TAG_ID_BYTES = 44
 """The kernel keeps 63 bytes of a tag; the pool's part of it takes 19."""
 _LARGEST_FILE_BYTES = 16 * 1024**4 - 1024**2
-"""The largest file of ext4 with 4 KiB blocks; larger pools exist, larger single files on them do not."""
+"""The largest file of ext4 with 4 KiB blocks; a pool may be larger, a single file may not."""
 
 
 class PoolNotUsable(errors.NotReady):
@@ -42,19 +42,19 @@ class PoolNotUsable(errors.NotReady):
         super().__init__(
             "the block driver cannot serve volumes",
             why=f"{pool}: {why}",
-            hint="mend it; no restart is needed",
+            hint="repair it; the driver needs no restart",
         )
         self.pool = pool
 
 
 class PoolFull(errors.Exhausted):
-    """The pool has no room for a volume of this size."""
+    """The pool has less free space than an image needs."""
 
     def __init__(self, pool: str, wanted_bytes: int, available_bytes: int) -> None:
         super().__init__(
-            f"no room for {wanted_bytes} bytes",
-            why=f"{pool} has {available_bytes} bytes left",
-            hint="free some space, or ask for a smaller volume",
+            f"no space for {wanted_bytes} bytes",
+            why=f"{pool} has {available_bytes} free bytes",
+            hint="free space in it, or request a smaller volume",
         )
         self.wanted_bytes = wanted_bytes
         self.available_bytes = available_bytes
@@ -63,8 +63,8 @@ class PoolFull(errors.Exhausted):
 class Files:
     """Sparse files in one directory. `sector_size` of the loop devices, in bytes.
 
-    It is never left to the kernel: that takes the alignment which the file needs for direct I/O, and on xfs a file
-    needs another one once it shares blocks with a snapshot. A filesystem made with smaller sectors mounts no more.
+    It is always set: the kernel would use the alignment that the file needs for direct I/O, which on xfs changes when
+    the file shares blocks with a snapshot, and then a filesystem made with smaller sectors could not be mounted.
     """
 
     def __init__(self, pool: str, *, sector_size: int = 512) -> None:
@@ -77,7 +77,7 @@ class Files:
 
     @cached_property
     def _tag(self) -> str:
-        """What marks a loop device as this pool's, with the end of the volume's id behind it (`_tag_of`)."""
+        """The tag of this pool's loop devices; `_tag_of` appends the end of the volume's id."""
         status = os.stat(self._pool)
         pool = hashlib.sha256(f"{status.st_dev}:{status.st_ino}".encode()).hexdigest()
         return f"crust:{pool[:12]}:"
@@ -91,7 +91,7 @@ class Files:
 
     @property
     def modes(self) -> frozenset[volumes.AccessMode]:
-        """One node only: the file is on this one."""
+        """Single-node modes: the file is on this node."""
         mode = volumes.AccessMode
         return frozenset({
             mode.SINGLE_NODE_WRITER, mode.SINGLE_NODE_READER_ONLY,
@@ -99,7 +99,7 @@ class Files:
         })  # fmt: skip
 
     def open(self) -> None:
-        """Make the pool's directory, remember which volumes are attached, and measure what others keep there."""
+        """Create the pool's directory, find the attached volumes, and measure other files in its filesystem."""
         durable.make_directory(self._pool, 0o700)
         durable.sweep(self._pool)
         attached = loop.list_all()
@@ -118,18 +118,18 @@ class Files:
     def check(self) -> None:
         """Whether the pool takes writes and the kernel has loop devices."""
         if not os.path.isdir(self._pool):
-            raise PoolNotUsable(self._pool, "there is no such directory")
+            raise PoolNotUsable(self._pool, "the directory does not exist")
         if sparse.space(self._pool).readonly:
             raise PoolNotUsable(self._pool, "its filesystem is read-only")
         if not os.access("/dev/loop-control", os.R_OK | os.W_OK):
             raise PoolNotUsable("/dev/loop-control", "it is absent or not accessible")
 
     def exists(self, volume_id: volumes.VolumeId) -> bool:
-        """Whether there is an image of this name."""
+        """Whether the image file exists."""
         return sparse.exists(self._path(volume_id))
 
     def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
-        """Make a sparse file, which takes no room yet; raises `PoolFull`."""
+        """Create a sparse file, which takes no space yet; raises `PoolFull`."""
         with self._told_when_full(size_bytes):
             sparse.create(self._path(volume_id), size_bytes)
 
@@ -141,18 +141,18 @@ class Files:
             sparse.grow(self._path(volume_id), size_bytes)
 
     def delete(self, volume_id: volumes.VolumeId) -> None:
-        """Unlink the file, unless a loop device still has it: its writer would write on into nothing."""
+        """Unlink the file, unless a loop device still has it: its writer would lose data."""
         attachment = self.attached(volume_id)
         if attachment is not None:
             raise StillAttached(volume_id, attachment.source.path)
         sparse.remove(self._path(volume_id))
 
     def maximum_bytes(self) -> int:
-        """The largest file, however much room there is: too little room is another error than too large a size."""
+        """The largest possible file, whatever the free space: too little space is another error."""
         return _LARGEST_FILE_BYTES
 
     def space(self) -> PoolSpace:
-        """That of the pool's filesystem, without what others kept there when the driver started."""
+        """The space of the pool's filesystem, without the other files that it had when the driver started."""
         space = sparse.space(self._pool)
         return PoolSpace(
             size_bytes=space.total_bytes - self._others_bytes,
@@ -161,21 +161,21 @@ class Files:
         )
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
-        """The files of the pool."""
+        """The image files of the pool."""
         return frozenset(volumes.VolumeId(name) for name in sparse.names(self._pool, _SUFFIX))
 
     def snapshot_ids(self) -> frozenset[str]:
-        """The snapshots' files."""
+        """The snapshot files of the pool."""
         return self._snapshots.ids()
 
     def attach(self, volume_id: volumes.VolumeId) -> Attachment:
-        """One loop device per file, whoever asks; direct I/O where it serves clones as well."""
+        """One loop device per file; with direct I/O except where that makes clones slow."""
         known = self._still_attached(volume_id)
         if known is not None:
             return known
         size_bytes = self._size_bytes(volume_id)
         path = self._path(volume_id)
-        # This process alone attaches what is in the pool: without a writer there is no device to be found.
+        # Only this process attaches files of the pool: a file without a writer has no device.
         attach = loop.attach_once if writers.has_writers(path) else loop.attach
         device = attach(
             path,
@@ -187,7 +187,7 @@ class Files:
         return _attachment(device, loop.size_bytes(device) or size_bytes)
 
     def attached_here(self) -> tuple[volumes.VolumeId, ...]:
-        """Those whose file has a loop device, since before the start or since."""
+        """The volumes whose file has a loop device, attached before the start or after it."""
         return tuple(self._known.copy())
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
@@ -199,11 +199,11 @@ class Files:
         return None if device is None else _attachment(device, loop.size_bytes(device))
 
     def strays(self) -> tuple[Attachment, ...]:
-        """Loop devices with this pool's tag whose file is no volume's image any more."""
+        """Loop devices with this pool's tag whose file is not a volume's image any more."""
         return tuple(_attachment(each, loop.size_bytes(each)) for each in self._stray_devices())
 
     def drop(self, stray: Attachment) -> None:
-        """Detach it, if it still is one; raises `loop.LoopDeviceHeld`."""
+        """Detach it, if it still is an orphan; raises `loop.LoopDeviceHeld`."""
         for device in self._stray_devices():
             if device.identity == stray.source.identity:
                 loop.detach(device)
@@ -217,7 +217,7 @@ class Files:
         return {self._tag_of(each): each for each in self.image_ids()}
 
     def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """Let the loop device take the file's size."""
+        """Give the loop device the file's size."""
         device = self._device(volume_id)
         if device is None:
             return None
@@ -232,11 +232,11 @@ class Files:
         self._known.pop(volume_id, None)
 
     def attach_limit(self) -> int:
-        """Loop minors that the kernel can number, less those that other programs had at the start."""
+        """The loop devices that there can be, less those that other programs had at the start."""
         return max(loop.numbers() - self._foreign, 1)
 
-    def trouble(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
-        """A file that is gone or shorter than it was made."""
+    def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
+        """The file is absent or shorter than it was created."""
         try:
             present_bytes = self._size_bytes(volume_id)
         except errors.Corrupt as err:
@@ -246,11 +246,11 @@ class Files:
         return ""
 
     def copies_at_once(self) -> bool:
-        """On xfs and btrfs."""
+        """True on xfs and btrfs."""
         return self._snapshots.by_reference
 
     def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """All that is no hole, unless files are cloned."""
+        """The allocated bytes of the file; 0 where files are cloned."""
         return 0 if self.copies_at_once() else sparse.allocated_bytes(self._path(volume_id))
 
     def take_snapshot(self, image: Image) -> None:
@@ -260,7 +260,7 @@ class Files:
             self._snapshots.take(image, self._path(image.volume_id), device)
 
     def moved_on(self, image: Image) -> bool:
-        """By where the blocks are: a write to a block that is shared with a snapshot goes elsewhere."""
+        """By the positions of the blocks: a write to a block shared with a snapshot goes to a new one."""
         device = self._device_path(image.volume_id)
         return self._snapshots.moved_on(image, self._path(image.volume_id), device)
 
@@ -269,7 +269,7 @@ class Files:
         self._snapshots.delete(image)
 
     def restore(self, volume_id: volumes.VolumeId, image: Image, size_bytes: int) -> None:
-        """A copy of the snapshot's file, in place of a volume's that was not attached yet."""
+        """A copy of the snapshot's file, in place of a volume's file that was not attached yet."""
         with self._told_when_full(size_bytes):
             self._snapshots.restore(image, self._path(volume_id), size_bytes)
 
@@ -296,11 +296,11 @@ class Files:
                 raise ImageMissing(source) from err
 
     def allocated(self, image: Image) -> tuple[Region, ...]:
-        """What is no hole in the snapshot's file."""
+        """The allocated parts of the snapshot's file."""
         return self._snapshots.allocated(image)
 
     def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
-        """What the two files do not share."""
+        """The parts that the two files do not share."""
         return self._snapshots.changed(base, target)
 
     def _device_path(self, volume_id: volumes.VolumeId) -> str | None:
@@ -316,7 +316,7 @@ class Files:
             raise PoolFull(self._pool, wanted_bytes, available_bytes) from err
 
     def _still_attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """The device that is remembered, if it is still that: a disk sequence is never given twice."""
+        """The cached device, if it is still the same: a disk sequence is never used twice."""
         known = self._known.get(volume_id)
         size_bytes = loop.size_bytes(known) if known is not None else 0
         return _attachment(known, size_bytes) if known is not None and size_bytes else None
@@ -324,7 +324,7 @@ class Files:
     def _volume_of(
         self, device: loop.LoopDevice, images: dict[str, volumes.VolumeId]
     ) -> volumes.VolumeId | None:
-        """The volume whose image the device has; None if the image is gone, or was replaced since."""
+        """The volume whose image the device has; None if the image was removed or replaced since."""
         volume_id = images.get(device.tag)
         if volume_id is None:
             return None
@@ -333,7 +333,7 @@ class Files:
         except FileNotFoundError:
             return None
         except OSError:
-            return volume_id  # not known to be another's: left as it is
+            return volume_id  # not known to be another image: left alone
         return volume_id if device.file == (status.st_dev, status.st_ino) else None
 
     def _device(self, volume_id: volumes.VolumeId) -> loop.LoopDevice | None:
@@ -341,11 +341,11 @@ class Files:
         if known is not None and loop.size_bytes(known):
             return known
         path = self._path(volume_id)
-        # Searching looks at every loop device of the node; most volumes that are asked about have none.
+        # The search opens every loop device of the node; most volumes have none.
         found = loop.find(path) if writers.has_writers(path) else ()
         if len(found) > 1:
             raise loop.LoopAttachedDifferently(
-                path, found, "more than one device writes into one file"
+                path, found, "more than one loop device writes to the file"
             )
         if not found:
             self._known.pop(volume_id, None)

@@ -1,10 +1,10 @@
-"""Snapshots and clones of volumes that are files: read-only files beside the images, by reference where that goes.
+"""Snapshots and clones of volumes that are files: read-only files beside the images, cloned where that is possible.
 
     <pool>/<volume id>.img     a volume
     <pool>/<snapshot id>.snap  a snapshot; mode 0400, and never opened for writing
 
-On xfs and btrfs a copy shares its blocks with its source until one of them is written to. Then two snapshots can be
-compared by where their blocks are; on other filesystems the blocks say nothing about each other.
+On xfs and btrfs a copy shares its blocks with its source until one of them is written to. So two snapshots can be
+compared by the positions of their blocks; on other filesystems the positions mean nothing.
 """
 
 import os
@@ -34,7 +34,7 @@ class FileSnapshots:
         self._blocks: dict[str, int] = {}
 
     def open(self, allocations: Mapping[str, int]) -> None:
-        """Take note of the snapshots among the pool's files, whose blocks `allocations` has."""
+        """Count the blocks of the snapshots among the pool's files, from `allocations`."""
         self._blocks = {
             name.removesuffix(_SUFFIX): size
             for name, size in allocations.items()
@@ -42,20 +42,20 @@ class FileSnapshots:
         }
 
     def blocks_bytes(self) -> int:
-        """The blocks of all snapshots, as they were when each was taken: they do not change."""
+        """The bytes of all snapshots' blocks, which do not change after each was taken."""
         return sum(tuple(self._blocks.values()))
 
     @cached_property
     def by_reference(self) -> bool:
-        """Whether the pool's filesystem clones files; found out by trying, once."""
+        """Whether the pool's filesystem clones files; tried once."""
         return file_copy.clones(self._pool)
 
     def ids(self) -> frozenset[str]:
-        """Every snapshot there is a file of."""
+        """The ids of all snapshot files."""
         return frozenset(sparse.names(self._pool, _SUFFIX))
 
     def take(self, image: Image, volume_path: str, device_path: str | None) -> None:
-        """Copy a volume's file, after what its device has not written yet. Raises `ImageMissing`."""
+        """Copy a volume's file, after writing back its device's page cache. Raises `ImageMissing`."""
         if device_path is not None:
             _write_back(device_path)
         try:
@@ -71,13 +71,13 @@ class FileSnapshots:
         self._blocks[image.snapshot_id] = sparse.allocated_bytes(self._path(image))
 
     def moved_on(self, image: Image, volume_path: str, device_path: str | None) -> bool:
-        """Whether the file, after what its device has not written yet, has other blocks than the snapshot."""
+        """Whether the file, after writing back its device's page cache, has other blocks than the snapshot."""
         if device_path is not None:
             _write_back(device_path)
         return bool(extents.differing(self._path(image), volume_path))
 
     def delete(self, image: Image) -> None:
-        """Unlink the file; absent is fine."""
+        """Unlink the file; absent is a success."""
         sparse.remove(self._path(image))
         self._blocks.pop(image.snapshot_id, None)
 
@@ -114,14 +114,14 @@ class FileSnapshots:
         )
 
     def allocated(self, image: Image) -> tuple[Region, ...]:
-        """The parts that are no holes."""
+        """The parts that are not holes."""
         try:
             return _regions(extents.allocated(self._path(image)))
         except errors.NotFound as err:
             raise SnapshotMissing(image.snapshot_id) from err
 
     def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
-        """The parts that are not the same blocks of the pool."""
+        """The parts that are different blocks of the pool."""
         if not self.by_reference:
             raise NoChangeTracking(f"the filesystem of {self._pool} does not share blocks of files")
         for image in (base, target):
@@ -141,7 +141,7 @@ def _regions(found: tuple[extents.Extent, ...]) -> tuple[Region, ...]:
 
 
 def _write_back(device_path: str) -> None:
-    """What was written to the device's node waits in the node's own page cache, of which its file knows nothing."""
+    """Write back the page cache of the device's node, which its file does not see."""
     with oserrors.translating(f"cannot write back {device_path}"):
         fd = os.open(device_path, os.O_RDONLY | os.O_CLOEXEC)
         try:
