@@ -1,5 +1,6 @@
 """Node state on disk: what is read back, and what is refused."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,16 @@ def test_node_state_forget_that_failed_can_be_repeated(
     file.rmdir()
     entries.forget_published(target)
     assert entries.published(target) is None
+
+
+def test_node_state_entry_with_a_field_of_a_later_version_is_read_and_other_files_are_ignored(
+    tmp_path: Path,
+) -> None:
+    first = opened(tmp_path)
+    first.note_published(entry())
+    [path] = (tmp_path / BOOT / "published").iterdir()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"later": 1}))
+    (path.parent / "note~").write_text("an editor's")
+    found = opened(tmp_path).published(volumes.TargetPath("/pods/a/mount"))
+    assert found is not None
+    assert found.fingerprint == entry().fingerprint
