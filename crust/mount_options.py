@@ -18,6 +18,7 @@ _HOST_ONLY = frozenset({
     "private", "rprivate", "shared", "rshared", "slave", "rslave", "unbindable", "runbindable",
 })  # fmt: skip
 _CHANGES_MOUNTS = frozenset({"bind", "rbind", "remount", "move"})
+_NAMES_DEVICES = frozenset({"device", "journal_dev", "journal_path", "logdev", "rtdev", "source"})
 _SECURITY_LABELS = frozenset({"context", "fscontext", "defcontext", "rootcontext", "seclabel"})
 _CREDENTIAL = re.compile(r"pass|secret|token|cred|key")
 _LOGIN_IN_URL = re.compile(r"://[^/]*:[^/]*@")
@@ -37,7 +38,7 @@ class CredentialInOptions(errors.InvalidRequest):
 
 
 class MountOptionNotAllowed(errors.InvalidRequest):
-    """A mount option would change other mounts than the volume's own."""
+    """A mount option would change other mounts than the volume's own, or names another device."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -98,5 +99,5 @@ def _name(option: str) -> str:
 
 def _check(option: str, name: str) -> None:
     check_no_credential([option])
-    if name in _CHANGES_MOUNTS or "\0" in option or "\n" in option:
+    if name in _CHANGES_MOUNTS | _NAMES_DEVICES or "\0" in option or "\n" in option:
         raise MountOptionNotAllowed(name)

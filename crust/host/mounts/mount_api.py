@@ -50,7 +50,7 @@ class MountFailed(errors.RuntimeFailed):
         super().__init__(what, why=why, hint="the kernel log may say more; check the filesystem")
 
 
-def mount_device(
+def mount_device(  # noqa: PLR0913 - each is a decision of its own of a publish
     device: str,
     target: str,
     fs_type: str,
@@ -58,16 +58,18 @@ def mount_device(
     *,
     readonly: bool = False,
     beside_writers: bool = False,
+    untrusted: bool = False,
 ) -> None:
     """Mount the filesystem on a block device at the directory `target`.
 
     With `beside_writers` a read-only mount leaves the filesystem itself writable: the kernel keeps one instance per
-    device, and one that is read-only could not be mounted writable elsewhere at the same time.
+    device, and one that is read-only could not be mounted writable elsewhere at the same time. With `untrusted`,
+    for what a guest or a pod may have written, set-user-ID programs and device nodes on it have no effect.
 
     Raises `InvalidMountOption`, `DeviceInUse`, `InvalidMountTarget`, `Corrupt` (the kernel finds damage),
     `MountFailed`.
     """
-    wanted = mount_parameters.parse(fs_type, options, readonly=readonly)
+    wanted = mount_parameters.parse(fs_type, options, readonly=readonly, untrusted=untrusted)
     if beside_writers and wanted.readonly:
         attributes = wanted.attributes | syscalls.MOUNT_ATTR_RDONLY
         wanted = dataclasses.replace(wanted, readonly=False, attributes=attributes)

@@ -42,6 +42,44 @@ _OTHER_MOUNTS = {
     *("rshared", "rslave", "rprivate", "runbindable"),
 }
 
+_ALLOWED = {
+    "ext4": frozenset({
+        "acl", "auto_da_alloc", "barrier", "block_validity", "bsdgroups", "commit", "data", "data_err",
+        "delalloc", "dioread_lock", "dioread_nolock", "discard", "errors", "grpid", "grpquota", "i_version",
+        "init_itable", "inode_readahead_blks", "journal_async_commit", "journal_checksum", "journal_ioprio",
+        "lazytime", "max_batch_time", "max_dir_size_kb", "min_batch_time", "noacl", "noauto_da_alloc",
+        "nobarrier", "noblock_validity", "nobsdgroups", "nodelalloc", "nodiscard", "nogrpid", "noinit_itable",
+        "nojournal_checksum", "nolazytime", "noload", "nombcache", "noquota", "norecovery", "nouid32",
+        "nouser_xattr", "prjquota", "quota", "resgid", "resuid", "stripe", "sysvgroups", "user_xattr", "usrquota",
+    }),
+    "xfs": frozenset({
+        "allocsize", "attr2", "discard", "filestreams", "gqnoenforce", "gquota", "grpid", "grpquota", "ikeep",
+        "inode32", "inode64", "largeio", "lazytime", "logbsize", "logbufs", "noalign", "noattr2", "nodiscard",
+        "nogrpid", "noikeep", "nolargeio", "nolazytime", "noquota", "norecovery", "nouuid", "pqnoenforce",
+        "pquota", "prjquota", "qnoenforce", "quota", "sunit", "swalloc", "swidth", "sysvgroups", "uqnoenforce",
+        "uquota", "usrquota", "wsync",
+    }),
+    "btrfs": frozenset({
+        "acl", "autodefrag", "barrier", "clear_cache", "commit", "compress", "compress-force", "datacow",
+        "datasum", "discard", "enospc_debug", "fatal_errors", "flushoncommit", "lazytime", "max_inline",
+        "metadata_ratio", "noacl", "noautodefrag", "nobarrier", "nodatacow", "nodatasum", "nodiscard",
+        "noenospc_debug", "noflushoncommit", "nolazytime", "nospace_cache", "nossd", "nossd_spread", "notreelog",
+        "rescue", "skip_balance", "space_cache", "ssd", "ssd_spread", "subvol", "subvolid", "thread_pool",
+        "treelog", "user_subvol_rm_allowed",
+    }),
+}  # fmt: skip
+"""What a volume may ask of its filesystem, from ext4(5), xfs(5) and btrfs(5).
+
+Not here is what names another device or file (logdev, rtdev, journal_path, journal_dev, device, quota files), what
+looks for another superblock, and what is for debugging.
+"""
+_LABELS = ("context", "fscontext", "defcontext", "rootcontext", "seclabel")
+"""Of the kernel's security modules, for every filesystem."""
+_DEFAULTS = {"ext4": (("errors", "remount-ro"),)}
+"""Against the superblock's own word: whoever wrote the volume could have set errors=panic there."""
+_STOPS_THE_HOST = {("errors", "panic"), ("fatal_errors", "panic")}
+_NOSUID_NODEV = 0x02 | 0x04
+
 
 class InvalidMountOption(errors.InvalidRequest):
     """A mount option that is unknown or not allowed. `why` is the kernel's own message where it has one."""
@@ -66,14 +104,17 @@ class MountParameters:
     parameters: tuple[tuple[str, str | None], ...]
 
 
-def parse(fs_type: str, options: Sequence[str], *, readonly: bool = False) -> MountParameters:
+def parse(
+    fs_type: str, options: Sequence[str], *, readonly: bool = False, untrusted: bool = False
+) -> MountParameters:
     """Sort mount options; each item may hold several, separated by commas; raises `InvalidMountOption`.
 
-    A later option overrides an earlier one. `readonly=True` overrides "rw".
+    A later option overrides an earlier one, and the defaults of the filesystem. `readonly=True` overrides "rw", and
+    `untrusted=True` (somebody else than this driver may have written the filesystem) "suid" and "dev".
     """
     attributes = 0
     asked_readonly = False
-    parameters: list[tuple[str, str | None]] = []
+    parameters: list[tuple[str, str | None]] = list(_DEFAULTS.get(fs_type, ()))
     for option in _split(options):
         key, equals, value = option.partition("=")
         if option in _ATTRIBUTES:
@@ -85,7 +126,9 @@ def parse(fs_type: str, options: Sequence[str], *, readonly: bool = False) -> Mo
             raise InvalidMountOption(fs_type, f"{key!r} is for another kind of mount")
         elif option not in _USER_SPACE and not key.startswith(("x-", "X-")):
             _check_key(fs_type, key)
+            _check_value(fs_type, key, value)
             parameters.append((key, value if equals else None))
+    attributes |= _NOSUID_NODEV if untrusted else 0
     return MountParameters(asked_readonly or readonly, attributes, tuple(parameters))
 
 
@@ -107,8 +150,12 @@ def _split(options: Sequence[str]) -> list[str]:
 
 
 def _check_key(fs_type: str, key: str) -> None:
-    if key == "source":
-        # The kernel takes the device by this parameter: the option could replace the device.
-        raise InvalidMountOption(fs_type, "'source' names the device, which is not an option")
     if not key or "\0" in key:
         raise InvalidMountOption(fs_type, "an option has no name")
+    if key not in _LABELS and key not in _ALLOWED.get(fs_type, ()):
+        raise InvalidMountOption(fs_type, f"{key[:64]!r} is not an option that a volume may have")
+
+
+def _check_value(fs_type: str, key: str, value: str) -> None:
+    if (key, value) in _STOPS_THE_HOST:
+        raise InvalidMountOption(fs_type, f"{key}={value} would stop the node at the first error")

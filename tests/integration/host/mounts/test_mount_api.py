@@ -38,6 +38,24 @@ def test_mount_device_shows_in_mountinfo_with_its_options(
     assert (mount.major, mount.minor) == (ext4.identity.major, ext4.identity.minor)
 
 
+def test_mount_device_overrides_errors_panic_of_the_superblock(
+    ext4: loop.LoopDevice, mountpoint: str
+) -> None:
+    run("tune2fs", "-e", "panic", ext4.path)
+    mount_api.mount_device(ext4.path, mountpoint, "ext4")
+    in_force = Path(f"/proc/fs/ext4/{Path(ext4.path).name}/options").read_text().split()
+    assert "errors=remount-ro" in in_force
+
+
+def test_mount_device_untrusted_honours_neither_set_user_id_nor_device_nodes(
+    ext4: loop.LoopDevice, mountpoint: str
+) -> None:
+    mount_api.mount_device(ext4.path, mountpoint, "ext4", ["suid,dev"], untrusted=True)
+    mount = mountinfo.at(mountpoint)
+    assert mount is not None
+    assert {"nosuid", "nodev"} <= set(mount.options)
+
+
 def test_mount_device_readonly_refuses_writes(ext4: loop.LoopDevice, mountpoint: str) -> None:
     mount_api.mount_device(ext4.path, mountpoint, "ext4", ["rw"], readonly=True)
     with pytest.raises(OSError, match="Read-only"):
