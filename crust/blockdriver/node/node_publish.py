@@ -139,7 +139,7 @@ class NodePublish:
             entry.options,
             readonly=entry.readonly,
             beside_writers=not alone,
-            untrusted=ready.record.in_guest or ready.record.content == "raw",
+            untrusted=ready.content.in_guest or ready.content.state == "raw",
         )
 
     def _restore_limits(self, ready: Ready) -> None:
