@@ -1,5 +1,6 @@
 """Records of snapshots on disk: what is read back, and what is refused."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,18 @@ def test_snapshot_record_survives_a_restart_until_removed(tmp_path: Path) -> Non
     assert again.find(ID) == saved
     again.remove(ID)
     assert shelf_in(tmp_path).find(ID) is None
+
+
+def test_snapshot_record_keeps_a_field_of_a_later_version(tmp_path: Path) -> None:
+    shelf_in(tmp_path).save(snapshot())
+    path = tmp_path / f"{ID}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"shiny": 1}))
+    again = shelf_in(tmp_path)
+    read = again.find(ID)
+    assert read is not None
+    again.save(read.model_copy(update={"phase": "deleting"}))
+    written = json.loads(path.read_text())
+    assert (written["shiny"], written["phase"]) == (1, "deleting")
 
 
 def test_snapshot_records_show_only_ready_ones(tmp_path: Path) -> None:
