@@ -1,10 +1,10 @@
 """The target directory of a deferred publish: it exists for the kubelet, and a guard mount closes it to everyone
 else.
 
-The guard mount is a tmpfs of 4 KiB with one inode. A kubelet finds a mount point whose root it may chown, as it
-expects. A runtime that does not find the handoff entry gets ENOSPC and cannot write to the node's disk. All methods
-except `check_allowed` and `is_known_usable` block: callers use a thread hop. No symbolic link below the kubelet's
-root is followed.
+The guard mount is a tmpfs that takes names and no data. A kubelet finds a mount point whose root it may chown, and in
+which it may create the directories of a `subPath`. A runtime that does not find the handoff entry gets ENOSPC and
+cannot write to the node's disk. All methods except `check_allowed` and `is_known_usable` block: callers use a thread
+hop. No symbolic link below the kubelet's root is followed.
 """
 
 import os
@@ -118,6 +118,7 @@ class GuardedTargets:
         """See `Targets`."""
         self.check_free(target)
         mount_api.unmount(target.text)
+        target_paths.remove_empty_below(target, self._roots)
         target_paths.remove(target, self._roots)
 
     def _guard_on(self, target: volumes.TargetPath) -> mountinfo.Mount | None:

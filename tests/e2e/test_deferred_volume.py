@@ -17,6 +17,7 @@ from crust.host.block import loop
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import capability
 from examples.kata.runtime.client import RuntimeRefused
+from tests.support.kubelet import sub_paths
 from tests.support.whole_node import MIB, WholeNode, refusal
 
 pytestmark = [
@@ -127,6 +128,25 @@ async def test_sub_path_is_resolved_inside_the_volume(
     assert await node.output("one", target / "a" / "b", "cat /data/f") == "deep"
     with pytest.raises(RuntimeRefused):
         await node.run("one", target / "out", "ls /data")
+
+
+async def test_sub_path_prepared_by_a_kubelet_is_the_volumes_directory(node: WholeNode) -> None:
+    """The kubelet creates an empty directory in the guard mount; the guest mounts the one in the volume.
+
+    One that the volume does not have is created in the guest, as a kubelet creates it in a volume on the host.
+    """
+    target = await node.publish(await node.volume())
+    await node.output("one", target, "mkdir -p /data/a/b; echo deep > /data/a/b/f")
+    bounds = [target.parent / "volume-subpaths" / "c" / str(number) for number in range(2)]
+    for sub_path, bound in zip(("a/b", "new/dir"), bounds, strict=True):
+        await asyncio.to_thread(sub_paths.prepare, str(target), sub_path, str(bound))
+    try:
+        assert await node.output("one", bounds[0], "cat /data/f") == "deep"
+        await node.output("one", bounds[1], "echo made > /data/g")
+        assert await node.output("one", target, "cat /data/new/dir/g") == "made"
+    finally:
+        for bound in bounds:
+            sub_paths.clean(str(bound))
 
 
 async def test_a_read_only_publish_cannot_be_written_in_the_guest(node: WholeNode) -> None:

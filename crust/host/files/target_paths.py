@@ -8,6 +8,7 @@ Removal takes only empty directories and empty files: a recursive delete of a ta
 delete the volume's data.
 """
 
+import contextlib
 import errno
 import os
 import stat
@@ -18,6 +19,7 @@ from crust import errors
 from crust.host.process import oserrors, syscalls
 from crust.volumes import TargetPath
 
+_DEPTH_MAX = 64
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -182,6 +184,36 @@ def remove(target: TargetPath, roots: Sequence[str]) -> None:
             _remove(target, parent, name)
     except errors.NotFound:
         return
+
+
+def remove_empty_below(target: TargetPath, roots: Sequence[str]) -> None:
+    """Remove directories that hold nothing but such directories, below a target that is not mounted.
+
+    A kubelet creates them for a `subPath`, in the directory itself where the guard mount was lost. rmdir(2) alone is
+    used, so data cannot be lost; whatever else is there stays, and `remove` then names it. No mount is entered.
+    """
+    try:
+        with _parent(target, roots) as (parent, name):
+            if not _is_mountpoint(parent, name):
+                _remove_children(parent, name, _DEPTH_MAX)
+    except (errors.NotFound, FileNotFoundError):
+        return
+
+
+def _remove_children(parent: int, name: str, depth: int) -> None:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        directory = os.open(name, flags, dir_fd=parent)
+    except OSError:  # a file or a link, which `remove` names
+        return
+    try:
+        for child in os.listdir(directory) if depth else ():
+            with contextlib.suppress(OSError):  # it is gone, not empty, or no directory
+                if not _is_mountpoint(directory, child):
+                    _remove_children(directory, child, depth - 1)
+                    os.rmdir(child, dir_fd=directory)
+    finally:
+        os.close(directory)
 
 
 def _remove(target: TargetPath, parent: int, name: str) -> None:

@@ -10,6 +10,7 @@ volume reports success while a writer goes on writing.
 
 import dataclasses
 import errno
+import mmap
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,8 @@ from crust.host.mounts.mountinfo import Mount
 from crust.host.process import oserrors, syscalls
 
 GUARD_SOURCE = "crust-deferred"
-_GUARD_OPTIONS = "size=4k,nr_inodes=1,mode=0755"
+GUARD_FILLER = ".crust-guard"
+_GUARD_NAMES_MAX = 1024
 _KERNEL_HINT = "use Linux 5.12 or later, and allow the mount syscalls in the seccomp profile"
 _STACK_MAX = 64
 _LOOKS_MAX = 4
@@ -103,14 +105,45 @@ def bind(source: str, target: str, *, readonly: bool = False) -> None:
 
 
 def mount_guard(target: str) -> None:
-    """Mount the fail-closed tmpfs: a root directory, whose owner and mode may change, and room for nothing.
+    """Mount the fail-closed tmpfs: it takes names, an owner and a mode, and no data.
 
-    A runtime that misses a deferral then gets ENOSPC instead of writing onto the node's disk.
+    A kubelet creates the directory of a `subPath` in the target, so there are inodes to spare. The one page that a
+    tmpfs has at least is filled by a root-only file, so every write of data gets ENOSPC: a runtime that misses a
+    deferral writes nothing onto the node's disk. The page is filled before the mount is attached, so no guard is ever
+    seen with room in it.
     """
-    # The old call: it is one where the new ones are ten, a publish waits for it, and a tmpfs of ours has no reasons
-    # to give beyond errno.
-    with _target(target, directory=True) as onto, oserrors.translating(f"cannot seal {target}"):
-        syscalls.mount_tmpfs(GUARD_SOURCE, onto, _GUARD_OPTIONS)
+    with _target(target, directory=True) as onto, oserrors.translating(f"cannot guard {target}"):
+        mount = _new_guard()
+        try:
+            _fill(mount)
+        except BaseException:
+            os.close(mount)
+            raise
+        _attach(mount, onto, target)
+
+
+def _new_guard() -> int:
+    parameters = (
+        ("source", GUARD_SOURCE),
+        ("size", "4k"),  # the kernel makes it one page
+        ("nr_inodes", f"{_GUARD_NAMES_MAX}"),
+        ("mode", "0755"),
+    )
+    attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOEXEC
+    with _context("tmpfs") as context:
+        for key, value in parameters:
+            syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, key, value)
+        syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE)
+        return syscalls.fsmount(context, attributes)
+
+
+def _fill(mount: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    filler = os.open(GUARD_FILLER, flags, 0o400, dir_fd=mount)
+    try:
+        os.write(filler, bytes(mmap.PAGESIZE))
+    finally:
+        os.close(filler)
 
 
 def is_guard(mount: Mount) -> bool:

@@ -32,12 +32,11 @@ FSCONFIG_SET_STRING = 1
 FSCONFIG_CMD_CREATE = 6
 
 MOUNT_ATTR_RDONLY = 0x01
+MOUNT_ATTR_NOSUID = 0x02
+MOUNT_ATTR_NODEV = 0x04
+MOUNT_ATTR_NOEXEC = 0x08
 
 UMOUNT_NOFOLLOW = 0x08
-
-_MS_NOSUID = 2
-_MS_NODEV = 4
-_MS_NOEXEC = 8
 
 _AT_SYMLINK_NOFOLLOW = 0x100
 _AT_NO_AUTOMOUNT = 0x800
@@ -209,15 +208,6 @@ def _statx(directory: int, path: str, flags: int, mask: int) -> _Statx:
     if _libc.statx(directory, os.fsencode(path), flags, mask, ctypes.byref(found)) < 0:
         _raise_errno(path)
     return found
-
-
-def mount_tmpfs(source: str, target: int, options: str) -> None:
-    """mount(2) of a new tmpfs, nosuid, nodev and noexec, onto what the descriptor `target` refers to."""
-    flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
-    path = b"/proc/self/fd/%d" % target
-    data = options.encode("ascii")
-    if _libc.mount(os.fsencode(source), path, b"tmpfs", ctypes.c_ulong(flags), data) < 0:
-        _raise_errno()
 
 
 def umount(path: str) -> None:

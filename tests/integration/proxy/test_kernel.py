@@ -6,6 +6,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -15,10 +16,11 @@ from crust.host.block import devices as host_devices
 from crust.host.block import loop
 from crust.host.mounts import mount_api, mountinfo
 from crust.proxy import targets
-from crust.runtime_handler import claim_volume
+from crust.runtime_handler import Resolved, claim_volume, resolve_source
 from crust.wire.csi.v1 import csi_pb2
 from tests.support import node as nodes
 from tests.support.fake_driver import MIB
+from tests.support.kubelet import sub_paths
 from tests.support.node import Node, Places
 from tests.support.refusals import refused
 
@@ -68,7 +70,7 @@ async def test_guarded_target_refuses_writes_and_is_removed_by_unpublish(node: N
     await node.co.publish("vol-1", target)
     node.check_published("vol-1", target)
     with pytest.raises(OSError, match="No space") as caught:
-        os.mkdir(f"{target}/data")
+        await asyncio.to_thread(Path(f"{target}/data").write_text, "lost")
     assert caught.value.errno == errno.ENOSPC
     os.chown(target, 0, 4711)  # as a kubelet does
     await node.co.publish("vol-1", target)
@@ -76,6 +78,53 @@ async def test_guarded_target_refuses_writes_and_is_removed_by_unpublish(node: N
     await node.co.unpublish("vol-1", target)
     node.check_untouched(target)
     assert mountinfo.below(node.places.kubelet) == ()
+
+
+@pytest.mark.spec("H-33")
+@pytest.mark.parametrize("sub_path", ["data", "logs/pod-1/2026"])  # subPath; subPathExpr, expanded
+async def test_sub_path_that_a_kubelet_prepares_leads_to_the_volume(
+    node: Node, sub_path: str
+) -> None:
+    """kubelet_pods.go looks for the directory on the host, creates it in the target, and binds it."""
+    target = node.places.target("one")
+    bound = f"{node.places.kubelet}/pods/one/volume-subpaths/pv-1/c/0"
+    await node.co.publish("vol-1", target)
+    await asyncio.to_thread(sub_paths.prepare, target, sub_path, bound)
+    try:
+        found = resolve_source(node.places.volumes, bound)
+        assert isinstance(found, Resolved)
+        assert (found.record.key.volume_id, found.sub_path) == ("vol-1", sub_path)
+        with pytest.raises(OSError, match="No space"):
+            await asyncio.to_thread(Path(f"{bound}/f").write_text, "lost")
+    finally:
+        sub_paths.clean(bound)
+    await node.co.unpublish("vol-1", target)
+    node.check_untouched(target)
+
+
+async def test_unpublish_removes_empty_directories_that_were_made_while_the_guard_was_lost(
+    node: Node,
+) -> None:
+    target = node.places.target("one")
+    await node.co.publish("vol-1", target)
+    mount_api.unmount(target)
+    os.makedirs(f"{target}/a/b")
+    await node.co.unpublish("vol-1", target)
+    node.check_untouched(target)
+
+
+async def test_unpublish_keeps_a_file_that_was_written_while_the_guard_was_lost(node: Node) -> None:
+    target = node.places.target("one")
+    await node.co.publish("vol-1", target)
+    mount_api.unmount(target)
+    os.makedirs(f"{target}/a/b")
+    await asyncio.to_thread(Path(f"{target}/a/f").write_text, "kept")
+    with pytest.raises(grpc.aio.AioRpcError, match="not empty"):
+        await node.co.unpublish("vol-1", target)
+    assert await asyncio.to_thread(Path(f"{target}/a/f").read_text) == "kept"
+    os.unlink(f"{target}/a/f")
+    await node.co.unpublish("vol-1", target)
+    node.check_untouched(target)
 
 
 async def test_a_target_with_a_mount_on_it_is_refused_and_keeps_it(node: Node) -> None:

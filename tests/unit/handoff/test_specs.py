@@ -10,7 +10,7 @@ UNIT = "tests/unit/handoff"
 INTEGRATION = "tests/integration"
 CLAIM = f"{INTEGRATION}/runtime_handler/test_claim.py"
 VOLUME = "tests/unit/examples_kata/test_runtime_volume.py"
-RESOLVE = f"{INTEGRATION}/runtime_handler/test_resolve.py"
+KERNEL = f"{INTEGRATION}/proxy/test_kernel.py"
 
 TESTS = {
     1: (f"{UNIT}/test_layout.py", "an_entry_is_named_by_the_digest_of_the_target_path"),
@@ -43,10 +43,11 @@ TESTS = {
     30: (f"{INTEGRATION}/handoff/test_watch.py", "queue_overflow_causes_a_hint_and_no_change_is_lost"),
     31: (f"{INTEGRATION}/handoff/test_watch.py", "changes_report_publish_rewrite_claim_and_unpublish"),
     32: ("tests/unit/runtime_handler/test_resolve.py", "the_longest_target_wins"),
-    33: (RESOLVE, "guarded_target_without_entry_is_refused_and_never_shared"),
+    33: (KERNEL, "sub_path_that_a_kubelet_prepares_leads_to_the_volume"),
     36: (VOLUME, "record_limits_are_set_before_mount"),
     37: (VOLUME, "resume_sets_the_current_limits_of_the_record"),
     38: (CLAIM, "group_that_a_kubelet_gave_to_the_guard_mount_becomes_the_volumes"),
+    39: (f"{INTEGRATION}/host/mounts/test_mount_api.py", "mount_guard_takes_names_an_owner_and_a_mode_but_no_data"),
 }  # fmt: skip
 
 ELSEWHERE = {

@@ -1,6 +1,5 @@
 """Mounts of the real kernel, in a private namespace."""
 
-import errno
 import os
 import stat
 import subprocess
@@ -229,25 +228,42 @@ def test_unmount_busy_names_mounts_and_loop_devices_on_it(
         mount_api.unmount(str(inner))
 
 
-def test_mount_guard_takes_only_an_owner_and_a_mode(mountpoint: str) -> None:
-    """A runtime that misses a deferral writes nowhere; kubelet's chown for fsGroup still succeeds."""
+def test_mount_guard_takes_names_an_owner_and_a_mode_but_no_data(mountpoint: str) -> None:
+    """A runtime that misses a deferral writes nothing; a kubelet's chown and its mkdir for subPath succeed."""
     mount_api.mount_guard(mountpoint)
     mount = mountinfo.at(mountpoint)
     assert mount is not None
     assert mount_api.is_guard(mount)
     assert {"nosuid", "nodev", "noexec"} <= set(mount.options)
-    makers: tuple[Callable[[], None], ...] = (
-        lambda: os.mkdir(f"{mountpoint}/d"),
-        lambda: os.close(os.open(f"{mountpoint}/f", os.O_CREAT | os.O_WRONLY)),
-        lambda: os.symlink("x", f"{mountpoint}/l"),
-    )
-    for make in makers:
-        with pytest.raises(OSError, match="No space") as caught:
-            make()
-        assert caught.value.errno == errno.ENOSPC
+    os.makedirs(f"{mountpoint}/a/b")
+    for path in (f"{mountpoint}/f", f"{mountpoint}/a/b/f"):
+        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY)
+        try:
+            with pytest.raises(OSError, match="No space"):
+                os.write(descriptor, b"x")
+        finally:
+            os.close(descriptor)
     os.chown(mountpoint, 0, 2000)
     os.chmod(mountpoint, 0o2775)
     assert stat.S_IMODE(os.stat(mountpoint).st_mode) == 0o2775
+
+
+def test_mount_guard_keeps_its_full_page_from_everyone_but_root(mountpoint: str) -> None:
+    mount_api.mount_guard(mountpoint)
+    filler = os.stat(f"{mountpoint}/{mount_api.GUARD_FILLER}")
+    assert (filler.st_uid, stat.S_IMODE(filler.st_mode)) == (0, 0o400)
+    space = os.statvfs(mountpoint)
+    assert (space.f_blocks, space.f_bfree) == (1, 0)
+    assert space.f_ffree > 64
+
+
+def test_mount_guard_limits_the_number_of_names(mountpoint: str) -> None:
+    mount_api.mount_guard(mountpoint)
+    free = os.statvfs(mountpoint).f_ffree
+    for number in range(free):
+        os.mkdir(f"{mountpoint}/{number}")
+    with pytest.raises(OSError, match="No space"):
+        os.mkdir(f"{mountpoint}/one-more")
 
 
 def test_is_guard_of_an_ordinary_tmpfs_is_false(mountpoint: str) -> None:
