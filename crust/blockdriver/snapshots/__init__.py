@@ -1,1 +1,1 @@
-"""Snapshots, groups, restores and clones, and the quiescing that they need."""
+"""Snapshots, group snapshots, restores, clones and changed blocks, and the quiescing that copies need."""

@@ -1,7 +1,7 @@
-"""Which parts of a snapshot hold data, and in which two of them may differ: the rules of a request for them.
+"""The allocated blocks of a snapshot and the changed blocks of two: rules for these requests.
 
-What is left out of a list is zeros (allocated) or equal (delta); what is there may be either. Where the engine cannot
-tell, it says so (`NoChangeTracking`).
+A part that is not listed is zeros (allocated) or equal (delta); a listed part may be either. Where the engine cannot
+compute the list, it refuses (`NoChangeTracking`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,21 +12,21 @@ from crust.blockdriver.records.snapshot_record import SnapshotRecord
 
 
 class OffsetPastEnd(errors.OutOfRange):
-    """CSI GetMetadataAllocated: a starting_offset outside of the snapshot is OUT_OF_RANGE."""
+    """CSI GetMetadataAllocated: a starting_offset outside the snapshot is OUT_OF_RANGE."""
 
     def __init__(self, offset: int, size_bytes: int) -> None:
         super().__init__(
-            "starting_offset is not usable",
+            "starting_offset is invalid",
             why=f"{offset} is not within the snapshot's {size_bytes} bytes",
         )
 
 
 class UnrelatedSnapshots(errors.InvalidRequest):
-    """Two snapshots that have no common history."""
+    """Two snapshots of different volumes."""
 
     def __init__(self, base: str, target: str) -> None:
         super().__init__(
-            f"{base} and {target} cannot be compared", why="they are of two different volumes"
+            f"{base} and {target} cannot be compared", why="they are of different volumes"
         )
 
 
@@ -37,8 +37,8 @@ def check_related(base: SnapshotRecord, target: SnapshotRecord) -> None:
 
 
 def check_offset(offset: int, record: SnapshotRecord) -> None:
-    """Raise `OffsetPastEnd` for what lies outside of the snapshot."""
-    # The end itself is where a caller goes on who has read everything.
+    """Raise `OffsetPastEnd` for an offset outside the snapshot."""
+    # The end itself is valid: a caller that has read everything continues there.
     if not 0 <= offset <= record.size_bytes:
         raise OffsetPastEnd(offset, record.size_bytes)
 

@@ -1,7 +1,7 @@
-"""What a new volume is made of, if not of zeros: a snapshot, or another volume as it is now.
+"""The content source of a new volume: a snapshot, or another volume as it is now.
 
-The new volume takes over what the driver knew of the bytes, so it is formatted only if its source never was, and
-nobody was ever given it. Its filesystem keeps the UUID of its source's (`duplicate_uuid`).
+The new volume takes over what the driver knows of the content, so it is formatted only if its source never was, and
+was never given to anyone. Its filesystem keeps the UUID of its source's (`duplicate_uuid`).
 """
 
 import asyncio
@@ -23,26 +23,26 @@ from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 
 
 class SmallerThanSource(errors.OutOfRange):
-    """A volume that is to be smaller than what it is made of (CSI CreateVolume)."""
+    """The requested volume is smaller than its content source (CSI CreateVolume)."""
 
     def __init__(self, wanted_bytes: int, source_bytes: int) -> None:
         super().__init__(
             f"a volume of {wanted_bytes} bytes is too small for its source",
-            why=f"that has {source_bytes}",
-            hint="ask for that size or more",
+            why=f"the source has {source_bytes}",
+            hint="request that size or more",
         )
         self.wanted_bytes = wanted_bytes
         self.source_bytes = source_bytes
 
 
 class SourceFilesystemDiffers(errors.InvalidRequest):
-    """A volume that is to have another filesystem than what it is made of."""
+    """The requested filesystem differs from that of the content source."""
 
     def __init__(self, wanted: str, present: str) -> None:
         super().__init__(
             f"the volume cannot have {wanted}",
             why=f"its source is formatted with {present}",
-            hint=f"ask for {present}, or for a volume without a source",
+            hint=f"request {present}, or a volume without a content source",
         )
 
 
@@ -56,7 +56,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class ContentSources:
-    """Finds sources, and copies them; the caller sees to it that nobody else operates on a source."""
+    """Finds content sources and copies them. The caller locks the source."""
 
     volume_records: VolumeRecords
     content_records: ContentRecords
@@ -90,13 +90,13 @@ class ContentSources:
         """Make the image of a new volume; answers what is known of its bytes, not saved.
 
         Raises what `find` raises, the errors of `quiesce.check`, `freezes.FrozenTooLong`, those of
-        `GuestFreezer.still`, `Exhausted`. What was copied by then is copied anew by the next try.
+        `GuestFreezer.frozen`, `Exhausted`. A retry copies everything again.
         """
         if source.kind == "snapshot":
             return await asyncio.to_thread(self._restore, record, source)
         source_id = volumes.VolumeId(source.id)
         moving = await asyncio.to_thread(self._check, source_id)
-        async with self.guest_freezer.still(moving.in_guests):
+        async with self.guest_freezer.frozen(moving.in_guests):
             return await asyncio.to_thread(self._clone, record, source_id, moving)
 
     def _check(self, source_id: volumes.VolumeId) -> QuiescePlan:
@@ -127,7 +127,7 @@ class ContentSources:
 def least_bytes(
     wanted: volumes.CapacityRange, source: ContentSource | None
 ) -> volumes.CapacityRange:
-    """The range for a volume that holds its source; raises `SmallerThanSource`."""
+    """The size range for a volume with this source; raises `SmallerThanSource`."""
     if source is None:
         return wanted
     asked = wanted.required_bytes or wanted.limit_bytes

@@ -1,10 +1,10 @@
-"""What is about to be frozen, on disk before it is: a freeze outlives whoever made it.
+"""Freeze intents, on disk before each freeze: a freeze outlives the process that made it.
 
-    <run dir>/freezes/<volume id>    one line: the boot, and what will stand still
+    <run dir>/freezes/<volume id>    one line: the boot, and what will be frozen
 
 That is a device (major:minor@disk sequence) whose filesystem this host has mounted, or "guest:" and the target path
-of a deferred publish. The line goes when the thaw is known. A reboot thaws everything, so nothing is synced, and
-another boot's lines are void.
+of a deferred publish. The line is removed when the thaw is confirmed. A reboot thaws everything, so nothing is
+synced, and lines of another boot are ignored.
 """
 
 import logging
@@ -37,7 +37,7 @@ class Intents:
         self._directory = os.path.join(run_dir, "freezes")
 
     def open(self) -> tuple[Intent, ...]:
-        """What an earlier life of this boot may have left frozen. Makes the directories."""
+        """What a driver that died in this boot may have left frozen. Creates the directories."""
         durable.make_directory(self._run_dir, 0o700)
         durable.make_directory(self._directory, 0o700)
         durable.sweep(self._directory)
@@ -45,20 +45,22 @@ class Intents:
         return tuple(each for each in found if each is not None)
 
     def note(self, intent: Intent) -> None:
-        """Before the freeze."""
+        """Record an intent, before the freeze."""
         what = intent.identity or f"{_GUEST}{intent.target}"
         line = f"{boot.boot_id()} {what}\n".encode()
         durable.publish(self._path(intent.volume_id), line, survives_power_cut=False)
 
     def forget(self, volume_id: volumes.VolumeId) -> None:
-        """After the thaw; absent is fine."""
+        """Remove an intent, after the thaw; absent is a success."""
         durable.remove(self._path(volume_id), survives_power_cut=False)
 
     def _read(self, volume_id: volumes.VolumeId) -> Intent | None:
         try:
             data = durable.read(self._path(volume_id), limit_bytes=_LIMIT_BYTES)
-        except errors.CrustError as err:  # the others' writers must not wait for that
-            _log.error("unreadable freeze", extra={"volume_id": volume_id, "error": err})
+        except errors.CrustError as err:  # the writers of other volumes must not wait for this one
+            _log.error(
+                "a freeze intent cannot be read", extra={"volume_id": volume_id, "error": err}
+            )
             return None
         boot_id, _, what = data.decode("utf-8", "replace").removesuffix("\n").partition(" ")
         if boot_id != boot.boot_id():

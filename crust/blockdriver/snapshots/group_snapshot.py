@@ -1,7 +1,7 @@
-"""Group snapshots: several volumes at one moment, in which the order of writes across them holds.
+"""Group snapshots: a point-in-time copy of several volumes, which preserves the order of writes across them.
 
-A group is one thing: its members are taken together and removed together, and each can be restored alone. The
-group's record is written before its members', and removed after them.
+The members of a group are taken and deleted together; each can be restored alone. The group's record is written
+before its members' records, and removed after them.
 """
 
 import asyncio
@@ -27,31 +27,31 @@ class GroupNotFound(errors.NotFound):
 
 
 class GroupNameTaken(errors.Conflict):
-    """The name is taken by a group of other volumes (CSI CreateVolumeGroupSnapshot: ALREADY_EXISTS)."""
+    """The name belongs to a group of other volumes (CSI CreateVolumeGroupSnapshot: ALREADY_EXISTS)."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
             f"the group snapshot {name!r} exists already",
-            why="it is one of other volumes",
+            why="it is a group of other volumes",
             hint="choose another name, or delete it first",
         )
         self.name = name
 
 
 class GroupMembersDiffer(errors.InvalidRequest):
-    """The snapshots that a request names are not those of the group."""
+    """The snapshots in a request are not exactly those of the group."""
 
     def __init__(self, group_id: str) -> None:
         super().__init__(
             f"snapshot_ids are not those of {group_id}",
             why="they must be all of the group's snapshots and no others",
-            hint="read the group with GetVolumeGroupSnapshot's answer of its creation",
+            hint="use the snapshot ids that CreateVolumeGroupSnapshot returned",
         )
         self.group_id = group_id
 
 
 class GroupSnapshots:
-    """Takes, removes and finds group snapshots. What is not async blocks; see `VolumeSnapshots`."""
+    """Takes, deletes and finds group snapshots. Methods that are not async block; see `VolumeSnapshots`."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class GroupSnapshots:
     async def create(
         self, name: str, volume_ids: Sequence[volumes.VolumeId]
     ) -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
-        """Take the group, or find that it is taken. Raises `GroupNameTaken`, and what `VolumeSnapshots.take` does."""
+        """Take the group; taken already is a success. Raises `GroupNameTaken`, and as `VolumeSnapshots.take`."""
         ids = sorted(volume_ids)
         group = await asyncio.to_thread(self._present_or_plan, name, ids)
         if group.phase == "ready":
@@ -75,7 +75,7 @@ class GroupSnapshots:
 
     def _present_or_plan(self, name: str, ids: list[volumes.VolumeId]) -> GroupRecord:
         present = self._groups.find(self.pool.ids.group_id(name))
-        if present is not None and present.phase != "ready":  # nobody was told of it
+        if present is not None and present.phase != "ready":  # it was never answered
             self._discard(present)
             present = None
         if present is None:
@@ -116,7 +116,7 @@ class GroupSnapshots:
         return group, self._members(group)
 
     def delete(self, group_id: str, snapshot_ids: Sequence[str]) -> None:
-        """Remove a group and its members; absent is fine. Raises `pool.IdOfOtherPool`, `GroupMembersDiffer`."""
+        """Delete a group and its members; absent is a success. Raises `pool.IdOfOtherPool`, `GroupMembersDiffer`."""
         self.pool.ids.check(group_id)
         group = self._groups.find(group_id)
         if group is not None:
@@ -124,7 +124,7 @@ class GroupSnapshots:
             self._discard(group)
 
     def recover(self) -> None:
-        """Finish or throw away what an earlier life left half done."""
+        """Finish interrupted deletions and discard incomplete groups."""
         for group in self._groups.unfinished():
             self._discard(group)
 
@@ -148,7 +148,7 @@ class GroupSnapshots:
 
 
 def plan(pool_ids: PoolIds, name: str, ids: Sequence[volumes.VolumeId]) -> GroupRecord:
-    """The record of a group that is to be taken."""
+    """The record of a group to be taken."""
     return GroupRecord(
         group_id=pool_ids.group_id(name),
         name=name,

@@ -1,15 +1,16 @@
-"""Guests' filesystems that stand still while their images are copied: asked for through the proxy, by target path.
+"""Freezing filesystems in guests while their images are copied, through the proxy, by target path.
 
-A guest thaws by itself after `limit_s`, whoever has died meanwhile, and its thaw says whether it stood still until
-then. Every guest must say so: else what was copied is no moment's content, and is thrown away (`ThawedEarly`).
+A guest thaws by itself after `limit_s`, whatever else has died, and its answer to the thaw says whether it was frozen
+until then. Every guest must confirm that; otherwise the copy is not a point-in-time one and is discarded
+(`ThawedEarly`).
 
-A deferred volume that no sandbox has stands still because nobody writes. It must stay so: the driver holds its device
-exclusively meanwhile, as a sandbox that takes it would (`claim_volume`), so that one that starts now is refused, not
-missed. Once more at the end the guest is asked, for a runtime that opens devices without that.
+A deferred volume without a sandbox has no writers. To keep it so the driver holds its device exclusively meanwhile,
+as a sandbox would (`claim_volume`), so that a sandbox which starts now is refused. The guest is asked once more at
+the end, for a runtime that opens devices without a hold.
 
-What will be frozen is on disk before (`freeze_intents`), and a restart thaws guests as well, at once: a filesystem
-that is frozen is an outage. So a thaw that does not reach its guest, because the proxy or the handler restarts, is
-tried until it does, or the guest has thawed by itself.
+The intent is on disk before each freeze (`freeze_intents`), and a restarted driver thaws guests at once, because a
+frozen filesystem is an outage. A thaw that does not reach its guest, because the proxy or the handler restarts, is
+retried until it does, or the guest has thawed by itself.
 """
 
 import asyncio
@@ -27,38 +28,38 @@ from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
 from crust.host.block import devices
 
 _PAUSE_S = 0.5
-"""Between two tries to reach a proxy that is away."""
+"""The pause between two tries to reach the proxy."""
 
 _log = logging.getLogger(__name__)
 
 
 class ThawedEarly(errors.PeerUnavailable):
-    """A guest did not stand still for as long as it was copied."""
+    """A guest was not frozen for the whole copy."""
 
     def __init__(self, volume_ids: Sequence[str], why: str) -> None:
         super().__init__(
             f"{', '.join(volume_ids)} is not copied",
             why=why,
-            hint="retry; if it stays so, look at the runtime's log and at the load of the node",
+            hint="retry; if it persists, check the runtime's log and the load of the node",
         )
         self.volume_ids = tuple(volume_ids)
 
 
 class SandboxStarting(errors.OperationPending):
-    """No guest has the volume mounted, and something holds its device."""
+    """No guest has mounted the volume yet, and its device is held."""
 
     def __init__(self, volume_id: str, why: str) -> None:
         super().__init__(
             f"{volume_id} is not copied",
-            why=f"no guest has it mounted yet, and its device is held: {why}",
-            hint="retry when the sandbox runs",
+            why=f"no guest has mounted it yet, and its device is held: {why}",
+            hint="retry when the sandbox is running",
         )
         self.volume_id = volume_id
 
 
 @dataclass(frozen=True, slots=True)
 class InGuest:
-    """A deferred publish that may be written to, and its device on this host; empty if it is attached no more."""
+    """A writable deferred publish and its device on this host; the device is empty if it is not attached."""
 
     volume_id: volumes.VolumeId
     target: volumes.TargetPath
@@ -69,16 +70,16 @@ class Guests(Protocol):
     """The guests that have volumes, by target path. A target that is not deferred is `NotFound`."""
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
-        """Hold the filesystem still for at most `thaw_after_s`; whether a guest holds it."""
+        """Freeze for at most `thaw_after_s`; whether a guest has the filesystem."""
         ...
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
-        """Let the writers go on; whether they stood still until now."""
+        """Thaw; whether the filesystem was frozen until now."""
         ...
 
 
 class GuestFreezer:
-    """Freezes and thaws in guests. `limit_s` (1 to 60) is how long a guest may stand still."""
+    """Freezes and thaws in guests. `limit_s` (1 to 60) is the longest freeze of a guest."""
 
     def __init__(self, guests: Guests, intents: Intents, *, limit_s: float) -> None:
         self._guests = guests
@@ -89,8 +90,8 @@ class GuestFreezer:
         self._more = asyncio.Event()
 
     @asynccontextmanager
-    async def still(self, members: Sequence[InGuest]) -> AsyncIterator[None]:
-        """All of `members` stand still while the block runs.
+    async def frozen(self, members: Sequence[InGuest]) -> AsyncIterator[None]:
+        """Keep all of `members` frozen while the block runs.
 
         Raises `ThawedEarly` afterwards if they did not: what was copied is to be thrown away. Raises
         `SandboxStarting`, and what `Guests.freeze` raises, before the block is begun.
@@ -100,7 +101,7 @@ class GuestFreezer:
         with ExitStack() as fences:
             try:
                 for member in members:
-                    frozen.append(member)  # also when it is not known whether it was
+                    frozen.append(member)  # also if the outcome is unknown
                     if not await self._freeze(member):
                         idle.append(frozen.pop())
                         await asyncio.to_thread(_fence, member, fences)
@@ -108,17 +109,17 @@ class GuestFreezer:
             except BaseException:
                 await self._let_go(frozen)
                 raise
-            await self._check_still(frozen, idle)
+            await self._check_frozen(frozen, idle)
 
     def remember(self, left: Intent) -> None:
-        """What an earlier life may have left frozen, for `recover`."""
+        """Read what a killed driver may have left frozen, for `recover`."""
         try:
             self._left[left.volume_id] = volumes.TargetPath.parse(left.target)
         except errors.InvalidRequest:
             self._intents.forget(left.volume_id)
 
     async def recover(self) -> None:
-        """Thaw what is remembered, or wait until it has thawed by itself."""
+        """Thaw the recorded guests, or wait until they have thawed by themselves."""
         async with asyncio.TaskGroup() as group:
             self._begin_to_recover(group)
 
@@ -138,7 +139,7 @@ class GuestFreezer:
 
     def _recovered(self, volume_id: volumes.VolumeId, _: asyncio.Task[None]) -> None:
         self._trying.discard(volume_id)
-        if volume_id in self._left:  # since it was looked at for the last time
+        if volume_id in self._left:  # added since the last look
             self._more.set()
 
     async def _freeze(self, member: InGuest) -> bool:
@@ -148,39 +149,41 @@ class GuestFreezer:
         try:
             held = await self._guests.freeze(member.target, math.ceil(self._limit_s))
         except errors.NotFound:
-            held = False  # never handed to the proxy, or taken back
+            held = False  # never published, or unpublished since
         if not held:
             await asyncio.to_thread(self._intents.forget, member.volume_id)
         return held
 
-    async def _check_still(self, frozen: Sequence[InGuest], idle: Sequence[InGuest]) -> None:
+    async def _check_frozen(self, frozen: Sequence[InGuest], idle: Sequence[InGuest]) -> None:
         moved = [each.volume_id for each in frozen if not await self._thaw(each)]
         begun = [each.volume_id for each in idle if await self._woke(each)]
         if moved:
-            raise ThawedEarly(moved, "its guest did not stand still until it was thawed")
+            raise ThawedEarly(moved, "its guest thawed before the copy ended")
         if begun:
-            raise ThawedEarly(begun, "a sandbox began to use it meanwhile")
+            raise ThawedEarly(begun, "a sandbox began to use it during the copy")
 
     async def _let_go(self, frozen: Sequence[InGuest]) -> None:
         for each in frozen:
             await self._thaw(each)
 
     async def _thaw(self, member: InGuest) -> bool:
-        """Whether the guest says that it stood still; one that cannot be asked has not said so."""
+        """Whether the guest confirms that it was frozen; not if it cannot be reached."""
         try:
-            still = await self._guests.thaw(member.target)
+            held = await self._guests.thaw(member.target)
         except errors.CrustError as err:
-            _log.error("cannot thaw", extra={"volume_id": member.volume_id, "error": err})
+            _log.error(
+                "a guest cannot be thawed", extra={"volume_id": member.volume_id, "error": err}
+            )
             if isinstance(err, errors.PeerUnavailable):
                 self._left[member.volume_id] = member.target
                 self._more.set()
                 return False
-            still = False
+            held = False
         await asyncio.to_thread(self._intents.forget, member.volume_id)
-        return still
+        return held
 
     async def _woke(self, member: InGuest) -> bool:
-        """Whether a guest has by now what none had before."""
+        """Whether a guest has the volume that none had before."""
         if not await self._freeze(member):
             return False
         await self._thaw(member)
@@ -189,7 +192,7 @@ class GuestFreezer:
     async def _recover(self, volume_id: volumes.VolumeId) -> None:
         for _ in range(math.ceil(self._limit_s / _PAUSE_S)):
             target = self._left.get(volume_id)
-            if target is None:  # frozen anew, and thawed by who did that
+            if target is None:  # frozen again, by a copy that thaws it
                 return
             try:
                 thawed = await self._guests.thaw(target)
@@ -197,20 +200,26 @@ class GuestFreezer:
                 await asyncio.sleep(_PAUSE_S)
                 continue
             except errors.CrustError as err:
-                _log.warning("not thawed", extra={"volume_id": volume_id, "error": err})
+                _log.warning(
+                    "a guest is not thawed yet", extra={"volume_id": volume_id, "error": err}
+                )
             else:
                 if thawed:
-                    _log.warning("thawed what was left frozen", extra={"volume_id": volume_id})
+                    _log.warning(
+                        "thawed a guest that was left frozen", extra={"volume_id": volume_id}
+                    )
             break
         if self._left.pop(volume_id, None) is not None:
             await self._forget(volume_id)
 
     async def _forget(self, volume_id: volumes.VolumeId) -> None:
-        """What cannot be forgotten now is thawed once more by the next start, which does no harm."""
+        """Remove the intent. If that fails, the next start thaws once more, which does no harm."""
         try:
             await asyncio.to_thread(self._intents.forget, volume_id)
         except errors.CrustError as err:
-            _log.warning("not forgotten", extra={"volume_id": volume_id, "error": err})
+            _log.warning(
+                "a freeze intent cannot be removed", extra={"volume_id": volume_id, "error": err}
+            )
 
 
 def _fence(member: InGuest, fences: ExitStack) -> None:

@@ -1,7 +1,7 @@
-"""What is wrong with snapshots, told as the pool's health: CSI has no place for it at a snapshot itself.
+"""Problems of snapshots, reported as the pool's health: CSI has no field for them at a snapshot.
 
-A snapshot whose image is gone cannot be restored, and its record says nothing of that. An image without a record has
-an owner that nobody can name, and takes room. Both are told and kept, as with volumes (`health`).
+A snapshot whose image does not exist cannot be restored, and its record does not show that. An image without a record
+takes capacity, and its owner is unknown. Both are reported and kept, as with volumes (`records.health`).
 """
 
 from collections.abc import Iterator
@@ -16,26 +16,26 @@ def snapshot_findings(
     groups: SnapshotRecords[GroupRecord],
     backend: Backend,
 ) -> Iterator[PoolFinding]:
-    """A sentence for each. Blocks; raises what `Backend.snapshot_ids` does."""
+    """A finding for each. Blocks; raises what `Backend.snapshot_ids` does."""
     for text in (*snapshot_records.unreadable(), *groups.unreadable()):
         yield _finding("SnapshotRecordUnreadable", text)
     ready = (
         snapshot_records.ready()
-    )  # before the images, because one that is taken meanwhile is not lost
+    )  # before the images: a snapshot that is taken meanwhile is not lost
     images = backend.snapshot_ids()
     for record in ready:
         if record.snapshot_id not in images and snapshot_records.is_ready(record.snapshot_id):
-            text = f"the image of {record.snapshot_id} is gone; the driver did not remove it"
+            text = f"the image of {record.snapshot_id} does not exist; the driver did not remove it"
             yield _finding("SnapshotImageMissing", text)
     for snapshot_id in sorted(_without_record(snapshot_records, images, backend)):
-        text = f"there is an image of {snapshot_id} and no record of whose it is; it is kept"
+        text = f"the image of {snapshot_id} has no record; it is kept"
         yield _finding("SnapshotRecordMissing", text)
 
 
 def _without_record(
     snapshot_records: SnapshotRecords[SnapshotRecord], images: frozenset[str], backend: Backend
 ) -> frozenset[str]:
-    """A record is there before its image and longer; so one that is missed is looked for once more."""
+    """Look again for missing records: a record is written before its image, and removed after it."""
     found = {
         each for each in images if snapshot_records.is_id(each) and not snapshot_records.has(each)
     }

@@ -1,11 +1,11 @@
-"""Filesystems of this host that stand still while their images are copied, and never for longer.
+"""Freezing filesystems of this host while their images are copied, for a limited time.
 
-A freeze outlives the process that made it, so it is written down before it is made, and whoever starts next thaws
-before it looks at anything else (`Freezer.thaw_mounted`). In a living process a timer thaws what takes too long: a
-stopped database is an outage, and the copy is then given up as torn. Of a group all are frozen before the first is
+A freeze outlives the process that made it, so an intent is recorded first, and a restarted driver thaws before
+everything else (`Freezer.thaw_mounted`). While the process lives, a timer thaws what takes too long: a stopped
+database is an outage, and the copy is then discarded as inconsistent. Of a group all are frozen before the first is
 copied.
 
-Guests' filesystems are frozen by `guest_freezes`, around this.
+Filesystems in guests are frozen by `guest_freeze`, around this.
 """
 
 import logging
@@ -28,12 +28,12 @@ _log = logging.getLogger(__name__)
 
 
 class FrozenTooLong(errors.NotReady):
-    """The copy took longer than a filesystem may stand still."""
+    """The copy took longer than a filesystem may be frozen."""
 
     def __init__(self, volume_ids: Sequence[str], limit_s: float) -> None:
         super().__init__(
             f"{', '.join(volume_ids)} is not copied",
-            why=f"its filesystem would have stood still for more than {limit_s:g} s",
+            why=f"its filesystem would have been frozen for more than {limit_s:g} s",
             hint="unpublish it first, or keep the pool on xfs or btrfs, where a copy takes no time",
         )
         self.volume_ids = tuple(volume_ids)
@@ -50,7 +50,7 @@ class Freezable:
 
 @dataclass(slots=True)
 class _FrozenSet:
-    """What is frozen at this moment. The timer and the copier meet here."""
+    """The filesystems that are frozen now, shared by the timer and the copying thread."""
 
     guard: threading.Lock = field(default_factory=threading.Lock)
     frozen: list[tuple[Freezable, fsfreeze.Freeze]] = field(default_factory=list)
@@ -58,7 +58,7 @@ class _FrozenSet:
 
 
 class Freezer:
-    """Freezes and thaws. `limit_s` is how long anything may stand still."""
+    """Freezes and thaws. `limit_s` is the longest freeze."""
 
     def __init__(self, intents: Intents, backend: Backend, *, limit_s: float = LIMIT_S) -> None:
         self._intents = intents
@@ -66,24 +66,26 @@ class Freezer:
         self._limit_s = limit_s
 
     def thaw_mounted(self, left: Intent) -> None:
-        """Thaw what an earlier life may have left frozen, if it is mounted here. Needs no backend."""
+        """Thaw what a killed driver may have left frozen, if it is mounted here. Needs no engine."""
         with _telling(left):
             mount = _mount_of(left.identity)
             if mount is None:
                 return
             fsfreeze.thaw(mount.target)
-            _log.warning("thawed what was left frozen", extra={"volume_id": left.volume_id})
+            _log.warning(
+                "thawed a filesystem that was left frozen", extra={"volume_id": left.volume_id}
+            )
             self._intents.forget(left.volume_id)
 
     def thaw_unmounted(self, left: Intent) -> None:
-        """The same if it is mounted no more, or covered: frozen, it lives on where nobody reaches it."""
+        """The same for filesystems that are unmounted or covered: frozen ones stay alive without a path."""
         with _telling(left):
             self._thaw_unmounted(left)
             self._intents.forget(left.volume_id)
 
     @contextmanager
     def frozen(self, members: Sequence[Freezable]) -> Iterator[None]:
-        """All of `members` stand still while the block runs; blocks its thread.
+        """Keep all of `members` frozen while the block runs; blocks its thread.
 
         Raises `FrozenTooLong` afterwards if they did not: what was copied is to be thrown away. Raises
         `freezing.AlreadyFrozen` if somebody else froze one.
@@ -91,41 +93,41 @@ class Freezer:
         if not members:
             yield
             return
-        still = _FrozenSet()
-        timer = threading.Timer(self._limit_s, self._expire, [still])
+        frozen_set = _FrozenSet()
+        timer = threading.Timer(self._limit_s, self._expire, [frozen_set])
         with ExitStack() as stack:
-            stack.callback(self._release, still)
+            stack.callback(self._release, frozen_set)
             timer.start()
             stack.callback(timer.cancel)
             for member in members:
-                self._freeze(still, member)
+                self._freeze(frozen_set, member)
             yield
-        if still.expired:
+        if frozen_set.expired:
             raise FrozenTooLong([each.volume_id for each in members], self._limit_s)
 
-    def _freeze(self, still: _FrozenSet, member: Freezable) -> None:
+    def _freeze(self, frozen_set: _FrozenSet, member: Freezable) -> None:
         self._intents.note(Intent(member.volume_id, identity=str(member.identity)))
         try:
             freeze = fsfreeze.Freeze(member.mountpoint)
         except errors.CrustError:
             self._intents.forget(member.volume_id)
             raise
-        with still.guard:
-            still.frozen.append((member, freeze))
-            expired = still.expired
-        if expired:  # the timer was here before us
-            self._release(still)
+        with frozen_set.guard:
+            frozen_set.frozen.append((member, freeze))
+            expired = frozen_set.expired
+        if expired:  # the timer was faster
+            self._release(frozen_set)
 
-    def _expire(self, still: _FrozenSet) -> None:
-        with still.guard:
-            still.expired = True
+    def _expire(self, frozen_set: _FrozenSet) -> None:
+        with frozen_set.guard:
+            frozen_set.expired = True
         _log.error("a freeze took too long and was undone", extra={"limit_s": self._limit_s})
-        self._release(still)
+        self._release(frozen_set)
 
-    def _release(self, still: _FrozenSet) -> None:
-        with still.guard:
-            failures = [err for each in still.frozen if (err := self._thaw(*each)) is not None]
-            still.frozen.clear()
+    def _release(self, frozen_set: _FrozenSet) -> None:
+        with frozen_set.guard:
+            failures = [err for each in frozen_set.frozen if (err := self._thaw(*each)) is not None]
+            frozen_set.frozen.clear()
         if failures:
             raise failures[0]
 
@@ -134,7 +136,9 @@ class Freezer:
             freeze.thaw()
             self._intents.forget(member.volume_id)
         except errors.CrustError as err:
-            _log.error("cannot thaw", extra={"volume_id": member.volume_id, "error": err})
+            _log.error(
+                "a filesystem cannot be thawed", extra={"volume_id": member.volume_id, "error": err}
+            )
             return err
         return None
 
@@ -142,31 +146,32 @@ class Freezer:
         attachment = self._backend.attached(left.volume_id)
         source = attachment.device if attachment else None
         if source is None or str(source.identity) != left.identity:
-            return  # a device that is gone took its filesystem along
+            return  # no device any more: no filesystem either
         device = source.path
         if not holders.is_exclusively_held(device):
             return  # no filesystem has it open
         found = signatures.probe_untrusted(device)
         if not isinstance(found, signatures.Filesystem):
             return
-        with suppress(devices.DeviceInUse):  # it is a guest's by now, or a tool's
+        with suppress(devices.DeviceInUse):  # a guest or a tool has it by now
             fsfreeze.thaw_unmounted(device, found.type)
             _log.warning(
-                "thawed what was left frozen and out of reach", extra={"volume_id": left.volume_id}
+                "thawed a filesystem that was left frozen without a mount",
+                extra={"volume_id": left.volume_id},
             )
 
 
 @contextmanager
 def _telling(left: Intent) -> Iterator[None]:
-    """What cannot be thawed is kept for the next start."""
+    """Log it; the intent stays for the next start."""
     try:
         yield
     except errors.CrustError as err:
-        _log.error("left frozen", extra={"volume_id": left.volume_id, "error": err})
+        _log.error("a filesystem stays frozen", extra={"volume_id": left.volume_id, "error": err})
 
 
 def _mount_of(identity: str) -> mountinfo.Mount | None:
-    """A mount of the very device that was meant, whose numbers may be another's by now, and which can be reached."""
+    """A visible mount of the device with this identity; its numbers may have been reused."""
     numbers = re.fullmatch(r"(\d+):(\d+)@\d+", identity)
     if numbers is None:
         return None

@@ -1,14 +1,15 @@
-"""What has to stand still for a copy of a volume to be one of a single moment.
+"""What must be frozen for a copy of a volume to be a point-in-time one.
 
     not in use                    nothing
     mounted on this host          its filesystem is frozen
     mounted by a guest            its filesystem is frozen, by the guest
-    a raw device, published       nothing holds its writers: a copy must take no time
+    a raw device, published       its writers cannot be stopped: the copy must be atomic
 
-Frozen, all that was written is in the copy. Without, a copy that takes no time is what a power cut leaves: that is a
-raw device's user's business. No kernel interface makes the writers of a loop device wait: its queue stands still only
-within an ioctl, a read-only device fails writes instead of holding them, and freezing the pool's own filesystem holds
-the copy as well. So a raw device in use is refused where copies take time; in a group it is watched (`snapshotting`).
+With a freeze everything written is in the copy. Without one an atomic copy is crash-consistent, like after a power
+cut: the user of a raw device must cope with that. No kernel interface makes the writers of a loop device wait: its
+queue is quiesced only within an ioctl, a read-only device fails writes instead of delaying them, and freezing the
+pool's own filesystem would block the copy as well. So a raw device in use is refused where copies take time; in a
+group it is checked for writes (`take_snapshot`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,12 +25,12 @@ from crust.host.mounts import device_mounts
 
 
 class RawDeviceInUse(errors.NotReady):
-    """A raw device is written to, and its writers cannot be held."""
+    """A raw device is in use, and its writers cannot be stopped."""
 
     def __init__(self, volume_id: str, target: str) -> None:
         super().__init__(
             f"{volume_id} cannot be copied now",
-            why=f"it is published as a raw device at {target}, and a copy would take time here, and be of no moment",
+            why=f"it is published as a raw device at {target}, and a copy that takes time would be inconsistent",
             hint="unpublish it first, or keep the pool on xfs or btrfs, where a copy takes no time",
         )
         self.volume_id = volume_id
@@ -42,20 +43,20 @@ class NotReachable(errors.NotReady):
     def __init__(self, volume_id: str) -> None:
         super().__init__(
             f"{volume_id} cannot be copied now",
-            why="every place where it is mounted is covered by another mount",
-            hint="unmount what covers it",
+            why="each of its mounts is covered by another mount",
+            hint="unmount the mount that covers it",
         )
         self.volume_id = volume_id
 
 
 class BusyAfterLazyUnmount(errors.NotReady):
-    """Something has the device of a volume that is published nowhere: a mount that was taken off lazily lives on."""
+    """The device of an unpublished volume is busy, as after a lazy unmount."""
 
     def __init__(self, volume_id: str, device: str) -> None:
         super().__init__(
             f"{volume_id} cannot be copied now",
-            why=f"it is published nowhere, and something holds {device}: a program, or a mount that nobody sees",
-            hint="end what was left of its last user, then retry",
+            why=f"it is not published, but {device} is busy: a program has it open, or it was unmounted lazily",
+            hint="end the processes of its last user, then retry",
         )
         self.volume_id = volume_id
         self.device = device
@@ -76,7 +77,7 @@ class PublishedAt(Protocol):
 
     @property
     def readonly(self) -> bool:
-        """Whether nobody writes there."""
+        """Whether the publish is read-only."""
         ...
 
     @property
@@ -86,10 +87,10 @@ class PublishedAt(Protocol):
 
 
 class VolumeUse(Protocol):
-    """How the node uses volumes at this moment; the node part answers."""
+    """How the node uses volumes now; the node part implements it."""
 
     def live_publishes(self, volume_id: volumes.VolumeId) -> Sequence[PublishedAt]:
-        """Where the volume is published."""
+        """The publishes of the volume."""
         ...
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
@@ -99,7 +100,7 @@ class VolumeUse(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QuiescePlan:
-    """What of some volumes moves: what is to be frozen, here and in guests, and what can only be watched."""
+    """The writers of some volumes: what to freeze here and in guests, and what can only be checked for writes."""
 
     here: tuple[Freezable, ...] = ()
     in_guests: tuple[InGuest, ...] = ()
@@ -107,10 +108,10 @@ class QuiescePlan:
 
 
 def check(node: VolumeUse, volume_ids: Iterable[volumes.VolumeId], *, at_once: bool) -> QuiescePlan:
-    """What is to stand still while the volumes are copied, all of them at one moment.
+    """What to freeze for a point-in-time copy of all the volumes.
 
     `at_once` is whether a copy takes no time (`Backend.copies_at_once`). Raises `RawDeviceInUse`, `NotReachable`,
-    `BusyAfterLazyUnmount`. Holds as long as nobody else operates on the volumes.
+    `BusyAfterLazyUnmount`. Valid while the caller has the volumes locked.
     """
     found = [_check(node, each, at_once=at_once) for each in volume_ids]
     return QuiescePlan(
@@ -152,6 +153,8 @@ def _mounted(volume_id: volumes.VolumeId, source: Source) -> Freezable | None:
     if not found:
         return None
     for mount in found:
-        if device_mounts.is_visible(mount):  # what covers a mountpoint would be frozen in its stead
+        if device_mounts.is_visible(
+            mount
+        ):  # a covered mount point would freeze the mount that covers it
             return Freezable(volume_id, source.identity, mount.target)
     raise NotReachable(volume_id)

@@ -1,4 +1,4 @@
-"""What a start undoes of copies that an earlier life was making: freezes first, half-made snapshots last."""
+"""What a start undoes of copies that a killed driver was making: freezes first, incomplete snapshots last."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRecovery:
-    """Called once, before the first call is served. Blocks."""
+    """Called once, before the first RPC is served. Blocks."""
 
     intents: Intents
     freezer: Freezer
@@ -22,13 +22,13 @@ class SnapshotRecovery:
     group_snapshots: GroupSnapshots
 
     def thaw(self) -> None:
-        """Before all else, because somebody waits, and what is read later can keep the driver from starting."""
+        """Before everything else: writers wait, and a later step may keep the driver from starting."""
         for left in self.intents.open():
             if not left.target:
                 self.freezer.thaw_mounted(left)
 
     def open(self) -> None:
-        """Thaw what only the backend finds, then read the records and undo what was half done. After the backend.
+        """Thaw what only the engine finds, then read the records and undo incomplete work. After the engine opened.
 
         What is frozen in guests is thawed by `guest_freezer.recover`, which needs the proxy and may have to wait.
         """

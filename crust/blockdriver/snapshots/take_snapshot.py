@@ -1,13 +1,14 @@
-"""CreateSnapshot, DeleteSnapshot, and the taking of several at once.
+"""CreateSnapshot, DeleteSnapshot, and taking several snapshots at once.
 
-Taking: records in phase "creating", then everything that is mounted stands still, first in guests, then here; then
-the images; then all goes on; then "ready". "Ready" comes after the last thaw, because a guest tells only then whether
-it stood still. A failure leaves nothing; what a crash leaves is thrown away at the next start, where a freeze is
-undone too: a retry then takes the snapshot anew. An id follows from the name, so a retry finds what was finished.
+The order is: records in phase "creating"; freeze everything that is mounted, first in guests, then on this host; copy
+the images; thaw; records in phase "ready". "Ready" comes after the last thaw, because only then a guest says whether
+it was frozen. A failure leaves nothing. What a crash leaves is discarded at the next start, which also undoes
+freezes; the CO's retry then takes the snapshot again. The id is derived from the name, so a retry finds a finished
+snapshot.
 
-Raw devices in use cannot be held. Of a group with one, it is copied while the others stand still. Several are copied
-one after the other, and looked at again: if none but the last has changed since its copy, all copies are of the
-moment of the last one. If one has, they are copied again, a few times; then the group is refused
+The writers of raw devices cannot be stopped. In a group one raw device in use is copied while the others are frozen.
+Several are copied one after the other and then checked: if none but the last was written to since its copy, all
+copies are of the moment of the last one. Otherwise they are copied again, a few times; then the group is refused
 (`RawDevicesNeverIdle`).
 """
 
@@ -44,12 +45,12 @@ class SnapshotNotFound(errors.NotFound):
 
 
 class SnapshotNameTaken(errors.Conflict):
-    """The name is taken by a snapshot of another volume (CSI CreateSnapshot: ALREADY_EXISTS)."""
+    """The name belongs to a snapshot of another volume (CSI CreateSnapshot: ALREADY_EXISTS)."""
 
     def __init__(self, name: str, source_volume_id: str) -> None:
         super().__init__(
             f"the snapshot {name!r} exists already",
-            why=f"it is one of {source_volume_id}",
+            why=f"it is a snapshot of {source_volume_id}",
             hint="choose another name, or delete it first",
         )
         self.name = name
@@ -60,7 +61,7 @@ class SnapshotBelongsToGroup(errors.InvalidRequest):
 
     def __init__(self, snapshot_id: str, group_id: str) -> None:
         super().__init__(
-            f"{snapshot_id} is not deleted alone",
+            f"{snapshot_id} is not deleted",
             why=f"it belongs to the group snapshot {group_id}",
             hint="call DeleteVolumeGroupSnapshot",
         )
@@ -69,34 +70,34 @@ class SnapshotBelongsToGroup(errors.InvalidRequest):
 
 
 class RawDevicesNeverIdle(errors.OperationPending):
-    """Several raw devices of a group were written to whenever they were looked at."""
+    """Raw devices of a group were written to during every try."""
 
     def __init__(self, volume_ids: Sequence[str]) -> None:
         super().__init__(
-            f"{', '.join(volume_ids)} are not copied at one moment",
+            f"{', '.join(volume_ids)} are not copied",
             why=f"they are raw devices, and in {_ROUNDS} rounds one was written to before the last was copied",
-            hint="retry, let their users pause, or unpublish them",
+            hint="retry, pause their users, or unpublish them",
         )
         self.volume_ids = tuple(volume_ids)
 
 
 class Reservations(Protocol):
-    """Keeps others from the capacity that a copy is about to take."""
+    """Reserves the capacity that a copy is about to take."""
 
     def set_aside(self, what: str, size_bytes: int) -> None:
-        """Until `give_back`. Raises `Exhausted` if the pool has less."""
+        """Reserve until `give_back`. Raises `Exhausted` if the pool has less."""
         ...
 
     def give_back(self, what: str) -> None:
-        """It is written, or will not be."""
+        """End the reservation: the copy is written, or was given up."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeSnapshots:
-    """Takes and removes snapshots. The caller sees to it that nobody else operates on what they name.
+    """Takes and deletes snapshots. The caller locks the volumes and snapshots.
 
-    `snapshot_records` has the records. What is not async blocks.
+    `snapshot_records` has the records. Methods that are not async block.
     """
 
     pool: Pool
@@ -110,17 +111,17 @@ class VolumeSnapshots:
     guest_freezer: GuestFreezer
 
     async def create(self, name: str, volume_id: volumes.VolumeId) -> SnapshotRecord:
-        """Take a snapshot, or find that it is taken.
+        """Take a snapshot; taken already is a success.
 
         Raises `SnapshotNameTaken`, `volume_records.VolumeNotFound`, the errors of `quiesce.check`,
-        `freezes.FrozenTooLong`, those of `GuestFreezer.still`, `ImageMissing`, `Exhausted`.
+        `freezes.FrozenTooLong`, those of `GuestFreezer.frozen`, `ImageMissing`, `Exhausted`.
         """
         record = await asyncio.to_thread(self._present_or_plan, name, volume_id)
         return record if record.phase == "ready" else (await self.take([record]))[0]
 
     def _present_or_plan(self, name: str, volume_id: volumes.VolumeId) -> SnapshotRecord:
         present = self.snapshot_records.find(self.pool.ids.snapshot_id(name))
-        if present is not None and present.phase != "ready":  # nobody was told of it
+        if present is not None and present.phase != "ready":  # it was never answered
             self.discard(present)
             present = None
         if present is None:
@@ -152,10 +153,12 @@ class VolumeSnapshots:
         )
 
     async def take(self, plans: Sequence[SnapshotRecord]) -> tuple[SnapshotRecord, ...]:
-        """Take all of `plans` at one moment, or none. Raises what `create` does, and `RawDevicesNeverIdle`."""
+        """Take a point-in-time snapshot of all of `plans`, or none. Raises what `create` does, and
+        `RawDevicesNeverIdle`.
+        """
         try:
             moving = await asyncio.to_thread(self._begin, plans)
-            async with self.guest_freezer.still(moving.in_guests):
+            async with self.guest_freezer.frozen(moving.in_guests):
                 moment_ns = await asyncio.to_thread(self._copy, plans, moving)
         except errors.CrustError:
             await asyncio.to_thread(self._discard_all, plans)
@@ -175,7 +178,7 @@ class VolumeSnapshots:
         return moving
 
     def _copy(self, plans: Sequence[SnapshotRecord], moving: QuiescePlan) -> int:
-        """Copy all while what can be held is held; answers the moment."""
+        """Copy all while the mounted ones are frozen; returns the point in time."""
         raw = [each for each in plans if each.source_volume_id in moving.raw]
         with self.freezer.frozen(moving.here):
             for each in plans:
@@ -184,7 +187,7 @@ class VolumeSnapshots:
             return self._copy_unheld([image_of(each) for each in raw])
 
     def _copy_unheld(self, images: Sequence[Image]) -> int:
-        """Copy what nobody holds, last: all of it is of the moment of the last copy, if the others are as then."""
+        """Copy raw devices in use, last: consistent if none but the last was written to since its copy."""
         for _ in range(_ROUNDS):
             for each in images:
                 moment_ns = time.time_ns()
@@ -212,7 +215,7 @@ class VolumeSnapshots:
         return record
 
     def delete(self, snapshot_id: str) -> None:
-        """Remove a snapshot; absent is fine. Raises `pool.IdOfOtherPool`, `SnapshotBelongsToGroup`."""
+        """Delete a snapshot; absent is a success. Raises `pool.IdOfOtherPool`, `SnapshotBelongsToGroup`."""
         self.pool.ids.check(snapshot_id)
         record = self.snapshot_records.find(snapshot_id)
         if record is None:
@@ -222,7 +225,7 @@ class VolumeSnapshots:
         self.discard(record)
 
     def discard(self, record: SnapshotRecord) -> None:
-        """Remove a snapshot, whoever's, in an order that a crash may cut anywhere.
+        """Delete a snapshot, also a group's member, in an order that survives a crash at any point.
 
         A full disk has no room for the intent, and needs this most: then it is the caller's retry that goes on.
         """
@@ -232,11 +235,11 @@ class VolumeSnapshots:
         self.snapshot_records.remove(record.snapshot_id)
 
     def recover(self) -> None:
-        """Throw away what an earlier life did not finish taking, and finish what it was removing."""
+        """Discard incomplete snapshots, and finish interrupted deletions."""
         for record in self.snapshot_records.unfinished():
             self.discard(record)
 
 
 def image_of(record: SnapshotRecord) -> Image:
-    """The snapshot as the engine knows it."""
+    """The snapshot in the engine's terms."""
     return Image(record.snapshot_id, volumes.VolumeId(record.source_volume_id), record.size_bytes)

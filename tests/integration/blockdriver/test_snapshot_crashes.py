@@ -133,7 +133,7 @@ class Scene:
         assert isinstance(signatures.probe(str(image)), signatures.Filesystem)
 
     def check(self) -> None:
-        """Nothing is left frozen, aside, or half made."""
+        """Nothing is left frozen, temporary or incomplete."""
         assert not any(is_frozen(target) for target in self.targets)
         left = {
             path.name

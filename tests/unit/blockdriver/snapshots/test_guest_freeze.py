@@ -43,7 +43,7 @@ async def test_freeze_holds_all_guests_during_the_block_and_thaws_them_after(
     node: Node,
 ) -> None:
     made = [node.guests.add(each.target.text) for each in (ONE, TWO)]
-    async with node.freezer.still([ONE, TWO]):
+    async with node.freezer.frozen([ONE, TWO]):
         assert [(each.frozen, each.thaw_after_s) for each in made] == [(True, 10)] * 2
         assert node.noted() == ["vol-1", "vol-2"]
     assert not any(each.frozen for each in made)
@@ -51,7 +51,7 @@ async def test_freeze_holds_all_guests_during_the_block_and_thaws_them_after(
 
 
 async def test_freeze_without_guests_calls_nothing(node: Node) -> None:
-    async with node.freezer.still([]):
+    async with node.freezer.frozen([]):
         pass
     assert node.guests.asked == []
 
@@ -60,7 +60,7 @@ async def test_freeze_with_an_early_thaw_raises_thawed_early(node: Node) -> None
     node.guests.add(ONE.target.text)
     two = node.guests.add(TWO.target.text)
     with pytest.raises(guest_freeze.ThawedEarly, match="vol-2"):
-        async with node.freezer.still([ONE, TWO]):
+        async with node.freezer.frozen([ONE, TWO]):
             two.watchdog()
     assert not node.guests.by_target[ONE.target.text].frozen
     assert node.noted() == []
@@ -69,7 +69,7 @@ async def test_freeze_with_an_early_thaw_raises_thawed_early(node: Node) -> None
 async def test_freeze_with_a_failed_thaw_is_an_error(node: Node) -> None:
     guest = node.guests.add(ONE.target.text)
     with pytest.raises(guest_freeze.ThawedEarly):
-        async with node.freezer.still([ONE]):
+        async with node.freezer.frozen([ONE]):
             guest.error = errors.PeerUnavailable("the handler is absent")
     assert node.noted() == ["vol-1"], "the next start thaws it"
 
@@ -77,7 +77,7 @@ async def test_freeze_with_a_failed_thaw_is_an_error(node: Node) -> None:
 async def test_freeze_with_a_failing_block_thaws_and_raises(node: Node) -> None:
     guest = node.guests.add(ONE.target.text)
     with pytest.raises(errors.Exhausted, match="full"):
-        async with node.freezer.still([ONE]):
+        async with node.freezer.frozen([ONE]):
             raise errors.Exhausted("full")
     assert not guest.frozen
     assert node.noted() == []
@@ -87,7 +87,7 @@ async def test_freeze_refused_by_the_second_guest_thaws_the_first(node: Node) ->
     one = node.guests.add(ONE.target.text)
     node.guests.add(TWO.target.text).error = errors.NotReady("the handler cannot freeze")
     with pytest.raises(errors.NotReady, match="cannot freeze"):
-        async with node.freezer.still([ONE, TWO]):
+        async with node.freezer.frozen([ONE, TWO]):
             pytest.fail("it is not copied")
     assert not one.frozen
     assert node.noted() == []
@@ -98,7 +98,7 @@ async def test_freeze_with_unknown_outcome_is_thawed(node: Node) -> None:
     guest = node.guests.add(ONE.target.text)
     guest.error = errors.PeerUnavailable("no answer")
     with pytest.raises(errors.PeerUnavailable, match="no answer"):
-        async with node.freezer.still([ONE]):
+        async with node.freezer.frozen([ONE]):
             pytest.fail("it is not copied")
     assert node.guests.asked == [("freeze", ONE.target.text), ("thaw", ONE.target.text)]
     assert node.noted() == ["vol-1"]
@@ -106,17 +106,17 @@ async def test_freeze_with_unknown_outcome_is_thawed(node: Node) -> None:
 
 async def test_freeze_without_a_sandbox_fails_only_if_one_starts(node: Node) -> None:
     guest = node.guests.add(ONE.target.text, running=False)
-    async with node.freezer.still([ONE]):
+    async with node.freezer.frozen([ONE]):
         assert node.noted() == []
     with pytest.raises(guest_freeze.ThawedEarly, match="began"):
-        async with node.freezer.still([ONE]):
+        async with node.freezer.frozen([ONE]):
             guest.running = True
     assert not guest.frozen
     assert node.noted() == []
 
 
 async def test_freeze_of_a_volume_never_published_succeeds(node: Node) -> None:
-    async with node.freezer.still([ONE]):
+    async with node.freezer.frozen([ONE]):
         pass
 
 
@@ -125,7 +125,7 @@ async def test_freeze_without_a_runtime_socket_is_refused(tmp_path: Path) -> Non
     intents.open()
     freezer = GuestFreezer(guests.UnreachableGuests(), intents, limit_s=10)
     with pytest.raises(guests.NoRuntimeSocket):
-        async with freezer.still([ONE]):
+        async with freezer.frozen([ONE]):
             pytest.fail("it is not copied")
     assert list((tmp_path / "freezes").iterdir()) == []
 
@@ -172,7 +172,7 @@ async def test_thaw_that_does_not_reach_the_guest_is_retried(
     recovering = asyncio.create_task(node.freezer.keep_recovering())
     for _ in range(2):
         with pytest.raises(guest_freeze.ThawedEarly):
-            async with node.freezer.still([ONE]):
+            async with node.freezer.frozen([ONE]):
                 guest.error = errors.PeerUnavailable("the proxy is absent")
         tries = len(node.guests.asked)
         while len(node.guests.asked) < tries + 3:  # noqa: ASYNC110
@@ -203,7 +203,7 @@ async def test_recovery_does_not_thaw_a_new_freeze(node: Node) -> None:
     guest = node.guests.add(ONE.target.text)
     node.intents.note(Intent(ONE.volume_id, target=ONE.target.text))
     node.restart()
-    async with node.freezer.still([ONE]):
+    async with node.freezer.frozen([ONE]):
         await node.freezer.recover()
         assert guest.frozen
     assert node.noted() == []
