@@ -95,12 +95,23 @@ def _text(program: str, path: Path) -> str:
 
 
 async def until_signal(work: Awaitable[None]) -> None:
-    """Run until done, or until SIGTERM or SIGINT cancels it; cancellation lets running operations finish."""
+    """Run until done, or until SIGTERM or SIGINT cancels it; cancellation lets running operations finish.
+
+    Later signals cancel nothing. A second one would end the wait for operations, and with it a tool that writes to
+    somebody's volume. SIGKILL is there for those who want that.
+    """
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(_THREADS))
     task = asyncio.ensure_future(work)
+
+    def stop() -> None:
+        if task.cancelling():
+            _log.warning("still stopping: operations that run are finished first")
+        else:
+            task.cancel()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, stop)
     try:
         await task
     except asyncio.CancelledError:

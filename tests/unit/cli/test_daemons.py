@@ -1,8 +1,11 @@
 """What every daemon has in common."""
 
 import asyncio
+import os
+import signal
 import threading
 
+from crust import operations
 from crust.cli import daemons
 
 
@@ -20,3 +23,30 @@ def test_forty_hanging_calls_leave_threads_for_others() -> None:
 
     asyncio.run(daemons.until_signal(run()))
     assert answers == ["alive"]
+
+
+def test_second_sigterm_cancels_no_running_operation() -> None:
+    """Found with resize2fs in the place of the operation: the second signal killed it in the middle of its writes."""
+    ended: list[str] = []
+
+    async def operation() -> None:
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)  # handled while the drain waits
+        for _ in range(10):
+            await asyncio.sleep(0)
+        ended.append("the operation")
+
+    async def serve() -> None:
+        running = operations.KeyedOperations()
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.get_running_loop().create_future()
+        finally:
+            call = asyncio.create_task(running.run("vol-1", "growth", None, operation))
+            await asyncio.sleep(0)
+            await running.drain()
+            await call
+            ended.append("the daemon")
+
+    asyncio.run(daemons.until_signal(serve()))
+    assert ended == ["the operation", "the daemon"]
