@@ -105,7 +105,7 @@ class NodePublish:
         if mount is None:
             return False
         if mount_api.is_guard(mount):
-            raise TargetOccupied(ready.entry.target, "the seal of a deferred publish")
+            raise TargetOccupied(ready.entry.target, "the guard mount of a deferred publish")
         right_kind = (
             device_mounts.is_node if ready.entry.kind == "block" else device_mounts.is_filesystem
         )

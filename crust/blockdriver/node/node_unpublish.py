@@ -1,8 +1,8 @@
 """NodeUnpublishVolume: the target is unmounted and removed, whatever the driver remembers of it.
 
 The kernel is asked, not the ledger: a volume that was deleted, a ledger that was lost, a publish that was cut short
-are all unpublished. A deferred publish has no mount of ours; what is mounted at its target is the proxy's seal, and
-the proxy's to remove. The answer comes after mountinfo shows that the mount is gone.
+are all unpublished. A deferred publish has no mount of ours; what is mounted at its target is the proxy's guard
+mount, and the proxy's to remove. The answer comes after mountinfo shows that the mount is gone.
 """
 
 import asyncio
@@ -65,13 +65,15 @@ class NodeUnpublish:
         if entry is not None and entry.volume_id != volume_id:
             raise OtherVolumeAtTarget(target.text, volume_id, entry.volume_id)
         if entry is not None and entry.deferred:
-            self._remove_unsealed(target)
+            self._remove_unguarded(target)
         else:
             self._unmount(volume_id, target)
         self.node_state.forget_published(target)
 
-    def _remove_unsealed(self, target: volumes.TargetPath) -> None:
-        """Remove the target of a deferred publish whose seal was taken off: then nobody else knows that it is one."""
+    def _remove_unguarded(self, target: volumes.TargetPath) -> None:
+        """Remove the target of a deferred publish whose guard mount is gone: no other process knows the target
+        then.
+        """
         if mountinfo.at(target.text) is None:
             target_paths.remove(target, self.target_roots)
 

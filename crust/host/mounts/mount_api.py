@@ -109,8 +109,8 @@ def mount_guard(target: str) -> None:
 
     A kubelet creates the directory of a `subPath` in the target, so there are inodes to spare. The one page that a
     tmpfs has at least is filled by a root-only file, so every write of data gets ENOSPC: a runtime that misses a
-    deferral writes nothing onto the node's disk. The page is filled before the mount is attached, so no guard is ever
-    seen with room in it.
+    deferral writes nothing onto the node's disk. The page is filled before the mount is attached, so no
+    guard is ever visible with free space.
     """
     with _target(target, directory=True) as onto, oserrors.translating(f"cannot guard {target}"):
         mount = _new_guard()

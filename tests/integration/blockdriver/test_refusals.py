@@ -131,7 +131,7 @@ async def test_publish_on_a_target_with_files_or_a_foreign_mount_is_refused(benc
     assert (target / "precious").read_text() == "kept"
     (target / "precious").unlink()
     mount_api.mount_guard(str(target))
-    with pytest.raises(node_publish.TargetOccupied, match="seal"):
+    with pytest.raises(node_publish.TargetOccupied, match="guard mount"):
         await bench.publish(volume.volume_id, str(target))
     mount_api.unmount(str(target))
     await bench.unstage(volume.volume_id)
