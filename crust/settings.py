@@ -164,22 +164,39 @@ def load(
     toml: str = "",
     environ: Mapping[str, str],
     flags: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Merge the sources and check the result; flags that are None were not given. Raises `InvalidSettings`.
 
     `toml` is the file's text. Environment variables are CRUST_<SETTING> for simple values, comma-separated for lists;
-    nested settings come from the file or from flags.
+    nested settings come from the file or from flags. CSI_ENDPOINT, with or without `unix://`, is the CSI socket (CSI
+    "Packaging"): of the proxy, that of its one driver without a `socket`. `defaults` are weaker than any source: what
+    only the machine knows.
     """
     try:
-        merged: dict[str, Any] = tomllib.loads(toml)
+        merged = {**(defaults or {}), **tomllib.loads(toml)}
     except tomllib.TOMLDecodeError as err:
         raise InvalidSettings(program, f"the settings file is not TOML: {err}") from err
+    endpoint = environ.get("CSI_ENDPOINT", "").removeprefix("unix:")
+    endpoint = "/" + endpoint.lstrip("/") if endpoint.startswith("//") else endpoint
+    if endpoint and "socket" in model.model_fields:
+        merged["socket"] = endpoint
     merged |= _from_environment(model, environ)
     merged |= {name: value for name, value in flags.items() if value is not None}
+    if endpoint and "drivers" in model.model_fields:
+        merged["drivers"] = _with_endpoint(merged.get("drivers", ()), endpoint)
     try:
         return model.model_validate(merged)
     except pydantic.ValidationError as err:
         raise InvalidSettings(program, _reasons(err)) from err
+
+
+def _with_endpoint(drivers: Any, endpoint: str) -> Any:
+    """The drivers, the one without a socket with it; as they are if none or several are without."""
+    lacking = [each for each in drivers if isinstance(each, Mapping) and not each.get("socket")]
+    if len(lacking) != 1:
+        return drivers
+    return tuple({**each, "socket": endpoint} if each is lacking[0] else each for each in drivers)
 
 
 def _from_environment(model: type[BaseModel], environ: Mapping[str, str]) -> dict[str, Any]:

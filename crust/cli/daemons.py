@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,13 +42,17 @@ def serve(
     program: str,
     run: Callable[[Settings], Awaitable[None]],
     flags: dict[str, Any],
+    *,
+    defaults: Mapping[str, Any] | None = None,
 ) -> None:
     """Load the settings, then run until a signal; exits 2 for bad settings and 1 for a failed start."""
     config = flags.pop("config", None)
     flags = {name: value for name, value in flags.items() if value not in (None, ())}
     try:
         toml = _text(program, config) if config else ""
-        loaded = settings_module.load(model, program, toml=toml, environ=os.environ, flags=flags)
+        loaded = settings_module.load(
+            model, program, toml=toml, environ=os.environ, flags=flags, defaults=defaults
+        )
     except errors.InvalidRequest as error:
         click.echo(error.shown(), err=True)
         sys.exit(2)

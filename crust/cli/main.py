@@ -146,9 +146,8 @@ def driver(**flags: Any) -> None:
             take_over=settings.take_over,
         )
 
-    if flags["node_id"] is None and "CRUST_NODE_ID" not in os.environ:
-        flags["node_id"] = os.uname().nodename
-    daemons.serve(DriverSettings, "driver", run, flags)
+    here = {"node_id": os.uname().nodename}
+    daemons.serve(DriverSettings, "driver", run, flags, defaults=here)
 
 
 @main.command()

@@ -4,6 +4,7 @@ The shim calls the inner driver with the flag set, and the driver must answer wi
 shim unpublishes at once and reports an error: a deferred publish must never leave a mount on the host.
 """
 
+import asyncio
 from typing import Any, Protocol
 
 import grpc.aio
@@ -11,9 +12,13 @@ import grpc.aio
 from crust import errors, volumes
 from crust.csi_shim.runtime_client import RuntimeClient
 from crust.rpc import csi, limits, outcome
+from crust.rpc.driver_facts import DeferralUnsupported
 from crust.wire.csi.v1 import csi_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+UNDO_TIMEOUT_S = 30.0
+"""For undoing a publish: of the caller's time nothing may be left, and the mount must go."""
 
 
 class InnerNode(Protocol):
@@ -25,28 +30,17 @@ class InnerNode(Protocol):
         """NodePublishVolume."""
 
     async def unpublish(
-        self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context, timeout_s: float
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
-        """NodeUnpublishVolume."""
+        """NodeUnpublishVolume, within a deadline of its own."""
 
     async def expand(
         self, request: csi_pb2.NodeExpandVolumeRequest, context: Context
     ) -> csi_pb2.NodeExpandVolumeResponse:
         """NodeExpandVolume."""
 
-    async def capabilities(self, context: Context) -> csi_pb2.NodeGetCapabilitiesResponse:
-        """NodeGetCapabilities, called with the metadata that opts in to deferral."""
-
-
-class DeferralUnsupported(errors.Unsupported):
-    """The inner driver does not support deferral."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the mount cannot be deferred",
-            why="the driver does not advertise DEFER_FS_OPS",
-            hint="use a driver that supports deferral, or remove crust.dev/defer from the StorageClass",
-        )
+    async def defers(self, context: Context) -> bool:
+        """Whether it advertises DEFER_FS_OPS now, to a caller that opts in to deferral."""
 
 
 class MountedInsteadOfDeferred(errors.RuntimeFailed):
@@ -67,7 +61,7 @@ class Deferral:
         self._inner = inner
         self._runtime = runtime
         self._tell_condition = report_condition
-        self._inner_defers = False
+        self._undos: set[asyncio.Task[outcome.Residue]] = set()
 
     async def publish(
         self, request: csi_pb2.NodePublishVolumeRequest, context: Context
@@ -76,14 +70,18 @@ class Deferral:
 
         Raises `DeferralUnsupported`, `MountedInsteadOfDeferred`, `csi.InvalidDeferredMount`.
         """
-        await self._check_inner(context)
+        if not await self._inner.defers(context):
+            raise DeferralUnsupported()
         response = await self._inner.publish(request, context)
         try:
             if not response.HasField("deferred_mount"):
                 raise MountedInsteadOfDeferred(request.volume_id)
             csi.deferred_mount(response.deferred_mount)
         except errors.CrustError as error:
-            residue = await self._undo(request, context)
+            undo = asyncio.create_task(self._undo(request, context))
+            self._undos.add(undo)
+            undo.add_done_callback(self._undos.discard)
+            residue = await asyncio.shield(undo)  # whether or not the caller still waits
             raise outcome.answer("NodePublishVolume", error, residue) from error
         return response
 
@@ -91,7 +89,7 @@ class Deferral:
         self, request: csi_pb2.NodeGetVolumeStatsRequest
     ) -> csi_pb2.NodeGetVolumeStatsResponse:
         """Statistics from the kernel that has the volume mounted."""
-        limits.volume_id(request.volume_id)
+        limits.volume_id_of_any_driver(request.volume_id)
         target = volumes.TargetPath.parse(request.volume_path, role="volume_path")
         response = csi.stats_to_wire(await self._runtime.stats(target.text))
         if not self._tell_condition:
@@ -111,15 +109,6 @@ class Deferral:
         capacity_bytes = await self._runtime.expand(target.text, wanted, context.time_remaining())
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=capacity_bytes)
 
-    async def _check_inner(self, context: Context) -> None:
-        if self._inner_defers:
-            return
-        answer = await self._inner.capabilities(context)
-        numbers = {each.rpc.type for each in answer.capabilities}
-        if csi_pb2.NodeServiceCapability.RPC.DEFER_FS_OPS not in numbers:
-            raise DeferralUnsupported()
-        self._inner_defers = True
-
     async def _undo(
         self, request: csi_pb2.NodePublishVolumeRequest, context: Context
     ) -> outcome.Residue:
@@ -127,10 +116,11 @@ class Deferral:
             volume_id=request.volume_id, target_path=request.target_path
         )
         try:
-            await self._inner.unpublish(undo, context)
+            await self._inner.unpublish(undo, context, UNDO_TIMEOUT_S)
         except (
             grpc.aio.AioRpcError,
             errors.CrustError,
+            TimeoutError,
         ):  # report the error of the publish, not this one
             return outcome.Residue.UNKNOWN
         return outcome.Residue.NONE

@@ -9,6 +9,7 @@ A driver author wraps the Node servicer of a grpc.aio server, and registers the 
 device's identity. It advertises DEFER_FS_OPS where `deferral_requested` says that the caller knows it.
 """
 
+import asyncio
 from collections.abc import Awaitable
 from typing import Any, TypeVar, cast
 
@@ -18,6 +19,7 @@ from crust.csi_shim.runtime_client import RuntimeClient
 from crust.host.block.devices import identify as identify_device
 from crust.rpc import status
 from crust.rpc.channel import connect
+from crust.rpc.driver_facts import advertises_deferral
 from crust.rpc.extensions import deferral_requested
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -41,12 +43,13 @@ class _Servicer:
         )
 
     async def unpublish(
-        self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context, timeout_s: float
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
-        return cast(
-            "csi_pb2.NodeUnpublishVolumeResponse",
-            await self._node.NodeUnpublishVolume(request, context),
-        )
+        async with asyncio.timeout(timeout_s):
+            return cast(
+                "csi_pb2.NodeUnpublishVolumeResponse",
+                await self._node.NodeUnpublishVolume(request, context),
+            )
 
     async def expand(
         self, request: csi_pb2.NodeExpandVolumeRequest, context: Context
@@ -55,11 +58,9 @@ class _Servicer:
             "csi_pb2.NodeExpandVolumeResponse", await self._node.NodeExpandVolume(request, context)
         )
 
-    async def capabilities(self, context: Context) -> csi_pb2.NodeGetCapabilitiesResponse:
-        return cast(
-            "csi_pb2.NodeGetCapabilitiesResponse",
-            await self._node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest(), context),
-        )
+    async def defers(self, context: Context) -> bool:
+        request = csi_pb2.NodeGetCapabilitiesRequest()
+        return advertises_deferral(await self._node.NodeGetCapabilities(request, context))
 
 
 class _Wrapped(csi_pb2_grpc.NodeServicer):

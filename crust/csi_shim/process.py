@@ -4,6 +4,7 @@ Calls without the flag pass through as bytes. A status of the driver reaches the
 """
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from crust.csi_shim.deferral import Context, Deferral
 from crust.csi_shim.runtime_client import RuntimeClient
 from crust.rpc import channel, extensions, passthrough, requests, server
 from crust.rpc.daemon import Daemon, starting
+from crust.rpc.driver_facts import DriverFacts
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _NODE = "/csi.v1.Node/"
@@ -30,8 +32,9 @@ Flagged = TypeVar(
 class _Socket:
     """Adapts a driver's socket to `deferral.InnerNode`."""
 
-    def __init__(self, driver: grpc.aio.Channel) -> None:
+    def __init__(self, driver: grpc.aio.Channel, facts: DriverFacts) -> None:
         self._stub = csi_pb2_grpc.NodeStub(driver)
+        self._facts = facts
 
     async def publish(
         self, request: csi_pb2.NodePublishVolumeRequest, context: Context
@@ -41,10 +44,10 @@ class _Socket:
         )
 
     async def unpublish(
-        self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context, timeout_s: float
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         return await self._stub.NodeUnpublishVolume(
-            request, metadata=_metadata(context), timeout=context.time_remaining()
+            request, metadata=_metadata(context), timeout=timeout_s
         )
 
     async def expand(
@@ -54,12 +57,8 @@ class _Socket:
             request, metadata=_metadata(context), timeout=context.time_remaining()
         )
 
-    async def capabilities(self, context: Context) -> csi_pb2.NodeGetCapabilitiesResponse:
-        return await self._stub.NodeGetCapabilities(
-            csi_pb2.NodeGetCapabilitiesRequest(),
-            metadata=_metadata(context),
-            timeout=context.time_remaining(),
-        )
+    async def defers(self, context: Context) -> bool:
+        return await self._facts.defers(context.time_remaining())
 
 
 def handlers(driver: grpc.aio.Channel, deferral: Deferral) -> passthrough.Passthrough:
@@ -112,9 +111,12 @@ async def serving(
     async with (
         channel.connect(driver_socket) as driver,
         channel.connect(runtime_socket) as back,
+        contextlib.aclosing(DriverFacts(driver)) as facts,
         starting(f"{socket_path}.lock", take_over=take_over) as daemon,
     ):
-        deferral = Deferral(_Socket(driver), RuntimeClient(back), report_condition=report_condition)
+        deferral = Deferral(
+            _Socket(driver, facts), RuntimeClient(back), report_condition=report_condition
+        )
         generic = [handlers(driver, deferral)]
         async with (
             server.serving(

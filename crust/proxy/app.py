@@ -124,7 +124,7 @@ def _backends(settings: ProxySettings, stack: AsyncExitStack) -> Sequence[Driver
     drivers = []
     for served in settings.drivers:
         backend = Backend(channel.connect(served.backend))
-        stack.push_async_callback(backend.channel.close)
+        stack.push_async_callback(backend.aclose)
         drivers.append(Driver(served.name, served.socket, served.backend, backend))
     return drivers
 

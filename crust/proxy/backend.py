@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import grpc.aio
 
 from crust.rpc import extensions, passthrough
+from crust.rpc.driver_facts import DriverFacts
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 TIMEOUT_S = 110.0
@@ -33,12 +34,19 @@ class Backend:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
+        self.facts = DriverFacts(channel)
         self._stub = csi_pb2_grpc.NodeStub(channel)
+
+    async def aclose(self) -> None:
+        """Close the channel, and what watches it."""
+        await self.facts.aclose()
+        await self.channel.close()
 
     async def publish(
         self, request: csi_pb2.NodePublishVolumeRequest, caller: Caller
     ) -> csi_pb2.NodePublishVolumeResponse:
-        """NodePublishVolume."""
+        """NodePublishVolume, with the flag: raises `DeferralUnsupported` unless the driver defers now."""
+        await self.facts.check_defers()
         return await self._stub.NodePublishVolume(
             request, metadata=caller.opted_in(), timeout=TIMEOUT_S
         )
@@ -46,7 +54,8 @@ class Backend:
     async def unpublish(
         self, request: csi_pb2.NodeUnpublishVolumeRequest, caller: Caller
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
-        """NodeUnpublishVolume."""
+        """NodeUnpublishVolume, with the flag where the driver knows it."""
+        request.defer_fs_ops = await self.facts.defers()
         return await self._stub.NodeUnpublishVolume(
             request, metadata=caller.opted_in(), timeout=TIMEOUT_S
         )
@@ -54,7 +63,8 @@ class Backend:
     async def stats(
         self, request: csi_pb2.NodeGetVolumeStatsRequest, caller: Caller, timeout_s: float | None
     ) -> csi_pb2.NodeGetVolumeStatsResponse:
-        """NodeGetVolumeStats, within the caller's deadline: it changes nothing."""
+        """NodeGetVolumeStats with the flag, within the caller's deadline: it changes nothing."""
+        await self.facts.check_defers(timeout_s)
         return await self._stub.NodeGetVolumeStats(
             request, metadata=caller.opted_in(), timeout=timeout_s
         )
@@ -62,7 +72,8 @@ class Backend:
     async def expand(
         self, request: csi_pb2.NodeExpandVolumeRequest, caller: Caller
     ) -> csi_pb2.NodeExpandVolumeResponse:
-        """NodeExpandVolume."""
+        """NodeExpandVolume, with the flag."""
+        await self.facts.check_defers()
         return await self._stub.NodeExpandVolume(
             request, metadata=caller.opted_in(), timeout=TIMEOUT_S
         )

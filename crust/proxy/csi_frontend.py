@@ -242,7 +242,7 @@ class CsiFrontend:
         return volumes.VolumeKey(self._driver, volumes.VolumeId(volume_id))
 
     def _key(self, volume_id: str) -> volumes.VolumeKey:
-        return volumes.VolumeKey(self._driver, limits.volume_id(volume_id))
+        return volumes.VolumeKey(self._driver, limits.volume_id_of_any_driver(volume_id))
 
     async def _pass(self, name: str, data: bytes, context: passthrough.Context) -> bytes:
         return await self._forward[name](data, context)

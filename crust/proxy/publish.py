@@ -17,7 +17,7 @@ from typing import Self
 
 import grpc.aio
 
-from crust import errors, metrics, volumes
+from crust import errors, metrics, mount_options, volumes
 from crust.handoff.record import Record
 from crust.proxy import handler_admission, reservations
 from crust.proxy import targets as targets_module
@@ -52,6 +52,7 @@ class _Wanted:
     key: volumes.VolumeKey
     target: volumes.TargetPath
     access: volumes.MountAccess
+    options: tuple[str, ...]
     readonly: bool
 
     @classmethod
@@ -61,7 +62,9 @@ class _Wanted:
         capability = csi.capability(request.volume_capability)
         if not isinstance(capability.access, volumes.MountAccess):
             raise CannotDeferRawBlock()
-        return cls(key, target, capability.access, request.readonly or capability.mode.reader_only)
+        options = mount_options.for_guest(capability.access.mount_flags)
+        readonly = request.readonly or capability.mode.reader_only or options.readonly
+        return cls(key, target, capability.access, options.options, readonly)
 
 
 @dataclass(slots=True)
@@ -125,6 +128,11 @@ class DeferredPublish:
         self._targets.check_allowed(wanted.target)
         await self._look(wanted, attempt)
         handler = await self._admit(wanted, decision) if attempt.is_new else None
+        if (
+            attempt.residue is Residue.NONE
+        ):  # else what stands is undone if the driver does not defer any more
+            await backend.facts.check_defers()
+        await backend.facts.check_name(wanted.key.driver)
         _set_flag(request)
         if attempt.is_new:
             await self._mount_guard(wanted.target, attempt)
@@ -196,7 +204,12 @@ class DeferredPublish:
         if not response.HasField("deferred_mount"):
             raise DriverIgnoredDeferral(wanted.key)
         answer = csi.deferred_mount(response.deferred_mount)
-        mount = replace(answer, readonly=answer.readonly or wanted.readonly)
+        mount = replace(
+            answer,
+            readonly=answer.readonly or wanted.readonly,
+            # asked for, and perhaps not repeated by the driver: they must reach the runtime (KEP-2857)
+            mount_options=(*answer.mount_options, *wanted.options),
+        )
         handler_admission.check_answer(wanted.access, mount)
         if handler is not None:
             handler_admission.check(

@@ -16,6 +16,10 @@ SOCKET_PATH_MAX_BYTES = 107
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
+    # A status travels as metadata, of which gRPC takes 8 KiB: a driver's longer error text, the output of mkfs, would
+    # become RESOURCE_EXHAUSTED. 64 KiB of it take three times as much, escaped, and as much again in the details.
+    ("grpc.max_metadata_size", 1 << 20),
+    ("grpc.absolute_max_metadata_size", 1 << 20),
     ("grpc.initial_reconnect_backoff_ms", 50),
     # In spite of its name this is the time limit of one connection attempt. On a busy machine a running server may
     # need a while to accept; with 50 ms here calls failed that only had to wait.

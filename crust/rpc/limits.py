@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from crust import errors, volumes
 
 MAP_MAX_BYTES = 4096
+RECORDED_ID_MAX_BYTES = 512
+"""What a record of the handoff directory holds. Public drivers have ids of 250 bytes, and no CO refuses them."""
+
 _KUBERNETES_PREFIX = "csi.storage.k8s.io/"
 _CONTROL = re.compile("[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]")
 
@@ -95,3 +98,8 @@ def shortened(text: str) -> str:
 def volume_id(value: str) -> volumes.VolumeId:
     """A volume id of a request. Raises `MissingField`, `FieldTooLong`, `InvalidCharacters`."""
     return volumes.VolumeId(required(value, "volume_id"))
+
+
+def volume_id_of_any_driver(value: str) -> volumes.VolumeId:
+    """The same for any driver's volume: its id may be longer than CSI says, up to what a record holds."""
+    return volumes.VolumeId(required(value, "volume_id", limit_bytes=RECORDED_ID_MAX_BYTES))

@@ -1,8 +1,9 @@
 """Pass-through calls: the server behind gets the caller's bytes, the caller gets the server's.
 
 Nothing is parsed, so unknown fields, unknown methods and other services pass unchanged. So do metadata, the caller's
-deadline, its cancellation, and status codes with their details. A method that the descriptors define as unary uses
-gRPC's faster unary path; any other travels as a stream, which is the same on the wire.
+deadline (less a second, so that the caller hears the reason), its cancellation, and status codes with their details.
+A method that the descriptors define as unary uses gRPC's faster unary path; any other travels as a stream, which is
+the same on the wire.
 
 A request stream of one message is sent together with its end. If the end were sent later, a peer that refuses the
 method by its name could answer in between: then gRPC reports INTERNAL instead of the peer's UNIMPLEMENTED. This
@@ -11,6 +12,7 @@ requests.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -18,6 +20,7 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
+from crust import errors
 from crust.wire.csi.v1 import csi_pb2
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -66,12 +69,25 @@ class Passthrough(grpc.GenericRpcHandler):
         return handler
 
 
+class PeerNotResponding(errors.PeerUnavailable):
+    """A call was passed on, and was not answered in time."""
+
+    def __init__(self, rpc: str, timeout_s: float) -> None:
+        super().__init__(
+            f"{rpc} was not answered",
+            why=f"the driver or shim that it was passed on to has not answered for {timeout_s:.1f} s",
+            hint="look at that process, its log, and the storage behind it; the caller may retry",
+        )
+
+
 def forward(channel: grpc.aio.Channel, method: str) -> UnaryBehaviour:
     """A behaviour that passes a unary call through unchanged."""
     peer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
 
     async def behave(request: bytes, context: Context) -> bytes:
-        call = peer(request, metadata=metadata_of(context), timeout=context.time_remaining())
+        timeout_s = _shortened(context.time_remaining())
+        began_s = time.monotonic()
+        call = peer(request, metadata=metadata_of(context), timeout=timeout_s)
         try:
             initial = await call.initial_metadata()
             if len(initial):
@@ -79,9 +95,12 @@ def forward(channel: grpc.aio.Channel, method: str) -> UnaryBehaviour:
             response: bytes = await call
             context.set_trailing_metadata(_pairs(await call.trailing_metadata()))
         except grpc.aio.AioRpcError as error:
+            elapsed_s = time.monotonic() - began_s
+            if timeout_s is not None and _ran_out(error, elapsed_s, timeout_s):
+                raise PeerNotResponding(method.rpartition("/")[2], elapsed_s) from error
             await relay_status(context, error)
         finally:
-            # if our caller is cancelled, awaiting the initial metadata does not cancel the call by itself
+            # awaiting initial metadata does not cancel the call by itself when our caller goes away
             call.cancel()
         return response
 
@@ -98,6 +117,19 @@ async def forward_stream(
 
     async for response in _streaming(channel, method)(only(), context):
         yield response
+
+
+_RESERVE_S = 1.0
+"""Of the caller's time, a tenth of it at most: so that the caller hears the reason before its own deadline."""
+
+
+def _shortened(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else timeout_s - min(_RESERVE_S, timeout_s / 10)
+
+
+def _ran_out(error: grpc.aio.AioRpcError, elapsed_s: float, timeout_s: float) -> bool:
+    """Whether our own deadline ended the call; a peer's DEADLINE_EXCEEDED that came earlier is its status."""
+    return error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and elapsed_s >= timeout_s - 0.01
 
 
 def metadata_of(context: grpc.aio.ServicerContext[Any, Any]) -> Metadata:

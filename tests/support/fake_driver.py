@@ -59,11 +59,12 @@ class Published:
     readonly: bool
 
 
-class FakeDriver(csi_pb2_grpc.NodeServicer):
-    """The Node service. `defers`: whether it advertises deferral."""
+class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
+    """The Node and Identity services. `defers`: whether it advertises deferral."""
 
     def __init__(self, *, defers: bool = True) -> None:
         self.defers = defers
+        self.name = "csi.example.com"
         self.mounts_instead = False
         self.published: dict[str, Published] = {}
         self.size_bytes: dict[str, int] = {}
@@ -154,6 +155,17 @@ class FakeDriver(csi_pb2_grpc.NodeServicer):
         await self._enter("NodeGetInfo", request, context)
         return csi_pb2.NodeGetInfoResponse(node_id="node-1")
 
+    async def GetPluginInfo(
+        self, request: csi_pb2.GetPluginInfoRequest, context: Context
+    ) -> csi_pb2.GetPluginInfoResponse:
+        return csi_pb2.GetPluginInfoResponse(name=self.name, vendor_version="1")
+
+    async def GetPluginCapabilities(self, request: Any, context: Context) -> Any:
+        return csi_pb2.GetPluginCapabilitiesResponse()
+
+    async def Probe(self, request: Any, context: Context) -> Any:
+        return csi_pb2.ProbeResponse()
+
     async def NodeGetVolumeHealth(self, request: Any, context: Context) -> Any:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served")
 
@@ -221,6 +233,8 @@ async def serving(driver: csi_pb2_grpc.NodeServicer, socket: str) -> AsyncIterat
     """The driver on its socket, while the block runs."""
     server = grpc.aio.server()
     csi_pb2_grpc.add_NodeServicer_to_server(driver, server)
+    if isinstance(driver, csi_pb2_grpc.IdentityServicer):
+        csi_pb2_grpc.add_IdentityServicer_to_server(driver, server)
     server.add_insecure_port(f"unix:{socket}")
     await server.start()
     try:

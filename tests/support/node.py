@@ -209,13 +209,16 @@ async def running(
     grace_s: float = 0,
     targets: Targets | None = None,
     devices: Devices | None = None,
+    backend: str = "",
 ) -> AsyncIterator[Node]:
     """Driver, shim and proxy, bottom up. Without a kernel, unless `targets` and `devices` are given."""
     driver = driver or fake_driver.FakeDriver()
     targets, devices = targets or FakeTargets(places.kubelet), devices or FakeDevices()
     async with (
         fake_driver.serving(driver, places.driver),
-        app.running(places.settings(grace_s=grace_s), targets=targets, devices=devices),
+        app.running(
+            places.settings(grace_s=grace_s, backend=backend), targets=targets, devices=devices
+        ),
         shim(places),
         channel.connect(places.csi) as co,
         channel.connect(places.sockets.runtime) as runtime,

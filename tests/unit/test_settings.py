@@ -87,6 +87,52 @@ def test_invalid_environment_variable_is_refused() -> None:
         proxy(TOML, {"CRUST_HANDLER_GRACE_S": "soon"})
 
 
+def test_a_default_of_the_machine_is_weaker_than_the_file() -> None:
+    """The kubelet's name for the node is often not the host's."""
+    given = {"socket": "/run/s.sock"}
+    here = {"node_id": "host"}
+    load = settings.load
+    toml = 'node_id = "node-1"'
+    assert load(DriverSettings, "d", environ={}, flags=given, defaults=here).node_id == "host"
+    found = load(DriverSettings, "d", toml=toml, environ={}, flags=given, defaults=here)
+    assert found.node_id == "node-1"
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["unix:///run/csi.sock", "unix:/run/csi.sock", "/run/csi.sock", "unix:////run/csi.sock"],
+)
+def test_csi_endpoint_is_the_csi_socket_of_every_program(endpoint: str) -> None:
+    environ = {"CSI_ENDPOINT": endpoint}
+    driver = settings.load(DriverSettings, "driver", environ=environ, flags={"node_id": "n"})
+    assert driver.socket == "/run/csi.sock"
+    flags = {"driver_socket": "/run/d.sock"}
+    shim = settings.load(ShimSettings, "shim", environ=environ, flags=flags)
+    assert shim.socket == "/run/csi.sock"
+    behind = {"name": "d.example.com", "backend": "/run/s.sock"}
+    loaded = proxy("", environ, drivers=({**DRIVER, "name": "other"}, {**behind, "backend": "/t"}))
+    assert [each.socket for each in loaded.drivers] == [DRIVER["socket"], "/run/csi.sock"]
+
+
+def test_csi_endpoint_is_stronger_than_the_file_and_weaker_than_what_is_crusts_own() -> None:
+    environ = {"CSI_ENDPOINT": "unix:///run/csi.sock"}
+    toml, flags = 'socket = "/run/file.sock"', {"node_id": "n"}
+    load = settings.load
+    assert (
+        load(DriverSettings, "d", toml=toml, environ=environ, flags=flags).socket == "/run/csi.sock"
+    )
+    environ["CRUST_SOCKET"] = "/run/own.sock"
+    assert (
+        load(DriverSettings, "d", toml=toml, environ=environ, flags=flags).socket == "/run/own.sock"
+    )
+
+
+def test_csi_endpoint_of_another_kind_is_refused() -> None:
+    environ = {"CSI_ENDPOINT": "tcp://127.0.0.1:10000"}
+    with pytest.raises(InvalidSettings, match="socket"):
+        settings.load(DriverSettings, "driver", environ=environ, flags={"node_id": "n"})
+
+
 def test_settings_do_not_change_once_they_are_loaded() -> None:
     loaded = proxy(TOML)
     with pytest.raises(ValueError, match="frozen"):

@@ -296,3 +296,36 @@ async def _answers(chain: Chain, method: str) -> bool:
 
 async def _result(call: Any) -> Any:
     return await call
+
+
+async def test_a_peer_that_hangs_is_told_before_the_callers_deadline(short: str) -> None:
+    """The kubelet's event then has the reason, and not a bare "context deadline exceeded"."""
+    hangs = asyncio.Event()
+
+    class Hung(grpc.GenericRpcHandler):
+        def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+            async def behave(request: bytes, _: object) -> bytes:
+                await hangs.wait()
+                return b""
+
+            return grpc.unary_unary_rpc_method_handler(behave)
+
+    driver, shim, front = f"{short}/driver", f"{short}/shim", f"{short}/front"
+    async with (
+        server.serving(driver, name="driver", generic=[Hung()]),
+        channel.connect(driver) as to_driver,
+        server.serving(shim, name="shim", generic=[passthrough.Passthrough(to_driver)]),
+        channel.connect(shim) as to_shim,
+        server.serving(front, name="front", generic=[passthrough.Passthrough(to_shim)]),
+        channel.connect(front) as connected,
+    ):
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(
+            "/csi.v1.Node/NodeGetCapabilities"
+        )
+        await refused(
+            call(b"", timeout=2),
+            grpc.StatusCode.UNAVAILABLE,
+            "[PeerNotResponding]",
+            "has not answered for 1.6 s",
+        )
+        hangs.set()

@@ -1,0 +1,140 @@
+"""What a driver says of itself: its name, and whether it defers. Asked once per connection.
+
+A driver behind a socket may be replaced by another version at any time, which shows as a new connection. An answer is
+therefore believed for as long as the channel stays READY, and no longer: a driver that was downgraded would ignore
+`defer_fs_ops` and mount on the host.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+import grpc
+import grpc.aio
+
+from crust import errors
+from crust.rpc import extensions
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+Fact = TypeVar("Fact")
+
+TIMEOUT_S = 10.0
+"""For one question, which needs no storage."""
+
+
+class DeferralUnsupported(errors.Unsupported):
+    """The driver does not support deferral."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the mount cannot be deferred",
+            why="the driver does not advertise DEFER_FS_OPS",
+            hint="use a driver that supports deferral, put a crust shim in front of it, or remove crust.dev/defer "
+            "from the StorageClass",
+        )
+
+
+class DriverNameMismatch(errors.NotReady):
+    """The driver behind a socket has another name than the settings say."""
+
+    def __init__(self, configured: str, told: str) -> None:
+        super().__init__(
+            f"volumes of driver {configured!r} cannot be deferred",
+            why=f"the driver behind that socket calls itself {told[:63]!r}",
+            hint="correct name or backend in the proxy's settings: one volume must not have two names",
+        )
+
+
+class PerConnection(Generic[Fact]):
+    """An answer, kept for as long as the connection that it came by; a "no" is not kept."""
+
+    def __init__(
+        self, channel: grpc.aio.Channel, ask: Callable[[float | None], Awaitable[Fact]]
+    ) -> None:
+        self._channel = channel
+        self._ask = ask
+        self._known: asyncio.Task[None] | None = None
+        self._fact: Fact | None = None
+
+    async def get(self, timeout_s: float | None = TIMEOUT_S) -> Fact:
+        """The answer; raises `grpc.aio.AioRpcError`."""
+        ready = grpc.ChannelConnectivity.READY
+        if self._known is not None and not self._known.done():
+            assert self._fact is not None
+            return self._fact
+        lasts = self._watch() if self._channel.get_state(try_to_connect=True) is ready else None
+        try:
+            fact = await self._ask(timeout_s)
+        except BaseException:
+            if lasts is not None:
+                lasts.cancel()
+            raise
+        # a channel that was not connected is by now: by the connection that brought the answer
+        if lasts is None and self._channel.get_state() is ready:
+            lasts = self._watch()
+        if fact:
+            self._known, self._fact = lasts, fact
+        elif lasts is not None:
+            lasts.cancel()
+        return fact
+
+    def _watch(self) -> asyncio.Task[None]:
+        """Done when the connection is not the one that it is now."""
+        ready = grpc.ChannelConnectivity.READY
+        return asyncio.create_task(self._channel.wait_for_state_change(ready), name="driver facts")
+
+    async def aclose(self) -> None:
+        """Watch no more."""
+        if self._known is not None:
+            self._known.cancel()
+            await asyncio.wait([self._known])
+
+
+class DriverFacts:
+    """The facts of the driver at the other end of a channel."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        node = csi_pb2_grpc.NodeStub(channel)
+        identity = csi_pb2_grpc.IdentityStub(channel)
+
+        async def defers(timeout_s: float | None) -> bool:
+            answer = await node.NodeGetCapabilities(
+                csi_pb2.NodeGetCapabilitiesRequest(),
+                metadata=extensions.METADATA,
+                timeout=timeout_s,
+            )
+            return advertises_deferral(answer)
+
+        async def name(timeout_s: float | None) -> str:
+            request = csi_pb2.GetPluginInfoRequest()
+            told: str = (await identity.GetPluginInfo(request, timeout=timeout_s)).name
+            return told
+
+        self._defers = PerConnection(channel, defers)
+        self._name = PerConnection(channel, name)
+
+    async def defers(self, timeout_s: float | None = TIMEOUT_S) -> bool:
+        """Whether the driver advertises DEFER_FS_OPS; raises `grpc.aio.AioRpcError`."""
+        return await self._defers.get(timeout_s)
+
+    async def check_defers(self, timeout_s: float | None = TIMEOUT_S) -> None:
+        """Raise `DeferralUnsupported`, or `grpc.aio.AioRpcError`, unless the driver defers."""
+        if not await self.defers(timeout_s):
+            raise DeferralUnsupported()
+
+    async def check_name(self, configured: str, timeout_s: float | None = TIMEOUT_S) -> None:
+        """Raise `DriverNameMismatch`, or `grpc.aio.AioRpcError`, unless the driver has the name."""
+        told = await self._name.get(timeout_s)
+        if told != configured:
+            raise DriverNameMismatch(configured, told)
+
+    async def aclose(self) -> None:
+        """Watch the connection no more; before the channel is closed."""
+        await self._defers.aclose()
+        await self._name.aclose()
+
+
+def advertises_deferral(answer: csi_pb2.NodeGetCapabilitiesResponse) -> bool:
+    """Whether DEFER_FS_OPS is among the capabilities."""
+    numbers = {each.rpc.type for each in answer.capabilities}
+    return csi_pb2.NodeServiceCapability.RPC.DEFER_FS_OPS in numbers
