@@ -1,12 +1,14 @@
 """Every legal name in the handoff directory.
 
-    /run/crust/volumes/                     0700 root ├── <sha256 of the target path>/        0700 root; an entry,
-    created and removed atomically │   ├── mountInfo.json                  the record, written by the proxy │   ├──
-    claim.lock                      created with the entry, never replaced; locked while a sandbox has the volume │
-    ├── claim.json                      the claim, written by the runtime; without the lock it is a dead claim │   └──
-    runtime-cli                     KEP-2857: the path of a runtime's command line interface ├──
-    .new-<digest>.<random>/             an entry that is being built └── .gone-<digest>.<random>/            an entry
-    that is being removed
+    /run/crust/volumes/                 0700 root
+        <sha256 of the target path>/    0700 root; an entry, created and removed atomically
+            mountInfo.json              the record, written by the proxy
+            claim.lock                  created with the entry, never replaced; locked while a sandbox has the volume
+            claim.json                  the claim, written by the runtime; without the lock it is a dead claim
+            runtime-cli                 KEP-2857: the path of a runtime's command line interface
+        .writer.lock                    locked by the process that writes records
+        .new-<digest>.<random>/         an entry that is being built
+        .gone-<digest>.<random>/        an entry that is being removed
 
 Readers ignore names that begin with a dot. All other names are unknown: they are reported, never interpreted and
 never deleted. A reader that guesses the meaning of an unknown file makes later formats impossible.
@@ -30,6 +32,7 @@ DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_WRITER_LOCK = ".writer.lock"
 _STAGING = ".new-"
 _GONE = ".gone-"
 _ENTRY_NAMES = frozenset({RECORD, CLAIM, CLAIM_LOCK, RUNTIME_CLI})
@@ -76,6 +79,11 @@ class Layout:
     """Names below one root. No I/O."""
 
     root: str = DEFAULT_ROOT
+
+    @property
+    def writer_lock(self) -> str:
+        """The lock of the process that writes records. It is in the root, so that one root has one writer (H-13)."""
+        return f"{self.root}/{_WRITER_LOCK}"
 
     def entry(self, key: volumes.TargetPath | str) -> EntryPaths:
         """The entry of a target path, or of a digest (64 lower-case hex digits)."""

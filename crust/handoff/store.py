@@ -6,8 +6,8 @@
 
 The removal is one rename too, so no reader finds a partial entry, and no later publish finds remains of it. After a
 crash such remains have dot-names: readers ignore them, and `remove_orphans` deletes them. One process writes records
-(the proxy, by its process lock); any number of processes read. Reading takes no lock. Functions block: a caller uses
-one thread hop for each.
+(the proxy, which holds the lock in the root); any number of processes read. Reading takes no lock. Functions block: a
+caller uses one thread hop for each.
 
 Never used and never deleted: a directory that belongs to another user or that others may write to, and an unreadable
 record.
@@ -33,7 +33,7 @@ from crust.handoff.entry import (
 )
 from crust.handoff.layout import EntryPaths, Layout
 from crust.handoff.record import Record
-from crust.host.files import durable
+from crust.host.files import durable, flocks
 from crust.host.process import oserrors
 
 __all__ = [
@@ -126,6 +126,10 @@ class Store:
             os.makedirs(os.path.dirname(self.root), mode=0o755, exist_ok=True)
         durable.make_directory(self.root, layout.DIRECTORY_MODE)
         check_directory(self.root)
+
+    def lock(self) -> flocks.ProcessLock:
+        """Become the directory's writer until the lock is closed; raises `flocks.LockHeld`. The root must be open."""
+        return flocks.ProcessLock.acquire(self.layout.writer_lock)
 
     def publish(self, record: Record, *, replace: bool = False) -> Entry:
         """Create the entry; returns the entry that exists afterwards.

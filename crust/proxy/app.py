@@ -1,8 +1,9 @@
 """Composes the proxy; the only module that knows all of its parts. The order in this file is the order of the start.
 
-The order matters: first the process lock (one proxy per node), then the scan of the handoff directory, then the
-sockets for runtimes and for storage, and the CO's sockets last: when a CO can call the proxy, the proxy knows which
-volumes are deferred. A stop goes in the opposite order and waits for every running operation.
+The order matters: first the locks (one proxy per run directory, and one per handoff directory, which two proxies may
+share by mistake), then the scan of the handoff directory, then the sockets for runtimes and for storage, and the CO's
+sockets last: when a CO can call the proxy, the proxy knows which volumes are deferred. A stop goes in the opposite
+order and waits for every running operation.
 """
 
 import asyncio
@@ -77,7 +78,7 @@ async def running(
         await asyncio.to_thread(durable.make_directory, settings.run_dir, 0o700)
         lock_path = f"{settings.run_dir}/proxy.lock"
         daemon = await stack.enter_async_context(starting(lock_path, take_over=settings.take_over))
-        deferred = await _load(store)
+        deferred = await _load(store, daemon)
         events = Events()
         handlers = Handlers(grace_s=settings.handler_grace_s)
         peers = HandlerPeers()
@@ -104,11 +105,12 @@ class _Parts:
     daemon: Daemon
 
 
-async def _load(store: stores.Store) -> DeferredVolumes:
-    """Open the handoff directory, remove the orphans of a crash, and load the deferred volumes."""
+async def _load(store: stores.Store, daemon: Daemon) -> DeferredVolumes:
+    """Open and lock the handoff directory, remove the orphans of a crash, and load the deferred volumes."""
 
     def prepare() -> None:
         store.open()
+        daemon.owned.callback(store.lock().close)
         for path in store.remove_orphans():
             _log.warning("orphan kept", extra={"path": path})
 

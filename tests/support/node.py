@@ -76,6 +76,10 @@ class Places:
         os.makedirs(f"{self.kubelet}/pods/{name}", exist_ok=True)
         return f"{self.kubelet}/pods/{name}/mount"
 
+    def entries(self) -> list[str]:
+        """Every name in the handoff directory but its lock: entries, and what is half-done."""
+        return sorted(set(os.listdir(self.volumes)) - {".writer.lock"})
+
     def settings(self, *, grace_s: float = 0, backend: str = "") -> settings.ProxySettings:
         driver = settings.ServedDriver(name=DRIVER, socket=self.csi, backend=backend or self.shim)
         return settings.ProxySettings(
@@ -178,7 +182,7 @@ class Node:
     def check_untouched(self, target: str) -> None:
         """Check that there is no entry, hidden or not, no target directory, and nothing published by the driver."""
         assert self.entry(target) is None
-        assert os.listdir(self.places.volumes) == []
+        assert self.places.entries() == []
         assert not os.path.lexists(target)
         assert target not in self.driver.published
 

@@ -167,7 +167,7 @@ class Chain:
         assert mountinfo.below(self.places.kubelet) == ()
         pods = Path(self.places.kubelet) / "pods"
         assert list(pods.glob("*/mount")) == []
-        assert os.listdir(self.places.volumes) == []
+        assert self.places.entries() == []
 
 
 @asynccontextmanager

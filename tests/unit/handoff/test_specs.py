@@ -24,6 +24,7 @@ TESTS = {
     9: (f"{UNIT}/test_record.py", "credential_is_refused_and_its_value_is_not_in_the_error"),
     10: (f"{UNIT}/test_store.py", "a_record_that_cannot_be_read_is_never_absent_and_never_replaced"),
     11: (f"{UNIT}/test_store.py", "entry_without_record_is_absent_and_a_publish_replaces_it"),
+    13: ("tests/unit/proxy/test_process.py", "second_proxy_on_one_handoff_directory_is_refused"),
     14: (f"{UNIT}/test_crashes.py", "publish_killed_at_any_call_leaves_a_complete_entry_or_none_and_can_be_repeated"),
     15: (f"{UNIT}/test_store.py", "other_content_never_replaces_the_record_of_a_live_sandbox"),
     16: (f"{UNIT}/test_crashes.py", "rewrite_killed_at_any_call_leaves_the_old_or_the_new_record"),
@@ -52,7 +53,6 @@ TESTS = {
 
 ELSEWHERE = {
     12: "the kernel that mounts: the runtime's guest",
-    13: "the proxy's process lock",
     34: "the kernel that mounts: the runtime's guest",
     35: "the proxy's call of a runtime's command",
 }

@@ -256,7 +256,7 @@ async def test_invalid_stage_request_is_refused_and_leaves_nothing(
     target = kata.places.target("one")
     request = stage_request(target, **changes)
     await refused(kata.runtime.RuntimeStageVolume(request, timeout=10), code, words)
-    assert os.listdir(kata.places.volumes) == []
+    assert kata.places.entries() == []
 
 
 async def test_runtime_unstage_cannot_unpublish_a_csi_publish(kata: Node) -> None:

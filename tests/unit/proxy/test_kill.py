@@ -39,7 +39,7 @@ class Around:
         assert self.driver.published[target].deferred
 
     def check_untouched(self, target: str) -> None:
-        assert os.listdir(self.places.volumes) == []
+        assert self.places.entries() == []
         assert not os.path.lexists(target)
         assert self.driver.published == {}
 

@@ -1,6 +1,7 @@
 """`crust proxy` as a process: how it starts, refuses to start, stops, and is killed."""
 
 import asyncio
+import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -54,6 +55,25 @@ async def said(process: Process) -> str:
     async with asyncio.timeout(20):
         out, err = await process.communicate()
     return (out + err).decode()
+
+
+async def test_second_proxy_on_one_handoff_directory_is_refused(places: Places) -> None:
+    """Two vendors' DaemonSets: each has a run directory and a socket of its own, and both write one directory."""
+    other = [
+        "proxy",
+        f"--run-dir={places.root}/other",
+        f"--volumes-root={places.volumes}",
+        f"--target-root={places.kubelet}",
+        "--no-check-propagation",
+        f"--driver=other.example.com,{places.root}/other.sock,{places.shim}",
+    ]
+    async with proxy(places) as first:
+        second = await start(*other)
+        text = await said(second)
+        assert second.returncode == 1
+        assert f"{places.volumes}/.writer.lock is locked" in text
+        assert str(first.pid) in text
+        assert not os.path.exists(f"{places.root}/other.sock")
 
 
 async def test_sigterm_ends_it_cleanly(places: Places) -> None:
