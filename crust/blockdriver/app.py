@@ -261,7 +261,6 @@ def _node_rules(  # noqa: PLR0913 - composition
         supported=stores.supported,
         io_limits=io_limits,
         attach_slots=AttachSlots(live, here.node_id),
-        node_expand=node_expand,
         node_id=here.node_id,
     )
     return NodeRules(

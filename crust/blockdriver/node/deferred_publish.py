@@ -101,8 +101,8 @@ class DeferredNodePublish:
 
     def _note_guest(self, ready: Ready) -> None:
         """Before a guest can write, because what it leaves is another thing to mount than what this host left."""
-        if not ready.content.in_guest:
-            self.content_records.save(ready.content.but(in_guest=True))
+        if not ready.content.in_guest or ready.content.growth_refused:
+            self.content_records.save(ready.content.but(in_guest=True, growth_refused=""))
 
 
 def _check_host(ready: Ready) -> None:

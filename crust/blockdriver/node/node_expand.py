@@ -1,11 +1,14 @@
 """Growing: the device takes its image's size, then the filesystem takes its device's.
 
 A filesystem that is smaller than its device is a volume that lies about its size. Growth is due whenever the device
-is larger than the size that the record was last filled to, whoever grew it: at stage (ext4, unmounted), at the first
-host mount (xfs grows only mounted), at NodeExpandVolume. In a guest, the guest does it.
+is larger than the size that the record was last filled to, whoever grew it: at the first writable mount on this host,
+and at NodeExpandVolume. In a guest, the guest does it. What cannot be grown keeps its size, and is published all the
+same: the record says why, for the volume's condition, until somebody can grow it.
 """
 
 import asyncio
+import contextlib
+import logging
 from dataclasses import dataclass
 
 from crust import errors, volumes
@@ -19,6 +22,8 @@ from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.filesystems import growth
 from crust.host.mounts import device_mounts, mountinfo
+
+_log = logging.getLogger(__name__)
 
 
 class DeviceSmallerThanRequested(errors.OutOfRange):
@@ -42,7 +47,7 @@ class OnlineGrowthRefused(errors.NotReady):
         super().__init__(
             f"the filesystem of {volume_id} cannot grow while it is mounted",
             why=why,
-            hint="unpublish the volume; it grows by itself when it is next staged, or in a guest",
+            hint="it keeps its size until a writable publish can grow it, on the host or in a guest",
         )
         self.volume_id = volume_id
 
@@ -69,7 +74,7 @@ class Expand:
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """Growth that is due: where to do it, or "" for a filesystem that is mounted nowhere."""
+    """Growth that is due: where to do it, or "" for a filesystem without a writable mount."""
 
     content: ContentRecord
     fs_type: str
@@ -79,7 +84,7 @@ class _Due:
 
 @dataclass(frozen=True, slots=True)
 class NodeExpand:
-    """NodeExpandVolume, and the growth that a stage or publish finds due."""
+    """NodeExpandVolume, and the growth that a publish finds due."""
 
     volume_records: VolumeRecords
     content_records: ContentRecords
@@ -91,24 +96,24 @@ class NodeExpand:
         """Grow what is to be grown on this node; answers the device's size in bytes.
 
         Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityNotSupported`, `NotStaged`,
-        `NotPublishedAtPath`, `DeviceSmallerThanRequested`, `volume_records.AboveLimit`, and
-        `OnlineGrowthRefused` where no mount is
-        writable, or the kernel does not let this process grow a mounted ext4.
+        `NotPublishedAtPath`, `DeviceSmallerThanRequested`, `volume_records.AboveLimit`, and `OnlineGrowthRefused`
+        where no mount is writable, or the kernel does not let this process grow an ext4.
         """
         size_bytes, due = await asyncio.to_thread(self._begin, request)
-        if due is not None:
-            await self._fill(due)
+        if due is None:
+            return size_bytes
+        try:
+            await self._grow(due)
+        except growth.MissingCapability as err:
+            raise OnlineGrowthRefused(request.volume_id, err.why) from err
         return size_bytes
 
     async def fill(
-        self, content: ContentRecord, fs_type: str, attachment: Attachment, *, mountpoint: str = ""
+        self, content: ContentRecord, fs_type: str, attachment: Attachment, mountpoint: str
     ) -> None:
-        """Grow the filesystem if that is due: at `mountpoint`, or while it is mounted nowhere.
-
-        A filesystem that grows only mounted is left for its first mount.
-        """
-        if attachment.size_bytes > content.filled_bytes:
-            await self._fill(_Due(content, fs_type, attachment, mountpoint))
+        """Grow what was mounted just now. A failure leaves it as large as it was, and is logged and recorded."""
+        with contextlib.suppress(errors.CrustError):
+            await self._grow(_Due(content, fs_type, attachment, mountpoint))
 
     def _begin(self, request: Expand) -> tuple[int, _Due | None]:
         self.volume_records.load(request.volume_id)
@@ -121,9 +126,13 @@ class NodeExpand:
         due = self._due(request, content, attachment)
         if due is None or attachment.size_bytes <= content.filled_bytes:
             return attachment.size_bytes, None
-        if not due.mountpoint and device_mounts.filesystem_mounts(attachment.source):
+        if due.mountpoint:
+            return attachment.size_bytes, due
+        if device_mounts.filesystem_mounts(attachment.source):
             raise OnlineGrowthRefused(request.volume_id, "each of its mounts is read-only")
-        return attachment.size_bytes, due
+        if why := growth.obstacle(due.fs_type):
+            raise OnlineGrowthRefused(request.volume_id, why)
+        return attachment.size_bytes, None  # the first mount does it
 
     def _check_capability(self, request: Expand) -> None:
         """CSI NodeExpandVolume: INVALID_ARGUMENT for what the volume cannot do, or was not staged for."""
@@ -159,20 +168,18 @@ class NodeExpand:
     def _deferred(self, volume_id: volumes.VolumeId) -> bool:
         return any(entry.deferred for entry in self.node_state.published_of(volume_id))
 
-    async def _fill(self, due: _Due) -> None:
+    async def _grow(self, due: _Due) -> None:
+        save = self.content_records.save
         try:
-            if due.mountpoint:
-                await growth.grow_mounted(due.mountpoint, due.fs_type)
-            elif await asyncio.to_thread(
-                growth.needs_growth, due.attachment.source.path, due.fs_type
-            ):
-                await growth.grow_unmounted(due.attachment.source.path, due.fs_type)
-        except growth.OnlyGrowsMounted:
-            return  # the first mount does it
-        except growth.MissingCapability as err:
-            raise OnlineGrowthRefused(due.content.volume_id, str(err)) from err
-        content = due.content.but(filled_bytes=due.attachment.size_bytes)
-        await asyncio.to_thread(self.content_records.save, content)
+            await growth.grow_mounted(due.mountpoint, due.fs_type)
+        except errors.CrustError as err:
+            volume_id = due.content.volume_id
+            _log.warning("not grown", extra={"volume_id": volume_id, "error": str(err)})
+            refused = f"the filesystem keeps its old size: {err.why or err}"
+            await asyncio.to_thread(save, due.content.but(growth_refused=refused))
+            raise
+        size_bytes = due.attachment.size_bytes
+        await asyncio.to_thread(save, due.content.but(filled_bytes=size_bytes, growth_refused=""))
 
 
 def _check_size(request: Expand, size_bytes: int) -> None:

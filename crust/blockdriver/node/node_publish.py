@@ -57,21 +57,12 @@ class NodePublish:
         ready = await asyncio.to_thread(self._publish, request)
         if ready is None:
             return
-        # Growth is due and comes first where it can; xfs grows after its first mount, and is not done before.
-        fs_type, target = ready.entry.fs_type, request.target.text
-        if ready.present is None:
-            await self.node_expand.fill(ready.content, fs_type, ready.attachment)
-        await asyncio.to_thread(self._publish, request, growth_considered=True)
-        content = await asyncio.to_thread(self.content_records.load, request.volume_id)
-        try:
-            await self.node_expand.fill(content, fs_type, ready.attachment, mountpoint=target)
-        except errors.CrustError:
-            await asyncio.to_thread(self._restore_limits, ready)
-            raise
+        content, attachment = ready.content, ready.attachment
+        await self.node_expand.fill(content, ready.entry.fs_type, attachment, request.target.text)
         await asyncio.to_thread(self.node_state.note_published, _done(ready))
 
-    def _publish(self, request: Publish, *, growth_considered: bool = False) -> Ready | None:
-        """Do it all in one hop; or answer what has to grow before, having changed nothing."""
+    def _publish(self, request: Publish) -> Ready | None:
+        """Do it all in one hop; or all but the growth, and answer what has to grow."""
         ready = self.publish_check.check(request)
         self.io_limits.check_host(ready.record.io_limits)
         if ready.present is not None and ready.present.done:
@@ -80,11 +71,10 @@ class NodePublish:
         mounted = self._look(ready)
         # One that is mounted and not in the ledger may have been answered long ago: a pod may be using it.
         unanswered = not mounted or ready.present is not None
-        if unanswered and not growth_considered and self._growth_is_due(ready):
-            return ready
+        grows = unanswered and self._growth_is_due(ready)
         group = _group(ready)
         # Where nothing follows the mount, the mount itself says whether it was done.
-        last = group is None and not growth_considered
+        last = group is None and not grows
         self.node_state.note_published(_done(ready) if last else ready.entry)
         try:
             if not mounted:
@@ -93,9 +83,11 @@ class NodePublish:
                 fs_group.apply(ready.entry.target, group)
             self.io_limits.hold(ready.record.io_limits, ready.attachment)
         except errors.CrustError:
-            self._restore_limits(ready)
+            self._undo(ready)
             raise
-        if group is not None and not growth_considered:
+        if grows:
+            return ready
+        if not last:
             self.node_state.note_published(_done(ready))
         return None
 
@@ -142,7 +134,7 @@ class NodePublish:
             untrusted=ready.content.in_guest or ready.content.state == "raw",
         )
 
-    def _restore_limits(self, ready: Ready) -> None:
+    def _undo(self, ready: Ready) -> None:
         mount = mountinfo.at(ready.entry.target)
         if mount is not None and device_mounts.shows(mount, ready.attachment.source):
             mount_api.unmount(ready.entry.target)

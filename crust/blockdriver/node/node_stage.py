@@ -5,7 +5,7 @@ known only at publish. The steps, each of which may be the last before a crash:
 
 1. attach the device (once, however often asked);
 2. if the volume is new: write "formatting" into the content record, make the filesystem, write "formatted";
-3. else: check it if its superblock is not clean, grow it if its device is larger;
+3. else: check it if its superblock is not clean;
 4. write the stage into the ledger. Only then can it be published.
 
 The same volume may be staged at several paths (a PersistentVolume under a second name); it is detached with the last.
@@ -22,7 +22,6 @@ from crust.blockdriver.node import format_decision
 from crust.blockdriver.node.attach_slots import AttachSlots
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
-from crust.blockdriver.node.node_expand import NodeExpand
 from crust.blockdriver.node.node_state import NodeState, Staged
 from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.capability_check import SupportedCapabilities
@@ -105,7 +104,6 @@ class NodeStage:
     supported: SupportedCapabilities
     io_limits: IoLimits
     attach_slots: AttachSlots
-    node_expand: NodeExpand
     node_id: str
     fitting: MkfsCompatibility = field(default_factory=MkfsCompatibility)
 
@@ -186,7 +184,6 @@ class NodeStage:
         device, fs_type = begun.attachment.source.path, begun.entry.fs_type
         if begun.action is format_decision.Action.KEEP:
             await fsck.check(device, fs_type)
-            await self.node_expand.fill(begun.content, fs_type, begun.attachment)
             return
         intended = await asyncio.to_thread(self._intend, begun)
         words = mkfs_options.words(fs_type, begun.record.parameters)
@@ -265,8 +262,7 @@ def _judge(
         found = _vouched(content, fs_type, device)
         if found is None:
             return _judge_unknown(content, fs_type, device)
-        is_ready = found.clean and _needs_nothing(content, attachment)
-        return None if is_ready else format_decision.Action.KEEP
+        return None if found.clean else format_decision.Action.KEEP
     finally:
         os.close(fence)
 
@@ -294,10 +290,6 @@ def _judge_unknown(content: ContentRecord, fs_type: str, device: str) -> format_
     probe = signatures.probe if content.state == "new" else signatures.probe_untrusted
     found = probe(device)
     return format_decision.judge(content, fs_type, found, is_blank=lambda: devices.is_blank(device))
-
-
-def _needs_nothing(content: ContentRecord, attachment: Attachment) -> bool:
-    return attachment.size_bytes <= content.filled_bytes
 
 
 def _others(staged: Staged, path: str) -> tuple[str, ...]:

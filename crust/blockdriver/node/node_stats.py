@@ -93,13 +93,14 @@ class NodeStats:
     ) -> health.Health:
         found = self._health_check.examine(volume_id)
         entry = self._node_state.published(path) if path else None
-        if path is None or found.findings or (entry is not None and entry.deferred):
+        known = any(each.kind is not health.Kind.DEGRADED for each in found.findings)
+        if path is None or known or (entry is not None and entry.deferred):
             return found
         problem = self._problem(self._find(Look(volume_id, path, deferred=False)))
         if not problem:
             return found
         finding = health.Finding(health.Kind.INACCESSIBLE, "DeviceFailed", problem)
-        return health.Health(volume_id, (finding,))
+        return health.Health(volume_id, (finding, *found.findings))
 
     def _measure(self, look: Look) -> volumes.VolumeStats:
         place = self._find(look)
@@ -132,15 +133,14 @@ class NodeStats:
         if not self._tells_condition:
             return None
         problem = self._problem(place)
-        return volumes.VolumeCondition(bool(problem), problem or "nothing is wrong")
+        if problem:
+            return volumes.VolumeCondition(abnormal=True, message=problem)
+        return self._health_check.of(place.record).condition
 
     def _problem(self, place: _Place) -> str:
         if not place.is_raw and (found := host_usage.problem(place.mount)):
             return found
-        if devices_size(place.attachment) == 0:
-            return "the device is gone"
-        volume_id = volumes.VolumeId(place.record.volume_id)
-        return self._backend.image_problem(volume_id, place.record.capacity_bytes)
+        return "" if devices_size(place.attachment) else "the device is gone"
 
 
 def devices_size(attachment: Attachment) -> int:

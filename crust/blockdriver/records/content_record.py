@@ -61,6 +61,8 @@ class ContentRecord(StoredRecord):
     """The filesystem that was made, or is being made; empty otherwise."""
     filled_bytes: int = 0
     """The size of the device that the filesystem was last made or grown for; a larger one means growth is due."""
+    growth_refused: str = ""
+    """Why the filesystem is smaller than its device, as a sentence; empty if it is not, or a guest is to grow it."""
     generation: int = 0
     """+1 whenever the content is replaced by something other than its users' writes."""
     in_guest: bool = False

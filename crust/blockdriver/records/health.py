@@ -109,11 +109,13 @@ class HealthCheck:
 
     def _of_content(self, volume_id: volumes.VolumeId) -> Finding | None:
         try:
-            self._content_records.load(volume_id)
+            content = self._content_records.load(volume_id)
         except ContentRecordMissing as err:
             return Finding(Kind.INACCESSIBLE, "ContentRecordMissing", str(err))
         except UNREADABLE as err:
             return Finding(Kind.INACCESSIBLE, "RecordUnreadable", str(err))
+        if content.growth_refused:
+            return Finding(Kind.DEGRADED, "FilesystemNotGrown", content.growth_refused)
         return None
 
     def _look_at(self, volume_id: volumes.VolumeId, size_bytes: int) -> Finding | None:

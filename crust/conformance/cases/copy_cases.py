@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from crust.conformance import copies
+from crust.conformance import copies, expansion
 from crust.conformance.case import BLOCK, CLONE, CREATE, NODE, SNAPSHOT, case
 from crust.conformance.co import Co, Code, block
 from crust.conformance.options import MIB
@@ -42,8 +42,8 @@ def test_restored_device_has_content_of_snapshot(co: Co) -> None:
 
 @case(307, CREATE, SNAPSHOT, NODE)
 def test_larger_restore_has_larger_filesystem(co: Co) -> None:
-    """CreateVolume from a snapshot: larger than it, every filesystem is grown when it is published; smaller is
-    OUT_OF_RANGE.
+    """CreateVolume from a snapshot: larger than it, every filesystem is grown when it is published, or
+    NodeExpandVolume is FAILED_PRECONDITION; smaller is OUT_OF_RANGE.
     """
     for capability in co.filesystems:
         volume = co.volume(capability)
@@ -101,8 +101,8 @@ def test_delete_of_restored_snapshot_is_refused_or_volume_survives(co: Co) -> No
 
 @case(314, CREATE, CLONE, NODE)
 def test_larger_clone_has_larger_filesystem(co: Co) -> None:
-    """CLONE_VOLUME: larger than its source, every filesystem is grown when it is published; smaller is
-    OUT_OF_RANGE.
+    """CLONE_VOLUME: larger than its source, every filesystem is grown when it is published, or NodeExpandVolume is
+    FAILED_PRECONDITION; smaller is OUT_OF_RANGE.
     """
     for capability in co.filesystems:
         volume = co.volume(capability)
@@ -157,7 +157,12 @@ def _check_grows(
 ) -> None:
     size = volume.capacity_bytes or co.options.parameters.size_bytes
     larger = co.volume(capability, size_bytes=2 * size, source=source)
-    assert co.host.size_bytes(co.use(larger, capability)) >= 1.6 * before
+    target = co.use(larger, capability)
+    if co.host.size_bytes(target) < 1.6 * before:
+        request = expansion.node_request(co, larger, target)
+        request.capacity_range.required_bytes = 2 * size
+        request.volume_capability.CopyFrom(capability)
+        co.refused(co.node.NodeExpandVolume, request, Code.FAILED_PRECONDITION)
     smaller = co.create_request(capability, size_bytes=size // 2, source=source)
     smaller.capacity_range.limit_bytes = size // 2
     co.refused(co.controller.CreateVolume, smaller, Code.OUT_OF_RANGE)

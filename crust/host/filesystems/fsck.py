@@ -10,8 +10,8 @@ from crust.host.block import holders
 from crust.host.filesystems import superblocks
 from crust.host.process import commands, confined
 
-TIMEOUT_S = 3600.0
-_LIMITS = confined.Limits(memory_bytes=4 * 1024**3, cpu_s=int(TIMEOUT_S))
+_TIMEOUT_S = 3600.0
+_LIMITS = confined.Limits(memory_bytes=4 * 1024**3, cpu_s=int(_TIMEOUT_S))
 """Address space and processor time of an e2fsck: what it needs for some tens of terabytes."""
 _E2FSCK_UNCORRECTED, _E2FSCK_FAILED = 4, 8
 _OUTPUT_TAIL_BYTES = 1024
@@ -52,20 +52,20 @@ async def check(path: str, fs_type: str) -> bool:
     """
     if (await asyncio.to_thread(superblocks.read, path, fs_type)).clean:
         return False
-    return await e2fsck(path, "-p")
+    return await _e2fsck(path)
 
 
-async def e2fsck(path: str, *flags: str) -> bool:
+async def _e2fsck(path: str) -> bool:
     """Run e2fsck; whether it corrected anything.
 
     Raises `DeviceInUse`, `FilesystemNeedsRepair`, `FilesystemCheckFailed`.
     """
     # Of the status, bit 1 is "corrected" and bit 4 "left as it is"; from 8 on e2fsck itself failed, and that is
     # not "clean". fsck(8)'s callers often read it so.
-    program = ["e2fsck", *flags, confined.DEVICE]
+    program = ["e2fsck", "-p", confined.DEVICE]
     with confined.command(program, device=path, limits=_LIMITS) as command:
         done = await commands.run(
-            command.argv, timeout_s=TIMEOUT_S, ok=range(256), inherits=command.descriptors
+            command.argv, timeout_s=_TIMEOUT_S, ok=range(256), inherits=command.descriptors
         )
         code = command.status(done.stderr_tail)
     said = _tail(done.stdout.decode("utf-8", "replace"), path)

@@ -1,4 +1,7 @@
-"""Growing a mounted filesystem to the size of its device, by one ioctl on its mount point and no program."""
+"""Growing a mounted filesystem to the size of its device, by one ioctl on its mount point and no program.
+
+Never an unmounted one: the kernel journals what it does, and a resize2fs that is killed leaves what nothing mounts.
+"""
 
 import asyncio
 import errno
@@ -7,10 +10,9 @@ import os
 import struct
 
 from crust import errors
-from crust.host.block import devices
-from crust.host.filesystems import fsck, superblocks
+from crust.host.filesystems import superblocks
 from crust.host.mounts import mountinfo
-from crust.host.process import capabilities, commands, oserrors
+from crust.host.process import capabilities, oserrors
 
 _EXT4_RESIZE_FS = 0x40086610  # _IOW('f', 16, __u64)
 _XFS_FSGEOMETRY_V1 = 0x80705864  # _IOR('X', 100, struct xfs_fsop_geom_v1), 112 bytes
@@ -25,18 +27,6 @@ _GROW = struct.Struct("=QI4x")
 _SECTOR = 512
 
 
-class OnlyGrowsMounted(errors.NotReady):
-    """A filesystem that is to be grown unmounted, and cannot be."""
-
-    def __init__(self, path: str, fs_type: str) -> None:
-        super().__init__(
-            f"the {fs_type} on {path} is not grown",
-            why=f"{fs_type} grows only while it is mounted",
-            hint="mount it, then grow it at its mountpoint",
-        )
-        self.path = path
-
-
 class MissingCapability(errors.Refused):
     """The kernel requires a capability that this process lacks."""
 
@@ -44,7 +34,7 @@ class MissingCapability(errors.Refused):
         super().__init__(
             what,
             why=f"the kernel requires {capability} and this process lacks it",
-            hint=f"grant {capability}, or do it with the volume unmounted",
+            hint=f"grant the driver {capability}, or let a guest do it",
         )
         self.capability = capability
 
@@ -67,21 +57,11 @@ async def grow_mounted(mountpoint: str, fs_type: str) -> None:
     await asyncio.to_thread(_grow, mountpoint, fs_type)
 
 
-def needs_growth(path: str, fs_type: str) -> bool:
-    """Whether an unmounted filesystem leaves at least one block of its device unused."""
-    found = superblocks.read(path, fs_type)
-    return devices.size_bytes(path) - found.size_bytes >= found.block_size_bytes
-
-
-async def grow_unmounted(path: str, fs_type: str) -> None:
-    """Grow a filesystem that is not mounted to the size of its device; raises `OnlyGrowsMounted` for xfs, btrfs."""
-    if fs_type != "ext4":
-        raise OnlyGrowsMounted(path, fs_type)
-    # With -f, e2fsck takes a device whose every mount is read-only for its own, and writes under the kernel's feet.
-    os.close(await asyncio.to_thread(devices.open_exclusive, path))
-    # resize2fs refuses a filesystem that was mounted since its last full check.
-    await fsck.e2fsck(path, "-f", "-p")
-    await commands.run(["resize2fs", path], timeout_s=fsck.TIMEOUT_S)
+def obstacle(fs_type: str) -> str:
+    """Why this process cannot grow a filesystem of the kind; empty if it can."""
+    if fs_type == "ext4" and not capabilities.has_cap_sys_resource():
+        return MissingCapability("a mounted ext4 is not grown", "CAP_SYS_RESOURCE").why
+    return ""
 
 
 def _grow(mountpoint: str, fs_type: str) -> None:
@@ -113,8 +93,7 @@ def _grow_ext4(fd: int, device: str, device_bytes: int, what: str) -> None:
     if wanted <= now.blocks:
         return
     try:
-        # In filesystem blocks, which are 1 KiB on some small volumes.
-        fcntl.ioctl(fd, _EXT4_RESIZE_FS, struct.pack("=Q", wanted))
+        _resize_ext4(fd, wanted)
     except PermissionError as err:
         if capabilities.has_cap_sys_resource():
             raise
@@ -125,6 +104,11 @@ def _grow_ext4(fd: int, device: str, device_bytes: int, what: str) -> None:
                 what, why="another resize is running", hint="retry"
             ) from err
         raise
+
+
+def _resize_ext4(fd: int, blocks: int) -> None:
+    """To so many of the filesystem's own blocks, which are 1 KiB on some small volumes."""
+    fcntl.ioctl(fd, _EXT4_RESIZE_FS, struct.pack("=Q", blocks))
 
 
 def _grow_xfs(fd: int, device_bytes: int) -> None:

@@ -1,5 +1,7 @@
 """Growth of images, devices and filesystems, in use and not."""
 
+import errno
+
 import pytest
 
 from crust.blockdriver.node import node_expand
@@ -8,14 +10,46 @@ from crust.host.block import devices
 from crust.host.filesystems import growth
 from crust.host.mounts import mountinfo
 from crust.host.process import capabilities
-from tests.support.block_driver import MIB, Bench, block, mount
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.block_driver import MIB, Bench, block, caller, mount
 
 pytestmark = pytest.mark.root
 
 
-@pytest.mark.parametrize(
-    ("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 160 * MIB)]
-)
+@pytest.fixture
+def may_resize(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A kernel that grows a mounted ext4 for this process, in words alone; answers what it was asked, in blocks."""
+    asked: list[int] = []
+    monkeypatch.setattr(capabilities, "has_cap_sys_resource", lambda: True)
+    monkeypatch.setattr(growth, "_resize_ext4", lambda _, blocks: asked.append(blocks))
+    return asked
+
+
+@pytest.fixture
+def may_not_resize(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that does not, as where root lacks CAP_SYS_RESOURCE."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(capabilities, "has_cap_sys_resource", lambda: False)
+    monkeypatch.setattr(growth, "_resize_ext4", refuse)
+
+
+async def conditions(bench: Bench, volume_id: str, target: str) -> set[str]:
+    """What is wrong with the volume, as a CO is told that asks for statistics, for the volume, or for all."""
+    stats = await bench.stats(volume_id, target)
+    get = csi_pb2.ControllerGetVolumeRequest(volume_id=volume_id)
+    got = await bench.driver.controller.ControllerGetVolume(get, caller())
+    every = await bench.driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
+    listed = next(each for each in every.entries if each.volume.volume_id == volume_id)
+    assert stats.condition is not None
+    told = (stats.condition, got.status.volume_condition, listed.status.volume_condition)
+    assert len({each.abnormal for each in told}) == 1
+    return {each.message for each in told if each.abnormal}
+
+
+@pytest.mark.parametrize(("fs_type", "size"), [("xfs", 320 * MIB), ("btrfs", 160 * MIB)])
 async def test_publish_after_offline_expand_has_the_full_size(
     bench: Bench, fs_type: str, size: int
 ) -> None:
@@ -79,45 +113,74 @@ async def test_node_expand_of_a_deferred_volume_grows_the_device_only(bench: Ben
     await bench.unstage(volume.volume_id)
 
 
-async def test_node_expand_of_mounted_ext4_needs_the_capability(bench: Bench) -> None:
-    """Without CAP_SYS_RESOURCE the kernel refuses: that is said, and the next stage makes up for it."""
-    volume = await bench.create()
-    target = bench.target("pod-a")
-    await bench.stage(volume.volume_id)
-    await bench.publish(volume.volume_id, target)
-    await bench.grow(volume.volume_id, 128 * MIB)
-    if capabilities.has_cap_sys_resource():
-        await bench.expand(volume.volume_id, target, 128 * MIB)
-    else:
-        with pytest.raises(node_expand.OnlineGrowthRefused, match="CAP_SYS_RESOURCE"):
-            await bench.expand(volume.volume_id, target, 128 * MIB)
-        await bench.unpublish(volume.volume_id, target)
-        await bench.unstage(volume.volume_id)
-        await bench.stage(volume.volume_id)
-        await bench.publish(volume.volume_id, target)
-    stats = await bench.stats(volume.volume_id, target)
-    assert stats.usage[0].total > 100 * MIB
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
-
-
-async def test_node_expand_at_the_staging_path_grows_an_unmounted_volume(bench: Bench) -> None:
-    volume = await bench.create()
-    target = bench.target("pod-a")
-    await bench.stage(volume.volume_id)
-    await bench.grow(volume.volume_id, 128 * MIB)
-    await bench.expand(volume.volume_id, bench.staging(volume.volume_id), 128 * MIB)
-    await bench.publish(volume.volume_id, target)
-    stats = await bench.stats(volume.volume_id, target)
-    assert stats.usage[0].total > 100 * MIB
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
-
-
-@pytest.mark.parametrize(("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB)])
-async def test_node_expand_of_a_read_only_mount_is_refused(
-    bench: Bench, fs_type: str, size: int
+@pytest.mark.parametrize("staged_before", [True, False])
+async def test_publish_and_node_expand_of_ext4_ask_the_kernel_to_grow_it(
+    bench: Bench, may_resize: list[int], *, staged_before: bool
 ) -> None:
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    if staged_before:
+        await bench.stage(volume.volume_id)
+    await bench.grow(volume.volume_id, 128 * MIB)
+    await bench.stage(volume.volume_id)
+    assert await bench.expand(volume.volume_id, bench.staging(volume.volume_id)) == 128 * MIB
+    await bench.publish(volume.volume_id, target)
+    assert may_resize == ([128 * MIB // 4096] if staged_before else [])
+    await bench.grow(volume.volume_id, 256 * MIB)
+    await bench.expand(volume.volume_id, target, 256 * MIB)
+    assert may_resize[-1] == 256 * MIB // 4096
+    assert await conditions(bench, volume.volume_id, target) == set()
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_publish_of_ext4_that_cannot_grow_keeps_its_size_and_reports_it_until_it_grows(
+    bench: Bench, may_not_resize: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    await bench.grow(volume.volume_id, 128 * MIB)
+    for path in (bench.staging(volume.volume_id), target):
+        with pytest.raises(node_expand.OnlineGrowthRefused, match="CAP_SYS_RESOURCE"):
+            await bench.expand(volume.volume_id, path, 128 * MIB)
+        await bench.publish(volume.volume_id, target)
+    assert (await bench.stats(volume.volume_id, target)).usage[0].total < 64 * MIB
+    bench.restart()
+    told = await conditions(bench, volume.volume_id, target)
+    assert told
+    for message in told:
+        assert "CAP_SYS_RESOURCE" in message
+    await bench.unpublish(volume.volume_id, target)
+
+    monkeypatch.setattr(growth, "_resize_ext4", lambda *_: None)
+    await bench.publish(volume.volume_id, target)
+    assert await conditions(bench, volume.volume_id, target) == set()
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_deferred_publish_of_ext4_that_cannot_grow_here_leaves_it_to_the_guest(
+    bench: Bench, may_not_resize: None
+) -> None:
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    await bench.grow(volume.volume_id, 128 * MIB)
+    await bench.publish(volume.volume_id, target)
+    await bench.unpublish(volume.volume_id, target)
+    answer = await bench.publish(volume.volume_id, target, deferred=True)
+    assert answer.deferred_mount.capacity_bytes == 128 * MIB
+    assert await bench.expand(volume.volume_id, target, 128 * MIB, deferred=True) == 128 * MIB
+    get = csi_pb2.ControllerGetVolumeRequest(volume_id=volume.volume_id)
+    got = await bench.driver.controller.ControllerGetVolume(get, caller())
+    assert not got.status.volume_condition.abnormal
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_node_expand_of_a_read_only_mount_is_refused(bench: Bench) -> None:
+    fs_type, size = "xfs", 320 * MIB
     volume = await bench.create(capability=mount(fs_type), size=size)
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id, mount(fs_type))

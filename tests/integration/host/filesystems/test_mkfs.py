@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust.host.block import devices, signatures
-from crust.host.filesystems import fsck, growth, mkfs, superblocks, supported
+from crust.host.filesystems import fsck, mkfs, superblocks, supported
 from crust.host.mounts import mount_api
 from crust.host.process import commands
 from tests.integration.host.conftest import MIB, Attach, partition_table, run, write
@@ -28,7 +28,6 @@ async def test_make_on_blank_device_makes_a_clean_mountable_filesystem(
     assert isinstance(found, signatures.Filesystem)
     assert (found.type, len(found.uuid)) == (fs_type, 36)
     assert not await fsck.check(device.path, fs_type)
-    assert not growth.needs_growth(device.path, fs_type)
     assert not devices.is_blank(device.path)
     mount_api.mount_device(device.path, mountpoint, fs_type)
     (Path(mountpoint) / "file").write_bytes(b"x")
