@@ -1,10 +1,9 @@
 """The CSI driver `block.csi.crust.dev`: block volumes of this machine, for hosts and for microVMs.
 
-Rooms inside, top to bottom: `app` composes; `identity`, `controller`, `node` decode, call and encode; `provisioning`,
-`staging`, `publishing`, `deferring`, `growth`, `usage` hold the rules and are called without a server;
-`volume_records` (what volumes exist) and `node_state` (what is staged and published, void after a reboot) keep state;
-`backends` holds the bytes. The truth is the disk and the kernel: a restart at any line reads both and carries on.
+`app` composes. `services` decode, call and encode; `controller`, `node` and `snapshots` hold the rules, which tests
+call without a server; `records` and `node/node_state` hold the state; `engines` store the bytes. The disk and the
+kernel are the truth: a restart at any line reads both and continues.
 
-Staging attaches the device and makes sure of its filesystem; it mounts nothing. Whether the host mounts or a guest
-does is decided by each publish, and never both at once. What the record does not prove new is never formatted.
+A stage attaches the device and prepares its filesystem; it mounts nothing. Each publish decides whether the host or a
+guest mounts it, and never both at once. A device is formatted only if its records prove that it is new.
 """

@@ -1,4 +1,4 @@
-"""The driver put together: the one place that knows all its parts."""
+"""Composition of the driver: the only file that knows all its parts."""
 
 import logging
 import os
@@ -76,7 +76,7 @@ def build(  # noqa: PLR0913 - one per setting
     io_cgroup: str = "",
     modify_window_s: float = 0,
 ) -> Driver:
-    """Compose a driver; touches nothing. Volumes are sparse files below `state_dir` unless `backend` says else.
+    """Compose a driver, without I/O. Volumes are sparse files below `state_dir` unless there is a `backend`.
 
     `runtime_guests` is the way to guests that have deferred volumes; without one they are out of reach.
     """
@@ -296,7 +296,7 @@ def _node_rules(  # noqa: PLR0913 - composition
 
 @dataclass(frozen=True, slots=True)
 class _EphemeralProvisioner:
-    """The controller part, as the node part asks for a pod's own volume."""
+    """The controller part's side of ephemeral volumes, which the node part calls."""
 
     provisioner: Provisioner
 

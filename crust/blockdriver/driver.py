@@ -1,4 +1,4 @@
-"""A driver that was put together: its services, and what it does beside the calls."""
+"""A composed driver: its services and its background tasks."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """What both parts of the driver rest on: what is remembered, and what holds the bytes."""
+    """What both parts of the driver share: the records and the engine."""
 
     pool: Pool
     volume_records: VolumeRecords
@@ -59,18 +59,18 @@ class Driver:
     operations: operations.KeyedOperations
 
     async def finish_changes(self) -> None:
-        """Tell guests of limits that an earlier life wrote down and did not tell."""
+        """Finish changes of limits in guests that a killed driver had begun."""
         rules = self.controller_rules
         await rules.coalescer.finish(await asyncio.to_thread(rules.modifier.interrupted))
 
     async def collect_garbage(self, *, grace_s: float = GRACE_S) -> tuple[volumes.VolumeId, ...]:
-        """Remove what crashes left of volumes and attachments; answers the volumes that are gone now."""
+        """Remove orphaned volumes and attachments; returns the volumes that were deleted."""
         gone = await self.volume_orphans.collect(grace_s=grace_s)
         await self.attachment_orphans.collect()
         return gone
 
     async def keep_collecting_garbage(self) -> None:
-        """Now and every hour, until cancelled; one that fails is not the last."""
+        """Collect now and every hour, until cancelled; a failure does not end it."""
         while True:
             try:
                 await self.collect_garbage()
@@ -79,9 +79,10 @@ class Driver:
             await asyncio.sleep(COLLECT_PERIOD_S)
 
     def open(self) -> None:
-        """Read what the disk and the kernel say. Once, before the first call. Blocks.
+        """Read the state of disk and kernel. Once, before the first RPC. Blocks.
 
-        Raises what `Pool.open` does, `node_state.UnreadableEntry`, and whatever keeps a directory from being made.
+        Raises what `Pool.open` does, `node_state.UnreadableEntry`, and the error of a directory that cannot be
+        created.
         """
         self.snapshots.thaw()
         self.stores.pool.open()

@@ -1,7 +1,7 @@
 """The driver as a process.
 
 Start: the pool's lock (one driver per pool, however many sockets), the pool's identity, records and node state, the
-backend, the socket last, so that nobody is answered before the state is known. Stop: the socket first, then every
+backend, the socket last, so that no call is answered before the state is known. Stop: the socket first, then every
 running operation ends.
 """
 
@@ -63,17 +63,19 @@ async def running(
 
 
 async def _open(driver: Driver, owned: AsyncExitStack) -> None:
-    """Read the state, and begin what runs beside the calls; `owned` ends it before another process may write."""
+    """Read the state and start the background tasks; `owned` ends them before another process may write."""
     owned.push_async_callback(asyncio.to_thread, driver.node_rules.io_limits.throttle.close)
     await asyncio.to_thread(driver.open)
     owned.push_async_callback(driver.node_rules.io_limits.guests.close)
     owned.push_async_callback(driver.operations.drain)
     owned.push_async_callback(driver.controller_rules.coalescer.drain)
-    await owned.enter_async_context(_beside("garbage collection", driver.keep_collecting_garbage()))
     await owned.enter_async_context(
-        _beside("guests' thaw", driver.snapshots.guest_freezer.keep_recovering())
+        _background("garbage collection", driver.keep_collecting_garbage())
     )
-    await owned.enter_async_context(_beside("guests' limits", driver.finish_changes()))
+    await owned.enter_async_context(
+        _background("thaw of guests", driver.snapshots.guest_freezer.keep_recovering())
+    )
+    await owned.enter_async_context(_background("limits of guests", driver.finish_changes()))
 
 
 async def run(  # noqa: PLR0913 - one per setting
@@ -91,7 +93,7 @@ async def run(  # noqa: PLR0913 - one per setting
     modify_window_s: float = 0,
     take_over: bool = False,
 ) -> None:
-    """Serve until cancelled. Raises what keeps the driver from starting, with nothing half-served."""
+    """Serve until cancelled. Raises what keeps the driver from starting, after undoing the steps before it."""
     driver = build(
         state_dir=state_dir,
         run_dir=run_dir,
@@ -111,7 +113,7 @@ async def run(  # noqa: PLR0913 - one per setting
 
 
 @asynccontextmanager
-async def _beside(name: str, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def _background(name: str, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(_ended)
     try:
@@ -124,7 +126,7 @@ async def _beside(name: str, work: Coroutine[Any, Any, None]) -> AsyncIterator[N
 def _ended(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         told = {"task": task.get_name()}
-        _log.error("what runs beside the calls has ended", extra=told, exc_info=task.exception())
+        _log.error("a background task has ended", extra=told, exc_info=task.exception())
 
 
 def _make_own(*directories: str) -> None:

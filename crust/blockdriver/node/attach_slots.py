@@ -1,7 +1,7 @@
-"""The slots that this node has for attached volumes: as many as `LiveVolumes.attach_limit` says, and no more.
+"""The slots of this node for attached volumes, as many as `LiveVolumes.attach_limit`.
 
-The controller part keeps the same limit, and a pod's own volume comes without a controller's word. So it is kept here
-too, where a volume is attached, whoever sent it.
+The controller part keeps the same limit at ControllerPublishVolume, but an ephemeral volume comes without one. So the
+limit is also kept here, where every volume is attached.
 """
 
 import threading
@@ -14,7 +14,7 @@ from crust.blockdriver.records.published_nodes import AttachLimitReached
 
 
 class AttachSlots:
-    """Gives slots out, one caller at a time, so that two volumes do not both take the last one."""
+    """Gives slots to one caller at a time, so that two volumes cannot both take the last one."""
 
     def __init__(self, live: LiveVolumes, node_id: str) -> None:
         self._live = live
@@ -24,7 +24,7 @@ class AttachSlots:
 
     @contextmanager
     def taking(self, volume_id: volumes.VolumeId) -> Iterator[None]:
-        """Hold a slot for a volume while it is attached; one that is attached has its own. Raises
+        """Hold a slot for a volume during its attach; an attached volume has one already. Raises
         `AttachLimitReached`.
         """
         limit = self._live.attach_limit()

@@ -1,7 +1,7 @@
-"""NodePublishVolume with deferral: nothing is mounted; the answer says what a guest needs to mount the volume itself.
+"""NodePublishVolume with deferral: mounts nothing, and returns what a guest needs to mount the volume.
 
-The driver's part of the lease (one kernel at a time) is here: no host mount of the device, no other deferred publish,
-nobody who holds it. All-read-only sharing is the exception, and then the host's filesystem instance must be
+The driver's part of the reservation (one kernel at a time) is here: no host mount of the device, no other deferred
+publish, no holder of the device. Read-only sharing is the exception. Then the host's filesystem instance must be
 read-only too, because a writable one keeps a journal that a reading guest would find dirty.
 """
 
@@ -21,7 +21,7 @@ from crust.host.mounts import device_mounts
 
 
 class RawNeedsNoDeferral(errors.InvalidRequest):
-    """A raw block volume has no filesystem that somebody could mount."""
+    """A raw block volume has no filesystem to mount."""
 
     def __init__(self, volume_id: str) -> None:
         super().__init__(
@@ -33,24 +33,24 @@ class RawNeedsNoDeferral(errors.InvalidRequest):
 
 
 class GroupOfRoot(errors.InvalidRequest):
-    """A guest is to give a volume's files the group 0."""
+    """A guest would have to give the files of a volume the group 0."""
 
     def __init__(self, volume_id: str) -> None:
         super().__init__(
             f"{volume_id} cannot be published with deferral",
-            why="its group is to be 0, which runtimes take for none at all",
+            why="its group is 0, which runtimes treat as no group",
             hint="correct fsGroup in the pod's security context, or publish it without deferral",
         )
         self.volume_id = volume_id
 
 
 class FilesystemMountedOnHost(errors.NotReady):
-    """The host has the filesystem mounted that a guest is to mount."""
+    """The host has mounted the filesystem that a guest is to mount."""
 
     def __init__(self, volume_id: str, targets: tuple[str, ...]) -> None:
         super().__init__(
             f"{volume_id} cannot be published with deferral",
-            why=f"this host has it mounted at {', '.join(targets)}",
+            why=f"this host has mounted it at {', '.join(targets)}",
             hint="unpublish it there first",
         )
         self.volume_id = volume_id
@@ -59,7 +59,7 @@ class FilesystemMountedOnHost(errors.NotReady):
 
 @dataclass(frozen=True, slots=True)
 class DeferredNodePublish:
-    """Publishes that a guest mounts; one call per volume at a time is the caller's business."""
+    """Publishes volumes to guests. The caller makes one call per volume at a time."""
 
     content_records: ContentRecords
     node_state: NodeState
@@ -67,7 +67,7 @@ class DeferredNodePublish:
     io_limits: IoLimits
 
     async def publish(self, request: Publish) -> volumes.DeferredMount:
-        """Grant the volume to a guest, or find that this target has it already.
+        """Publish the volume to a guest; published at this target already is a success.
 
         Raises `RawNeedsNoDeferral`, `GroupOfRoot`, what `PublishCheck.check` raises, `FilesystemMountedOnHost`,
         `devices.DeviceInUse`.
@@ -91,16 +91,16 @@ class DeferredNodePublish:
     def _grant(self, ready: Ready, *, is_free: bool) -> None:
         if not ready.entry.readonly:
             if not is_free:
-                # The one who holds the device is a guest whose publish this driver forgot, or a stranger.
+                # The holder of the device is a guest whose publish this driver lost, or another program.
                 os.close(devices.open_exclusive(ready.device))
             self._note_guest(ready)
         if ready.record.io_limits != io_limits.NONE:
-            # What a host mount left until the unstage would hold the hypervisor too.
+            # Limits that a host mount left until the unstage would slow the hypervisor too.
             self.io_limits.settle(ready.record.io_limits, ready.attachment)
         self.node_state.note_published(ready.entry.model_copy(update={"done": True}))
 
     def _note_guest(self, ready: Ready) -> None:
-        """Before a guest can write, because what it leaves is another thing to mount than what this host left."""
+        """Record it before a guest can write: its filesystem is not mounted on the host like one of the host."""
         if not ready.content.in_guest or ready.content.growth_refused:
             self.content_records.save(ready.content.but(in_guest=True, growth_refused=""))
 

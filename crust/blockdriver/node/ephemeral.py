@@ -1,13 +1,12 @@
-"""Inline ephemeral volumes: a volume that a pod's own manifest asks for, and that lives as long as the pod.
+"""Inline ephemeral volumes: a volume from a pod's manifest, which lives as long as the pod.
 
-There is no CreateVolume, no stage and no DeleteVolume: NodePublishVolume makes, stages and publishes, and
-NodeUnpublishVolume takes all of it back. Each step is the same one that other volumes go through, with its record,
-its reservation and its crash behaviour; a step that was done is found done, so a retry goes on where the last call
-ended. The CO's id (`csi-` and a digest) names the volume on this node alone and never reaches a list. A volume whose
-record is damaged is kept and told, and its pod does not wait for it.
+There is no CreateVolume, no stage and no DeleteVolume: NodePublishVolume creates, stages and publishes, and
+NodeUnpublishVolume undoes all three. Each step is the one of other volumes, with its record, its reservation and its
+crash behaviour; a completed step is a success, so a retry continues where the last call ended. The CO's id (`csi-`
+and a digest) names the volume only on this node and is never listed. A volume with a damaged record is kept and
+reported, and its pod does not wait for it.
 
-A reboot does not end a pod: its volume is found again with what was in it. A publish that fails takes back only what
-it made itself.
+A reboot does not end a pod: its volume keeps its data. A publish that fails undoes only its own steps.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ from crust.blockdriver.records.stored_record import UNREADABLE
 from crust.blockdriver.records.volume_records import VolumeRecords
 
 KEY = "csi.storage.k8s.io/ephemeral"
-"""What a kubelet says of such a volume (podInfoOnMount)."""
+"""The kubelet's mark of such a volume (podInfoOnMount)."""
 SIZE = "size"
 T = TypeVar("T")
 
@@ -36,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class BadSize(errors.InvalidRequest):
-    """The size in a pod's manifest is none."""
+    """The size in a pod's manifest is invalid."""
 
     def __init__(self, text: str) -> None:
         super().__init__(
@@ -47,13 +46,13 @@ class BadSize(errors.InvalidRequest):
 
 
 class NotEphemeral(errors.InvalidRequest):
-    """A volume that a CO created is published as if it were a pod's own."""
+    """A volume from CreateVolume is published as an ephemeral one."""
 
     def __init__(self, volume_id: str) -> None:
         super().__init__(
             f"{volume_id} is not published as an ephemeral volume",
             why=f"it was created by CreateVolume, and the volume context says {KEY}: true",
-            hint="take that key out of the PersistentVolume's attributes",
+            hint="remove that key from the PersistentVolume's attributes",
         )
         self.volume_id = volume_id
 
@@ -73,7 +72,7 @@ def size_bytes(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EphemeralVolume:
-    """What a pod asks for; a size of 0 leaves it to the driver."""
+    """A pod's request; with size 0 the driver chooses the size."""
 
     name: str
     size_bytes: int
@@ -82,20 +81,20 @@ class EphemeralVolume:
 
 
 class EphemeralProvisioner(Protocol):
-    """Makes and removes volumes: the controller part does, and `app` brings the two together."""
+    """Creates and deletes volumes: the controller part implements it, `app` connects the two."""
 
     async def create_ephemeral(self, wanted: EphemeralVolume) -> None:
-        """Make the volume, or find that it is made. Raises `Conflict` if it exists with another size."""
+        """Create the volume; created already is a success. Raises `Conflict` if it exists with another size."""
         ...
 
     async def delete(self, volume_id: volumes.VolumeId) -> None:
-        """Remove the volume; absent is fine."""
+        """Delete the volume; absent is a success."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EphemeralVolumes:
-    """Publishes and removes; one call per volume at a time is the caller's business."""
+    """Publishes and unpublishes. The caller makes one call per volume at a time."""
 
     pool: Pool
     volume_records: VolumeRecords
@@ -118,7 +117,7 @@ class EphemeralVolumes:
         return self.volume_records.index.has(self.id_of(volume_id))
 
     async def publish(self, request: Publish, then: Callable[[Publish], Awaitable[T]]) -> T:
-        """Make what `request` asks for, and publish it by `then`.
+        """Create and stage the volume, and publish it by `then`.
 
         Raises `NotEphemeral`, `BadSize`, and what the steps raise: `Conflict` for another size than before.
         """
@@ -145,18 +144,20 @@ class EphemeralVolumes:
             return await then(own)
         except errors.CrustError:
             if not existed:
-                await self._restore_limits(own)
+                await self._undo(own)
             raise
 
-    async def _restore_limits(self, own: Publish) -> None:
-        """The caller hears why it was not published; what cannot be removed is removed with the pod."""
+    async def _undo(self, own: Publish) -> None:
+        """Undo without a new error: the caller gets the first one, and the unpublish removes what stays."""
         try:
             await self._remove(own.volume_id, own.target)
         except errors.CrustError as err:
-            _log.warning("left behind", extra={"volume_id": own.volume_id, "error": err})
+            _log.warning(
+                "an ephemeral volume stays", extra={"volume_id": own.volume_id, "error": err}
+            )
 
     async def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
-        """Unpublish and delete; raises what the steps raise, and is then called again."""
+        """Unpublish and delete; raises what the steps raise, and the CO retries."""
         own = self.id_of(volume_id)
         await self.node_unpublish.unpublish(own, target)
         await self._remove(own, target)
@@ -168,12 +169,12 @@ class EphemeralVolumes:
         try:
             await asyncio.to_thread(self.volume_records.find, own)
         except UNREADABLE as err:
-            # Its pod is gone, and must not wait for a person who looks at what is left.
-            _log.error("left behind", extra={"volume_id": own, "error": err})
+            # Its pod has ended, and must not wait until somebody repairs the record.
+            _log.error("an ephemeral volume stays", extra={"volume_id": own, "error": err})
             return
         await self.provisioner.delete(own)
 
 
 def _staging(target: volumes.TargetPath) -> volumes.TargetPath:
-    """Where it counts as staged: the CO made the target's parent, and nothing is ever written at a staging path."""
+    """The staging path: the target's parent, which the CO made; nothing is ever written at a staging path."""
     return volumes.TargetPath(os.path.dirname(target.text))

@@ -1,11 +1,12 @@
-"""Whether a device is formatted: the one decision that can destroy a volume, as a pure function.
+"""Whether a device is formatted: the only decision that can destroy a volume, as a pure function.
 
-mkfs runs when the record says that nobody ever had the device *and* the device says that there is nothing on it. Two
-witnesses, because each lies at times: a record is restored from an old backup, a probe reads a failing disk. When
-they disagree nobody guesses.
+mkfs runs when the record says that no user ever had the device *and* the device reads as blank. Two witnesses,
+because each can be wrong: a record may come from an old backup, a probe may read a failing disk. If they disagree the
+stage is refused.
 
-An mkfs that was interrupted leaves half a filesystem and a record that says "formatting", which proves that no
-publish ever happened. The device is cleared and made anew, unless what is on it is not what mkfs would leave.
+An interrupted mkfs leaves an incomplete filesystem and a record that says "formatting", which proves that no publish
+ever happened. The device is then cleared and formatted again, unless it holds something that this mkfs cannot have
+written.
 """
 
 import enum
@@ -22,8 +23,8 @@ class ContentInDoubt(errors.Corrupt):
     def __init__(self, volume_id: str, recorded: str, found: str) -> None:
         super().__init__(
             f"{volume_id} is neither formatted nor mounted",
-            why=f"its record says {recorded}, and on the device there is {found}",
-            hint="look at the image by hand; nothing was written to it",
+            why=f"its record says {recorded}, but the device holds {found}",
+            hint="check the image by hand; nothing was written to it",
         )
         self.volume_id = volume_id
         self.recorded = recorded
@@ -31,13 +32,13 @@ class ContentInDoubt(errors.Corrupt):
 
 
 class FormattedDifferently(errors.NotReady):
-    """Another filesystem is asked for than the volume has."""
+    """The requested filesystem differs from the volume's."""
 
     def __init__(self, volume_id: str, present: str, wanted: str) -> None:
         super().__init__(
             f"{volume_id} cannot be mounted as {wanted}",
             why=f"it is formatted with {present}",
-            hint=f"ask for {present}",
+            hint=f"request {present}",
         )
         self.volume_id = volume_id
         self.present = present
@@ -45,19 +46,19 @@ class FormattedDifferently(errors.NotReady):
 
 
 class NoFilesystem(errors.NotReady):
-    """A volume that was used as a raw device is to be mounted, and holds no filesystem."""
+    """A volume that was used as a raw device holds no filesystem to mount."""
 
     def __init__(self, volume_id: str, found: str) -> None:
         super().__init__(
             f"{volume_id} cannot be mounted",
-            why=f"it was given out as a raw device, and on it there is {found}",
+            why=f"it was published as a raw device, and holds {found}",
             hint="make a filesystem on it as a raw volume, or create another volume",
         )
         self.volume_id = volume_id
 
 
 class Action(enum.Enum):
-    """What to do with a device before it is mounted anywhere."""
+    """What to do with a device before its first mount."""
 
     KEEP = "keep"
     MAKE = "make"
@@ -71,7 +72,7 @@ def judge(
     *,
     is_blank: Callable[[], bool],
 ) -> Action:
-    """What to do so that the volume carries the filesystem `wanted`.
+    """The action after which the volume has the filesystem `wanted`.
 
     `is_blank` looks at every place where a superblock could be; it is asked only when the answer may be to format.
     Raises `ContentInDoubt`, `FormattedDifferently`, `NoFilesystem`.
@@ -102,7 +103,7 @@ def _judge_interrupted(content: ContentRecord, found: signatures.Signature) -> A
 
 
 def describe(found: signatures.Signature) -> str:
-    """What was found, in words."""
+    """The content, for messages."""
     if isinstance(found, signatures.Filesystem):
         return found.type
     if isinstance(found, signatures.Other):

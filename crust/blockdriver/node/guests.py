@@ -1,11 +1,11 @@
 """The guests that have this driver's deferred volumes, reached through the proxy's Runtime API by target path.
 
-The driver never speaks to a runtime: the proxy knows which handler has a target, and asks it. Without a Runtime API
-(`runtime_socket` is empty) a deferred volume is out of reach, and whoever needs its guest is refused and told so:
-nothing pretends that a guest stood still, or that it obeys a limit.
+The driver never calls a runtime: the proxy knows which handler has a target, and calls it. Without a Runtime API
+(`runtime_socket` is empty) a deferred volume is unreachable, and a call that needs its guest is refused: the driver
+never assumes that a guest was frozen, or that it applied a limit.
 
-An error is the proxy's own sentence with its own code, and `PeerUnavailable` while the proxy or the handler is away:
-then nothing is known of the guest, which is not the same as "no guest has it".
+An error is the proxy's own, with its code, and `PeerUnavailable` while the proxy or the handler is absent: then the
+guest's state is unknown, which is not the same as "no guest has it".
 """
 
 from typing import Protocol
@@ -17,14 +17,14 @@ from crust.rpc import channel, crust_v1, status
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 
 FREEZE_TIMEOUT_S = 60.0
-"""A guest flushes all that it has not written yet before its filesystem stands still."""
+"""A guest writes back its page cache before its filesystem is frozen."""
 
 THAW_TIMEOUT_S = 20.0
 LIMITS_TIMEOUT_S = 30.0
 
 
 class NoRuntimeSocket(errors.NotReady):
-    """A guest is to be reached and the driver was not told how."""
+    """A guest must be called, and runtime_socket is not set."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -35,34 +35,34 @@ class NoRuntimeSocket(errors.NotReady):
 
 
 class Guests(Protocol):
-    """What can be asked of the guest that has a volume. A target that is not deferred is `NotFound`."""
+    """Calls to the guest that has a volume. A target that is not deferred is `NotFound`."""
 
     def check(self) -> None:
-        """Raise `NoRuntimeSocket` if no guest can ever be reached; asks nobody."""
+        """Raise `NoRuntimeSocket` if no guest can ever be reached; makes no call."""
         ...
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
-        """Hold the filesystem still for at most `thaw_after_s` (1 to 60); whether a guest holds it.
+        """Freeze for at most `thaw_after_s` (1 to 60); whether a guest has the filesystem.
 
-        False: no sandbox has the volume, so nobody writes to it at this moment. A repetition begins the time anew.
+        False: no sandbox has the volume, so it has no writers now. A repeated call restarts the time.
         """
         ...
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
-        """Let the writers go on; whether they stood still until now. Not frozen is fine, and False."""
+        """Thaw; whether it was frozen until now. Not frozen is a success, and False."""
         ...
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
-        """Replace the limits, for a sandbox that comes later too; whether one has the volume and obeys already."""
+        """Replace the limits, also for a later sandbox; whether one has the volume and applied them."""
         ...
 
     async def close(self) -> None:
-        """Let go of the connection; once, at the end."""
+        """Close the connection; once, at the end."""
         ...
 
 
 class UnreachableGuests:
-    """`Guests` of a driver that was not told of a Runtime API."""
+    """`Guests` of a driver without a Runtime API."""
 
     def check(self) -> None:
         """Raises `NoRuntimeSocket`."""
@@ -81,14 +81,14 @@ class UnreachableGuests:
         raise NoRuntimeSocket()
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""
 
 
 class RuntimeApiGuests:
-    """`Guests` behind the proxy's socket. Connects when it is first asked; kept until `close`."""
+    """`Guests` behind the proxy's socket. Connects at the first call, until `close`."""
 
     def __init__(self, socket_path: str) -> None:
-        channel.target_of(socket_path)  # a path that cannot be one is told at the start
+        channel.target_of(socket_path)  # an invalid path is refused at the start
         self._socket_path = socket_path
         self._channel: grpc.aio.Channel | None = None
 
@@ -139,5 +139,5 @@ class RuntimeApiGuests:
 
 
 def runtime_guests(runtime_socket: str) -> Guests:
-    """The guests behind `runtime_socket`; out of reach if it is empty. Raises what `channel.target_of` raises."""
+    """The guests behind `runtime_socket`; unreachable if it is empty. Raises what `channel.target_of` raises."""
     return RuntimeApiGuests(runtime_socket) if runtime_socket else UnreachableGuests()

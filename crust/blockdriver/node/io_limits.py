@@ -1,14 +1,14 @@
 """A volume's I/O limits while this host has it mounted, or a raw device bound: held by control groups, by device.
 
-    attached                    every limit that the device's number has is taken away: it was another volume's
-    published on the host       refused where the node cannot limit; the limits are set once it is mounted
-    modified while published    set anew, by the controller part (`LimitEnforcement`)
-    detached                    taken away
-    the driver starts           each attached device gets what its volume's record and its mounts say
+    attached                    all limits of the device number are removed: they were another volume's
+    published on the host       refused where the node cannot set limits; else set after the mount
+    modified while published    set again, by the controller part (`LimitEnforcement`)
+    detached                    removed
+    the driver starts           set for each attached device by its volume's record and mounts
 
 Set after the mount and not at the stage, because under control groups v1 the kernel's own share of the work is
 limited with the rest: a mkfs or a repair would crawl. Nobody can use a target before its publish is answered.
-A volume that a guest mounts is limited by its hypervisor (`deferred_publish`), and by nothing here.
+The limits of a deferred volume are the hypervisor's to apply (`deferred_publish`).
 """
 
 import contextlib
@@ -30,12 +30,12 @@ _log = logging.getLogger(__name__)
 
 
 class PublishInProgress(errors.OperationPending):
-    """The runtime does not know a publish that this driver granted: it is just being made, or taken back."""
+    """The proxy does not know a deferred publish: its publish or unpublish is in progress."""
 
     def __init__(self, volume_id: str, target: str) -> None:
         super().__init__(
             f"{volume_id} is not modified",
-            why=f"it is deferred at {target}, and the node's proxy has no record of that at this moment",
+            why=f"it is deferred at {target}, and the proxy has no entry for it now",
             hint="retry when the publish or unpublish has ended",
         )
         self.volume_id = volume_id
@@ -56,7 +56,7 @@ class IoLimits:
             self.throttle.check()
 
     def check(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
-        """Raise what keeps this node from enforcing other limits than those of now.
+        """Raise the reason why this node cannot enforce other limits.
 
         Raises `throttling.CannotThrottle`, `guests.NoRuntimeSocket`.
         """
@@ -71,15 +71,15 @@ class IoLimits:
             self.throttle.set(attachment.source.identity, limits)
 
     def release(self, attachment: Attachment) -> None:
-        """Remove all limits of a device, whoever set them."""
+        """Remove all limits of a device, whichever process set them."""
         self.throttle.set(attachment.source.identity, NONE)
 
     def let_go(self, attachment: Attachment) -> None:
-        """`release`, which costs nothing if the device was settled in this life and has no limits."""
+        """`release`, which costs nothing if this process has settled the device without limits."""
         self.throttle.release(attachment.source.identity)
 
     def settle(self, limits: volumes.IoLimits, attachment: Attachment) -> None:
-        """Give an attached device what it should have at this moment, whatever an earlier life left it with."""
+        """Give an attached device the limits that it should have now, whatever it had."""
         used = limits != NONE and _is_on_host(attachment)
         self.throttle.set(attachment.source.identity, limits if used else NONE)
 
@@ -94,8 +94,8 @@ class IoLimits:
     ) -> None:
         """Give every guest that has the volume its limits.
 
-        Raises `PeerUnavailable` when it is not known of a guest whether it obeys. For any other error, such as
-        `PublishInProgress`, those that obeyed already have `before` again.
+        Raises `PeerUnavailable` when the outcome in a guest is unknown. After any other error, such as
+        `PublishInProgress`, the guests that had changed have `before` again.
         """
         told: list[volumes.TargetPath] = []
         for target in self.live.deferred_targets(volume_id):
@@ -118,17 +118,17 @@ class IoLimits:
                 await self.guests.set_limits(target, before)
 
     def recover(self, known: VolumeRecords) -> None:
-        """Settle every attached volume, after a start; what cannot be settled keeps nobody from starting."""
+        """Settle every attached volume, after a start; a failure is logged and does not stop the start."""
         for volume_id in self.live.attached_ids():
             try:
                 record = known.find(volume_id)
                 if record is not None:
                     self.set_on_host(volume_id, record.io_limits)
             except errors.CrustError as err:
-                told = {"volume_id": volume_id, "error": err}
-                _log.error("the I/O limits are not in force", extra=told)
+                extra = {"volume_id": volume_id, "error": err}
+                _log.error("the I/O limits of a volume are not enforced", extra=extra)
 
 
 def _is_on_host(attachment: Attachment) -> bool:
-    """Asked of the kernel, because a ledger can be lost."""
+    """Whether the host has mounted the volume, by mountinfo: node state can be lost."""
     return any(device_mounts.shows(each, attachment.source) for each in mountinfo.below("/"))

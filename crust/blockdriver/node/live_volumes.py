@@ -1,7 +1,7 @@
-"""Which volumes this node has at this moment: what was written down, held against what the kernel says.
+"""Which volumes this node has now: the recorded state, compared with the kernel.
 
-The node state remembers stages and publishes, and can be lost or stale; the engine and mountinfo are the truth. Who
-needs to know whether a volume is really attached, staged or published asks here.
+The node state records stages and publishes, and can be lost or stale; the engine and mountinfo are the truth. Every
+caller that needs to know whether a volume is attached, staged or published asks here.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from crust.host.mounts import device_mounts, mount_capacity, mountinfo
 
 
 class NotStaged(errors.NotReady):
-    """A volume is to be used that was not staged, or whose device is gone since."""
+    """The volume is not staged, or its device was detached since."""
 
     def __init__(self, volume_id: str, why: str = "") -> None:
         super().__init__(
@@ -31,12 +31,12 @@ class LiveVolumes:
     max_volumes: int = 0
 
     def attach_limit(self) -> int:
-        """How many volumes this node can hold at once; what the engine can have attached is a bound for anybody."""
+        """How many volumes this node can hold at once; the engine's limit is an upper bound."""
         wanted = self.max_volumes or mount_capacity.max_volumes()
         return min(wanted, self.backend.attach_limit() or wanted)
 
     def attached_ids(self) -> tuple[volumes.VolumeId, ...]:
-        """The volumes that may be attached, whoever attached them."""
+        """The volumes that may be attached, whichever process attached them."""
         return self.backend.attached_here()
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
@@ -44,16 +44,16 @@ class LiveVolumes:
         return self.backend.attached(volume_id)
 
     def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """Let an attached volume take its image's size."""
+        """Give an attached volume's device its image's size."""
         return self.backend.refresh(volume_id)
 
     def staging_paths(self, volume_id: volumes.VolumeId) -> tuple[str, ...]:
-        """Where the volume is staged; empty if it is not."""
+        """The staging paths of the volume; empty if it is not staged."""
         staged = self.node_state.staged(volume_id)
         return () if staged is None else staged.paths
 
     def forget_staged(self, volume_id: volumes.VolumeId) -> None:
-        """Forget the stage of a volume whose device is gone."""
+        """Forget the stage of a volume that is not attached any more."""
         self.node_state.forget_staged(volume_id)
 
     def staged_attachment(self, volume_id: volumes.VolumeId) -> Attachment:
@@ -62,11 +62,11 @@ class LiveVolumes:
             raise NotStaged(volume_id)
         attachment = self.backend.attached(volume_id)
         if attachment is None:
-            raise NotStaged(volume_id, "its device was detached behind the driver's back")
+            raise NotStaged(volume_id, "its device was detached by another program")
         return attachment
 
     def published(self, target: volumes.TargetPath) -> Published | None:
-        """The publish at a target if it still stands, whichever volume's."""
+        """The publish at a target, of any volume, if it still exists."""
         entry = self.node_state.published(target)
         if entry is None:
             return None
@@ -74,7 +74,7 @@ class LiveVolumes:
         return entry if _is_live(entry, attachment.source if attachment else None) else None
 
     def live_publishes(self, volume_id: volumes.VolumeId) -> tuple[Published, ...]:
-        """Where the volume is published."""
+        """The publishes of the volume that exist."""
         entries = self.node_state.published_of(volume_id)
         if not entries:
             return ()
@@ -83,13 +83,13 @@ class LiveVolumes:
         return tuple(entry for entry in entries if _is_live(entry, device))
 
     def deferred_targets(self, volume_id: volumes.VolumeId) -> tuple[volumes.TargetPath, ...]:
-        """Where the volume is published to guests."""
+        """The targets of the volume's deferred publishes."""
         entries = self.node_state.published_of(volume_id)
         return tuple(volumes.TargetPath(each.target) for each in entries if each.deferred)
 
 
 def _is_live(entry: Published, device: Source | None) -> bool:
-    """A deferred publish stands by its entry, another one by its mount."""
+    """Whether a publish exists: a deferred one by its entry, another one by its mount."""
     if entry.deferred:
         return True
     mount = mountinfo.at(entry.target)

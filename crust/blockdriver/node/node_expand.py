@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class DeviceSmallerThanRequested(errors.OutOfRange):
-    """The device has not the size that is asked of the filesystem."""
+    """The device is smaller than the requested size."""
 
     def __init__(self, volume_id: str, size_bytes: int, required_bytes: int) -> None:
         super().__init__(
@@ -63,7 +63,7 @@ class NotPublishedAtPath(errors.NotFound):
 
 @dataclass(frozen=True, slots=True)
 class Expand:
-    """A NodeExpandVolume. With `deferred` the filesystem is a guest's."""
+    """A NodeExpandVolume. With `deferred` a guest grows the filesystem."""
 
     volume_id: volumes.VolumeId
     path: volumes.TargetPath
@@ -84,7 +84,7 @@ class _Due:
 
 @dataclass(frozen=True, slots=True)
 class NodeExpand:
-    """NodeExpandVolume, and the growth that a publish finds due."""
+    """NodeExpandVolume, and growth that is due at a publish."""
 
     volume_records: VolumeRecords
     content_records: ContentRecords
@@ -93,7 +93,7 @@ class NodeExpand:
     supported: SupportedCapabilities
 
     async def expand(self, request: Expand) -> int:
-        """Grow what is to be grown on this node; answers the device's size in bytes.
+        """Grow device and filesystem on this node; returns the device's size in bytes.
 
         Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityNotSupported`, `NotStaged`,
         `NotPublishedAtPath`, `DeviceSmallerThanRequested`, `volume_records.AboveLimit`, and `OnlineGrowthRefused`

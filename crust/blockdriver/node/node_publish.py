@@ -1,13 +1,13 @@
-"""NodePublishVolume on the host: the filesystem is mounted on the target, or the device's node bound to it.
+"""NodePublishVolume on the host: the filesystem is mounted on the target, or the device's node is bound to it.
 
-The device is mounted directly, not a bind of the staging path: the kernel shares one filesystem instance among all
+The device itself is mounted, not a bind of the staging path: the kernel shares one filesystem instance among all
 targets of a device. A read-only target is a read-only *mount* of a writable filesystem, so that another target may
-write; only under a reader-only mode, or beside a guest that reads, is the filesystem itself read-only. A read-only
-raw volume needs a read-only device, since a read-only bind of a node stops no write.
+write; only in a read-only access mode, or beside a guest that reads, is the filesystem itself read-only. A read-only
+raw volume needs a read-only device, since a read-only bind of a node does not stop writes.
 
-Steps: entry in the ledger, target made, mounted; with a group, or growth that is due, the entry is not done until
-that is made. A failure takes them back; a crash leaves an entry that the same request finishes and that
-NodeUnpublishVolume removes. An entry without its mount says nothing (`LiveVolumes`).
+Steps: write the entry, create the target, mount; with a group change, or growth that is due, the entry is not done
+until that is complete. A failure undoes the steps; a crash leaves an entry that the same request completes and that
+NodeUnpublishVolume removes. An entry without its mount does not count as a publish (`LiveVolumes`).
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from crust.host.mounts import device_mounts, fs_group, mount_api, mountinfo
 
 
 class TargetOccupied(errors.Conflict):
-    """Something that this driver did not put there is mounted at the target."""
+    """Another mount is at the target."""
 
     def __init__(self, target: str, what: str) -> None:
         super().__init__(
@@ -39,7 +39,7 @@ class TargetOccupied(errors.Conflict):
 
 @dataclass(frozen=True, slots=True)
 class NodePublish:
-    """Publishes on the host; one call per volume at a time is the caller's business."""
+    """Publishes volumes on the host. The caller makes one call per volume at a time."""
 
     content_records: ContentRecords
     node_state: NodeState
@@ -49,10 +49,10 @@ class NodePublish:
     target_roots: tuple[str, ...]
 
     async def publish(self, request: Publish) -> None:
-        """Publish as asked, or find that it is published so already.
+        """Publish the volume; published like that already is a success.
 
         Raises what `PublishCheck.check` raises, `throttling.CannotThrottle`, `TargetOccupied`, and the errors of
-        `paths`, `mounting` and `fs_group`.
+        `target_paths`, `mount_api` and `fs_group`.
         """
         ready = await asyncio.to_thread(self._publish, request)
         if ready is None:
@@ -62,18 +62,18 @@ class NodePublish:
         await asyncio.to_thread(self.node_state.note_published, _done(ready))
 
     def _publish(self, request: Publish) -> Ready | None:
-        """Do it all in one hop; or all but the growth, and answer what has to grow."""
+        """Do all steps but growth in one hop; returns what must grow."""
         ready = self.publish_check.check(request)
         self.io_limits.check_host(ready.record.io_limits)
         if ready.present is not None and ready.present.done:
             self.io_limits.hold(ready.record.io_limits, ready.attachment)
             return None
         mounted = self._look(ready)
-        # One that is mounted and not in the ledger may have been answered long ago: a pod may be using it.
+        # A mount without an entry may have been answered long ago: a pod may be using it.
         unanswered = not mounted or ready.present is not None
         grows = unanswered and self._growth_is_due(ready)
         group = _group(ready)
-        # Where nothing follows the mount, the mount itself says whether it was done.
+        # Where no step follows the mount, the mount itself shows that the publish is done.
         last = group is None and not grows
         self.node_state.note_published(_done(ready) if last else ready.entry)
         try:
@@ -92,7 +92,7 @@ class NodePublish:
         return None
 
     def _look(self, ready: Ready) -> bool:
-        """Whether an earlier life mounted the volume at the target; raises `TargetOccupied` for anything else."""
+        """Whether the volume is mounted at the target already; raises `TargetOccupied` for anything else."""
         mount = mountinfo.at(ready.entry.target)
         if mount is None:
             return False

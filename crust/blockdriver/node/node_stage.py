@@ -1,12 +1,12 @@
-"""NodeStageVolume and NodeUnstageVolume: the device is attached, and its filesystem is fit to be mounted.
+"""NodeStageVolume and NodeUnstageVolume: attach the device, and prepare its filesystem for a mount.
 
-Nothing is mounted at the staging path, which stays the CO's empty directory: whether the host mounts or a guest is
-known only at publish. The steps, each of which may be the last before a crash:
+Nothing is mounted at the staging path, which stays the CO's empty directory: whether the host or a guest mounts the
+volume is known only at publish. The steps, with a crash possible after each:
 
-1. attach the device (once, however often asked);
+1. attach the device (idempotent);
 2. if the volume is new: write "formatting" into the content record, make the filesystem, write "formatted";
 3. else: check it if its superblock is not clean;
-4. write the stage into the ledger. Only then can it be published.
+4. record the stage in the node state. Only then can it be published.
 
 The same volume may be staged at several paths (a PersistentVolume under a second name); it is detached with the last.
 """
@@ -37,7 +37,7 @@ from crust.host.mounts import device_mounts
 
 
 class StagingPathMissing(errors.NotReady):
-    """The staging path is the CO's to make (CSI NodeStageVolume)."""
+    """The staging path does not exist; the CO creates it (CSI NodeStageVolume)."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
@@ -60,7 +60,7 @@ class StagedDifferently(errors.Conflict):
 
 
 class StillPublished(errors.NotReady):
-    """A volume is to be unstaged that is still published."""
+    """The volume to be unstaged is still published."""
 
     def __init__(self, volume_id: str, targets: tuple[str, ...]) -> None:
         super().__init__(
@@ -88,12 +88,12 @@ class _Begun:
     content: ContentRecord
     attachment: Attachment
     action: format_decision.Action | None
-    """None: there is nothing to do to the device."""
+    """None: the device needs nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStage:
-    """Stages and unstages; one call per volume at a time is the caller's business."""
+    """Stages and unstages volumes. The caller makes one call per volume at a time."""
 
     pool: Pool
     volume_records: VolumeRecords
@@ -108,7 +108,7 @@ class NodeStage:
     fitting: MkfsCompatibility = field(default_factory=MkfsCompatibility)
 
     async def stage(self, request: Stage) -> None:
-        """Make the volume ready to be published.
+        """Prepare the volume for publishes.
 
         Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityExceeded`, `StagingPathMissing`,
         `StagedDifferently`, `published_nodes.PublishedToOtherNode`, `AttachLimitReached`, the
@@ -121,7 +121,7 @@ class NodeStage:
         await asyncio.to_thread(self.node_state.note_staged, begun.entry)
 
     def _begin(self, request: Stage) -> _Begun:
-        """Attach and look; a volume that needs nothing more is staged when this returns."""
+        """Attach and check; a volume that needs nothing more is staged when this returns."""
         begun = self._attach(request)
         if begun.action is None:
             self.node_state.note_staged(begun.entry)
@@ -170,7 +170,7 @@ class NodeStage:
         )
 
     def _give_out_raw(self, content: ContentRecord, attachment: Attachment) -> None:
-        """From here on the bytes are its user's, and are never formatted by this driver again."""
+        """Record that a user has the device from here on: this driver never formats it again."""
         if content.state == "raw":
             return
         if content.state == "formatting":
@@ -196,7 +196,7 @@ class NodeStage:
         await asyncio.to_thread(self.content_records.save, made)
 
     def _intend(self, begun: _Begun) -> ContentRecord:
-        """Written first, because a stale record is refused there: nothing was cleared on its word."""
+        """Write the record first, because a stale one is refused there, before anything is cleared."""
         intended = begun.content.but(state="formatting", fs_type=begun.entry.fs_type)
         intended = self.content_records.save(intended)
         if begun.action is format_decision.Action.CLEAR_AND_MAKE:
@@ -204,9 +204,9 @@ class NodeStage:
         return intended
 
     async def unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
-        """Detach the volume if `path` is the last one it is staged at; not staged, or unknown, is fine.
+        """Detach the volume if `path` is the last one it is staged at; not staged, or unknown, is a success.
 
-        Raises `StillPublished`, and `NotReady` naming the holder while anything has the device.
+        Raises `StillPublished`, and `NotReady` with the holder while the device is in use.
         """
         await asyncio.to_thread(self._unstage, volume_id, path)
 
@@ -250,7 +250,7 @@ def _check_unbound(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
 def _judge(
     content: ContentRecord, fs_type: str, attachment: Attachment
 ) -> format_decision.Action | None:
-    """What the device needs; nothing while this host has it mounted, because then an earlier life prepared it.
+    """The action that the device needs; none while this host has mounted it: then it was prepared before.
 
     Anyone else who has it may be a guest, or a tool that a killed driver left running: `DeviceInUse`.
     """
@@ -275,12 +275,14 @@ def _judge_held(
     action = format_decision.Action.KEEP if known else _judge_unknown(content, fs_type, device)
     if action is format_decision.Action.KEEP and device_mounts.filesystem_mounts(attachment.source):
         return None
-    os.close(devices.open_exclusive(device))  # which says by whom, or finds it free by now
+    os.close(
+        devices.open_exclusive(device)
+    )  # raises with the holder, or succeeds if it is free by now
     return action
 
 
 def _vouched(content: ContentRecord, fs_type: str, device: str) -> superblocks.Superblock | None:
-    """The superblock of a filesystem that is on the device by our record's word and its own: one read."""
+    """The superblock of the recorded filesystem, if the device has it: one read."""
     if (content.state, content.fs_type) != ("formatted", fs_type):
         return None
     return superblocks.find(device, fs_type)
@@ -293,5 +295,5 @@ def _judge_unknown(content: ContentRecord, fs_type: str, device: str) -> format_
 
 
 def _others(staged: Staged, path: str) -> tuple[str, ...]:
-    """The other staging paths that the CO has not removed meanwhile."""
+    """The other staging paths, without those that the CO has removed."""
     return tuple(each for each in staged.paths if each != path and os.path.isdir(each))

@@ -1,16 +1,15 @@
-"""What this driver staged and published on this node since the machine booted.
+"""The volumes that this driver has staged and published on this node since boot.
 
-One small JSON file per staged volume and per target, below a directory named by the boot's id: after a reboot the
-mounts are gone, and with them everything that is written here. Files are replaced atomically but not synced. One
-process writes them and keeps a copy in memory, so a question costs no read. The kernel wins: whoever asks compares
-with mountinfo.
+One small JSON file per staged volume and per target, below a directory named by the boot id: a reboot removes the
+mounts and makes all entries invalid. Files are replaced atomically but not synced. One process writes them and caches
+them in memory. The kernel is the truth: every caller compares with mountinfo.
 
     <run dir>/<boot id>/staged/<volume id>.json
     <run dir>/<boot id>/published/<sha256 of the target path>.json
 
-An entry is written before the mount it announces (`done` is False) and again after; a crash between leaves an entry
-that a retry of the same publish finishes and an unpublish removes. Mount flags are kept only after they were checked
-for credentials, and of the rest of a request a digest.
+An entry is written before its mount (`done` is False) and again after it; a crash in between leaves an entry that a
+retry of the same publish completes and an unpublish removes. Mount flags are kept only after a check for credentials,
+the rest of a request only as a digest.
 """
 
 import os
@@ -31,13 +30,13 @@ _BOOT = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class UnreadableEntry(errors.Corrupt):
-    """An entry is not what this driver writes: what is published is not known, so nothing is served."""
+    """An entry of the node state cannot be read: what is published is unknown, so the driver does not start."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            f"the ledger entry {path} cannot be read",
+            f"the node state entry {path} cannot be read",
             why="it is not an entry of this version of the driver",
-            hint="look at what is mounted at its target, unmount it, remove the file, start again",
+            hint="find its target in mountinfo, unmount it, remove the file, start again",
         )
         self.path = path
 
@@ -54,7 +53,7 @@ class Staged(pydantic.BaseModel):
 
 
 class Published(pydantic.BaseModel):
-    """A volume at a target. `fingerprint` stands for all arguments of the request (CSI: "P")."""
+    """A volume at a target. `fingerprint` is a digest of all arguments of the request (CSI: "P")."""
 
     model_config = stored_record.PART
 
@@ -89,7 +88,7 @@ class NodeState:
         self._published: dict[str, Published] = {}
 
     def open(self, boot_id: str) -> None:
-        """Make the directories, drop other boots' entries, read this one's. Raises `UnreadableEntry`."""
+        """Create the directories, remove entries of other boots, read those of this one. Raises `UnreadableEntry`."""
         self._boot = os.path.join(self._root, boot_id)
         durable.make_directory(self._root, 0o700)
         durable.make_directory(self._boot, 0o700)
@@ -106,17 +105,17 @@ class NodeState:
             return self._staged.get(volume_id)
 
     def published(self, target: volumes.TargetPath) -> Published | None:
-        """What was published at a target."""
+        """The entry of a target."""
         with self._guard:
             return self._published.get(target.text)
 
     def published_of(self, volume_id: volumes.VolumeId) -> tuple[Published, ...]:
-        """Everything that was published of a volume."""
+        """All entries of a volume."""
         with self._guard:
             return tuple(each for each in self._published.values() if each.volume_id == volume_id)
 
     def note_staged(self, entry: Staged) -> None:
-        """Write a stage down."""
+        """Record a stage."""
         durable.publish(
             self._staged_path(entry.volume_id), _encode(entry), survives_power_cut=False
         )
@@ -124,14 +123,15 @@ class NodeState:
             self._staged[entry.volume_id] = entry
 
     def forget_staged(self, volume_id: volumes.VolumeId) -> None:
-        """Remove a stage; absent is fine."""
-        # The file first: what memory alone forgot would be back after a restart, and block the volume for good.
+        """Remove a stage; absent is a success."""
+        # The file first: an entry removed only from memory would be back after a restart, and block the volume for
+        # good.
         durable.remove(self._staged_path(volume_id), survives_power_cut=False)
         with self._guard:
             self._staged.pop(volume_id, None)
 
     def note_published(self, entry: Published) -> None:
-        """Write a publish down."""
+        """Record a publish."""
         durable.publish(
             self._published_path(entry.target), _encode(entry), survives_power_cut=False
         )
@@ -139,7 +139,7 @@ class NodeState:
             self._published[entry.target] = entry
 
     def forget_published(self, target: volumes.TargetPath) -> None:
-        """Remove a publish; absent is fine."""
+        """Remove a publish; absent is a success."""
         durable.remove(self._published_path(target.text), survives_power_cut=False)
         with self._guard:
             self._published.pop(target.text, None)
@@ -171,7 +171,7 @@ class NodeState:
 
 
 def _remove_boot(path: str) -> None:
-    """Remove the ledger of another boot, and nothing beside it."""
+    """Remove the entries of another boot, and nothing else."""
     for name in ("staged", "published"):
         directory = os.path.join(path, name)
         if not os.path.isdir(directory):

@@ -1,8 +1,8 @@
-"""NodeGetVolumeStats: how full a volume is where it is mounted, and whether something is wrong with it.
+"""NodeGetVolumeStats: usage of a volume at its mount, and its health.
 
-statvfs(2) of a hung filesystem never returns, and a kubelet asks every minute: each path is asked by one thread at
-most, and every caller gets an answer in time. A raw volume has a size and nothing else to tell. A deferred volume is
-mounted in a guest, which this process cannot ask: that is the shim's work.
+statvfs(2) of a hung filesystem never returns, and a kubelet calls every minute: each path is measured by one thread at
+most, and every caller gets an answer in time. A raw volume has only a size. A deferred volume is mounted in a guest,
+which the shim asks, not this process.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class StatsInGuest(errors.NotReady):
 
     def __init__(self, volume_id: str, path: str) -> None:
         super().__init__(
-            f"the statistics of {volume_id} at {path} are not known here",
+            f"the driver has no statistics of {volume_id} at {path}",
             why="it was published with deferral: a guest's kernel has it mounted",
             hint="ask through the shim, which asks the runtime",
         )
@@ -50,7 +50,7 @@ class _Place:
 
 
 class NodeStats:
-    """Answers statistics. `tells_condition` under CSI 1.12, whose statistics carry the condition."""
+    """Returns statistics. `tells_condition` in CSI 1.12, whose statistics carry the condition."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class NodeStats:
     async def examine(
         self, volume_id: volumes.VolumeId, path: volumes.TargetPath | None
     ) -> health.Health:
-        """What is wrong with the volume, at `path` if it is given.
+        """The health of the volume, at `path` if it is given.
 
         Raises `volume_records.VolumeNotFound`, `NotPublishedAtPath`, `bounded_calls.SystemCallTimedOut`.
         """
@@ -140,11 +140,11 @@ class NodeStats:
     def _problem(self, place: _Place) -> str:
         if not place.is_raw and (found := host_usage.problem(place.mount)):
             return found
-        return "" if devices_size(place.attachment) else "the device is gone"
+        return "" if devices_size(place.attachment) else "the device was detached"
 
 
 def devices_size(attachment: Attachment) -> int:
-    """The device's size at this moment in bytes, 0 if it is gone."""
+    """The device's size now in bytes, 0 if it was detached."""
     try:
         return devices.size_bytes(attachment.source.path)
     except errors.NotFound:

@@ -1,8 +1,8 @@
-"""NodeUnpublishVolume: the target is unmounted and removed, whatever the driver remembers of it.
+"""NodeUnpublishVolume: unmounts and removes the target, whatever the driver has recorded about it.
 
-The kernel is asked, not the ledger: a volume that was deleted, a ledger that was lost, a publish that was cut short
-are all unpublished. A deferred publish has no mount of ours; what is mounted at its target is the proxy's guard
-mount, and the proxy's to remove. The answer comes after mountinfo shows that the mount is gone.
+The kernel decides, not the node state: deleted volumes, lost node state and interrupted publishes are unpublished
+too. A deferred publish has no mount of this driver; at its target is the proxy's guard mount, which the proxy
+removes. The answer is sent when mountinfo does not show the mount any more.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ class OtherVolumeAtTarget(errors.Conflict):
         super().__init__(
             f"{wanted} is not unpublished from {target}",
             why=f"{present} is published there",
-            hint="unpublish with the id of the volume that is there",
+            hint="unpublish with the id of that volume",
         )
         self.target = target
         self.present = present
 
 
 class NotItsMount(errors.NotReady):
-    """Something else than the volume is mounted at the target."""
+    """Another mount than the volume's is at the target."""
 
     def __init__(self, target: str, volume_id: str, what: str) -> None:
         super().__init__(
             f"{volume_id} is not unpublished from {target}",
             why=f"{what} is mounted there",
-            hint="look who mounted it, and unmount it by hand",
+            hint="find out what mounted it, and unmount it by hand",
         )
         self.target = target
         self.volume_id = volume_id
@@ -45,7 +45,7 @@ class NotItsMount(errors.NotReady):
 
 @dataclass(frozen=True, slots=True)
 class NodeUnpublish:
-    """Unpublishes; one call per volume at a time is the caller's business."""
+    """Unpublishes volumes. The caller makes one call per volume at a time."""
 
     pool: Pool
     node_state: NodeState
@@ -53,7 +53,7 @@ class NodeUnpublish:
     target_roots: tuple[str, ...]
 
     async def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
-        """Remove the publish and its target; not published is fine.
+        """Remove the publish and its target; not published is a success.
 
         Raises `OtherVolumeAtTarget`, `NotItsMount`, `holders.MountBusy` (naming who uses it), and the errors of
         `paths`.
@@ -80,9 +80,9 @@ class NodeUnpublish:
     def _unmount(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         mount = mountinfo.at(target.text)
         if mount is not None and mount_api.is_guard(mount):
-            return  # the proxy's, from a deferred publish that this driver does not remember
+            return  # the proxy's guard mount, of a deferred publish that the node state has lost
         if mount is not None:
-            # An unmount would follow what it is given: /home is a mount as well, and so may be what a link leads to.
+            # Checked before the unmount: /home is a mount as well, and so may be the target of a link.
             os.close(target_paths.open_parent(target, self.target_roots))
             self._check_ours(volume_id, target, mount)
             mount_api.unmount(target.text)
@@ -91,7 +91,7 @@ class NodeUnpublish:
     def _check_ours(
         self, volume_id: volumes.VolumeId, target: volumes.TargetPath, mount: mountinfo.Mount
     ) -> None:
-        """While the volume has a device, only its mounts are its own; without one, the CO's word must do."""
+        """Refuse a foreign mount. Without an attached device that cannot be known, and the CO decides."""
         attachment = (
             self.backend.attached(volume_id) if self.pool.ids.is_volume_id(volume_id) else None
         )

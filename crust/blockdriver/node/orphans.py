@@ -1,10 +1,10 @@
-"""Devices that crashes left attached on this node: they are detached, unless somebody may be using them.
+"""Garbage collection of devices that crashes left attached on this node, unless they may be in use.
 
-    attached, and not staged              detached if nothing has it open: a stage that was never finished
-    attached, and its image is gone       detached if nothing has it open; known by the tag that `attach` left on it
-    attached by somebody else             left alone, whatever it is attached to
+    attached, not staged                  detached if it is not open: its stage was never completed
+    attached, image removed               detached if it is not open; recognised by the tag of `attach`
+    attached by another program           left alone, whatever its file
 
-It runs as an operation of each volume, so it never meets a call for the same one. What cannot be detached now is
+Each detach is an operation of its volume, so it never runs beside another call for it. What cannot be detached is
 tried again an hour later.
 """
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class AttachmentGarbageCollector:
-    """Detaches what nobody uses."""
+    """Detaches unused devices."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class AttachmentGarbageCollector:
         self._running = running
 
     async def collect(self) -> None:
-        """Detach what is attached and not staged, and what has no image any more."""
+        """Detach devices of volumes that are not staged, or have no image any more."""
         for volume_id in await asyncio.to_thread(self._unused):
             await self._detach(volume_id)
         await asyncio.to_thread(self._drop_strays)
@@ -57,7 +57,9 @@ class AttachmentGarbageCollector:
                 lambda: asyncio.to_thread(self._detach_unused, volume_id),
             )
         except errors.CrustError as err:
-            _log.info("stays attached", extra={"volume_id": volume_id, "error": err})
+            _log.info(
+                "an orphaned device stays attached", extra={"volume_id": volume_id, "error": err}
+            )
 
     def _detach_unused(self, volume_id: volumes.VolumeId) -> None:
         attachment = self._backend.attached(volume_id)
@@ -66,22 +68,22 @@ class AttachmentGarbageCollector:
         if not _is_shown(attachment):
             self._release(attachment)
             self._backend.detach(volume_id)
-            _log.info("detached a device that nobody staged", extra={"volume_id": volume_id})
+            _log.info("detached a device that is not staged", extra={"volume_id": volume_id})
 
     def _drop_strays(self) -> None:
-        """No volume's operation: the device is not the one that an operation of the volume would find."""
+        """Not an operation of the volume, which would not find this device."""
         for stray in self._backend.strays():
-            told = {"device": stray.shown}
+            extra = {"device": stray.shown}
             if _is_shown(stray):
-                _log.info("stays attached, and its image is gone", extra=told)
+                _log.info("an orphaned device whose image was removed stays attached", extra=extra)
                 continue
             try:
                 self._release(stray)
                 self._backend.drop(stray)
             except errors.CrustError as err:
-                _log.info("stays attached", extra={**told, "error": err})
+                _log.info("an orphaned device stays attached", extra={**extra, "error": err})
             else:
-                _log.warning("detached a device whose image is gone", extra=told)
+                _log.warning("detached a device whose image was removed", extra=extra)
 
     def _release(self, attachment: Attachment) -> None:
         if attachment.device is not None:
@@ -89,7 +91,7 @@ class AttachmentGarbageCollector:
 
 
 def _is_shown(attachment: Attachment) -> bool:
-    """Asked of the kernel, because a ledger can be lost: a raw device's node is bound and not open."""
+    """Whether the node is bound anywhere, by mountinfo: a bound node is not open, and node state can be lost."""
     device = attachment.device
     return device is not None and any(
         device_mounts.shows(each, device) for each in mountinfo.below("/")

@@ -1,4 +1,4 @@
-"""Whether a volume may be published as a request says: one check for publishes on the host and to guests."""
+"""The checks of a publish request, on the host and to guests alike."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from crust.blockdriver.records.volume_records import VolumeRecords
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A publish that passed every rule, with what it needs."""
+    """A publish that passed all checks, with what it needs."""
 
     request: Publish
     entry: Published
@@ -35,7 +35,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class PublishCheck:
-    """Holds a publish against all rules; changes nothing."""
+    """Checks a publish against all rules; changes nothing."""
 
     volume_records: VolumeRecords
     content_records: ContentRecords

@@ -1,12 +1,12 @@
-"""The second publish: which publishes of one volume may stand beside each other (CSI NodePublishVolume, table).
+"""The second publish: which publishes of one volume may exist together (CSI NodePublishVolume, table).
 
     mode                            same target, same P   same target, other P   other target
-    MULTI_NODE_*, …_MULTI_WRITER    fine                  ALREADY_EXISTS         fine, same capability
-    the other SINGLE_NODE_*         fine                  ALREADY_EXISTS         FAILED_PRECONDITION
+    MULTI_NODE_*, …_MULTI_WRITER    success               ALREADY_EXISTS         success, same capability
+    the other SINGLE_NODE_*         success               ALREADY_EXISTS         FAILED_PRECONDITION
 
 P is every argument but the secrets and the keys `csi.storage.k8s.io/…` of the contexts: a kubelet puts pod names and
-fresh tokens there and publishes again. To the table comes the rule of deferral, where two kernels could mount one
-device: a deferred publish stands alone, unless it and all the others are read-only.
+fresh tokens there and publishes again. Deferral adds a rule, because two kernels could mount one device: a deferred
+publish excludes all others, unless it and all the others are read-only.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class PublishedElsewhere(errors.NotReady):
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """A NodePublishVolume. `staging` is the path it was staged at; the contexts are never logged."""
+    """A NodePublishVolume. `staging` is its staging path; the contexts are never logged."""
 
     volume_id: volumes.VolumeId
     target: volumes.TargetPath
@@ -65,7 +65,7 @@ class Publish:
 
 
 def fingerprint(request: Publish) -> str:
-    """P as one word: equal for equal requests, and telling nothing of their content."""
+    """A digest of P: equal for equal requests, without their content."""
     access = request.capability.access
     mount = access if isinstance(access, volumes.MountAccess) else None
     group = mount.group if mount else None
@@ -84,7 +84,7 @@ def fingerprint(request: Publish) -> str:
 
 
 def entry_of(request: Publish, fs_type: str) -> Published:
-    """What the ledger will say of `request`. Raises the errors of `mount_options`."""
+    """The node state entry for `request`. Raises the errors of `mount_options`."""
     access = request.capability.access
     kind: Literal["mount", "block"] = "block"
     options = mount_options.MountOptions((), readonly=False)
@@ -108,7 +108,7 @@ def entry_of(request: Publish, fs_type: str) -> Published:
 
 
 def check_same_target(present: Published, wanted: Published) -> None:
-    """Raise `TargetPublishedDifferently` unless the target's publish is the one that is wanted."""
+    """Raise `TargetPublishedDifferently` unless the target's publish equals the wanted one."""
     if present.fingerprint != wanted.fingerprint:
         raise TargetPublishedDifferently(present.target, present.volume_id)
 
@@ -132,9 +132,9 @@ def _obstacle(other: Published, wanted: Published) -> str:
     if (other.kind, other.fs_type, other.mode) != (wanted.kind, wanted.fs_type, wanted.mode):
         return "with another capability"
     if other.deferred == wanted.deferred and other.options != wanted.options:
-        return "with other mount options, and a filesystem has one set of them"
+        return "with other mount options, and a filesystem has only one set"
     if other.kind == "block" and other.readonly != wanted.readonly:
-        return "a raw device is read-only for all or for nobody"
+        return "a raw device is read-only at all targets or at none"
     return ""
 
 

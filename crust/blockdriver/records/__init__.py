@@ -1,1 +1,1 @@
-"""What the driver remembers of volumes and snapshots: formats, stores, and the index over them."""
+"""The records of volumes, contents and snapshots: formats, stores, and the index over them."""

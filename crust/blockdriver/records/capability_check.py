@@ -1,8 +1,7 @@
-"""Whether a capability is one that this driver can honour, and for which volume.
+"""Whether this driver supports a capability, and a given volume has it.
 
-One rule answers for all RPCs; the caller knows which error the specification wants: INVALID_ARGUMENT when a
-volume is created or grown, an empty confirmation when one is validated, FAILED_PRECONDITION when it is staged or
-published.
+One rule serves all RPCs; the caller chooses the error that the specification wants: INVALID_ARGUMENT for a create or
+expand, an empty confirmation for a validate, FAILED_PRECONDITION for a stage or publish.
 """
 
 from dataclasses import dataclass
@@ -14,16 +13,16 @@ DEFAULT_FS_TYPE = "ext4"
 
 
 class CapabilityNotSupported(errors.InvalidRequest):
-    """No volume can have this capability here: none is made, published to a node or grown for it."""
+    """This driver does not support the capability."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            "the volume cannot have this capability", why=why, hint="ask for another one"
+            "the volume cannot have this capability", why=why, hint="request another one"
         )
 
 
 class CapabilityExceeded(errors.NotReady):
-    """The volume exists, and cannot be used in this way."""
+    """The volume exists, but not with this capability."""
 
     def __init__(self, volume_id: str, why: str) -> None:
         super().__init__(
@@ -36,13 +35,13 @@ class CapabilityExceeded(errors.NotReady):
 
 @dataclass(frozen=True, slots=True)
 class SupportedCapabilities:
-    """What the engine and the host can honour: access modes, and the filesystems that they can make."""
+    """What the engine and the host support: access modes, and filesystems."""
 
     modes: frozenset[volumes.AccessMode]
     fs_types: tuple[str, ...]
 
     def obstacle(self, capability: volumes.VolumeCapability) -> str:
-        """Why `capability` cannot be honoured; empty if it can. Never shows a mount flag's value."""
+        """Why `capability` is not supported; empty if it is. Never contains the value of a mount flag."""
         if capability.mode not in self.modes:
             return (
                 f"the access mode {capability.mode.name} is not supported: volumes live on one node"
@@ -60,7 +59,7 @@ class SupportedCapabilities:
 
 
 def usage_of(capability: volumes.VolumeCapability, fs_type: str) -> Usage:
-    """What the record keeps of a capability; `fs_type` is the StorageClass's, for one that names none."""
+    """The record's form of a capability; `fs_type` is the StorageClass's, for a capability without one."""
     if isinstance(capability.access, volumes.BlockAccess):
         return Usage(kind="block", fs_type="", mode=capability.mode.value)
     wanted = capability.access.fs_type or fs_type or DEFAULT_FS_TYPE
@@ -70,12 +69,12 @@ def usage_of(capability: volumes.VolumeCapability, fs_type: str) -> Usage:
 def usages_of(
     capabilities: tuple[volumes.VolumeCapability, ...], fs_type: str
 ) -> tuple[Usage, ...]:
-    """The usages of a request in one order, each once, so that two requests can be compared."""
+    """The usages of a request, sorted and unique, so that two requests can be compared."""
     usages = {usage_of(capability, fs_type) for capability in capabilities}
     return tuple(sorted(usages, key=lambda usage: (usage.kind, usage.fs_type, usage.mode)))
 
 
 def wanted_fs_type(access: volumes.MountAccess, record: VolumeRecord, present: str) -> str:
-    """The filesystem that a stage or publish is about: its own word, what is `present`, what was planned."""
+    """The filesystem of a stage or publish: the request's, else the `present` one, else the planned one."""
     planned = (usage.fs_type for usage in record.usages if usage.kind == "mount")
     return access.fs_type or present or next(planned, DEFAULT_FS_TYPE)

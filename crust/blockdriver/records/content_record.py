@@ -1,6 +1,6 @@
-"""What is known of the bytes of a volume: one JSON object per volume, beside the volume record.
+"""The content record of a volume: one JSON object per volume, beside the volume record.
 
-The controller part writes it once, before it answers CreateVolume: "new" for zeros, or what was known of the content
+The controller part writes it once, before it answers CreateVolume: "new" for zeros, or the state of the content
 source. From the first stage on, only the node part that has the volume staged writes it.
 
 `state` only moves forward: a volume is formatted by this driver while it is "new" and at no other time.
@@ -23,19 +23,19 @@ ContentState = Literal["new", "formatting", "formatted", "raw"]
 
 
 class UnreadableContentRecord(errors.Corrupt):
-    """A content record is not what this driver writes."""
+    """A content record cannot be read."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
             f"the content record {path} cannot be read",
             why=why,
-            hint="restore it from a backup, or look at the volume's image by hand; nothing was changed",
+            hint="restore it from a backup, or check the volume's image by hand; nothing was changed",
         )
         self.path = path
 
 
 class NewerContentRecord(errors.Corrupt):
-    """A content record that a later version of the driver wrote."""
+    """A content record of a later version of the driver."""
 
     def __init__(self, path: str, found: int) -> None:
         super().__init__(
@@ -48,22 +48,22 @@ class NewerContentRecord(errors.Corrupt):
 
 
 class ContentRecord(StoredRecord):
-    """What is known of a volume's bytes. Sizes are bytes."""
+    """The content of a volume. Sizes are bytes."""
 
     UNREADABLE = UnreadableContentRecord
     NEWER = NewerContentRecord
 
     volume_id: str
     revision: Annotated[int, pydantic.Field(ge=0)] = 0
-    """+1 with each write; 0 was never written. A write of what was read at another revision is refused."""
+    """+1 with each write; 0 was never written. A write after a read at another revision is refused."""
     state: ContentState = "new"
     fs_type: str = ""
     """The filesystem that was made, or is being made; empty otherwise."""
     filled_bytes: int = 0
-    """The size of the device that the filesystem was last made or grown for; a larger one means growth is due."""
+    """The device size that the filesystem was last made or grown for; growth is due if the device is larger."""
     growth_refused: str = ""
     """Why the filesystem is smaller than its device, as a sentence; empty if it is not, or a guest is to grow it."""
     generation: int = 0
-    """+1 whenever the content is replaced by something other than its users' writes."""
+    """+1 whenever the content is replaced other than by its users' writes."""
     in_guest: bool = False
-    """Whether a guest ever could write the content: what it left is not mounted on this host unasked."""
+    """Whether a guest could ever write the content, which then needs consent to be mounted on this host."""

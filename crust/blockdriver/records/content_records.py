@@ -1,10 +1,10 @@
-"""What the volumes hold: a directory of content records, replaced atomically, durably, and never by a stale copy.
+"""The content records of volumes: one directory, replaced atomically, durably, and never by a stale copy.
 
-A record carries a revision. A write names the one that it was read at, and is refused when the file has another by
-now: whoever decided on old knowledge, a second writer or a process that was late, reads again and decides again. So
-no write can undo "formatted" because it did not know of it.
+A record has a revision. A write names the revision that it was read at, and is refused if the file has another one by
+now: a caller with old knowledge, a second writer or a late process, must read and decide again. So no write can undo
+"formatted" because it did not know of it.
 
-A volume without a content record is in doubt. It is not "new": nothing is ever formatted because a file is missing.
+A volume without a content record is in doubt, not "new": nothing is ever formatted because a file is missing.
 """
 
 import os
@@ -22,13 +22,13 @@ _LOCKS = 64
 
 
 class StaleContentRecord(errors.OperationPending):
-    """A content record is to be written that somebody else wrote meanwhile."""
+    """A content record has changed since it was read."""
 
     def __init__(self, volume_id: str, read: int, found: int) -> None:
         super().__init__(
             f"the content record of {volume_id} is not written",
-            why=f"it was read at revision {read}, and is at revision {found} by now",
-            hint="retry: the call then sees what was written meanwhile",
+            why=f"it was read at revision {read}, and has revision {found} now",
+            hint="retry: the call then reads the present record",
         )
         self.volume_id = volume_id
         self.read = read
@@ -36,12 +36,12 @@ class StaleContentRecord(errors.OperationPending):
 
 
 class ContentRecordMissing(errors.Corrupt):
-    """There is a volume, and no record of what it holds."""
+    """A volume has no content record."""
 
     def __init__(self, volume_id: str, path: str) -> None:
         super().__init__(
-            f"it is not known what {volume_id} holds",
-            why=f"its content record {path} is gone, and the driver did not remove it",
+            f"the content of {volume_id} is unknown",
+            why=f"its content record {path} does not exist, and the driver did not remove it",
             hint="restore the file from a backup; nothing is formatted, copied or mounted on doubt",
         )
         self.volume_id = volume_id
@@ -52,19 +52,19 @@ class ContentRecords:
     """The records below one directory. Safe from any thread."""
 
     def __init__(self, directory: str, is_id: Callable[[str], bool], reserve: Reserve) -> None:
-        """`is_id` says whether a text is the id of a volume of this pool."""
+        """`is_id`: whether a text is the id of a volume of this pool."""
         self._directory = directory
         self._is_id = is_id
         self._reserve = reserve
         self._locks = tuple(threading.Lock() for _ in range(_LOCKS))
 
     def open(self) -> None:
-        """Make the directory, and remove what a crash left of unfinished writes."""
+        """Create the directory, and remove the temporary files of a crash."""
         durable.make_directory(self._directory, 0o700)
         durable.sweep(self._directory)
 
     def find(self, volume_id: volumes.VolumeId) -> ContentRecord | None:
-        """What is known of a volume's bytes, or None. Raises `UnreadableContentRecord`, `NewerContentRecord`."""
+        """A volume's content record, or None. Raises `UnreadableContentRecord`, `NewerContentRecord`."""
         if not self._is_id(volume_id):
             return None
         path = self._path(volume_id)
@@ -78,14 +78,14 @@ class ContentRecords:
         return record
 
     def load(self, volume_id: volumes.VolumeId) -> ContentRecord:
-        """What is known of an existing volume's bytes; raises `ContentRecordMissing` besides what `find` raises."""
+        """The content record of an existing volume; raises `ContentRecordMissing` besides what `find` raises."""
         record = self.find(volume_id)
         if record is None:
             raise ContentRecordMissing(volume_id, self._path(volume_id))
         return record
 
     def save(self, record: ContentRecord) -> ContentRecord:
-        """Make `record` the truth, durably, if it was read at the revision that the file has; answers it as written.
+        """Write `record` durably, if the file still has the revision that was read; returns it as written.
 
         Raises `StaleContentRecord`. A record that was never written has revision 0, and so has an absent file.
         """
@@ -101,7 +101,7 @@ class ContentRecords:
         return written
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
-        """Forget what a volume held, durably; absent is fine."""
+        """Remove a content record, durably; absent is a success."""
         durable.remove(self._path(volume_id))
 
     def _path(self, volume_id: volumes.VolumeId) -> str:

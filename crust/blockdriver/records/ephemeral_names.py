@@ -1,7 +1,7 @@
-"""How an inline ephemeral volume is called: by a name that no CreateVolume can have.
+"""Names of inline ephemeral volumes, which no CreateVolume can have.
 
-The CO names such a volume by an id of its own, which is known on its node alone. The driver keeps it as a volume like
-any other, under an id that follows from that name, and never lists it.
+The CO's id of such a volume is known only on its node. The driver keeps it as a volume like any other, under an id
+that is derived from that name, and never lists it.
 """
 
 from crust import volumes
@@ -12,12 +12,12 @@ _PREFIX = "\0ephemeral\0"
 
 
 def name_of(volume_id: str) -> str:
-    """The driver's own name of the volume that the CO calls `volume_id`."""
+    """The driver's own name for the CO's `volume_id`."""
     return _PREFIX + volume_id
 
 
 def id_of(pool: Pool, volume_id: str) -> volumes.VolumeId:
-    """The driver's own id of the volume that the CO calls `volume_id`."""
+    """The driver's own id for the CO's `volume_id`."""
     return pool.ids.volume_id(name_of(volume_id))
 
 

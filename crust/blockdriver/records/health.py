@@ -1,7 +1,7 @@
-"""What is wrong with volumes and with the pool. It is told, never mended by deleting, and never hidden.
+"""Problems of volumes and of the pool. They are reported, never repaired by deleting, and never hidden.
 
-A volume exists while there is a record or an image of it: a record without an image has lost its data, an image
-without a record has an owner that nobody can name. Looking costs one stat(2) per volume and never waits for one.
+A volume exists while it has a record or an image: without an image its data is lost, without a record its owner is
+unknown. The check costs one stat(2) per volume and waits for no other call.
 """
 
 import enum
@@ -19,7 +19,7 @@ from crust.blockdriver.records.volume_record import VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
 
 _SHOWN = 100
-"""The most sentences of snapshots in one answer."""
+"""The most findings about snapshots in one answer."""
 
 
 class Kind(enum.Enum):
@@ -32,7 +32,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong. `reason` is a word for programs, `message` a sentence for people."""
+    """One problem. `reason` is for programs, `message` for people."""
 
     kind: Kind
     reason: str
@@ -41,21 +41,21 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What is known of a volume; nothing wrong if there are no findings."""
+    """The health of a volume; healthy without findings."""
 
     volume_id: volumes.VolumeId
     findings: tuple[Finding, ...] = ()
 
     @property
     def condition(self) -> volumes.VolumeCondition:
-        """The same, as CSI 1.12 says it."""
+        """The same in the form of CSI 1.12."""
         text = "; ".join(each.message for each in self.findings)
         return volumes.VolumeCondition(bool(self.findings), text or "nothing is wrong")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolFinding:
-    """What is wrong with the pool as a whole; `reachable` when volumes can still be used."""
+    """A problem of the pool; `reachable` when volumes can still be used."""
 
     reachable: bool
     reason: str
@@ -63,7 +63,7 @@ class PoolFinding:
 
 
 class HealthCheck:
-    """Looks at volumes and at the pool. Every method may block."""
+    """Checks volumes and the pool. Every method may block."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class HealthCheck:
         free_bytes: Callable[[], int],
         snapshot_findings: Callable[[], Iterable[PoolFinding]] = tuple,
     ) -> None:
-        """`free_bytes` is what a new volume can have; `snapshot_findings` is what is wrong with snapshots."""
+        """`free_bytes` gives the free capacity, `snapshot_findings` the problems of snapshots."""
         self._pool = pool
         self._volume_records = known
         self._content_records = content_records
@@ -95,7 +95,7 @@ class HealthCheck:
         return self.of(record)
 
     def of(self, record: VolumeRecord) -> Health:
-        """The health of a volume whose record was read just now."""
+        """The health of a volume with this record."""
         volume_id = volumes.VolumeId(record.volume_id)
         found = (self._of_image(volume_id, record.capacity_bytes), self._of_content(volume_id))
         return Health(volume_id, tuple(each for each in found if each is not None))
@@ -120,7 +120,7 @@ class HealthCheck:
 
     def _look_at(self, volume_id: volumes.VolumeId, size_bytes: int) -> Finding | None:
         if not self._backend.exists(volume_id):
-            text = f"the image of {volume_id} is gone; the driver did not remove it"
+            text = f"the image of {volume_id} does not exist; the driver did not remove it"
             return Finding(Kind.DATA_LOSS, "ImageMissing", text)
         problem = self._backend.image_problem(volume_id, size_bytes)
         return Finding(Kind.DATA_LOSS, "ImageDamaged", problem) if problem else None
@@ -128,7 +128,7 @@ class HealthCheck:
     def _without_record(self, volume_id: volumes.VolumeId) -> Health:
         if not self._pool.ids.is_volume_id(volume_id) or not self._is_there(volume_id):
             raise volume_records.VolumeNotFound(volume_id)
-        text = f"there is an image of {volume_id} and no record of whose it is; it is kept"
+        text = f"the image of {volume_id} has no record; it is kept"
         return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordMissing", text),))
 
     def _is_there(self, volume_id: volumes.VolumeId) -> bool:
@@ -138,12 +138,12 @@ class HealthCheck:
             return True
 
     def ids(self) -> tuple[volumes.VolumeId, ...]:
-        """Every volume there is a record or an image of, in order."""
+        """The ids of all volumes with a record or an image, sorted."""
         images = {each for each in self._backend.image_ids() if self._pool.ids.is_volume_id(each)}
         return tuple(sorted(images.union(self._volume_records.ids())))
 
     def pool(self) -> tuple[PoolFinding, ...]:
-        """What is wrong with the pool."""
+        """The problems of the pool."""
         try:
             self._backend.check()
             room_bytes = self._free_bytes()
@@ -151,6 +151,6 @@ class HealthCheck:
         except errors.CrustError as err:
             return (PoolFinding(reachable=False, reason="PoolNotUsable", message=str(err)),)
         if room_bytes == 0:
-            text = "all room of the pool is promised: no volume can be made or grown"
+            text = "the pool has no free capacity: no volume can be created or expanded"
             found.append(PoolFinding(reachable=True, reason="PoolFull", message=text))
         return tuple(found)

@@ -1,7 +1,7 @@
-"""All records at a glance: their ids in order, their sizes, and which volumes each node has.
+"""An in-memory index of all volume records: ids in order, sizes, and the volumes of each node.
 
-The records are the truth and the index is a sum of them, so that a page of a list, the sum that is reserved and a
-node's attach limit cost the same with 20 volumes and with 2,000. It changes only where a record does.
+The records are the truth and the index is derived from them, so that a page of a list, the sum of reserved bytes and
+a node's attach limit cost the same with 20 volumes and with 2,000. It changes only when a record does.
 """
 
 import bisect
@@ -21,7 +21,7 @@ class _Entry:
 
 
 class Index:
-    """What is known of every volume at once. Safe from any thread."""
+    """The index. Safe from any thread."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -31,7 +31,7 @@ class Index:
         self._on_node: defaultdict[str, set[volumes.VolumeId]] = defaultdict(set)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         with self._guard:
             self._ids.clear()
             self._entries.clear()
@@ -39,7 +39,7 @@ class Index:
             self._reserved_bytes = 0
 
     def put(self, volume_id: volumes.VolumeId, record: VolumeRecord | None) -> None:
-        """Take note of a volume's record; None for one that cannot be read."""
+        """Set a volume's record; None for one that cannot be read."""
         nodes = tuple(each.node_id for each in record.nodes) if record else ()
         finished = record is None or record.phase == "ready"
         entry = _Entry(record.capacity_bytes if record else 0, nodes, finished)
@@ -54,7 +54,7 @@ class Index:
                 self._on_node[node_id].add(volume_id)
 
     def drop(self, volume_id: volumes.VolumeId) -> None:
-        """Forget a volume; absent is fine."""
+        """Remove a volume; absent is a success."""
         with self._guard:
             if volume_id in self._entries:
                 self._subtract(volume_id)
@@ -79,7 +79,7 @@ class Index:
             return entry.capacity_bytes if entry else 0
 
     def unfinished(self) -> tuple[volumes.VolumeId, ...]:
-        """The volumes that are being made or removed, or whose making or removing was cut short."""
+        """The volumes that are being created or deleted, interrupted ones included."""
         with self._guard:
             return tuple(each for each in self._ids if not self._entries[each].finished)
 
@@ -89,7 +89,7 @@ class Index:
             return self._reserved_bytes
 
     def on_node(self, node_id: str) -> frozenset[volumes.VolumeId]:
-        """Which volumes are published to a node."""
+        """The volumes that are published to a node."""
         with self._guard:
             return frozenset(self._on_node.get(node_id, ()))
 

@@ -1,6 +1,6 @@
-"""Which pool this is, and the ids of what it holds.
+"""The identity of the pool, and the ids of its volumes, snapshots and groups.
 
-    <state dir>/pool.json        {"schema": 1, "pool_id": "…", "created": "…"}, written once, when the pool is made
+    <state dir>/pool.json        {"schema": 1, "pool_id": "…", "created": "…"}, written once, when the pool is created
 
     volume           <pool id>-<hash of the name>
     snapshot         <pool id>-snap-<hash of the name>
@@ -11,7 +11,7 @@ so a retried create finds what it began, at any number of volumes and whatever w
 file names (they may hold "/" and 128 bytes of anything), and an id of a request becomes one only if it has one of
 these forms.
 
-A pool that holds anything gets no new identity: its volumes would be nobody's.
+A pool that is not empty never gets a new identity: its volumes would become unknown.
 """
 
 import datetime
@@ -36,20 +36,20 @@ _ID = re.compile(rf"({_POOL_ID})-(snap-|group-|)[0-9a-f]{{40}}")
 
 
 class PoolIdentityMissing(errors.Corrupt):
-    """There is a pool, and nothing says which one it is."""
+    """A pool that is not empty has no identity."""
 
     def __init__(self, path: str, found: str) -> None:
         super().__init__(
             f"the pool has no identity: {path} is missing",
-            why=f"{found} is there, and a new identity would make the pool's volumes unknown",
-            hint="restore the file from a backup, or give another directory as state_dir",
+            why=f"{found} exists, and a new identity would make the pool's volumes unknown",
+            hint="restore the file from a backup, or set another state_dir",
         )
         self.path = path
         self.found = found
 
 
 class PoolIdentityUnreadable(errors.Corrupt):
-    """The file that says which pool this is cannot be understood."""
+    """The file with the pool's identity cannot be read."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
@@ -61,13 +61,13 @@ class PoolIdentityUnreadable(errors.Corrupt):
 
 
 class IdOfOtherPool(errors.NotFound):
-    """What a request names belongs to another pool."""
+    """The id in a request belongs to another pool."""
 
     def __init__(self, what: str, pool_id: str) -> None:
         super().__init__(
             f"there is no {what} here",
             why=f"its id names another pool, and this one is {pool_id}",
-            hint="send the call to the driver that serves that pool",
+            hint="send the request to the driver that serves that pool",
         )
         self.pool_id = pool_id
 
@@ -95,7 +95,7 @@ class PoolIds:
         return f"{self.pool_id}-snap-{_digest(name)}"
 
     def member_id(self, group_name: str, volume_id: str) -> str:
-        """The id of a group's snapshot of a volume: no single one has it, because no name holds a NUL."""
+        """The id of a group's snapshot of a volume; no single snapshot can have it, because no name holds a NUL."""
         return self.snapshot_id("\0".join((group_name, volume_id)))
 
     def group_id(self, name: str) -> str:
@@ -115,9 +115,9 @@ class PoolIds:
         return self._is_of_kind(text, "group-")
 
     def check(self, text: str) -> None:
-        """Raise `IdOfOtherPool` for an id that another pool gave.
+        """Raise `IdOfOtherPool` for an id of another pool.
 
-        For calls that answer OK when there is nothing: what is elsewhere must not be taken for removed.
+        For calls that answer OK for an absent object: an object of another pool is not deleted.
         """
         found = _ID.fullmatch(text)
         if found is not None and found[1] != self.pool_id:
@@ -129,7 +129,7 @@ class PoolIds:
 
 
 class Pool:
-    """The pool below a directory. Which one it is, is known once it was opened."""
+    """The pool below a directory; its identity is known once it was opened."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -143,7 +143,7 @@ class Pool:
         return self._ids
 
     def open(self) -> None:
-        """Read which pool this is; an empty directory becomes a new one, durably. The directory must exist.
+        """Read the identity; an empty directory becomes a new pool, durably. The directory must exist.
 
         Raises `PoolIdentityMissing`, `PoolIdentityUnreadable`.
         """

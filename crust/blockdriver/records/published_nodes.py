@@ -1,7 +1,7 @@
-"""Which nodes a CO published a volume to (ControllerPublishVolume), and what follows from it.
+"""The nodes that a CO published a volume to (ControllerPublishVolume), and the rules that follow.
 
 One node at a time has a volume. The controller part writes the list, and the node part obeys it: a volume that was
-published read-only is read-only wherever it is then mounted, and one that another node has is not staged.
+published read-only is mounted read-only, and one that another node has is not staged.
 """
 
 from crust import errors
@@ -21,24 +21,24 @@ class PublishedToOtherNode(errors.NotReady):
 
 
 class AttachLimitReached(errors.Exhausted):
-    """The node has as many volumes as it can hold."""
+    """The node has reached its attach limit."""
 
     def __init__(self, node_id: str, limit: int) -> None:
         super().__init__(
             f"no more volumes can be published to {node_id}",
-            why=f"it can hold {limit} and has them",
+            why=f"its attach limit of {limit} is reached",
             hint="unpublish one, or use another node",
         )
         self.limit = limit
 
 
 def is_readonly(record: VolumeRecord) -> bool:
-    """Whether the CO published the volume to its node to be read only."""
+    """Whether the CO published the volume to its node read-only."""
     return any(each.readonly for each in record.nodes)
 
 
 def check_not_elsewhere(record: VolumeRecord, node_id: str) -> None:
-    """Raise `PublishedToOtherNode` while a CO has the volume published, and not to `node_id`.
+    """Raise `PublishedToOtherNode` while the volume is published to a node other than `node_id`.
 
     Published to no node at all is fine: a CO that attaches nothing (CSIDriver attachRequired: false) never says so.
     """
@@ -47,6 +47,6 @@ def check_not_elsewhere(record: VolumeRecord, node_id: str) -> None:
 
 
 def check_not_published(record: VolumeRecord) -> None:
-    """Raise `PublishedToOtherNode` while a CO has the volume published to a node."""
+    """Raise `PublishedToOtherNode` while the volume is published to a node."""
     if record.nodes:
         raise PublishedToOtherNode(record.volume_id, record.nodes[0].node_id)

@@ -1,8 +1,7 @@
-"""A little room that is kept for the records of volumes that exist.
+"""A small reserve of disk space for the records of existing volumes.
 
-A full pool is emptied by unpublishing and deleting volumes, and an unpublish begins with a record that has to be
-written. So a small file stands beside the records, and gives its blocks when there are no others. A new volume gets
-none of them.
+A full pool is emptied by unpublishing and deleting volumes, and an unpublish begins with a write of a record. So a
+small file beside the records gives its blocks to such writes when the disk is full. New volumes never get them.
 """
 
 import os
@@ -20,7 +19,7 @@ class Reserve:
         self._path = path
 
     def publish(self, path: str, data: bytes) -> None:
-        """`durable.publish`, with the room of the reserve where there is no other."""
+        """`durable.publish`, with the reserve's blocks if the disk is full."""
         try:
             durable.publish(path, data)
         except errors.Exhausted:
@@ -30,7 +29,7 @@ class Reserve:
             self.keep()
 
     def keep(self) -> None:
-        """Have the room again; where there is none at this moment, the next time will do."""
+        """Fill the reserve again; if the disk is full now, the next call does."""
         try:
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -41,7 +40,7 @@ class Reserve:
             return
 
     def spend(self) -> bool:
-        """Give the room to whoever writes next; whether there was any."""
+        """Free the reserve's blocks for the next write; whether there were any."""
         try:
             has_room = os.stat(self._path).st_blocks > 0
             os.unlink(self._path)

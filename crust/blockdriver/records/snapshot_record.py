@@ -1,11 +1,11 @@
-"""Snapshots and groups of them as the disk remembers them: one JSON object each, of a declared schema.
+"""Records of snapshots and groups on disk: one JSON object each, of a declared schema.
 
 `phase` is the intent, as with volumes: "creating" is on disk before a byte is copied, "deleting" before one is
-removed. A snapshot that was interrupted is taken anew by the same request: its image, whole or not, is of a moment
-that nobody was told of, and perhaps of a filesystem that a restart thawed in the middle.
+removed. An interrupted snapshot is taken again by the same request: its image, complete or not, was never answered,
+and may be of a filesystem that a restart thawed in the middle.
 
-A snapshot is independent of its volume: it keeps what the driver knew of the content, so that it can be restored
-after the volume was changed or deleted.
+A snapshot is independent of its volume: it keeps the state of the content, so that it can be restored after the
+volume was changed or deleted.
 """
 
 import os
@@ -23,12 +23,12 @@ from crust.host.files import durable
 
 SCHEMA: Literal[1] = 1
 _LIMIT_BYTES = 16 * 1024 * 1024
-"""More than a group has of as many volumes as one gRPC message can name."""
+"""More than a group with as many volumes as fit into one gRPC message needs."""
 _SUFFIX = ".json"
 
 
 class UnreadableSnapshotRecord(errors.Corrupt):
-    """The record of a snapshot or group is not what this driver writes."""
+    """The record of a snapshot or group cannot be read."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
@@ -40,7 +40,7 @@ class UnreadableSnapshotRecord(errors.Corrupt):
 
 
 class SnapshotRecord(pydantic.BaseModel):
-    """What is known of a snapshot. Sizes are bytes, times nanoseconds since 1970."""
+    """A snapshot. Sizes are bytes, times nanoseconds since 1970."""
 
     model_config = stored_record.PART
 
@@ -52,7 +52,7 @@ class SnapshotRecord(pydantic.BaseModel):
     size_bytes: Annotated[int, pydantic.Field(gt=0)]
     created_ns: int
     state: ContentState
-    """What was known of the volume's bytes: see `content_record`."""
+    """The state of the volume's content: see `content_record`."""
     fs_type: str
     filled_bytes: int
     in_guest: bool = False
@@ -66,7 +66,7 @@ class SnapshotRecord(pydantic.BaseModel):
 
 
 class GroupRecord(pydantic.BaseModel):
-    """What is known of a group snapshot; `members` are (volume id, snapshot id), by volume id."""
+    """A group snapshot; `members` are (volume id, snapshot id), by volume id."""
 
     model_config = stored_record.PART
 
@@ -98,9 +98,9 @@ class SnapshotRecords(Generic[M]):
         self._unreadable: dict[str, str] = {}
 
     def open(self) -> None:
-        """Make the directory, remove what a crash left of unfinished writes, read every record.
+        """Create the directory, remove the temporary files of a crash, read every record.
 
-        One that cannot be read does not keep the others from being served: whoever names it is told.
+        One that cannot be read does not affect the others: only a request for it gets the error.
         """
         durable.make_directory(self._directory, 0o700)
         durable.sweep(self._directory)
@@ -116,7 +116,7 @@ class SnapshotRecords(Generic[M]):
             return self._records.get(record_id)
 
     def save(self, record: M) -> M:
-        """Make `record` the truth, durably; answers it."""
+        """Write `record`, durably; returns it."""
         data = record.model_dump_json(by_alias=True).encode() + b"\n"
         durable.publish(self._path(record.id), data)
         with self._guard:
@@ -124,7 +124,7 @@ class SnapshotRecords(Generic[M]):
         return record
 
     def remove(self, record_id: str) -> None:
-        """Forget a record, durably; absent is fine."""
+        """Remove a record, durably; absent is a success."""
         durable.remove(self._path(record_id))
         with self._guard:
             self._records.pop(record_id, None)
@@ -136,7 +136,7 @@ class SnapshotRecords(Generic[M]):
         return sorted(ready, key=lambda each: each.id)
 
     def is_ready(self, record_id: str) -> bool:
-        """Whether it is in phase "ready" at this moment."""
+        """Whether it is in phase "ready" now."""
         with self._guard:
             record = self._records.get(record_id)
             return record is not None and record.phase == "ready"
@@ -147,7 +147,7 @@ class SnapshotRecords(Generic[M]):
             return record_id in self._records or record_id in self._unreadable
 
     def unreadable(self) -> tuple[str, ...]:
-        """Why which records cannot be read; they are kept."""
+        """The records that cannot be read, with the reasons; they are kept."""
         with self._guard:
             found = sorted(self._unreadable.items())
         return tuple(str(UnreadableSnapshotRecord(self._path(each), why)) for each, why in found)

@@ -1,7 +1,7 @@
-"""How a record is written and read: one JSON object in a file of its own, with the number of its schema.
+"""The form of a record on disk: one JSON object in a file of its own, with a schema number.
 
-A record of a later schema is refused. Within a schema fields are only added: those that this version does not know
-are kept, and are written back with the rest, so that going back to an earlier version loses nothing.
+A record of a later schema is refused. Within a schema fields are only added: fields that this version does not know
+are kept and written back, so that a return to an earlier version loses nothing.
 """
 
 from typing import Annotated, ClassVar, Protocol, Self
@@ -14,10 +14,10 @@ SCHEMA = 1
 LIMIT_BYTES = 64 * 1024
 
 PART = pydantic.ConfigDict(frozen=True, extra="allow", strict=True)
-"""For what a record holds."""
+"""The configuration of a record's parts."""
 
 UNREADABLE = (errors.Corrupt, errors.Refused, errors.RuntimeFailed)
-"""What is wrong with one volume's record or image alone: damaged, another user's, a bad sector."""
+"""Errors of one volume's record or image only: damaged, owned by another user, a bad sector."""
 
 
 class _Unreadable(Protocol):
@@ -29,7 +29,7 @@ class _Newer(Protocol):
 
 
 class StoredRecord(pydantic.BaseModel):
-    """What all records have. A kind of record names its errors."""
+    """The common part of all records. Each kind names its errors."""
 
     model_config = PART
 
@@ -40,7 +40,7 @@ class StoredRecord(pydantic.BaseModel):
 
     @classmethod
     def parse(cls, data: bytes, path: str) -> Self:
-        """Read a record; raises the kind's errors."""
+        """Decode a record; raises the kind's errors."""
         try:
             head = _Head.model_validate_json(data)
         except pydantic.ValidationError as err:

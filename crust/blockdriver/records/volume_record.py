@@ -1,4 +1,4 @@
-"""A volume as the disk remembers it: one JSON object per volume, of a declared schema.
+"""The record of a volume on disk: one JSON object per volume, of a declared schema.
 
 `phase` is the intent: "creating" is written before the image is made and "deleting" before it is removed, so a
 crash between leaves something that the same request finishes.
@@ -20,19 +20,19 @@ Phase = Literal["creating", "ready", "deleting"]
 
 
 class UnreadableVolumeRecord(errors.Corrupt):
-    """A volume's record is not what this driver writes."""
+    """The record of a volume cannot be read."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
             f"the volume's record {path} cannot be read",
             why=why,
-            hint="restore it from a backup, or look at the image beside it by hand; nothing was changed",
+            hint="restore it from a backup, or check the volume's image by hand; nothing was changed",
         )
         self.path = path
 
 
 class NewerVolumeRecord(errors.Corrupt):
-    """A record that a later version of the driver wrote."""
+    """The record of a volume was written by a later version of the driver."""
 
     def __init__(self, path: str, found: int) -> None:
         super().__init__(
@@ -55,7 +55,7 @@ class Usage(pydantic.BaseModel):
 
 
 class Attached(pydantic.BaseModel):
-    """A node that a CO published the volume to (ControllerPublishVolume), and how."""
+    """A node that a CO published the volume to (ControllerPublishVolume), with the arguments."""
 
     model_config = stored_record.PART
 
@@ -65,7 +65,7 @@ class Attached(pydantic.BaseModel):
 
 
 class ContentSource(pydantic.BaseModel):
-    """What a volume was made of (CSI volume_content_source), as it was then. `fs_type` is empty unless formatted."""
+    """The content source of a volume (CSI volume_content_source), as it was then; `fs_type` if it was formatted."""
 
     model_config = stored_record.PART
 
@@ -87,17 +87,17 @@ class Limits(pydantic.BaseModel):
 
     @classmethod
     def of(cls, value: volumes.IoLimits) -> Self:
-        """What is written of `value`."""
+        """The record's form of `value`."""
         return cls(**asdict(value))
 
     @property
     def value(self) -> volumes.IoLimits:
-        """What was written."""
+        """The limits as a value."""
         return volumes.IoLimits(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
 class VolumeRecord(StoredRecord):
-    """What a CO asked for, and was promised. Sizes are bytes."""
+    """A volume as the CO requested it. Sizes are bytes."""
 
     UNREADABLE = UnreadableVolumeRecord
     NEWER = NewerVolumeRecord
@@ -109,13 +109,13 @@ class VolumeRecord(StoredRecord):
     parameters: dict[str, str]
     usages: tuple[Usage, ...]
     content_source: ContentSource | None = None
-    """What the first content was made of; None for zeros."""
+    """The content source; None for zeros."""
     nodes: tuple[Attached, ...] = ()
-    """Where ControllerPublishVolume published it; one entry per node."""
+    """The nodes of ControllerPublishVolume, one entry per node."""
     limits: Limits = Limits()
-    """What its users may do at most. They are the volume's, not its content's: a copy of it has its own."""
+    """Its I/O limits. They belong to the volume, not to its content: a copy has its own."""
     limits_before: Limits | None = None
-    """While a change of `limits` is not in force everywhere: what was before it."""
+    """The previous limits, until a change of `limits` is enforced everywhere."""
 
     @property
     def io_limits(self) -> volumes.IoLimits:

@@ -1,6 +1,6 @@
-"""Which volumes exist: a directory of records, named by volume id, replaced atomically and durably.
+"""The volume records: one directory, named by volume id, replaced atomically and durably.
 
-An id of a request becomes a file name only if it has the form of this pool's ids (`pool`).
+An id in a request becomes a file name only if it has the form of this pool's ids (`pool`).
 """
 
 import os
@@ -32,7 +32,7 @@ class AboveLimit(errors.OutOfRange):
     def __init__(self, volume_id: str, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(
             f"{volume_id} has {size_bytes} bytes",
-            why=f"the request allows {limit_bytes}; a volume never shrinks",
+            why=f"limit_bytes is {limit_bytes}, and a volume never shrinks",
             hint="raise the limit",
         )
         self.volume_id = volume_id
@@ -45,16 +45,16 @@ class VolumeRecords:
     """
 
     def __init__(self, directory: str, is_id: Callable[[str], bool], reserve: Reserve) -> None:
-        """`is_id` says whether a text is the id of a volume of this pool."""
+        """`is_id`: whether a text is the id of a volume of this pool."""
         self._directory = directory
         self._is_id = is_id
         self._reserve = reserve
         self.index = Index()
 
     def open(self) -> None:
-        """Make the directory, remove what a crash left of unfinished writes, and read every record once.
+        """Create the directory, remove the temporary files of a crash, and read every record once.
 
-        A record that cannot be read is kept in the index without a size: its volume exists, and is unwell.
+        A record that cannot be read is in the index without a size: its volume exists, and is unhealthy.
         """
         durable.make_directory(self._directory, 0o700)
         durable.sweep(self._directory)
@@ -91,7 +91,7 @@ class VolumeRecords:
         return record
 
     def save(self, record: VolumeRecord) -> VolumeRecord:
-        """Make `record` the truth, durably; answers it. A volume that exists has room for that on a full disk too."""
+        """Write `record`, durably; returns it. For an existing volume it succeeds on a full disk too."""
         volume_id = volumes.VolumeId(record.volume_id)
         publish = self._reserve.publish if self.index.has(volume_id) else durable.publish
         publish(self._path(volume_id), record.encode())
@@ -99,20 +99,20 @@ class VolumeRecords:
         return record
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
-        """Forget a volume, durably; absent is fine."""
+        """Remove a record, durably; absent is a success."""
         durable.remove(self._path(volume_id))
         self._reserve.keep()
         self.index.drop(volume_id)
 
     def age_s(self, volume_id: volumes.VolumeId) -> float:
-        """How long ago the volume's record was last written; 0 if there is none."""
+        """The seconds since the last write of the volume's record; 0 if there is none."""
         try:
             return max(time.time() - os.stat(self._path(volume_id)).st_mtime, 0.0)
         except FileNotFoundError:
             return 0.0
 
     def ids(self) -> tuple[volumes.VolumeId, ...]:
-        """The ids of all records, readable or not, in order."""
+        """The ids of all records, readable or not, sorted."""
         return self.index.page("", 0)
 
     def _on_disk(self) -> Iterator[volumes.VolumeId]:
