@@ -1,8 +1,8 @@
 """NodeGetVolumeStats: usage of a volume at its mount, and its health.
 
-statvfs(2) of a hung filesystem never returns, and a kubelet calls every minute: each path is measured by one thread at
-most, and every caller gets an answer in time. A raw volume has only a size. A deferred volume is mounted in a guest,
-which the shim asks, not this process.
+statvfs(2) of a hung filesystem never returns, and a kubelet calls every minute: each path is measured by at most
+one thread, and every caller gets an answer in time. A raw volume has only a size. A deferred volume is mounted in a
+guest, which the shim asks, not this process.
 """
 
 from dataclasses import dataclass
