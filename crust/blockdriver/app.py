@@ -264,6 +264,7 @@ def _node_rules(  # noqa: PLR0913 - composition
         node_id=here.node_id,
     )
     return NodeRules(
+        volume_records=volume_records,
         live=live,
         io_limits=io_limits,
         fs_types=stores.supported.fs_types,

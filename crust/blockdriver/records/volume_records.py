@@ -83,6 +83,11 @@ class VolumeRecords:
             raise UnreadableVolumeRecord(path, f"it describes {record.volume_id}")
         return record
 
+    def check_known(self, volume_id: volumes.VolumeId) -> None:
+        """Raise `VolumeNotFound` unless there is a record of the volume, in whatever phase. Does not block."""
+        if not self.index.has(volume_id):
+            raise VolumeNotFound(volume_id)
+
     def load(self, volume_id: volumes.VolumeId) -> VolumeRecord:
         """The record of a volume that is ready; raises `VolumeNotFound` besides what `find` raises."""
         record = self.find(volume_id)

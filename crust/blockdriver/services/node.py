@@ -13,13 +13,14 @@ from crust.blockdriver.node.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.ephemeral import EphemeralVolumes
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
-from crust.blockdriver.node.node_expand import Expand, NodeExpand
+from crust.blockdriver.node.node_expand import Expand, NodeExpand, NotPublishedAtPath
 from crust.blockdriver.node.node_publish import NodePublish
 from crust.blockdriver.node.node_stage import NodeStage, Stage
 from crust.blockdriver.node.node_stats import Look, NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish
 from crust.blockdriver.node.publish_rules import Publish, fingerprint
 from crust.blockdriver.records.health import HealthCheck
+from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.services import responses
 from crust.blockdriver.services.node_identity import NodeIdentity
 from crust.rpc import csi, extensions, limits
@@ -62,6 +63,7 @@ class StagingPathNotGiven(errors.NotReady):
 class NodeRules:
     """The rules of the node part; tests call them without a server."""
 
+    volume_records: VolumeRecords
     live: LiveVolumes
     io_limits: IoLimits
     fs_types: tuple[str, ...]
@@ -217,20 +219,19 @@ class Node(csi_pb2_grpc.NodeServicer):
         self, request: csi_pb2.NodeGetVolumeStatsRequest, context: Context
     ) -> csi_pb2.NodeGetVolumeStatsResponse:
         """Usage and condition; never blocks on a hung volume or another operation."""
-        look = Look(
-            self._rules.ephemeral.own(limits.volume_id(request.volume_id)),
-            volumes.TargetPath.parse(request.volume_path, role="volume_path"),
-            request.defer_fs_ops,
-        )
+        volume_id = self._rules.ephemeral.own(limits.volume_id(request.volume_id))
+        path = self._path(volume_id, request.volume_path)
+        look = Look(volume_id, path, request.defer_fs_ops)
         return csi.stats_to_wire(await self._rules.node_stats.measure(look))
 
     async def NodeExpandVolume(
         self, request: csi_pb2.NodeExpandVolumeRequest, context: Context
     ) -> csi_pb2.NodeExpandVolumeResponse:
         """Grow the device and the filesystem; with deferral only the device."""
+        volume_id = self._rules.ephemeral.own(limits.volume_id(request.volume_id))
         expand = Expand(
-            self._rules.ephemeral.own(limits.volume_id(request.volume_id)),
-            volumes.TargetPath.parse(request.volume_path, role="volume_path"),
+            volume_id,
+            self._path(volume_id, request.volume_path),
             csi.capacity_range(request.capacity_range),
             request.defer_fs_ops,
             csi.capability(request.volume_capability)
@@ -244,6 +245,18 @@ class Node(csi_pb2_grpc.NodeServicer):
             lambda: self._rules.node_expand.expand(expand),
         )
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size_bytes)
+
+    def _path(self, volume_id: volumes.VolumeId, text: str) -> volumes.TargetPath:
+        """Where a volume should be. What does not exist is NOT_FOUND before the form of anything else is judged.
+
+        Raises `MissingField`, `VolumeNotFound`, and `NotPublishedAtPath` for a path where no volume can be.
+        """
+        limits.required(text, "volume_path", limit_bytes=volumes.PATH_MAX_BYTES - 1)
+        self._rules.volume_records.check_known(volume_id)
+        try:
+            return volumes.TargetPath.parse(text, role="volume_path")
+        except volumes.InvalidPath as err:
+            raise NotPublishedAtPath(volume_id, text[:200]) from err
 
     async def _run(
         self,

@@ -20,6 +20,7 @@ from crust.host.mounts import mount_capacity
 from crust.rpc import channel, csi, extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.block_driver import caller, mount
+from tests.support.refusals import refused
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("strict_event_loop")]
 
@@ -292,3 +293,29 @@ async def test_driver_is_taken_over_without_an_error_while_volumes_are_made_and_
         await successor.enter_async_context(serving(take_over=True))
         await enough[1].wait()
         task.cancel()
+
+
+async def test_what_does_not_exist_is_not_found_before_the_form_of_the_rest(
+    served: grpc.aio.Channel,
+) -> None:
+    """As csi-sanity and external-snapshotter ask; a known volume is at no relative path."""
+    controller, node = csi_pb2_grpc.ControllerStub(served), csi_pb2_grpc.NodeStub(served)
+    groups = csi_pb2_grpc.GroupControllerStub(served)
+    code = grpc.StatusCode
+    create = csi_pb2.CreateVolumeRequest(
+        name="v", volume_capabilities=[csi.capability_to_wire(mount())]
+    )
+    known = (await controller.CreateVolume(create)).volume.volume_id
+    for volume_id, path in itertools.product(("foobar", known), ("some/path", "/a/../b", "/a")):
+        stats = csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume_id, volume_path=path)
+        await refused(node.NodeGetVolumeStats(stats), code.NOT_FOUND, volume_id)
+    for path in ("some/path", "/a"):
+        expand = csi_pb2.NodeExpandVolumeRequest(volume_id="foobar", volume_path=path)
+        await refused(node.NodeExpandVolume(expand), code.NOT_FOUND, "foobar")
+    for volume_id in ("foobar", known):
+        stats = csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume_id)
+        await refused(node.NodeGetVolumeStats(stats), code.INVALID_ARGUMENT, "volume_path")
+    get = csi_pb2.GetVolumeGroupSnapshotRequest(group_snapshot_id="foobar")
+    await refused(groups.GetVolumeGroupSnapshot(get), code.NOT_FOUND, "foobar")
+    delete = csi_pb2.DeleteVolumeGroupSnapshotRequest(group_snapshot_id="foobar")
+    await groups.DeleteVolumeGroupSnapshot(delete)

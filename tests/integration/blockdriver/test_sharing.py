@@ -191,3 +191,25 @@ async def test_deferred_publish_of_a_mounted_btrfs_is_refused(
     assert Path(first, "file").read_text() == "words"
     await bench.unpublish(volume_id, first)
     await bench.unstage(volume_id)
+
+
+async def test_read_only_many_is_published_to_several_pods_of_the_volumes_node(
+    bench: Bench,
+) -> None:
+    """ReadOnlyMany claims arrive as MULTI_NODE_READER_ONLY; the topology says which node has the volume."""
+    writer, readers = mount(), mount(mode=volumes.AccessMode.MULTI_NODE_READER_ONLY)
+    volume_id = (await bench.create(capability=writer)).volume_id
+    await bench.stage(volume_id, writer)
+    await bench.publish(volume_id, bench.target("writer"), writer)
+    (Path(bench.target("writer")) / "file").write_text("for all")
+    await bench.unpublish(volume_id, bench.target("writer"))
+    await bench.unstage(volume_id)
+    await bench.stage(volume_id, readers)
+    for pod in ("a", "b"):
+        await bench.publish(volume_id, bench.target(pod), readers)
+        assert (Path(bench.target(pod)) / "file").read_text() == "for all"
+        with pytest.raises(OSError, match="Read-only"):
+            (Path(bench.target(pod)) / "other").touch()
+    for pod in ("a", "b"):
+        await bench.unpublish(volume_id, bench.target(pod))
+    await bench.unstage(volume_id)

@@ -91,11 +91,12 @@ class Files:
 
     @property
     def modes(self) -> frozenset[volumes.AccessMode]:
-        """Single-node modes: the file is on this node."""
+        """Single-node modes: the file is on this node. MULTI_NODE_READER_ONLY allows
+        many nodes and asks for none: the topology says which node it is. ReadOnlyMany claims arrive so."""
         mode = volumes.AccessMode
         return frozenset({
             mode.SINGLE_NODE_WRITER, mode.SINGLE_NODE_READER_ONLY,
-            mode.SINGLE_NODE_SINGLE_WRITER, mode.SINGLE_NODE_MULTI_WRITER,
+            mode.SINGLE_NODE_SINGLE_WRITER, mode.SINGLE_NODE_MULTI_WRITER, mode.MULTI_NODE_READER_ONLY,
         })  # fmt: skip
 
     def open(self) -> None:
