@@ -65,9 +65,9 @@ class Driver:
 
     async def collect_garbage(self, *, grace_s: float = GRACE_S) -> tuple[volumes.VolumeId, ...]:
         """Remove orphaned volumes and attachments; returns the volumes that were deleted."""
-        gone = await self.volume_orphans.collect(grace_s=grace_s)
+        deleted = await self.volume_orphans.collect(grace_s=grace_s)
         await self.attachment_orphans.collect()
-        return gone
+        return deleted
 
     async def keep_collecting_garbage(self) -> None:
         """Collect now and every hour, until cancelled; a failure does not end it."""

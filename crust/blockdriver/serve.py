@@ -125,8 +125,8 @@ async def _background(name: str, work: Coroutine[Any, Any, None]) -> AsyncIterat
 
 def _ended(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        told = {"task": task.get_name()}
-        _log.error("a background task has ended", extra=told, exc_info=task.exception())
+        extra = {"task": task.get_name()}
+        _log.error("a background task has ended", extra=extra, exc_info=task.exception())
 
 
 def _make_own(*directories: str) -> None:

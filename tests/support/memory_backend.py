@@ -95,7 +95,7 @@ class MemoryBackend:
         """The mark."""
         return self._attachment(volume_id) if volume_id in self._attached else None
 
-    def strays(self) -> tuple[Attachment, ...]:
+    def orphans(self) -> tuple[Attachment, ...]:
         """Numbers leave no orphans."""
         return ()
 

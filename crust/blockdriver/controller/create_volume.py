@@ -32,7 +32,7 @@ from crust.blockdriver.snapshots import content_source
 from crust.blockdriver.snapshots.content_source import ContentSources
 
 
-class ExistsDifferently(errors.Conflict):
+class VolumeExistsDifferently(errors.Conflict):
     """A volume of this name exists with other properties than requested."""
 
     def __init__(self, name: str, what: str) -> None:
@@ -97,9 +97,9 @@ class Provisioner:
     async def create(self, request: Create) -> Volume:
         """Create the volume; created already is a success.
 
-        Raises `capability_check.CapabilityNotSupported`, `parameters.UnknownParameter`, `parameters.BadParameter`,
-        `volume_size.SizeNotPossible`, `ExistsDifferently`, `OrphanImage`, `topology.NotAccessible`,
-        `capacity.OutOfCapacity`.
+        Raises `capability_check.CapabilityNotSupported`, `parameters.UnknownParameter`,
+        `parameters.InvalidParameter`, `volume_size.VolumeSizeNotPossible`, `VolumeExistsDifferently`, `OrphanImage`,
+        `topology.TopologyNotAccessible`, `capacity.OutOfCapacity`.
         """
         record = await asyncio.to_thread(self._create, request)
         if record.phase == "creating":
@@ -116,11 +116,11 @@ class Provisioner:
         wanted = self._plan(request, read, self._content_source(request, present))
         accessible = topology.is_met(request.accessibility, self.segment)
         if present is None and not accessible:
-            raise topology.NotAccessible(self.segment)
+            raise topology.TopologyNotAccessible(self.segment)
         if present is None:
             present = self._begin(request, wanted)
         if not accessible:
-            raise ExistsDifferently(request.name, "accessibility_requirements")
+            raise VolumeExistsDifferently(request.name, "accessibility_requirements")
         _check_same(present, wanted, request.wanted)
         if present.phase == "ready" or present.content_source is not None:
             return present
@@ -155,7 +155,7 @@ class Provisioner:
         if known is not None and (known.kind, known.id) == (request.source.kind, request.source.id):
             return known
         if present is not None:
-            raise ExistsDifferently(request.name, "volume_content_source")
+            raise VolumeExistsDifferently(request.name, "volume_content_source")
         return self.sources.find(request.source)
 
     def _plan(
@@ -184,7 +184,7 @@ class Provisioner:
         size_bytes = volume_size.choose(asked, minimum=wanted.capacity_bytes, maximum=maximum)
         if self.backend.exists(volume_id):
             raise OrphanImage(volume_id)
-        self.content_records.remove(volume_id)  # of bytes that are gone
+        self.content_records.remove(volume_id)  # its image does not exist any more
         with self.capacity.reserved(volume_id, size_bytes):
             return self.volume_records.save(wanted.but(capacity_bytes=size_bytes))
 
@@ -290,14 +290,14 @@ def describe(record: VolumeRecord) -> Volume:
 
 def _check_same(present: VolumeRecord, wanted: VolumeRecord, size: volumes.CapacityRange) -> None:
     if present.name != wanted.name:
-        raise ExistsDifferently(wanted.name, "the name, with the same id")
+        raise VolumeExistsDifferently(wanted.name, "the name, with the same id")
     if not volume_size.satisfies(present.capacity_bytes, size):
-        raise ExistsDifferently(wanted.name, "capacity_range")
+        raise VolumeExistsDifferently(wanted.name, "capacity_range")
     if present.parameters != wanted.parameters:
-        raise ExistsDifferently(wanted.name, "parameters")
+        raise VolumeExistsDifferently(wanted.name, "parameters")
     if present.content_source != wanted.content_source:
-        raise ExistsDifferently(wanted.name, "volume_content_source")
+        raise VolumeExistsDifferently(wanted.name, "volume_content_source")
     if present.usages != wanted.usages:
-        raise ExistsDifferently(wanted.name, "volume_capabilities")
+        raise VolumeExistsDifferently(wanted.name, "volume_capabilities")
     if present.limits != wanted.limits:
-        raise ExistsDifferently(wanted.name, "mutable_parameters")
+        raise VolumeExistsDifferently(wanted.name, "mutable_parameters")

@@ -49,7 +49,7 @@ class CapacityReport:
         self._segment = segment
 
     def available(self, query: CapacityQuery) -> AvailableCapacity:
-        """The available capacity. Raises `parameters.UnknownParameter`, `parameters.BadParameter`. Blocks."""
+        """The available capacity. Raises `parameters.UnknownParameter`, `parameters.InvalidParameter`. Blocks."""
         read = parameters.parse(dict(query.parameters), self._supported.fs_types)
         if not self._can_be_made(query):
             return AvailableCapacity(0, 0, 0)

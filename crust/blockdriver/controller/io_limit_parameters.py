@@ -49,7 +49,7 @@ class UnknownMutableParameter(errors.InvalidRequest):
         self.key = key
 
 
-class BadLimit(errors.InvalidRequest):
+class InvalidIoLimit(errors.InvalidRequest):
     """A limit that is not a number, or is out of range."""
 
     def __init__(self, key: str, value: str, least: int, most: int) -> None:
@@ -62,7 +62,7 @@ class BadLimit(errors.InvalidRequest):
 
 
 def parse(mutable_parameters: Mapping[str, str]) -> Changes:
-    """The changes; keys of sidecars are ignored. Raises `UnknownMutableParameter`, `BadLimit`."""
+    """The changes; keys of sidecars are ignored. Raises `UnknownMutableParameter`, `InvalidIoLimit`."""
     for key in mutable_parameters:
         if key not in _RANGES and not key.startswith(_SIDECARS):
             raise UnknownMutableParameter(key)
@@ -70,7 +70,7 @@ def parse(mutable_parameters: Mapping[str, str]) -> Changes:
 
 
 def among(parameters: Mapping[str, str]) -> Changes:
-    """The limits among other parameters. Raises `BadLimit`."""
+    """The limits among other parameters. Raises `InvalidIoLimit`."""
     found = {key: parameters[key] for key in KEYS if key in parameters}
     return tuple(sorted((_RANGES[key].name, _number(key, text)) for key, text in found.items()))
 
@@ -85,4 +85,4 @@ def _number(key: str, text: str) -> int:
     number = quantities.parse(text)
     if number == 0 or (number is not None and range_.least <= number <= range_.most):
         return number
-    raise BadLimit(key, text, range_.least, range_.most)
+    raise InvalidIoLimit(key, text, range_.least, range_.most)

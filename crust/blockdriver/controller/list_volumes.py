@@ -25,7 +25,7 @@ PAGE_MAX = 5000
 T = TypeVar("T")
 
 
-class BadToken(errors.OperationPending):
+class InvalidStartingToken(errors.OperationPending):
     """An invalid starting_token (CSI ListVolumes: ABORTED, and the CO starts over)."""
 
     def __init__(self, token: str) -> None:
@@ -36,7 +36,7 @@ class BadToken(errors.OperationPending):
         )
 
 
-class NegativeCount(errors.InvalidRequest):
+class NegativeMaxEntries(errors.InvalidRequest):
     """max_entries below zero."""
 
     def __init__(self, count: int) -> None:
@@ -80,13 +80,15 @@ class VolumeLister:
         return Listed(create_volume.describe(record), nodes, self._health_check.of(record))
 
     def page(self, count: int, token: str) -> tuple[tuple[Listed, ...], str]:
-        """The volumes after `token`, and the next token. Raises `BadToken`, `NegativeCount`."""
+        """The volumes after `token`, and the next token. Raises `InvalidStartingToken`, `NegativeMaxEntries`."""
         self._check(count, token)
         ids = (each for each in self._volume_records.index.page(token, 0))
         return cut(self._existing(ids, self.get), count, lambda each: each.volume.volume_id)
 
     def health_page(self, count: int, token: str) -> tuple[tuple[Health, ...], str]:
-        """The health of volumes after `token`, and the next token. Raises `BadToken`, `NegativeCount`."""
+        """The health of volumes after `token`, and the next token. Raises `InvalidStartingToken`,
+        `NegativeMaxEntries`.
+        """
         self._check(count, token)
         ids = (each for each in self._health_check.ids() if each > token)
         return cut(self._existing(ids, self._health), count, lambda each: each.volume_id)
@@ -101,9 +103,9 @@ class VolumeLister:
 
     def _check(self, count: int, token: str) -> None:
         if count < 0:
-            raise NegativeCount(count)
+            raise NegativeMaxEntries(count)
         if token and not self._pool.ids.is_volume_id(token):
-            raise BadToken(token)
+            raise InvalidStartingToken(token)
 
     def _existing(
         self, ids: Iterator[volumes.VolumeId], look: Callable[[volumes.VolumeId], T]

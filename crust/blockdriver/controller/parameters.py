@@ -33,7 +33,7 @@ class UnknownParameter(errors.InvalidRequest):
         self.key = key
 
 
-class BadParameter(errors.InvalidRequest):
+class InvalidParameter(errors.InvalidRequest):
     """A parameter with an invalid value."""
 
     def __init__(self, key: str, value: str, allowed: str) -> None:
@@ -61,7 +61,7 @@ class Parameters:
 
 
 def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameters:
-    """Read parameters; raises `UnknownParameter`, `BadParameter`, `io_limit_parameters.BadLimit`."""
+    """Read parameters; raises `UnknownParameter`, `InvalidParameter`, `io_limit_parameters.InvalidIoLimit`."""
     kept: dict[str, str] = {}
     for key, value in parameters.items():
         if key in _KEYS:
@@ -79,11 +79,11 @@ def without_sidecars(context: Mapping[str, str]) -> dict[str, str]:
 
 def _checked(key: str, value: str, fs_types: tuple[str, ...]) -> str:
     if key == FS_TYPE and value not in fs_types:
-        raise BadParameter(key, value, f"one of {', '.join(fs_types)}")
+        raise InvalidParameter(key, value, f"one of {', '.join(fs_types)}")
     if key == DEFER and value not in _DEFER_VALUES:
-        raise BadParameter(key, value, f"one of {', '.join(_DEFER_VALUES)}")
+        raise InvalidParameter(key, value, f"one of {', '.join(_DEFER_VALUES)}")
     if key == RUNTIME_HANDLER and not value:
-        raise BadParameter(key, value, "the name of a runtime handler")
+        raise InvalidParameter(key, value, "the name of a runtime handler")
     if key in mkfs_options.KEYS and (allowed := mkfs_options.allowed(key, value)):
-        raise BadParameter(key, value, allowed)
+        raise InvalidParameter(key, value, allowed)
     return value

@@ -20,14 +20,14 @@ Segments = tuple[tuple[str, str], ...]
 """One topology, sorted."""
 
 
-class BadTopology(errors.InvalidRequest):
+class InvalidTopology(errors.InvalidRequest):
     """A topology that violates the CSI specification."""
 
     def __init__(self, why: str) -> None:
         super().__init__("accessibility_requirements are invalid", why=why)
 
 
-class NotAccessible(errors.Exhausted):
+class TopologyNotAccessible(errors.Exhausted):
     """A volume or snapshot is required in a topology without this pool (CSI CreateVolume: RESOURCE_EXHAUSTED)."""
 
     def __init__(self, here: str, what: str = "volume") -> None:
@@ -58,25 +58,25 @@ def value_of(node_id: str) -> str:
 
 
 def segments(values: Mapping[str, str]) -> Segments:
-    """Read one topology; raises `BadTopology`."""
+    """Read one topology; raises `InvalidTopology`."""
     if not values:
-        raise BadTopology("a topology has no segments")
+        raise InvalidTopology("a topology has no segments")
     if len({key.lower() for key in values}) != len(values):
-        raise BadTopology("two keys differ only in case")
+        raise InvalidTopology("two keys differ only in case")
     for key, value in values.items():
         prefix, slash, name = key.rpartition("/")
         bad_prefix = len(prefix) > _PREFIX_MAX_BYTES or not _PREFIX.fullmatch(prefix.lower())
         if not _LABEL.fullmatch(name) or (slash and bad_prefix):
-            raise BadTopology(f"{key[:64]!r} is not a key of the form prefix/name")
+            raise InvalidTopology(f"{key[:64]!r} is not a key of the form prefix/name")
         if not _LABEL.fullmatch(value):
-            raise BadTopology(f"the value of {key} is not of 1 to 63 plain characters")
+            raise InvalidTopology(f"the value of {key} is not of 1 to 63 plain characters")
     return tuple(sorted((key.lower(), value) for key, value in values.items()))
 
 
 def requirement(requisite: tuple[Segments, ...], preferred: tuple[Segments, ...]) -> Requirement:
-    """Check the two lists against each other; raises `BadTopology`."""
+    """Check the two lists against each other; raises `InvalidTopology`."""
     if requisite and not set(preferred) <= set(requisite):
-        raise BadTopology("a preferred topology is not among the requisite ones")
+        raise InvalidTopology("a preferred topology is not among the requisite ones")
     return Requirement(requisite, preferred)
 
 

@@ -17,7 +17,7 @@ DEFAULT_BYTES = 1024 * MIB
 _RAW_MINIMUM_BYTES = MIB
 
 
-class SizeNotPossible(errors.OutOfRange):
+class VolumeSizeNotPossible(errors.OutOfRange):
     """No size satisfies both the request and the pool."""
 
     def __init__(self, why: str) -> None:
@@ -34,16 +34,18 @@ def minimum_bytes(fs_types: Iterable[str]) -> int:
 
 
 def choose(wanted: volumes.CapacityRange, *, minimum: int, maximum: int) -> int:
-    """The size in bytes for a new volume; raises `SizeNotPossible`."""
+    """The size in bytes for a new volume; raises `VolumeSizeNotPossible`."""
     limit = wanted.limit_bytes or maximum
     base = max(wanted.required_bytes or min(DEFAULT_BYTES, limit), minimum)
     size = _round_up(base, MIB)
     if size > limit:
         size = _round_up(base, SECTOR_BYTES)
     if size > limit:
-        raise SizeNotPossible(f"at least {size} bytes are needed and at most {limit} are allowed")
+        raise VolumeSizeNotPossible(
+            f"at least {size} bytes are needed and at most {limit} are allowed"
+        )
     if size > maximum:
-        raise SizeNotPossible(f"{size} bytes exceed the largest possible volume, {maximum}")
+        raise VolumeSizeNotPossible(f"{size} bytes exceed the largest possible volume, {maximum}")
     return size
 
 

@@ -183,11 +183,11 @@ class Backend(Protocol):
         """How the volume is attached on this node now, if it is."""
         ...
 
-    def strays(self) -> tuple[Attachment, ...]:
+    def orphans(self) -> tuple[Attachment, ...]:
         """Attachments that this engine made for images that were removed or replaced since; no others."""
         ...
 
-    def drop(self, stray: Attachment) -> None:
+    def drop(self, orphan: Attachment) -> None:
         """Detach an orphan; one that is detached is a success. Raises `NotReady` while in use."""
         ...
 

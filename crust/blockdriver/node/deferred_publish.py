@@ -20,7 +20,7 @@ from crust.host.block import devices
 from crust.host.mounts import device_mounts
 
 
-class RawNeedsNoDeferral(errors.InvalidRequest):
+class RawVolumeNotDeferrable(errors.InvalidRequest):
     """A raw block volume has no filesystem to mount."""
 
     def __init__(self, volume_id: str) -> None:
@@ -32,7 +32,7 @@ class RawNeedsNoDeferral(errors.InvalidRequest):
         self.volume_id = volume_id
 
 
-class GroupOfRoot(errors.InvalidRequest):
+class RootGroupNotDeferrable(errors.InvalidRequest):
     """A guest would have to give the files of a volume the group 0."""
 
     def __init__(self, volume_id: str) -> None:
@@ -69,17 +69,17 @@ class DeferredNodePublish:
     async def publish(self, request: Publish) -> volumes.DeferredMount:
         """Publish the volume to a guest; published at this target already is a success.
 
-        Raises `RawNeedsNoDeferral`, `GroupOfRoot`, what `PublishCheck.check` raises, `FilesystemMountedOnHost`,
-        `devices.DeviceInUse`.
+        Raises `RawVolumeNotDeferrable`, `RootGroupNotDeferrable`, what `PublishCheck.check` raises,
+        `FilesystemMountedOnHost`, `devices.DeviceInUse`.
         """
         return await asyncio.to_thread(self._publish, request)
 
     def _publish(self, request: Publish) -> volumes.DeferredMount:
         access = request.capability.access
         if not isinstance(access, volumes.MountAccess):
-            raise RawNeedsNoDeferral(request.volume_id)
+            raise RawVolumeNotDeferrable(request.volume_id)
         if access.group is not None and access.group.gid == 0:
-            raise GroupOfRoot(request.volume_id)
+            raise RootGroupNotDeferrable(request.volume_id)
         ready = self.publish_check.check(request)
         is_free = devices.is_free(ready.device, ready.attachment.source.identity)
         if not is_free:

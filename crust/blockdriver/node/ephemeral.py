@@ -34,7 +34,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class BadSize(errors.InvalidRequest):
+class InvalidEphemeralSize(errors.InvalidRequest):
     """The size in a pod's manifest is invalid."""
 
     def __init__(self, text: str) -> None:
@@ -63,10 +63,10 @@ def is_wanted(request: Publish) -> bool:
 
 
 def size_bytes(text: str) -> int:
-    """Read a size; raises `BadSize`."""
+    """Read a size; raises `InvalidEphemeralSize`."""
     found = quantities.parse(text)
     if not found:
-        raise BadSize(text)
+        raise InvalidEphemeralSize(text)
     return found
 
 
@@ -119,7 +119,8 @@ class EphemeralVolumes:
     async def publish(self, request: Publish, then: Callable[[Publish], Awaitable[T]]) -> T:
         """Create and stage the volume, and publish it by `then`.
 
-        Raises `NotEphemeral`, `BadSize`, and what the steps raise: `Conflict` for another size than before.
+        Raises `NotEphemeral`, `InvalidEphemeralSize`, and what the steps raise: `Conflict` for another size than
+        before.
         """
         if self.volume_records.index.has(request.volume_id):
             raise NotEphemeral(request.volume_id)
@@ -169,7 +170,7 @@ class EphemeralVolumes:
         try:
             await asyncio.to_thread(self.volume_records.find, own)
         except UNREADABLE as err:
-            # Its pod has ended, and must not wait until somebody repairs the record.
+            # Its pod has ended, and must not wait for a repair of the record.
             _log.error("an ephemeral volume stays", extra={"volume_id": own, "error": err})
             return
         await self.provisioner.delete(own)

@@ -45,7 +45,7 @@ class FormattedDifferently(errors.NotReady):
         self.wanted = wanted
 
 
-class NoFilesystem(errors.NotReady):
+class NoFilesystemOnDevice(errors.NotReady):
     """A volume that was used as a raw device holds no filesystem to mount."""
 
     def __init__(self, volume_id: str, found: str) -> None:
@@ -75,7 +75,7 @@ def judge(
     """The action after which the volume has the filesystem `wanted`.
 
     `is_blank` looks at every place where a superblock could be; it is asked only when the answer may be to format.
-    Raises `ContentInDoubt`, `FormattedDifferently`, `NoFilesystem`.
+    Raises `ContentInDoubt`, `FormattedDifferently`, `NoFilesystemOnDevice`.
     """
     if content.state == "new":
         if isinstance(found, signatures.Blank) and is_blank():
@@ -85,7 +85,7 @@ def judge(
         return _judge_interrupted(content, found)
     if not isinstance(found, signatures.Filesystem):
         if content.state == "raw":
-            raise NoFilesystem(content.volume_id, describe(found))
+            raise NoFilesystemOnDevice(content.volume_id, describe(found))
         raise ContentInDoubt(content.volume_id, f"{content.fs_type} was made", describe(found))
     if content.state == "formatted" and found.type != content.fs_type:
         raise ContentInDoubt(content.volume_id, f"{content.fs_type} was made", describe(found))

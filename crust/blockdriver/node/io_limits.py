@@ -7,7 +7,7 @@
     the driver starts           set for each attached device by its volume's record and mounts
 
 Set after the mount and not at the stage, because under control groups v1 the kernel's own share of the work is
-limited with the rest: a mkfs or a repair would crawl. Nobody can use a target before its publish is answered.
+limited with the rest: a mkfs or a repair would crawl. No pod uses a target before its publish is answered.
 The limits of a deferred volume are the hypervisor's to apply (`deferred_publish`).
 """
 
@@ -97,18 +97,18 @@ class IoLimits:
         Raises `PeerUnavailable` when the outcome in a guest is unknown. After any other error, such as
         `PublishInProgress`, the guests that had changed have `before` again.
         """
-        told: list[volumes.TargetPath] = []
+        changed: list[volumes.TargetPath] = []
         for target in self.live.deferred_targets(volume_id):
             try:
                 await self.guests.set_limits(target, limits)
             except errors.PeerUnavailable:
                 raise
             except errors.CrustError as err:
-                await self._give_back(told, before)
+                await self._give_back(changed, before)
                 if isinstance(err, errors.NotFound):
                     raise PublishInProgress(volume_id, target.text) from err
                 raise
-            told.append(target)
+            changed.append(target)
 
     async def _give_back(
         self, targets: Sequence[volumes.TargetPath], before: volumes.IoLimits

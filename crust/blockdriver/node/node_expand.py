@@ -1,9 +1,9 @@
-"""Growing: the device takes its image's size, then the filesystem takes its device's.
+"""Growth: the device takes its image's size, then the filesystem takes its device's.
 
-A filesystem that is smaller than its device is a volume that lies about its size. Growth is due whenever the device
-is larger than the size that the record was last filled to, whoever grew it: at the first writable mount on this host,
-and at NodeExpandVolume. In a guest, the guest does it. What cannot be grown keeps its size, and is published all the
-same: the record says why, for the volume's condition, until somebody can grow it.
+A filesystem must not stay smaller than its device. Growth is due whenever the device is larger than the size that the
+content record was last filled to: at the first writable mount on this host, and at NodeExpandVolume. In a guest the
+guest grows it. A filesystem that cannot be grown keeps its size and is published all the same: the record holds the
+reason, for the volume's condition, until a later call can grow it.
 """
 
 import asyncio

@@ -255,8 +255,8 @@ def _judge(
     Anyone else who has it may be a guest, or a tool that a killed driver left running: `DeviceInUse`.
     """
     device = attachment.source.path
-    fence = devices.try_exclusive(device)
-    if fence is None:
+    hold = devices.try_exclusive(device)
+    if hold is None:
         return _judge_held(content, fs_type, attachment)
     try:
         found = _vouched(content, fs_type, device)
@@ -264,7 +264,7 @@ def _judge(
             return _judge_unknown(content, fs_type, device)
         return None if found.clean else format_decision.Action.KEEP
     finally:
-        os.close(fence)
+        os.close(hold)
 
 
 def _judge_held(

@@ -94,7 +94,7 @@ class NodeState:
         durable.make_directory(self._boot, 0o700)
         for name in ("staged", "published"):
             durable.make_directory(os.path.join(self._boot, name), 0o700)
-            durable.sweep(os.path.join(self._boot, name))
+            durable.remove_temporary_files(os.path.join(self._boot, name))
         self._drop_other_boots()
         self._staged = self._read("staged", Staged, lambda entry: entry.volume_id)
         self._published = self._read("published", Published, lambda entry: entry.target)

@@ -20,7 +20,7 @@ from crust.host.mounts import device_mounts, mountinfo
 from crust.host.process import bounded_calls
 
 
-class StatsInGuest(errors.NotReady):
+class VolumeMountedInGuest(errors.NotReady):
     """The volume is mounted in a guest."""
 
     def __init__(self, volume_id: str, path: str) -> None:
@@ -72,7 +72,7 @@ class NodeStats:
         self._calls: bounded_calls.BoundedCalls[volumes.VolumeStats] = bounded_calls.BoundedCalls()
 
     async def measure(self, look: Look) -> volumes.VolumeStats:
-        """Raises `NotPublishedAtPath`, `StatsInGuest`, `bounded_calls.SystemCallTimedOut`."""
+        """Raises `NotPublishedAtPath`, `VolumeMountedInGuest`, `bounded_calls.SystemCallTimedOut`."""
         key = f"{look.path} {look.volume_id} {look.deferred}"
         return await self._calls.call(key, lambda: self._measure(look), timeout_s=self._timeout_s)
 
@@ -116,7 +116,7 @@ class NodeStats:
         record = self._volume_records.load(look.volume_id)
         entry = self._node_state.published(look.path)
         if look.deferred or (entry is not None and entry.deferred):
-            raise StatsInGuest(look.volume_id, look.path.text)
+            raise VolumeMountedInGuest(look.volume_id, look.path.text)
         attachment = self._backend.attached(look.volume_id)
         mount = mountinfo.at(look.path.text)
         device = attachment.device if attachment else None

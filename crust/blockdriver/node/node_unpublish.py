@@ -30,7 +30,7 @@ class OtherVolumeAtTarget(errors.Conflict):
         self.present = present
 
 
-class NotItsMount(errors.NotReady):
+class ForeignMountAtTarget(errors.NotReady):
     """Another mount than the volume's is at the target."""
 
     def __init__(self, target: str, volume_id: str, what: str) -> None:
@@ -55,8 +55,8 @@ class NodeUnpublish:
     async def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         """Remove the publish and its target; not published is a success.
 
-        Raises `OtherVolumeAtTarget`, `NotItsMount`, `holders.MountBusy` (naming who uses it), and the errors of
-        `paths`.
+        Raises `OtherVolumeAtTarget`, `ForeignMountAtTarget`, `holders.MountBusy` (naming who uses it), and the errors
+        of `paths`.
         """
         await asyncio.to_thread(self._unpublish, volume_id, target)
 
@@ -96,4 +96,6 @@ class NodeUnpublish:
             self.backend.attached(volume_id) if self.pool.ids.is_volume_id(volume_id) else None
         )
         if attachment is not None and not device_mounts.shows(mount, attachment.source):
-            raise NotItsMount(target.text, volume_id, f"{mount.fs_type} from {mount.source}")
+            raise ForeignMountAtTarget(
+                target.text, volume_id, f"{mount.fs_type} from {mount.source}"
+            )

@@ -72,14 +72,14 @@ class AttachmentGarbageCollector:
 
     def _drop_strays(self) -> None:
         """Not an operation of the volume, which would not find this device."""
-        for stray in self._backend.strays():
-            extra = {"device": stray.shown}
-            if _is_shown(stray):
+        for orphan in self._backend.orphans():
+            extra = {"device": orphan.shown}
+            if _is_shown(orphan):
                 _log.info("an orphaned device whose image was removed stays attached", extra=extra)
                 continue
             try:
-                self._release(stray)
-                self._backend.drop(stray)
+                self._release(orphan)
+                self._backend.drop(orphan)
             except errors.CrustError as err:
                 _log.info("an orphaned device stays attached", extra={**extra, "error": err})
             else:

@@ -8,7 +8,7 @@ source. From the first stage on, only the node part that has the volume staged w
     new ──stage for a filesystem──> formatting ──mkfs ended──> formatted
      └────────────stage as a raw device────────────────────────> raw <──┘
 
-"formatting" means that mkfs was begun and nobody was ever given the device: publishing needs a finished stage.
+"formatting" means that mkfs was started and no user ever had the device: a publish needs a complete stage.
 """
 
 from typing import Annotated, Literal

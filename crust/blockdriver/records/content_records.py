@@ -61,7 +61,7 @@ class ContentRecords:
     def open(self) -> None:
         """Create the directory, and remove the temporary files of a crash."""
         durable.make_directory(self._directory, 0o700)
-        durable.sweep(self._directory)
+        durable.remove_temporary_files(self._directory)
 
     def find(self, volume_id: volumes.VolumeId) -> ContentRecord | None:
         """A volume's content record, or None. Raises `UnreadableContentRecord`, `NewerContentRecord`."""

@@ -147,7 +147,7 @@ class Pool:
 
         Raises `PoolIdentityMissing`, `PoolIdentityUnreadable`.
         """
-        durable.sweep(self._directory)
+        durable.remove_temporary_files(self._directory)
         try:
             identity = self._read()
         except errors.NotFound:

@@ -40,7 +40,7 @@ def is_readonly(record: VolumeRecord) -> bool:
 def check_not_elsewhere(record: VolumeRecord, node_id: str) -> None:
     """Raise `PublishedToOtherNode` while the volume is published to a node other than `node_id`.
 
-    Published to no node at all is fine: a CO that attaches nothing (CSIDriver attachRequired: false) never says so.
+    Published to no node is allowed: a CO with CSIDriver attachRequired: false never publishes to nodes.
     """
     if record.nodes and all(each.node_id != node_id for each in record.nodes):
         raise PublishedToOtherNode(record.volume_id, record.nodes[0].node_id)

@@ -103,7 +103,7 @@ class SnapshotRecords(Generic[M]):
         One that cannot be read does not affect the others: only a request for it gets the error.
         """
         durable.make_directory(self._directory, 0o700)
-        durable.sweep(self._directory)
+        durable.remove_temporary_files(self._directory)
         for name in os.listdir(self._directory):
             if name.endswith(_SUFFIX) and self.is_id(name.removesuffix(_SUFFIX)):
                 self._read(name.removesuffix(_SUFFIX))

@@ -3,7 +3,7 @@
 `phase` is the intent: "creating" is written before the image is made and "deleting" before it is removed, so a
 crash between leaves something that the same request finishes.
 
-The controller part writes it, and nobody else. What is known of the volume's bytes is another record's
+Only the controller part writes it. The state of the volume's content is in another record
 (`content_record`), which the node part writes.
 """
 

@@ -57,7 +57,7 @@ class VolumeRecords:
         A record that cannot be read is in the index without a size: its volume exists, and is unhealthy.
         """
         durable.make_directory(self._directory, 0o700)
-        durable.sweep(self._directory)
+        durable.remove_temporary_files(self._directory)
         self._reserve.keep()
         self.index.clear()
         for volume_id in self._on_disk():

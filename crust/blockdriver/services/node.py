@@ -129,8 +129,8 @@ class Node(csi_pb2_grpc.NodeServicer):
         path = _optional_path(request.volume_publish_path, "volume_publish_path")
         _optional_path(request.staging_target_path, "staging_target_path")
         found = await self._rules.node_stats.examine(self._rules.ephemeral.own(volume_id), path)
-        told = replace(found, volume_id=volume_id)
-        return csi_pb2.NodeGetVolumeHealthResponse(volume_health=responses.health(told))
+        reported = replace(found, volume_id=volume_id)
+        return csi_pb2.NodeGetVolumeHealthResponse(volume_health=responses.health(reported))
 
     async def NodeGetStorageHealth(
         self, request: csi_pb2.NodeGetStorageHealthRequest, context: Context

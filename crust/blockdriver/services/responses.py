@@ -72,7 +72,7 @@ def pool_health(
 
 
 def requirement(pb: csi_pb2.TopologyRequirement) -> topology.Requirement:
-    """Read CreateVolume's accessibility_requirements; raises `topology.BadTopology`."""
+    """Read CreateVolume's accessibility_requirements; raises `topology.InvalidTopology`."""
     return topology.requirement(
         tuple(_segments(each) for each in pb.requisite),
         tuple(_segments(each) for each in pb.preferred),
@@ -80,7 +80,7 @@ def requirement(pb: csi_pb2.TopologyRequirement) -> topology.Requirement:
 
 
 def topology_of(request: csi_pb2.GetCapacityRequest) -> topology.Segments:
-    """The topology of a GetCapacity; empty for any. Raises `topology.BadTopology`."""
+    """The topology of a GetCapacity; empty for any. Raises `topology.InvalidTopology`."""
     if not request.HasField("accessible_topology") or not request.accessible_topology.segments:
         return ()
     return _segments(request.accessible_topology)

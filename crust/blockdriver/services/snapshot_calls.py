@@ -1,7 +1,7 @@
 """The snapshot calls of CSI's Controller: decode, call, encode.
 
 A snapshot is an operation of its own name, which holds its volumes as well: no call publishes, expands or deletes a
-volume while it is copied, and a caller that meets the copy is told ABORTED, as CSI says.
+volume while it is copied, and a call during the copy gets ABORTED (CSI).
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class SnapshotCalls:
         check_parameters(limits.mapping(request.parameters, "parameters"))
         wanted = responses.requirement(request.accessibility_requirements)
         if not topology.is_met(wanted, self.here.segment):
-            raise topology.NotAccessible(self.here.segment, "snapshot")
+            raise topology.TopologyNotAccessible(self.here.segment, "snapshot")
         snapshot_id = self.volume_snapshots.pool.ids.snapshot_id(name)
 
         async def work() -> SnapshotRecord:
@@ -90,15 +90,15 @@ class SnapshotCalls:
         """Ordered by id; an empty list if no snapshot matches. The token is the last id of a page.
 
         A snapshot whose record cannot be read is not listed, because nothing is known about it: the pool's health
-        reports it, and so does `UnreadableSnapshotRecord` whoever asks by its id.
+        reports it, and a request by its id gets `UnreadableSnapshotRecord`.
         """
         source = limits.optional(request.source_volume_id, "source_volume_id")
         snapshot_id = limits.optional(request.snapshot_id, "snapshot_id")
         if request.max_entries < 0:
-            raise list_volumes.NegativeCount(request.max_entries)
+            raise list_volumes.NegativeMaxEntries(request.max_entries)
         token = request.starting_token
         if token and not self.volume_snapshots.pool.ids.is_snapshot_id(token):
-            raise list_volumes.BadToken(token)
+            raise list_volumes.InvalidStartingToken(token)
         self.volume_snapshots.snapshot_records.find(snapshot_id)
         found = (
             each

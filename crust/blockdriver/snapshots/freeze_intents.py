@@ -40,7 +40,7 @@ class Intents:
         """What a driver that died in this boot may have left frozen. Creates the directories."""
         durable.make_directory(self._run_dir, 0o700)
         durable.make_directory(self._directory, 0o700)
-        durable.sweep(self._directory)
+        durable.remove_temporary_files(self._directory)
         found = (self._read(volumes.VolumeId(name)) for name in os.listdir(self._directory))
         return tuple(each for each in found if each is not None)
 

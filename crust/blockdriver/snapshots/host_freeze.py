@@ -88,7 +88,7 @@ class Freezer:
         """Keep all of `members` frozen while the block runs; blocks its thread.
 
         Raises `FrozenTooLong` afterwards if they did not: what was copied is to be thrown away. Raises
-        `freezing.AlreadyFrozen` if somebody else froze one.
+        `fsfreeze.AlreadyFrozen` if another program froze one.
         """
         if not members:
             yield

@@ -37,7 +37,7 @@ class RawDeviceInUse(errors.NotReady):
         self.target = target
 
 
-class NotReachable(errors.NotReady):
+class FilesystemMountCovered(errors.NotReady):
     """The filesystem is mounted where it cannot be frozen."""
 
     def __init__(self, volume_id: str) -> None:
@@ -110,8 +110,8 @@ class QuiescePlan:
 def check(node: VolumeUse, volume_ids: Iterable[volumes.VolumeId], *, at_once: bool) -> QuiescePlan:
     """What to freeze for a point-in-time copy of all the volumes.
 
-    `at_once` is whether a copy takes no time (`Backend.copies_at_once`). Raises `RawDeviceInUse`, `NotReachable`,
-    `BusyAfterLazyUnmount`. Valid while the caller has the volumes locked.
+    `at_once` is whether a copy takes no time (`Backend.copies_at_once`). Raises `RawDeviceInUse`,
+    `FilesystemMountCovered`, `BusyAfterLazyUnmount`. Valid while the caller has the volumes locked.
     """
     found = [_check(node, each, at_once=at_once) for each in volume_ids]
     return QuiescePlan(
@@ -157,4 +157,4 @@ def _mounted(volume_id: volumes.VolumeId, source: Source) -> Freezable | None:
             mount
         ):  # a covered mount point would freeze the mount that covers it
             return Freezable(volume_id, source.identity, mount.target)
-    raise NotReachable(volume_id)
+    raise FilesystemMountCovered(volume_id)

@@ -227,7 +227,7 @@ class VolumeSnapshots:
     def discard(self, record: SnapshotRecord) -> None:
         """Delete a snapshot, also a group's member, in an order that survives a crash at any point.
 
-        A full disk has no room for the intent, and needs this most: then it is the caller's retry that goes on.
+        On a full disk the intent cannot be written; the caller's retry then continues.
         """
         with suppress(errors.Exhausted):
             self.snapshot_records.save(record.model_copy(update={"phase": "deleting"}))

@@ -37,7 +37,7 @@ _NAME_BYTES = 64
 TAG_MAX_BYTES = _NAME_BYTES - 1
 
 # struct loop_info64: device, inode, rdevice, offset, size limit; number, encrypt type, key size, flags;
-# file name, crypt name, key; two words for a transfer that is gone.
+# file name, crypt name, key; two words for a removed feature.
 _INFO = struct.Struct("=5Q4I64s64s32s2Q")
 # struct loop_config: descriptor, block size, loop_info64, reserved.
 _CONFIG = struct.Struct(f"=2I{_INFO.size}s64s")

@@ -1,7 +1,7 @@
-"""io.max of control groups v2: one line per device for a group and all groups below it, together.
+"""io.max of control groups v2: one line per device for a group and all groups below it together.
 
-Writes through the page cache count too: the kernel knows whose pages it writes back. All four numbers change in one
-write(2), so there is no moment with half of them. Source: Linux Documentation/admin-guide/cgroup-v2.rst, IO.
+Writes through the page cache count too: the kernel knows whose pages it writes back. One write(2) changes all four
+numbers, so there is no moment with some of them. Source: Linux Documentation/admin-guide/cgroup-v2.rst, IO.
 """
 
 import errno
@@ -17,7 +17,7 @@ _KEYS = {
     "wiops": "write_iops",
 }
 _NO_LIMIT = "max"
-_IOPS_MAX = 2**32 - 1  # what the kernel keeps; it would cut off more in silence
+_IOPS_MAX = 2**32 - 1  # the kernel's maximum; it truncates larger numbers without an error
 
 
 class IoMax:
@@ -28,7 +28,7 @@ class IoMax:
         self._groups = groups
 
     def obstacle(self) -> str:
-        """Why nothing can be limited, for people; empty if it can."""
+        """The reason why limits cannot be set, for messages; empty if they can."""
         group = self._group()
         if group is None:
             return f"there is no {' or '.join(self._groups)} in {self._root}"
@@ -50,7 +50,7 @@ class IoMax:
         return parse(text, device)
 
     def set(self, device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> None:
-        """Write the line, if it is not there already; a device that is gone has no line to take away."""
+        """Write the line if it differs; a removed device has no line to remove."""
         group = self._group()
         if group is None or self.get(device) == limits:
             return
@@ -61,11 +61,11 @@ class IoMax:
                 raise
 
     def release(self, device: volumes.DeviceIdentity) -> None:
-        """Take the line away: one look tells whether there is one."""
+        """Remove the line, if there is one."""
         self.set(device, volumes.IoLimits())
 
     def close(self) -> None:
-        """Nothing runs beside."""
+        """Nothing to close."""
 
     def _group(self) -> str | None:
         paths = (os.path.join(self._root, each).rstrip("/") for each in self._groups)
@@ -73,7 +73,7 @@ class IoMax:
 
 
 def parse(text: str, device: volumes.DeviceIdentity) -> volumes.IoLimits:
-    """A device's limits, of the whole text of an io.max."""
+    """A device's limits in the text of an io.max file."""
     for each in text.splitlines():
         name, *words = each.split()
         if name == f"{device.major}:{device.minor}":
@@ -84,7 +84,7 @@ def parse(text: str, device: volumes.DeviceIdentity) -> volumes.IoLimits:
 
 
 def line(device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> str:
-    """What io.max is told; every number is named, so that nothing of an earlier line stays."""
+    """The line for io.max; it names every number, so that nothing of an earlier line stays."""
     words = [f"{key}={_number(key, getattr(limits, name))}" for key, name in _KEYS.items()]
     return f"{device.major}:{device.minor} {' '.join(words)}\n"
 

@@ -1,8 +1,8 @@
 """Atomic, durable file writes: a crash leaves the old content or the new, never a part.
 
 Each write creates a temporary file under a dot name in the same directory, fsyncs it, renames it over the target and
-fsyncs the directory. A crash leaves at worst a temporary file, which `sweep` removes. Every function is one thread
-hop for its caller: spread over awaits, a cancellation could fall between write and rename.
+fsyncs the directory. A crash leaves at worst a temporary file, which `remove_temporary_files` removes. Every function
+is one thread hop for its caller: spread over awaits, a cancellation could fall between write and rename.
 
 A read refuses what another user could have written: a symbolic link, a pipe or device, a file that another user owns
 or may write.
@@ -92,7 +92,7 @@ def read(path: str | os.PathLike[str], *, limit_bytes: int) -> bytes:
 
 
 def remove(path: str | os.PathLike[str], *, survives_power_cut: bool = True) -> None:
-    """Remove a file durably; absent is fine."""
+    """Remove a file durably; absent is a success."""
     path = os.fspath(path)
     with oserrors.translating(f"cannot remove {path}"):
         try:
@@ -166,7 +166,7 @@ def publish_directory(staging: str | os.PathLike[str], final: str | os.PathLike[
         _sync(os.path.dirname(final) or ".")
 
 
-def sweep(directory: str | os.PathLike[str]) -> None:
+def remove_temporary_files(directory: str | os.PathLike[str]) -> None:
     """Remove the temporary files that a crash left in a directory.
 
     Only the directory's one writer may call it, while it writes nothing: a file in progress looks the same.

@@ -5,8 +5,8 @@ filesystems only the data that SEEK_DATA finds is copied, because copy_file_rang
 its holes. Such a copy takes time in proportion to the data, and may or may not contain what is written to the source
 meanwhile: `clones` says which kind a directory gives.
 
-The copy is made under a temporary name, synced, and renamed, so it appears atomically. `durable.sweep` removes the
-temporary file that a crash leaves.
+The copy is made under a temporary name, synced, and renamed, so it appears atomically.
+`durable.remove_temporary_files` removes the temporary file that a crash leaves.
 """
 
 import errno

@@ -208,7 +208,7 @@ def _remove_children(parent: int, name: str, depth: int) -> None:
         return
     try:
         for child in os.listdir(directory) if depth else ():
-            with contextlib.suppress(OSError):  # it is gone, not empty, or no directory
+            with contextlib.suppress(OSError):  # it is absent, not empty, or not a directory
                 if not _is_mountpoint(directory, child):
                     _remove_children(directory, child, depth - 1)
                     os.rmdir(child, dir_fd=directory)

@@ -1,9 +1,9 @@
 """Filesystems of one UUID on one host: a clone or a restored snapshot has that of its source, and keeps it.
 
-ext4 never looks at another's UUID. xfs refuses the second of two unless it is told not to look, which guards nothing
-here: a device is told from another by its number. So every xfs is mounted with `nouuid`, in a guest too. btrfs gives
-the second one a temporary fsid from Linux 6.7 on; an older kernel takes it for another device of the first, and there
-it is refused. No UUID is ever changed: the tools that could would parse what a guest wrote.
+ext4 ignores duplicate UUIDs. xfs refuses the second mount unless it has `nouuid`, a check that protects nothing
+here, because the driver identifies a device by its number. So every xfs is mounted with `nouuid`, in a guest too.
+btrfs gives the second one a temporary fsid from Linux 6.7 on; an older kernel takes it for another device of the
+first, and there it is refused. No UUID is ever changed: the tools that could would parse what a guest wrote.
 """
 
 import os

@@ -115,7 +115,7 @@ def find(path: str, fs_type: str) -> Superblock | None:
 
 
 def fsid_of_btrfs(path: str) -> str:
-    """The UUID by which the kernel tells one btrfs from another."""
+    """The UUID by which the kernel identifies a btrfs."""
     return str(uuid.UUID(bytes=_read(path, _BTRFS_OFFSET)[0x20:0x30]))
 
 

@@ -54,7 +54,7 @@ async def test_ephemeral_volume_keeps_its_data_across_a_reboot(bench: Bench) -> 
     bench.restart()
     await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
     assert Path(target, "file").read_text() == "words"
-    with pytest.raises(create_volume.ExistsDifferently):
+    with pytest.raises(create_volume.VolumeExistsDifferently):
         await bench.inline(VOLUME, target, attributes={"size": "1Gi"})
     assert Path(target, "file").read_text() == "words"
     bench.restart()

@@ -119,7 +119,7 @@ async def test_publish_of_a_raw_volume_gives_the_device(bench: Bench) -> None:
     assert stats.usage == (volumes.VolumeUsage(volumes.UsageUnit.BYTES, 64 * MIB, 0, 0),)
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)
-    with pytest.raises(format_decision.NoFilesystem):
+    with pytest.raises(format_decision.NoFilesystemOnDevice):
         await bench.stage(volume.volume_id, mount())
     await bench.unstage(volume.volume_id)
     await bench.delete(volume.volume_id)
@@ -182,7 +182,7 @@ async def test_stats_are_those_of_the_mounted_filesystem(bench: Bench) -> None:
     assert not stats.condition.abnormal
     await bench.unpublish(volume.volume_id, target)
     await bench.publish(volume.volume_id, target, deferred=True)
-    with pytest.raises(node_stats.StatsInGuest):
+    with pytest.raises(node_stats.VolumeMountedInGuest):
         await bench.stats(volume.volume_id, target)
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)
@@ -248,7 +248,7 @@ async def test_publish_with_group_0_is_refused_only_if_deferred(
         volume_capability=csi.capability_to_wire(root),
         defer_fs_ops=True,
     )
-    with pytest.raises(deferred_publish.GroupOfRoot):
+    with pytest.raises(deferred_publish.RootGroupNotDeferrable):
         await bench.driver.node.NodePublishVolume(request, caller())
     await bench.unstage(volume.volume_id)
 

@@ -106,7 +106,7 @@ async def test_snapshot_required_in_another_topology_is_refused(bench: Bench) ->
     request = csi_pb2.CreateSnapshotRequest(source_volume_id=source.volume_id, name="s")
     request.accessibility_requirements.requisite.add(segments={topology.KEY: "node-2"})
     create = bench.driver.controller.CreateSnapshot
-    with pytest.raises(topology.NotAccessible, match="no snapshot"):
+    with pytest.raises(topology.TopologyNotAccessible, match="no snapshot"):
         await create(request, caller())
     request.accessibility_requirements.requisite.add(segments={topology.KEY: "node-1"})
     assert (await create(request, caller())).snapshot.ready_to_use

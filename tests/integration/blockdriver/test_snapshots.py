@@ -289,9 +289,9 @@ async def test_snapshot_repeated_returns_the_same_and_errors_follow_csi(
         await made_of(cloning, "a", volume_id=cloning.ids.volume_id("a"))
     made = await made_of(cloning, "a", snapshot_id=taken.snapshot_id)
     assert await made_of(cloning, "a", snapshot_id=taken.snapshot_id) == made
-    with pytest.raises(create_volume.ExistsDifferently):
+    with pytest.raises(create_volume.VolumeExistsDifferently):
         await made_of(cloning, "a", volume_id=one.volume_id)
-    with pytest.raises(create_volume.ExistsDifferently):
+    with pytest.raises(create_volume.VolumeExistsDifferently):
         await cloning.create("a")
     await drop(cloning, taken.snapshot_id)
     assert await made_of(cloning, "a", snapshot_id=taken.snapshot_id) == made
@@ -336,9 +336,9 @@ async def test_list_snapshots_pages_survive_changes(cloning: Bench) -> None:
     assert [each.snapshot.source_volume_id for each in filtered.entries] == [two.volume_id]
     assert len((await listed(snapshot_id=ids[0])).entries) == 1
     assert len((await listed(snapshot_id="snap-none")).entries) == 0
-    with pytest.raises(list_volumes.BadToken):
+    with pytest.raises(list_volumes.InvalidStartingToken):
         await listed(starting_token="nonsense")
-    with pytest.raises(list_volumes.NegativeCount):
+    with pytest.raises(list_volumes.NegativeMaxEntries):
         await listed(max_entries=-1)
     got = await cloning.driver.controller.GetSnapshot(
         csi_pb2.GetSnapshotRequest(snapshot_id=ids[0]), caller()

@@ -36,7 +36,7 @@ def test_mkfs_options_apply_to_their_filesystem_only() -> None:
     ],
 )
 def test_mkfs_options_with_invalid_value_are_refused(key: str, value: str) -> None:
-    with pytest.raises(parameters.BadParameter):
+    with pytest.raises(parameters.InvalidParameter):
         parameters.parse({f"crust.dev/{key}": value}, FS_TYPES)
 
 

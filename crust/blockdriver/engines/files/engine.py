@@ -102,7 +102,7 @@ class Files:
     def open(self) -> None:
         """Create the pool's directory, find the attached volumes, and measure other files in its filesystem."""
         durable.make_directory(self._pool, 0o700)
-        durable.sweep(self._pool)
+        durable.remove_temporary_files(self._pool)
         attached = loop.list_all()
         images = self._images_by_tag()
         for device in attached:
@@ -199,14 +199,14 @@ class Files:
         device = self._device(volume_id)
         return None if device is None else _attachment(device, loop.size_bytes(device))
 
-    def strays(self) -> tuple[Attachment, ...]:
+    def orphans(self) -> tuple[Attachment, ...]:
         """Loop devices with this pool's tag whose file is not a volume's image any more."""
         return tuple(_attachment(each, loop.size_bytes(each)) for each in self._stray_devices())
 
-    def drop(self, stray: Attachment) -> None:
+    def drop(self, orphan: Attachment) -> None:
         """Detach it, if it still is an orphan; raises `loop.LoopDeviceHeld`."""
         for device in self._stray_devices():
-            if device.identity == stray.source.identity:
+            if device.identity == orphan.source.identity:
                 loop.detach(device)
 
     def _stray_devices(self) -> list[loop.LoopDevice]:

@@ -171,10 +171,10 @@ async def test_create_outside_the_required_topology_is_refused(
         return await provisioner.create(driver_state.create(name, required=GIB, place=place))
 
     made = await make("a", (ELSEWHERE, HERE))
-    with pytest.raises(topology.NotAccessible):
+    with pytest.raises(topology.TopologyNotAccessible):
         await make("b", (ELSEWHERE,))
     assert state.stores.volume_records.ids() == (made.volume_id,)
-    with pytest.raises(create_volume.ExistsDifferently, match="accessibility"):
+    with pytest.raises(create_volume.VolumeExistsDifferently, match="accessibility"):
         await make("a", (ELSEWHERE,))
     preferred = topology.requirement((), (ELSEWHERE,))
     await provisioner.create(driver_state.create("c", required=GIB, place=preferred))
@@ -190,9 +190,9 @@ def test_create_with_invalid_topology_is_refused() -> None:
         {topology.KEY: "-x"},
         {"n" * 64: "x"},
     ):
-        with pytest.raises(topology.BadTopology):
+        with pytest.raises(topology.InvalidTopology):
             topology.segments(bad)
-    with pytest.raises(topology.BadTopology):
+    with pytest.raises(topology.InvalidTopology):
         topology.requirement((HERE,), (ELSEWHERE,))
     assert topology.segments({"CRUST.dev/Node": driver_state.NODE}) == HERE
 

@@ -80,14 +80,14 @@ async def test_create_size_is_within_required_and_limit(
 async def test_create_xfs_has_at_least_the_mkfs_minimum(provisioner: Provisioner) -> None:
     made = await provisioner.create(create(required=1, capability=mount("xfs")))
     assert made.capacity_bytes == 300 * MIB
-    with pytest.raises(volume_size.SizeNotPossible):
+    with pytest.raises(volume_size.VolumeSizeNotPossible):
         await provisioner.create(create("b", limit=200 * MIB, capability=mount("xfs")))
 
 
 async def test_create_without_a_sector_multiple_in_range_is_out_of_range(
     provisioner: Provisioner,
 ) -> None:
-    with pytest.raises(volume_size.SizeNotPossible):
+    with pytest.raises(volume_size.VolumeSizeNotPossible):
         await provisioner.create(create(required=10**9 + 1, limit=10**9 + 1))
 
 
@@ -106,7 +106,7 @@ async def test_create_with_a_name_of_another_volume_is_a_conflict(
     provisioner: Provisioner, other: Create
 ) -> None:
     await provisioner.create(create(required=GIB))
-    with pytest.raises(create_volume.ExistsDifferently):
+    with pytest.raises(create_volume.VolumeExistsDifferently):
         await provisioner.create(other)
 
 
@@ -226,7 +226,7 @@ async def test_expand_rounds_up_within_the_limit_and_never_shrinks(
         await driver_state.expand(state, made.volume_id, volumes.CapacityRange(0, GIB), None)
     with pytest.raises(errors.Exhausted):
         await driver_state.expand(state, made.volume_id, volumes.CapacityRange(100 * GIB), None)
-    with pytest.raises(volume_size.SizeNotPossible):
+    with pytest.raises(volume_size.VolumeSizeNotPossible):
         await driver_state.expand(state, made.volume_id, volumes.CapacityRange(1 << 60), None)
     same = await driver_state.expand(state, made.volume_id, volumes.CapacityRange(MIB), None)
     assert same.capacity_bytes == GIB + MIB

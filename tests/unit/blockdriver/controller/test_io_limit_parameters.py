@@ -61,9 +61,9 @@ def test_parse_unknown_key_is_refused_by_name(key: str) -> None:
     ],
 )
 def test_parse_out_of_range_number_is_refused(key: str, value: str) -> None:
-    with pytest.raises(io_limit_parameters.BadLimit, match=key):
+    with pytest.raises(io_limit_parameters.InvalidIoLimit, match=key):
         io_limit_parameters.parse({key: value})
-    with pytest.raises(io_limit_parameters.BadLimit, match=key):
+    with pytest.raises(io_limit_parameters.InvalidIoLimit, match=key):
         parameters.parse({key: value}, FS_TYPES)
 
 

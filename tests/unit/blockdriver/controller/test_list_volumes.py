@@ -81,14 +81,14 @@ async def test_list_continues_after_creates_and_deletes(
 
 @pytest.mark.parametrize("token", ["x", "0", "../../etc/passwd", f"{'0' * 16}-{'0' * 40}"])
 def test_list_with_an_unknown_token_is_aborted(lister: VolumeLister, token: str) -> None:
-    with pytest.raises(list_volumes.BadToken):
+    with pytest.raises(list_volumes.InvalidStartingToken):
         lister.page(0, token)
-    with pytest.raises(list_volumes.BadToken):
+    with pytest.raises(list_volumes.InvalidStartingToken):
         lister.health_page(0, token)
 
 
 def test_list_with_a_negative_count_is_refused(lister: VolumeLister) -> None:
-    with pytest.raises(list_volumes.NegativeCount):
+    with pytest.raises(list_volumes.NegativeMaxEntries):
         lister.page(-1, "")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from crust import errors, volumes
 from crust.blockdriver.controller import capacity, modify_volume
-from crust.blockdriver.controller.create_volume import ExistsDifferently
+from crust.blockdriver.controller.create_volume import VolumeExistsDifferently
 from crust.blockdriver.controller.modify_volume import Change, Expanded, Expansion
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.node import guests, io_limits
@@ -212,7 +212,7 @@ async def test_create_repeated_with_other_limits_is_a_conflict(bench: Bench) -> 
     plain = driver_state.create(required=64 * MIB)
     same = replace(plain, limits=(("read_iops", 100), ("write_iops", 200)))
     assert (await provisioner.create(same)).volume_id == bench.volume_id
-    with pytest.raises(ExistsDifferently, match="mutable_parameters"):
+    with pytest.raises(VolumeExistsDifferently, match="mutable_parameters"):
         await provisioner.create(plain)
 
 

@@ -184,7 +184,7 @@ def test_sweep_removes_only_temporary_files(tmp_path: Path) -> None:
     (tmp_path / ".a.0123456789ab.crust-tmp").touch()
     (tmp_path / ".hidden").touch()
     (tmp_path / "a").touch()
-    durable.sweep(tmp_path)
+    durable.remove_temporary_files(tmp_path)
     assert sorted(os.listdir(tmp_path)) == [".hidden", "a"]
 
 
