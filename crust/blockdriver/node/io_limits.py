@@ -62,8 +62,10 @@ class IoLimits:
         """
         if self.live.deferred_targets(volume_id):
             self.guests.check()
-        if any(not each.deferred for each in self.live.live_publishes(volume_id)):
-            self.check_host(limits)
+        if limits != NONE and any(
+            not each.deferred for each in self.live.live_publishes(volume_id)
+        ):
+            self.throttle.check()
 
     def hold(self, limits: volumes.IoLimits, attachment: Attachment) -> None:
         """Set the limits of a volume that is on the host now; one without any was cleared when it was attached."""
