@@ -20,6 +20,7 @@ from crust.blockdriver.node import guests
 from crust.blockdriver.node.attach_slots import AttachSlots
 from crust.blockdriver.node.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.ephemeral import EphemeralVolume, EphemeralVolumes
+from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_expand import NodeExpand
@@ -28,6 +29,7 @@ from crust.blockdriver.node.node_stage import NodeStage
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.node_stats import NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish
+from crust.blockdriver.node.node_unstage import NodeUnstage
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
 from crust.blockdriver.node.publish_check import PublishCheck
 from crust.blockdriver.records.capability_check import SupportedCapabilities
@@ -252,23 +254,24 @@ def _node_rules(  # noqa: PLR0913 - composition
     )
     node_unpublish = NodeUnpublish(stores.pool, node_state, backend, target_roots)
     node_stage = NodeStage(
-        pool=stores.pool,
         volume_records=volume_records,
         content_records=content_records,
         node_state=node_state,
-        live=live,
         backend=backend,
         supported=stores.supported,
         io_limits=io_limits,
         attach_slots=AttachSlots(live, here.node_id),
+        preparation=FilesystemPreparation(content_records),
         node_id=here.node_id,
     )
+    node_unstage = NodeUnstage(stores.pool, node_state, live, backend, io_limits)
     return NodeRules(
         volume_records=volume_records,
         live=live,
         io_limits=io_limits,
         fs_types=stores.supported.fs_types,
         node_stage=node_stage,
+        node_unstage=node_unstage,
         node_publish=NodePublish(
             content_records=content_records,
             node_state=node_state,
@@ -285,6 +288,7 @@ def _node_rules(  # noqa: PLR0913 - composition
             live=live,
             provisioner=_EphemeralProvisioner(provisioner),
             node_stage=node_stage,
+            node_unstage=node_unstage,
             node_unpublish=node_unpublish,
         ),
         node_expand=node_expand,

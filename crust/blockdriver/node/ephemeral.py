@@ -20,6 +20,7 @@ from crust import errors, quantities, volumes
 from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_stage import NodeStage, Stage
 from crust.blockdriver.node.node_unpublish import NodeUnpublish
+from crust.blockdriver.node.node_unstage import NodeUnstage
 from crust.blockdriver.node.publish_rules import Publish
 from crust.blockdriver.records import ephemeral_names
 from crust.blockdriver.records.pool import Pool
@@ -101,6 +102,7 @@ class EphemeralVolumes:
     live: LiveVolumes
     provisioner: EphemeralProvisioner
     node_stage: NodeStage
+    node_unstage: NodeUnstage
     node_unpublish: NodeUnpublish
 
     def id_of(self, volume_id: str) -> volumes.VolumeId:
@@ -166,7 +168,7 @@ class EphemeralVolumes:
     async def _remove(self, own: volumes.VolumeId, target: volumes.TargetPath) -> None:
         if await asyncio.to_thread(self.live.live_publishes, own):
             return
-        await self.node_stage.unstage(own, _staging(target))
+        await self.node_unstage.unstage(own, _staging(target))
         try:
             await asyncio.to_thread(self.volume_records.find, own)
         except UNREADABLE as err:

@@ -18,6 +18,7 @@ from crust.blockdriver.node.node_publish import NodePublish
 from crust.blockdriver.node.node_stage import NodeStage, Stage
 from crust.blockdriver.node.node_stats import Look, NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish
+from crust.blockdriver.node.node_unstage import NodeUnstage
 from crust.blockdriver.node.publish_rules import Publish, fingerprint
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.volume_records import VolumeRecords
@@ -68,6 +69,7 @@ class NodeRules:
     io_limits: IoLimits
     fs_types: tuple[str, ...]
     node_stage: NodeStage
+    node_unstage: NodeUnstage
     node_publish: NodePublish
     deferred_publish: DeferredNodePublish
     node_unpublish: NodeUnpublish
@@ -164,7 +166,7 @@ class Node(csi_pb2_grpc.NodeServicer):
             volume_id,
             "NodeUnstageVolume",
             path,
-            lambda: self._rules.node_stage.unstage(volume_id, path),
+            lambda: self._rules.node_unstage.unstage(volume_id, path),
         )
         return csi_pb2.NodeUnstageVolumeResponse()
 

@@ -12,8 +12,8 @@ from crust.blockdriver.node import (
     deferred_publish,
     format_decision,
     node_expand,
-    node_stage,
     node_stats,
+    node_unstage,
     publish_rules,
 )
 from crust.host.block import devices, loop
@@ -83,7 +83,7 @@ async def test_lifecycle_with_every_step_repeated_after_a_restart_succeeds(bench
     await bench.publish(volume.volume_id, target)
     assert len(mountinfo.below(str(bench.root))) == 1
     bench.restart()
-    with pytest.raises(node_stage.StillPublished, match="pod-a"):
+    with pytest.raises(node_unstage.StillPublished, match="pod-a"):
         await bench.unstage(volume.volume_id)
     await bench.unpublish(volume.volume_id, target)
     bench.restart()

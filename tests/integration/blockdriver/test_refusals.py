@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from crust import errors
-from crust.blockdriver.node import format_decision, node_publish, node_stage, publish_rules
+from crust.blockdriver.node import (
+    format_decision,
+    node_publish,
+    node_stage,
+    node_unstage,
+    publish_rules,
+)
 from crust.host.block import holders
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
@@ -168,7 +174,7 @@ async def test_unstage_of_a_raw_device_whose_node_is_bound_is_refused(
             path.unlink()
         bench.restart()
     await bench.unpublish(volume.volume_id, target)
-    with pytest.raises(node_stage.StillPublished, match=str(kubelets)):
+    with pytest.raises(node_unstage.StillPublished, match=str(kubelets)):
         await bench.unstage(volume.volume_id)
     mount_api.unmount(str(kubelets))
     await bench.unstage(volume.volume_id)

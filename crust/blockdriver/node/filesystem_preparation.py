@@ -1,0 +1,116 @@
+"""What a stage does to a device so that it can be mounted: nothing, a check, or a new filesystem.
+
+The content record comes first, always: "formatting" is durable before mkfs runs, "raw" before a user has the device.
+A record that somebody else wrote meanwhile is refused there (`StaleContentRecord`), so nothing is made or cleared on
+the word of a stale one.
+"""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from crust.blockdriver.engines.protocol import Attachment
+from crust.blockdriver.node import format_decision
+from crust.blockdriver.node.node_state import Staged
+from crust.blockdriver.records.content_record import ContentRecord
+from crust.blockdriver.records.content_records import ContentRecords
+from crust.host.block import devices, signatures, zeroout
+from crust.host.filesystems import fsck, mkfs_options, superblocks
+from crust.host.filesystems.mkfs_compatibility import MkfsCompatibility
+from crust.host.mounts import device_mounts
+
+
+def judge(
+    content: ContentRecord, fs_type: str, attachment: Attachment
+) -> format_decision.Action | None:
+    """The action that the device needs; none while this host has mounted it: then it was prepared before.
+
+    Anyone else who has it may be a guest, or a tool that a killed driver left running: `DeviceInUse`.
+    """
+    device = attachment.source.path
+    hold = devices.try_exclusive(device)
+    if hold is None:
+        return _judge_held(content, fs_type, attachment)
+    try:
+        found = _vouched(content, fs_type, device)
+        if found is None:
+            return _judge_unknown(content, fs_type, device)
+        return None if found.clean else format_decision.Action.KEEP
+    finally:
+        os.close(hold)
+
+
+def _judge_held(
+    content: ContentRecord, fs_type: str, attachment: Attachment
+) -> format_decision.Action | None:
+    device = attachment.source.path
+    known = _vouched(content, fs_type, device) is not None
+    action = format_decision.Action.KEEP if known else _judge_unknown(content, fs_type, device)
+    if action is format_decision.Action.KEEP and device_mounts.filesystem_mounts(attachment.source):
+        return None
+    os.close(
+        devices.open_exclusive(device)
+    )  # raises with the holder, or succeeds if it is free by now
+    return action
+
+
+def _vouched(content: ContentRecord, fs_type: str, device: str) -> superblocks.Superblock | None:
+    """The superblock of the recorded filesystem, if the device has it: one read."""
+    if (content.state, content.fs_type) != ("formatted", fs_type):
+        return None
+    return superblocks.find(device, fs_type)
+
+
+def _judge_unknown(content: ContentRecord, fs_type: str, device: str) -> format_decision.Action:
+    probe = signatures.probe if content.state == "new" else signatures.probe_untrusted
+    found = probe(device)
+    return format_decision.judge(content, fs_type, found, is_blank=lambda: devices.is_blank(device))
+
+
+@dataclass(frozen=True, slots=True)
+class FilesystemPreparation:
+    """Makes and checks filesystems. The caller makes one call per volume at a time."""
+
+    content_records: ContentRecords
+    mkfs: MkfsCompatibility = field(default_factory=MkfsCompatibility)
+
+    def give_out_raw(self, content: ContentRecord, attachment: Attachment) -> None:
+        """Record that a user has the device from here on: this driver never formats it again."""
+        if content.state == "raw":
+            return
+        if content.state == "formatting":
+            # Written once more, because a stale record is refused there, before anything is cleared on its word.
+            content = self.content_records.save(content)
+            zeroout.zero_device(attachment.source.path)
+        self.content_records.save(content.but(state="raw", fs_type=""))
+
+    async def prepare(
+        self,
+        action: format_decision.Action,
+        content: ContentRecord,
+        entry: Staged,
+        attachment: Attachment,
+        parameters: Mapping[str, str],
+    ) -> None:
+        """Do what `judge` said; raises the errors of the filesystem's tools."""
+        device, fs_type = attachment.source.path, entry.fs_type
+        if action is format_decision.Action.KEEP:
+            await fsck.check(device, fs_type)
+            return
+        intended = content.but(state="formatting", fs_type=fs_type)
+        clear = action is format_decision.Action.CLEAR_AND_MAKE
+        intended = await asyncio.to_thread(self._begin, intended, device, clear=clear)
+        await self.mkfs.make(device, fs_type, extra_options=mkfs_options.words(fs_type, parameters))
+        made = intended.but(
+            state="formatted",
+            filled_bytes=attachment.size_bytes,
+            generation=intended.generation + 1,
+        )
+        await asyncio.to_thread(self.content_records.save, made)
+
+    def _begin(self, intended: ContentRecord, device: str, *, clear: bool) -> ContentRecord:
+        written = self.content_records.save(intended)
+        if clear:
+            zeroout.zero_device(device)
+        return written

@@ -1,0 +1,90 @@
+"""NodeUnstageVolume: the device is detached with the last staging path, unless anything has it.
+
+The kernel decides, not the node state: a mount that nobody remembers keeps the device attached, and a lost node state
+does not.
+"""
+
+import asyncio
+import os
+from dataclasses import dataclass
+
+from crust import errors, volumes
+from crust.blockdriver.engines.protocol import Attachment, Backend
+from crust.blockdriver.node.io_limits import IoLimits
+from crust.blockdriver.node.live_volumes import LiveVolumes
+from crust.blockdriver.node.node_state import NodeState, Staged
+from crust.blockdriver.records.pool import Pool
+from crust.host.block import devices
+from crust.host.mounts import device_mounts
+
+
+class StillPublished(errors.NotReady):
+    """The volume to be unstaged is still published."""
+
+    def __init__(self, volume_id: str, targets: tuple[str, ...]) -> None:
+        super().__init__(
+            f"{volume_id} cannot be unstaged",
+            why=f"it is still published at {', '.join(targets)}",
+            hint="unpublish it there first",
+        )
+        self.volume_id = volume_id
+        self.targets = targets
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUnstage:
+    """Unstages volumes. The caller makes one call per volume at a time."""
+
+    pool: Pool
+    node_state: NodeState
+    live: LiveVolumes
+    backend: Backend
+    io_limits: IoLimits
+
+    async def unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
+        """Detach the volume if `path` is the last one it is staged at; not staged, or unknown, is a success.
+
+        Raises `StillPublished`, and `NotReady` with the holder while the device is in use.
+        """
+        await asyncio.to_thread(self._unstage, volume_id, path)
+
+    def _unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
+        if not self.pool.ids.is_volume_id(volume_id):
+            return
+        staged = self.node_state.staged(volume_id)
+        others = () if staged is None else _others(staged, path.text)
+        if staged is not None and others:
+            self.node_state.note_staged(staged.model_copy(update={"paths": others}))
+            return
+        published = self.live.live_publishes(volume_id)
+        if published:
+            raise StillPublished(volume_id, tuple(entry.target for entry in published))
+        attachment = self.backend.attached(volume_id)
+        if attachment is not None:
+            _check_unmounted(volume_id, attachment)
+            if staged is None or staged.kind == "block":
+                _check_unbound(volume_id, attachment)
+            self.io_limits.let_go(attachment)
+            self.backend.detach(volume_id)
+        for stale in self.node_state.published_of(volume_id):
+            self.node_state.forget_published(volumes.TargetPath(stale.target))
+        self.node_state.forget_staged(volume_id)
+
+
+def _check_unmounted(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
+    if devices.is_free(attachment.source.path, attachment.source.identity):
+        return
+    mounted = device_mounts.filesystem_mounts(attachment.source)
+    if mounted:
+        raise StillPublished(volume_id, tuple(mount.target for mount in mounted))
+
+
+def _check_unbound(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
+    bound = device_mounts.node_mounts(attachment.source)
+    if bound:
+        raise StillPublished(volume_id, tuple(mount.target for mount in bound))
+
+
+def _others(staged: Staged, path: str) -> tuple[str, ...]:
+    """The other staging paths, without those that the CO has removed."""
+    return tuple(each for each in staged.paths if each != path and os.path.isdir(each))
