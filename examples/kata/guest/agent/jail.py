@@ -5,8 +5,10 @@ into it read-only. Volumes are bound at their destinations; a subPath is resolve
 link in the volume leads out of it, and bound by descriptor, so that it cannot be replaced in between. The
 guest's volume directory is detached from the namespace: a container sees and pins only its own volumes.
 
-The security boundary is the VM: root in a container has no capability over the guest, but may crash its own sandbox
-through /proc, which is not masked.
+The security boundary is the VM. Inside it, containers are uid 0 of the guest, so what /proc lets uid 0 do to the
+kernel (core_pattern runs a program outside of all containers) is read-only or covered, as OCI runtimes do. The
+guest's own mounts are detached for the same reason: while a plain /proc is anywhere in the mount namespace, even out
+of reach, the kernel lets a user namespace mount another one that is writable (mount_too_revealing, fs/namespace.c).
 
 The initramfs cannot be pivoted away (pivot_root(2) refuses rootfs), hence MS_MOVE and chroot.
 """
@@ -53,6 +55,28 @@ _DEVICE_LINKS = {
     "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
 }
+# The lists of OCI runtimes (runtime-spec, config-linux.md). What the guest's kernel lacks is left out.
+_READ_ONLY = ("proc/bus", "proc/fs", "proc/irq", "proc/sys", "proc/sysrq-trigger")
+_COVERED = (
+    "proc/acpi",
+    "proc/asound",
+    "proc/interrupts",
+    "proc/kallsyms",
+    "proc/kcore",
+    "proc/keys",
+    "proc/kmsg",
+    "proc/kpagecgroup",
+    "proc/kpagecount",
+    "proc/kpageflags",
+    "proc/latency_stats",
+    "proc/sched_debug",
+    "proc/scsi",
+    "proc/timer_list",
+    "proc/timer_stats",
+    "sys/devices/virtual/powercap",
+    "sys/firmware",
+)
+_OF_THE_GUEST = ("/dev", "/proc", "/sys", "/tmp", "/run")
 # chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service, sys_chroot, setfcap
 # (capability.h). Without mknod and sys_admin a container cannot reach a disk that it was not given.
 _KEPT_CAPABILITIES = frozenset((0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31))
@@ -69,9 +93,11 @@ def enter(spec: Spec) -> None:
     _build_root()
     for mount in spec["mounts"]:
         _bind(mount)
-    linux.unmount(volumes.ROOT, linux.MNT_DETACH)
     os.chdir(_ROOT)
     linux.mount(".", "/", "", linux.MS_MOVE)
+    # The working directory is the new root by now; absolute paths still lead to the old one.
+    for path in _OF_THE_GUEST:
+        linux.unmount(path, linux.MNT_DETACH)
     os.chroot(".")
     os.chdir(spec["directory"])
     _restrict(spec)
@@ -87,6 +113,7 @@ def _build_root() -> None:
     hard = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
     linux.mount("proc", f"{_ROOT}/proc", "proc", hard)
     linux.mount("sysfs", f"{_ROOT}/sys", "sysfs", hard | linux.MS_RDONLY)
+    _protect_kernel()
     for name in _DEVICES:
         _bind_path(f"/dev/{name}", f"{_ROOT}/dev/{name}", read_only=False)
     for name, target in _DEVICE_LINKS.items():
@@ -94,6 +121,20 @@ def _build_root() -> None:
     os.mkdir(f"{_ROOT}/dev/shm")
     for name in ("dev/shm", "tmp"):
         os.chmod(f"{_ROOT}/{name}", 0o1777)
+
+
+def _protect_kernel() -> None:
+    for path in (f"{_ROOT}/{name}" for name in _READ_ONLY):
+        if os.path.exists(path):
+            with _opened(os.open(path, os.O_PATH)) as fd:
+                _attach(fd, fd, linux.MOUNT_ATTR_RDONLY)
+    for path in (f"{_ROOT}/{name}" for name in _COVERED):
+        if os.path.isdir(path):
+            linux.mount("tmpfs", path, "tmpfs", linux.MS_RDONLY, "mode=755,size=4k")
+        elif os.path.exists(path):
+            null = os.open("/dev/null", os.O_PATH)
+            with _opened(null), _opened(os.open(path, os.O_PATH)) as place:
+                _attach(null, place, 0)
 
 
 def _bind_path(source: str, target: str, *, read_only: bool) -> None:
