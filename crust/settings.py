@@ -6,7 +6,7 @@ the module that composes a program sees its settings object: constructors get th
 
 import tomllib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -64,6 +64,9 @@ class ServedDriver(BaseModel):
     backend: SocketPath
     """The shim's socket."""
 
+    register_plugin: bool = True
+    """Whether the proxy registers it with the kubelet, if `plugins_registry` is set."""
+
 
 class ProxySettings(ProgramSettings):
     """`crust proxy`."""
@@ -77,8 +80,14 @@ class ProxySettings(ProgramSettings):
     target_roots: Annotated[tuple[AbsolutePath, ...], Field(min_length=1)] = ("/var/lib/kubelet",)
     """Targets may be deferred below these directories: the kubelet's root."""
 
-    drivers: Annotated[tuple[ServedDriver, ...], Field(min_length=1)]
-    """One per CSI driver on the node."""
+    drivers: tuple[ServedDriver, ...] = ()
+    """The CSI drivers on the node that need no file of their own."""
+
+    drivers_dir: AbsolutePath | Literal[""] = ""
+    """Its files `*.toml` add drivers while the proxy runs: name, socket, backend. Empty: none is looked for."""
+
+    plugins_registry: AbsolutePath | Literal[""] = ""
+    """The kubelet's /var/lib/kubelet/plugins_registry, where drivers are registered. Empty: others register them."""
 
     @pydantic.field_validator("drivers")
     @classmethod
@@ -88,6 +97,12 @@ class ProxySettings(ProgramSettings):
             if len(set(seen)) < len(seen):
                 raise ValueError(f"two drivers have the same {kind}")
         return drivers
+
+    @pydantic.model_validator(mode="after")
+    def _some_driver(self) -> Self:
+        if not (self.drivers or self.drivers_dir):
+            raise ValueError("drivers is empty, and there is no drivers_dir to add some")
+        return self
 
     check_propagation: bool = True
     """Refuse to start where mounts would not reach the host. False: CO and runtimes live in our mount namespace."""
@@ -188,7 +203,7 @@ def load(
     try:
         return model.model_validate(merged)
     except pydantic.ValidationError as err:
-        raise InvalidSettings(program, _reasons(err)) from err
+        raise InvalidSettings(program, reasons(err)) from err
 
 
 def _with_endpoint(drivers: Any, endpoint: str) -> Any:
@@ -210,6 +225,7 @@ def _from_environment(model: type[BaseModel], environ: Mapping[str, str]) -> dic
     return found
 
 
-def _reasons(err: pydantic.ValidationError) -> str:
+def reasons(err: pydantic.ValidationError) -> str:
+    """What is wrong with which setting."""
     lines = err.errors(include_url=False, include_context=False, include_input=False)
     return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in lines)

@@ -55,6 +55,10 @@ def main() -> None:
 @click.option(
     "--handler-grace-s", type=float, help="How long a call waits for a handler after a start."
 )
+@click.option("--drivers-dir", help="Its files *.toml add drivers while the proxy runs.")
+@click.option(
+    "--plugins-registry", help="Register drivers here: /var/lib/kubelet/plugins_registry."
+)
 @click.option(
     "--driver",
     "drivers",

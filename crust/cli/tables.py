@@ -62,6 +62,8 @@ async def _drivers(stub: Stub) -> tuple[Table, bool]:
     table = _table("Drivers", "name", "socket", "backend", "answers", "deferred")
     for each in answer.drivers:
         answers = "yes" if each.connected else "not yet"
+        if each.registration:
+            answers += f", {each.registration}"
         table.add_row(each.name, each.socket, each.backend, answers, str(each.deferred_volumes))
     return table, True
 

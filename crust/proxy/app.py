@@ -7,9 +7,8 @@ order and waits for every running operation.
 """
 
 import asyncio
-import hashlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -22,12 +21,14 @@ from crust.proxy.backend import Backend
 from crust.proxy.csi_frontend import CsiFrontend
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
+from crust.proxy.driver_files import DriverFiles, watching
+from crust.proxy.driver_sockets import DriverSockets
 from crust.proxy.events import Events
 from crust.proxy.expand import DeferredExpand
 from crust.proxy.freeze import DeferredFreeze
 from crust.proxy.handlers import Handlers
 from crust.proxy.handoff_watch import watch_handoff
-from crust.proxy.inspect import Driver, Inspect
+from crust.proxy.inspect import Inspect
 from crust.proxy.io_limits import DeferredIoLimits
 from crust.proxy.peers import HandlerPeers
 from crust.proxy.publish import DeferredPublish
@@ -36,7 +37,7 @@ from crust.proxy.runtime_api import Mutations, RuntimeApi
 from crust.proxy.stage import RuntimeStage
 from crust.proxy.targets import GuardedTargets, Targets
 from crust.proxy.unpublish import DeferredUnpublish
-from crust.rpc import channel, server
+from crust.rpc import server
 from crust.rpc.daemon import Daemon, starting
 from crust.rpc.gate import Gate
 from crust.settings import ProxySettings
@@ -83,13 +84,14 @@ async def running(
         handlers = Handlers(grace_s=settings.handler_grace_s)
         peers = HandlerPeers()
         stack.push_async_callback(peers.close)
-        backends = _backends(settings, stack)
-        parts = _Parts(deferred, handlers, peers, events, backends, targets, devices, daemon)
+        parts = _Parts(deferred, handlers, peers, events, targets, devices, daemon)
+        drivers = _driver_sockets(settings, parts)
         await daemon.owned.enter_async_context(watch_handoff(store, deferred, events))
-        await _serve_proxy_sockets(settings, parts, stack)
-        await _serve_csi_sockets(settings, parts, stack)
+        await _serve_proxy_sockets(settings, parts, drivers, stack)
+        await _serve_drivers(settings, drivers, daemon, stack)
         await stack.enter_async_context(daemon.serves())
-        _log.info("proxy serves", extra={"drivers": len(backends), "entries": len(deferred.all())})
+        told = {"drivers": len(drivers.all()), "entries": len(deferred.all())}
+        _log.info("proxy serves", extra=told)
         yield daemon
 
 
@@ -99,7 +101,6 @@ class _Parts:
     handlers: Handlers
     peers: HandlerPeers
     events: Events
-    backends: Sequence[Driver]
     targets: Targets
     devices: Devices
     daemon: Daemon
@@ -122,17 +123,8 @@ async def _load(store: stores.Store, daemon: Daemon) -> DeferredVolumes:
     return deferred
 
 
-def _backends(settings: ProxySettings, stack: AsyncExitStack) -> Sequence[Driver]:
-    drivers = []
-    for served in settings.drivers:
-        backend = Backend(channel.connect(served.backend))
-        stack.push_async_callback(backend.aclose)
-        drivers.append(Driver(served.name, served.socket, served.backend, backend))
-    return drivers
-
-
 async def _serve_proxy_sockets(
-    settings: ProxySettings, parts: _Parts, stack: AsyncExitStack
+    settings: ProxySettings, parts: _Parts, drivers: DriverSockets, stack: AsyncExitStack
 ) -> None:
     sockets = Sockets.below(settings.run_dir)
     staging = operations.KeyedOperations()
@@ -147,9 +139,7 @@ async def _serve_proxy_sockets(
     expand = DeferredExpand(*common, parts.devices, staging)
     runtime = RuntimeApi(*common, Mutations(stage, expand, freeze, io_limits))
     registry = HandlerRegistry(parts.handlers, parts.peers, parts.events, settings.volumes_root)
-    inspect = Inspect(
-        parts.backends, parts.handlers, parts.deferred, parts.events, parts.daemon.health
-    )
+    inspect = Inspect(drivers, parts.handlers, parts.deferred, parts.events, parts.daemon.health)
     await stack.enter_async_context(
         server.serving(
             sockets.handlers,
@@ -183,28 +173,34 @@ async def _serve_proxy_sockets(
     )
 
 
-async def _serve_csi_sockets(settings: ProxySettings, parts: _Parts, stack: AsyncExitStack) -> None:
+def _driver_sockets(settings: ProxySettings, parts: _Parts) -> DriverSockets:
     unpublish = DeferredUnpublish(parts.deferred, parts.events, parts.targets)
     publish = DeferredPublish(
         parts.deferred, parts.handlers, parts.events, parts.targets, unpublish
     )
-    for driver in parts.backends:
-        name = volumes.DriverName(driver.name)
-        front = CsiFrontend(name, driver.backend, parts.deferred, publish, unpublish, parts.targets)
-        stack.push_async_callback(front.drain)
-        parts.daemon.when_settled(front.idle)
-        await stack.enter_async_context(
-            server.serving(
-                driver.socket,
-                name=f"csi {driver.name}",
-                lock_path=_lock_path(settings.run_dir, driver.socket),
-                generic=[front.handler()],
-                daemon=parts.daemon,
-                gate=Gate(front.holds),
-            )
-        )
+
+    def frontend(name: volumes.DriverName, backend: Backend) -> CsiFrontend:
+        return CsiFrontend(name, backend, parts.deferred, publish, unpublish, parts.targets)
+
+    return DriverSockets(
+        frontend,
+        parts.deferred,
+        parts.daemon,
+        run_dir=settings.run_dir,
+        plugins_registry=settings.plugins_registry,
+    )
 
 
-def _lock_path(run_dir: str, socket: str) -> str:
-    """CSI allows no other file beside a plugin's socket, so its lock is in the run directory."""
-    return f"{run_dir}/{hashlib.sha256(socket.encode()).hexdigest()[:16]}.lock"
+async def _serve_drivers(
+    settings: ProxySettings, drivers: DriverSockets, daemon: Daemon, stack: AsyncExitStack
+) -> None:
+    stack.push_async_callback(drivers.aclose)
+    daemon.when_settled(drivers.idle)
+    for served in settings.drivers:
+        await drivers.add(served)
+    if settings.drivers_dir:
+        files = DriverFiles(settings.drivers_dir, settings.drivers, drivers, daemon.health)
+        # ends before the drivers do, and before a successor has the state
+        watch = await stack.enter_async_context(AsyncExitStack())
+        await watch.enter_async_context(watching(files))
+        daemon.owned.push_async_callback(watch.aclose)

@@ -1,8 +1,7 @@
 """The API for operators: the current state of the proxy. Read-only."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -10,8 +9,8 @@ import grpc.aio
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from crust.handoff.store import Entry
-from crust.proxy.backend import Backend
 from crust.proxy.deferred import DeferredVolumes
+from crust.proxy.driver_sockets import DriverSockets
 from crust.proxy.events import Event, Events
 from crust.proxy.handlers import Handler, Handlers
 from crust.rpc.health import Health
@@ -20,28 +19,18 @@ from crust.wire.v1 import handlers_pb2, inspect_pb2, inspect_pb2_grpc, types_pb2
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Driver:
-    """A driver that the proxy serves."""
-
-    name: str
-    socket: str
-    backend_socket: str
-    backend: Backend
-
-
 class Inspect(inspect_pb2_grpc.InspectServicer):
     """The service Inspect: handlers, the handoff directory, drivers, health."""
 
     def __init__(
         self,
-        drivers: Sequence[Driver],
+        drivers: DriverSockets,
         handlers: Handlers,
         deferred: DeferredVolumes,
         events: Events,
         health: Health,
     ) -> None:
-        self._drivers = tuple(drivers)
+        self._drivers = drivers
         self._health = health
         self._handlers = handlers
         self._deferred = deferred
@@ -61,13 +50,16 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
         return inspect_pb2.ListDriversResponse(
             drivers=[
                 inspect_pb2.ListDriversResponse.Driver(
-                    name=each.name,
-                    socket=each.socket,
-                    backend=each.backend_socket,
+                    name=each.served.name,
+                    socket=each.served.socket,
+                    backend=each.served.backend,
                     connected=each.backend.channel.get_state(try_to_connect=True) is ready,
-                    deferred_volumes=sum(record.key.driver == each.name for record in records),
+                    deferred_volumes=sum(
+                        record.key.driver == each.served.name for record in records
+                    ),
+                    registration=each.registration.state if each.registration else "",
                 )
-                for each in self._drivers
+                for each in self._drivers.all()
             ]
         )
 

@@ -41,6 +41,7 @@ class Daemon:
         self.owned = AsyncExitStack()
         self.onward = AsyncExitStack()
         self.handed_over = False
+        self._releasing = False
         self._lock_path = lock_path
         self._predecessor = predecessor
         self._served: list[_Served] = []
@@ -58,6 +59,8 @@ class Daemon:
     ) -> Iterator[None]:
         """Count the socket as served while the block runs."""
         served = _Served(own, lock, gate)
+        if self._releasing and gate is not None:
+            gate.close()
         self._served.append(served)
         try:
             yield
@@ -90,7 +93,8 @@ class Daemon:
         await self._lost
 
     async def _release(self) -> Mapping[str, sockets.Identity]:
-        gates = [each.gate for each in self._served if each.gate is not None]
+        gates = self._gates()
+        self._releasing = True
         try:
             async with asyncio.timeout(DRAIN_S):
                 for stage in sorted({gate.stage for gate in gates}):
@@ -98,7 +102,8 @@ class Daemon:
                 for idle in self._settled:
                     await idle()
         except TimeoutError:
-            for gate in gates:
+            self._releasing = False
+            for gate in self._gates():
                 gate.reopen()
             why = f"its operations have not ended within {DRAIN_S:g} s"
             raise takeover.TakeoverRefused(self._lock_path, why) from None
@@ -109,6 +114,9 @@ class Daemon:
                 each.lock.close()
         _log.info("state released to the successor")
         return {each.own.path: each.own.identity for each in self._served}
+
+    def _gates(self) -> list[Gate]:
+        return [each.gate for each in self._served if each.gate is not None]
 
     async def _stand_by(self, ended: asyncio.Future[None]) -> None:
         try:

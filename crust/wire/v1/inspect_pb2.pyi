@@ -50,6 +50,7 @@ class ListDriversResponse(_message.Message):
         BACKEND_FIELD_NUMBER: _builtins.int
         CONNECTED_FIELD_NUMBER: _builtins.int
         DEFERRED_VOLUMES_FIELD_NUMBER: _builtins.int
+        REGISTRATION_FIELD_NUMBER: _builtins.int
         name: _builtins.str
         socket: _builtins.str
         """The socket that the CO calls."""
@@ -58,6 +59,8 @@ class ListDriversResponse(_message.Message):
         connected: _builtins.bool
         """Whether the backend answers."""
         deferred_volumes: _builtins.int
+        registration: _builtins.str
+        """Of the plugin registration: "waiting", "registered", "refused"; empty if the proxy does not register the driver."""
         def __init__(
             self,
             *,
@@ -66,10 +69,11 @@ class ListDriversResponse(_message.Message):
             backend: _builtins.str = ...,
             connected: _builtins.bool = ...,
             deferred_volumes: _builtins.int = ...,
+            registration: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "connected", b"connected", "deferred_volumes", b"deferred_volumes", "name", b"name", "socket", b"socket"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "connected", b"connected", "deferred_volumes", b"deferred_volumes", "name", b"name", "registration", b"registration", "socket", b"socket"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

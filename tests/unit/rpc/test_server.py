@@ -37,8 +37,10 @@ class WaitableHealth(Health):
         super().__init__()
         self._told = asyncio.Event()
 
-    def report(self, part: str, problem: errors.CrustError | None) -> None:
-        super().report(part, problem)
+    def report(
+        self, part: str, problem: errors.CrustError | None, *, is_fatal: bool = True
+    ) -> None:
+        super().report(part, problem, is_fatal=is_fatal)
         if problem is not None:
             self._told.set()
 

@@ -1,0 +1,110 @@
+"""The drivers that the proxy serves, each with its CSI socket: any of them can come and go while the others serve."""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from crust import volumes
+from crust.proxy.backend import Backend
+from crust.proxy.csi_frontend import CsiFrontend
+from crust.proxy.deferred import DeferredVolumes
+from crust.proxy.plugin_registration import Registration, registering
+from crust.rpc import channel, server
+from crust.rpc.daemon import Daemon
+from crust.rpc.gate import Gate
+from crust.settings import ServedDriver
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """A driver that the proxy serves. Its `parts` end with it, its socket first."""
+
+    served: ServedDriver
+    backend: Backend
+    front: CsiFrontend
+    registration: Registration | None
+    parts: AsyncExitStack
+
+
+Frontend = Callable[[volumes.DriverName, Backend], CsiFrontend]
+
+
+class DriverSockets:
+    """Serves drivers. `run_dir` has their sockets' locks: CSI allows no other file beside a plugin's socket."""
+
+    def __init__(
+        self,
+        frontend: Frontend,
+        deferred: DeferredVolumes,
+        daemon: Daemon,
+        *,
+        run_dir: str,
+        plugins_registry: str,
+    ) -> None:
+        self._frontend = frontend
+        self._deferred = deferred
+        self._daemon = daemon
+        self._run_dir = run_dir
+        self._registry = plugins_registry
+        self._drivers: dict[str, Driver] = {}
+
+    def all(self) -> Sequence[Driver]:
+        """The drivers, by name."""
+        return tuple(self._drivers[name] for name in sorted(self._drivers))
+
+    async def add(self, served: ServedDriver) -> None:
+        """Serve one more. Raises what keeps its socket from being served, and then nothing is changed."""
+        async with AsyncExitStack() as parts:
+            backend = Backend(channel.connect(served.backend))
+            parts.push_async_callback(backend.aclose)
+            front = self._frontend(volumes.DriverName(served.name), backend)
+            parts.push_async_callback(front.drain)
+            serving = server.serving(
+                served.socket,
+                name=f"csi {served.name}",
+                lock_path=self._lock_path(served.socket),
+                generic=[front.handler()],
+                daemon=self._daemon,
+                gate=Gate(front.holds),
+            )
+            await parts.enter_async_context(serving)
+            registration = await self._register(served, parts)
+            self._drivers[served.name] = Driver(
+                served, backend, front, registration, parts.pop_all()
+            )
+        _log.info("driver served", extra={"driver": served.name, "socket": served.socket})
+
+    async def remove(self, name: str) -> None:
+        """Stop serving a driver, once its running operations have ended. What is deferred stays as it is."""
+        driver = self._drivers.pop(name)
+        await driver.parts.aclose()
+        left = sum(record.key.driver == name for record in self._deferred.all())
+        told = {"driver": name, "deferred_volumes": left}
+        _log.log(logging.WARNING if left else logging.INFO, "driver served no more", extra=told)
+
+    async def idle(self) -> None:
+        """Wait until no operation runs."""
+        await asyncio.gather(*(driver.front.idle() for driver in self.all()))
+
+    async def aclose(self) -> None:
+        """Stop serving all of them, at once: none takes work while another one's operations end."""
+        drivers, self._drivers = self.all(), {}
+        await asyncio.gather(*(driver.parts.aclose() for driver in drivers))
+
+    async def _register(self, served: ServedDriver, parts: AsyncExitStack) -> Registration | None:
+        if not (self._registry and served.register_plugin):
+            return None
+        registration = Registration(served.name, served.socket, self._daemon.health)
+        lock_path = self._lock_path(f"{self._registry}/{served.name}")
+        await parts.enter_async_context(
+            registering(registration, served.name, self._registry, lock_path, self._daemon)
+        )
+        return registration
+
+    def _lock_path(self, socket: str) -> str:
+        return f"{self._run_dir}/{hashlib.sha256(socket.encode()).hexdigest()[:16]}.lock"
