@@ -197,7 +197,7 @@ async def test_container_is_refused_when_handoff_entry_is_missing(
     with pytest.raises(RuntimeRefused, match="awaits a deferred volume"):
         await node.run("one", target, "echo lost > /data/f")
     with pytest.raises(OSError, match="No space left"):
-        (target / "f").touch()
+        (target / "f").write_text("lost")
 
 
 async def test_a_mount_source_that_is_not_deferred_is_refused(
