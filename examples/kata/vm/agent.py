@@ -2,7 +2,7 @@
 
 Rules: a line has at most MAX_LINE bytes. After a protocol violation nothing more is read from the guest
 (GuestProtocolViolation). Container output is sent on credit, so the guest cannot make this process buffer more than
-it granted. A new connection first sends a newline, which ends a partial line of an earlier host, and a `hello` with
+it granted; what it sends per second has a budget (budget.py). A new connection first sends a newline, which ends a partial line of an earlier host, and a `hello` with
 a fresh id; it drops everything before the answer. A request whose deadline has passed continues in the guest; every
 operation may be repeated.
 """
@@ -25,7 +25,7 @@ import pydantic
 
 from crust import errors
 from examples.kata.guest.agent import protocol
-from examples.kata.vm import faults, values
+from examples.kata.vm import budget, faults, values
 
 _log = logging.getLogger(__name__)
 
@@ -54,10 +54,12 @@ class AgentClient:
         self._reader = reader
         self._writer = writer
         self._lines = protocol.Lines()
+        self._budget = budget.MessageBudget()
         self._session = secrets.token_hex(4)
         self._numbers = itertools.count()
         self._pending: dict[str, asyncio.Future[dict[str, object]]] = {}
         self._listeners: dict[str, Listener] = {}
+        self._heard: set[str] = set()
         self._greeted = False
         self._failure: errors.CrustError | None = None
         self._task = asyncio.create_task(self._listen(), name="agent-listen")
@@ -129,6 +131,7 @@ class AgentClient:
         if self._failure is not None:
             raise self._failure
         self._listeners[container] = listener
+        self._heard.add(container)
 
     def ignore(self, container: str) -> None:
         """Drop a container's events from now on."""
@@ -158,8 +161,10 @@ class AgentClient:
     async def _listen(self) -> None:
         try:
             while data := await self._reader.read(65536):
-                for line in self._lines.feed(data):
+                lines = list(self._lines.feed(data))
+                for line in lines:
                     self._on_line(line)
+                await asyncio.sleep(self._budget.spend(len(lines), len(data)))
             self._fail(faults.AgentDisconnected("the VM closed the connection"))
         except OSError as err:
             self._fail(faults.AgentDisconnected(err.strerror or str(err)))
@@ -167,21 +172,27 @@ class AgentClient:
             self._fail(err)
 
     def _on_line(self, raw: bytes | None) -> None:
+        raw = raw or b""
+        if not self._greeted and self._session.encode() not in raw:
+            return  # it was meant for an earlier host; there may be much of it, so it is not parsed
         try:
-            line = values.Line.model_validate_json(raw or b"")
+            line = values.Line.model_validate_json(raw)
         except pydantic.ValidationError as err:
-            # Before the greeting it may be the rest of a line that was meant for an earlier host.
             if self._greeted:
                 raise faults.GuestProtocolViolation("it sent a line that is not a message") from err
+            self._on_unsolicited(len(raw))
             return
         if line.id is not None:
-            self._on_answer(line.id, line)
+            self._on_answer(line.id, line, len(raw))
         elif line.container is not None and self._greeted:
-            self._on_event(line.container, line)
+            self._on_event(line.container, line, len(raw))
+        else:
+            self._on_unsolicited(len(raw))
 
-    def _on_answer(self, request: str, line: values.Line) -> None:
+    def _on_answer(self, request: str, line: values.Line, size_bytes: int) -> None:
         future = self._pending.get(request)
         if future is None or future.done():
+            self._on_unsolicited(size_bytes)
             return
         self._greeted = True
         if line.error is not None:
@@ -190,15 +201,23 @@ class AgentClient:
         else:
             future.set_result(line.ok or {})
 
-    def _on_event(self, container: str, line: values.Line) -> None:
+    def _on_event(self, container: str, line: values.Line, size_bytes: int) -> None:
         listener = self._listeners.get(container)
+        # A container that nobody listens to any more may still have credit.
+        if container not in self._heard or (line.event == "output" and not line.data):
+            self._on_unsolicited(size_bytes)
         if listener is None:
             return
         if line.event == "exit":
             self.ignore(container)
+            self._heard.discard(container)
             listener.ended(values.Exit(line.code, line.signal))
         elif line.event == "output" and line.stream is not None:
             listener.output(values.Output(line.stream, _decode(line.data or "")))
+
+    def _on_unsolicited(self, size_bytes: int) -> None:
+        if not self._budget.accepts_unsolicited(size_bytes):
+            raise faults.GuestProtocolViolation("it sends messages that nobody asked for")
 
     def _fail(self, err: errors.CrustError) -> None:
         if self._failure is not None:

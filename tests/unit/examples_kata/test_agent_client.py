@@ -11,7 +11,7 @@ import pytest
 
 from crust import errors
 from examples.kata.guest.agent import protocol
-from examples.kata.vm import agent, containers, faults, guest, values
+from examples.kata.vm import agent, budget, containers, faults, guest, values
 
 _HELLO = {
     "protocol": protocol.VERSION,
@@ -226,6 +226,7 @@ def _starting(*events: object) -> Reply:
     return reply
 
 
+_NO_SUCH = {"code": "not_found", "message": "", "hint": ""}
 _EXIT = {"event": "exit", "container": "c", "code": 0, "signal": None}
 _SPEC = values.ContainerSpec("c", ("true",))
 
@@ -267,6 +268,64 @@ async def test_events_of_an_unknown_container_are_dropped(tmp_path: Path) -> Non
     unknown = {**_output(b"x"), "container": "other"}
     async with _connected(FakeGuest(_starting(unknown, _EXIT)), tmp_path) as inside:
         assert (await inside.run(_SPEC)).stdout == b""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"id": "x", "ok": {"a": [{"b": 1}] * 100}},
+        {"event": "output", "container": "other", "stream": "stdout", "data": "eA=="},
+        {"event": "output", "container": "c", "stream": "stdout", "data": ""},
+        {"id": None, "error": {"code": "internal", "message": "", "hint": ""}},
+    ],
+)
+async def test_messages_that_nobody_asked_for_end_the_connection(
+    tmp_path: Path, line: object
+) -> None:
+    """One event loop serves all sandboxes: a guest that writes without end would stop the others."""
+    fake = FakeGuest(_starting(*[line] * 1000))
+    async with _connected(fake, tmp_path) as inside:
+        container = await inside.start(_SPEC)
+        with pytest.raises(faults.GuestProtocolViolation, match="nobody asked for"):
+            await container.wait()
+
+
+async def test_output_of_a_container_that_nobody_reads_any_more_is_no_violation(
+    tmp_path: Path,
+) -> None:
+    """Its start was given up, and its credit is spent one byte at a time."""
+    late = [_output(b"x")] * 1000
+
+    def reply(request: dict[str, object]) -> list[object]:
+        if request["op"] == "container.start":
+            return [*late, {"id": request["id"], "error": _NO_SUCH}]
+        return [*late, {"id": request["id"], "ok": {}}]
+
+    async with _connected(FakeGuest(reply), tmp_path) as inside:
+        with pytest.raises(errors.NotFound):
+            await inside.start(_SPEC)
+        await inside.ping()
+
+
+async def test_guest_over_its_pace_is_not_read_until_it_may_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_s = [0.0, 3600.0]  # after hello, after the first answer
+    monkeypatch.setattr(budget.MessageBudget, "spend", lambda *_: waits_s.pop(0))
+    async with _connected(FakeGuest(_ok({})), tmp_path) as inside:
+        await inside.ping()
+        with pytest.raises(faults.AgentTimedOut):
+            await inside.ping(timeout_s=0.1)
+
+
+def test_budget_paces_messages_and_bytes_and_refills() -> None:
+    now_s = [100.0]
+    spent = budget.MessageBudget(lambda: now_s[0])
+    assert spent.spend(100, 1000) == 0
+    assert spent.spend(budget.MESSAGES_PER_S, 0) == pytest.approx(0.8)
+    assert spent.spend(0, budget.BYTES_PER_S) == pytest.approx(0.8, abs=0.01)
+    now_s[0] += 1
+    assert spent.spend(1, 1) == 0
 
 
 def test_guest_usage_is_clamped_to_the_disk_size() -> None:
