@@ -10,6 +10,7 @@ dead claim.
 import contextlib
 import datetime
 import enum
+import fcntl
 import json
 import os
 import stat
@@ -23,7 +24,7 @@ from crust import errors, volumes
 from crust.handoff import layout
 from crust.handoff.record import UnreadableHandoffRecord, reasons
 from crust.host.files import durable, ofdlocks
-from crust.host.process import oserrors
+from crust.host.process import open_files, oserrors
 
 LIMIT_BYTES = 16 * 1024
 SCHEMA = 1
@@ -146,6 +147,24 @@ class ClaimLock:
             if not keep:
                 os.close(fd)
         return cls(fd, paths) if keep else None
+
+    @classmethod
+    def of_holder(cls, paths: layout.EntryPaths, pid: int) -> Self | None:
+        """A copy of the lock that the process holds; None if it does not hold the entry's lock.
+
+        Setting a lock again through the description that has it succeeds, and through any other it fails: so the copy
+        itself proves who holds the lock, and nobody else can take it while the copy is open.
+        """
+        if not is_held(paths):
+            return None
+        with oserrors.translating(f"cannot look at {paths.claim_lock}"):
+            file = os.lstat(paths.claim_lock)
+        with contextlib.closing(open_files.copies(pid, file)) as copies:
+            for copy in copies:
+                if _holds(copy) and _leads_to(paths.claim_lock, copy):
+                    return cls(copy, paths)
+                os.close(copy)
+        return None
 
     def close(self) -> None:
         """Close this copy of the descriptor; the lock ends with the last copy. Idempotent."""
@@ -294,6 +313,12 @@ def _check_lock(path: str, status: os.stat_result) -> None:
         raise UntrustedLock(path, "other users may write to it")
     if status.st_nlink > 1:
         raise UntrustedLock(path, "it has a second hard link")
+
+
+def _holds(fd: int) -> bool:
+    """Whether the description behind `fd` has the lock, which the caller knows to be held by somebody."""
+    is_writable = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    return is_writable and ofdlocks.try_lock(fd)
 
 
 def _leads_to(path: str, fd: int) -> bool:

@@ -13,7 +13,8 @@ are opened without it: then only an existing writable mount is refused, and the 
 rest.
 
 A sandbox claims a volume once, for all of its containers; the runtime counts them. A restarted handler adopts the
-claims of the virtual machines that it finds running. Functions block.
+claims of the virtual machines that it finds running: it copies the lock's descriptor out of the process that holds
+it, so that the claim cannot end, and another sandbox's begin, while it writes claim.json. Functions block.
 
 A kubelet passes fsGroup only to drivers with VOLUME_MOUNT_GROUP. For other drivers it changes the group of the target
 directory, which is the root of the guard mount here. This module reads that group and puts it into the record, so
@@ -108,9 +109,10 @@ class Claim:
         return tuple(fd for fd in (lock_fd, self._device_fd) if fd >= 0)
 
     def report(self, state: claims.State, error: str = "") -> None:
-        """Write the state into claim.json. Raises `ClaimLost` if this sandbox has lost the claim."""
+        """Write the state into claim.json. Raises `ClaimLost` after `hand_over`: adopt the claim again first."""
         if self._lock is None:
-            _check_ours(self._paths, self.record, self.sandbox_id)
+            why = "the lock is handed over, so the claim may have ended and another have begun"
+            raise ClaimLost(self.record.target, self.sandbox_id, why)
         claims.write(self._paths, self._content(state, error))
 
     def hand_over(self) -> None:
@@ -125,7 +127,7 @@ class Claim:
     def release(self) -> None:
         """Remove claim.json, then close device and lock. Only after the sandbox has given the device back or ended.
 
-        Idempotent. After `hand_over` or `adopt_volume` it raises `HeldBySandbox` while the hypervisor still runs.
+        Idempotent. After `hand_over` it raises `HeldBySandbox` while the hypervisor still runs.
         """
         if self._lock is None:
             _remove_dead(self._paths, self.record.target)
@@ -188,18 +190,31 @@ def adopt_volume(
     target: volumes.TargetPath,
     sandbox_id: volumes.SandboxId,
     handler: volumes.HandlerName,
+    holder_pid: int,
 ) -> Claim:
     """The claim of a sandbox whose hypervisor outlived its handler, for the restarted handler.
 
-    The caller must know that the hypervisor runs: only then the held lock and claim.json are that hypervisor's.
-    Raises `ClaimLost`, `claims.NotPublished`, `WrongHandler`, and the record's own error.
+    `holder_pid` is the process that holds the claim's descriptors: the hypervisor, or its keeper. This process has a
+    copy of the lock's descriptor until `hand_over`. Raises `ClaimLost` if that process does not hold the lock or
+    claim.json names another sandbox, `claims.NotPublished`, `WrongHandler`, and the record's own error.
     """
     paths = layout.Layout(root).entry(target)
     record = _record(root, target)
     if record.handler != handler:
         raise WrongHandler(record, handler)
-    found = _check_ours(paths, record, sandbox_id)
-    return Claim(paths, record, sandbox_id, claimed_at=found.claimed_at)
+    lock = claims.ClaimLock.of_holder(paths, holder_pid)
+    if lock is None:
+        why = f"process {holder_pid} does not hold the lock: it has ended, or never had it"
+        raise ClaimLost(target, sandbox_id, why)
+    try:
+        found = claims.read(paths)
+        if found is None or found.sandbox_id != sandbox_id:
+            named = (found and found.sandbox_id) or "(not named)"
+            raise ClaimLost(target, sandbox_id, f"sandbox {named} has it")
+    except BaseException:
+        lock.close()  # not release: that would end the holder's claim
+        raise
+    return Claim(paths, record, sandbox_id, lock=lock, claimed_at=found.claimed_at)
 
 
 def _record(root: str, target: volumes.TargetPath) -> Record:
@@ -223,19 +238,6 @@ def _with_group_of_guard(record: Record) -> Record:
         return record
     group = volumes.GroupChange(gid)  # a kubelet does not report its policy
     return dataclasses.replace(record, mount=dataclasses.replace(record.mount, group=group))
-
-
-def _check_ours(
-    paths: layout.EntryPaths, record: Record, sandbox_id: volumes.SandboxId
-) -> claims.Claim:
-    found = claims.read(paths)
-    if found is None or not found.live:
-        raise ClaimLost(record.target, sandbox_id, "the lock is free, so its hypervisor has ended")
-    if found.sandbox_id != sandbox_id:
-        raise ClaimLost(
-            record.target, sandbox_id, f"sandbox {found.sandbox_id or '(not named yet)'} has it"
-        )
-    return found
 
 
 def _remove_dead(paths: layout.EntryPaths, target: volumes.TargetPath) -> None:

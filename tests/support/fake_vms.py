@@ -103,6 +103,7 @@ class FakeClaim:
         return self.ours or self.numbers[0] in held
 
     def report(self, state: State, error: str = "") -> None:
+        assert self.ours, "written without the lock"
         self.states.append((state, error))
 
     def hand_over(self) -> None:
@@ -137,10 +138,13 @@ class FakeHandoff:
         self.world.claims[target] = claim
         return claim
 
-    def adopt(self, target: volumes.TargetPath, sandbox: volumes.SandboxId) -> FakeClaim:
+    def adopt(
+        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int
+    ) -> FakeClaim:
         held = self.world.claims.get(target)
         if held is None or not held.is_locked() or held.sandbox != sandbox:
             raise runtime_handler.ClaimLost(target, sandbox, "no process holds the lock")
+        held.ours = True
         return held
 
     def records(self) -> Sequence[Record]:

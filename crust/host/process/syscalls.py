@@ -18,6 +18,7 @@ _FSOPEN = 430
 _FSCONFIG = 431
 _FSMOUNT = 432
 _OPENAT2 = 437
+_PIDFD_GETFD = 438
 _MOUNT_SETATTR = 442
 
 OPEN_TREE_CLONE = 1
@@ -155,6 +156,11 @@ def open_cached_child(directory: int, name: str) -> int:
 def _openat2(directory: int, path: str, how: _OpenHow) -> int:
     size = ctypes.sizeof(how)
     return _call(_OPENAT2, directory, os.fsencode(path), ctypes.byref(how), size)
+
+
+def copy_descriptor(process: int, number: int) -> int:
+    """A copy of descriptor `number` of the process of a pidfd, pidfd_getfd(2); closed on exec."""
+    return _call(_PIDFD_GETFD, process, number, 0)
 
 
 def open_tree(path: str, flags: int) -> int:

@@ -30,10 +30,10 @@ class Directory:
         return runtime_handler.claim_volume(self.root, target, sandbox, self.handler)
 
     def adopt(
-        self, target: volumes.TargetPath, sandbox: volumes.SandboxId
+        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int
     ) -> runtime_handler.Claim:
         """See `runtime_handler.adopt_volume`."""
-        return runtime_handler.adopt_volume(self.root, target, sandbox, self.handler)
+        return runtime_handler.adopt_volume(self.root, target, sandbox, self.handler, holder_pid)
 
     def records(self) -> Sequence[Record]:
         """Every readable record, of any handler."""

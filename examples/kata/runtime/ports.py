@@ -165,8 +165,10 @@ class Handoff(Protocol):
     def claim(self, target: volumes.TargetPath, sandbox: volumes.SandboxId) -> Claim:
         """Claim a volume for a sandbox."""
 
-    def adopt(self, target: volumes.TargetPath, sandbox: volumes.SandboxId) -> Claim:
-        """Adopt the claim whose lock the sandbox's QEMU holds."""
+    def adopt(
+        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int
+    ) -> Claim:
+        """Adopt the claim whose lock the sandbox's QEMU holds, until `hand_over`."""
 
     def records(self) -> Sequence[Record]:
         """All readable records."""

@@ -92,7 +92,7 @@ async def _resume(
     This ends a freeze that an earlier daemon began: its caller cannot reach this daemon before the volume is adopted,
     and the steps here would wait for the thaw of a frozen filesystem.
     """
-    claim = await asyncio.to_thread(handoff.adopt, record.target, sandbox)
+    claim = await asyncio.to_thread(handoff.adopt, record.target, sandbox, vm.pid)
     volume = SandboxVolume(claim, serial_of(record))
     try:
         with contextlib.suppress(errors.NotFound):  # the earlier attempt had not mounted it
@@ -101,6 +101,8 @@ async def _resume(
     except BaseException as error:
         await _report(claim, error)
         raise
+    finally:
+        await asyncio.to_thread(claim.hand_over)
     return volume
 
 

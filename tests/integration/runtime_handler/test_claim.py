@@ -103,7 +103,6 @@ def test_claim_lives_as_long_as_the_hypervisor(store: Store, device: MakeDevice)
             claim.release()
         with pytest.raises(devices.DeviceInUse):
             devices.open_exclusive(volume.path)
-        claim.report(State.MOUNTED)
         hypervisor.kill()
         hypervisor.wait()
         assert _is_free(store, volume.path)
@@ -192,22 +191,60 @@ def test_a_restarted_handler_adopts_the_claims_of_its_own_sandboxes(
 ) -> None:
     store.publish(record_of(device("a"), TARGET))
     with _hypervisor(_claim(store)) as hypervisor:
-        adopted = adopt_volume(store.root, TARGET, ONE, HANDLER)
+        adopted = adopt_volume(store.root, TARGET, ONE, HANDLER, hypervisor.pid)
         adopted.report(State.ERROR, "the guest lost the filesystem")
+        adopted.hand_over()
         found = store.claim_state(TARGET)
         assert found is not None
         assert (found.state, found.error) == (State.ERROR, "the guest lost the filesystem")
         with pytest.raises(ClaimLost, match="sandbox-1 has it"):
-            adopt_volume(store.root, TARGET, TWO, HANDLER)
+            adopt_volume(store.root, TARGET, TWO, HANDLER, hypervisor.pid)
         with pytest.raises(WrongHandler):
-            adopt_volume(store.root, TARGET, ONE, volumes.HandlerName("other"))
+            adopt_volume(store.root, TARGET, ONE, volumes.HandlerName("other"), hypervisor.pid)
         with pytest.raises(HeldBySandbox):
             adopted.release()
         hypervisor.kill()
-    with pytest.raises(ClaimLost, match="ended"):
-        adopt_volume(store.root, TARGET, ONE, HANDLER)
+        hypervisor.wait()
+        with pytest.raises(ClaimLost, match="ended"):
+            adopt_volume(store.root, TARGET, ONE, HANDLER, hypervisor.pid)
     adopted.release()
     assert store.claim_state(TARGET) is None
+
+
+@pytest.mark.spec("H-27")
+def test_adopted_claim_cannot_end_before_it_is_written(store: Store, device: MakeDevice) -> None:
+    """The hypervisor ends between the adoption and the write: another sandbox must not come in between."""
+    store.publish(record_of(device("a"), TARGET))
+    with _hypervisor(_claim(store)) as hypervisor:
+        adopted = adopt_volume(store.root, TARGET, ONE, HANDLER, hypervisor.pid)
+        hypervisor.kill()
+        hypervisor.wait()
+    with pytest.raises(HeldBySandbox, match="sandbox-1"):
+        _claim(store, TWO)
+    adopted.report(State.MOUNTED)
+    adopted.hand_over()
+    with _claim(store, TWO):
+        found = store.claim_state(TARGET)
+        assert found is not None
+        assert found.sandbox_id == TWO
+
+
+@pytest.mark.spec("H-27")
+def test_adopt_refuses_a_process_that_does_not_hold_the_lock(
+    store: Store, device: MakeDevice
+) -> None:
+    """Its own hypervisor is dead, and a held lock under its name alone proves nothing: it is another process's."""
+    store.publish(record_of(device("a"), TARGET))
+    path = store.layout.entry(TARGET).claim_lock
+    with _claim(store), open(path, "r+b") as same_file, open(path, "rb") as readable:
+        program = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+        fds = (same_file.fileno(), readable.fileno())
+        with subprocess.Popen(program, stdin=subprocess.PIPE, pass_fds=fds) as other:
+            with pytest.raises(ClaimLost, match="does not hold the lock"):
+                adopt_volume(store.root, TARGET, ONE, HANDLER, other.pid)
+            other.kill()
+        assert claims.is_held(store.layout.entry(TARGET))
+    assert not claims.is_held(store.layout.entry(TARGET))
 
 
 def test_report_does_not_overwrite_another_sandboxs_claim(store: Store, device: MakeDevice) -> None:
@@ -215,7 +252,7 @@ def test_report_does_not_overwrite_another_sandboxs_claim(store: Store, device: 
     old = _claim(store)
     old.hand_over()  # to nobody: the hypervisor is dead
     with _claim(store, TWO):
-        with pytest.raises(ClaimLost, match="sandbox-2"):
+        with pytest.raises(ClaimLost, match="handed over"):
             old.report(State.MOUNTED)
         with pytest.raises(HeldBySandbox, match="sandbox-2"):
             old.release()
@@ -301,7 +338,9 @@ def test_group_that_a_kubelet_gave_to_the_guard_mount_becomes_the_volumes(
     with _claim(store, target=target) as claim:
         found = claim.record.mount.group
         assert found == (None if readonly else volumes.GroupChange(4059))
-        assert adopt_volume(store.root, target, ONE, HANDLER).record == claim.record
+        adopted = adopt_volume(store.root, target, ONE, HANDLER, os.getpid())
+        assert adopted.record == claim.record
+        adopted.hand_over()
     mount_api.unmount(target.text)
 
 
