@@ -127,7 +127,12 @@ class VolumeKey:
 
 
 class GroupPolicy(enum.Enum):
-    """When a runtime changes the group of a volume's files (KEP-2857, fsGroupChangePolicy)."""
+    """When the group of a volume's files is changed (KEP-2857, fsGroupChangePolicy).
+
+    Where a CO names no policy it is OnRootMismatch: released kubelets pass a group without a policy, and a walk of all
+    files at every start of a pod takes hours on a large volume. The root gets its group last, so that a walk which
+    was interrupted is repeated.
+    """
 
     ALWAYS = "Always"
     ON_ROOT_MISMATCH = "OnRootMismatch"
@@ -141,10 +146,10 @@ class GroupChange:
     """
 
     gid: int
-    policy: GroupPolicy = GroupPolicy.ALWAYS
+    policy: GroupPolicy = GroupPolicy.ON_ROOT_MISMATCH
 
     @classmethod
-    def parse(cls, gid: str, policy: GroupPolicy = GroupPolicy.ALWAYS) -> Self:
+    def parse(cls, gid: str, policy: GroupPolicy = GroupPolicy.ON_ROOT_MISMATCH) -> Self:
         """Parse the decimal text of a group for a runtime; raises `InvalidRequest`.
 
         0 is refused, because runtimes silently ignore it. 2**32 - 1 is refused, because for chown(2) it means "do not

@@ -59,7 +59,7 @@ class Metadata(_Model):
     change_policy: Annotated[
         Literal["Always", "OnRootMismatch"] | None, Field(alias="fsGroupChangePolicy")
     ] = None
-    """Allowed only with fsGroup. Default: Always."""
+    """Allowed only with fsGroup. Default: OnRootMismatch."""
 
     @model_validator(mode="after")
     def _policy_needs_group(self) -> Self:

@@ -263,5 +263,5 @@ def _mount_of(model: mount_info.MountInfo) -> volumes.DeferredMount:
 def _group_of(metadata: mount_info.Metadata) -> volumes.GroupChange | None:
     if metadata.fs_group is None:
         return None
-    policy = metadata.change_policy or volumes.GroupPolicy.ALWAYS.value
+    policy = metadata.change_policy or volumes.GroupPolicy.ON_ROOT_MISMATCH.value
     return volumes.GroupChange.parse(metadata.fs_group, volumes.GroupPolicy(policy))

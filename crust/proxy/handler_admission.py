@@ -65,15 +65,6 @@ def check(
             f"cannot change the group of files, and fsGroup {group.gid} is requested",
             "remove fsGroup, or do not defer this volume",
         )
-    if (
-        group.policy is volumes.GroupPolicy.ON_ROOT_MISMATCH
-        and Feature.GROUP_CHANGE_POLICY not in handler.features
-    ):
-        raise UnsupportedByHandler(
-            handler.name,
-            "supports no fsGroupChangePolicy but Always",
-            "use Always, or do not defer this volume",
-        )
 
 
 def check_limits(handler: Handler, limits: volumes.IoLimits) -> None:

@@ -119,6 +119,6 @@ def _group_of(request: runtime_pb2.RuntimeStageVolumeRequest) -> volumes.GroupCh
         raise errors.InvalidRequest(
             "volume_supplemental_group_change_policy is set without volume_supplemental_group"
         )
-    if number == types_pb2.VolumeGroupChangePolicy.ON_ROOT_MISMATCH:
-        return volumes.GroupChange.parse(group, volumes.GroupPolicy.ON_ROOT_MISMATCH)
+    if number == types_pb2.VolumeGroupChangePolicy.ALWAYS:
+        return volumes.GroupChange.parse(group, volumes.GroupPolicy.ALWAYS)
     return volumes.GroupChange.parse(group) if group else None

@@ -106,7 +106,7 @@ def _group(delegated: str, supplemental: str, policy: str) -> volumes.GroupChang
 
 def _group_policy(text: str) -> volumes.GroupPolicy:
     if not text:
-        return volumes.GroupPolicy.ALWAYS
+        return volumes.GroupPolicy.ON_ROOT_MISMATCH
     try:
         return volumes.GroupPolicy(text)
     except ValueError as err:

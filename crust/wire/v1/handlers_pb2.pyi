@@ -32,7 +32,7 @@ class _HandlerFeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Handle
     HANDLER_FEATURE_GROUP: _HandlerFeature.ValueType  # 1
     """Changes the group of a volume's files."""
     HANDLER_FEATURE_GROUP_CHANGE_POLICY: _HandlerFeature.ValueType  # 2
-    """Supports the policy OnRootMismatch as well as Always."""
+    """Honours the policy OnRootMismatch. Without it the handler changes every file at each mount."""
     HANDLER_FEATURE_SUB_PATH: _HandlerFeature.ValueType  # 3
     """Resolves a container's mount source below the target path."""
     HANDLER_FEATURE_ONLINE_EXPAND: _HandlerFeature.ValueType  # 4
@@ -51,7 +51,7 @@ HANDLER_FEATURE_UNKNOWN: HandlerFeature.ValueType  # 0
 HANDLER_FEATURE_GROUP: HandlerFeature.ValueType  # 1
 """Changes the group of a volume's files."""
 HANDLER_FEATURE_GROUP_CHANGE_POLICY: HandlerFeature.ValueType  # 2
-"""Supports the policy OnRootMismatch as well as Always."""
+"""Honours the policy OnRootMismatch. Without it the handler changes every file at each mount."""
 HANDLER_FEATURE_SUB_PATH: HandlerFeature.ValueType  # 3
 """Resolves a container's mount source below the target path."""
 HANDLER_FEATURE_ONLINE_EXPAND: HandlerFeature.ValueType  # 4

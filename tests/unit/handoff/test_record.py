@@ -215,3 +215,11 @@ def test_generation_and_time_are_not_content_and_the_device_is_not_the_request()
     assert not one.same_request(a_record(fs_type="xfs"))
     assert not one.same_request(replace(one, target=volumes.TargetPath.parse("/elsewhere")))
     assert one.digest == TARGET.digest
+
+
+def test_group_without_a_policy_is_changed_only_on_root_mismatch() -> None:
+    record = a_record()
+    plain = json.loads(record.to_bytes())
+    plain["metadata"] = {"fsGroup": "7"}
+    found = records.parse(json.dumps(plain).encode()).mount.group
+    assert found == volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)

@@ -49,6 +49,7 @@ TESTS = {
     37: (VOLUME, "resume_sets_the_current_limits_of_the_record"),
     38: (CLAIM, "group_that_a_kubelet_gave_to_the_guard_mount_becomes_the_volumes"),
     39: (f"{INTEGRATION}/host/mounts/test_mount_api.py", "mount_guard_takes_names_an_owner_and_a_mode_but_no_data"),
+    40: (f"{UNIT}/test_record.py", "group_without_a_policy_is_changed_only_on_root_mismatch"),
 }  # fmt: skip
 
 ELSEWHERE = {

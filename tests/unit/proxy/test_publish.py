@@ -55,7 +55,8 @@ async def test_a_group_that_the_co_delegates_reaches_the_runtime(kata: Node) -> 
     await kata.co.publish("vol-1", target, mount={"fs_type": "ext4", "volume_mount_group": "7"})
     entry = kata.entry(target)
     assert entry is not None
-    assert entry.require().mount.group == volumes.GroupChange(7)
+    group = volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
+    assert entry.require().mount.group == group
 
 
 async def test_the_volume_context_of_a_storage_class_defers_without_the_cos_flag(
@@ -222,7 +223,7 @@ def _lost_group(answer: csi_pb2.DeferredMount) -> None:
         (_no_source, "unknown kind"),
         (_no_size, "capacity_bytes"),
         (_other_fs, "'ext4' was requested"),
-        (_lost_group, "7 (Always) was requested"),
+        (_lost_group, "7 (OnRootMismatch) was requested"),
     ],
 )
 @pytest.mark.spec("D-11", "D-12")

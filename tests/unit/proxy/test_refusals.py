@@ -63,7 +63,6 @@ async def test_publish_without_handler_name_is_refused_if_two_are_registered(kat
 
 
 GROUP = {"fs_type": "ext4", "volume_supplemental_group": "7"}
-POLICY = {**GROUP, "volume_supplemental_group_change_policy": "OnRootMismatch"}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,6 @@ POLICY = {**GROUP, "volume_supplemental_group_change_policy": "OnRootMismatch"}
     [
         (None, {"fs_type": "btrfs"}, False, ("'btrfs'", "ext4, xfs", "fstype")),
         (Feature.GROUP, GROUP, False, ("fsGroup 7", "remove fsGroup")),
-        (Feature.GROUP_CHANGE_POLICY, POLICY, False, ("but Always", "use Always")),
         (Feature.READ_ONLY, {"fs_type": "ext4"}, True, ("read-only", "do not defer")),
     ],
 )

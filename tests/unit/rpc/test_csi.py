@@ -48,6 +48,15 @@ def test_the_two_group_fields_must_agree() -> None:
     assert both.access == volumes.MountAccess(group=volumes.GroupChange(7))
 
 
+@pytest.mark.spec("D-5")
+def test_group_without_a_policy_is_changed_only_on_root_mismatch() -> None:
+    """Released kubelets send no policy; a walk of a large volume at every start of a pod takes hours."""
+    for field in ("volume_mount_group", "volume_supplemental_group"):
+        access = csi.capability(mount(**{field: "7"})).access
+        wanted = volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
+        assert access == volumes.MountAccess(group=wanted)
+
+
 @pytest.mark.parametrize("group", ["0", "-1", "4294967295", "users", "٣"])
 @pytest.mark.spec("D-5")
 def test_invalid_gid_is_refused(group: str) -> None:

@@ -12,7 +12,7 @@ from crust.host.mounts import fs_group, mount_api
 pytestmark = pytest.mark.root
 
 GID = 4321
-ALWAYS = volumes.GroupChange(GID)
+ALWAYS = volumes.GroupChange(GID, volumes.GroupPolicy.ALWAYS)
 ON_MISMATCH = volumes.GroupChange(GID, volumes.GroupPolicy.ON_ROOT_MISMATCH)
 
 
