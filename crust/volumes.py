@@ -129,8 +129,8 @@ class VolumeKey:
 class GroupPolicy(enum.Enum):
     """When the group of a volume's files is changed (KEP-2857, fsGroupChangePolicy).
 
-    Where a CO names no policy it is OnRootMismatch: released kubelets pass a group without a policy, and a walk of all
-    files at every start of a pod takes hours on a large volume. The root gets its group last, so that a walk which
+    Where a CO names no policy it is OnRootMismatch: released kubelets pass a group without a policy, and a walk of
+    all files at every start of a pod takes hours on a large volume. The root gets its group last, so that a walk that
     was interrupted is repeated.
     """
 

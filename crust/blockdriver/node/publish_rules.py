@@ -74,7 +74,8 @@ def fingerprint(request: Publish) -> str:
         request.staging.text,
         request.capability.mode.value,
         [mount.fs_type, list(mount.mount_flags)] if mount else None,
-        [group.gid, group.policy.value] if group else None,
+        # Not the policy, which is about time and not about what stands; earlier versions wrote this word.
+        [group.gid, volumes.GroupPolicy.ALWAYS.value] if group else None,
         request.readonly,
         request.deferred,
         _kept(dict(request.volume_context)),
