@@ -9,7 +9,7 @@ import pytest
 from crust import errors, operations
 from crust.blockdriver.controller import create_volume
 from crust.blockdriver.node import ephemeral
-from crust.blockdriver.node.node_stage import NodeStage
+from crust.blockdriver.node.node_unstage import NodeUnstage
 from crust.host.block import loop
 from crust.host.filesystems import mkfs
 from crust.host.mounts import mount_api
@@ -106,7 +106,7 @@ async def test_ephemeral_publish_reports_the_first_error_if_cleanup_fails(
         raise errors.NotReady("another process holds the device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(NodeStage, "unstage", held)
+        patched.setattr(NodeUnstage, "unstage", held)
         with pytest.raises(errors.InvalidRequest, match="bogus"):
             await bench.inline(VOLUME, target, mount("ext4", "bogus"), attributes={"size": "64Mi"})
     await bench.unpublish(VOLUME, target)

@@ -198,7 +198,7 @@ async def test_truncated_image_is_an_abnormal_condition(bench: Bench) -> None:
     stats = await bench.stats(volume.volume_id, target)
     assert stats.condition is not None
     assert stats.condition.abnormal
-    assert "is gone" in stats.condition.message
+    assert "does not exist" in stats.condition.message
     os.rename(image.with_suffix(".moved"), image)
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)

@@ -1,5 +1,6 @@
 """Snapshots, restores, clones and groups on every kind of pool, verified byte by byte."""
 
+import asyncio
 import hashlib
 import itertools
 import os
@@ -24,7 +25,7 @@ from crust.blockdriver.snapshots import (
     take_snapshot,
 )
 from crust.host.block import devices
-from crust.host.filesystems import fsfreeze
+from crust.host.filesystems import fsfreeze, growth
 from crust.host.mounts import mountinfo
 from crust.host.process import boot
 from crust.rpc import csi, limits
@@ -187,7 +188,12 @@ async def test_clone_of_a_mounted_volume_can_be_larger_and_is_independent(
     other = await up(pool, clone.volume_id, fs_type)
     assert digest(other, "kept") == hashlib.sha256(data).hexdigest()
     stats = await pool.stats(clone.volume_id, other)
-    assert stats.usage[0].total > 1.5 * size
+    grows = not growth.obstacle(
+        fs_type
+    )  # root of a container may not grow an ext4: then it is reported
+    assert (stats.usage[0].total > 1.5 * size) == grows
+    assert stats.condition is not None
+    assert stats.condition.abnormal == (not grows)
     second = await made_of(pool, "second", volume_id=clone.volume_id, fs_type=fs_type)
     third = await up(pool, second.volume_id, fs_type)
     assert digest(third, "kept") == hashlib.sha256(data).hexdigest()
@@ -348,7 +354,7 @@ async def test_list_snapshots_pages_survive_changes(cloning: Bench) -> None:
         await cloning.driver.controller.GetSnapshot(
             csi_pb2.GetSnapshotRequest(snapshot_id=ids[1]), caller()
         )
-    cloning.restart()
+    await asyncio.to_thread(cloning.restart)
     assert len((await listed()).entries) == 5
 
 
@@ -370,7 +376,7 @@ async def test_start_thaws_a_filesystem_left_frozen(copying: Bench) -> None:
     entry.write_text(f"{boot.boot_id()} {attachment.source.identity}\n")
     entry.chmod(0o600)
     fsfreeze.freeze(target)
-    copying.restart()
+    await asyncio.to_thread(copying.restart)
     assert not is_frozen(target)
     assert not entry.exists()
     await down(copying, source.volume_id)
@@ -394,7 +400,7 @@ async def test_start_thaws_a_frozen_filesystem_that_was_unmounted(
     unmount_lazily(target)
     with pytest.raises(devices.DeviceInUse):
         os.close(devices.open_exclusive(attachment.source.path))
-    copying.restart()
+    await asyncio.to_thread(copying.restart)
     assert not entry.exists()
     os.close(devices.open_exclusive(attachment.source.path))
     assert await up(copying, source.volume_id, fs_type) == target
@@ -412,7 +418,7 @@ async def test_start_drops_a_freeze_of_a_removed_volume(copying: Bench) -> None:
     for absent in (attachment.source.identity, "7:1000000@1", "nonsense"):
         entry.write_text(f"{boot.boot_id()} {absent}\n")
         entry.chmod(0o600)
-        copying.restart()
+        await asyncio.to_thread(copying.restart)
         assert not entry.exists()
     await copying.unstage(source.volume_id)
 
@@ -507,7 +513,7 @@ async def test_group_snapshot_is_deleted_as_one_and_errors_follow_csi(cloning: B
         )
         await servicer.DeleteVolumeGroupSnapshot(request, caller())
 
-    cloning.restart()
+    await asyncio.to_thread(cloning.restart)
     servicer = cloning.driver.group_controller
     assert await get(*members) == taken
     for call in (get, delete):
@@ -733,7 +739,7 @@ async def test_snapshot_interrupted_by_a_crash_leaves_nothing(copying: Bench) ->
     record = snapshot_records.find(taken.snapshot_id)
     assert record is not None
     snapshot_records.save(record.model_copy(update={"phase": "creating"}))
-    copying.restart()
+    await asyncio.to_thread(copying.restart)
     assert (
         copying.driver.snapshots.volume_snapshots.snapshot_records.find(taken.snapshot_id) is None
     )

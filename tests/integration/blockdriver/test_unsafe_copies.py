@@ -168,7 +168,7 @@ async def test_recovery_thaws_a_filesystem_covered_by_another_mount(
     target = await up(pool, source.volume_id)
     entry = left_frozen(pool, source.volume_id, target)
     cover(target)
-    pool.restart()
+    await asyncio.to_thread(pool.restart)
     mount_api.unmount(target)
     assert not is_frozen(target)
     assert not entry.exists()
@@ -184,10 +184,10 @@ async def test_recovery_thaws_even_if_the_driver_cannot_start(pool: Bench) -> No
     kept = entry.read_bytes()
     entry.write_bytes(b"{")
     with pytest.raises(node_state.UnreadableEntry):
-        pool.restart()
+        await asyncio.to_thread(pool.restart)
     assert not is_frozen(target)
     entry.write_bytes(kept)
-    pool.restart()
+    await asyncio.to_thread(pool.restart)
     await down(pool, source.volume_id)
 
 
