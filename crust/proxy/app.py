@@ -8,7 +8,7 @@ order and waits for every running operation.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -79,7 +79,7 @@ async def running(
         await asyncio.to_thread(durable.make_directory, settings.run_dir, 0o700)
         lock_path = f"{settings.run_dir}/proxy.lock"
         daemon = await stack.enter_async_context(starting(lock_path, take_over=settings.take_over))
-        deferred = await _load(store, daemon)
+        deferred = await _load(store, targets, daemon)
         events = Events()
         handlers = Handlers(grace_s=settings.handler_grace_s)
         peers = HandlerPeers()
@@ -106,17 +106,19 @@ class _Parts:
     daemon: Daemon
 
 
-async def _load(store: stores.Store, daemon: Daemon) -> DeferredVolumes:
+async def _load(store: stores.Store, targets: Targets, daemon: Daemon) -> DeferredVolumes:
     """Open and lock the handoff directory, remove the orphans of a crash, and load the deferred volumes."""
 
-    def prepare() -> None:
+    def prepare() -> Iterable[str]:
         store.open()
         daemon.owned.callback(store.lock().close)
         for path in store.remove_orphans():
             _log.warning("orphan kept", extra={"path": path})
+        return targets.guards()
 
-    await asyncio.to_thread(prepare)
+    guarded = await asyncio.to_thread(prepare)
     deferred = DeferredVolumes(store)
+    deferred.unfinished.update(guarded)
     for entry in await deferred.load():
         if entry.error is not None:
             _log.error("unreadable entry", extra={"entry": entry.digest, "error": str(entry.error)})

@@ -135,9 +135,9 @@ class CsiFrontend:
         )
 
     def _standing(self, target: str) -> bool:
-        """Whether an entry stands at the target. One that cannot be read is an error that a CO must not forget."""
+        """Whether the target is the proxy's. An entry that cannot be read is an error that a CO must not forget."""
         try:
-            return self._deferred.find(target) is not None
+            return self._deferred.find(target) is not None or target in self._deferred.unfinished
         except errors.CrustError as error:
             raise outcome.answer("NodePublishVolume", error, outcome.Residue.STANDS) from error
 

@@ -59,7 +59,10 @@ class DeferredVolumes:
         self._changes = 0
         self._rewriting = threading.Lock()
         self.unfinished: set[str] = set()
-        """Targets of failed publishes that could not be undone: their unpublish is the proxy's, whatever is there."""
+        """Targets where a failed publish may have left something: their unpublish is the proxy's, whatever is there.
+
+        After a start these are all that carry a guard.
+        """
 
     async def load(self) -> tuple[stores.Entry, ...]:
         """Scan the directory and rebuild the index; returns all entries, unreadable ones included."""

@@ -19,6 +19,7 @@ import grpc.aio
 
 from crust import errors, metrics, mount_options, volumes
 from crust.handoff.record import Record
+from crust.handoff.store import EntryDiffers
 from crust.proxy import handler_admission, reservations
 from crust.proxy import targets as targets_module
 from crust.proxy.backend import Backend, Caller
@@ -66,6 +67,16 @@ class _Wanted:
         readonly = request.readonly or capability.mode.reader_only or options.readonly
         return cls(key, target, capability.access, options.options, readonly)
 
+    def is_request_of(self, record: Record) -> bool:
+        """Whether the record is of a publish with these arguments, as far as a record tells."""
+        asked = mount_options.for_guest(self.access.mount_flags)
+        return (
+            self.access.fs_type in ("", record.mount.fs_type)
+            and self.access.group == record.mount.group
+            and (self.readonly or asked.readonly) == record.readonly
+            and set(asked.options) <= set(record.mount.mount_options)
+        )
+
 
 @dataclass(slots=True)
 class _Attempt:
@@ -111,6 +122,8 @@ class DeferredPublish:
             wanted = _Wanted.of(key, request)
             return await self._publish(backend, wanted, request, decision, caller, attempt)
         except (errors.CrustError, grpc.aio.AioRpcError) as error:
+            if isinstance(error, EntryDiffers):
+                attempt.residue = Residue.OTHER
             if isinstance(error, errors.CrustError):
                 told = Event("refused", request.target_path, decision.handler or "", error.shown())
                 self._events.emit(told)
@@ -126,7 +139,7 @@ class DeferredPublish:
         attempt: _Attempt,
     ) -> csi_pb2.NodePublishVolumeResponse:
         self._targets.check_allowed(wanted.target)
-        await self._look(wanted, attempt)
+        await self._look(backend, wanted, caller, attempt)
         handler = await self._admit(wanted, decision) if attempt.is_new else None
         if (
             attempt.residue is Residue.NONE
@@ -142,6 +155,7 @@ class DeferredPublish:
             with self._deferred.reserved(record):
                 record = await asyncio.to_thread(self._place, record, is_new=attempt.is_new)
                 self._deferred.remember(record)
+                self._deferred.unfinished.discard(wanted.target.text)
         except BaseException as error:
             if attempt.is_new:
                 attempt.residue = await self._undo(backend, wanted, caller, attempt, error)
@@ -151,25 +165,35 @@ class DeferredPublish:
             asyncio.get_running_loop().call_soon(_report, self._events, record, decision)
         return csi_pb2.NodePublishVolumeResponse()
 
-    async def _look(self, wanted: _Wanted, attempt: _Attempt) -> None:
+    async def _look(
+        self, backend: Backend, wanted: _Wanted, caller: Caller, attempt: _Attempt
+    ) -> None:
         """Find out what stands at the target: an entry, or the guard mount of an interrupted attempt."""
         attempt.residue = Residue.STANDS  # an entry that cannot be read raises here
         attempt.known = self._deferred.find(wanted.target.text)
         if attempt.known is not None:
             if attempt.known.key != wanted.key:
                 attempt.residue = Residue.NONE  # of the volume that is asked for
+            elif not wanted.is_request_of(attempt.known):
+                attempt.residue = Residue.OTHER
             self._deferred.check_key(attempt.known, wanted.key)
             return
         attempt.residue = Residue.NONE
         if self._targets.is_known_usable(wanted.target):
             return  # a thread hop costs more than the whole check
         try:
-            await asyncio.to_thread(self._targets.check_usable, wanted.target)
-            if await asyncio.to_thread(self._targets.has_guard, wanted.target):
-                attempt.residue = Residue.STANDS
+            attempt.residue = await asyncio.to_thread(self._look_at_target, wanted.target)
         except targets_module.TargetMounted:
             attempt.residue = Residue.STANDS
-            raise
+            if wanted.target.text in self._deferred.unfinished:
+                # a driver mounted although it was called with the flag, and its mount could not be undone at once
+                attempt.residue = await self._take_back(backend, wanted, caller)
+            if attempt.residue is not Residue.NONE:
+                raise
+
+    def _look_at_target(self, target: volumes.TargetPath) -> Residue:
+        self._targets.check_usable(target)
+        return Residue.STANDS if self._targets.has_guard(target) else Residue.NONE
 
     async def _admit(self, wanted: _Wanted, decision: Decision) -> Handler:
         """All checks before any change. A publish that stands has passed them: its retry needs no handler."""
@@ -240,13 +264,16 @@ class DeferredPublish:
         """Remove what this attempt made; returns what is left. The publish's own error is the one to report."""
         if isinstance(error, grpc.aio.AioRpcError):
             if not outcome.is_final(error):
-                return (
-                    Residue.UNKNOWN
-                )  # the driver may still work on it; the guard stays, the CO retries
-            if (
-                attempt.residue is Residue.UNKNOWN
-            ):  # nothing stood before, and the driver left nothing
+                # the driver may still work on it: the guard stays, and the CO retries
+                self._deferred.unfinished.add(wanted.target.text)
+                return Residue.UNKNOWN
+            if attempt.residue is Residue.UNKNOWN:
+                # nothing stood before this attempt, and the driver left nothing
                 return await asyncio.to_thread(self._remove_guard, wanted.target)
+        return await self._take_back(backend, wanted, caller)
+
+    async def _take_back(self, backend: Backend, wanted: _Wanted, caller: Caller) -> Residue:
+        """Remove what the driver and the proxy have made; returns what is left."""
         request = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=wanted.key.volume_id, target_path=wanted.target.text, defer_fs_ops=True
         )
@@ -262,6 +289,7 @@ class DeferredPublish:
         try:
             self._targets.unmount_guard(target)
         except errors.CrustError as error:
+            self._deferred.unfinished.add(target.text)
             _log.warning("guard mount not removed", extra={"target": target.text, "error": error})
             return Residue.STANDS
         return Residue.NONE

@@ -8,7 +8,7 @@ hop. No symbolic link below the kubelet's root is followed.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from crust import errors, volumes
@@ -69,6 +69,9 @@ class Targets(Protocol):
     def unmount_guard(self, target: volumes.TargetPath) -> None:
         """Unmount the guard and remove the directory. Idempotent; raises `TargetMounted` for another mount."""
 
+    def guards(self) -> Iterable[str]:
+        """The targets that carry a guard, also below another mount."""
+
 
 class GuardedTargets:
     """`Targets` on the kernel, below `roots`."""
@@ -120,6 +123,11 @@ class GuardedTargets:
         mount_api.unmount(target.text)
         target_paths.remove_empty_below(target, self._roots)
         target_paths.remove(target, self._roots)
+
+    def guards(self) -> Iterable[str]:
+        """See `Targets`."""
+        found = (mount for root in self._roots for mount in mountinfo.below(root))
+        return {mount.target for mount in found if mount_api.is_guard(mount)}
 
     def _guard_on(self, target: volumes.TargetPath) -> mountinfo.Mount | None:
         """The guard mount, if there is one; raises `TargetMounted` for another mount."""

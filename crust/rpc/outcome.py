@@ -5,7 +5,8 @@ DEADLINE_EXCEEDED, UNAVAILABLE, RESOURCE_EXHAUSTED and ABORTED are not final: th
 while its pod is wanted and unpublished when it is not. So an error says what is wrong, its residue says what is left,
 and the table gives the branch that both together allow. The sentence and the error's name stay.
 
-One exception: CSI demands ALREADY_EXISTS for a second publish with other arguments. A kubelet never sends one.
+One exception: CSI demands ALREADY_EXISTS for a second publish with other arguments. A kubelet never sends one, so
+what a driver calls ALREADY_EXISTS although the arguments are the same is UNAVAILABLE too.
 
 Expansion has a rule of its own. FAILED_PRECONDITION means "never again before the pod is restarted", so only what a
 restart heals may say it.
@@ -28,6 +29,7 @@ class Residue(enum.Enum):
 
     NONE = "nothing"
     STANDS = "something"
+    OTHER = "something that a request with other arguments made"
     UNKNOWN = "not known"
 
 
@@ -49,8 +51,8 @@ def _left_behind(
 
 TABLE: Mapping[tuple[str, Branch, Residue], Branch] = MappingProxyType(
     {
-        **_left_behind("NodePublishVolume", (Residue.STANDS, Residue.UNKNOWN)),
-        ("NodePublishVolume", errors.Conflict, Residue.STANDS): errors.Conflict,
+        **_left_behind("NodePublishVolume", (Residue.STANDS, Residue.OTHER, Residue.UNKNOWN)),
+        ("NodePublishVolume", errors.Conflict, Residue.OTHER): errors.Conflict,
         **{
             ("RuntimeExpandVolume", errors.NotReady, each): errors.PeerUnavailable
             for each in Residue

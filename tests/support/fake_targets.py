@@ -3,15 +3,22 @@
 The walk to the target is the real one (`crust.host.files.target_paths`); only mounting is played.
 """
 
+import json
 import os
+import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from crust import errors, volumes
 from crust.host.files import target_paths
 from crust.host.mounts import mountinfo
+from crust.host.process import oserrors
 from crust.proxy import targets
 
 GUARD = ".guarded"
+MOUNTED = ".mounted"
+"""A driver's own mount on the target, over the guard or not; made by `tests.support.mounting_driver`."""
 
 
 class FakeTargets:
@@ -27,7 +34,7 @@ class FakeTargets:
         targets.GuardedTargets([self.root]).check_allowed(target)
 
     def is_known_usable(self, target: volumes.TargetPath) -> bool:
-        if target.text in self.foreign or self.has_guard(target):
+        if self._is_foreign(target) or self.has_guard(target):
             return False
         return target_paths.is_known_free(target, [self.root])
 
@@ -36,7 +43,7 @@ class FakeTargets:
         self.check_free(target)
 
     def check_free(self, target: volumes.TargetPath) -> None:
-        if target.text in self.foreign:
+        if self._is_foreign(target):
             raise targets.TargetMounted(target.text, _mount(target.text))
 
     def check_unmounted(self, source: volumes.BlockSource, *, readonly: bool) -> None:
@@ -48,16 +55,26 @@ class FakeTargets:
         self.check_free(target)
         if not self.has_guard(target):
             target_paths.make_directory(target, [self.root])
-            os.close(os.open(f"{target}/{GUARD}", os.O_WRONLY | os.O_CREAT, 0o600))
+            with oserrors.translating(f"cannot mount on {target}"):
+                os.close(os.open(f"{target}/{GUARD}", os.O_WRONLY | os.O_CREAT, 0o600))
 
     def has_guard(self, target: volumes.TargetPath) -> bool:
-        return os.path.exists(f"{target}/{GUARD}")
+        return not self._is_foreign(target) and os.path.exists(f"{target}/{GUARD}")
 
     def unmount_guard(self, target: volumes.TargetPath) -> None:
         self.check_free(target)
         if self.has_guard(target):
+            for name in os.listdir(target.text):  # a tmpfs takes the names in it along
+                if name != GUARD:
+                    shutil.rmtree(f"{target}/{name}")
             os.unlink(f"{target}/{GUARD}")
         target_paths.remove(target, [self.root])
+
+    def guards(self) -> Iterable[str]:
+        return {str(path.parent) for path in Path(self.root).rglob(GUARD)}
+
+    def _is_foreign(self, target: volumes.TargetPath) -> bool:
+        return target.text in self.foreign or os.path.exists(f"{target}/{MOUNTED}")
 
 
 @dataclass
@@ -66,6 +83,8 @@ class FakeDevices:
 
     sizes_bytes: dict[str, int] = field(default_factory=dict)
     default_bytes: int = 64 * 1024 * 1024
+    sizes_file: str = ""
+    """JSON that another process writes, read at each question."""
 
     def identify(self, path: str, /) -> volumes.DeviceIdentity:
         if not path.startswith("/dev/"):
@@ -73,7 +92,11 @@ class FakeDevices:
         return volumes.DeviceIdentity(7, len(path), 1000 + sum(path.encode()))
 
     def size_bytes(self, path: str, /) -> int:
-        return self.sizes_bytes.get(path, self.default_bytes)
+        sizes = self.sizes_bytes
+        if self.sizes_file and os.path.exists(self.sizes_file):
+            with open(self.sizes_file, encoding="utf-8") as file:
+                sizes = json.load(file)
+        return sizes.get(path, self.default_bytes)
 
 
 def _mount(target: str) -> mountinfo.Mount:

@@ -68,6 +68,11 @@ class Places:
         return f"{self.root}/handler.sock"
 
     @property
+    def sizes(self) -> str:
+        """Sizes of fake devices, for a proxy in another process."""
+        return f"{self.root}/sizes.json"
+
+    @property
     def sockets(self) -> app.Sockets:
         return app.Sockets.below(self.run)
 

@@ -1,4 +1,4 @@
-"""A real proxy process that dies by kill -9 right before the n-th call that changes the disk.
+"""A real proxy process that dies by kill -9 right before the n-th call that changes the disk; and a real shim.
 
 Processes come from a fork server that has everything imported and no gRPC running: starting one takes a few
 milliseconds. `Killable` is used from a test's loop; what blocks hops to a thread.
@@ -8,17 +8,21 @@ import asyncio
 import multiprocessing
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
+from typing import Any
 
 from crust.proxy import app
 from tests.support import crashes
+from tests.support import node as nodes
 from tests.support.fake_targets import FakeDevices, FakeTargets
 from tests.support.node import Places
 
 CHANGES = ("fsync", "rename", "link", "unlink", "mkdir", "rmdir", "utime")
+NEEDING_SPACE = ("open", "write", "fsync", "mkdir", "rename", "link")
 NEVER = -1
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.support.proxy_process"])
@@ -36,17 +40,45 @@ class Killable:
         assert self._process.exitcode is not None
         return self._process.exitcode
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.is_alive()
+
     async def kill(self) -> None:
         """kill -9, and wait."""
         self._process.kill()
         await self.ended()
 
 
+@dataclass(frozen=True)
+class Faults:
+    """What happens to a proxy at its n-th change (from 0) after it began to serve: it dies, the disk is full once."""
+
+    die_at: int = NEVER
+    no_space_at: int = NEVER
+
+
 @asynccontextmanager
-async def running(places: Places, *, die_at: int = NEVER) -> AsyncIterator[Killable]:
-    """A proxy that serves, and dies at the `die_at`-th change (from 0) after it began to."""
+async def running(
+    places: Places, *, die_at: int = NEVER, no_space_at: int = NEVER, grace_s: float = 20
+) -> AsyncIterator[Killable]:
+    """A proxy that serves, with its faults."""
+    async with _process(_proxy, places, Faults(die_at, no_space_at), grace_s) as killable:
+        yield killable
+
+
+@asynccontextmanager
+async def running_shim(places: Places) -> AsyncIterator[Killable]:
+    """A shim that serves."""
+    async with _process(_shim, places) as killable:
+        yield killable
+
+
+@asynccontextmanager
+async def _process(serve: Callable[..., Any], *arguments: Any) -> AsyncIterator[Killable]:
     here, there = _context.Pipe()
-    process = _context.Process(target=_serve, args=(places, die_at, there))
+    process = _context.Process(target=_run, args=(serve, there, arguments))
     await asyncio.to_thread(process.start)
     there.close()
     try:
@@ -59,17 +91,26 @@ async def running(places: Places, *, die_at: int = NEVER) -> AsyncIterator[Killa
         process.close()
 
 
-def _serve(places: Places, die_at: int, ready: Connection) -> None:
-    asyncio.run(_run(places, die_at, ready))
+def _run(serve: Callable[..., Any], ready: Connection, arguments: tuple[Any, ...]) -> None:
+    asyncio.run(serve(ready, *arguments))
 
 
-async def _run(places: Places, die_at: int, ready: Connection) -> None:
-    settings = places.settings(grace_s=20)
-    targets = FakeTargets(places.kubelet)
-    async with app.running(settings, targets=targets, devices=FakeDevices()):
-        with crashes.at_call(die_at, _die, calls=CHANGES):
+async def _proxy(ready: Connection, places: Places, faults: Faults, grace_s: float) -> None:
+    settings = places.settings(grace_s=grace_s)
+    targets, devices = FakeTargets(places.kubelet), FakeDevices(sizes_file=places.sizes)
+    async with app.running(settings, targets=targets, devices=devices):
+        with (
+            crashes.at_call(faults.die_at, _die, calls=CHANGES),
+            crashes.at_call(faults.no_space_at, crashes.no_space, calls=NEEDING_SPACE),
+        ):
             ready.send("serving")
             await asyncio.get_running_loop().create_future()
+
+
+async def _shim(ready: Connection, places: Places) -> None:
+    async with nodes.shim(places):
+        ready.send("serving")
+        await asyncio.get_running_loop().create_future()
 
 
 def _die(_: str) -> None:

@@ -102,9 +102,10 @@ class Disk:
             self._mount_points.unmount(bound)
         shutil.rmtree(os.path.dirname(os.path.dirname(bound)), ignore_errors=True)
 
-    def pod_exists(self, pod_uid: str) -> bool:
-        """Whether a volume of the pod has a directory."""
-        return any((Path(self._root) / "pods" / pod_uid / "volumes").glob("*/*"))
+    def has_mounts(self, pod_uid: str) -> bool:
+        """Whether something is mounted on a target of the pod."""
+        targets = (Path(self._root) / "pods" / pod_uid / "volumes").glob("*/*/mount")
+        return any(self._mount_points.is_mount_point(str(target)) for target in targets)
 
     def remove_pod(self, pod_uid: str) -> None:
         """What the kubelet does with the directory of a pod that has no volumes any more."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from tests.support.kubelet.clock import Clock
 from tests.support.kubelet.csi import Answer, CsiClient, OperationFailed
-from tests.support.kubelet.disk import Disk, TargetNotRemoved
+from tests.support.kubelet.disk import Disk, Found, TargetNotRemoved
 from tests.support.kubelet.mount_points import MountPoints
 from tests.support.kubelet.operations import NoVolumeData, VolumeOperations
 from tests.support.kubelet.pending import ANY_POD, PendingOperations
@@ -91,6 +91,11 @@ class Kubelet:
         """The PersistentVolume was grown by the controller."""
         self.wanted_bytes[volume_name] = size_bytes
 
+    @property
+    def forgotten(self) -> list[str]:
+        """Volumes that the kubelet holds to be gone, and that may not be (`Actual.forgotten`)."""
+        return self.actual.forgotten
+
     def is_desired(self, pod_uid: str) -> bool:
         """Whether the pod's volumes are in the desired state."""
         return pod_uid in self.pods and not self.pods[pod_uid].deleted
@@ -98,8 +103,10 @@ class Kubelet:
     @property
     def settled(self) -> bool:
         """Whether every pod that should run runs, and nothing is there that nobody wants."""
-        return all(status.running for status in self.pods.values()) and all(
-            each.pods and all(self._is_well(one) for one in each.pods.values())
+        return all(each.running or each.deleted for each in self.pods.values()) and all(
+            each.pods
+            and all(self._is_well(one) for one in each.pods.values())
+            and each.size_bytes >= self.wanted_bytes.get(each.volume.name, 0)
             for each in self.actual.volumes.values()
         )
 
@@ -126,21 +133,28 @@ class Kubelet:
             await self.turn()
 
     async def restart(self) -> None:
-        """The kubelet dies and comes back: what it knows is what it finds on disk and what the API wants."""
+        """The kubelet dies and comes back: what it knows is what it finds on disk and what the API wants.
+
+        Volumes of pods that are wanted are uncertain, as since Kubernetes 1.26. (1.20 left them out of the actual
+        state until they were mounted again, and forgot them if their pod was deleted before.)
+        """
         self._forget_everything()
         for status in list(self.pods.values()):
             if status.deleted:
                 del self.pods[status.pod.uid]
         for found in list(self.disk.find_all()):
-            if self.is_desired(found.pod_uid):
-                continue  # mounted again by the reconciler, which puts it into the actual state
-            pod, volume = Pod(found.pod_uid, ()), Volume(found.volume_name, found.handle)
-            if self._mount_points.is_mount_point(found.target):
-                there = self.actual.attach(volume)
-                there.device = State.MOUNTED
-                there.pods[pod.uid] = MountedPod(pod, State.MOUNTED)
-                continue
-            # "volume is not mounted": unpublished once, and never unstaged
+            await self._reconstruct(found)
+
+    async def _reconstruct(self, found: Found) -> None:
+        wanted = self.is_desired(found.pod_uid)
+        pod = self.pods[found.pod_uid].pod if wanted else Pod(found.pod_uid, ())
+        volume = Volume(found.volume_name, found.handle)
+        if self._mount_points.is_mount_point(found.target):
+            state = State.UNCERTAIN if wanted else State.MOUNTED
+            there = self.actual.attach(volume)
+            there.device = state
+            there.pods[pod.uid] = MountedPod(pod, state, reconstructed=True)
+        elif not wanted:  # "volume is not mounted": unpublished once, and never unstaged
             with contextlib.suppress(*_FAILURES):
                 await self._operations.unmount(pod, volume.name)
 
@@ -149,7 +163,19 @@ class Kubelet:
         waiting = [uid for uid, status in self.pods.items() if not status.running]
         volumes = {name: (v.device.name, {u: p.state.name for u, p in v.pods.items()})
                    for name, v in self.actual.volumes.items()}  # fmt: skip
-        return f"pods not running {waiting}, volumes {volumes}, last answers {self.journal[-5:]}"
+        last = {
+            (each.method, each.path): f"{each.at_s:.1f} s {each.code.name} {each.details}"
+            for each in self.journal
+        }
+        paths = {
+            self.disk.target(uid, volume.name)
+            for uid in waiting
+            for volume in self.pods[uid].pod.volumes
+        }
+        told = [
+            f"{method} {path}: {answer}" for (method, path), answer in last.items() if path in paths
+        ]
+        return f"pods not running {waiting}, volumes {volumes}, last answers {told}"
 
     def _forget_everything(self) -> None:
         self.actual = Actual()
@@ -277,9 +303,9 @@ class Kubelet:
         return there is not None and there.state_for(pod.uid) is State.MOUNTED
 
     def _remove_pods(self) -> None:
-        """A deleted pod leaves the API when no volume of it is in the actual state or on disk."""
+        """A deleted pod leaves the API when no volume of it is in the actual state or mounted on disk."""
         for uid, status in list(self.pods.items()):
             held = any(uid in there.pods for there in self.actual.volumes.values())
-            if status.deleted and not held and not self.disk.pod_exists(uid):
+            if status.deleted and not held and not self.disk.has_mounts(uid):
                 self.disk.remove_pod(uid)
                 del self.pods[uid]

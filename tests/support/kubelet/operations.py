@@ -117,5 +117,10 @@ class VolumeOperations:
         await self._csi.expand(volume, staging, target, wanted_bytes)
 
     def _note_forgotten(self, volume: Volume, state: State, error: OperationFailed) -> None:
+        reconstructed = any(
+            each.reconstructed for each in self._actual.attach(volume).pods.values()
+        )
+        if reconstructed:
+            return
         if isinstance(error, CapabilitiesUnknown) and state is State.UNCERTAIN:
             self._actual.forgotten.append(volume.name)

@@ -45,6 +45,8 @@ class MountedPod:
     pod: Pod
     state: State = State.NOT_MOUNTED
     remount_required: bool = False
+    reconstructed: bool = False
+    """Found on disk by a restarted kubelet, and not mounted by it yet: no error makes it forget this one."""
 
 
 @dataclass
@@ -91,6 +93,7 @@ class Actual:
         there = self.attach(volume)
         state = there.state_for(pod.uid)
         if is_final and state is State.UNCERTAIN:
-            del there.pods[pod.uid]
+            if not there.pods[pod.uid].reconstructed:
+                del there.pods[pod.uid]
         elif not is_final and state is State.NOT_MOUNTED:
             there.pods[pod.uid] = MountedPod(pod, State.UNCERTAIN)

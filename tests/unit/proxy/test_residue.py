@@ -52,6 +52,20 @@ async def test_retry_of_a_standing_publish_with_a_driver_that_fails_is_not_final
     kata.check_published("vol-1", target)
 
 
+@pytest.mark.spec("D-36")
+@pytest.mark.parametrize("readonly", [False, True])
+async def test_drivers_already_exists_is_final_only_for_other_arguments(
+    kata: Node, *, readonly: bool
+) -> None:
+    """A driver that was exchanged may call anything so; a kubelet sends the same arguments."""
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    kata.driver.failures["NodePublishVolume"] = Failure(Code.ALREADY_EXISTS, "differs")
+    code = Code.ALREADY_EXISTS if readonly else Code.UNAVAILABLE
+    await refused(kata.co.publish("vol-1", target, readonly=readonly), code, "differs")
+    kata.check_published("vol-1", target)
+
+
 async def test_downgraded_driver_makes_no_standing_publish_final(places: Places) -> None:
     target = places.target("one")
     driver = fake_driver.FakeDriver()
@@ -175,18 +189,31 @@ async def test_unpublish_of_an_entry_that_somebody_moved_is_ok(kata: Node) -> No
     await kata.co.unpublish("vol-1", target)
 
 
-async def test_driver_that_mounted_over_the_guard_and_could_not_be_undone_is_unpublished_later(
-    kata: Node,
-) -> None:
-    target = kata.places.target("one")
+async def _mount_over_the_guard(kata: Node, target: str) -> None:
+    """A publish by a driver that ignores the flag, and whose mount cannot be undone."""
     kata.driver.mounts_instead = True
     kata.driver.after_publish = lambda: kata.targets.foreign.add(target)
     kata.driver.after_unpublish = lambda: kata.targets.foreign.discard(target)
-    for _ in range(2):
-        kata.driver.failing["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "restarting")
+    kata.driver.failing["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "restarting")
     await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "deferred_mount")
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, TargetMounted.__name__)
     kata.driver.failing.clear()
     kata.driver.mounts_instead = False
-    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, TargetMounted.__name__)
+    kata.driver.after_publish = lambda: None
+
+
+async def test_mount_of_a_driver_that_ignored_the_flag_is_removed_by_the_unpublish(
+    kata: Node,
+) -> None:
+    target = kata.places.target("one")
+    await _mount_over_the_guard(kata, target)
+    await refused(kata.co.publish("vol-1", target, defer=False), Code.ALREADY_EXISTS, target)
     await kata.co.unpublish("vol-1", target)
     kata.check_untouched(target)
+
+
+async def test_mount_of_a_driver_that_ignored_the_flag_is_removed_by_the_retry(kata: Node) -> None:
+    target = kata.places.target("one")
+    await _mount_over_the_guard(kata, target)
+    await kata.co.publish("vol-1", target)
+    kata.check_published("vol-1", target)
