@@ -72,6 +72,11 @@ test: root guest ## all tests, including their set-up (root)
 unit: $(VENV)/.done ## the tests that do not need root
 	@$(PYTEST) tests/unit
 
+.PHONY: simulate
+simulate: SEEDS ?= 100
+simulate: $(VENV)/.done ## random life of a node under a simulated kubelet; SEEDS=n (docs/reliability.md has the figures)
+	$(PY) -m tests.support.simulation --seeds $(SEEDS)
+
 .PHONY: integration
 integration: root setup ## the tests on real loop devices, mounts and sockets (root)
 	@$(PYTEST) tests/integration
