@@ -153,7 +153,7 @@ class SimulatedNode:
     def check_clean(self) -> None:
         """Nothing of any volume is left on the node."""
         leaks = self.figures.leaks
-        leaks.extend(f"entry {name}" for name in os.listdir(self.places.volumes))
+        leaks.extend(f"entry {name}" for name in self.places.entries())
         leaks.extend(f"published {target}" for target in self.driver.published)
         found = (each.target for each in self.kubelet.disk.find_all())
         leaks.extend(f"target {target}" for target in found if os.path.lexists(target))

@@ -1,6 +1,6 @@
 """Ten seeds of a node's life under a simulated kubelet: pods come and go while processes die.
 
-What a seed does and what must hold is in `tests/support/simulation.py`; docs/reliability.md has figures of more seeds.
+What a seed does and what must hold is in tests/support/simulation.py; docs/reliability.md has figures of more seeds.
 """
 
 import pytest
