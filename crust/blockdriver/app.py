@@ -32,6 +32,7 @@ from crust.blockdriver.node.node_unpublish import NodeUnpublish
 from crust.blockdriver.node.node_unstage import NodeUnstage
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
 from crust.blockdriver.node.publish_check import PublishCheck
+from crust.blockdriver.node.tool_lock import ToolLocks
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.health import HealthCheck
@@ -143,6 +144,7 @@ def _stores(backend: Backend, state_dir: str, run_dir: str, overcommit: float) -
         volume_records=volume_records,
         content_records=ContentRecords(os.path.join(state_dir, "content"), is_id, reserve),
         node_state=NodeState(run_dir),
+        tool_locks=ToolLocks(os.path.join(state_dir, "tools.lock")),
         backend=backend,
         supported=SupportedCapabilities(backend.modes, supported.SUPPORTED),
         capacity=capacity.PoolCapacity(volume_records.index, backend, overcommit),
@@ -262,6 +264,7 @@ def _node_rules(  # noqa: PLR0913 - composition
         io_limits=io_limits,
         attach_slots=AttachSlots(live, here.node_id),
         preparation=FilesystemPreparation(content_records),
+        tool_locks=stores.tool_locks,
         node_id=here.node_id,
     )
     node_unstage = NodeUnstage(stores.pool, node_state, live, backend, io_limits)

@@ -10,6 +10,7 @@ from crust.blockdriver.controller.orphans import GRACE_S, VolumeGarbageCollector
 from crust.blockdriver.engines.protocol import Backend
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
+from crust.blockdriver.node.tool_lock import ToolLocks
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.pool import Pool
@@ -35,6 +36,7 @@ class Stores:
     volume_records: VolumeRecords
     content_records: ContentRecords
     node_state: NodeState
+    tool_locks: ToolLocks
     backend: Backend
     supported: SupportedCapabilities
     capacity: capacity.PoolCapacity

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from crust.blockdriver.engines.protocol import Attachment
 from crust.blockdriver.node import format_decision
 from crust.blockdriver.node.node_state import Staged
+from crust.blockdriver.node.tool_lock import ToolLock
 from crust.blockdriver.records.content_record import ContentRecord
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.host.block import devices, signatures, zeroout
@@ -92,16 +93,34 @@ class FilesystemPreparation:
         entry: Staged,
         attachment: Attachment,
         parameters: Mapping[str, str],
+        lock: ToolLock,
     ) -> None:
-        """Do what `judge` said; raises the errors of the filesystem's tools."""
+        """Do what `judge` said; raises the errors of the filesystem's tools, each of which has the volume's lock."""
+        device = await asyncio.to_thread(devices.open_shared, attachment.source.path)
+        try:
+            held = (lock.fd, device)
+            await self._prepare(action, content, entry, attachment, parameters, held)
+        finally:
+            os.close(device)
+
+    async def _prepare(
+        self,
+        action: format_decision.Action,
+        content: ContentRecord,
+        entry: Staged,
+        attachment: Attachment,
+        parameters: Mapping[str, str],
+        held: tuple[int, ...],
+    ) -> None:
         device, fs_type = attachment.source.path, entry.fs_type
         if action is format_decision.Action.KEEP:
-            await fsck.check(device, fs_type)
+            await fsck.check(device, fs_type, inherits=held)
             return
         intended = content.but(state="formatting", fs_type=fs_type)
         clear = action is format_decision.Action.CLEAR_AND_MAKE
         intended = await asyncio.to_thread(self._begin, intended, device, clear=clear)
-        await self.mkfs.make(device, fs_type, extra_options=mkfs_options.words(fs_type, parameters))
+        options = mkfs_options.words(fs_type, parameters)
+        await self.mkfs.make(device, fs_type, extra_options=options, inherits=held)
         made = intended.but(
             state="formatted",
             filled_bytes=attachment.size_bytes,

@@ -3,6 +3,7 @@
 Nothing is mounted at the staging path, which stays the CO's empty directory: whether the host or a guest mounts the
 volume is known only at publish. The steps, with a crash possible after each:
 
+0. lock the volume for the programs that will run on it, or find that those of a killed driver still do;
 1. attach the device (idempotent);
 2. if the volume is new: write "formatting" into the content record, make the filesystem, write "formatted";
 3. else: check it if its superblock is not clean;
@@ -24,6 +25,7 @@ from crust.blockdriver.node.attach_slots import AttachSlots
 from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState, Staged
+from crust.blockdriver.node.tool_lock import ToolLocks
 from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.content_record import ContentRecord
@@ -86,6 +88,7 @@ class NodeStage:
     io_limits: IoLimits
     attach_slots: AttachSlots
     preparation: FilesystemPreparation
+    tool_locks: ToolLocks
     node_id: str
 
     async def stage(self, request: Stage) -> None:
@@ -93,15 +96,22 @@ class NodeStage:
 
         Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityExceeded`, `StagingPathMissing`,
         `StagedDifferently`, `published_nodes.PublishedToOtherNode`, `AttachLimitReached`, the
-        errors of `format_decision.judge`, and of the backend and the filesystem's tools.
+        `tool_lock.VolumeInUseByTool`, the errors of `format_decision.judge`, and of the backend and the filesystem's
+        tools.
         """
-        begun = await asyncio.to_thread(self._begin, request)
-        if begun.action is None:
-            return
-        await self.preparation.prepare(
-            begun.action, begun.content, begun.entry, begun.attachment, begun.record.parameters
-        )
-        await asyncio.to_thread(self.node_state.note_staged, begun.entry)
+        with await asyncio.to_thread(self.tool_locks.take, request.volume_id) as lock:
+            begun = await asyncio.to_thread(self._begin, request)
+            if begun.action is None:
+                return
+            await self.preparation.prepare(
+                begun.action,
+                begun.content,
+                begun.entry,
+                begun.attachment,
+                begun.record.parameters,
+                lock,
+            )
+            await asyncio.to_thread(self.node_state.note_staged, begun.entry)
 
     def _begin(self, request: Stage) -> _Begun:
         """Attach and check; a volume that needs nothing more is staged when this returns."""

@@ -26,6 +26,7 @@ __all__ = [
     "is_free",
     "is_readonly",
     "open_exclusive",
+    "open_shared",
     "reads_zero",
     "set_readonly",
     "size_bytes",
@@ -86,6 +87,12 @@ def open_exclusive(path: str) -> int:
         if err.errno == errno.EBUSY:
             raise holders.device_in_use(path) from err
         raise oserrors.translate(err, f"cannot open {path} exclusively") from err
+
+
+def open_shared(path: str) -> int:
+    """Open the device for reading: it is not detached until the last copy of the descriptor is closed."""
+    with oserrors.translating(f"cannot open {path}"):
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def try_exclusive(path: str) -> int | None:

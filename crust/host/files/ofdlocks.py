@@ -19,7 +19,7 @@ _FLOCK = struct.Struct("hhqqi4x")
 def try_lock(fd: int) -> bool:
     """Take the exclusive lock on the file behind `fd`, opened for writing; False if it is held. Never waits."""
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, None))
     except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, as POSIX lets a system choose
         return False
     except OSError as err:
@@ -27,16 +27,26 @@ def try_lock(fd: int) -> bool:
     return True
 
 
-def unlock(fd: int) -> None:
-    """Release the lock for every copy of the descriptor."""
+def hold_shared(fd: int, *, at: int) -> None:
+    """Lock the byte `at` against `try_lock` and `is_locked` of others; `fd` may be read-only. Never waits."""
+    with oserrors.translating("cannot lock a file"):
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_RDLCK, at))
+
+
+def unlock(fd: int, *, at: int | None = None) -> None:
+    """Release the lock, of the byte `at` or of the file, for every copy of the descriptor."""
     with oserrors.translating("cannot unlock a file"):
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, at))
 
 
-def is_locked(fd: int) -> bool:
-    """Whether another open file description holds the lock; `fd` may be read-only, and nothing is taken."""
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+def is_locked(fd: int, *, at: int | None = None) -> bool:
+    """Whether another open file description holds a lock; `fd` may be read-only, and nothing is taken."""
+    asked = _flock(fcntl.F_WRLCK, at)
     with oserrors.translating("cannot ask about a lock"):
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
     kind: int = _FLOCK.unpack(answer)[0]
     return kind != fcntl.F_UNLCK
+
+
+def _flock(kind: int, at: int | None) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, at or 0, 0 if at is None else 1, 0)

@@ -4,6 +4,7 @@ The kernel parses a filesystem only when it is mounted: what is decided before t
 """
 
 import asyncio
+from collections.abc import Sequence
 
 from crust import errors
 from crust.host.block import holders
@@ -43,19 +44,19 @@ class FilesystemCheckFailed(errors.Corrupt):
         self.fs_type = fs_type
 
 
-async def check(path: str, fs_type: str) -> bool:
+async def check(path: str, fs_type: str, *, inherits: Sequence[int] = ()) -> bool:
     """Repair an unmounted filesystem as far as is safe without asking; whether anything was repaired.
 
     ext4: `e2fsck -p` unless the superblock says clean. xfs and btrfs: only the superblock is read, because their
     mount replays the log, and xfs_repair refuses a log that is not replayed. Raises `FilesystemNeedsRepair` and
-    `FilesystemCheckFailed`, after which nothing may mount it writable.
+    `FilesystemCheckFailed`, after which nothing may mount it writable. e2fsck has the descriptors `inherits` open.
     """
     if (await asyncio.to_thread(superblocks.read, path, fs_type)).clean:
         return False
-    return await _e2fsck(path)
+    return await _e2fsck(path, inherits)
 
 
-async def _e2fsck(path: str) -> bool:
+async def _e2fsck(path: str, inherits: Sequence[int]) -> bool:
     """Run e2fsck; whether it corrected anything.
 
     Raises `DeviceInUse`, `FilesystemNeedsRepair`, `FilesystemCheckFailed`.
@@ -65,7 +66,10 @@ async def _e2fsck(path: str) -> bool:
     program = ["e2fsck", "-p", confined.DEVICE]
     with confined.command(program, device=path, limits=_LIMITS) as command:
         done = await commands.run(
-            command.argv, timeout_s=_TIMEOUT_S, ok=range(256), inherits=command.descriptors
+            command.argv,
+            timeout_s=_TIMEOUT_S,
+            ok=range(256),
+            inherits=(*command.descriptors, *inherits),
         )
         code = command.status(done.stderr_tail)
     said = _tail(done.stdout.decode("utf-8", "replace"), path)

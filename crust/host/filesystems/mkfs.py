@@ -79,12 +79,17 @@ _TABLE = {
 
 
 async def make(
-    path: str, fs_type: str, *, extra_options: Sequence[str] = (), zeroed: bool = False
+    path: str,
+    fs_type: str,
+    *,
+    extra_options: Sequence[str] = (),
+    zeroed: bool = False,
+    inherits: Sequence[int] = (),
 ) -> None:
     """Make a filesystem on a device without signatures.
 
     `zeroed` says that the whole device reads as zeros, a new sparse file, say: ext4 then need not
-    have its inode tables zeroed by the kernel that first mounts it.
+    have its inode tables zeroed by the kernel that first mounts it. mkfs has the descriptors `inherits` open.
 
     Raises `UnknownFilesystem`, `DeviceNotBlank`, `DeviceTooSmallForFilesystem`, `DeviceInUse`, `AmbiguousSignature`,
     `CommandFailed`.
@@ -92,7 +97,7 @@ async def make(
     mkfs = supported.row(_TABLE, fs_type)
     await asyncio.to_thread(_check_formattable, path, fs_type, mkfs.minimum_bytes)
     argv = [*(mkfs.on_zeros if zeroed else mkfs.command), *extra_options, path]
-    await commands.run(argv, timeout_s=_MAKE_TIMEOUT_S)
+    await commands.run(argv, timeout_s=_MAKE_TIMEOUT_S, inherits=inherits)
 
 
 def minimum_bytes(fs_type: str) -> int:

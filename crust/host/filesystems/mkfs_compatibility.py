@@ -37,22 +37,32 @@ class MkfsCompatibility:
     def __init__(self) -> None:
         self._working_options: dict[str, tuple[str, ...]] = {}
 
-    async def make(self, path: str, fs_type: str, *, extra_options: Sequence[str] = ()) -> None:
+    async def make(
+        self,
+        path: str,
+        fs_type: str,
+        *,
+        extra_options: Sequence[str] = (),
+        inherits: Sequence[int] = (),
+    ) -> None:
         """`mkfs.make` on a blank, unused device, which may be formatted and cleared several times."""
         working = self._working_options.get(fs_type)
-        await mkfs.make(path, fs_type, extra_options=(*(working or ()), *extra_options))
+        options = (*(working or ()), *extra_options)
+        await mkfs.make(path, fs_type, extra_options=options, inherits=inherits)
         if working is not None or not await self._is_refused(path, fs_type, ()):
             return
         for options in _FEWER_FEATURES.get(fs_type, ()):
             await asyncio.to_thread(zeroout.zero_device, path)
             try:
-                await mkfs.make(path, fs_type, extra_options=(*options, *extra_options))
+                await mkfs.make(
+                    path, fs_type, extra_options=(*options, *extra_options), inherits=inherits
+                )
             except commands.CommandFailed:
                 continue
             if not await self._is_refused(path, fs_type, options):
                 return
         await asyncio.to_thread(zeroout.zero_device, path)
-        await mkfs.make(path, fs_type, extra_options=extra_options)
+        await mkfs.make(path, fs_type, extra_options=extra_options, inherits=inherits)
 
     async def _is_refused(self, path: str, fs_type: str, options: tuple[str, ...]) -> bool:
         try:
