@@ -64,7 +64,6 @@ async def running(
 
 async def _open(driver: Driver, owned: AsyncExitStack) -> None:
     """Read the state and start the background tasks; `owned` ends them before another process may write."""
-    owned.push_async_callback(asyncio.to_thread, driver.node_rules.io_limits.throttle.close)
     await asyncio.to_thread(driver.open)
     owned.push_async_callback(driver.node_rules.io_limits.guests.close)
     owned.push_async_callback(driver.operations.drain)

@@ -56,7 +56,7 @@ def _probe() -> bytes:
         "probe/init": (INIT.encode(), True),
         "probe/typing.py": (b"Any = object\n", False),
         "probe/io_max_in_guest.py": (Path(io_max_in_guest.__file__).read_bytes(), False),
-        "probe/throttling_v2.py": (Path(io_max.__file__).read_bytes(), False),
+        "probe/io_max.py": (Path(io_max.__file__).read_bytes(), False),
     }
     return archive.pack(
         [archive.file(path, data, executable=mode) for path, (data, mode) in files.items()]

@@ -1,7 +1,6 @@
 """The block driver on a directory of its own, driven as a CO drives it: the servicers' methods, without a socket."""
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +11,7 @@ from crust.blockdriver.driver import Driver
 from crust.blockdriver.node import ephemeral, guests
 from crust.blockdriver.records.pool import PoolIds
 from crust.blockdriver.services.node_identity import CsiProfile
+from crust.host.cgroups import throttling
 from crust.rpc import csi, extensions
 from crust.wire.csi.v1 import csi_pb2
 
@@ -73,6 +73,7 @@ class Bench:
     profile: CsiProfile = "1.12"
     runtime_guests: guests.Guests | None = None
     io_cgroup: str = ""
+    throttle: throttling.Throttle | None = None
     overcommit: float = 1.0
     driver: Driver = field(init=False)
 
@@ -83,7 +84,6 @@ class Bench:
 
     def restart(self) -> None:
         """Restart: lose everything that is only in memory."""
-        self.close()
         self.driver = app.build(
             state_dir=str(self.root / "state"),
             run_dir=str(self.root / "run"),
@@ -92,14 +92,10 @@ class Bench:
             target_roots=(str(self.root),),
             runtime_guests=self.runtime_guests,
             io_cgroup=self.io_cgroup,
+            throttle=self.throttle,
             overcommit=self.overcommit,
         )
         self.driver.open()
-
-    def close(self) -> None:
-        """End the background tasks, if there is a driver already."""
-        with suppress(AttributeError):
-            self.driver.node_rules.io_limits.throttle.close()
 
     @property
     def ids(self) -> PoolIds:

@@ -17,6 +17,7 @@ from crust.blockdriver.driver import Driver
 from crust.blockdriver.node import guests
 from crust.host.cgroups import throttling
 from tests.support.block_driver import mount
+from tests.support.fake_throttle import FakeThrottle
 from tests.support.memory_backend import MemoryBackend
 
 NODE = "node-1"
@@ -42,7 +43,7 @@ def opened(
         overcommit=overcommit,
         max_volumes=max_volumes,
         runtime_guests=runtime_guests,
-        throttle=throttle or throttling.NoThrottle(),
+        throttle=throttle or FakeThrottle(obstacle="nothing here limits devices"),
     )
     made.open()
     return made

@@ -35,10 +35,3 @@ class FakeThrottle:
         self.lines.pop((device.major, device.minor), None)
         if limits != NONE:
             self.lines[device.major, device.minor] = limits
-
-    def release(self, device: volumes.DeviceIdentity) -> None:
-        """Removes the line; every line was set here."""
-        self.set(device, NONE)
-
-    def close(self) -> None:
-        """Nothing to close."""

@@ -44,7 +44,7 @@ def under_test() -> Any:
     package = types.ModuleType("crust")
     package.volumes = types.SimpleNamespace(IoLimits=IoLimits, DeviceIdentity=Device)  # type: ignore[attr-defined]
     sys.modules["crust"] = package
-    return module("throttling_v2")
+    return module("io_max")
 
 
 def write(path: str, text: str) -> None:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support import io_groups, killing
+from tests.support import killing
 
 NAME = "block.csi.crust.dev"
 TIMEOUT_S = 30.0
@@ -41,9 +41,7 @@ def serving(base: Path, profile: str, *, behind_proxy: bool) -> Iterator[OwnDriv
     front = base / "front" / "csi.sock"
     front.parent.mkdir()
     with ExitStack() as stack:
-        group = stack.enter_context(io_groups.group())
         commands = _commands(base, root, front, profile, behind_proxy=behind_proxy)
-        commands["driver"].append(f"--io-cgroup={group.name}")
         stack.enter_context(_reflinking_pool(base))
         for name, arguments in commands.items():
             start = _started(base, name, arguments)

@@ -3,17 +3,16 @@
     attached                    all limits of the device number are removed: they were another volume's
     published on the host       refused where the node cannot set limits; else set after the mount
     modified while published    set again, by the controller part (`LimitEnforcement`)
-    detached                    removed
+    detached                    removed; set again if the detach is refused, for whoever has the device
     the driver starts           set for each attached device by its volume's record and mounts
 
-Set after the mount and not at the stage, because under control groups v1 the kernel's own share of the work is
-limited with the rest: a mkfs or a repair would crawl. No pod uses a target before its publish is answered.
-The limits of a deferred volume are the hypervisor's to apply (`deferred_publish`).
+Set after the mount and not at the stage, when it is not known yet whether a guest will mount it. No pod uses a target
+before its publish is answered. The limits of a deferred volume are the hypervisor's to apply (`deferred_publish`).
 """
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from crust import errors, volumes
@@ -72,13 +71,20 @@ class IoLimits:
         if limits != NONE:
             self.throttle.set(attachment.source.identity, limits)
 
-    def release(self, attachment: Attachment) -> None:
-        """Remove all limits of a device, whichever process set them."""
-        self.throttle.set(attachment.source.identity, NONE)
-
-    def let_go(self, attachment: Attachment) -> None:
-        """`release`, which costs nothing if this process has settled the device without limits."""
-        self.throttle.release(attachment.source.identity)
+    @contextlib.contextmanager
+    def released(self, attachment: Attachment) -> Iterator[None]:
+        """Without limits for a detach, because the number may be another's right after it; with them if it fails."""
+        if attachment.device is None:
+            yield
+            return
+        device = attachment.device.identity
+        before = self.throttle.limits_of(device)
+        self.throttle.set(device, NONE)
+        try:
+            yield
+        except errors.CrustError:
+            self.throttle.set(device, before)
+            raise
 
     def settle(self, limits: volumes.IoLimits, attachment: Attachment) -> None:
         """Give an attached device the limits that it should have now, whatever it had."""

@@ -64,8 +64,8 @@ class NodeUnstage:
             _check_unmounted(volume_id, attachment)
             if staged is None or staged.kind == "block":
                 _check_unbound(volume_id, attachment)
-            self.io_limits.let_go(attachment)
-            self.backend.detach(volume_id)
+            with self.io_limits.released(attachment):
+                self.backend.detach(volume_id)
         for stale in self.node_state.published_of(volume_id):
             self.node_state.forget_published(volumes.TargetPath(stale.target))
         self.node_state.forget_staged(volume_id)

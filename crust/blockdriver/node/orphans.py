@@ -66,8 +66,8 @@ class AttachmentGarbageCollector:
         if attachment is None or self._node_state.staged(volume_id) is not None:
             return
         if not _is_shown(attachment):
-            self._release(attachment)
-            self._backend.detach(volume_id)
+            with self._io_limits.released(attachment):
+                self._backend.detach(volume_id)
             _log.info("detached a device that is not staged", extra={"volume_id": volume_id})
 
     def _drop_strays(self) -> None:
@@ -78,16 +78,12 @@ class AttachmentGarbageCollector:
                 _log.info("an orphaned device whose image was removed stays attached", extra=extra)
                 continue
             try:
-                self._release(orphan)
-                self._backend.drop(orphan)
+                with self._io_limits.released(orphan):
+                    self._backend.drop(orphan)
             except errors.CrustError as err:
                 _log.info("an orphaned device stays attached", extra={**extra, "error": err})
             else:
                 _log.warning("detached a device whose image was removed", extra=extra)
-
-    def _release(self, attachment: Attachment) -> None:
-        if attachment.device is not None:
-            self._io_limits.release(attachment)
 
 
 def _is_shown(attachment: Attachment) -> bool:

@@ -60,13 +60,6 @@ class IoMax:
             if err.errno != errno.ENODEV or limits != volumes.IoLimits():
                 raise
 
-    def release(self, device: volumes.DeviceIdentity) -> None:
-        """Remove the line, if there is one."""
-        self.set(device, volumes.IoLimits())
-
-    def close(self) -> None:
-        """Nothing to close."""
-
     def _group(self) -> str | None:
         paths = (os.path.join(self._root, each).rstrip("/") for each in self._groups)
         return next((each for each in paths if os.path.isdir(each)), None)

@@ -8,8 +8,7 @@ The kernel keeps a line when its loop device is detached, and the next file that
 attaches a device takes its lines away, and whoever detaches it as well. A node that cannot limit says so (`check`):
 a volume with limits is then refused, and not used without.
 
-The two versions of control groups are different enough to have files of their own: `throttling_v2`, one line for
-the whole tree below a group, and `throttling_v1`, where each group has lines, and limits, to itself.
+Control groups v2 only (`io_max`): under v1 a line binds its own group and none below it, so no line limits all pods.
 """
 
 import errno
@@ -18,7 +17,6 @@ from typing import Protocol
 
 from crust import errors, volumes
 from crust.host.cgroups.io_max import IoMax
-from crust.host.cgroups.throttling_v1 import Blkio
 from crust.host.mounts import mountinfo
 from crust.host.process import oserrors
 
@@ -35,8 +33,8 @@ class CannotThrottle(errors.NotReady):
         super().__init__(
             "I/O limits cannot be held on this node",
             why=why,
-            hint="set io_cgroup to the group that holds the pods and give it the io controller, or take the"
-            " limits off the volume (0)",
+            hint="set io_cgroup to the group that holds the pods and give it the io controller, publish the volume"
+            " with deferral, or remove its limits (0)",
         )
 
 
@@ -58,37 +56,6 @@ class Throttle(Protocol):
         """
         ...
 
-    def release(self, device: volumes.DeviceIdentity) -> None:
-        """Take all limits away; a device that `set` has left without any is not even looked at."""
-        ...
-
-    def close(self) -> None:
-        """Stop what runs beside; the limits stay."""
-        ...
-
-
-class NoThrottle:
-    """A node that limits nothing."""
-
-    def check(self) -> None:
-        """Always refuses."""
-        raise CannotThrottle("nothing here limits devices")
-
-    def limits_of(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:
-        """None."""
-        return NONE
-
-    def set(self, device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> None:
-        """Refuses any limit."""
-        if limits != NONE:
-            self.check()
-
-    def release(self, device: volumes.DeviceIdentity) -> None:
-        """Nothing was set."""
-
-    def close(self) -> None:
-        """Nothing runs."""
-
 
 class Cgroups:
     """`Throttle` by this host's control groups.
@@ -98,7 +65,7 @@ class Cgroups:
 
     def __init__(self, io_cgroup: str = "") -> None:
         self._groups = (io_cgroup.strip("/"),) if io_cgroup else KUBELETS
-        self._found: IoMax | Blkio | None = None
+        self._found: IoMax | None = None
         self._looked = False
 
     def check(self) -> None:
@@ -106,7 +73,7 @@ class Cgroups:
         if self._found is None:
             self._look()
         if self._found is None:
-            raise CannotThrottle("no control group hierarchy with the io controller is mounted")
+            raise CannotThrottle(_why_none())
         if why := self._found.obstacle():
             raise CannotThrottle(why)
 
@@ -130,19 +97,7 @@ class Cgroups:
                 raise CannotThrottle(f"{device}: {oserrors.reason(err)}") from err
             raise oserrors.translate(err, f"cannot set the I/O limits of {device}") from err
 
-    def release(self, device: volumes.DeviceIdentity) -> None:
-        """See `Throttle`."""
-        found = self._find()
-        if found is not None:
-            with oserrors.translating(f"cannot take the I/O limits of {device} away"):
-                found.release(device)
-
-    def close(self) -> None:
-        """See `Throttle`."""
-        if self._found is not None:
-            self._found.close()
-
-    def _find(self) -> IoMax | Blkio | None:
+    def _find(self) -> IoMax | None:
         if not self._looked:
             self._look()
         return self._found
@@ -153,14 +108,19 @@ class Cgroups:
         self._looked = True
 
 
-def _hierarchy(groups: tuple[str, ...]) -> IoMax | Blkio | None:
-    """The hierarchy that has the io controller; a host may have both kinds mounted, and it is in one of them."""
+def _hierarchy(groups: tuple[str, ...]) -> IoMax | None:
+    """The hierarchy that has the io controller; a host may have several mounted, and it is in one of them."""
     for mount in mountinfo.read_all():
         if mount.fs_type == "cgroup2" and "io" in _controllers(mount.target):
             return IoMax(mount.target, groups)
-        if mount.fs_type == "cgroup" and "blkio" in mount.super_options:
-            return Blkio(mount.target, groups)
     return None
+
+
+def _why_none() -> str:
+    for mount in mountinfo.read_all():
+        if mount.fs_type == "cgroup" and "blkio" in mount.super_options:
+            return f"this host limits I/O by control groups v1 ({mount.target}); only v2 can limit all pods"
+    return "no control group hierarchy with the io controller is mounted"
 
 
 def _controllers(root: str) -> list[str]:

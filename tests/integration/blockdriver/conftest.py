@@ -15,7 +15,6 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     """A driver on a directory of its own; what a failed test left attached or mounted is removed."""
     made = Bench(tmp_path)
     yield made
-    made.close()
     for mount in sorted(mountinfo.below(str(tmp_path)), key=lambda each: -len(each.target)):
         mount_api.unmount(mount.target)
     for device in loop.list_all():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from watchdog.observers import inotify_c
 
 from crust.handoff import claims, watch
 from crust.handoff.store import Store
@@ -173,6 +174,59 @@ async def test_new_root_with_the_inode_of_the_deleted_one_is_watched(
             await anext(aiter(looking))
         _withdraw(store)
         await _until_watched(looking)
+
+
+async def test_entries_that_vanish_before_their_events_are_read_leave_the_watch_alive(
+    store: Store, looking: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recursive watch would watch each of them, and meet what is gone; this one watches the root alone."""
+    changes = watch.changes(looking)
+    await _next(changes)
+    watched: list[bytes] = []
+    real = inotify_c.inotify_add_watch
+
+    def add(fd: int, path: bytes, mask: int) -> int:
+        watched.append(path)
+        return real(fd, path, mask)
+
+    monkeypatch.setattr(inotify_c, "inotify_add_watch", add)
+    for _ in range(3):
+        with _stalled_reader(looking):
+            for number in range(100):
+                os.makedirs(f"{store.root}/{number}/below")
+                os.rename(f"{store.root}/{number}", f"{store.root}/moved")
+                shutil.rmtree(f"{store.root}/moved")
+        entry = store.publish(a_record())
+        assert (await _next(changes)).appeared == (entry,)
+        _withdraw(store)
+        assert (await _next(changes)).gone == (entry,)
+    assert watched == []
+
+
+async def test_root_that_vanishes_just_before_it_is_watched_is_watched_when_it_is_back(
+    store: Store, looking: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = watch.changes(looking)
+    await _next(changes)
+    real = inotify_c.inotify_add_watch
+    vanished: list[int] = []
+
+    def add(fd: int, path: bytes, mask: int) -> int:
+        if not vanished:
+            shutil.rmtree(store.root)
+            vanished.append(fd)
+        return real(fd, path, mask)
+
+    monkeypatch.setattr(inotify_c, "inotify_add_watch", add)
+    shutil.rmtree(store.root)
+    store.open()
+    while not vanished:
+        await _until_watched(looking)
+    store.open()
+    looking.notify()  # stands for the periodic scan
+    await _until_watched(looking)
+    entry = store.publish(a_record())
+    assert (await _next(changes)).appeared == (entry,)
 
 
 async def _until_watched(looking: Watch) -> None:

@@ -1,17 +1,13 @@
-"""Limits by control groups: the words of v2, the choice of a hierarchy, and the watch for new groups of v1."""
+"""Limits by control groups v2: the lines of io.max, and the choice of a hierarchy."""
 
 import errno
-import os
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from crust import errors, volumes
-from crust.host.cgroups import io_max, throttling, throttling_v1, throttling_watch
-from crust.host.cgroups.throttling import NONE, CannotThrottle, Cgroups, NoThrottle
-from crust.host.cgroups.throttling_watch import GroupWatch
+from crust import volumes
+from crust.host.cgroups import io_max
+from crust.host.cgroups.throttling import NONE, CannotThrottle, Cgroups
 from crust.host.mounts import mountinfo
 
 DEVICE = volumes.DeviceIdentity(7, 3, 1)
@@ -60,8 +56,9 @@ def test_cgroups_uses_the_hierarchy_with_the_io_controller(
     legacy = tmp_path / "blkio"
     legacy.mkdir()
     mounted(monkeypatch, ("cgroup2", without, ""), ("cgroup", legacy, "blkio"))
-    with pytest.raises(CannotThrottle, match=f"kubepods in {legacy}"):
+    with pytest.raises(CannotThrottle, match=rf"control groups v1 \({legacy}\)"):
         Cgroups().check()
+    Cgroups().set(DEVICE, NONE)
     whole = hierarchy(tmp_path / "whole", "cpu io memory\n", "kubepods")
     mounted(monkeypatch, ("cgroup2", whole, ""))
     cgroups = Cgroups()
@@ -96,7 +93,6 @@ def test_cgroups_check_without_hierarchy_is_refused_until_one_is_mounted(
         cgroups.set(DEVICE, LIMITS)
     mounted(monkeypatch, ("cgroup2", hierarchy(tmp_path / "late", "io", "kubepods"), ""))
     cgroups.set(DEVICE, LIMITS)
-    cgroups.close()
 
 
 def test_set_on_a_vanished_group_raises_cannot_throttle(
@@ -121,87 +117,3 @@ def test_check_of_an_unwritable_group_reports_it(
     (root / "kubepods" / "io.max").unlink()
     with pytest.raises(CannotThrottle, match=r"\+io"):
         Cgroups().check()
-
-
-def test_a_kernel_without_throttling_refuses_limits_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "kubepods").mkdir()
-    mounted(monkeypatch, ("cgroup", tmp_path, "blkio"))
-    cgroups = Cgroups()
-    assert cgroups.limits_of(DEVICE) == NONE
-    cgroups.set(DEVICE, NONE)
-    with pytest.raises(CannotThrottle, match="is not there"):
-        cgroups.set(DEVICE, LIMITS)
-
-
-def legacy_group(path: Path) -> Path:
-    """A group of v1, as files."""
-    path.mkdir()
-    for each in throttling_v1._FILES:
-        (path / each).touch()
-    return path
-
-
-def test_a_device_that_is_gone_keeps_no_new_group_from_the_lines_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = legacy_group(tmp_path / "blkio")
-    group = legacy_group(root / "kubepods")
-    blkio = throttling_v1.Blkio(str(root), ("kubepods",))
-    monkeypatch.setattr(blkio, "_begin_watch", lambda: None)
-    gone, other = volumes.DeviceIdentity(7, 9, 1), DEVICE
-    for each in (gone, other):
-        blkio.set(each, LIMITS)
-    real = os.write
-
-    def write(fd: int, data: bytes) -> int:
-        if data.startswith(b"7:9 "):
-            raise OSError(errno.ENODEV, "No such device")
-        return real(fd, data)
-
-    monkeypatch.setattr(os, "write", write)
-    pod = legacy_group(group / "pod")
-    for _ in range(2):
-        blkio.tell_new_groups()
-        assert (pod / "blkio.throttle.read_iops_device").read_text().strip() == "7:3 10"
-    with pytest.raises(OSError, match="No such device"):
-        blkio.set(gone, LIMITS)
-    blkio.set(gone, NONE)
-
-
-def test_no_throttle_refuses_limits() -> None:
-    throttle: throttling.Throttle = NoThrottle()
-    throttle.set(DEVICE, NONE)
-    with pytest.raises(CannotThrottle):
-        throttle.set(DEVICE, LIMITS)
-
-
-def test_without_events_a_watch_looks_from_time_to_time_and_a_failure_does_not_end_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class NoInstance:
-        def schedule(self, *_: Any, **__: Any) -> None:
-            raise OSError("too many inotify instances")
-
-    monkeypatch.setattr(throttling_watch, "Observer", NoInstance)
-    looked = threading.Semaphore(0)
-
-    def look() -> None:
-        looked.release()
-        raise errors.RuntimeFailed("the kernel says no")
-
-    watch = GroupWatch(str(tmp_path), look, floor_s=0.001)
-    for _ in range(3):
-        assert looked.acquire(timeout=30)
-    watch.stop()
-
-
-def test_a_watch_looks_when_a_directory_is_made_at_any_depth(tmp_path: Path) -> None:
-    looked = threading.Semaphore(0)
-    watch = GroupWatch(str(tmp_path), looked.release, floor_s=3600)
-    (tmp_path / "pod").mkdir()
-    assert looked.acquire(timeout=30)
-    (tmp_path / "pod" / "container").mkdir()
-    assert looked.acquire(timeout=30)
-    watch.stop()
