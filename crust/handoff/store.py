@@ -16,6 +16,7 @@ record.
 import contextlib
 import logging
 import os
+import threading
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -39,6 +40,7 @@ from crust.host.process import oserrors
 __all__ = [
     "ClaimLockMissing",
     "Entry",
+    "EntryChanged",
     "EntryDiffers",
     "Store",
     "UnknownHandoffFile",
@@ -47,6 +49,9 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+
+_LOCKS = 64
+"""Entries share locks by their names, so that the locks need no bookkeeping."""
 
 
 class EntryDiffers(errors.Conflict):
@@ -59,6 +64,17 @@ class EntryDiffers(errors.Conflict):
             hint="unpublish it first",
         )
         self.there = there
+
+
+class EntryChanged(errors.OperationPending):
+    """The entry is not the one any more that the change was made from."""
+
+    def __init__(self, target: volumes.TargetPath) -> None:
+        super().__init__(
+            f"the entry for {target} was not changed",
+            why="it was published again or changed meanwhile",
+            hint="retry",
+        )
 
 
 class ClaimLockMissing(errors.Corrupt):
@@ -80,15 +96,18 @@ class Unpublish:
     A block that ends without `complete` leaves the entry as it is; a retry unpublishes it.
     """
 
-    def __init__(self, lock: claims.ClaimLock, entry: Entry, root: Layout) -> None:
+    def __init__(
+        self, lock: claims.ClaimLock, entry: Entry, root: Layout, writing: threading.RLock
+    ) -> None:
         self._lock = lock
         self._layout = root
+        self._writing = writing
         self.entry = entry
 
     def complete(self) -> None:
         """Remove the entry. If the process dies after the rename, `remove_orphans` deletes the rest."""
         gone = self._layout.new_gone(self._lock.paths.digest)
-        with oserrors.translating(f"cannot unpublish {self._lock.paths.directory}"):
+        with self._writing, oserrors.translating(f"cannot unpublish {self._lock.paths.directory}"):
             os.rename(self._lock.paths.directory, gone)
         durable.sync_directory(self._layout.root)
         _delete_files(gone)
@@ -110,10 +129,11 @@ class Unpublish:
 
 
 class Store:
-    """The handoff directory at `root`."""
+    """The handoff directory at `root`. The threads of its writer change one entry one after the other."""
 
     def __init__(self, root: str = layout.DEFAULT_ROOT) -> None:
         self.layout = Layout(root)
+        self._locks = tuple(threading.RLock() for _ in range(_LOCKS))
 
     @property
     def root(self) -> str:
@@ -146,13 +166,17 @@ class Store:
             return entry
         if not replace:
             raise EntryDiffers(there)
-        with self.begin_unpublish(record.target) as alone:
+        with self.begin_unpublish(record.target) as alone, self._writing(record.digest):
             return self._replace(record, alone.entry)
 
     def create(self, record: Record) -> Entry:
         """`publish` for a caller that has just read that the entry is absent; raises `durable.PathAlreadyExists` if
         it exists.
         """
+        with self._writing(record.digest):
+            return self._create(record)
+
+    def _create(self, record: Record) -> Entry:
         data = record.to_bytes()
         paths = self.layout.entry(record.target)
         self._remove_incomplete(record.target, paths)
@@ -167,18 +191,19 @@ class Store:
             raise
         return Entry(paths.digest, paths.directory, record)
 
-    def rewrite(self, record: Record) -> Entry:
-        """Replace the record of an entry that may be claimed; returns the entry with the record's new generation.
+    def rewrite(self, there: Record, mount: volumes.DeferredMount) -> Entry:
+        """Change what is published from `there`, a record that was read before, to `mount`. The entry may be claimed.
 
-        Raises `NotPublished`, and `EntryDiffers` when the entry is another volume's.
+        Returns the entry with the record's new generation. Raises `NotPublished`, and `EntryChanged` if the record
+        is not `there` any more: a change may take long, and the volume may be published anew meanwhile.
         """
-        entry = self.read(record.target)
-        if entry is None:
-            raise NotPublished(record.target)
-        there = entry.require()
-        if there.key != record.key:
-            raise EntryDiffers(there)
-        return self._replace(record, entry)
+        with self._writing(there.digest):
+            entry = self.read(there.target)
+            if entry is None:
+                raise NotPublished(there.target)
+            if entry.require() != there:
+                raise EntryChanged(there.target)
+            return self._replace(replace(there, mount=mount), entry)
 
     def read(self, target: volumes.TargetPath) -> Entry | None:
         """The entry of a target path; None if there is none. A record that cannot be read is in `Entry.error`."""
@@ -207,7 +232,7 @@ class Store:
         unclaimed = replace(
             entry, claim=None
         )  # this process holds the lock that was read as a claim
-        return Unpublish(lock, unclaimed, self.layout)
+        return Unpublish(lock, unclaimed, self.layout, self._writing(paths.digest))
 
     def remove_orphans(self) -> tuple[str, ...]:
         """Delete entries that a crash left half-built or half-removed; returns the paths that had to be kept.
@@ -217,6 +242,9 @@ class Store:
         orphans = filter(layout.is_temporary, names(self.root))
         paths = (f"{self.root}/{name}" for name in orphans)
         return tuple(path for path in paths if not _delete_files(path))
+
+    def _writing(self, digest: str) -> threading.RLock:
+        return self._locks[int(digest[:8], 16) % _LOCKS]
 
     def _replace(self, record: Record, entry: Entry) -> Entry:
         new = replace(record, generation=entry.require().generation + 1)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from crust import operations, volumes
+from crust import volumes
 from crust.handoff import store as stores
 from crust.host.block import devices as host_devices
 from crust.host.files import durable
@@ -79,11 +79,13 @@ async def running(
         await asyncio.to_thread(durable.make_directory, settings.run_dir, 0o700)
         lock_path = f"{settings.run_dir}/proxy.lock"
         daemon = await stack.enter_async_context(starting(lock_path, take_over=settings.take_over))
-        deferred = await _load(store, targets, daemon)
+        deferred = await _load(store, targets, devices, daemon)
         events = Events()
         handlers = Handlers(grace_s=settings.handler_grace_s)
         peers = HandlerPeers()
         stack.push_async_callback(peers.close)
+        stack.push_async_callback(deferred.operations.drain)
+        daemon.when_settled(deferred.operations.idle)
         parts = _Parts(deferred, handlers, peers, events, targets, devices, daemon)
         drivers = _driver_sockets(settings, parts)
         await daemon.owned.enter_async_context(watch_handoff(store, deferred, events))
@@ -106,7 +108,9 @@ class _Parts:
     daemon: Daemon
 
 
-async def _load(store: stores.Store, targets: Targets, daemon: Daemon) -> DeferredVolumes:
+async def _load(
+    store: stores.Store, targets: Targets, devices: Devices, daemon: Daemon
+) -> DeferredVolumes:
     """Open and lock the handoff directory, remove the orphans of a crash, and load the deferred volumes."""
 
     def prepare() -> Iterable[str]:
@@ -117,9 +121,9 @@ async def _load(store: stores.Store, targets: Targets, daemon: Daemon) -> Deferr
         return targets.guards()
 
     guarded = await asyncio.to_thread(prepare)
-    deferred = DeferredVolumes(store)
+    deferred = DeferredVolumes(store, devices)
     deferred.unfinished.update(guarded)
-    for entry in await deferred.load():
+    for entry in await deferred.entries():
         if entry.error is not None:
             _log.error("unreadable entry", extra={"entry": entry.digest, "error": str(entry.error)})
     return deferred
@@ -129,16 +133,15 @@ async def _serve_proxy_sockets(
     settings: ProxySettings, parts: _Parts, drivers: DriverSockets, stack: AsyncExitStack
 ) -> None:
     sockets = Sockets.below(settings.run_dir)
-    staging = operations.KeyedOperations()
-    stack.push_async_callback(staging.drain)
-    parts.daemon.when_settled(staging.idle)
-    stage = RuntimeStage(parts.deferred, parts.handlers, staging, parts.targets, parts.devices)
+    stage = RuntimeStage(
+        parts.deferred, parts.handlers, parts.deferred.operations, parts.targets, parts.devices
+    )
     common = (parts.deferred, parts.handlers, parts.peers)
     freeze, io_limits = (
         DeferredFreeze(*common, parts.events),
-        DeferredIoLimits(*common, parts.events, staging),
+        DeferredIoLimits(*common, parts.events, parts.deferred.operations),
     )
-    expand = DeferredExpand(*common, parts.devices, staging)
+    expand = DeferredExpand(*common, parts.devices, parts.deferred.operations)
     runtime = RuntimeApi(*common, Mutations(stage, expand, freeze, io_limits))
     registry = HandlerRegistry(parts.handlers, parts.peers, parts.events, settings.volumes_root)
     inspect = Inspect(drivers, parts.handlers, parts.deferred, parts.events, parts.daemon.health)
@@ -178,7 +181,7 @@ async def _serve_proxy_sockets(
 def _driver_sockets(settings: ProxySettings, parts: _Parts) -> DriverSockets:
     unpublish = DeferredUnpublish(parts.deferred, parts.events, parts.targets)
     publish = DeferredPublish(
-        parts.deferred, parts.handlers, parts.events, parts.targets, unpublish
+        parts.deferred, parts.handlers, parts.events, parts.targets, unpublish, parts.devices
     )
 
     def frontend(name: volumes.DriverName, backend: Backend) -> CsiFrontend:

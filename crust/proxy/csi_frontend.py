@@ -31,6 +31,7 @@ _INSPECTED = (
     "NodeExpandVolume",
 )
 _READER_MODES = frozenset(mode.value for mode in volumes.AccessMode if mode.reader_only)
+T = TypeVar("T")
 Request = TypeVar("Request", bound=Message)
 Answer = Callable[[Request, bytes, passthrough.Context], Awaitable[bytes]]
 
@@ -110,18 +111,37 @@ class CsiFrontend:
             context=request.volume_context,
         )
         if not decision.defer:
-            with self._operations.shared(self._unchecked_key(request.volume_id)):
-                self._check_host_publish(request)
-                return await self._pass("NodePublishVolume", data, context)
+            return await self._host_publish(request, data, context)
         key = self._key(request.volume_id)
         caller = _caller(context)
         response = await self._operations.run(
             key,
             "NodePublishVolume",
             _identity(request),
-            lambda: self._publish.run(self._backend, key, request, decision, caller),
+            lambda: self._owning(
+                request.target_path,
+                "NodePublishVolume",
+                lambda: self._publish.run(self._backend, key, request, decision, caller),
+            ),
         )
         return response.SerializeToString()
+
+    async def _owning(self, target: str, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Do the work of a volume's operation as the only one at the target, too."""
+        with self._deferred.operations.holding([volumes.TargetPath(target)], name):
+            return await work()
+
+    async def _host_publish(
+        self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        target = request.target_path
+        with (
+            self._operations.shared(self._unchecked_key(request.volume_id)),
+            self._deferred.operations.shared(volumes.TargetPath(target), "NodePublishVolume"),
+            self._deferred.passing_publish(target),
+        ):
+            self._check_host_publish(request)
+            return await self._pass("NodePublishVolume", data, context)
 
     def _check_host_publish(self, request: csi_pb2.NodePublishVolumeRequest) -> None:
         """Refuse a host mount if a deferred one has the device or the target."""
@@ -157,7 +177,11 @@ class CsiFrontend:
             key,
             "NodeUnpublishVolume",
             _identity(request),
-            lambda: self._unpublish.run(self._backend, key, target, request, caller),
+            lambda: self._owning(
+                target.text,
+                "NodeUnpublishVolume",
+                lambda: self._unpublish.run(self._backend, key, target, request, caller),
+            ),
         )
         return response.SerializeToString()
 

@@ -1,27 +1,34 @@
-"""The deferred volumes of this node: the handoff directory, with an in-memory index for fast queries.
+"""The deferred volumes of this node: the one owner of what is written in the handoff directory.
 
-The proxy is the only process that writes records, so the index is exact while the proxy runs. A scan rebuilds it at
-the start and after each hint of the watch. Code that changes the directory reads the directory first, not the index.
+Every change of an entry goes through here, as the only operation at its target, with an index in memory for fast
+queries. The proxy is the only process that writes records (it holds the directory's lock), so the index is exact
+while the proxy runs; looks at the directory find what runtimes and people change. Code that changes the directory
+reads the directory first, not the index.
 """
 
 import asyncio
 import datetime
-import threading
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import replace
 
-from crust import errors, metrics, volumes
+from crust import errors, operations, volumes
 from crust.handoff import store as stores
+from crust.handoff.entry import Entry
+from crust.handoff.look import Looks
 from crust.handoff.record import Record
+from crust.host.block.device_sets import DeviceSet
 from crust.proxy import reservations
-
-Shared = volumes.VolumeKey | volumes.DeviceIdentity
-"""A key that two publishes may share; then only one of them may write."""
+from crust.proxy.devices import Devices
+from crust.proxy.handoff_index import HandoffIndex, Known, keys_of
+from crust.proxy.reservations import Reservation
 
 Holder = tuple[str, datetime.datetime | None]
 """A sandbox and the time of its claim; the name is empty until the sandbox has written claim.json."""
+
+Change = tuple[Entry | None, Entry]
+"""An entry before a look, if there was one, and as the look has read it."""
 
 
 class NoDeferredVolume(errors.NotFound):
@@ -47,39 +54,38 @@ class TargetOfOtherVolume(errors.InvalidRequest):
 
 
 class DeferredVolumes:
-    """The deferred volumes of this node. Constructed with an open store; call `load` first."""
+    """The deferred volumes of this node. Constructed with an open store; call `look` first."""
 
-    def __init__(self, store: stores.Store) -> None:
+    def __init__(self, store: stores.Store, devices: Devices) -> None:
         self.store = store
-        self._known: dict[str, Record] = {}
-        self._sharing: dict[Shared, dict[str, Record]] = defaultdict(dict)
-        self._numbers: Counter[volumes.DriverName] = Counter()
-        self._reserved: list[reservations.Reservation] = []
-        self._unreadable: dict[str, errors.CrustError] = {}
-        self._changes = 0
-        self._rewriting = threading.Lock()
+        self._devices = devices
+        self._index = HandoffIndex()
+        self._looks = Looks(store.layout)
+        self._looking = asyncio.Lock()
+        self._reserved: list[Reservation] = []
+        self.operations = operations.KeyedOperations()
+        """By target path, for all sockets: whoever changes something at a target holds its key."""
         self.unfinished: set[str] = set()
         """Targets where a failed publish may have left something: their unpublish is the proxy's, whatever is there.
 
         After a start these are all that carry a guard.
         """
+        self.passing: Counter[str] = Counter()
+        """Targets of host publishes that a driver is carrying out now."""
 
-    async def load(self) -> tuple[stores.Entry, ...]:
-        """Scan the directory and rebuild the index; returns all entries, unreadable ones included."""
-        while True:
-            changes = self._changes
-            entries = await asyncio.to_thread(self.store.scan)
-            if changes == self._changes:  # otherwise the scan may have missed a publish
-                break
-        readable = [entry.record for entry in entries if entry.record is not None]
-        for target in tuple(self._known):
-            self._drop(target)
-        for record in readable:
-            self._put(record)
-        self._unreadable = {
-            entry.digest: entry.error for entry in entries if entry.error is not None
-        }
-        return entries
+    async def look(self) -> tuple[Change, ...]:
+        """Look at the directory, and take over what has changed; returns the entries that were read."""
+        async with self._looking:
+            began = self._index.now()
+            there, read = await asyncio.to_thread(self._read_changes)
+            before = {digest: self._index.get(digest) for digest in read}
+            self._looks.forget(self._index.apply(began, there, read))
+        return tuple((_entry_of(before[digest]), read[digest].entry) for digest in read)
+
+    async def entries(self) -> tuple[Entry, ...]:
+        """All entries after a look, by name; unreadable ones included."""
+        await self.look()
+        return self._index.entries()
 
     def find(self, target: str) -> Record | None:
         """The record for a target path, None if it is not deferred.
@@ -87,9 +93,9 @@ class DeferredVolumes:
         Raises the error (`errors.Corrupt`) of an unreadable entry: an unknown volume is not an absent one, and the
         host must not mount it.
         """
-        record = self._known.get(target)
-        if record is None and self._unreadable:
-            error = self._unreadable.get(volumes.TargetPath(target).digest)
+        record = self._index.record_at(target)
+        if record is None:
+            error = self._index.error_at(target)
             if error is not None:
                 raise error
         return record
@@ -103,36 +109,45 @@ class DeferredVolumes:
 
     def all(self) -> tuple[Record, ...]:
         """Every readable record."""
-        return tuple(self._known.values())
+        return self._index.records()
 
     def of_volume(self, key: volumes.VolumeKey) -> tuple[Record, ...]:
         """The records of one volume."""
-        return tuple(self._sharing[key].values()) if key in self._sharing else ()
+        held = (self._index.record_at(each.target.text) for each in self._index.sharing((key,)))
+        return tuple(record for record in held if record is not None and record.key == key)
 
     def check_key(self, record: Record, key: volumes.VolumeKey) -> None:
         """Raise `TargetOfOtherVolume` unless the record is the volume's."""
         if record.key != key:
             raise TargetOfOtherVolume(record.target.text, key, record.key)
 
-    def check_unreserved(self, wanted: reservations.Reservation, *, deferred: bool = True) -> None:
+    def check_unreserved(self, wanted: Reservation, *, deferred: bool = True) -> None:
         """Raise `reservations.DeviceReserved` if another target holds the device."""
-        sharing = [self._sharing[each] for each in _shared(wanted) if each in self._sharing]
-        held = (reservations.of(record) for records in sharing for record in records.values())
+        held = self._index.sharing(keys_of(wanted))
         reservations.check(wanted, (*held, *self._reserved), deferred=deferred)
 
     @contextmanager
-    def reserved(self, record: Record) -> Iterator[None]:
+    def reserved(self, record: Record, devices: DeviceSet) -> Iterator[None]:
         """Reserve the record's device while its entry is created: another volume may name the same device.
 
-        Raises `reservations.DeviceReserved` as `admit` does.
+        Raises `reservations.DeviceReserved` as `check_unreserved` does.
         """
-        reservation = reservations.of(record)
+        reservation = reservations.of(record, devices)
         self.check_unreserved(reservation)
         self._reserved.append(reservation)
         try:
             yield
         finally:
             self._reserved.remove(reservation)
+
+    @contextmanager
+    def passing_publish(self, target: str) -> Iterator[None]:
+        """A host publish is with the driver while the block runs."""
+        self.passing[target] += 1
+        try:
+            yield
+        finally:
+            self.passing -= Counter([target])
 
     def publish(self, record: Record) -> Record:
         """Publish the entry to the runtime; returns the record that exists afterwards. Blocks.
@@ -142,10 +157,19 @@ class DeferredVolumes:
         `change_limits` changes them, and a retry may bring older ones. Raises `EntryDiffers` if the target is
         published otherwise, `HeldBySandbox`.
         """
-        if self.store.read(record.target) is None:
+        entry = self.store.read(record.target)
+        if entry is None:
             return self.store.create(record).require()
-        with self._rewriting:
-            return self._publish_again(record)
+        there = entry.require()
+        same_request = there.same_request(record)
+        if same_request:
+            limits = there.mount.io_limits
+            record = replace(record, mount=replace(record.mount, io_limits=limits))
+        if entry.live and same_request and there.identity == record.identity:
+            if there.same_content(record):
+                return there
+            return self.store.rewrite(there, record.mount).require()
+        return self.store.publish(record, replace=same_request).require()
 
     async def change_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
         """Write new limits into a published volume's record. Raises `NoDeferredVolume`."""
@@ -166,79 +190,53 @@ class DeferredVolumes:
             return None
         return entry.claim.sandbox_id, entry.claim.claimed_at
 
-    def remember(self, record: Record) -> None:
+    def remember(self, record: Record, devices: DeviceSet) -> None:
         """Add a published record to the index."""
-        self._drop(record.target.text)
-        self._put(record)
-        self._changes += 1
+        directory = self.store.layout.entry(record.target).directory
+        entry = Entry(record.digest, directory, record)
+        self._index.written(record.digest, Known(entry, reservations.of(record, devices)))
 
-    def forget(self, target: str) -> None:
+    def forget(self, target: volumes.TargetPath) -> None:
         """Remove an unpublished record from the index."""
-        self._drop(target)
-        self._changes += 1
+        self._index.written(target.digest, None)
 
     async def _change(
         self,
         target: volumes.TargetPath,
         change: Callable[[volumes.DeferredMount], volumes.DeferredMount],
     ) -> None:
-        record = await asyncio.to_thread(self._rewrite, target, change)
-        known = self._known.get(target.text)
+        record, devices = await asyncio.to_thread(self._rewrite, target, change)
+        known = self._index.record_at(target.text)
         # Meanwhile the volume may have been unpublished, or its record changed again.
         if known is not None and known.generation <= record.generation:
-            self.remember(record)
+            self.remember(record, devices)
 
     def _rewrite(
         self,
         target: volumes.TargetPath,
         change: Callable[[volumes.DeferredMount], volumes.DeferredMount],
-    ) -> Record:
+    ) -> tuple[Record, DeviceSet]:
         """Change the record that is on disk now, not one that was read before: it may have changed since."""
-        with self._rewriting:
-            entry = self.store.read(target)
-            if entry is None:
-                raise NoDeferredVolume(target.text)
-            there = entry.require()
-            mount = change(there.mount)
-            if mount == there.mount:
-                return there
-            return self.store.rewrite(replace(there, mount=mount)).require()
-
-    def _publish_again(self, record: Record) -> Record:
-        entry = self.store.read(record.target)
+        entry = self.store.read(target)
         if entry is None:
-            return self.store.create(record).require()
+            raise NoDeferredVolume(target.text)
         there = entry.require()
-        same_request = there.same_request(record)
-        if same_request:
-            limits = there.mount.io_limits
-            record = replace(record, mount=replace(record.mount, io_limits=limits))
-        if entry.live and same_request and there.identity == record.identity:
-            return there if there.same_content(record) else self.store.rewrite(record).require()
-        return self.store.publish(record, replace=same_request).require()
+        mount = change(there.mount)
+        if mount != there.mount:
+            there = self.store.rewrite(there, mount).require()
+        return there, self._devices.device_set(there.identity)
 
-    def _put(self, record: Record) -> None:
-        self._known[record.target.text] = record
-        driver = record.key.driver
-        if driver not in self._numbers:
-            # computed when the metrics are read, not at every publish
-            metrics.deferred_volumes.labels(driver).set_function(lambda: self._numbers[driver])
-        self._numbers[driver] += 1
-        for each in _shared(reservations.of(record)):
-            self._sharing[each][record.target.text] = record
+    def _read_changes(self) -> tuple[Set[str], Mapping[str, Known]]:
+        look = self._looks.look()
+        read = {digest: self._known(entry) for digest, entry in look.read.items()}
+        return look.entries.keys(), read
 
-    def _drop(self, target: str) -> None:
-        record = self._known.pop(target, None)
-        if record is None:
-            return
-        self._numbers[record.key.driver] -= 1
-        for each in _shared(reservations.of(record)):
-            del self._sharing[each][target]
-            if not self._sharing[each]:
-                del self._sharing[each]
+    def _known(self, entry: Entry) -> Known:
+        if entry.record is None:
+            return Known(entry, None)
+        devices = self._devices.device_set(entry.record.identity)
+        return Known(entry, reservations.of(entry.record, devices))
 
 
-def _shared(reservation: reservations.Reservation) -> tuple[Shared, ...]:
-    if reservation.identity is None:
-        return (reservation.key,)
-    return reservation.key, reservation.identity
+def _entry_of(known: Known | None) -> Entry | None:
+    return None if known is None else known.entry

@@ -1,8 +1,9 @@
-"""The queries about block devices that the proxy makes; `crust.host.block.devices` implements them. Both block."""
+"""The queries about block devices that the proxy makes; `crust.host.block.devices` implements them. All block."""
 
 from typing import Protocol
 
-from crust import volumes
+from crust import errors, volumes
+from crust.host.block.device_sets import DeviceSet
 
 
 class Devices(Protocol):
@@ -13,3 +14,31 @@ class Devices(Protocol):
 
     def size_bytes(self, path: str, /) -> int:
         """The device's size now; raises as `identify` does."""
+
+    def device_set(self, identity: volumes.DeviceIdentity, /) -> DeviceSet:
+        """The devices that share bytes with this one."""
+
+
+class DeviceNotAsReported(errors.RuntimeFailed):
+    """The path that the driver reported does not lead to the device that it reported."""
+
+    def __init__(self, source: volumes.BlockSource, found: str) -> None:
+        super().__init__(
+            f"the device {source.path} cannot be published to a runtime",
+            why=f"the driver reports device {source.identity} there, and {found}",
+            hint="read the driver's log; retry if the device was attached again meanwhile",
+        )
+
+
+def verify(devices: Devices, source: volumes.BlockSource) -> DeviceSet:
+    """The set of the device that the driver reported; raises `DeviceNotAsReported`. Blocks.
+
+    A reservation of a device that is another one than the driver says would protect nothing.
+    """
+    try:
+        found = devices.identify(source.path)
+    except errors.CrustError as error:
+        raise DeviceNotAsReported(source, f"{error.what}: {error.why}") from error
+    if found != source.identity:
+        raise DeviceNotAsReported(source, f"the kernel has {found}")
+    return devices.device_set(found)

@@ -107,7 +107,7 @@ class DeferredExpand:
         try:
             async with asyncio.timeout(answer_in_s):
                 return await self._operations.run(
-                    ("expand", target),
+                    target,
                     "RuntimeExpandVolume",
                     wanted,
                     lambda: self._expand(target, wanted),

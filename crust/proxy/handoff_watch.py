@@ -7,7 +7,7 @@ differences between two scans become events.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from crust import errors
@@ -40,34 +40,30 @@ async def watch_handoff(
 
 
 async def _scan(hints: watch.Watch, deferred: DeferredVolumes, events: Events) -> None:
-    before: Mapping[str, str] = {}
     async for _ in hints:
         began_s = time.monotonic()
         try:
-            entries = await deferred.load()
+            changes = await deferred.look()
         except errors.CrustError as error:  # e.g. no memory or descriptor: there is a next scan
             _log.error("cannot scan the handoff directory", extra={"error": error})
             continue
-        now = {entry.directory: _holder(entry) for entry in entries}
-        for entry in entries:
-            _report(entry, before.get(entry.directory, ""), events)
-        before = now
-        # a scan reads every entry, so scanning after every publish would slow publishes down
+        for before, now in changes:
+            _report(before, now, events)
         await asyncio.sleep(min(_PAUSE_FACTOR * (time.monotonic() - began_s), _MAX_PAUSE_S))
 
 
-def _holder(entry: Entry) -> str:
-    return entry.claim.sandbox_id if entry.live and entry.claim is not None else ""
+def _holder(entry: Entry | None) -> str:
+    return entry.claim.sandbox_id if entry and entry.live and entry.claim is not None else ""
 
 
-def _report(entry: Entry, holder_before: str, events: Events) -> None:
-    holder = _holder(entry)
-    if holder == holder_before or entry.record is None:
+def _report(before: Entry | None, now: Entry, events: Events) -> None:
+    holder, holder_before = _holder(now), _holder(before)
+    if holder == holder_before or now.record is None:
         return
     kind = "claimed" if holder else "released"
     message = f"sandbox {holder or holder_before}"
-    _log.info(kind, extra={"target": entry.record.target.text, "sandbox": holder or holder_before})
-    events.emit(Event(kind, entry.record.target.text, entry.record.handler, message))
+    _log.info(kind, extra={"target": now.record.target.text, "sandbox": holder or holder_before})
+    events.emit(Event(kind, now.record.target.text, now.record.handler, message))
 
 
 def _ended(task: asyncio.Task[None]) -> None:

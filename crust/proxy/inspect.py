@@ -73,7 +73,7 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
         self, request: inspect_pb2.ListDeferredVolumesRequest, context: Context
     ) -> inspect_pb2.ListDeferredVolumesResponse:
         """All entries of the handoff directory; unreadable ones with the error."""
-        entries = await self._deferred.load()
+        entries = await self._deferred.entries()
         return inspect_pb2.ListDeferredVolumesResponse(volumes=map(_volume, entries))
 
     async def GetHealth(

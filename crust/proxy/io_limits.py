@@ -50,7 +50,7 @@ class DeferredIoLimits:
         `handler_admission.UnsupportedByHandler`, `peers.HandlerNotResponding`, and the handler's own error.
         """
         return await self._operations.run(
-            ("limits", record.target),
+            record.target,
             "RuntimeSetVolumeLimits",
             limits,
             lambda: self._set(record.target, limits),

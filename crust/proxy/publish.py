@@ -20,7 +20,7 @@ import grpc.aio
 from crust import errors, metrics, mount_options, volumes
 from crust.handoff.record import Record
 from crust.handoff.store import EntryDiffers
-from crust.proxy import handler_admission, reservations
+from crust.proxy import devices, handler_admission, reservations
 from crust.proxy import targets as targets_module
 from crust.proxy.backend import Backend, Caller
 from crust.proxy.deferred import DeferredVolumes
@@ -101,7 +101,9 @@ class DeferredPublish:
         events: Events,
         targets: targets_module.Targets,
         unpublish: DeferredUnpublish,
+        on_node: devices.Devices,
     ) -> None:
+        self._devices = on_node
         self._deferred = deferred
         self._handlers = handlers
         self._events = events
@@ -152,9 +154,10 @@ class DeferredPublish:
         try:
             response = await backend.publish(request, caller)
             record = self._record(wanted, attempt, decision, handler, response)
-            with self._deferred.reserved(record):
+            shared = await asyncio.to_thread(devices.verify, self._devices, record.mount.source)
+            with self._deferred.reserved(record, shared):
                 record = await asyncio.to_thread(self._place, record, is_new=attempt.is_new)
-                self._deferred.remember(record)
+                self._deferred.remember(record, shared)
                 self._deferred.unfinished.discard(wanted.target.text)
         except BaseException as error:
             if attempt.is_new:
@@ -182,7 +185,7 @@ class DeferredPublish:
         if self._targets.is_known_usable(wanted.target):
             return  # a thread hop costs more than the whole check
         try:
-            attempt.residue = await asyncio.to_thread(self._look_at_target, wanted.target)
+            await self._look_at_guard(wanted, attempt)
         except targets_module.TargetMounted:
             attempt.residue = Residue.STANDS
             if wanted.target.text in self._deferred.unfinished:
@@ -194,6 +197,16 @@ class DeferredPublish:
     def _look_at_target(self, target: volumes.TargetPath) -> Residue:
         self._targets.check_usable(target)
         return Residue.STANDS if self._targets.has_guard(target) else Residue.NONE
+
+    async def _look_at_guard(self, wanted: _Wanted, attempt: _Attempt) -> None:
+        attempt.residue = await asyncio.to_thread(self._look_at_target, wanted.target)
+        if attempt.residue is Residue.NONE:
+            return
+        # an entry that the index does not have: usually there is none, or no look yet
+        entry = await asyncio.to_thread(self._deferred.store.read, wanted.target)
+        if entry is not None:
+            attempt.known = entry.require()
+            self._deferred.check_key(attempt.known, wanted.key)
 
     async def _admit(self, wanted: _Wanted, decision: Decision) -> Handler:
         """All checks before any change. A publish that stands has passed them: its retry needs no handler."""
@@ -248,7 +261,8 @@ class DeferredPublish:
 
     def _place(self, record: Record, *, is_new: bool) -> Record:
         """Publish the entry of the guarded target. Blocks."""
-        self._targets.check_unmounted(record.mount.source, readonly=record.readonly)
+        # no probe of a publish that stands: its sandbox may be opening the device just now
+        self._targets.check_unmounted(record.mount.source, readonly=record.readonly, probe=is_new)
         if not is_new:
             self._targets.mount_guard(record.target)
         return self._deferred.publish(record)

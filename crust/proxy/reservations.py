@@ -2,7 +2,8 @@
 
 Two kernels that mount one filesystem read-write destroy it, and no lower layer prevents this: a hypervisor opens a
 mounted device without an error. So every publish is checked against the existing reservations, by the identity of the
-device and not by its path. Several readers may share a device.
+device and not by its path, and of every device that shares bytes with it (a partition and its disk). Several readers
+may share a device.
 """
 
 from collections.abc import Iterable
@@ -10,15 +11,16 @@ from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.handoff.record import Record
+from crust.host.block.device_sets import DeviceSet
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The reservation of a deferred publish. `identity` is None until the driver has reported the device."""
+    """The reservation of a deferred publish. `devices` is None until the driver has reported the device."""
 
     key: volumes.VolumeKey
     target: volumes.TargetPath
-    identity: volumes.DeviceIdentity | None
+    devices: DeviceSet | None
     readonly: bool
 
 
@@ -48,9 +50,11 @@ def check(wanted: Reservation, existing: Iterable[Reservation], *, deferred: boo
 def _same_device(one: Reservation, other: Reservation) -> bool:
     if one.key == other.key:
         return True
-    return one.identity is not None and one.identity == other.identity
+    if one.devices is None or other.devices is None:
+        return False
+    return one.devices.shares_bytes_with(other.devices)
 
 
-def of(record: Record) -> Reservation:
+def of(record: Record, devices: DeviceSet) -> Reservation:
     """The reservation of a published record."""
-    return Reservation(record.key, record.target, record.identity, record.readonly)
+    return Reservation(record.key, record.target, devices, record.readonly)

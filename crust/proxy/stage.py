@@ -30,6 +30,17 @@ class UnsupportedVolumeType(errors.InvalidRequest):
         )
 
 
+class StagedBehindProxy(errors.Refused):
+    """A driver publishes a volume to a runtime itself, in a call that came to it through the proxy."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(
+            f"the volume at {target} cannot be published by RuntimeStageVolume",
+            why="the proxy serves the driver's CSI socket, and would not know the volume that the CO names",
+            hint="put a crust shim in front of the driver, or let the CO call the driver directly",
+        )
+
+
 class RuntimeStage:
     """Publishes and unpublishes entries by target path."""
 
@@ -53,8 +64,10 @@ class RuntimeStage:
             raise UnsupportedVolumeType(request.volume_type.type)
         target = volumes.TargetPath.parse(request.volume_target_path, role="volume_target_path")
         self._targets.check_allowed(target)
+        if target.text in self._deferred.passing:
+            raise StagedBehindProxy(target.text)
         await self._operations.run(
-            _key(target),
+            target,
             "RuntimeStageVolume",
             request.SerializeToString(deterministic=True),
             lambda: self._stage(target, request),
@@ -64,7 +77,7 @@ class RuntimeStage:
         """Unpublish an entry; OK if it is absent. Raises `HeldBySandbox`."""
         # checked inside the operation: a stage whose caller has given up may still be creating the entry
         await self._operations.run(
-            _key(target), "RuntimeUnstageVolume", target, lambda: self._unpublish(target)
+            target, "RuntimeUnstageVolume", target, lambda: self._unpublish(target)
         )
 
     async def _stage(
@@ -78,11 +91,13 @@ class RuntimeStage:
         handler_admission.check(
             handler, fs_type=mount.fs_type, group=mount.group, readonly=record.readonly
         )
-        with self._deferred.reserved(record):
-            self._deferred.remember(await asyncio.to_thread(self._publish, record))
+        shared = await asyncio.to_thread(self._devices.device_set, record.identity)
+        with self._deferred.reserved(record, shared):
+            published = await asyncio.to_thread(self._publish, record, is_new=known is None)
+            self._deferred.remember(published, shared)
 
-    def _publish(self, record: Record) -> Record:
-        self._targets.check_unmounted(record.mount.source, readonly=record.readonly)
+    def _publish(self, record: Record, *, is_new: bool) -> Record:
+        self._targets.check_unmounted(record.mount.source, readonly=record.readonly, probe=is_new)
         return self._deferred.publish(record)
 
     async def _unpublish(self, target: volumes.TargetPath) -> None:
@@ -95,7 +110,7 @@ class RuntimeStage:
             await asyncio.to_thread(entry.complete)
         finally:
             await asyncio.to_thread(entry.close)
-        self._deferred.forget(target.text)
+        self._deferred.forget(target)
 
     def _mount_of(self, request: runtime_pb2.RuntimeStageVolumeRequest) -> volumes.DeferredMount:
         device = volumes.TargetPath.parse(request.volume_backing_path, role="volume_backing_path")

@@ -55,13 +55,15 @@ class Targets(Protocol):
     def check_free(self, target: volumes.TargetPath) -> None:
         """Raise `TargetMounted` if anything but the guard is mounted on the target."""
 
-    def check_unmounted(self, source: volumes.BlockSource, *, readonly: bool) -> None:
+    def check_unmounted(
+        self, source: volumes.BlockSource, *, readonly: bool, probe: bool = True
+    ) -> None:
         """Raise `DeviceMountedOnHost` if the host has mounted the device; read-only mounts of a reader are
-        allowed.
+        allowed. The probe opens the device exclusively for a moment: not where a sandbox may do so.
         """
 
-    def mount_guard(self, target: volumes.TargetPath) -> None:
-        """Create the directory and mount the guard, if they are absent. Idempotent."""
+    def mount_guard(self, target: volumes.TargetPath) -> bool:
+        """Create the directory and mount the guard, if they are absent; returns whether it was absent."""
 
     def has_guard(self, target: volumes.TargetPath) -> bool:
         """Whether the guard is mounted on the target. It may outlive the record, e.g. if /run was lost."""
@@ -97,20 +99,25 @@ class GuardedTargets:
         """See `Targets`."""
         self._guard_on(target)
 
-    def check_unmounted(self, source: volumes.BlockSource, *, readonly: bool) -> None:
+    def check_unmounted(
+        self, source: volumes.BlockSource, *, readonly: bool, probe: bool = True
+    ) -> None:
         """See `Targets`."""
-        if devices.is_free(source.path, source.identity):
+        if probe and devices.is_free(source.path, source.identity):
             return  # it is mounted in no mount namespace; reading the mount list takes ten times as long
         found = mountinfo.of_device(source.identity.major, source.identity.minor)
         where = [each.target for each in found if not (readonly and each.readonly)]
         if where:
             raise DeviceMountedOnHost(source.path, where)
 
-    def mount_guard(self, target: volumes.TargetPath) -> None:
+    def mount_guard(self, target: volumes.TargetPath) -> bool:
         """See `Targets`."""
         made = target_paths.make_directory(target, self._roots)
-        if made or self._guard_on(target) is None:
-            mount_api.mount_guard(target.text)
+        if not made and self._guard_on(target) is not None:
+            return False
+        with target_paths.opened(target, self._roots) as directory:
+            mount_api.mount_guard(directory)
+        return True
 
     def has_guard(self, target: volumes.TargetPath) -> bool:
         """See `Targets`."""
@@ -119,8 +126,8 @@ class GuardedTargets:
 
     def unmount_guard(self, target: volumes.TargetPath) -> None:
         """See `Targets`."""
-        self.check_free(target)
-        mount_api.unmount(target.text)
+        while self._guard_on(target) is not None:  # never another mount that is stacked on it
+            mount_api.unmount_one(target.text)
         target_paths.remove_empty_below(target, self._roots)
         target_paths.remove(target, self._roots)
 

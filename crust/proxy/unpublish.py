@@ -113,6 +113,6 @@ class DeferredUnpublish:
             entry.complete()
 
     def _forget(self, record: Record) -> None:
-        self._deferred.forget(record.target.text)
+        self._deferred.forget(record.target)
         _log.info("unpublished", extra={"volume": str(record.key), "target": record.target.text})
         self._events.emit(Event("unpublished", record.target.text, record.handler))

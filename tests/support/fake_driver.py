@@ -5,6 +5,7 @@ It is somebody else's driver on purpose: a plain grpc.aio server without crust's
 """
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -182,8 +183,8 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
     def deferred_mount(self, request: csi_pb2.NodePublishVolumeRequest) -> csi_pb2.DeferredMount:
         """What an honest driver answers."""
         mount = request.volume_capability.mount
-        major, minor, sequence = self.identities.setdefault(
-            request.volume_id, (7, len(self.identities), 100 + len(self.identities))
+        major, minor, sequence = self.identities.get(request.volume_id) or identity_of(
+            device_of(request.volume_id)
         )
         identity = csi_pb2.DeferredMount.DeviceIdentity(
             major=major, minor=minor, disk_sequence=sequence
@@ -226,6 +227,12 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
 def device_of(volume_id: str) -> str:
     """The device of a volume; nobody opens it."""
     return f"/dev/fake-{volume_id}"
+
+
+def identity_of(device: str) -> tuple[int, int, int]:
+    """Its major, minor and sequence, the same in every process."""
+    number = zlib.crc32(device.encode())
+    return 7, number % 2**20, 100 + number % 997
 
 
 @asynccontextmanager

@@ -6,15 +6,17 @@ The walk to the target is the real one (`crust.host.files.target_paths`); only m
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from crust import errors, volumes
+from crust.host.block.device_sets import DeviceSet
 from crust.host.files import target_paths
 from crust.host.mounts import mountinfo
 from crust.host.process import oserrors
 from crust.proxy import targets
+from tests.support import fake_driver
 
 GUARD = ".guarded"
 MOUNTED = ".mounted"
@@ -46,17 +48,21 @@ class FakeTargets:
         if self._is_foreign(target):
             raise targets.TargetMounted(target.text, _mount(target.text))
 
-    def check_unmounted(self, source: volumes.BlockSource, *, readonly: bool) -> None:
+    def check_unmounted(
+        self, source: volumes.BlockSource, *, readonly: bool, probe: bool = True
+    ) -> None:
         mounted_readonly = self.mounted_devices.get(source.path)
         if mounted_readonly is not None and not (readonly and mounted_readonly):
             raise targets.DeviceMountedOnHost(source.path, ["/mnt"])
 
-    def mount_guard(self, target: volumes.TargetPath) -> None:
+    def mount_guard(self, target: volumes.TargetPath) -> bool:
         self.check_free(target)
-        if not self.has_guard(target):
-            target_paths.make_directory(target, [self.root])
-            with oserrors.translating(f"cannot mount on {target}"):
-                os.close(os.open(f"{target}/{GUARD}", os.O_WRONLY | os.O_CREAT, 0o600))
+        if self.has_guard(target):
+            return False
+        target_paths.make_directory(target, [self.root])
+        with oserrors.translating(f"cannot mount on {target}"):
+            os.close(os.open(f"{target}/{GUARD}", os.O_WRONLY | os.O_CREAT, 0o600))
+        return True
 
     def has_guard(self, target: volumes.TargetPath) -> bool:
         return not self._is_foreign(target) and os.path.exists(f"{target}/{GUARD}")
@@ -79,17 +85,21 @@ class FakeTargets:
 
 @dataclass
 class FakeDevices:
-    """`devices.Devices`: sizes by path."""
+    """`devices.Devices`: sizes by path, and the identities that a driver reports, by volume id."""
 
     sizes_bytes: dict[str, int] = field(default_factory=dict)
     default_bytes: int = 64 * 1024 * 1024
     sizes_file: str = ""
     """JSON that another process writes, read at each question."""
+    identities: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    related: dict[volumes.DeviceIdentity, DeviceSet] = field(default_factory=dict)
 
     def identify(self, path: str, /) -> volumes.DeviceIdentity:
         if not path.startswith("/dev/"):
             raise errors.NotFound(f"there is no {path}")
-        return volumes.DeviceIdentity(7, len(path), 1000 + sum(path.encode()))
+        volume_id = path.removeprefix(fake_driver.device_of(""))
+        found = self.identities.get(volume_id) or fake_driver.identity_of(path)
+        return volumes.DeviceIdentity(*found)
 
     def size_bytes(self, path: str, /) -> int:
         sizes = self.sizes_bytes
@@ -97,6 +107,9 @@ class FakeDevices:
             with open(self.sizes_file, encoding="utf-8") as file:
                 sizes = json.load(file)
         return sizes.get(path, self.default_bytes)
+
+    def device_set(self, identity: volumes.DeviceIdentity, /) -> DeviceSet:
+        return self.related.get(identity, DeviceSet.alone(identity))
 
 
 def _mount(target: str) -> mountinfo.Mount:

@@ -222,7 +222,10 @@ async def running(
 ) -> AsyncIterator[Node]:
     """Driver, shim and proxy, bottom up. Without a kernel, unless `targets` and `devices` are given."""
     driver = driver or fake_driver.FakeDriver()
-    targets, devices = targets or FakeTargets(places.kubelet), devices or FakeDevices()
+    targets, devices = (
+        targets or FakeTargets(places.kubelet),
+        devices or FakeDevices(identities=driver.identities),
+    )
     async with (
         fake_driver.serving(driver, places.driver),
         app.running(

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from crust import errors, volumes
 from crust.host.block import holders
+from crust.host.block.device_sets import device_set
 from crust.host.block.holders import DeviceInUse
 from crust.host.process import oserrors, sysfs
 
@@ -21,6 +22,7 @@ __all__ = [
     "PROBE_WINDOWS",
     "DeviceInUse",
     "NotABlockDevice",
+    "device_set",
     "identify",
     "is_blank",
     "is_free",
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 _BLKROSET = 0x125D
+_LOOKS_MAX = 4
 _SECTOR = 512
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -79,14 +82,20 @@ def size_bytes(path: str) -> int:
 
 
 def open_exclusive(path: str) -> int:
-    """Open the device with O_EXCL: no mount and no mkfs until the descriptor is closed. Raises `DeviceInUse`."""
+    """Open the device with O_EXCL: no mount and no mkfs until the descriptor is closed. Raises `DeviceInUse`.
+
+    A proxy's or a tool's probe holds a device for a moment. When the search for its holder, which takes milliseconds,
+    finds none, it was that: the open is tried again.
+    """
     _number(path)
-    try:
-        return os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
-    except OSError as err:
-        if err.errno == errno.EBUSY:
-            raise holders.device_in_use(path) from err
-        raise oserrors.translate(err, f"cannot open {path} exclusively") from err
+    for attempt in range(_LOOKS_MAX):
+        fd = try_exclusive(path)
+        if fd is not None:
+            return fd
+        busy = holders.device_in_use(path)
+        if busy.is_explained or attempt == _LOOKS_MAX - 1:
+            break
+    raise busy
 
 
 def open_shared(path: str) -> int:

@@ -52,6 +52,11 @@ class DeviceInUse(errors.NotReady):
         self.loops = loops
         self.holders = holders
 
+    @property
+    def is_explained(self) -> bool:
+        """Whether a user of the device was found. If not, it may have been held for a moment only."""
+        return bool(self.mounts or self.loops or self.holders)
+
 
 class MountBusy(errors.NotReady):
     """A mount cannot be removed because it is in use."""

@@ -158,6 +158,13 @@ def make_directory(target: TargetPath, roots: Sequence[str], *, mode: int = 0o75
     return True
 
 
+@contextmanager
+def opened(target: TargetPath, roots: Sequence[str]) -> Iterator[str]:
+    """A path of the target by the descriptor of its parent, so that no link above it can be changed meanwhile."""
+    with _parent(target, roots) as (parent, name):
+        yield f"/proc/self/fd/{parent}/{name}"
+
+
 def make_file(target: TargetPath, roots: Sequence[str], *, mode: int = 0o600) -> None:
     """Create the empty file on which a block device is bound. An empty file, or a device bound there, is kept."""
     with _parent(target, roots) as (parent, name), oserrors.translating(f"cannot create {target}"):

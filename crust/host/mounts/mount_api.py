@@ -156,20 +156,29 @@ def unmount(target: str) -> None:
 
     Raises `MountBusy`, which names the processes and mounts that use it. Never lazy.
     """
-    looks = 0
     for _ in range(_STACK_MAX):
+        if not unmount_one(target):
+            return
+
+
+def unmount_one(target: str) -> bool:
+    """Remove the topmost mount at `target`; False if there is none. Raises as `unmount` does."""
+    for look in range(_LOOKS_MAX):
         try:
             syscalls.umount(target)
         except OSError as err:
             if _is_gone(err, target):
-                return
+                return False
             if err.errno != errno.EBUSY:
                 raise oserrors.translate(err, f"cannot unmount {target}") from err
             # A kubelet's or an agent's stat of the path keeps the mount busy for a moment: when the search for
             # holders, which takes milliseconds, finds none, it was that.
-            busy, looks = holders.mount_busy(target), looks + 1
-            if busy.is_explained or looks == _LOOKS_MAX:
+            busy = holders.mount_busy(target)
+            if busy.is_explained or look == _LOOKS_MAX - 1:
                 raise busy from err
+        else:
+            return True
+    return False
 
 
 def _is_gone(err: OSError, target: str) -> bool:

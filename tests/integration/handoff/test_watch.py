@@ -64,7 +64,7 @@ async def test_changes_report_publish_rewrite_claim_and_unpublish(
     await _next(changes)
     published = store.publish(a_record())
     assert (await _next(changes)).appeared == (published,)
-    rewritten = store.rewrite(a_record(capacity_bytes=1))
+    rewritten = store.rewrite(published.require(), a_record(capacity_bytes=1).mount)
     assert (await _next(changes)).changed == (rewritten,)
     paths = store.layout.entry(TARGET)
     with claims.ClaimLock.acquire(paths, TARGET):

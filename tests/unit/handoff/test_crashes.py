@@ -34,7 +34,7 @@ class Stores:
         self(number).publish(RECORD)
 
     def rewrite(self, number: int) -> None:
-        self(number).rewrite(GROWN)
+        self(number).rewrite(RECORD, GROWN.mount)
 
     def published(self, number: int) -> None:
         self.empty(number)
@@ -83,7 +83,7 @@ def test_rewrite_killed_at_any_call_leaves_the_old_or_the_new_record(stores: Sto
         assert entry is not None
         seen.add(entry.require().mount.capacity_bytes)
         assert entry.require().same_content(RECORD) or entry.require().same_content(GROWN)
-        assert store.rewrite(GROWN).require().same_content(GROWN)
+        assert store.rewrite(entry.require(), GROWN.mount).require().same_content(GROWN)
         _withdraw(store)
         assert _names(store) == []
     assert len(seen) == 2

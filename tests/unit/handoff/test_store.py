@@ -3,6 +3,7 @@
 import os
 import socket
 import stat
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,13 @@ from crust.handoff.claims import HeldBySandbox, NotPublished
 from crust.handoff.record import NewerHandoffSchema, UnreadableHandoffRecord
 from crust.handoff.store import (
     ClaimLockMissing,
+    EntryChanged,
     EntryDiffers,
     Store,
     UnknownHandoffFile,
     UntrustedDirectory,
 )
+from crust.host.files import durable
 from tests.support.records import KEY, TARGET, a_record
 
 OTHER = volumes.TargetPath.parse("/var/lib/kubelet/pods/other/mount")
@@ -92,20 +95,49 @@ def test_other_content_never_replaces_the_record_of_a_live_sandbox(store: Store)
 def test_rewrite_keeps_the_claim_and_increments_the_generation(store: Store) -> None:
     store.publish(a_record())
     with _claim(store):
-        entry = store.rewrite(a_record(capacity_bytes=2 << 30))
+        entry = store.rewrite(a_record(), a_record(capacity_bytes=2 << 30).mount)
         assert entry.require().generation == 2
         assert entry.claim is not None
         assert entry.live
         assert store.read(TARGET) == entry
 
 
-def test_rewrite_refuses_absent_entry_and_other_volume(store: Store) -> None:
+def test_rewrite_refuses_an_absent_entry_and_one_that_is_not_what_was_read(store: Store) -> None:
+    grown = a_record(capacity_bytes=2 << 30).mount
     with pytest.raises(NotPublished):
-        store.rewrite(a_record())
+        store.rewrite(a_record(), grown)
     store.publish(a_record())
     stranger = replace(a_record(), key=volumes.VolumeKey(KEY.driver, volumes.VolumeId("vol-2")))
-    with pytest.raises(EntryDiffers):
-        store.rewrite(stranger)
+    for other in (stranger, a_record(fs_type="xfs"), replace(a_record(), generation=2)):
+        with pytest.raises(EntryChanged):
+            store.rewrite(other, grown)
+    assert store.publish(a_record()).require().generation == 1
+
+
+def test_rewrite_of_an_entry_that_is_published_anew_meanwhile_never_replaces_the_new_record(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread unpublishes the volume and publishes it on another device, just before the record's rename."""
+    anew = a_record(source=volumes.BlockSource("/dev/loop9", volumes.DeviceIdentity(7, 9, 999)))
+    store.publish(a_record())
+    real = durable.publish
+
+    def publish_anew() -> None:
+        with store.begin_unpublish(TARGET) as unpublish:
+            unpublish.complete()
+        store.create(anew)
+
+    other = threading.Thread(target=publish_anew)
+
+    def rename_late(*arguments: object, **options: object) -> None:
+        other.start()
+        other.join(0.2)  # as far as it gets
+        real(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(durable, "publish", rename_late)
+    store.rewrite(a_record(), a_record(capacity_bytes=1).mount)
+    other.join()
+    assert store.publish(anew).require().same_content(anew)
 
 
 def test_unpublish_removes_the_entry_and_all_its_files(store: Store) -> None:
@@ -247,7 +279,7 @@ def test_a_record_that_cannot_be_read_is_never_absent_and_never_replaced(
     with pytest.raises(type(entry.error)):
         entry.require()
     assert [each.digest for each in store.scan()] == [TARGET.digest]
-    for change in (store.publish, store.rewrite):
+    for change in (store.publish, lambda record: store.rewrite(record, record.mount)):
         with pytest.raises(type(entry.error)):
             change(a_record())
     assert os.path.lexists(path)

@@ -7,40 +7,41 @@ from pathlib import Path
 import pytest
 
 from crust import errors
-from crust.handoff import store
+from crust.handoff import look, store
 from crust.proxy import handoff_watch
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.events import Events
 from tests.support import fake_handler, records
+from tests.support.fake_targets import FakeDevices
 
 
-class FailingStore(store.Store):
+class FailingLooks(look.Looks):
     """A directory that cannot be read the first time."""
 
-    def __init__(self, root: str) -> None:
-        super().__init__(root)
-        self.failed = threading.Event()
+    failed = threading.Event()
 
-    def scan(self) -> tuple[store.Entry, ...]:
+    def look(self) -> look.Look:
         if not self.failed.is_set():
             self.failed.set()
             raise errors.Exhausted("no file can be opened")
-        return super().scan()
+        return super().look()
 
 
 async def test_failed_scan_is_logged_and_the_next_one_finds_everything(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = FailingStore(str(tmp_path / "volumes"))
+    monkeypatch.setattr(FailingLooks, "failed", threading.Event())
+    monkeypatch.setattr("crust.proxy.deferred.Looks", FailingLooks)
+    directory = store.Store(str(tmp_path / "volumes"))
     directory.open()
     directory.publish(records.a_record())
     events = Events()
     async with (
         events.watch() as watch,
-        handoff_watch.watch_handoff(directory, DeferredVolumes(directory), events),
+        handoff_watch.watch_handoff(directory, DeferredVolumes(directory, FakeDevices()), events),
     ):
         heard = watch(asyncio.Event())
-        assert await asyncio.to_thread(directory.failed.wait, 20)
+        assert await asyncio.to_thread(FailingLooks.failed.wait, 20)
         with fake_handler.sandbox(directory.root, records.TARGET.text, name="box-7"):
             async with asyncio.timeout(20):
                 event = await anext(heard)

@@ -135,24 +135,28 @@ async def test_sandbox_that_claims_during_the_write_gets_the_limits(
     assert recorded(node, target) == LIMITS
 
 
-async def test_volume_unpublished_during_the_write_stays_unpublished(
+async def test_unpublish_is_refused_while_limits_are_written_and_succeeds_afterwards(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = node.places.target("one")
     rewrite, loop = Store.rewrite, asyncio.get_running_loop()
 
-    def rewrite_then_withdraw(self: Store, record: Any) -> Any:
-        made = rewrite(self, record)
+    def rewrite_then_withdraw(self: Store, *change: Any) -> Any:
+        made = rewrite(self, *change)
         unpublishing = asyncio.run_coroutine_threadsafe(node.co.unpublish("vol-1", target), loop)
-        unpublishing.result(30)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            unpublishing.result(30)
+        assert caught.value.code() is Code.ABORTED
         return made
 
     async with node.handler():
         await node.co.publish("vol-1", target)
         monkeypatch.setattr(Store, "rewrite", rewrite_then_withdraw)
         await limit(node, target)
-        await refused(limit(node, target), Code.NOT_FOUND, target)
+        monkeypatch.undo()
         await node.co.unpublish("vol-1", target)
+        await refused(limit(node, target), Code.NOT_FOUND, target)
+        assert node.entry(target) is None
 
 
 @pytest.mark.spec("D-33")
@@ -184,9 +188,9 @@ async def test_sandbox_that_ends_after_it_got_the_limits_is_not_applied(
     target = node.places.target("one")
     sandbox, rewrite = ExitStack(), Store.rewrite
 
-    def end_and_rewrite(self: Store, record: Any) -> Any:
+    def end_and_rewrite(self: Store, *change: Any) -> Any:
         sandbox.close()
-        return rewrite(self, record)
+        return rewrite(self, *change)
 
     async with node.handler():
         await node.co.publish("vol-1", target)
@@ -256,8 +260,9 @@ async def test_retry_of_the_publish_neither_conflicts_nor_restores_older_limits(
     assert recorded(kata, target) == LIMITS
 
 
-async def test_expansion_that_ends_later_does_not_restore_older_limits(node: Node) -> None:
-    """The expansion has read the old record, and writes it after a long wait for the guest."""
+async def test_limits_are_refused_during_an_expansion_and_both_are_in_the_record_afterwards(
+    node: Node,
+) -> None:
     target = node.places.target("one")
     fake = FakeHandler(gate=Gate())
     assert fake.gate is not None
@@ -267,9 +272,10 @@ async def test_expansion_that_ends_later_does_not_restore_older_limits(node: Nod
         with node.sandbox(target):
             growing = asyncio.create_task(node.co.expand("vol-1", target, 128 * fake_driver.MIB))
             await until(fake.gate.entered)
-        await limit(node, target)
+            await refused(limit(node, target), Code.ABORTED, "RuntimeExpandVolume", "retry")
         fake.gate.opened.set()
         await growing
+        await limit(node, target)
     entry = node.entry(target)
     assert entry is not None
     assert entry.require().mount.capacity_bytes == 128 * fake_driver.MIB
@@ -287,7 +293,9 @@ async def test_identical_limits_join_others_are_refused_and_callers_may_leave(
         with node.sandbox(target):
             first = asyncio.ensure_future(limit(node, target))
             await until(fake.gate.entered)
-            await refused(limit(node, target, OTHER), Code.ABORTED, "limits", "retry")
+            await refused(
+                limit(node, target, OTHER), Code.ABORTED, "RuntimeSetVolumeLimits", "retry"
+            )
             first.cancel()
             joined = asyncio.ensure_future(limit(node, target))
             fake.gate.opened.set()
@@ -319,11 +327,11 @@ def _sandbox_begins_with_the_next_rewrite(
     """A sandbox claims the volume just before its record is written, so it has read the old record."""
     begun, rewrite = ExitStack(), Store.rewrite
 
-    def begin_then_rewrite(self: Store, record: Any) -> Any:
+    def begin_then_rewrite(self: Store, *change: Any) -> Any:
         monkeypatch.setattr(Store, "rewrite", rewrite)
         before()
         begun.enter_context(node.sandbox(target, **options))
-        return rewrite(self, record)
+        return rewrite(self, *change)
 
     monkeypatch.setattr(Store, "rewrite", begin_then_rewrite)
     return begun

@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from crust import volumes
+from crust.host.block.device_sets import DeviceSet
 from tests.support.fake_driver import Gate
 from tests.support.node import Node, until
 from tests.support.refusals import refused
@@ -34,6 +35,47 @@ async def test_two_volumes_with_one_device_share_one_reservation(kata: Node) -> 
     await refused(kata.co.publish("vol-2", two), Code.FAILED_PRECONDITION, "vol-2", one)
     assert kata.entry(two) is None
     assert two not in kata.driver.published
+
+
+async def test_device_that_is_not_what_the_driver_reports_is_refused(kata: Node) -> None:
+    target = kata.places.target("one")
+    kata.driver.alter = lambda answer: setattr(answer.block_device.identity, "disk_sequence", 77)
+    await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "the driver reports", "@77")
+    kata.check_untouched(target)
+
+
+async def test_device_that_is_not_there_is_refused(kata: Node) -> None:
+    target = kata.places.target("one")
+    kata.driver.alter = lambda answer: setattr(answer.block_device, "path", "/nowhere/vol-1")
+    await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "there is no /nowhere/vol-1")
+    kata.check_untouched(target)
+
+
+async def test_volume_whose_device_is_a_partition_of_a_published_disk_is_refused(
+    kata: Node,
+) -> None:
+    one, two = kata.places.target("one"), kata.places.target("two")
+    kata.driver.identities.update({"vol-1": (8, 0, 9), "vol-2": (8, 1, 9)})
+    disk, partition = volumes.DeviceIdentity(8, 0, 9), volumes.DeviceIdentity(8, 1, 9)
+    related = frozenset({disk, partition})
+    kata.devices.related[partition] = DeviceSet(frozenset({partition}), related)
+    await kata.co.publish("vol-1", one)
+    await refused(kata.co.publish("vol-2", two), Code.FAILED_PRECONDITION, "vol-2", one)
+    assert kata.entry(two) is None
+    assert two not in kata.driver.published
+
+
+async def test_second_volume_at_a_target_leaves_the_first_ones_publish_alone(kata: Node) -> None:
+    """A confused CO: the loser must not remove the winner's guard, directory or entry."""
+    target = kata.places.target("one")
+    gate = kata.driver.gates["NodePublishVolume"] = Gate()
+    winner = asyncio.create_task(kata.co.publish("vol-1", target))
+    await until(gate.entered)
+    await refused(kata.co.publish("vol-2", target), Code.ABORTED, target, "NodePublishVolume")
+    gate.opened.set()
+    await winner
+    await refused(kata.co.publish("vol-2", target), Code.INVALID_ARGUMENT, "vol-1")
+    kata.check_published("vol-1", target)
 
 
 async def test_readers_may_share_but_no_writer_joins_them(kata: Node) -> None:

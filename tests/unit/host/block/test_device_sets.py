@@ -1,0 +1,81 @@
+"""crust.host.block.device_sets on a tree as sysfs has it: disks, partitions, mapped devices, two paths to a disk."""
+
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from crust.host.block.device_sets import DeviceSet, device_set
+
+NUMBERS = {
+    "sda": ("8:0", 5), "sda1": ("8:1", 5), "sda2": ("8:2", 5), "sdb": ("8:16", 6),
+    "dm-0": ("253:0", 7), "dm-1": ("253:1", 8), "dm-2": ("253:2", 9),
+}  # fmt: skip
+
+
+@pytest.fixture
+def by_number(tmp_path: Path) -> str:
+    """sda has two partitions; dm-0 and dm-1 lie on sda2; sda and sdb are paths to one disk, mapped as dm-2."""
+    (tmp_path / "numbers").mkdir()
+    places = {
+        name: tmp_path / "devices" / ("sda/" + name if name[:-1] == "sda" else name)
+        for name in NUMBERS
+    }
+    for name, (number, sequence) in NUMBERS.items():
+        places[name].mkdir(parents=True, exist_ok=True)
+        (places[name] / "dev").write_text(f"{number}\n")
+        (tmp_path / "numbers" / number).symlink_to(places[name])
+        if name in ("sda1", "sda2"):
+            (places[name] / "partition").write_text("1\n")
+        else:
+            (places[name] / "diskseq").write_text(f"{sequence}\n")
+    for disk in ("sda", "sdb"):
+        (places[disk] / "device").mkdir()
+        (places[disk] / "device" / "wwid").write_text("naa.600140512345678\n")
+    for below, above in (("sda2", "dm-0"), ("sda2", "dm-1"), ("sda", "dm-2"), ("sdb", "dm-2")):
+        for holder, link, held in ((below, "holders", above), (above, "slaves", below)):
+            (places[holder] / link).mkdir(exist_ok=True)
+            (places[holder] / link / held).symlink_to(places[held])
+    return str(tmp_path / "numbers")
+
+
+def _set(name: str, by_number: str) -> DeviceSet:
+    number, sequence = NUMBERS[name]
+    major, minor = map(int, number.split(":"))
+    return device_set(volumes.DeviceIdentity(major, minor, sequence), by_number=by_number)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("sda", "sda1"),
+        ("sda", "dm-0"),
+        ("sda2", "dm-0"),
+        ("sda", "sdb"),
+        ("sda1", "sdb"),
+        ("sdb", "dm-2"),
+        ("sda1", "sda1"),
+    ],
+)
+def test_devices_that_share_bytes_are_related(by_number: str, one: str, other: str) -> None:
+    assert _set(one, by_number).shares_bytes_with(_set(other, by_number))
+    assert _set(other, by_number).shares_bytes_with(_set(one, by_number))
+
+
+@pytest.mark.parametrize(("one", "other"), [("sda1", "sda2"), ("dm-0", "dm-1"), ("sda1", "dm-0")])
+def test_devices_beside_one_another_share_nothing(by_number: str, one: str, other: str) -> None:
+    assert not _set(one, by_number).shares_bytes_with(_set(other, by_number))
+
+
+def test_device_whose_number_was_given_to_another_is_alone(by_number: str) -> None:
+    gone = volumes.DeviceIdentity(8, 0, 4)
+    assert device_set(gone, by_number=by_number) == DeviceSet.alone(gone)
+    assert not device_set(gone, by_number=by_number).shares_bytes_with(_set("sda", by_number))
+
+
+def test_names_that_are_no_standards_do_not_make_two_disks_one(
+    by_number: str, tmp_path: Path
+) -> None:
+    for disk in ("sda", "sdb"):
+        (tmp_path / "devices" / disk / "device" / "wwid").write_text("t10.ATA     DISK\n")
+    assert not _set("sda1", by_number).shares_bytes_with(_set("sdb", by_number))
