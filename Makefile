@@ -21,6 +21,9 @@ PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs 
 PYTEST = scratch=$$(mktemp -d /tmp/ct-XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
 	CRUST_REQUIRE=$(REQUIRED) $(WITHIN) $(PY) -m pytest --basetemp="$$scratch/t"
 
+# Unit tests share nothing and run side by side. The others share this machine's loop devices.
+JOBS ?= 2
+
 # Everything that touches the host runs in a mount namespace of its own, so that leaked mounts end with it.
 PRIVATE := unshare --mount --propagation private
 
@@ -66,11 +69,12 @@ integration conformance: REQUIRED = mount,loop
 
 .PHONY: test
 test: root guest ## all tests, including their set-up (root)
-	@$(PYTEST) tests
+	@$(PYTEST) -n $(JOBS) tests/unit
+	@$(PYTEST) tests/integration tests/e2e
 
 .PHONY: unit
 unit: $(VENV)/.done ## the tests that do not need root
-	@$(PYTEST) tests/unit
+	@$(PYTEST) -n $(JOBS) tests/unit
 
 .PHONY: simulate
 simulate: SEEDS ?= 100
