@@ -17,7 +17,6 @@ from crust.blockdriver.driver import Driver, Stores
 from crust.blockdriver.engines.files.engine import Files
 from crust.blockdriver.engines.protocol import Backend
 from crust.blockdriver.node import guests
-from crust.blockdriver.node.attach_slots import AttachSlots
 from crust.blockdriver.node.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.ephemeral import EphemeralVolume, EphemeralVolumes
 from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation
@@ -33,6 +32,7 @@ from crust.blockdriver.node.node_unstage import NodeUnstage
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
 from crust.blockdriver.node.publish_check import PublishCheck
 from crust.blockdriver.node.tool_lock import ToolLocks
+from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.health import HealthCheck
@@ -90,6 +90,7 @@ def build(  # noqa: PLR0913 - one per setting
         backend or Files(os.path.join(state_dir, "images")), state_dir, run_dir, overcommit
     )
     live = LiveVolumes(stores.node_state, stores.backend, max_volumes)
+    slots = AttachSlots(node_id, stores.volume_records.index, live.attached_ids, live.attach_limit)
     reachable = runtime_guests or guests.UnreachableGuests()
     io_limits = IoLimits(live, throttle or throttling.Cgroups(io_cgroup), reachable)
     snapshots, sources = _snapshots(stores, live, reachable, state_dir, run_dir)
@@ -105,10 +106,17 @@ def build(  # noqa: PLR0913 - one per setting
     )
     calls = SnapshotCalls(here, snapshots.volume_snapshots, snapshots.group_snapshots, running)
     controller_rules = _controller_rules(
-        here, stores, live, io_limits, sources, health_check, calls, running, modify_window_s
+        here, stores, live, slots, io_limits, sources, health_check, calls, running, modify_window_s
     )
     node_rules = _node_rules(
-        here, stores, live, io_limits, health_check, controller_rules.provisioner, target_roots
+        here,
+        stores,
+        live,
+        slots,
+        io_limits,
+        health_check,
+        controller_rules.provisioner,
+        target_roots,
     )
     return Driver(
         name=here.driver,
@@ -197,6 +205,7 @@ def _controller_rules(  # noqa: PLR0913 - composition
     here: NodeIdentity,
     stores: Stores,
     live: LiveVolumes,
+    attach_slots: AttachSlots,
     io_limits: IoLimits,
     sources: ContentSources,
     health_check: HealthCheck,
@@ -205,7 +214,7 @@ def _controller_rules(  # noqa: PLR0913 - composition
     modify_window_s: float,
 ) -> ControllerRules:
     publisher = ControllerPublish(
-        stores.pool, stores.volume_records, live, stores.supported, here.node_id
+        stores.pool, stores.volume_records, live, stores.supported, attach_slots, here.node_id
     )
     modifier = VolumeModifier(
         volume_records=stores.volume_records,
@@ -243,6 +252,7 @@ def _node_rules(  # noqa: PLR0913 - composition
     here: NodeIdentity,
     stores: Stores,
     live: LiveVolumes,
+    attach_slots: AttachSlots,
     io_limits: IoLimits,
     health_check: HealthCheck,
     provisioner: Provisioner,
@@ -262,7 +272,7 @@ def _node_rules(  # noqa: PLR0913 - composition
         backend=backend,
         supported=stores.supported,
         io_limits=io_limits,
-        attach_slots=AttachSlots(live, here.node_id),
+        attach_slots=attach_slots,
         preparation=FilesystemPreparation(content_records),
         tool_locks=stores.tool_locks,
         node_id=here.node_id,

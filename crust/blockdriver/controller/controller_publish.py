@@ -2,21 +2,20 @@
 
 A file stays on its node, so the publish is only an entry in the volume's record, durable before it is answered. The
 node part reads it: a volume that was published read-only is mounted read-only. A node has no more volumes than it can
-hold (`NodeVolumes.attach_limit`); ephemeral volumes and others that were staged without a ControllerPublishVolume
-count too, because a volume that is sent to a full node keeps its pod waiting there.
+hold (`AttachSlots`), because a volume that is sent to a full node keeps its pod waiting there.
 
 One node at a time has a volume. The nodes that exist are this one and any that an older record still names (the node
 was renamed, the pool was moved); that node has the volume until it is unpublished from it.
 """
 
 import asyncio
-import threading
 from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.blockdriver.controller.node_part import NodeVolumes
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.records import capability_check, published_nodes
+from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.volume_record import Attached, Usage, VolumeRecord
@@ -72,6 +71,7 @@ class ControllerPublish:
         known: VolumeRecords,
         node: NodeVolumes,
         supported: SupportedCapabilities,
+        attach_slots: AttachSlots,
         node_id: str,
     ) -> None:
         self._pool = pool
@@ -79,7 +79,7 @@ class ControllerPublish:
         self._node = node
         self._supported = supported
         self._node_id = node_id
-        self._counting = threading.Lock()
+        self._attach_slots = attach_slots
 
     async def publish(self, request: PublishRequest) -> None:
         """Publish the volume to the node; published already is a success.
@@ -103,19 +103,8 @@ class ControllerPublish:
             return
         if record.nodes:
             raise published_nodes.PublishedToOtherNode(request.volume_id, record.nodes[0].node_id)
-        self._add(record, wanted)
-
-    def _add(self, record: VolumeRecord, wanted: Attached) -> None:
-        limit = self._node.attach_limit()
-        with self._counting:  # two volumes must not both take the last slot
-            others = self._taken() - {volumes.VolumeId(record.volume_id)}
-            if len(others) >= limit:
-                raise published_nodes.AttachLimitReached(self._node_id, limit)
+        with self._attach_slots.taking(request.volume_id):
             self._volume_records.save(record.but(nodes=(wanted,)))
-
-    def _taken(self) -> set[volumes.VolumeId]:
-        published = self._volume_records.index.on_node(self._node_id)
-        return {*published, *self._node.attached_ids()}
 
     async def unpublish(self, volume_id: volumes.VolumeId, node_id: str) -> None:
         """Unpublish the volume from the node, or from all if `node_id` is empty; not published is a success.
@@ -141,7 +130,7 @@ class ControllerPublish:
         """The slots of a node; raises `NodeNotFound`. Blocks."""
         if node_id != self._node_id:
             raise NodeNotFound(node_id)
-        return Slots(self._node.attach_limit(), tuple(sorted(self._taken())))
+        return Slots(self._attach_slots.limit(), tuple(sorted(self._attach_slots.taken())))
 
     def published_nodes(self, record: VolumeRecord) -> tuple[str, ...]:
         """The nodes that have the volume: by a ControllerPublishVolume, or by a stage without one."""

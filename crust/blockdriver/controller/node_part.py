@@ -13,10 +13,6 @@ from crust.blockdriver.engines.protocol import Attachment
 class NodeVolumes(Protocol):
     """The volumes that the node has attached, staged and published now. Every method may block."""
 
-    def attach_limit(self) -> int:
-        """How many volumes the node can hold at once."""
-        ...
-
     def attached_ids(self) -> tuple[volumes.VolumeId, ...]:
         """The volumes that may be attached, whichever process attached them."""
         ...

@@ -21,12 +21,12 @@ from typing import Literal
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Attachment, Backend
 from crust.blockdriver.node import filesystem_preparation, format_decision
-from crust.blockdriver.node.attach_slots import AttachSlots
 from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState, Staged
 from crust.blockdriver.node.tool_lock import ToolLocks
 from crust.blockdriver.records import capability_check, published_nodes
+from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.content_record import ContentRecord
 from crust.blockdriver.records.content_records import ContentRecords

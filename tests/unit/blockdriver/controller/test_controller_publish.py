@@ -10,9 +10,9 @@ from crust.blockdriver.controller import controller_publish
 from crust.blockdriver.controller.controller_publish import ControllerPublish, PublishRequest
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import StillAttached
-from crust.blockdriver.node.attach_slots import AttachSlots
 from crust.blockdriver.node.node_state import Staged
 from crust.blockdriver.records import capability_check, published_nodes, volume_records
+from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.volume_record import Attached, Usage
 from crust.host.mounts import mount_capacity
 from tests.support import driver_state
@@ -201,7 +201,9 @@ async def test_attach_slots_when_full_refuse_an_unannounced_volume(
     state: Driver,
 ) -> None:
     ids = [volumes.VolumeId(await made(state, name)) for name in "abc"]
-    slots = AttachSlots(dataclasses.replace(state.node_rules.live, max_volumes=2), NODE)
+    slots = AttachSlots(
+        NODE, state.stores.volume_records.index, state.stores.backend.attached_here, lambda: 2
+    )
     with slots.taking(ids[0]):
         state.stores.backend.attach(ids[0])
     with slots.taking(ids[1]):
@@ -211,3 +213,16 @@ async def test_attach_slots_when_full_refuse_an_unannounced_volume(
             state.stores.backend.detach(ids[0])
     with slots.taking(ids[2]):
         state.stores.backend.attach(ids[2])
+
+
+async def test_attach_slots_keep_the_slot_of_a_published_volume_from_an_unannounced_one(
+    state: Driver, publisher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state.stores.backend, "attach_limit", lambda: 1)
+    published, unannounced = [volumes.VolumeId(await made(state, name)) for name in "ab"]
+    await publisher.publish(attach(published))
+    slots = state.node_rules.node_stage.attach_slots
+    with pytest.raises(published_nodes.AttachLimitReached), slots.taking(unannounced):
+        pytest.fail("it was given a slot")
+    with slots.taking(published):
+        state.stores.backend.attach(published)
