@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust import errors
+from crust.host.files import durable
 from crust.host.process import oserrors
 
 _BLOCK_BYTES = 512
@@ -52,7 +53,7 @@ def create(path: str, size_bytes: int) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with _opened(path, flags) as fd:
             _extend(fd, size_bytes)
-        _sync_directory_of(path)
+        durable.sync_directory(os.path.dirname(path))
 
 
 def grow(path: str, size_bytes: int) -> int:
@@ -89,7 +90,7 @@ def remove(path: str) -> None:
             os.unlink(path)
         except FileNotFoundError:
             return
-        _sync_directory_of(path)
+        durable.sync_directory(os.path.dirname(path))
 
 
 def space(directory: str) -> Space:
@@ -140,13 +141,5 @@ def _opened(path: str, flags: int) -> Iterator[int]:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise NotAnImage(path)
         yield fd
-    finally:
-        os.close(fd)
-
-
-def _sync_directory_of(path: str) -> None:
-    fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
     finally:
         os.close(fd)

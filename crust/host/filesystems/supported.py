@@ -22,11 +22,6 @@ class UnknownFilesystem(errors.InvalidRequest):
         self.fs_type = fs_type
 
 
-def is_supported(fs_type: str) -> bool:
-    """Whether crust supports this filesystem."""
-    return fs_type in SUPPORTED
-
-
 def row(table: Mapping[str, Row], fs_type: str) -> Row:
     """The row of a filesystem in a table that has one for each; raises `UnknownFilesystem`."""
     try:

@@ -5,7 +5,6 @@ Root in a container or a small VM often lacks some: asking first gives a better 
 
 from crust.host.process import oserrors
 
-CAP_SYS_ADMIN = 21
 CAP_SYS_RESOURCE = 24
 
 
@@ -19,11 +18,6 @@ def effective() -> int:
             if line.startswith("CapEff:"):
                 return int(line.split()[1], 16)
     return 0
-
-
-def has_cap_sys_admin() -> bool:
-    """Whether mounting and loop devices are allowed."""
-    return bool(effective() >> CAP_SYS_ADMIN & 1)
 
 
 def has_cap_sys_resource() -> bool:

@@ -29,13 +29,8 @@ _ENVIRONMENT = {
 _PACKAGES = {
     "mkfs.ext4": "e2fsprogs",
     "e2fsck": "e2fsprogs",
-    "resize2fs": "e2fsprogs",
     "mkfs.xfs": "xfsprogs",
-    "xfs_repair": "xfsprogs",
-    "xfs_db": "xfsprogs",
     "mkfs.btrfs": "btrfs-progs",
-    "btrfs": "btrfs-progs",
-    "btrfstune": "btrfs-progs",
     "qemu-system-x86_64": "qemu-system-x86",
     "qemu-img": "qemu-utils",
 }
