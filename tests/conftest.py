@@ -14,7 +14,7 @@ def strict_event_loop() -> Iterator[None]:
     """Any blocking call that code of crust makes on an event loop's thread raises.
 
     For tests that enter crust through its coroutines only: a test that itself calls a plain function of
-    `crust.host` from a coroutine would be taken for the culprit.
+    `crust.host` from a coroutine would be reported as the cause.
     """
     with blockbuster.blockbuster_ctx("crust"):
         yield

@@ -195,7 +195,7 @@ class Store:
         """Change what is published from `there`, a record that was read before, to `mount`. The entry may be claimed.
 
         Returns the entry with the record's new generation. Raises `NotPublished`, and `EntryChanged` if the record
-        is not `there` any more: a change may take long, and the volume may be published anew meanwhile.
+        is not `there` any more: a change may take long, and the volume may be published again meanwhile.
         """
         with self._writing(there.digest):
             entry = self.read(there.target)

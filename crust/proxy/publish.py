@@ -118,7 +118,7 @@ class DeferredPublish:
         decision: Decision,
         caller: Caller,
     ) -> csi_pb2.NodePublishVolumeResponse:
-        """Publish; raises a check's error or the driver's status, in a branch that fits what is left behind."""
+        """Publish; raises a check's error or the driver's status, in a branch that its residue allows."""
         attempt = _Attempt()
         try:
             wanted = _Wanted.of(key, request)

@@ -10,7 +10,7 @@ One line of JSON each way, in this order, on one connection:
 The locks decide, not the lines: a successor writes only with the locks in its hand, and a predecessor has let go of
 them before it says so. If the predecessor dies, the kernel frees its locks and the successor starts as after any
 kill. If the successor dies before "serving", the predecessor, which cannot know what was written meanwhile, ends
-with an error and is started anew by whoever runs it.
+with an error and is started again by its supervisor.
 """
 
 import asyncio

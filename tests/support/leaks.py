@@ -57,7 +57,7 @@ def checked(directory: Path) -> Iterator[None]:
         *(f"child process {pid} ({_command(pid)})" for pid in sorted(left.children)),
     ]
     _clear(left)
-    assert not complaints, f"left behind: {'; '.join(complaints)}"
+    assert not complaints, f"leaked: {'; '.join(complaints)}"
 
 
 def _clear(left: Held) -> None:

@@ -99,7 +99,7 @@ class MemoryBackend:
         """Numbers leave no orphans."""
         return ()
 
-    def drop(self, stray: Attachment) -> None:
+    def drop(self, orphan: Attachment) -> None:
         """There is none."""
 
     def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:

@@ -236,8 +236,8 @@ async def running(
         channel.connect(places.sockets.runtime) as runtime,
         channel.connect(places.sockets.inspect) as inspect,
     ):
-        doors = {"runtime": runtime, "inspect": inspect}
-        yield Node(places, driver, targets, devices, Co(co), doors)
+        sockets = {"runtime": runtime, "inspect": inspect}
+        yield Node(places, driver, targets, devices, Co(co), sockets)
 
 
 def shim(places: Places, *, take_over: bool = False) -> Any:

@@ -7,7 +7,7 @@ so that it cannot fail others.
 
 While one application of a volume runs, the next requests are gathered and wait for it. An identical request joins
 even a running application, but only while no next one is gathered, which might undo it. A caller that is cancelled
-withdraws nothing.
+cancels nothing.
 """
 
 import asyncio

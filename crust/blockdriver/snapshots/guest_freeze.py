@@ -98,13 +98,13 @@ class GuestFreezer:
         """
         frozen: list[InGuest] = []
         idle: list[InGuest] = []
-        with ExitStack() as fences:
+        with ExitStack() as holds:
             try:
                 for member in members:
                     frozen.append(member)  # also if the outcome is unknown
                     if not await self._freeze(member):
                         idle.append(frozen.pop())
-                        await asyncio.to_thread(_fence, member, fences)
+                        await asyncio.to_thread(_hold_device, member, holds)
                 yield
             except BaseException:
                 await self._let_go(frozen)
@@ -222,10 +222,10 @@ class GuestFreezer:
             )
 
 
-def _fence(member: InGuest, fences: ExitStack) -> None:
+def _hold_device(member: InGuest, holds: ExitStack) -> None:
     if not member.device:
         return
     try:
-        fences.callback(os.close, devices.open_exclusive(member.device))
+        holds.callback(os.close, devices.open_exclusive(member.device))
     except devices.DeviceInUse as err:
         raise SandboxStarting(member.volume_id, err.why) from err

@@ -89,7 +89,7 @@ class Cgroups:
             self.check()
         found = self._find()
         if found is None:
-            return  # where nothing was ever limited nothing is left to be taken away
+            return  # where nothing was ever limited nothing is left to remove
         try:
             found.set(device, limits)
         except OSError as err:

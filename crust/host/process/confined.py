@@ -5,7 +5,7 @@ root directory that holds /usr read-only and the device at `DEVICE`, and nothing
 process, no capability, bounded memory and CPU time, and of the kernel's system calls those that such a tool
 makes. The walls are bubblewrap's (bwrap(1)), the filter is libseccomp's (seccomp_export_bpf(3)).
 
-A status of bwrap's own must not be taken for one of the program: 1 is "corrected" to e2fsck. So bwrap reports the
+A status of bwrap's own must not be confused with one of the program: 1 is "corrected" to e2fsck. So bwrap reports the
 program's status apart (`--json-status-fd`), and without that report the program counts as never started.
 """
 

@@ -48,5 +48,5 @@ def test_name_that_prose_places_in_a_file_exists(name: str, path: str) -> None:
 
 
 def test_every_package_has_its_rule() -> None:
-    rooms = {path.name for path in (ROOT / "crust").iterdir() if (path / "__init__.py").exists()}
-    assert {room for room in rooms if f"| `crust/{room}` |" not in PAGE} == set()
+    packages = {path.name for path in (ROOT / "crust").iterdir() if (path / "__init__.py").exists()}
+    assert {package for package in packages if f"| `crust/{package}` |" not in PAGE} == set()

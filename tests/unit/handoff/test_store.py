@@ -118,14 +118,16 @@ def test_rewrite_of_an_entry_that_is_published_anew_meanwhile_never_replaces_the
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread unpublishes the volume and publishes it on another device, just before the record's rename."""
-    anew = a_record(source=volumes.BlockSource("/dev/loop9", volumes.DeviceIdentity(7, 9, 999)))
+    replacement = a_record(
+        source=volumes.BlockSource("/dev/loop9", volumes.DeviceIdentity(7, 9, 999))
+    )
     store.publish(a_record())
     real = durable.publish
 
     def publish_anew() -> None:
         with store.begin_unpublish(TARGET) as unpublish:
             unpublish.complete()
-        store.create(anew)
+        store.create(replacement)
 
     other = threading.Thread(target=publish_anew)
 
@@ -137,7 +139,7 @@ def test_rewrite_of_an_entry_that_is_published_anew_meanwhile_never_replaces_the
     monkeypatch.setattr(durable, "publish", rename_late)
     store.rewrite(a_record(), a_record(capacity_bytes=1).mount)
     other.join()
-    assert store.publish(anew).require().same_content(anew)
+    assert store.publish(replacement).require().same_content(replacement)
 
 
 def test_unpublish_removes_the_entry_and_all_its_files(store: Store) -> None:

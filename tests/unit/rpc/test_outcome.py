@@ -1,4 +1,4 @@
-"""The table of what is left behind: no final code for a publish of which something stands or may stand."""
+"""The residue table: no final code for a publish of which something stands or may stand."""
 
 import grpc
 import grpc.aio

@@ -26,10 +26,10 @@ async def test_make_of_a_mountable_filesystem_runs_mkfs_once(
     attach: Attach, monkeypatch: pytest.MonkeyPatch, fs_type: str
 ) -> None:
     asked = record(monkeypatch)
-    fitting = MkfsCompatibility()
+    compatibility = MkfsCompatibility()
     for name in ("one", "two"):
         device = attach(SIZES[fs_type], name)
-        await fitting.make(device.path, fs_type)
+        await compatibility.make(device.path, fs_type)
         found = signatures.probe(device.path)
         assert isinstance(found, signatures.Filesystem)
         assert found.type == fs_type
@@ -42,10 +42,10 @@ async def test_make_leaves_out_features_unknown_to_the_kernel_and_remembers(
     attach: Attach, monkeypatch: pytest.MonkeyPatch, mountpoint: str, fs_type: str
 ) -> None:
     asked = record(monkeypatch, future=_OF_THE_FUTURE[fs_type])
-    fitting = MkfsCompatibility()
+    compatibility = MkfsCompatibility()
     for name in ("one", "two"):
         device = attach(SIZES[fs_type], name)
-        await fitting.make(device.path, fs_type)
+        await compatibility.make(device.path, fs_type)
         mount_api.mount_device(device.path, mountpoint, fs_type)
         mount_api.unmount(mountpoint)
     assert asked[0] == ()

@@ -52,7 +52,7 @@ async def test_probe_with_all_threads_hung_still_answers() -> None:
 async def test_probe_of_a_hung_pool_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "_PROBE_TIMEOUT_S", 0.01)
     dead = threading.Event()
-    served = Identity("driver", Checked(lambda: void(dead.wait())), "1.12")
+    served = Identity("driver", Checked(lambda: discard(dead.wait())), "1.12")
     for _ in range(2):
         with pytest.raises(identity.PoolNotResponding):
             await probe(served)
@@ -69,5 +69,5 @@ async def test_probe_of_a_missing_pool_reports_the_reason() -> None:
         await probe(Identity("driver", Checked(refuse), "1.12"))
 
 
-def void(_: object) -> None:
+def discard(_: object) -> None:
     return None

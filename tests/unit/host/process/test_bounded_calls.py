@@ -40,7 +40,7 @@ async def test_call_with_all_threads_hanging_is_refused() -> None:
     release = threading.Event()
     for key in ("a", "b"):
         with pytest.raises(SystemCallTimedOut):
-            await calls.call(key, lambda: void(release.wait()), timeout_s=0.01)
+            await calls.call(key, lambda: discard(release.wait()), timeout_s=0.01)
     with pytest.raises(TooManyHungSystemCalls, match=r"all 2 .* 2 of the calls hang"):
         await calls.call("c", lambda: None, timeout_s=3600)
     release.set()
@@ -73,7 +73,7 @@ async def test_call_beyond_the_limit_waits_for_a_free_thread() -> None:
 async def test_call_without_a_thread_in_time_raises_too_many_hung_system_calls() -> None:
     calls: BoundedCalls[None] = BoundedCalls(limit=1)
     release = threading.Event()
-    first = asyncio.create_task(calls.call("a", lambda: void(release.wait()), timeout_s=3600))
+    first = asyncio.create_task(calls.call("a", lambda: discard(release.wait()), timeout_s=3600))
     await asyncio.sleep(0)
     with pytest.raises(TooManyHungSystemCalls, match=r"all 1 .* 0 of the calls hang"):
         await calls.call("b", lambda: None, timeout_s=0.01)
@@ -112,5 +112,5 @@ async def test_call_error_after_all_callers_left_is_not_logged_by_asyncio() -> N
         await late
 
 
-def void(_: object) -> None:
+def discard(_: object) -> None:
     return None

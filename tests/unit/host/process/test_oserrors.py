@@ -33,12 +33,12 @@ def test_translate_maps_errno_to_its_branch(number: int, branch: type[errors.Cru
 def test_translate_keeps_cause_reason_and_path() -> None:
     with (
         pytest.raises(errors.NotFound) as caught,
-        oserrors.translating("cannot read it", hint="mend"),
+        oserrors.translating("cannot read it", hint="repair it"),
     ):
         open("/nonexistent/file").close()
     assert isinstance(caught.value.__cause__, FileNotFoundError)
     assert str(caught.value) == (
-        "cannot read it: No such file or directory (ENOENT), /nonexistent/file; mend"
+        "cannot read it: No such file or directory (ENOENT), /nonexistent/file; repair it"
     )
 
 
