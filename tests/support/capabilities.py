@@ -94,4 +94,14 @@ def _vm() -> str:
     return "" if done.returncode == 0 else done.stderr.decode("utf-8", "replace")[-200:]
 
 
-_PROBES: dict[str, Callable[[], str]] = {"mount": _mount, "loop": _loop, "vm": _vm}
+def _containerd() -> str:
+    missing = [name for name in ("containerd", "ctr", "runc") if shutil.which(name) is None]
+    return f"{', '.join(missing)} is not installed" if missing else ""
+
+
+_PROBES: dict[str, Callable[[], str]] = {
+    "mount": _mount,
+    "loop": _loop,
+    "vm": _vm,
+    "containerd": _containerd,
+}

@@ -1,0 +1,195 @@
+"""One containerd for all tests of a run, and a node whose daemons are pods, each in a container of its own."""
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from crust import volumes
+from crust.handoff import store
+from crust.host.block import loop
+from crust.host.mounts import mount_api, mountinfo
+from crust.proxy.app import Sockets
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support import capabilities, containers, fake_handler
+from tests.support.containers import BIDIRECTIONAL, Bind, Container, Containerd
+from tests.support.node import Co
+
+MIB = 1 << 20
+DRIVER = "block.csi.crust.dev"
+MODE = csi_pb2.VolumeCapability.AccessMode
+CAPABILITY = csi_pb2.VolumeCapability(
+    mount=csi_pb2.VolumeCapability.MountVolume(fs_type="ext4"),
+    access_mode=MODE(mode=MODE.Mode.SINGLE_NODE_MULTI_WRITER),
+)
+
+
+@dataclass
+class Pods:
+    """A node, as its host sees it."""
+
+    containerd: Containerd
+    root: Path
+    running: dict[str, Container] = field(default_factory=dict)
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def kubelet(self) -> Path:
+        return self.root / "kubelet"
+
+    @property
+    def csi(self) -> str:
+        return str(self.kubelet / "plugins" / DRIVER / "csi.sock")
+
+    @property
+    def sockets(self) -> Sockets:
+        return Sockets.below(str(self.run))
+
+    def start(
+        self, program: str, *flags: str, name: str = "", kubelet: str = BIDIRECTIONAL
+    ) -> Container:
+        """Start a daemon's container."""
+        binds = [Bind(self.run), Bind(self.root / "pool"), Bind(self.kubelet, kubelet)]
+        started = self.containerd.run(name or program, [*self._arguments(program), *flags], binds)
+        self.running[name or program] = started
+        return started
+
+    def start_all(self) -> None:
+        """Driver, shim and proxy; returns when they serve."""
+        for program in ("driver", "shim", "proxy"):
+            self.start(program)
+        self.running["driver"].wait_for("driver serves")
+        self.running["proxy"].wait_for("proxy serves")
+
+    def target(self, pod: str) -> str:
+        """A target path, whose parent is the kubelet's to make."""
+        (self.kubelet / "pods" / pod).mkdir(parents=True)
+        return str(self.kubelet / "pods" / pod / "mount")
+
+    def entry(self, target: str) -> store.Entry | None:
+        return store.Store(f"{self.run}/volumes").read(volumes.TargetPath(target))
+
+    def handler(self) -> Any:
+        """A runtime handler on the host, whose socket the proxy's container can reach."""
+        return fake_handler.running(
+            fake_handler.FakeHandler(),
+            proxy_socket=self.sockets.handlers,
+            endpoint=f"{self.run}/handler.sock",
+        )
+
+    def _arguments(self, program: str) -> list[str]:
+        run, roots = self.run, f"--target-root={self.kubelet}"
+        shim, driver = f"{run}/shim.sock", f"{run}/driver.sock"
+        runtime = f"--runtime-socket={run}/runtime.sock"
+        return {
+            "driver": [
+                "driver", f"--socket={driver}", f"--state-dir={self.root}/pool/state",
+                f"--run-dir={run}/driver", "--node-id=node-1", runtime, roots,
+            ],
+            "shim": ["shim", f"--socket={shim}", f"--driver-socket={driver}", runtime],
+            "proxy": [
+                "proxy", f"--run-dir={run}", f"--volumes-root={run}/volumes",
+                f"--driver={DRIVER},{self.csi},{shim}", "--handler-grace-s=20", roots,
+            ],
+        }[program]  # fmt: skip
+
+
+class Kubelet:
+    """Calls the CSI socket of the node."""
+
+    def __init__(self, pods: Pods, connected: grpc.aio.Channel) -> None:
+        self.pods = pods
+        self.co = Co(connected)
+        self.controller: csi_pb2_grpc.ControllerAsyncStub = csi_pb2_grpc.ControllerStub(connected)
+
+    def staging(self, volume_id: str) -> str:
+        path = self.pods.kubelet / "staging" / volume_id
+        path.mkdir(parents=True, exist_ok=True)
+        return str(path)
+
+    async def volume(self, name: str) -> str:
+        """Create and stage; returns the volume's id."""
+        create = csi_pb2.CreateVolumeRequest(
+            name=name,
+            volume_capabilities=[CAPABILITY],
+            capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
+        )
+        made = await self.controller.CreateVolume(create, timeout=30, wait_for_ready=True)
+        volume_id = made.volume.volume_id
+        stage = csi_pb2.NodeStageVolumeRequest(
+            volume_id=volume_id,
+            staging_target_path=self.staging(volume_id),
+            volume_capability=CAPABILITY,
+        )
+        await self.co.node.NodeStageVolume(stage, timeout=30)
+        return volume_id
+
+    async def publish(self, volume_id: str, target: str, *, defer: bool) -> None:
+        await self.co.publish(
+            volume_id,
+            target,
+            defer=defer,
+            timeout_s=40,
+            mode=MODE.SINGLE_NODE_MULTI_WRITER,
+            staging_target_path=self.staging(volume_id),
+        )
+
+    async def delete(self, volume_id: str) -> None:
+        """Unstage and delete."""
+        unstage = csi_pb2.NodeUnstageVolumeRequest(
+            volume_id=volume_id, staging_target_path=self.staging(volume_id)
+        )
+        await self.co.node.NodeUnstageVolume(unstage, timeout=30)
+        delete = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
+        await self.controller.DeleteVolume(delete, timeout=30)
+
+
+@asynccontextmanager
+async def kubelet_of(pods: Pods) -> AsyncIterator[Kubelet]:
+    """A kubelet with one connection."""
+    async with channel.connect(pods.csi) as connected:
+        yield Kubelet(pods, connected)
+
+
+@pytest.fixture(scope="session")
+def containerd() -> Iterator[Containerd]:
+    """One for the run: it takes a second to start."""
+    capabilities.need("mount", "loop", "containerd")
+    with containers.containerd() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def pods(containerd: Containerd) -> Iterator[Pods]:
+    """A node without its daemons; afterwards nothing of it may be left."""
+    root = Path(tempfile.mkdtemp(prefix="crust-", dir="/tmp"))  # short, for sockets' names
+    node = Pods(containerd, root)
+    for path in (node.run, node.kubelet, root / "pool"):
+        path.mkdir()
+    mount = ("mount", "-t", "tmpfs", "tmpfs", str(node.kubelet))
+    subprocess.run(mount, check=True)
+    subprocess.run(["mount", "--make-shared", str(node.kubelet)], check=True)
+    try:
+        yield node
+        left = [each.target for each in mountinfo.below(str(node.kubelet))]
+        devices = [each.path for each in loop.list_all() if str(root) in each.backing]
+        assert (left, devices) == ([], [])
+    finally:
+        containerd.remove_all()
+        for each in reversed(mountinfo.below(str(root))):
+            mount_api.unmount(each.target)
+        for device in loop.list_all():
+            if str(root) in device.backing:
+                loop.detach(device)
+        shutil.rmtree(root)

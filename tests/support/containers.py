@@ -1,0 +1,224 @@
+"""Containers as pods get them, by containerd and runc: namespaces of their own for processes, mounts and network.
+
+The root file system is this machine's own, under an overlay, so there is nothing to build: Python, the checkout and
+its .venv are where they are. The specification of each container is written by hand, because the one that `ctr`
+writes for a privileged container asks for capabilities that a machine in a container may lack. The host of these
+containers is the mount namespace of the tests, with a kubelet's root that is shared as it is under systemd.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from crust.host.mounts import mount_api, mountinfo
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+_TIMEOUT_S = 50
+_CONFIG = """
+version = 2
+root = "{base}/root"
+state = "{base}/state"
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+address = "{base}/c.sock"
+[ttrpc]
+address = "{base}/t.sock"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """A directory of the host, at the same path in the container. `propagation` is the pod's mountPropagation."""
+
+    path: Path
+    propagation: str = "rprivate"
+
+
+BIDIRECTIONAL, HOST_TO_CONTAINER = "rshared", "rslave"
+
+
+@dataclass(slots=True)
+class Containerd:
+    """A containerd, and the root file system of its containers."""
+
+    base: Path
+    _names: list[str] = field(default_factory=list)
+
+    @property
+    def rootfs(self) -> Path:
+        """The overlay of this machine's root file system."""
+        return self.base / "tmpfs" / "rootfs"
+
+    def run(self, name: str, arguments: Sequence[str], binds: Sequence[Bind]) -> "Container":
+        """Start a container of `python -m crust arguments…`; it may not serve yet when this returns."""
+        spec = self.base / f"{name}.json"
+        spec.write_text(json.dumps(self._spec(name, arguments, binds)))
+        log = self.base / f"{name}.log"
+        log.unlink(missing_ok=True)
+        self.ctr("run", "--detach", "--log-uri", f"file://{log}", "--config", str(spec), name)
+        self._names.append(name)
+        return Container(self, name, log)
+
+    def remove(self, name: str) -> None:
+        """Remove a container that has ended, or end it."""
+        self.ctr("task", "delete", "--force", name, may_fail=True)
+        self.ctr("container", "delete", name, may_fail=True)
+        if name in self._names:
+            self._names.remove(name)
+
+    def remove_all(self) -> None:
+        """Remove whatever a test has left."""
+        for name in list(self._names):
+            self.remove(name)
+
+    def ctr(self, *arguments: str, may_fail: bool = False) -> str:
+        """The output of containerd's own client."""
+        done = subprocess.run(
+            ["ctr", "--address", str(self.base / "c.sock"), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        assert may_fail or done.returncode == 0, done.stderr
+        return done.stdout
+
+    def _spec(self, name: str, arguments: Sequence[str], binds: Sequence[Bind]) -> dict[str, Any]:
+        capabilities = _bounding_set()
+        return {
+            "ociVersion": "1.0.2",
+            "hostname": name,
+            "root": {"path": str(self.rootfs), "readonly": True},
+            "process": {
+                "args": [sys.executable, "-m", "crust", *arguments],
+                "cwd": str(CHECKOUT),
+                "env": [f"PATH={os.environ['PATH']}"],
+                "user": {"uid": 0, "gid": 0},
+                "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
+            },
+            "mounts": [
+                {"destination": "/proc", "type": "proc", "source": "proc"},
+                {"destination": "/sys", "type": "sysfs", "source": "sysfs"},
+                {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"},
+                _bind(Bind(Path("/dev"))),
+                *map(_bind, binds),
+            ],
+            "linux": {
+                "namespaces": [
+                    {"type": each} for each in ("pid", "mount", "network", "ipc", "uts")
+                ],
+                "rootfsPropagation": "rshared",
+                "resources": {"devices": [{"allow": True, "access": "rwm"}]},
+                "cgroupsPath": f"/crust-tests/{name}",
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container, alone in its PID namespace: its process is process 1."""
+
+    containerd: Containerd
+    name: str
+    log: Path
+
+    def text(self) -> str:
+        """What it has written."""
+        return self.log.read_text() if self.log.exists() else ""
+
+    def wait_for(self, words: str) -> None:
+        """Wait until its log has `words`."""
+        self._until(lambda: words in self.text())
+
+    def kill(self, number: str = "KILL") -> None:
+        """Send its process a signal, wait until it has ended, and remove the container."""
+        self.containerd.ctr("task", "kill", "--signal", number, self.name)
+        self.wait_ended()
+
+    def wait_ended(self) -> None:
+        """Wait until its process has ended, and remove the container."""
+        self._until(lambda: not self._runs())
+        self.containerd.remove(self.name)
+
+    def _runs(self) -> bool:
+        lines = self.containerd.ctr("task", "list").splitlines()
+        return any(line.split()[0] == self.name and "RUNNING" in line for line in lines)
+
+    def _until(self, condition: Any) -> None:
+        until = time.monotonic() + _TIMEOUT_S
+        while not condition():
+            assert time.monotonic() < until, self.text()
+            time.sleep(0.02)
+
+
+def _bind(bind: Bind) -> dict[str, Any]:
+    return {
+        "destination": str(bind.path),
+        "type": "none",
+        "source": str(bind.path),
+        "options": ["rbind", "rw", bind.propagation],
+    }
+
+
+_CAPABILITIES = {
+    "CHOWN": 0, "DAC_OVERRIDE": 1, "DAC_READ_SEARCH": 2, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6,
+    "SETUID": 7, "SETPCAP": 8, "SYS_CHROOT": 18, "SYS_PTRACE": 19, "SYS_ADMIN": 21, "SYS_RESOURCE": 24, "MKNOD": 27,
+}  # fmt: skip
+"""Those of linux/capability.h that a daemon of crust, or a tool that it starts, can use."""
+
+
+def _bounding_set() -> list[str]:
+    """What of them this machine has: a container cannot be given more."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    (mask,) = (int(line.split()[1], 16) for line in status.splitlines() if "CapBnd" in line)
+    return [f"CAP_{name}" for name, number in _CAPABILITIES.items() if mask >> number & 1]
+
+
+@contextmanager
+def containerd() -> Iterator[Containerd]:
+    """A containerd that serves while the block runs."""
+    base = Path(tempfile.mkdtemp(prefix="crust-", dir="/tmp"))  # short, for sockets' names
+    daemon = Containerd(base)
+    (base / "tmpfs").mkdir()
+    (base / "config.toml").write_text(_CONFIG.format(base=base))
+    _mount("-t", "tmpfs", "tmpfs", base / "tmpfs")
+    for name in ("upper", "work", "rootfs"):
+        (base / "tmpfs" / name).mkdir()
+    upper = f"upperdir={base}/tmpfs/upper,workdir={base}/tmpfs/work"
+    _mount("-t", "overlay", "-o", f"lowerdir=/,{upper}", "overlay", daemon.rootfs)
+    log = (base / "containerd.log").open("wb")
+    process = subprocess.Popen(
+        ["containerd", "--config", str(base / "config.toml")], stdout=log, stderr=log
+    )
+    try:
+        until = time.monotonic() + _TIMEOUT_S
+        while subprocess.run(
+            ["ctr", "--address", str(base / "c.sock"), "version"], capture_output=True, check=False
+        ).returncode:
+            assert time.monotonic() < until, (base / "containerd.log").read_text()
+            time.sleep(0.05)
+        yield daemon
+    finally:
+        daemon.remove_all()
+        process.terminate()
+        process.wait()
+        log.close()
+        for mount in reversed(mountinfo.below(str(base))):
+            mount_api.unmount(mount.target)
+        shutil.rmtree(base)
+        for group in Path("/sys/fs/cgroup").glob("*/crust-tests"):
+            with suppress(OSError):
+                group.rmdir()
+
+
+def _mount(*arguments: object) -> None:
+    subprocess.run(["mount", *map(str, arguments)], check=True)
