@@ -77,16 +77,15 @@ class Registration:
 
         Raises `errors.InvalidRequest` if the proxy will never accept the request.
         """
-        to_proxy = channel.connect(self._socket)
         pause_s = _FIRST_PAUSE_S
-        try:
-            while True:
-                if await self._hold_session(to_proxy):
-                    pause_s = _FIRST_PAUSE_S
-                await asyncio.sleep(random.uniform(pause_s / 2, pause_s))
-                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
-        finally:
-            await to_proxy.close()
+        while True:
+            # a connection for each session: that of the last one may lead to a proxy that was taken over
+            async with channel.connect(self._socket) as to_proxy:
+                answered = await self._hold_session(to_proxy)
+            if answered:
+                pause_s = _FIRST_PAUSE_S
+            await asyncio.sleep(random.uniform(pause_s / 2, pause_s))
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     async def _hold_session(self, to_proxy: grpc.aio.Channel) -> bool:
         """Register and wait until the stream ends; returns whether the proxy had accepted the registration."""

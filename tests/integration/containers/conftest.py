@@ -21,7 +21,7 @@ from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import capabilities, containers, fake_handler
 from tests.support.containers import BIDIRECTIONAL, Bind, Container, Containerd
-from tests.support.node import Co
+from tests.support.node import NAMED, Co
 
 MIB = 1 << 20
 DRIVER = "block.csi.crust.dev"
@@ -143,6 +143,7 @@ class Kubelet:
             timeout_s=40,
             mode=MODE.SINGLE_NODE_MULTI_WRITER,
             staging_target_path=self.staging(volume_id),
+            volume_context=NAMED,
         )
 
     async def delete(self, volume_id: str) -> None:
