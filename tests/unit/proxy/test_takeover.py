@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from crust.proxy import app
 from crust.rpc import channel
 from tests.support import node as nodes
-from tests.support.node import Co, Places
+from tests.support.node import NAMED, Co, Places
 
 
 class Cos:
@@ -28,9 +28,10 @@ class Cos:
         """A new connection for each call."""
         target = self.places.target("kubelet")
         while True:
-            for call in ("publish", "unpublish"):
-                async with channel.connect(self.places.csi) as connected:
-                    await getattr(Co(connected), call)("vol-1", target, timeout_s=30)
+            async with channel.connect(self.places.csi) as connected:
+                await Co(connected).publish("vol-1", target, timeout_s=30, volume_context=NAMED)
+            async with channel.connect(self.places.csi) as connected:
+                await Co(connected).unpublish("vol-1", target, timeout_s=30)
             await self._count()
 
     async def sidecar(self) -> None:
@@ -38,7 +39,7 @@ class Cos:
         target = self.places.target("sidecar")
         async with channel.connect(self.places.csi) as connected:
             while True:
-                await Co(connected).publish("vol-2", target, timeout_s=30)
+                await Co(connected).publish("vol-2", target, timeout_s=30, volume_context=NAMED)
                 await Co(connected).unpublish("vol-2", target, timeout_s=30)
                 await self._count()
 
@@ -77,6 +78,6 @@ async def test_volumes_are_published_without_an_error_across_takeovers_of_proxy_
         # the predecessor's connections lead to the successor, which has the volume
         target = places.target("after")
         async with channel.connect(places.csi) as connected:
-            await Co(connected).publish("vol-3", target)
+            await Co(connected).publish("vol-3", target, volume_context=NAMED)
         with node.sandbox(target):
             assert (await node.co.stats("vol-3", target)).usage
