@@ -85,13 +85,15 @@ class Places:
         """Every name in the handoff directory but its lock: entries, and what is half-done."""
         return sorted(set(os.listdir(self.volumes)) - {".writer.lock"})
 
-    def settings(self, *, grace_s: float = 0, backend: str = "") -> settings.ProxySettings:
-        driver = settings.ServedDriver(name=DRIVER, socket=self.csi, backend=backend or self.shim)
+    def settings(
+        self, *, grace_s: float = 0, backend: str = "", driver: str = DRIVER
+    ) -> settings.ProxySettings:
+        served = settings.ServedDriver(name=driver, socket=self.csi, backend=backend or self.shim)
         return settings.ProxySettings(
             run_dir=self.run,
             volumes_root=self.volumes,
             target_roots=(self.kubelet,),
-            drivers=(driver,),
+            drivers=(served,),
             handler_grace_s=grace_s,
         )
 

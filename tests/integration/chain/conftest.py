@@ -58,7 +58,7 @@ class Chain:
         )
         await enter(
             proxy_app.running(
-                self.places.settings(grace_s=10),
+                self.places.settings(grace_s=10, driver="block.csi.crust.dev"),
                 targets=targets.GuardedTargets([self.places.kubelet]),
                 devices=devices,
             )
