@@ -95,7 +95,7 @@ class Claim:
 
 
 class _ClaimModel(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(strict=True, extra="ignore", frozen=True)
 
     schema_version: Annotated[Literal[1], pydantic.Field(alias="schema")]
     sandbox_id: Annotated[str, pydantic.Field(min_length=1, max_length=256)]

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from crust import errors
-from crust.handoff import claims, layout
+from crust.handoff import claims, layout, reserved
 from crust.handoff import record as records
 from crust.handoff.claims import Claim
 from crust.handoff.layout import EntryPaths, Layout
 from crust.handoff.record import Record
+from crust.handoff.reserved import Reserved
 from crust.host.files import durable
 from crust.host.process import oserrors
 
@@ -48,7 +49,8 @@ class Entry:
     """One name in the root as it was read: a readable record, or the error.
 
     `claim_error` says why claim.json could not be read; the record is valid all the same. `unknown` are unknown names
-    inside the entry. `digest` is the entry's name; for an unknown name it is that name.
+    inside the entry. `digest` is the entry's name; for an unknown name it is that name. `reserved` is what an
+    entry that cannot be read blocks: that volume and device; None then blocks everything.
     """
 
     digest: str
@@ -58,6 +60,7 @@ class Entry:
     claim: Claim | None = None
     claim_error: errors.CrustError | None = None
     unknown: tuple[str, ...] = ()
+    reserved: Reserved | None = None
 
     @property
     def live(self) -> bool:
@@ -87,7 +90,9 @@ def read(paths: EntryPaths) -> Entry | None:
     except errors.NotFound:
         return None  # no directory, or one without a record: absent by H-11
     except errors.CrustError as error:
-        return Entry(paths.digest, paths.directory, None, error, *_claim_of(paths))
+        claim, claim_error = _claim_of(paths)
+        held = None if isinstance(error, UntrustedDirectory) else reserved.read(paths)
+        return Entry(paths.digest, paths.directory, None, error, claim, claim_error, reserved=held)
     unknown = tuple(
         name
         for name in names(paths.directory)

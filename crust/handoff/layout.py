@@ -5,7 +5,8 @@
             mountInfo.json              the record, written by the proxy
             claim.lock                  created with the entry, never replaced; locked while a sandbox has the volume
             claim.json                  the claim, written by the runtime; without the lock it is a dead claim
-            runtime-cli                 KEP-2857: the path of a runtime's command line interface
+            .reserved                   which volume and device the entry reserves, written by the proxy
+            runtime-*                   a runtime's own files; runtime-cli is KEP-2857's path of a command
         .writer.lock                    locked by the process that writes records
         .new-<digest>.<random>/         an entry that is being built
         .gone-<digest>.<random>/        an entry that is being removed
@@ -27,6 +28,9 @@ RECORD = "mountInfo.json"
 CLAIM = "claim.json"
 CLAIM_LOCK = "claim.lock"
 RUNTIME_CLI = "runtime-cli"
+RESERVED = ".reserved"
+RUNTIME_PREFIX = "runtime-"
+"""Names in an entry that are a runtime's own: never interpreted, and deleted with the entry."""
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
@@ -35,7 +39,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _WRITER_LOCK = ".writer.lock"
 _STAGING = ".new-"
 _GONE = ".gone-"
-_ENTRY_NAMES = frozenset({RECORD, CLAIM, CLAIM_LOCK, RUNTIME_CLI})
+_ENTRY_NAMES = frozenset({RECORD, CLAIM, CLAIM_LOCK})
 
 
 class NameKind(enum.Enum):
@@ -57,6 +61,11 @@ class EntryPaths:
     def record(self) -> str:
         """The proxy's record."""
         return f"{self.directory}/{RECORD}"
+
+    @property
+    def reserved(self) -> str:
+        """What the entry reserves, for when the record cannot be read."""
+        return f"{self.directory}/{RESERVED}"
 
     @property
     def claim(self) -> str:
@@ -128,7 +137,8 @@ def kind_in_entry(name: str) -> NameKind:
     """The kind of a name inside an entry."""
     if is_hidden(name):
         return NameKind.HIDDEN
-    return NameKind.LEGAL if name in _ENTRY_NAMES else NameKind.UNKNOWN
+    legal = name in _ENTRY_NAMES or name.startswith(RUNTIME_PREFIX)
+    return NameKind.LEGAL if legal else NameKind.UNKNOWN
 
 
 def is_hidden(name: str) -> bool:

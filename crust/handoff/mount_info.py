@@ -1,4 +1,8 @@
-"""The format of mountInfo.json: a strict pydantic model without extra keys, and its JSON schema.
+"""The format of mountInfo.json: a strict pydantic model, and its JSON schema.
+
+A later version may add keys without a new schema. A reader ignores the keys that it does not know, so that an older
+runtime works with a newer proxy; a key that must not be ignored is named in `crust.required`, and a reader that does
+not know it refuses the record.
 
 The outer keys are those of KEP-2857 and of Kata's direct volumes, so that both can read a record; the object "crust"
 holds what only crust needs. The model has no free-form map, so that no secret can get into a record: `metadata` has
@@ -8,7 +12,8 @@ two allowed keys, and `crust.mount_options` checks the options.
 """
 
 import json
-from typing import Annotated, Literal, Self
+from inspect import isclass
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
@@ -36,7 +41,7 @@ AbsolutePath = Annotated[
 class _Model(BaseModel):
     model_config = ConfigDict(
         strict=True,
-        extra="forbid",
+        extra="ignore",
         frozen=True,
         hide_input_in_errors=True,
         use_attribute_docstrings=True,
@@ -52,7 +57,9 @@ class Identity(_Model):
 
 
 class Metadata(_Model):
-    """The allowed keys of KEP-2857's and Kata's metadata."""
+    """The allowed keys of KEP-2857's and Kata's metadata. Others are refused: one could be a secret."""
+
+    model_config = ConfigDict(extra="forbid")
 
     fs_group: Annotated[Gid | None, Field(alias="fsGroup")] = None
     """Decimal gid, 1 to 4294967294. Not applied to a read-only volume."""
@@ -100,6 +107,29 @@ class CrustPart(_Model):
     published_at: AwareDatetime
     limits: Limits | None = None
     """Absent: no limits."""
+    required: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] | None = None
+    """Keys of this object that a reader must know, e.g. "limits" or "limits.burst"; else it refuses the record."""
+
+    @model_validator(mode="after")
+    def _knows_required(self) -> Self:
+        for path in self.required or ():
+            if not _is_known(CrustPart, path):
+                raise ValueError(
+                    f"crust.{path} must be understood, and this version does not know it"
+                )
+        return self
+
+
+def _is_known(model: type[BaseModel], path: str) -> bool:
+    name, _, below = path.partition(".")
+    found = next(
+        (f for key, f in model.model_fields.items() if name in (key, f.alias)),
+        None,
+    )
+    if found is None or not below:
+        return found is not None
+    inner = [each for each in (found.annotation, *get_args(found.annotation)) if isclass(each)]
+    return any(issubclass(each, BaseModel) and _is_known(each, below) for each in inner)
 
 
 class MountInfo(_Model):

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from crust import errors, volumes
-from crust.handoff import claims, layout
+from crust.handoff import claims, layout, reserved
 from crust.handoff import entry as entries
 from crust.handoff.claims import Claim, NotPublished
 from crust.handoff.entry import (
@@ -184,6 +184,9 @@ class Store:
         durable.make_staging(staging, layout.DIRECTORY_MODE)
         try:
             claims.create_lock(f"{staging}/{layout.CLAIM_LOCK}")
+            durable.write_staged(
+                f"{staging}/{layout.RESERVED}", reserved.to_bytes(record), mode=layout.FILE_MODE
+            )
             durable.write_staged(f"{staging}/{layout.RECORD}", data, mode=layout.FILE_MODE)
             durable.publish_directory(staging, paths.directory)
         except errors.CrustError:
@@ -249,6 +252,8 @@ class Store:
     def _replace(self, record: Record, entry: Entry) -> Entry:
         new = replace(record, generation=entry.require().generation + 1)
         paths = self.layout.entry(record.target)
+        if reserved.to_bytes(new) != reserved.to_bytes(entry.require()):
+            durable.publish(paths.reserved, reserved.to_bytes(new), mode=layout.FILE_MODE)
         durable.publish(paths.record, new.to_bytes(), mode=layout.FILE_MODE)
         claims.touch(paths)
         return replace(entry, record=new)

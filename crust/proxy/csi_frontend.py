@@ -217,6 +217,7 @@ class CsiFrontend:
             published = self._deferred.of_volume(key)
             if published:
                 raise StillDeferred(key, published[0].target.text)
+            self._deferred.check_readable(key)
             return await self._pass("NodeUnstageVolume", data, context)
 
     async def _node_stats(
@@ -257,6 +258,8 @@ class CsiFrontend:
         key = self._unchecked_key(request.volume_id)
         record = self._deferred.find(request.volume_path)
         record = record or next(iter(self._deferred.of_volume(key)), None)
+        if record is None:
+            self._deferred.check_readable(key)
         if record is None and request.defer_fs_ops:
             raise NoDeferredVolume(request.volume_path)
         return record

@@ -22,7 +22,7 @@ from crust.host.block.device_sets import DeviceSet
 from crust.proxy import reservations
 from crust.proxy.devices import Devices
 from crust.proxy.handoff_index import HandoffIndex, Known, keys_of
-from crust.proxy.reservations import Reservation
+from crust.proxy.reservations import Reservation, ReservedByUnreadableEntry
 
 Holder = tuple[str, datetime.datetime | None]
 """A sandbox and the time of its claim; the name is empty until the sandbox has written claim.json."""
@@ -121,8 +121,19 @@ class DeferredVolumes:
         if record.key != key:
             raise TargetOfOtherVolume(record.target.text, key, record.key)
 
+    def check_readable(self, key: volumes.VolumeKey) -> None:
+        """Raise `reservations.ReservedByUnreadableEntry` if an entry that cannot be read has the volume, or may."""
+        for each in self._index.sharing((key,)):
+            if each.unreadable:
+                raise ReservedByUnreadableEntry(key, each.unreadable, "has this volume")
+        for directory in self._index.unknown():
+            raise ReservedByUnreadableEntry(key, directory, "does not say whose it is")
+
     def check_unreserved(self, wanted: Reservation, *, deferred: bool = True) -> None:
-        """Raise `reservations.DeviceReserved` if another target holds the device."""
+        """Raise `reservations.DeviceReserved` if another target holds the device, and as `check_readable` does."""
+        there = self._index.record_at(wanted.target.text)
+        if there is None or there.key != wanted.key:  # a retry of what stands may go on
+            self.check_readable(wanted.key)
         held = self._index.sharing(keys_of(wanted))
         reservations.check(wanted, (*held, *self._reserved), deferred=deferred)
 
@@ -233,9 +244,17 @@ class DeferredVolumes:
 
     def _known(self, entry: Entry) -> Known:
         if entry.record is None:
-            return Known(entry, None)
+            return Known(entry, self._reserved_by(entry))
         devices = self._devices.device_set(entry.record.identity)
         return Known(entry, reservations.of(entry.record, devices))
+
+    def _reserved_by(self, entry: Entry) -> Reservation | None:
+        """The reservation of an entry that cannot be read."""
+        held = entry.reserved
+        if held is None:
+            return None
+        devices = self._devices.device_set(held.identity) if held.identity else None
+        return Reservation(held.key, held.target, devices, held.readonly, entry.directory)
 
 
 def _entry_of(known: Known | None) -> Entry | None:

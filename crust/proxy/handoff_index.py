@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from crust import errors, metrics, volumes
-from crust.handoff.entry import Entry
+from crust.handoff.entry import Entry, UnknownHandoffFile
 from crust.handoff.record import Record
 from crust.host.block import device_sets
 from crust.proxy.reservations import Reservation
@@ -35,6 +35,7 @@ class HandoffIndex:
         self._by_target: dict[str, Record] = {}
         self._sharing: dict[_Key, dict[str, Reservation]] = defaultdict(dict)
         self._numbers: Counter[volumes.DriverName] = Counter()
+        self._unknown: set[str] = set()
         self._clock = 0
         self._written: dict[str, int] = {}
 
@@ -77,6 +78,10 @@ class HandoffIndex:
         """Every readable record."""
         return tuple(self._by_target.values())
 
+    def unknown(self) -> Iterator[str]:
+        """The directories of entries that may be anybody's: neither record nor reservation can be read."""
+        return (self._known[digest].entry.directory for digest in self._unknown)
+
     def entries(self) -> tuple[Entry, ...]:
         """Every entry by name, unreadable ones included."""
         return tuple(self._known[digest].entry for digest in sorted(self._known))
@@ -97,6 +102,8 @@ class HandoffIndex:
         if known.entry.record is not None:
             self._by_target[known.entry.record.target.text] = known.entry.record
             self._count(known.entry.record.key.driver, 1)
+        elif known.reservation is None and not isinstance(known.entry.error, UnknownHandoffFile):
+            self._unknown.add(digest)
         for key in keys_of(known.reservation):
             self._sharing[key][digest] = known.reservation  # type: ignore[assignment]
 
@@ -104,6 +111,7 @@ class HandoffIndex:
         known = self._known.pop(digest, None)
         if known is None:
             return
+        self._unknown.discard(digest)
         if known.entry.record is not None:
             del self._by_target[known.entry.record.target.text]
             self._count(known.entry.record.key.driver, -1)

@@ -22,6 +22,8 @@ class Reservation:
     target: volumes.TargetPath
     devices: DeviceSet | None
     readonly: bool
+    unreadable: str = ""
+    """The directory of the entry, if its record cannot be read."""
 
 
 class DeviceReserved(errors.NotReady):
@@ -38,11 +40,25 @@ class DeviceReserved(errors.NotReady):
         self.holder = holder.target
 
 
+class ReservedByUnreadableEntry(errors.NotReady):
+    """An entry whose record cannot be read reserves the volume or its device, or may do so."""
+
+    def __init__(self, key: volumes.VolumeKey, entry: str, why: str) -> None:
+        super().__init__(
+            f"volume {key} may be in use by a runtime",
+            why=f"the entry {entry} cannot be read, and it {why}",
+            hint="see `crust volumes`; make sure that no sandbox has the volume, then move the entry away",
+        )
+        self.entry = entry
+
+
 def check(wanted: Reservation, existing: Iterable[Reservation], *, deferred: bool = True) -> None:
     """Raise `DeviceReserved` if a holder at another target has the device, and one of the two writes."""
     for holder in existing:
         if holder.target == wanted.target or not _same_device(wanted, holder):
             continue
+        if holder.unreadable:
+            raise ReservedByUnreadableEntry(wanted.key, holder.unreadable, "reserves its device")
         if not (wanted.readonly and holder.readonly):
             raise DeviceReserved(wanted, holder, deferred=deferred)
 

@@ -130,7 +130,6 @@ def _in_crust(key: str, value: Any) -> bytes:
         pytest.param(
             _changed(metadata={"createFilesystem": "true"}), id="a key that formats in kata"
         ),
-        pytest.param(_changed(extra=1), id="unknown key"),
         pytest.param(_in_crust("readonly", value=True), id="readonly without ro"),
         pytest.param(_in_crust("readonly", 0), id="a number for a boolean"),
         pytest.param(_in_crust("schema", 0), id="schema 0"),
@@ -143,12 +142,23 @@ def _in_crust(key: str, value: Any) -> bytes:
         pytest.param(_in_crust("handler", "Kata!"), id="handler's name"),
         pytest.param(_in_crust("published_at", "2026-01-01T00:00:00"), id="time without a zone"),
         pytest.param(_in_crust("identity", {"major": 7, "minor": 7}), id="no disk sequence"),
-        pytest.param(_in_crust("secret", "x"), id="unknown key of ours"),
+        pytest.param(_in_crust("required", ["burst"]), id="a required key that is not known"),
+        pytest.param(_in_crust("required", ["limits.burst"]), id="one of a part"),
+        pytest.param(_in_crust("required", "limits"), id="required as text"),
     ],
 )
 def test_invalid_record_is_unreadable_and_the_error_names_the_field(data: bytes) -> None:
     with pytest.raises(UnreadableHandoffRecord, match=r"/r/mountInfo\.json"):
         records.parse(data, path="/r/mountInfo.json")
+
+
+def test_keys_of_a_later_version_are_ignored_unless_they_are_required() -> None:
+    plain = json.loads(_in_crust("limits", {"read_iops": 5, "burst": 7}))
+    plain["later"] = {"a": 1}
+    plain["crust"] |= {"later": [], "required": ["limits", "limits.read_iops", "schema"]}
+    plain["crust"]["identity"]["later"] = True
+    found = records.parse(json.dumps(plain).encode())
+    assert found == a_record(io_limits=volumes.IoLimits(read_iops=5))
 
 
 def test_newer_schema_is_reported_whatever_else_differs() -> None:

@@ -17,7 +17,7 @@ TESTS = {
     2: (f"{UNIT}/test_layout.py", "names_for_building_and_removing_are_hidden_and_temporary"),
     3: (f"{UNIT}/test_store.py", "unknown_names_are_reported_and_kept_by_unpublish"),
     4: (f"{INTEGRATION}/handoff/test_owners.py", "directory_or_file_of_another_user_is_an_error_for_every_reader"),
-    5: (f"{UNIT}/test_record.py", "invalid_record_is_unreadable_and_the_error_names_the_field"),
+    5: (f"{UNIT}/test_record.py", "keys_of_a_later_version_are_ignored_unless_they_are_required"),
     6: (f"{UNIT}/test_record.py", "newer_schema_is_reported_whatever_else_differs"),
     7: (f"{UNIT}/test_record.py", "a_record_in_another_entry_is_refused"),
     8: (f"{UNIT}/test_record.py", "host_options_are_dropped_and_ro_becomes_readonly"),
@@ -49,6 +49,8 @@ TESTS = {
     37: (VOLUME, "resume_sets_the_current_limits_of_the_record"),
     38: (CLAIM, "group_that_a_kubelet_gave_to_the_guard_mount_becomes_the_volumes"),
     39: (f"{INTEGRATION}/host/mounts/test_mount_api.py", "mount_guard_takes_names_an_owner_and_a_mode_but_no_data"),
+    41: ("tests/unit/proxy/test_refusals.py", "unreadable_entry_blocks_its_volume_and_all_if_it_may_be_anybodys"),
+    42: (f"{UNIT}/test_store.py", "files_of_the_runtime_are_neither_reported_nor_kept_by_unpublish"),
     40: (f"{UNIT}/test_record.py", "group_without_a_policy_is_changed_only_on_root_mismatch"),
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ from crust import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff.claims import HeldBySandbox, NotPublished
 from crust.handoff.record import NewerHandoffSchema, UnreadableHandoffRecord
+from crust.handoff.reserved import Reserved
 from crust.handoff.store import (
     ClaimLockMissing,
     EntryChanged,
@@ -60,7 +61,7 @@ def test_a_published_record_can_be_read_and_only_by_root(store: Store) -> None:
         name: stat.S_IMODE(os.stat(f"{entry.directory}/{name}").st_mode)
         for name in os.listdir(entry.directory)
     }
-    assert modes == {"mountInfo.json": 0o600, "claim.lock": 0o600}
+    assert modes == {"mountInfo.json": 0o600, ".reserved": 0o600, "claim.lock": 0o600}
 
 
 def test_open_store_is_empty_and_opening_again_changes_nothing(store: Store) -> None:
@@ -196,6 +197,57 @@ def test_publish_does_not_replace_a_claimed_entry_without_record(store: Store) -
     os.unlink(_paths(store).record)
     with _claim(store), pytest.raises(HeldBySandbox):
         store.publish(a_record())
+
+
+def test_files_of_the_runtime_are_neither_reported_nor_kept_by_unpublish(store: Store) -> None:
+    store.publish(a_record())
+    for name in ("runtime-cli", "runtime-8f14e45fceea167a"):
+        Path(_paths(store).directory, name).write_text("mine")
+    entry = store.read(TARGET)
+    assert entry is not None
+    assert entry.unknown == ()
+    with store.begin_unpublish(TARGET) as unpublish:
+        unpublish.complete()
+    assert os.listdir(store.root) == []
+
+
+@pytest.mark.parametrize("damage", ["{", "newer"])
+def test_unreadable_entry_still_says_what_it_reserves(store: Store, damage: str) -> None:
+    store.publish(a_record())
+    paths = _paths(store)
+    if damage == "newer":
+        damage = Path(paths.record).read_text().replace('"schema":1', '"schema":9,"more":{}')
+    Path(paths.record).write_text(damage)
+    wanted = Reserved(KEY, TARGET, a_record().identity, readonly=False)
+    entry = store.read(TARGET)
+    assert entry is not None
+    assert entry.error is not None
+    assert entry.reserved == wanted
+    os.unlink(paths.reserved)  # then a newer record itself is tried
+    entry = store.read(TARGET)
+    assert entry is not None
+    assert entry.reserved == (None if damage == "{" else wanted)
+
+
+def test_entry_of_which_nothing_can_be_read_reserves_what_is_not_known(store: Store) -> None:
+    store.publish(a_record())
+    for path in (_paths(store).record, _paths(store).reserved):
+        Path(path).write_text("{")
+    entry = store.read(TARGET)
+    assert entry is not None
+    assert entry.error is not None
+    assert entry.reserved is None
+
+
+def test_rewrite_with_another_device_changes_what_is_reserved(store: Store) -> None:
+    source = volumes.BlockSource("/dev/loop9", volumes.DeviceIdentity(7, 9, 99))
+    store.publish(a_record())
+    store.publish(a_record(source=source), replace=True)
+    Path(_paths(store).record).write_text("{")
+    entry = store.read(TARGET)
+    assert entry is not None
+    assert entry.reserved is not None
+    assert entry.reserved.identity == source.identity
 
 
 def test_unknown_names_are_reported_and_kept_by_unpublish(store: Store) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import grpc
 import pytest
@@ -11,9 +12,12 @@ import pytest
 from crust import volumes
 from crust.proxy.handlers import Feature
 from crust.runtime_handler import registration
+from crust.wire.v1 import inspect_pb2
+from tests.support import fake_driver
 from tests.support import node as nodes
 from tests.support.node import Node, Places
 from tests.support.refusals import refused
+from tests.unit.proxy.test_unpublish import unstage
 
 Code = grpc.StatusCode
 
@@ -131,6 +135,37 @@ async def test_invalid_target_path_is_refused(kata: Node, path: str, words: str)
     )
     assert kata.driver.called("NodePublishVolume") == []
     assert kata.places.entries() == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_unreadable_entry_blocks_its_volume_and_all_if_it_may_be_anybodys(
+    kata: Node, *, known: bool
+) -> None:
+    """A live sandbox may have it: nobody else gets the volume or its device, deferred or on the host."""
+    one, two, three = (kata.places.target(name) for name in ("one", "two", "three"))
+    await kata.co.publish("vol-1", one)
+    entry = kata.entry(one)
+    assert entry is not None
+    kata.driver.identities["vol-3"] = fake_driver.identity_of(fake_driver.device_of("vol-1"))
+    for name in ("mountInfo.json",) if known else ("mountInfo.json", ".reserved"):
+        Path(entry.directory, name).write_text("{")
+    await kata.inspect.ListDeferredVolumes(inspect_pb2.ListDeferredVolumesRequest(), timeout=10)
+    refusals: list[Awaitable[object]] = [
+        kata.co.node.NodeUnstageVolume(unstage(kata, "vol-1"), timeout=10),
+        kata.co.publish("vol-1", two),
+        kata.co.publish("vol-1", two, defer=False),
+        kata.co.publish("vol-3", two),
+        kata.co.expand("vol-1", f"{kata.places.kubelet}/staging", 1),
+    ]
+    for refusal in refusals:
+        await refused(refusal, Code.FAILED_PRECONDITION, "cannot be read", entry.directory)
+    assert kata.driver.called("NodeUnstageVolume") == []
+    other = kata.co.publish("vol-2", three)
+    if not known:
+        await refused(other, Code.FAILED_PRECONDITION, "does not say whose it is")
+        return
+    await other
+    await kata.co.node.NodeUnstageVolume(unstage(kata, "vol-4"), timeout=10)
 
 
 async def test_a_target_outside_the_kubelets_root(kata: Node) -> None:
