@@ -7,6 +7,7 @@ the word of a stale one.
 
 import asyncio
 import os
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -66,7 +67,23 @@ def _vouched(content: ContentRecord, fs_type: str, device: str) -> superblocks.S
 def _judge_unknown(content: ContentRecord, fs_type: str, device: str) -> format_decision.Action:
     probe = signatures.probe if content.state == "new" else signatures.probe_untrusted
     found = probe(device)
-    return format_decision.judge(content, fs_type, found, is_blank=lambda: devices.is_blank(device))
+    return format_decision.judge(
+        content,
+        fs_type,
+        found,
+        is_blank=lambda: devices.is_blank(device),
+        left=lambda: superblocks.read(device, content.fs_type),
+    )
+
+
+def _clear_interrupted(content: ContentRecord, device: str) -> None:
+    """Zero what an interrupted mkfs left, but never a complete filesystem, which may have been used."""
+    found = signatures.probe_untrusted(device)
+    action = format_decision.judge_interrupted(
+        content, found, left=lambda: superblocks.read(device, content.fs_type)
+    )
+    if action is format_decision.Action.CLEAR_AND_MAKE:
+        zeroout.zero_device(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +100,8 @@ class FilesystemPreparation:
         if content.state == "formatting":
             # Written once more, because a stale record is refused there, before anything is cleared on its word.
             content = self.content_records.save(content)
-            zeroout.zero_device(attachment.source.path)
-        self.content_records.save(content.but(state="raw", fs_type=""))
+            _clear_interrupted(content, attachment.source.path)
+        self.content_records.save(content.but(state="raw", fs_type="", planned_uuid=""))
 
     async def prepare(
         self,
@@ -116,17 +133,33 @@ class FilesystemPreparation:
         if action is format_decision.Action.KEEP:
             await fsck.check(device, fs_type, inherits=held)
             return
-        intended = content.but(state="formatting", fs_type=fs_type)
+        if action is format_decision.Action.ADOPT:
+            await fsck.check(device, fs_type, completely=True, inherits=held)
+            await asyncio.to_thread(self._formatted, content)
+            return
+        intended = content.but(
+            state="formatting",
+            fs_type=fs_type,
+            planned_uuid=str(uuid.uuid4()),
+            filled_bytes=attachment.size_bytes,
+        )
         clear = action is format_decision.Action.CLEAR_AND_MAKE
         intended = await asyncio.to_thread(self._begin, intended, device, clear=clear)
         options = mkfs_options.words(fs_type, parameters)
-        await self.mkfs.make(device, fs_type, extra_options=options, inherits=held)
-        made = intended.but(
-            state="formatted",
-            filled_bytes=attachment.size_bytes,
-            generation=intended.generation + 1,
+        await self.mkfs.make(
+            device,
+            fs_type,
+            uuid=intended.planned_uuid,
+            extra_options=options,
+            inherits=held,
         )
-        await asyncio.to_thread(self.content_records.save, made)
+        await asyncio.to_thread(self._formatted, intended)
+
+    def _formatted(self, made: ContentRecord) -> None:
+        generation = made.generation + 1
+        self.content_records.save(
+            made.but(state="formatted", planned_uuid="", generation=generation)
+        )
 
     def _begin(self, intended: ContentRecord, device: str, *, clear: bool) -> ContentRecord:
         written = self.content_records.save(intended)

@@ -4,9 +4,11 @@ mkfs runs when the record says that no user ever had the device *and* the device
 because each can be wrong: a record may come from an old backup, a probe may read a failing disk. If they disagree the
 stage is refused.
 
-An interrupted mkfs leaves an incomplete filesystem and a record that says "formatting", which proves that no publish
-ever happened. The device is then cleared and formatted again, unless it holds something that this mkfs cannot have
-written.
+After an interrupted mkfs the record says "formatting". That is one witness, and the record may be an old one, of a
+volume that has been in use since. The other is the device: mkfs.ext4 and mkfs.btrfs write the superblock last, and
+mkfs.xfs marks its own until it ends. Without a complete filesystem the device is cleared and formatted again. A
+complete one with the UUID that the record planned is kept. Anything else is in doubt: nothing that is a complete
+filesystem is ever cleared.
 """
 
 import enum
@@ -15,6 +17,7 @@ from collections.abc import Callable
 from crust import errors
 from crust.blockdriver.records.content_record import ContentRecord
 from crust.host.block import signatures
+from crust.host.filesystems import superblocks
 
 
 class ContentInDoubt(errors.Corrupt):
@@ -63,6 +66,8 @@ class Action(enum.Enum):
     KEEP = "keep"
     MAKE = "make"
     CLEAR_AND_MAKE = "clear and make"
+    ADOPT = "adopt"
+    """mkfs had ended when the driver was killed: check what it made, and keep it."""
 
 
 def judge(
@@ -71,10 +76,12 @@ def judge(
     found: signatures.Signature,
     *,
     is_blank: Callable[[], bool],
+    left: Callable[[], superblocks.Superblock],
 ) -> Action:
     """The action after which the volume has the filesystem `wanted`.
 
     `is_blank` looks at every place where a superblock could be; it is asked only when the answer may be to format.
+    `left` reads the superblock that an interrupted mkfs may have left.
     Raises `ContentInDoubt`, `FormattedDifferently`, `NoFilesystemOnDevice`.
     """
     if content.state == "new":
@@ -82,24 +89,45 @@ def judge(
             return Action.MAKE
         raise ContentInDoubt(content.volume_id, "that it was never used", describe(found))
     if content.state == "formatting":
-        return _judge_interrupted(content, found)
+        action = judge_interrupted(content, found, left=left)
+        if action is Action.ADOPT:
+            _check_wanted(content, content.fs_type, wanted)
+        return action
     if not isinstance(found, signatures.Filesystem):
         if content.state == "raw":
             raise NoFilesystemOnDevice(content.volume_id, describe(found))
         raise ContentInDoubt(content.volume_id, f"{content.fs_type} was made", describe(found))
     if content.state == "formatted" and found.type != content.fs_type:
         raise ContentInDoubt(content.volume_id, f"{content.fs_type} was made", describe(found))
-    if found.type != wanted:
-        raise FormattedDifferently(content.volume_id, found.type, wanted)
+    _check_wanted(content, found.type, wanted)
     return Action.KEEP
 
 
-def _judge_interrupted(content: ContentRecord, found: signatures.Signature) -> Action:
-    own = isinstance(found, signatures.Filesystem) and found.type == content.fs_type
-    if own or isinstance(found, signatures.Blank):
+def _check_wanted(content: ContentRecord, present: str, wanted: str) -> None:
+    if present != wanted:
+        raise FormattedDifferently(content.volume_id, present, wanted)
+
+
+def judge_interrupted(
+    content: ContentRecord,
+    found: signatures.Signature,
+    *,
+    left: Callable[[], superblocks.Superblock],
+) -> Action:
+    """CLEAR_AND_MAKE or ADOPT for a volume whose record says "formatting". Raises `ContentInDoubt`."""
+    if isinstance(found, signatures.Blank):
         return Action.CLEAR_AND_MAKE
-    recorded = f"that making {content.fs_type} was interrupted"
-    raise ContentInDoubt(content.volume_id, recorded, describe(found))
+    if isinstance(found, signatures.Filesystem) and found.type == content.fs_type:
+        superblock = left()
+        if not superblock.complete:
+            return Action.CLEAR_AND_MAKE
+        if content.planned_uuid and superblock.uuid == content.planned_uuid:
+            return Action.ADOPT
+        what = f"a complete {found.type} with the UUID {superblock.uuid}"
+    else:
+        what = describe(found)
+    planned = f"{content.fs_type} {content.planned_uuid}".strip()
+    raise ContentInDoubt(content.volume_id, f"that making {planned} was interrupted", what)
 
 
 def describe(found: signatures.Signature) -> str:

@@ -8,7 +8,9 @@ source. From the first stage on, only the node part that has the volume staged w
     new ──stage for a filesystem──> formatting ──mkfs ended──> formatted
      └────────────stage as a raw device────────────────────────> raw <──┘
 
-"formatting" means that mkfs was started and no user ever had the device: a publish needs a complete stage.
+"formatting" means that mkfs was started with the UUID of the record, and that no user had the device when that was
+written. A record can be older than the bytes, restored from a backup: so a complete filesystem of that UUID counts as
+formatted, and is kept (`format_decision`).
 """
 
 from typing import Annotated, Literal
@@ -59,6 +61,8 @@ class ContentRecord(StoredRecord):
     state: ContentState = "new"
     fs_type: str = ""
     """The filesystem that was made, or is being made; empty otherwise."""
+    planned_uuid: str = ""
+    """The UUID of the filesystem that is being made; empty otherwise."""
     filled_bytes: int = 0
     """The device size that the filesystem was last made or grown for; growth is due if the device is larger."""
     growth_refused: str = ""

@@ -54,6 +54,7 @@ class SnapshotRecord(pydantic.BaseModel):
     state: ContentState
     """The state of the volume's content: see `content_record`."""
     fs_type: str
+    planned_uuid: str = ""
     filled_bytes: int
     in_guest: bool = False
     group_id: str = ""

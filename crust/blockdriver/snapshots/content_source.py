@@ -154,6 +154,7 @@ def _filled(volume_id: volumes.VolumeId, known: ContentRecord | SnapshotRecord) 
         volume_id=volume_id,
         state=known.state,
         fs_type=known.fs_type,
+        planned_uuid=known.planned_uuid,
         filled_bytes=known.filled_bytes,
         in_guest=known.in_guest,
         generation=1,

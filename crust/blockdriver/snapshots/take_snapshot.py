@@ -147,6 +147,7 @@ class VolumeSnapshots:
             created_ns=0,
             state=known.state,
             fs_type=known.fs_type,
+            planned_uuid=known.planned_uuid,
             filled_bytes=known.filled_bytes,
             in_guest=known.in_guest,
             group_id=group_id,

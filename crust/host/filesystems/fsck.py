@@ -44,26 +44,30 @@ class FilesystemCheckFailed(errors.Corrupt):
         self.fs_type = fs_type
 
 
-async def check(path: str, fs_type: str, *, inherits: Sequence[int] = ()) -> bool:
+async def check(
+    path: str, fs_type: str, *, completely: bool = False, inherits: Sequence[int] = ()
+) -> bool:
     """Repair an unmounted filesystem as far as is safe without asking; whether anything was repaired.
 
-    ext4: `e2fsck -p` unless the superblock says clean. xfs and btrfs: only the superblock is read, because their
-    mount replays the log, and xfs_repair refuses a log that is not replayed. Raises `FilesystemNeedsRepair` and
-    `FilesystemCheckFailed`, after which nothing may mount it writable. e2fsck has the descriptors `inherits` open.
+    ext4: `e2fsck -p` unless the superblock says clean, or all of it is to be checked, `completely`. xfs and btrfs:
+    only the superblock is read, because their mount replays the log, and xfs_repair refuses a log that is not
+    replayed. e2fsck has the descriptors `inherits` open. Raises `FilesystemNeedsRepair` and `FilesystemCheckFailed`,
+    after which nothing may mount it writable.
     """
-    if (await asyncio.to_thread(superblocks.read, path, fs_type)).clean:
-        return False
-    return await _e2fsck(path, inherits)
+    found = await asyncio.to_thread(superblocks.read, path, fs_type)
+    if fs_type == "ext4" and completely:
+        return await _e2fsck(path, ["-f", "-p"], inherits)
+    return not found.clean and await _e2fsck(path, ["-p"], inherits)
 
 
-async def _e2fsck(path: str, inherits: Sequence[int]) -> bool:
+async def _e2fsck(path: str, options: Sequence[str], inherits: Sequence[int]) -> bool:
     """Run e2fsck; whether it corrected anything.
 
     Raises `DeviceInUse`, `FilesystemNeedsRepair`, `FilesystemCheckFailed`.
     """
     # Of the status, bit 1 is "corrected" and bit 4 "left as it is"; from 8 on e2fsck itself failed, and that is
     # not "clean". fsck(8)'s callers often read it so.
-    program = ["e2fsck", "-p", confined.DEVICE]
+    program = ["e2fsck", *options, confined.DEVICE]
     with confined.command(program, device=path, limits=_LIMITS) as command:
         done = await commands.run(
             command.argv,

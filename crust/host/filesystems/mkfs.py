@@ -55,6 +55,8 @@ class _Mkfs:
     command: tuple[str, ...]
     on_zeros: tuple[str, ...]
     minimum_bytes: int
+    uuid: tuple[str, ...]
+    """The option that gives the filesystem a UUID, which is put in place of {}."""
 
 
 # 4 KiB blocks and 256-byte inodes also on a small volume: mke2fs would choose 1 KiB, and the volume may grow. No
@@ -65,16 +67,18 @@ _MKFS_EXT4 = ("mkfs.ext4", "-q", "-m", "0", "-b", "4096", "-I", "256", "-E")
 _MKFS_XFS = ("mkfs.xfs", "-q", "-K")
 
 # Not -f, as for xfs. One device holds one copy of the data and two of the metadata, which is mkfs's own choice.
-_MKFS_BTRFS = ("mkfs.btrfs", "-q", "-K")
+# With -U it looks for the UUID on every block device that /sys names, as root, in what guests wrote: so it sees none.
+_MKFS_BTRFS = ("bwrap", "--dev-bind", "/", "/", "--tmpfs", "/sys", "--", "mkfs.btrfs", "-q", "-K")
 
 _TABLE = {
     "ext4": _Mkfs(
         (*_MKFS_EXT4, "nodiscard,lazy_itable_init=1,lazy_journal_init=1"),
         (*_MKFS_EXT4, "nodiscard,assume_storage_prezeroed=1"),
         16 * _MIB,
+        ("-U", "{}"),
     ),
-    "xfs": _Mkfs(_MKFS_XFS, _MKFS_XFS, 300 * _MIB),
-    "btrfs": _Mkfs(_MKFS_BTRFS, _MKFS_BTRFS, 128 * _MIB),
+    "xfs": _Mkfs(_MKFS_XFS, _MKFS_XFS, 300 * _MIB, ("-m", "uuid={}")),
+    "btrfs": _Mkfs(_MKFS_BTRFS, _MKFS_BTRFS, 128 * _MIB, ("-U", "{}")),
 }
 
 
@@ -82,11 +86,12 @@ async def make(
     path: str,
     fs_type: str,
     *,
+    uuid: str = "",
     extra_options: Sequence[str] = (),
     zeroed: bool = False,
     inherits: Sequence[int] = (),
 ) -> None:
-    """Make a filesystem on a device without signatures.
+    """Make a filesystem on a device without signatures, with a UUID that the caller may choose.
 
     `zeroed` says that the whole device reads as zeros, a new sparse file, say: ext4 then need not
     have its inode tables zeroed by the kernel that first mounts it. mkfs has the descriptors `inherits` open.
@@ -96,7 +101,8 @@ async def make(
     """
     mkfs = supported.row(_TABLE, fs_type)
     await asyncio.to_thread(_check_formattable, path, fs_type, mkfs.minimum_bytes)
-    argv = [*(mkfs.on_zeros if zeroed else mkfs.command), *extra_options, path]
+    chosen = [word.format(uuid) for word in mkfs.uuid] if uuid else []
+    argv = [*(mkfs.on_zeros if zeroed else mkfs.command), *chosen, *extra_options, path]
     await commands.run(argv, timeout_s=_MAKE_TIMEOUT_S, inherits=inherits)
 
 

@@ -9,6 +9,7 @@ filesystem is left, and its mount reports the reason.
 
 import asyncio
 import errno
+import functools
 import os
 from collections.abc import Sequence
 
@@ -42,27 +43,27 @@ class MkfsCompatibility:
         path: str,
         fs_type: str,
         *,
+        uuid: str = "",
         extra_options: Sequence[str] = (),
         inherits: Sequence[int] = (),
     ) -> None:
         """`mkfs.make` on a blank, unused device, which may be formatted and cleared several times."""
         working = self._working_options.get(fs_type)
         options = (*(working or ()), *extra_options)
-        await mkfs.make(path, fs_type, extra_options=options, inherits=inherits)
+        make = functools.partial(mkfs.make, path, fs_type, uuid=uuid, inherits=inherits)
+        await make(extra_options=options)
         if working is not None or not await self._is_refused(path, fs_type, ()):
             return
         for options in _FEWER_FEATURES.get(fs_type, ()):
             await asyncio.to_thread(zeroout.zero_device, path)
             try:
-                await mkfs.make(
-                    path, fs_type, extra_options=(*options, *extra_options), inherits=inherits
-                )
+                await make(extra_options=(*options, *extra_options))
             except commands.CommandFailed:
                 continue
             if not await self._is_refused(path, fs_type, options):
                 return
         await asyncio.to_thread(zeroout.zero_device, path)
-        await mkfs.make(path, fs_type, extra_options=extra_options, inherits=inherits)
+        await make(extra_options=extra_options)
 
     async def _is_refused(self, path: str, fs_type: str, options: tuple[str, ...]) -> bool:
         try:

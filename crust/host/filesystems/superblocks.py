@@ -24,6 +24,7 @@ _EXT_INCOMPAT_64BIT = 0x80
 _EXT_RO_COMPAT_ORPHANS = 0x10000
 _EXT_LOG_BLOCK_SIZE_MAX = 6
 _XFS_MAGIC = b"XFSB"
+_XFS_IN_PROGRESS = 126
 _BTRFS_OFFSET = 64 * 1024
 _BTRFS_MAGIC = b"_BHRfS_M"
 _BLOCK_SIZES = {"ext4": (1024, 65536), "xfs": (512, 65536), "btrfs": (4096, 65536)}
@@ -43,11 +44,16 @@ class InvalidSuperblock(errors.Corrupt):
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
-    """Size of the filesystem in its own blocks. `clean` is false when a check is due."""
+    """Size of the filesystem in its own blocks. `clean` is false when a check is due.
+
+    `complete` is false while its mkfs has not ended; ext4 and btrfs have no superblock until then.
+    """
 
     block_size_bytes: int
     blocks: int
     clean: bool
+    uuid: str
+    complete: bool = True
 
     @property
     def size_bytes(self) -> int:
@@ -69,6 +75,7 @@ def read_ext4(path: str) -> Superblock:
         block_size_bytes=1024 << shift,
         blocks=high << 32 | _field("<I", data, 0x04),
         clean=_is_clean(data, incompat),
+        uuid=_uuid(data, 0x68),
     )
     return _checked(found, path, "ext4")
 
@@ -78,7 +85,13 @@ def read_xfs(path: str) -> Superblock:
     data = _read(path, 0)
     if data[:4] != _XFS_MAGIC:
         raise InvalidSuperblock(path, "xfs")
-    found = Superblock(_field(">I", data, 4), _field(">Q", data, 8), clean=True)
+    found = Superblock(
+        block_size_bytes=_field(">I", data, 4),
+        blocks=_field(">Q", data, 8),
+        clean=True,
+        uuid=_uuid(data, 32),
+        complete=not data[_XFS_IN_PROGRESS],
+    )
     return _checked(found, path, "xfs")
 
 
@@ -90,7 +103,8 @@ def read_btrfs(path: str) -> Superblock:
     sector_bytes = _field("<I", data, 0x90)
     if not sector_bytes:
         raise InvalidSuperblock(path, "btrfs", "its sectors have 0 bytes")
-    found = Superblock(sector_bytes, _field("<Q", data, 0x70) // sector_bytes, clean=True)
+    blocks = _field("<Q", data, 0x70) // sector_bytes
+    found = Superblock(sector_bytes, blocks, clean=True, uuid=_uuid(data, 0x20))
     return _checked(found, path, "btrfs")
 
 
@@ -116,7 +130,7 @@ def find(path: str, fs_type: str) -> Superblock | None:
 
 def fsid_of_btrfs(path: str) -> str:
     """The UUID by which the kernel identifies a btrfs."""
-    return str(uuid.UUID(bytes=_read(path, _BTRFS_OFFSET)[0x20:0x30]))
+    return _uuid(_read(path, _BTRFS_OFFSET), 0x20)
 
 
 def _checked(found: Superblock, path: str, fs_type: str) -> Superblock:
@@ -139,6 +153,10 @@ def _is_clean(data: bytes, incompat: int) -> bool:
     mounts, limit = _field("<H", data, 0x34), _field("<h", data, 0x36)
     interval = _field("<I", data, 0x44)
     return not interval and (limit <= 0 or mounts < limit)
+
+
+def _uuid(data: bytes, offset: int) -> str:
+    return str(uuid.UUID(bytes=data[offset : offset + 16]))
 
 
 def _field(code: str, data: bytes, offset: int) -> int:

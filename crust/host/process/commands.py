@@ -27,6 +27,7 @@ _ENVIRONMENT = {
 }
 
 _PACKAGES = {
+    "bwrap": "bubblewrap",
     "mkfs.ext4": "e2fsprogs",
     "e2fsck": "e2fsprogs",
     "mkfs.xfs": "xfsprogs",

@@ -1,13 +1,14 @@
-"""A program that a killed driver started on a volume runs on: the volume is not staged until it has ended.
+"""After the driver was killed during mkfs: the program may run on, and the record may be older than the volume.
 
-The program is stopped, as a disk that hangs would stop it, before it has opened the device: nothing but what it
-inherited tells the next driver of it.
+A volume is not staged until the program has ended. In the tests it is stopped, as a disk that hangs would stop it,
+before it has opened the device: nothing but what it inherited tells the next driver of it.
 """
 
 import asyncio
 import ctypes
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,8 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.node import tool_lock
+from crust import volumes
+from crust.blockdriver.node import format_decision, tool_lock
+from crust.blockdriver.records.content_record import ContentRecord
+from crust.blockdriver.records.content_records import ContentRecords
 from crust.host.block import loop
+from crust.host.filesystems import superblocks
 from crust.host.process import commands
 from tests.support import leaks
 from tests.support.block_driver import MIB, Bench, block, mount
@@ -28,8 +33,28 @@ _SIZES = {"ext4": 64 * MIB, "xfs": 304 * MIB, "btrfs": 128 * MIB}
 
 
 @pytest.fixture
-def stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Makes a program stop itself, by SIGSTOP, before it does anything. What the driver leaves becomes our child."""
+def reap() -> Iterator[Callable[[], None]]:
+    """Waits for the programs that a killed driver left, which become our children; kills those of a failed test."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = frozenset(leaks.children())
+
+    def wait(*, kill: bool = False) -> None:
+        while orphans := frozenset(leaks.children()) - before:
+            for pid in orphans:
+                with suppress(ProcessLookupError, ChildProcessError):
+                    if kill:
+                        os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    yield wait
+    wait(kill=True)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+@pytest.fixture
+def stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes a program stop itself, by SIGSTOP, before it does anything."""
     directory = tmp_path / "bin"
     directory.mkdir()
     path = commands._ENVIRONMENT["PATH"]
@@ -40,48 +65,49 @@ def stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
         script.chmod(0o700)
         monkeypatch.setitem(commands._ENVIRONMENT, "PATH", f"{directory}:{path}")
 
-    libc = ctypes.CDLL(None, use_errno=True)
-    before = frozenset(leaks.children())
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    yield stop
-    for pid in frozenset(leaks.children()) - before:
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    return stop
 
 
 def _driver_killed_in(stage: Callable[[], None]) -> int:
-    """Run `stage` in a process that is killed as soon as its program has stopped; returns the program's process."""
+    """Run `stage` in a process that is killed as soon as its program has stopped; returns the stopped process."""
     driver = os.fork()
     if not driver:
         with suppress(BaseException):
             stage()
         os._exit(1)
-    program = _stopped_child_of(driver)
+    program = _stopped_below(driver)
     os.kill(driver, signal.SIGKILL)
     os.waitpid(driver, 0)
     return program
 
 
-def _stopped_child_of(parent: int) -> int:
+def _stopped_below(driver: int) -> int:
     end = time.monotonic() + 60
     while time.monotonic() < end:
         for name in os.listdir("/proc"):
             with suppress(OSError):
-                if name.isdigit() and _state_and_parent(name) == ("T", parent):
+                if name.isdigit() and _state(name) == "T" and driver in _ancestors(name):
                     return int(name)
     raise AssertionError("no program was started and stopped")
 
 
-def _state_and_parent(pid: str) -> tuple[str, int]:
-    fields = Path("/proc", pid, "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return fields[0], int(fields[1])
+def _ancestors(pid: str) -> Iterator[int]:
+    while pid != "0":
+        pid = _fields(pid)[1]
+        yield int(pid)
+
+
+def _state(pid: str) -> str:
+    return _fields(pid)[0]
+
+
+def _fields(pid: str) -> list[str]:
+    return Path("/proc", pid, "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
 
 
 @pytest.mark.parametrize("fs_type", list(_SIZES))
 def test_stage_while_the_mkfs_of_a_killed_driver_runs_is_refused_until_it_ends(
-    bench: Bench, stopping: Callable[[str], None], fs_type: str
+    bench: Bench, stopping: Callable[[str], None], reap: Callable[[], None], fs_type: str
 ) -> None:
     capability = mount(fs_type)
     volume = asyncio.run(bench.create("v", capability, size=_SIZES[fs_type]))
@@ -99,7 +125,7 @@ def test_stage_while_the_mkfs_of_a_killed_driver_runs_is_refused_until_it_ends(
     )
 
     os.kill(mkfs, signal.SIGCONT)
-    os.waitpid(mkfs, 0)
+    reap()
     commands._ENVIRONMENT["PATH"] = commands._ENVIRONMENT["PATH"].partition(":")[2]
     asyncio.run(bench.stage(volume.volume_id, capability))
     asyncio.run(bench.publish(volume.volume_id, bench.target("v"), capability))
@@ -107,6 +133,7 @@ def test_stage_while_the_mkfs_of_a_killed_driver_runs_is_refused_until_it_ends(
     asyncio.run(bench.unstage(volume.volume_id))
 
 
+@pytest.mark.usefixtures("reap")
 def test_stage_of_another_volume_while_a_tool_runs_succeeds(
     bench: Bench, stopping: Callable[[str], None]
 ) -> None:
@@ -117,3 +144,66 @@ def test_stage_of_another_volume_while_a_tool_runs_succeeds(
     bench.restart()
     asyncio.run(bench.stage(second.volume_id, mount("xfs")))
     asyncio.run(bench.unstage(second.volume_id))
+
+
+@pytest.mark.parametrize("fs_type", list(_SIZES))
+@pytest.mark.parametrize("planned", ["as made", "another"])
+def test_stage_with_the_record_of_an_interrupted_mkfs_never_clears_a_used_volume(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, fs_type: str, planned: str
+) -> None:
+    """A backup of the records was taken while the volume was made, and restored when it was full of data."""
+    capability, records = mount(fs_type), bench.driver.stores.content_records
+    backups = []
+
+    async def lifecycle() -> None:
+        volume = await bench.create("v", capability, size=_SIZES[fs_type])
+        await bench.stage(volume.volume_id, capability)
+        await bench.publish(volume.volume_id, bench.target("v"), capability)
+        Path(bench.target("v"), "precious").write_bytes(b"every byte")
+        await down(volume.volume_id)
+
+    async def down(volume_id: str) -> None:
+        await bench.unpublish(volume_id, bench.target("v"))
+        await bench.unstage(volume_id)
+
+    def saved(self: ContentRecords, record: ContentRecord) -> ContentRecord:
+        backups.append(save(self, record))
+        return backups[-1]
+
+    save = ContentRecords.save
+    with monkeypatch.context() as patched:
+        patched.setattr(ContentRecords, "save", saved)
+        asyncio.run(lifecycle())
+    old = next(each for each in backups if each.state == "formatting")
+    if planned == "another":
+        old = old.but(planned_uuid="11111111-0000-4000-8000-000000000000")
+    path = bench.root / "state" / "content" / f"{old.volume_id}.json"
+    path.write_bytes(old.encode())
+
+    if planned == "another":
+        for wanted in (capability, block()):
+            with pytest.raises(format_decision.ContentInDoubt):
+                asyncio.run(bench.stage(old.volume_id, wanted))
+        now = records.load(volumes.VolumeId(old.volume_id))
+        records.save(now.but(state="formatted", planned_uuid=""))
+        bench.driver.stores.backend.detach(volumes.VolumeId(old.volume_id))
+    asyncio.run(bench.stage(old.volume_id, capability))
+    asyncio.run(bench.publish(old.volume_id, bench.target("v"), capability))
+    assert Path(bench.target("v"), "precious").read_bytes() == b"every byte"
+    asyncio.run(down(old.volume_id))
+
+
+def test_raw_stage_with_the_record_of_an_interrupted_mkfs_keeps_a_complete_filesystem(
+    bench: Bench,
+) -> None:
+    volume = asyncio.run(bench.create("v"))
+    path = bench.root / "state" / "content" / f"{volume.volume_id}.json"
+    uuid = "11111111-0000-4000-8000-000000000000"
+    image = str(bench.root / "state" / "images" / f"{volume.volume_id}.img")
+    subprocess.run(["mkfs.ext4", "-q", "-U", uuid, image], check=True)
+    known = ContentRecord.parse(path.read_bytes(), str(path))
+    begun = known.but(state="formatting", fs_type="ext4", planned_uuid=uuid)
+    path.write_bytes(begun.encode())
+    asyncio.run(bench.stage(volume.volume_id, block()))
+    assert superblocks.read(image, "ext4").uuid == uuid
+    asyncio.run(bench.unstage(volume.volume_id))

@@ -9,6 +9,7 @@ from crust.blockdriver.node import format_decision
 from crust.blockdriver.node.format_decision import Action
 from crust.blockdriver.records.content_record import ContentRecord, ContentState
 from crust.host.block import signatures
+from crust.host.filesystems import superblocks
 
 EXT4 = signatures.Filesystem("ext4", "")
 XFS = signatures.Filesystem("xfs", "")
@@ -18,16 +19,33 @@ FOUND: tuple[signatures.Signature, ...] = (EXT4, XFS, BLANK, TABLE)
 CONTENTS: tuple[ContentState, ...] = ("new", "formatting", "formatted", "raw")
 
 
-def known(state: ContentState) -> ContentRecord:
+PLANNED, ANOTHER = (f"{digit}" * 8 + "-0000-4000-8000-000000000000" for digit in "12")
+INCOMPLETE = superblocks.Superblock(4096, 10, clean=True, uuid=PLANNED, complete=False)
+
+
+def complete(uuid: str) -> superblocks.Superblock:
+    return superblocks.Superblock(4096, 10, clean=True, uuid=uuid)
+
+
+def known(state: ContentState, planned_uuid: str = PLANNED) -> ContentRecord:
     fs_type = "ext4" if state in ("formatting", "formatted") else ""
-    return ContentRecord(volume_id="vol-1", state=state, fs_type=fs_type)
+    uuid = planned_uuid if state == "formatting" else ""
+    return ContentRecord(volume_id="vol-1", state=state, fs_type=fs_type, planned_uuid=uuid)
 
 
 def judge(
-    state: ContentState, found: signatures.Signature, *, wanted: str = "ext4", zeros: bool = True
+    state: ContentState,
+    found: signatures.Signature,
+    *,
+    wanted: str = "ext4",
+    zeros: bool = True,
+    left: superblocks.Superblock = INCOMPLETE,
+    planned_uuid: str = PLANNED,
 ) -> Action | type[Exception]:
     try:
-        return format_decision.judge(known(state), wanted, found, is_blank=lambda: zeros)
+        return format_decision.judge(
+            known(state, planned_uuid), wanted, found, is_blank=lambda: zeros, left=lambda: left
+        )
     except errors.CrustError as error:
         return type(error)
 
@@ -48,6 +66,27 @@ def test_decide_clears_only_after_an_interrupted_mkfs() -> None:
         if judge(content, found) is Action.CLEAR_AND_MAKE
     ]
     assert cleared == [("formatting", EXT4), ("formatting", BLANK)]
+
+
+@pytest.mark.parametrize(
+    ("left", "planned_uuid", "expected"),
+    [
+        (complete(PLANNED), PLANNED, Action.ADOPT),
+        (complete(ANOTHER), PLANNED, format_decision.ContentInDoubt),
+        (complete(PLANNED), "", format_decision.ContentInDoubt),
+        (INCOMPLETE, PLANNED, Action.CLEAR_AND_MAKE),
+    ],
+    ids=["planned", "another", "planned by an earlier version", "incomplete"],
+)
+def test_decide_after_an_interrupted_mkfs_never_clears_a_complete_filesystem(
+    left: superblocks.Superblock, planned_uuid: str, expected: Action | type[Exception]
+) -> None:
+    assert judge("formatting", EXT4, left=left, planned_uuid=planned_uuid) is expected
+
+
+def test_decide_complete_filesystem_when_another_is_wanted_is_refused() -> None:
+    refused = judge("formatting", EXT4, wanted="xfs", left=complete(PLANNED))
+    assert refused is format_decision.FormattedDifferently
 
 
 @pytest.mark.parametrize(
