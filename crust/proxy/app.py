@@ -9,7 +9,7 @@ order and waits for every running operation.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from crust import volumes
@@ -23,6 +23,7 @@ from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
 from crust.proxy.driver_files import DriverFiles, watching
 from crust.proxy.driver_sockets import DriverSockets
+from crust.proxy.entry_checks import EntryChecks
 from crust.proxy.events import Events
 from crust.proxy.expand import DeferredExpand
 from crust.proxy.freeze import DeferredFreeze
@@ -88,7 +89,7 @@ async def running(
         daemon.when_settled(deferred.operations.idle)
         parts = _Parts(deferred, handlers, peers, events, targets, devices, daemon)
         drivers = _driver_sockets(settings, parts)
-        await daemon.owned.enter_async_context(watch_handoff(store, deferred, events))
+        await daemon.owned.enter_async_context(_watched(store, parts))
         await _serve_proxy_sockets(settings, parts, drivers, stack)
         await _serve_drivers(settings, drivers, daemon, stack)
         await stack.enter_async_context(daemon.serves())
@@ -106,6 +107,15 @@ class _Parts:
     targets: Targets
     devices: Devices
     daemon: Daemon
+
+
+def _watched(store: stores.Store, parts: _Parts) -> AbstractAsyncContextManager[None]:
+    checks = EntryChecks(
+        parts.deferred, parts.targets, parts.devices, parts.events, parts.daemon.health
+    )
+    return watch_handoff(
+        store, parts.deferred, parts.events, check=checks.check, ended=parts.daemon.end
+    )
 
 
 async def _load(

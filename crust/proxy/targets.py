@@ -7,6 +7,7 @@ cannot write to the node's disk. All methods except `check_allowed` and `is_know
 hop. No symbolic link below the kubelet's root is followed.
 """
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -15,6 +16,8 @@ from crust import errors, volumes
 from crust.host.block import devices
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
+
+_log = logging.getLogger(__name__)
 
 
 class TargetMounted(errors.NotReady):
@@ -74,12 +77,19 @@ class Targets(Protocol):
     def guards(self) -> Iterable[str]:
         """The targets that carry a guard, also below another mount."""
 
+    def restore_guard(self, target: volumes.TargetPath) -> None:
+        """Mount the guard that was lost, also over files that were written meanwhile; raises for another mount."""
+
+    def mounts_changed(self) -> bool:
+        """Whether mounts may have changed since the last question. Never blocks."""
+
 
 class GuardedTargets:
     """`Targets` on the kernel, below `roots`."""
 
     def __init__(self, roots: Sequence[str]) -> None:
         self._roots = tuple(roots)
+        self._changes = mountinfo.Changes()
 
     def check_allowed(self, target: volumes.TargetPath) -> None:
         """See `Targets`."""
@@ -135,6 +145,24 @@ class GuardedTargets:
         """See `Targets`."""
         found = (mount for root in self._roots for mount in mountinfo.below(root))
         return {mount.target for mount in found if mount_api.is_guard(mount)}
+
+    def restore_guard(self, target: volumes.TargetPath) -> None:
+        """See `Targets`."""
+        target_paths.remove_empty_below(target, self._roots)  # a kubelet's, for a subPath
+        try:
+            self.mount_guard(target)
+        except target_paths.TargetConflict as error:
+            self.check_free(target)
+            _log.error(
+                "files were written to a target whose guard mount was lost",
+                extra={"target": target.text, "error": str(error)},
+            )
+            with target_paths.opened(target, self._roots) as directory:
+                mount_api.mount_guard(directory)
+
+    def mounts_changed(self) -> bool:
+        """See `Targets`."""
+        return self._changes.seen()
 
     def _guard_on(self, target: volumes.TargetPath) -> mountinfo.Mount | None:
         """The guard mount, if there is one; raises `TargetMounted` for another mount."""

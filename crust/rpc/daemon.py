@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from crust import errors
 from crust.host.files import flocks
 from crust.rpc import channel, sockets, takeover
 from crust.rpc.gate import Gate
@@ -88,8 +89,13 @@ class Daemon:
                 waits.cancel()
                 await asyncio.wait([waits])
 
+    def end(self, error: errors.CrustError) -> None:
+        """End the process with an error, because a part of it cannot go on."""
+        if not self._lost.done():
+            self._lost.set_exception(error)
+
     async def forever(self) -> None:
-        """Until cancelled; raises `takeover.SuccessorLost`."""
+        """Until cancelled; raises `takeover.SuccessorLost`, and what `end` got."""
         await self._lost
 
     async def _release(self) -> Mapping[str, sockets.Identity]:

@@ -79,6 +79,12 @@ class FakeTargets:
     def guards(self) -> Iterable[str]:
         return {str(path.parent) for path in Path(self.root).rglob(GUARD)}
 
+    def restore_guard(self, target: volumes.TargetPath) -> None:
+        self.mount_guard(target)
+
+    def mounts_changed(self) -> bool:
+        return True
+
     def _is_foreign(self, target: volumes.TargetPath) -> bool:
         return target.text in self.foreign or os.path.exists(f"{target}/{MOUNTED}")
 

@@ -338,7 +338,7 @@ class Event(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """"published", "unpublished", "frozen", "thawed", "limits-set", "claimed", "released", "handler-registered",
-    "handler-lost", "refused", "missed".
+    "handler-lost", "refused", "guard-restored", "unhealthy", "healthy", "missed".
     """
     target_path: _builtins.str
     handler: _builtins.str

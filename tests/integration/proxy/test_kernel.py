@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -18,6 +19,7 @@ from crust.host.mounts import mount_api, mountinfo
 from crust.proxy import targets
 from crust.runtime_handler import Resolved, claim_volume, resolve_source
 from crust.wire.csi.v1 import csi_pb2
+from crust.wire.v1 import inspect_pb2
 from tests.support import node as nodes
 from tests.support.fake_driver import MIB
 from tests.support.kubelet import sub_paths
@@ -123,6 +125,25 @@ async def test_unpublish_keeps_a_file_that_was_written_while_the_guard_was_lost(
         await node.co.unpublish("vol-1", target)
     assert await asyncio.to_thread(Path(f"{target}/a/f").read_text) == "kept"
     os.unlink(f"{target}/a/f")
+    await node.co.unpublish("vol-1", target)
+    node.check_untouched(target)
+
+
+async def test_guard_that_was_unmounted_is_restored_over_whatever_was_written(node: Node) -> None:
+    target = node.places.target("one")
+    await node.co.publish("vol-1", target)
+    watch: Any = node.inspect.Watch(inspect_pb2.WatchRequest(), timeout=30)
+    await watch.initial_metadata()
+    mount_api.unmount(target)
+    await asyncio.to_thread(Path(f"{target}/f").write_text, "kept")
+    while (await watch.read()).kind != "guard-restored":
+        pass
+    watch.cancel()
+    with pytest.raises(OSError, match="No space"):
+        await asyncio.to_thread(Path(f"{target}/g").write_text, "lost")
+    with pytest.raises(grpc.aio.AioRpcError, match="not empty"):
+        await node.co.unpublish("vol-1", target)
+    os.unlink(f"{target}/f")
     await node.co.unpublish("vol-1", target)
     node.check_untouched(target)
 

@@ -1,0 +1,138 @@
+"""Checks at each look whether a published entry still has what belongs to it: its guard mount and its device.
+
+A guard is lost when somebody unmounts it, or when the mounts of a container end with it. The target is open then: a
+runtime that misses the entry would write to the node's disk. So the guard is mounted again, as an operation at the
+target. Where that fails, and where the device of an entry is gone or is another one, the proxy reports it as its
+health: it cannot repair that, the CO has to publish the volume again.
+
+The mounts are listed only when they have changed since the last check, and a device is checked when its entry is
+read.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from crust import errors, operations, volumes
+from crust.handoff.entry import Entry
+from crust.handoff.record import Record
+from crust.proxy.deferred import DeferredVolumes
+from crust.proxy.devices import Devices
+from crust.proxy.events import Event, Events
+from crust.proxy.stage import DRIVER as STAGED
+from crust.proxy.targets import Targets
+from crust.rpc.health import Health
+
+_log = logging.getLogger(__name__)
+
+
+class PublishedDeviceChanged(errors.NotReady):
+    """The device of a published volume is gone, or another one has its path."""
+
+    def __init__(self, record: Record, why: str) -> None:
+        super().__init__(
+            f"the volume at {record.target} cannot be used by a runtime any more",
+            why=f"its device {record.device} was {record.identity}, and {why}",
+            hint="delete the pod; the CO publishes the volume again for the next one",
+        )
+
+
+class EntryChecks:
+    """The checks, called after each look."""
+
+    def __init__(
+        self,
+        deferred: DeferredVolumes,
+        targets: Targets,
+        devices: Devices,
+        events: Events,
+        health: Health,
+    ) -> None:
+        self._deferred = deferred
+        self._targets = targets
+        self._devices = devices
+        self._events = events
+        self._health = health
+        self._checked: frozenset[volumes.TargetPath] = frozenset()
+        self._reported: set[tuple[str, volumes.TargetPath]] = set()
+
+    async def check(self, read: Iterable[Entry]) -> None:
+        """Check every guard, if it may have changed, and the devices of the entries that were read just now."""
+        records = [entry.record for entry in read if entry.record is not None]
+        for target, problem in await asyncio.to_thread(self._devices_of, records):
+            self._report("device", target, problem)
+        for target in await self._unguarded():
+            await self._restore(target)
+        if self._reported:
+            self._forget_reports()
+
+    def _devices_of(
+        self, records: list[Record]
+    ) -> list[tuple[volumes.TargetPath, errors.CrustError | None]]:
+        return [(each.target, self._problem_of(each)) for each in records]
+
+    def _problem_of(self, record: Record) -> errors.CrustError | None:
+        try:
+            found = self._devices.identify(record.device)
+        except errors.CrustError as error:
+            return PublishedDeviceChanged(record, error.what)
+        if found != record.identity:
+            return PublishedDeviceChanged(record, f"the kernel has {found} there")
+        return None
+
+    async def _unguarded(self) -> list[volumes.TargetPath]:
+        wanted = frozenset(
+            record.target for record in self._deferred.all() if record.key.driver != STAGED
+        )
+        if not wanted <= self._checked or self._targets.mounts_changed():
+            guarded = set(await asyncio.to_thread(self._targets.guards))
+            self._checked = frozenset(each for each in wanted if each.text in guarded)
+        self._checked &= wanted
+        return sorted(wanted - self._checked, key=lambda each: each.text)
+
+    async def _restore(self, target: volumes.TargetPath) -> None:
+        try:
+            restored = await self._deferred.operations.run(
+                target, "restore of the guard mount", None, lambda: self._mount(target)
+            )
+        except (operations.OperationInProgress, operations.ShuttingDown):
+            return  # whoever works there mounts it, or the next check does
+        except errors.CrustError as error:
+            self._report("guard mount", target, error)
+            return
+        self._report("guard mount", target, None)
+        self._checked |= {target}
+        if restored:
+            _log.warning("guard mount restored", extra={"target": target.text})
+            self._events.emit(Event("guard-restored", target.text))
+
+    async def _mount(self, target: volumes.TargetPath) -> bool:
+        def mount() -> bool:
+            entry = self._deferred.store.read(target)
+            if entry is None or entry.record is None or self._targets.has_guard(target):
+                return False
+            self._targets.restore_guard(target)
+            return True
+
+        return await asyncio.to_thread(mount)
+
+    def _report(
+        self, part: str, target: volumes.TargetPath, problem: errors.CrustError | None
+    ) -> None:
+        known = (part, target) in self._reported
+        if problem is None and not known:
+            return
+        self._health.report(f"{part} of {target}", problem, is_fatal=False)
+        if problem is None:
+            self._reported.discard((part, target))
+            self._events.emit(Event("healthy", target.text, message=part))
+        elif not known:
+            self._reported.add((part, target))
+            self._events.emit(Event("unhealthy", target.text, message=str(problem)))
+
+    def _forget_reports(self) -> None:
+        """What is unpublished is no problem any more."""
+        published = {record.target for record in self._deferred.all()}
+        for part, target in tuple(self._reported):
+            if target not in published:
+                self._report(part, target, None)
