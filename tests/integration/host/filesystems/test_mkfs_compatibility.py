@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -66,8 +67,8 @@ async def test_make_on_a_held_device_does_not_clear_it(
     real = mkfs.make
     held: list[int] = []
 
-    async def make(path: str, fs_type: str, *, extra_options: Sequence[str] = ()) -> None:
-        await real(path, fs_type, extra_options=extra_options)
+    async def make(path: str, fs_type: str, **how: Any) -> None:
+        await real(path, fs_type, **how)
         held.append(os.open(path, os.O_RDONLY | os.O_EXCL))
 
     monkeypatch.setattr(mkfs, "make", make)
@@ -84,9 +85,11 @@ def record(monkeypatch: pytest.MonkeyPatch, *, future: Sequence[str] = ()) -> li
     asked: list[tuple[str, ...]] = []
     real = mkfs.make
 
-    async def make(path: str, fs_type: str, *, extra_options: Sequence[str] = ()) -> None:
+    async def make(
+        path: str, fs_type: str, *, extra_options: Sequence[str] = (), **how: Any
+    ) -> None:
         asked.append(tuple(extra_options))
-        await real(path, fs_type, extra_options=extra_options)
+        await real(path, fs_type, extra_options=extra_options, **how)
         if future and not extra_options:
             run(*future, path)
 
