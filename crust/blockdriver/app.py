@@ -53,6 +53,7 @@ from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
 from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
 from crust.blockdriver.snapshots.health import snapshot_findings
 from crust.blockdriver.snapshots.host_freeze import LIMIT_S, Freezer
+from crust.blockdriver.snapshots.orphans import SnapshotGarbageCollector
 from crust.blockdriver.snapshots.recovery import SnapshotRecovery
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 from crust.host.cgroups import throttling
@@ -132,6 +133,14 @@ def build(  # noqa: PLR0913 - one per setting
         volume_orphans=VolumeGarbageCollector(
             here.driver, stores.volume_records, controller_rules.provisioner, running
         ),
+        snapshot_orphans=SnapshotGarbageCollector(
+            here.driver,
+            snapshots.volume_snapshots.snapshot_records,
+            snapshots.groups,
+            snapshots.volume_snapshots,
+            snapshots.group_snapshots,
+            running,
+        ),
         attachment_orphans=AttachmentGarbageCollector(
             here.driver, stores.node_state, stores.backend, io_limits, running
         ),
@@ -149,6 +158,7 @@ def _stores(backend: Backend, state_dir: str, run_dir: str, overcommit: float) -
     volume_records = VolumeRecords(os.path.join(state_dir, "records"), is_id, reserve)
     return Stores(
         pool=pool,
+        reserve=reserve,
         volume_records=volume_records,
         content_records=ContentRecords(os.path.join(state_dir, "content"), is_id, reserve),
         node_state=NodeState(run_dir),
@@ -170,15 +180,20 @@ def _snapshots(
         os.path.join(state_dir, "snapshots"),
         SnapshotRecord,
         lambda each: pool.ids.is_snapshot_id(each),
+        stores.reserve,
     )
     groups = SnapshotRecords(
-        os.path.join(state_dir, "groups"), GroupRecord, lambda each: pool.ids.is_group_id(each)
+        os.path.join(state_dir, "groups"),
+        GroupRecord,
+        lambda each: pool.ids.is_group_id(each),
+        stores.reserve,
     )
     volume_snapshots = VolumeSnapshots(
         pool=pool,
         volume_records=stores.volume_records,
         content_records=stores.content_records,
         snapshot_records=snapshot_records,
+        groups=groups,
         backend=stores.backend,
         node=live,
         capacity=stores.capacity,

@@ -14,12 +14,14 @@ from crust.blockdriver.node.tool_lock import ToolLocks
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.pool import Pool
+from crust.blockdriver.records.reserve import Reserve
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.services.controller import Controller, ControllerRules
 from crust.blockdriver.services.group_controller import GroupController
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.node import Node, NodeRules
 from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
+from crust.blockdriver.snapshots.orphans import SnapshotGarbageCollector
 from crust.blockdriver.snapshots.recovery import SnapshotRecovery
 from crust.host.process import boot
 
@@ -33,6 +35,7 @@ class Stores:
     """What both parts of the driver share: the records and the engine."""
 
     pool: Pool
+    reserve: Reserve
     volume_records: VolumeRecords
     content_records: ContentRecords
     node_state: NodeState
@@ -57,6 +60,7 @@ class Driver:
     snapshot_metadata: SnapshotMetadata
     node: Node
     volume_orphans: VolumeGarbageCollector
+    snapshot_orphans: SnapshotGarbageCollector
     attachment_orphans: AttachmentGarbageCollector
     operations: operations.KeyedOperations
 
@@ -66,8 +70,9 @@ class Driver:
         await rules.coalescer.finish(await asyncio.to_thread(rules.modifier.interrupted))
 
     async def collect_garbage(self, *, grace_s: float = GRACE_S) -> tuple[volumes.VolumeId, ...]:
-        """Remove orphaned volumes and attachments; returns the volumes that were deleted."""
+        """Remove orphaned volumes, snapshots and attachments; returns the volumes that were deleted."""
         deleted = await self.volume_orphans.collect(grace_s=grace_s)
+        await self.snapshot_orphans.collect()
         await self.attachment_orphans.collect()
         return deleted
 

@@ -18,6 +18,7 @@ import pydantic
 from crust import errors
 from crust.blockdriver.records import stored_record
 from crust.blockdriver.records.content_record import ContentState
+from crust.blockdriver.records.reserve import Reserve
 from crust.blockdriver.records.volume_record import Phase
 from crust.host.files import durable
 
@@ -90,8 +91,11 @@ M = TypeVar("M", SnapshotRecord, GroupRecord)
 class SnapshotRecords(Generic[M]):
     """The records below one directory, each read once and replaced atomically and durably. Safe from any thread."""
 
-    def __init__(self, directory: str, model: type[M], is_id: Callable[[str], bool]) -> None:
+    def __init__(
+        self, directory: str, model: type[M], is_id: Callable[[str], bool], reserve: Reserve
+    ) -> None:
         self._directory = directory
+        self._reserve = reserve
         self._model: type[M] = model
         self.is_id = is_id
         self._guard = threading.Lock()
@@ -117,9 +121,16 @@ class SnapshotRecords(Generic[M]):
             return self._records.get(record_id)
 
     def save(self, record: M) -> M:
-        """Write `record`, durably; returns it."""
+        """Write `record`, durably; returns it. For an existing one it succeeds on a full disk too."""
         data = record.model_dump_json(by_alias=True).encode() + b"\n"
-        durable.publish(self._path(record.id), data)
+        publish = self._reserve.publish if self.has(record.id) else durable.publish
+        try:
+            publish(self._path(record.id), data)
+        except errors.CrustError:
+            # It may have its name already, and only the sync of the directory failed.
+            if os.path.lexists(self._path(record.id)):
+                self._read(record.id)
+            raise
         with self._guard:
             self._records[record.id] = record
         return record
@@ -127,6 +138,7 @@ class SnapshotRecords(Generic[M]):
     def remove(self, record_id: str) -> None:
         """Remove a record, durably; absent is a success."""
         durable.remove(self._path(record_id))
+        self._reserve.keep()
         with self._guard:
             self._records.pop(record_id, None)
 
@@ -172,7 +184,8 @@ class SnapshotRecords(Generic[M]):
         if record.id != record_id:
             self._unreadable[record_id] = f"it describes {record.id}"
             return
-        self._records[record_id] = record
+        with self._guard:
+            self._records[record_id] = record
 
     def _path(self, record_id: str) -> str:
         return os.path.join(self._directory, record_id + _SUFFIX)

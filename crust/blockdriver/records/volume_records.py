@@ -99,7 +99,13 @@ class VolumeRecords:
         """Write `record`, durably; returns it. For an existing volume it succeeds on a full disk too."""
         volume_id = volumes.VolumeId(record.volume_id)
         publish = self._reserve.publish if self.index.has(volume_id) else durable.publish
-        publish(self._path(volume_id), record.encode())
+        try:
+            publish(self._path(volume_id), record.encode())
+        except errors.CrustError:
+            # It may have its name already, and only the sync of the directory failed.
+            if os.path.lexists(self._path(volume_id)):
+                self.index.put(volume_id, self._readable(volume_id))
+            raise
         self.index.put(volume_id, record)
         return record
 

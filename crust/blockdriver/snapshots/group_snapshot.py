@@ -5,6 +5,7 @@ before its members' records, and removed after them.
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -16,6 +17,8 @@ from crust.blockdriver.records.snapshot_record import (
     SnapshotRecords,
 )
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
+
+_log = logging.getLogger(__name__)
 
 
 class GroupNotFound(errors.NotFound):
@@ -88,12 +91,11 @@ class GroupSnapshots:
         plans = await asyncio.to_thread(self._begin, group)
         try:
             taken = await self._volume_snapshots.take(plans)
-        except errors.CrustError:
-            await asyncio.to_thread(self._groups.remove, group.id)
+            ready = {"phase": "ready", "created_ns": taken[0].created_ns}
+            return await asyncio.to_thread(self._groups.save, group.model_copy(update=ready)), taken
+        except Exception:
+            await asyncio.to_thread(self._discard_or_log, group)
             raise
-        ready = {"phase": "ready", "created_ns": taken[0].created_ns}
-        group = await asyncio.to_thread(self._groups.save, group.model_copy(update=ready))
-        return group, taken
 
     def _begin(self, group: GroupRecord) -> list[SnapshotRecord]:
         plans = [
@@ -126,12 +128,25 @@ class GroupSnapshots:
     def recover(self) -> None:
         """Finish interrupted deletions and discard incomplete groups."""
         for group in self._groups.unfinished():
+            self._discard_or_log(group)
+
+    def discard_unfinished(self, group_id: str) -> None:
+        """Discard a group that is not ready, with its members; any other stays."""
+        group = self._groups.find(group_id)
+        if group is not None and group.phase != "ready":
             self._discard(group)
 
     def member_ids(self, group_id: str) -> tuple[str, ...]:
         """The ids of a group's snapshots; none when there is no such group."""
         group = self._groups.find(group_id)
         return () if group is None else tuple(snapshot_id for _, snapshot_id in group.members)
+
+    def _discard_or_log(self, group: GroupRecord) -> None:
+        try:
+            self._discard(group)
+        except errors.CrustError as err:
+            extra = {"group_id": group.id, "error": err}
+            _log.warning("an incomplete group snapshot stays for now", extra=extra)
 
     def _discard(self, group: GroupRecord) -> None:
         """See `VolumeSnapshots.discard`."""

@@ -13,6 +13,7 @@ copies are of the moment of the last one. Otherwise they are copied again, a few
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from crust.blockdriver.engines.protocol import Backend, Image
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.snapshot_record import (
+    GroupRecord,
     SnapshotRecord,
     SnapshotRecords,
 )
@@ -34,6 +36,8 @@ from crust.blockdriver.snapshots.host_freeze import Freezer
 from crust.blockdriver.snapshots.quiesce import QuiescePlan, VolumeUse
 
 _ROUNDS = 8
+
+_log = logging.getLogger(__name__)
 
 
 class SnapshotNotFound(errors.NotFound):
@@ -104,6 +108,7 @@ class VolumeSnapshots:
     volume_records: VolumeRecords
     content_records: ContentRecords
     snapshot_records: SnapshotRecords[SnapshotRecord]
+    groups: SnapshotRecords[GroupRecord]
     backend: Backend
     node: VolumeUse
     capacity: Reservations
@@ -161,13 +166,13 @@ class VolumeSnapshots:
             moving = await asyncio.to_thread(self._begin, plans)
             async with self.guest_freezer.frozen(moving.in_guests):
                 moment_ns = await asyncio.to_thread(self._copy, plans, moving)
-        except errors.CrustError:
+            return await asyncio.to_thread(self._settle, plans, moment_ns)
+        except Exception:
             await asyncio.to_thread(self._discard_all, plans)
             raise
         finally:
             for each in plans:
                 self.capacity.give_back(each.snapshot_id)
-        return await asyncio.to_thread(self._settle, plans, moment_ns)
 
     def _begin(self, plans: Sequence[SnapshotRecord]) -> QuiescePlan:
         sources = [volumes.VolumeId(each.source_volume_id) for each in plans]
@@ -206,7 +211,7 @@ class VolumeSnapshots:
     def _discard_all(self, plans: Sequence[SnapshotRecord]) -> None:
         for each in plans:
             if self.snapshot_records.find(each.snapshot_id) is not None:
-                self.discard(each)
+                self.discard_or_log(each)
 
     def find(self, snapshot_id: str) -> SnapshotRecord:
         """A snapshot that is ready; raises `SnapshotNotFound`."""
@@ -216,12 +221,15 @@ class VolumeSnapshots:
         return record
 
     def delete(self, snapshot_id: str) -> None:
-        """Delete a snapshot; absent is a success. Raises `pool.IdOfOtherPool`, `SnapshotBelongsToGroup`."""
+        """Delete a snapshot; absent is a success. Raises `pool.IdOfOtherPool`, `SnapshotBelongsToGroup`.
+
+        A member whose group is gone is deleted alone: nothing else could.
+        """
         self.pool.ids.check(snapshot_id)
         record = self.snapshot_records.find(snapshot_id)
         if record is None:
             return
-        if record.group_id:
+        if record.group_id and self.groups.has(record.group_id):
             raise SnapshotBelongsToGroup(snapshot_id, record.group_id)
         self.discard(record)
 
@@ -235,10 +243,24 @@ class VolumeSnapshots:
         self.backend.delete_snapshot(image_of(record))
         self.snapshot_records.remove(record.snapshot_id)
 
+    def discard_unfinished(self, snapshot_id: str) -> None:
+        """Discard a snapshot that is not ready; any other stays."""
+        record = self.snapshot_records.find(snapshot_id)
+        if record is not None and record.phase != "ready":
+            self.discard(record)
+
+    def discard_or_log(self, record: SnapshotRecord) -> None:
+        """`discard`; what fails is left to the garbage collector, and does not hide the caller's error."""
+        try:
+            self.discard(record)
+        except errors.CrustError as err:
+            extra = {"snapshot_id": record.snapshot_id, "error": err}
+            _log.warning("an incomplete snapshot stays for now", extra=extra)
+
     def recover(self) -> None:
         """Discard incomplete snapshots, and finish interrupted deletions."""
         for record in self.snapshot_records.unfinished():
-            self.discard(record)
+            self.discard_or_log(record)
 
 
 def image_of(record: SnapshotRecord) -> Image:

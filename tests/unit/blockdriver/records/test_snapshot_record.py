@@ -7,6 +7,7 @@ import pytest
 
 from crust.blockdriver.records import snapshot_record
 from crust.blockdriver.records.pool import PoolIds
+from crust.blockdriver.records.reserve import Reserve
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
 
 IDS = PoolIds("0123456789abcdef")
@@ -14,7 +15,9 @@ ID = IDS.snapshot_id("snap")
 
 
 def shelf_in(directory: Path) -> SnapshotRecords[SnapshotRecord]:
-    made = SnapshotRecords(str(directory), SnapshotRecord, IDS.is_snapshot_id)
+    made = SnapshotRecords(
+        str(directory), SnapshotRecord, IDS.is_snapshot_id, Reserve(f"{directory}.reserve")
+    )
     made.open()
     return made
 
@@ -93,7 +96,9 @@ def test_snapshot_record_under_another_name_is_refused(tmp_path: Path) -> None:
 
 def test_group_record_of_all_volumes_survives_a_restart(tmp_path: Path) -> None:
     def groups() -> SnapshotRecords[GroupRecord]:
-        made = SnapshotRecords(str(tmp_path), GroupRecord, IDS.is_group_id)
+        made = SnapshotRecords(
+            str(tmp_path), GroupRecord, IDS.is_group_id, Reserve(f"{tmp_path}.reserve")
+        )
         made.open()
         return made
 
