@@ -4,7 +4,6 @@ A call for a volume that is not deferred passes through too, byte for byte, afte
 deferred one. Work of the proxy itself runs as an operation keyed by the volume, and outlives the caller's deadline.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -13,6 +12,7 @@ from google.protobuf.message import Message
 
 from crust import errors, operations, volumes
 from crust.handoff.record import Record
+from crust.host.process.bounded_calls import BoundedCalls
 from crust.proxy import policy, reservations
 from crust.proxy.backend import Backend, Caller
 from crust.proxy.deferred import DeferredVolumes, NoDeferredVolume
@@ -23,6 +23,7 @@ from crust.rpc import csi, limits, outcome, passthrough, requests
 from crust.wire.csi.v1 import csi_pb2
 
 _NODE = "/csi.v1.Node/"
+_LOOK_S = 100.0
 _INSPECTED = (
     "NodePublishVolume",
     "NodeUnpublishVolume",
@@ -66,6 +67,7 @@ class CsiFrontend:
         self._unpublish = unpublish
         self._operations = operations.KeyedOperations()
         self._targets = targets
+        self._looks: BoundedCalls[bool] = BoundedCalls(limit=64)
         self._forward = {
             name: passthrough.forward(backend.channel, _NODE + name) for name in _INSPECTED
         }
@@ -168,7 +170,7 @@ class CsiFrontend:
             # excluded from operations: otherwise it could overtake a publish whose caller has given up, and the entry
             # of that publish would stay for good
             with self._operations.shared(self._unchecked_key(request.volume_id)):
-                if not await self._has_guard(request):
+                if not await self._has_guard(request, context.time_remaining()):
                     return await self._pass("NodeUnpublishVolume", data, context)
         key = self._key(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
@@ -199,15 +201,23 @@ class CsiFrontend:
             return True
         return self._deferred.find(target.text) is not None
 
-    async def _has_guard(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> bool:
+    async def _has_guard(
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, time_left_s: float | None
+    ) -> bool:
         """Whether a guard mount is on the target: then the record was lost with /run or by an interrupted
         unpublish.
+
+        Every unpublish of every driver asks, and a CO retries: a target that hangs costs one thread, not one for
+        each retry.
         """
         try:
             target = volumes.TargetPath.parse(request.target_path)
         except volumes.InvalidPath:
             return False
-        return await asyncio.to_thread(self._targets.has_guard, target)
+        timeout_s = _LOOK_S if time_left_s is None else min(_LOOK_S, time_left_s * 0.9)
+        return await self._looks.call(
+            target.text, lambda: self._targets.has_guard(target), timeout_s=timeout_s
+        )
 
     async def _node_unstage(
         self, request: csi_pb2.NodeUnstageVolumeRequest, data: bytes, context: passthrough.Context

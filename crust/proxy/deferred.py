@@ -53,6 +53,17 @@ class TargetOfOtherVolume(errors.InvalidRequest):
         )
 
 
+class StatsAboveDevice(errors.RuntimeFailed):
+    """A handler reported statistics that the volume's device cannot have."""
+
+    def __init__(self, device: str, size_bytes: int, reported: int) -> None:
+        super().__init__(
+            f"the runtime reported impossible statistics of the filesystem on {device}",
+            why=f"it reported a total of {reported}, and the device has {size_bytes} bytes",
+            hint="read the handler's log; the guest may be broken or hostile",
+        )
+
+
 class DeferredVolumes:
     """The deferred volumes of this node. Constructed with an open store; call `look` first."""
 
@@ -200,6 +211,18 @@ class DeferredVolumes:
         if entry is None or entry.claim is None or not entry.live:
             return None
         return entry.claim.sandbox_id, entry.claim.claimed_at
+
+    async def check_fits(self, record: Record, stats: volumes.VolumeStats) -> None:
+        """Raise `StatsAboveDevice` if a number of the statistics is greater than the device has bytes.
+
+        The record may not have the size after an expansion yet, so then the kernel is asked.
+        """
+        greatest = max((each.total for each in stats.usage), default=0)
+        if greatest <= record.mount.capacity_bytes:
+            return
+        size_bytes = await asyncio.to_thread(self._devices.size_bytes, record.device)
+        if greatest > size_bytes:
+            raise StatsAboveDevice(record.device, size_bytes, greatest)
 
     def remember(self, record: Record, devices: DeviceSet) -> None:
         """Add a published record to the index."""

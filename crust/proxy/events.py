@@ -52,12 +52,12 @@ class Events:
         self, queue: asyncio.Queue[Event], stopping: asyncio.Event
     ) -> AsyncIterator[Event]:
         stop = asyncio.ensure_future(stopping.wait())
+        get: asyncio.Future[Event] | None = None
         try:
             while True:
                 get = asyncio.ensure_future(queue.get())
                 await asyncio.wait((get, stop), return_when=asyncio.FIRST_COMPLETED)
                 if not get.done():
-                    get.cancel()
                     return
                 yield get.result()
                 if queue.empty() and self._watchers[queue]:
@@ -65,5 +65,7 @@ class Events:
                     yield Event(
                         "missed", message=f"{missed} events were dropped: the reader is too slow"
                     )
-        finally:
+        finally:  # the watcher may leave while it waits
             stop.cancel()
+            if get is not None:
+                get.cancel()

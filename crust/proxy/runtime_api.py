@@ -69,6 +69,7 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
             raise NotMountedInSandbox(record.target.text)
         handler = await self._handlers.owner(record.handler)
         stats = await self._peers.stats(handler, record.target, context.time_remaining())
+        await self._deferred.check_fits(record, stats)
         response = runtime_pb2.RuntimeGetVolumeStatsResponse(usage=crust_v1.usages_to_wire(stats))
         if stats.condition is not None:
             response.volume_condition.CopyFrom(crust_v1.condition_to_wire(stats.condition))

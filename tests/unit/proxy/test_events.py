@@ -5,6 +5,20 @@ import asyncio
 from crust.proxy.events import QUEUE_LENGTH, Event, Events
 
 
+async def test_watcher_that_leaves_leaves_no_task() -> None:
+    events, before = Events(), asyncio.all_tasks()
+    for _ in range(5):
+        async with events.watch() as watch:
+            heard = watch(asyncio.Event())
+            waiting = asyncio.ensure_future(anext(heard))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            await heard.aclose()  # type: ignore[attr-defined]
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+
+
 async def test_every_watcher_gets_all_events_since_its_start() -> None:
     events, stopping = Events(), asyncio.Event()
     events.emit(Event("before"))

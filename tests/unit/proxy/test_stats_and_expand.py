@@ -56,7 +56,9 @@ async def test_error_of_the_handler_arrives_unchanged(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [(10, 11, 0), (10, 0, 11), (-1, -1, -1)], ids=["used", "available", "negative"]
+    "line",
+    [(10, 11, 0), (10, 0, 11), (-1, -1, -1), (2**62, 0, 2**62)],
+    ids=["used", "available", "negative", "above the device"],
 )
 async def test_impossible_statistics_are_refused(node: Node, line: tuple[int, int, int]) -> None:
     target = node.places.target("one")

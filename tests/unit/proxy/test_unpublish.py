@@ -3,15 +3,20 @@
 import asyncio
 import os
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
+from crust import volumes
 from crust.handoff import claims, layout
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import inspect_pb2
+from tests.support import node as nodes
 from tests.support.fake_driver import Failure, Gate
-from tests.support.node import Node, until
+from tests.support.fake_targets import FakeTargets
+from tests.support.node import Node, Places, until
 from tests.support.refusals import refused
 
 Code = grpc.StatusCode
@@ -114,6 +119,38 @@ async def test_mount_over_the_guard_is_reported_before_the_driver_is_called(kata
     kata.targets.foreign.clear()
     await kata.co.unpublish("vol-1", target)
     kata.check_untouched(target)
+
+
+class HangingTargets(FakeTargets):
+    """One target whose file server does not answer."""
+
+    hung = ""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.answers = threading.Event()
+
+    def has_guard(self, target: volumes.TargetPath) -> bool:
+        if target.text == self.hung:
+            self.answers.wait(30)
+        return super().has_guard(target)
+
+
+async def test_retries_of_a_hanging_unpublish_take_one_thread_and_other_volumes_go_on(
+    places: Places,
+) -> None:
+    targets = HangingTargets(places.kubelet)
+    targets.hung = places.target("hung")
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
+    async with nodes.running(places, targets=targets) as node, node.handler():
+        for _ in range(6):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await node.co.unpublish("vol-hung", targets.hung, timeout_s=0.5)
+            assert caught.value.code() in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
+        await node.co.publish("vol-2", places.target("two"), timeout_s=5)
+        names = [each.name for each in threading.enumerate()]
+        assert names.count(targets.hung[:15]) == 1
+        targets.answers.set()
 
 
 async def test_guard_mount_without_entry_is_removed_by_unpublish(kata: Node) -> None:
