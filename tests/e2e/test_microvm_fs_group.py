@@ -1,5 +1,7 @@
 """fsGroup inside the guest: the kubelet's modes, both policies, and a tree with hostile links."""
 
+import asyncio
+
 import pytest
 
 from examples.kata.vm import faults, machine, values
@@ -27,11 +29,12 @@ async def _prepared(vm: machine.Machine, plug: MountDisk) -> str:
 async def _owned(
     vm: machine.Machine, volume: str, group: values.FsGroup
 ) -> tuple[int, dict[str, tuple[int, str]]]:
-    mounted = await vm.guest.mount(values.VolumeMount(volume, "ext4", fs_group=group))
+    await vm.guest.mount(values.VolumeMount(volume, "ext4"))
+    owned = await vm.guest.own(volume, group)
     listing = await shell(vm, _LIST, values.Bind(volume, "/data"))
     await vm.guest.unmount(volume)
     rows = (line.split(" ", 2) for line in listing.splitlines())
-    return mounted.owned_entries, {name: (int(gid), mode) for gid, mode, name in rows}
+    return owned.owned_entries, {name: (int(gid), mode) for gid, mode, name in rows}
 
 
 async def test_always_policy_applies_group_and_kubelet_modes_to_the_whole_tree(
@@ -84,18 +87,36 @@ async def test_group_member_may_write_and_others_may_not(
     vm: machine.Machine, plug: MountDisk
 ) -> None:
     volume = await plug("ext4")
-    await vm.guest.mount(values.VolumeMount(volume, "ext4", fs_group=values.FsGroup(_GROUP)))
+    await vm.guest.mount(values.VolumeMount(volume, "ext4"))
+    await vm.guest.own(volume, values.FsGroup(_GROUP))
     bind = values.Bind(volume, "/data")
     script = "touch /data/mine && stat -c %g /data/mine"
     assert await shell(vm, script, bind, uid=1000, groups=(_GROUP,)) == f"{_GROUP}\n"
     assert await shell(vm, "touch /data/other || echo no", bind, uid=1001) == "no\n"
 
 
-async def test_an_unknown_policy_is_refused_before_anything_is_mounted(
-    vm: machine.Machine, plug: MountDisk
-) -> None:
-    volume = await plug("ext4")
+async def test_an_unknown_policy_is_refused(vm: machine.Machine, mounted: MountDisk) -> None:
     group = values.FsGroup(_GROUP, "Sometimes")  # type: ignore[arg-type]  # what is tested
     with pytest.raises(faults.GuestBadRequest, match="Sometimes"):
-        await vm.guest.mount(values.VolumeMount(volume, "ext4", fs_group=group))
-    assert await vm.guest.unmount(volume) is False
+        await vm.guest.own(await mounted(), group)
+
+
+async def test_fs_group_does_not_block_statistics_growth_freeze_and_unmount(
+    vm: machine.Machine, mounted: MountDisk
+) -> None:
+    """A tree of many entries: while it is walked, the volume is used, frozen, and in the end unmounted."""
+    volume = await mounted()
+    make = "import os\nfor n in range(20000): os.mkdir(f'/data/{n}')"
+    spec = values.ContainerSpec("tree", ("python3", "-c", make), (values.Bind(volume, "/data"),))
+    assert (await vm.guest.run(spec)).exit.code == 0
+    changing = asyncio.create_task(vm.guest.own(volume, values.FsGroup(_GROUP, "Always")))
+    while (await vm.guest.progress(volume, values.FsGroup(_GROUP, "Always"))).owned_entries == 0:
+        pass
+    await vm.guest.freeze(volume, 60)
+    stopped = await vm.guest.progress(volume, values.FsGroup(_GROUP, "Always"))
+    assert not stopped.done
+    assert (await vm.guest.usage(volume)).used_inodes > 20_000
+    assert await vm.guest.thaw(volume)
+    assert await vm.guest.unmount(volume)
+    with pytest.raises((faults.GuestNotFound, faults.GuestBusy)):
+        await changing

@@ -296,12 +296,12 @@ async def test_a_disk_pulled_under_its_filesystem_is_reported_as_abnormal(
     vm: machine.Machine, mounted: MountDisk
 ) -> None:
     volume, sound = await mounted(), await mounted()
-    assert not (await vm.guest.health())[volume].abnormal
+    assert not (await vm.guest.health(volume)).abnormal
     await vm.disks.detach(volume, timeout_s=20)
-    health = await vm.guest.health()
-    assert health[volume].abnormal
-    assert "gone" in health[volume].message
-    assert not health[sound].abnormal
+    health = await vm.guest.health(volume)
+    assert health.abnormal
+    assert "gone" in health.message
+    assert not (await vm.guest.health(sound)).abnormal
     assert await vm.guest.unmount(volume) is True
 
 

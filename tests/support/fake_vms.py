@@ -192,7 +192,12 @@ class FakeGuest:
             self._vm.body.mounted.add(volume.volume)  # the mount continues in the guest
             raise
         self._vm.body.mounted.add(volume.volume)
-        return values.Mounted(usage=USAGE, owned_entries=0)
+        return values.Mounted(usage=USAGE)
+
+    async def own(self, volume: str, group: values.FsGroup) -> values.Owned:
+        await self._vm.ask("own")
+        await self._vm.body.until_thawed(volume)
+        return values.Owned(done=True, owned_entries=1)
 
     async def grow(self, volume: str, disk_bytes: int) -> values.Grown:
         await self._vm.ask("grow")
@@ -212,11 +217,10 @@ class FakeGuest:
         self._vm.body.thawed.set()
         return was_frozen
 
-    async def health(self) -> dict[str, values.Condition]:
+    async def health(self, volume: str) -> values.Condition:
         await self._vm.ask("health")
-        return {
-            each: values.Condition(abnormal=False, message="") for each in self._vm.body.mounted
-        }
+        self._check_mounted(volume)
+        return values.Condition(abnormal=False, message="")
 
     async def start(self, spec: values.ContainerSpec) -> FakeContainer:
         await self._vm.ask("container")

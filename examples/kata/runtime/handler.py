@@ -13,7 +13,7 @@ from crust.runtime_handler.service import HeldVolume
 from examples.kata.runtime.sandbox import Sandbox
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.runtime.volume import SandboxVolume
-from examples.kata.vm import values
+from examples.kata.vm import faults, values
 
 
 class VolumeNotInSandbox(errors.NotReady):
@@ -47,10 +47,10 @@ class Volumes:
     async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
         """Usage as the guest reports it, never more than the disk's size; and the volume's condition."""
         sandbox, volume = self._find(target)
-        usage, conditions = await asyncio.gather(
-            sandbox.vm.usage(volume.serial), sandbox.vm.guest.health()
+        usage, condition = await asyncio.gather(
+            sandbox.vm.usage(volume.serial), _condition(sandbox, volume)
         )
-        return volumes.VolumeStats(_usage(usage), _condition(conditions.get(volume.serial)))
+        return volumes.VolumeStats(_usage(usage), condition)
 
     async def expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
         """Show the guest the device's size and grow the filesystem to it; returns the device's bytes."""
@@ -65,8 +65,7 @@ class Volumes:
             sandbox, volume = self._find(target)
         except SandboxMountFailed as failure:
             return volumes.VolumeCondition(abnormal=True, message=str(failure))
-        conditions = await sandbox.vm.guest.health()
-        return _condition(conditions.get(volume.serial))
+        return await _condition(sandbox, volume)
 
     async def list_volumes(self) -> Sequence[HeldVolume]:
         """All volumes of all sandboxes."""
@@ -115,7 +114,9 @@ def _usage(usage: values.Usage) -> tuple[volumes.VolumeUsage, ...]:
     )
 
 
-def _condition(condition: values.Condition | None) -> volumes.VolumeCondition:
-    if condition is None:
+async def _condition(sandbox: Sandbox, volume: SandboxVolume) -> volumes.VolumeCondition:
+    try:
+        found = await sandbox.vm.guest.health(volume.serial)
+    except faults.GuestNotFound:
         return volumes.VolumeCondition(abnormal=True, message="it is not mounted in the guest")
-    return volumes.VolumeCondition(abnormal=condition.abnormal, message=condition.message)
+    return volumes.VolumeCondition(abnormal=found.abnormal, message=found.message)

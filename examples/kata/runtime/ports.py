@@ -36,6 +36,9 @@ class Guest(Protocol):
     async def mount(self, volume: values.VolumeMount) -> values.Mounted:
         """Mount a disk; the same again succeeds."""
 
+    async def own(self, volume: str, group: values.FsGroup) -> values.Owned:
+        """Apply an fsGroup; the same again succeeds."""
+
     async def grow(self, volume: str, disk_bytes: int) -> values.Grown:
         """Grow the filesystem to its disk."""
 
@@ -45,8 +48,8 @@ class Guest(Protocol):
     async def thaw(self, volume: str) -> bool:
         """Thaw the filesystem; returns whether it was frozen until now."""
 
-    async def health(self) -> dict[str, values.Condition]:
-        """The condition of each mounted volume."""
+    async def health(self, volume: str) -> values.Condition:
+        """The condition of a mounted volume; raises `faults.GuestNotFound`."""
 
     async def start(self, spec: values.ContainerSpec) -> Container:
         """Start a container."""

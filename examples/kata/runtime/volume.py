@@ -3,7 +3,8 @@
     claim    lock the entry, open the device exclusively     on the host, by crust's SDK
     hold     give both descriptors to QEMU                   from here on the claim lives as long as the VM
     attach   hot-plug the device, and set its I/O limits
-    mount    in the guest, with the requested fsGroup
+    mount    in the guest
+    own      give its files to the requested fsGroup, for as long as that makes progress
     grow     the filesystem, if the device grew while it was not mounted
 
 If a step fails, the steps before it are undone, newest first, up to the first that cannot be undone. A claim is
@@ -123,9 +124,10 @@ async def _mount(volume: SandboxVolume, vm: ports.Vm, disk: disks.Disk) -> None:
             fstype=record.mount.fs_type,
             options=record.mount.mount_options,
             read_only=record.readonly,
-            fs_group=values.FsGroup(group.gid, group.policy.value) if group else None,
         )
     )
+    if group is not None and not record.readonly:
+        await vm.guest.own(volume.serial, values.FsGroup(group.gid, group.policy.value))
     total_bytes = mounted.usage.total_bytes
     if not record.readonly:
         grown = await vm.guest.grow(volume.serial, disk.size_bytes)

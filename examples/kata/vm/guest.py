@@ -7,6 +7,7 @@ AgentDisconnected, AgentTimedOut and GuestProtocolViolation.
 
 import asyncio
 import contextlib
+import time
 
 from crust import errors
 from examples.kata.vm import agent, containers, faults, values
@@ -14,6 +15,9 @@ from examples.kata.vm import agent, containers, faults, values
 ANSWER_S = 30.0
 FREEZE_S = 50.0
 """A guest may have much to flush before a freeze; this is a little less than crust's proxy waits."""
+STALLED_S = 120.0
+"""How long fsGroup may make no progress."""
+_PROGRESS_S = 10
 # The guest gets less time than the caller waits, so that its own timeout, which names the reason, arrives.
 _MARGIN_S = 5.0
 
@@ -30,17 +34,38 @@ class Guest:
         await self._client.call("ping", {}, values.Nothing, timeout_s)
 
     async def mount(self, volume: values.VolumeMount, timeout_s: float = 120.0) -> values.Mounted:
-        """Wait for the disk, mount it, apply fsGroup. Repeating it succeeds; other options are GuestConflict."""
-        group = volume.fs_group
+        """Wait for the disk and mount it. Repeating it succeeds; other options are GuestConflict."""
         args: dict[str, object] = {
             "volume": volume.volume,
             "fstype": volume.fstype,
             "options": list(volume.options),
             "read_only": volume.read_only,
-            "fs_group": {"gid": group.gid, "policy": group.policy} if group else None,
             "timeout_s": int(min(30.0, max(1.0, timeout_s - _MARGIN_S))),
         }
         return await self._client.call("mount", args, values.Mounted, timeout_s)
+
+    async def own(
+        self, volume: str, group: values.FsGroup, stalled_s: float = STALLED_S
+    ) -> values.Owned:
+        """Apply an fsGroup, for as long as that takes; repeating it continues or is done at once.
+
+        Raises AgentTimedOut when there is no progress for `stalled_s`. A guest whose agent was started again in
+        between begins again, and passes over what is done.
+        """
+        last, ends_s = -1, time.monotonic() + stalled_s
+        while time.monotonic() < ends_s:
+            with contextlib.suppress(faults.AgentTimedOut):
+                owned = await self.progress(volume, group, _PROGRESS_S)
+                if owned.done:
+                    return owned
+                if owned.owned_entries != last:
+                    last, ends_s = owned.owned_entries, time.monotonic() + stalled_s
+        raise faults.AgentTimedOut("own", stalled_s)
+
+    async def progress(self, volume: str, group: values.FsGroup, wait_s: int = 0) -> values.Owned:
+        """Begin to apply an fsGroup, or ask how far it is; waits for its end, `wait_s` at most."""
+        args = {"volume": volume, "gid": group.gid, "policy": group.policy, "wait_s": wait_s}
+        return await self._client.call("own", args, values.Owned, ANSWER_S)
 
     async def unmount(self, volume: str, timeout_s: float = 120.0) -> bool:
         """Unmount; returns whether it was mounted. Raises GuestBusy, naming the users."""
@@ -71,9 +96,9 @@ class Guest:
         args = {"volume": volume}
         return (await self._client.call("thaw", args, values.Thawed, timeout_s)).was_frozen
 
-    async def health(self, timeout_s: float = ANSWER_S) -> dict[str, values.Condition]:
-        """The condition of each mounted volume."""
-        return (await self._client.call("health", {}, values.Health, timeout_s)).volumes
+    async def health(self, volume: str, timeout_s: float = ANSWER_S) -> values.Condition:
+        """The condition of a mounted volume. Raises GuestNotFound."""
+        return await self._client.call("health", {"volume": volume}, values.Condition, timeout_s)
 
     async def start(
         self, spec: values.ContainerSpec, *, stdin: bool = False, timeout_s: float = ANSWER_S

@@ -15,6 +15,8 @@ QEMU = Path("/usr/bin/qemu-system-x86_64")
 VIRTIOFSD = Path("/usr/lib/qemu/virtiofsd")
 MAX_SLOTS = 24
 _QBOOT = Path("/usr/share/qemu/qboot.rom")
+# SysRq works on the console alone, so only the host can press it: to see why a guest hangs, or to crash it.
+_KERNEL = "console=ttyS0 quiet panic=-1 sysrq_always_enabled"
 _EMULATED = "mitigations=off cryptomgr.notests nokaslr"
 _SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
@@ -90,7 +92,7 @@ def _boot(spec: MachineSpec) -> list[str]:
     return [
         *firmware,
         *("-kernel", str(spec.image.vmlinux), "-initrd", str(spec.image.initramfs)),
-        *("-append", f"console=ttyS0 quiet panic=-1 {tuning}".strip()),
+        *("-append", f"{_KERNEL} {tuning}".strip()),
     ]
 
 

@@ -13,7 +13,7 @@ import pydantic
 
 @dataclass(frozen=True, slots=True)
 class FsGroup:
-    """Give a volume to a group at mount time, with the kubelet's meaning of the two policies."""
+    """Give a volume to a group, with the kubelet's meaning of the two policies."""
 
     gid: int
     policy: Literal["Always", "OnRootMismatch"] = "Always"
@@ -27,7 +27,6 @@ class VolumeMount:
     fstype: str
     options: tuple[str, ...] = ()
     read_only: bool = False
-    fs_group: FsGroup | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +122,21 @@ class Usage(Reply):
         return self.model_copy(update=clamped)
 
 
-class Mounted(Reply):
-    """A mount that succeeded; `owned_entries` were given to the fsGroup."""
-
-    usage: Usage
-    owned_entries: Count
-
-
 class Measured(Reply):
     """The usage of a volume."""
 
     usage: Usage
+
+
+class Mounted(Measured):
+    """A mount that succeeded."""
+
+
+class Owned(Reply):
+    """How many entries were given to the fsGroup so far, and whether that is all."""
+
+    done: bool
+    owned_entries: Count
 
 
 class Grown(Reply):
@@ -160,12 +163,6 @@ class Condition(Reply):
 
     abnormal: bool
     message: Sentence
-
-
-class Health(Reply):
-    """The conditions of all mounted volumes, by name."""
-
-    volumes: dict[Name, Condition] = pydantic.Field(max_length=1024)
 
 
 class Started(Reply):

@@ -270,6 +270,24 @@ async def test_events_of_an_unknown_container_are_dropped(tmp_path: Path) -> Non
         assert (await inside.run(_SPEC)).stdout == b""
 
 
+async def test_fs_group_has_no_deadline_while_it_makes_progress(tmp_path: Path) -> None:
+    """A tree of millions of files takes hours, longer than any deadline; a retry would begin again."""
+    answers = [{"done": n == 50, "owned_entries": 7 * n} for n in range(1, 51)]
+
+    def reply(request: dict[str, object]) -> list[object]:
+        return [{"id": request["id"], "ok": answers.pop(0)}]
+
+    async with _connected(FakeGuest(reply), tmp_path) as inside:
+        owned = await inside.own("v", values.FsGroup(7), stalled_s=20)
+    assert (owned.done, owned.owned_entries, answers) == (True, 350, [])
+
+
+async def test_fs_group_without_progress_times_out(tmp_path: Path) -> None:
+    async with _connected(FakeGuest(_ok({"done": False, "owned_entries": 7})), tmp_path) as inside:
+        with pytest.raises(faults.AgentTimedOut, match="own"):
+            await inside.own("v", values.FsGroup(7), stalled_s=0.2)
+
+
 @pytest.mark.parametrize(
     "line",
     [

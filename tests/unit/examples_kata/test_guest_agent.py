@@ -1,6 +1,7 @@
 """The agent's parts that need no guest: framing, arguments, options, subPaths and fsGroup on a real tree."""
 
 import errno
+import itertools
 import os
 import stat
 from pathlib import Path
@@ -112,6 +113,11 @@ def test_fs_group_modes_match_the_kubelet(mode: int, read_only: bool, expected: 
     assert fs_group.wanted_mode(mode, read_only=read_only) == expected
 
 
+def _apply(path: str, gid: int, policy: str, *, read_only: bool) -> int:
+    """The number of entries that a whole walk visits."""
+    return sum(1 for _ in fs_group.walk(path, gid, policy, read_only=read_only))
+
+
 def test_fs_group_does_not_follow_symlinks(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o700)
@@ -125,7 +131,7 @@ def test_fs_group_does_not_follow_symlinks(tmp_path: Path) -> None:
     (tree / "dir-link").symlink_to(outside)
     (tree / "self").symlink_to("self")
     os.mkfifo(tree / "pipe", 0o600)
-    visited = fs_group.apply(str(tree), os.getgid(), fs_group.ALWAYS, read_only=False)
+    visited = _apply(str(tree), os.getgid(), fs_group.ALWAYS, read_only=False)
     assert visited == 7
     modes = {p.name: stat.S_IMODE(p.lstat().st_mode) for p in (tree, *tree.rglob("*"))}
     assert (modes["tree"] & 0o2770, modes["sub"] & 0o2770) == (0o2770, 0o2770)
@@ -138,12 +144,12 @@ def test_on_root_mismatch_skips_a_tree_with_matching_root(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("x")
     (tmp_path / "file").chmod(0o600)
     group, policy = os.getgid(), fs_group.ON_ROOT_MISMATCH
-    assert fs_group.apply(str(tmp_path), group, policy, read_only=False) == 2
+    assert _apply(str(tmp_path), group, policy, read_only=False) == 2
     (tmp_path / "file").chmod(0o600)
-    assert fs_group.apply(str(tmp_path), group, policy, read_only=False) == 0
+    assert _apply(str(tmp_path), group, policy, read_only=False) == 0
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
     tmp_path.chmod(0o770)
-    assert fs_group.apply(str(tmp_path), group, policy, read_only=False) == 2
+    assert _apply(str(tmp_path), group, policy, read_only=False) == 2
 
 
 def test_fs_group_refuses_a_too_deep_tree_and_leaks_no_descriptor(
@@ -153,8 +159,22 @@ def test_fs_group_refuses_a_too_deep_tree_and_leaks_no_descriptor(
     tmp_path.joinpath(*["d"] * 30).mkdir(parents=True)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(protocol.Fault, match="refused"):
-        fs_group.apply(str(tmp_path), os.getgid(), fs_group.ALWAYS, read_only=False)
+        _apply(str(tmp_path), os.getgid(), fs_group.ALWAYS, read_only=False)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_ended_fs_group_walk_leaves_the_root_as_it_was_and_no_descriptor(tmp_path: Path) -> None:
+    """OnRootMismatch must not take it for a finished one."""
+    for name in range(5):
+        (tmp_path / str(name)).mkdir(mode=0o700)
+    tmp_path.chmod(0o700)
+    before = len(os.listdir("/proc/self/fd"))
+    walk = fs_group.walk(str(tmp_path), os.getgid(), fs_group.ON_ROOT_MISMATCH, read_only=False)
+    assert len(list(itertools.islice(walk, 3))) == 3
+    walk.close()  # type: ignore[attr-defined]  # it is a generator
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert _apply(str(tmp_path), os.getgid(), fs_group.ON_ROOT_MISMATCH, read_only=False) == 6
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ async def take(world: World, sandbox: volumes.SandboxId) -> volume.SandboxVolume
 
 async def test_vm_holds_lock_and_device_before_attach(world: World) -> None:
     taken = await take(world, ONE)
-    assert world.calls == ["held", "hold", "attach", "limit", "mount", "grow"]
+    assert world.calls == ["held", "hold", "attach", "limit", "mount", "own", "grow"]
     assert taken.claim.fds == ()
     claim = world.claims[TARGET]
     assert claim.states == [(State.MOUNTED, "")]
@@ -47,10 +47,10 @@ async def test_vm_holds_lock_and_device_before_attach(world: World) -> None:
 async def test_read_only_volume_is_not_grown(world: World) -> None:
     world.records[TARGET.text] = a_record(readonly=True)
     await take(world, ONE)
-    assert "grow" not in world.calls
+    assert not {"grow", "own"} & set(world.calls)
 
 
-@pytest.mark.parametrize("step", ["hold", "attach", "limit", "mount", "grow"])
+@pytest.mark.parametrize("step", ["hold", "attach", "limit", "mount", "own", "grow"])
 async def test_failed_step_releases_the_claim_and_records_the_reason(
     world: World, step: str
 ) -> None:
@@ -138,7 +138,7 @@ async def test_partially_held_claim_is_released_and_claimed_again(world: World) 
     await take(world, ONE)
     taken_out, taken = (
         ["unmount", "detach", "release"],
-        ["hold", "attach", "limit", "mount", "grow"],
+        ["hold", "attach", "limit", "mount", "own", "grow"],
     )
     assert world.calls == ["held", *taken_out, *taken]
     assert world.claims[TARGET] is not claim

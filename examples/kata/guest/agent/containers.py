@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import threading
+import time
 
 from . import protocol, spawner
 
@@ -80,10 +81,10 @@ class Container:
             self._changed.notify_all()
             self._tell_end()
 
-    def wait(self) -> None:
-        """Wait until PID 1 has reaped it."""
+    def wait(self, timeout_s: float) -> None:
+        """Wait until PID 1 has reaped it, for `timeout_s` at most: one that waits for a disk may never end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._status is not None)
+            self._changed.wait_for(lambda: self._status is not None, timeout_s)
 
     def pump(self, stream: str, source: int) -> None:
         """Send one stream until its end; runs in a thread of its own."""
@@ -247,13 +248,14 @@ class Containers:
             for container in self._by_name.values():
                 container.detach()
 
-    def stop_all(self) -> None:
+    def stop_all(self, timeout_s: float) -> None:
         """Kill all running containers and wait until they have ended, which releases their volumes."""
         with self._lock:
             running = [c for c in self._by_name.values() if c.running and c.pid]
         self._spawner.kill(0, 9)
+        ends_s = time.monotonic() + timeout_s
         for container in running:
-            container.wait()
+            container.wait(max(0.0, ends_s - time.monotonic()))
 
     def _register(self, container: Container) -> None:
         with self._lock:

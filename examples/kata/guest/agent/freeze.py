@@ -43,7 +43,8 @@ class VolumeFreeze:
         self._clock = clock
         self._watchdog: threading.Timer | None = None
         self._callers = threading.Lock()
-        self._is_changing = False
+        self._changing = 0
+        self._freezing = False
 
     @contextlib.contextmanager
     def serialized(self) -> Iterator[None]:
@@ -53,20 +54,29 @@ class VolumeFreeze:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Wait for the thaw, and hold off freezes while the block changes the filesystem. Takes the lock itself."""
+        """Wait for the thaw, and hold off freezes while the block changes the filesystem. Takes the lock itself.
+
+        A freeze that waits goes first: fsGroup comes here again and again.
+        """
         with self.lock:
-            self.lock.wait_for(lambda: self._watchdog is None)
-            self._is_changing = True
+            self.lock.wait_for(lambda: self._watchdog is None and not self._freezing)
+            self._changing += 1
         try:
             yield
         finally:
             with self.lock:
-                self._is_changing = False
+                self._changing -= 1
                 self.lock.notify_all()
 
     def wait_for_change(self) -> None:
         """Before a freeze: wait until nothing changes the filesystem; releases the lock meanwhile. Faults: busy."""
-        if not self.lock.wait_for(lambda: not self._is_changing, _CHANGE_TIMEOUT_S):
+        self._freezing = True
+        try:
+            ended = self.lock.wait_for(lambda: not self._changing, _CHANGE_TIMEOUT_S)
+        finally:
+            self._freezing = False
+            self.lock.notify_all()
+        if not ended:
             raise protocol.Fault("busy", "the filesystem is being changed", "try again")
 
     def freeze(self, path: str, thaw_after_s: float) -> None:

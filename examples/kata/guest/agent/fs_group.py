@@ -2,7 +2,8 @@
 
 Every entry gets the group; mode |= 0660 (0440 read-only), directories also |= 02110. A link itself gets the group and
 is never followed; other filesystems mounted below are skipped; the root comes last, so that OnRootMismatch does not
-treat an interrupted run as a finished one.
+treat an interrupted run as a finished one. A tree may have millions of entries, so the walk is a generator: its
+caller (ownership.py) pauses it for a freeze, reports its progress and may end it.
 
 The tree is hostile: containers of the same sandbox may rename entries during the walk. Each entry is opened once
 (O_PATH | O_NOFOLLOW, from its directory's descriptor), and all changes are made to that object.
@@ -14,6 +15,10 @@ import os
 import stat
 
 from . import linux, protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ALWAYS = "Always"
 ON_ROOT_MISMATCH = "OnRootMismatch"
@@ -40,8 +45,8 @@ def root_matches(root: os.stat_result, gid: int, *, read_only: bool) -> bool:
     )
 
 
-def apply(path: str, gid: int, policy: str, *, read_only: bool) -> int:
-    """Apply an fsGroup to the tree at `path`; returns how many entries were visited, 0 if it was skipped.
+def walk(path: str, gid: int, policy: str, *, read_only: bool) -> Iterator[None]:
+    """Apply an fsGroup to the tree at `path`; yields after each entry, and never if it is skipped.
 
     Faults: refused for a tree deeper than 2048. Raises OSError.
     """
@@ -49,17 +54,16 @@ def apply(path: str, gid: int, policy: str, *, read_only: bool) -> int:
     try:
         status = os.fstat(root)
         if policy == ON_ROOT_MISMATCH and root_matches(status, gid, read_only=read_only):
-            return 0
-        visited = _walk(root, status.st_dev, gid, read_only=read_only)
+            return
+        yield from _below(root, status.st_dev, gid, read_only=read_only)
         _give(root, status, gid, read_only=read_only)
-        return visited + 1
+        yield
     finally:
         os.close(root)
 
 
-def _walk(root: int, device: int, gid: int, *, read_only: bool) -> int:
+def _below(root: int, device: int, gid: int, *, read_only: bool) -> Iterator[None]:
     """Visit all that is below `root`; the stack holds a directory's descriptor and its names still to do."""
-    visited = 0
     stack = [(os.dup(root), os.listdir(root))]
     try:
         while stack:
@@ -68,11 +72,10 @@ def _walk(root: int, device: int, gid: int, *, read_only: bool) -> int:
                 os.close(stack.pop()[0])
                 continue
             child = _visit(directory, names.pop(), device, gid, read_only=read_only)
-            visited += 1
             if child is not None:
                 stack.append((child, os.listdir(child)))
                 _check_depth(len(stack))
-        return visited
+            yield
     finally:
         for directory, _ in stack:
             os.close(directory)

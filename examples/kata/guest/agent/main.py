@@ -1,7 +1,8 @@
 """The agent: reads requests from the port and serves each in a thread of its own.
 
-A slow request (fsGroup on a large tree, a freeze under load) delays no other. Every failure of a request is answered
-as a typed error, also an unknown exception, and the agent continues with the next line.
+A slow request (a freeze under load, a disk that hangs) delays no other: requests.py says which may begin. Every
+failure of a request is answered as a typed error, also an unknown exception, and the agent continues with the next
+line.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import socket
 import threading
 import traceback
 
-from . import containers, devices, linux, mounts, protocol, volumes
+from . import containers, devices, linux, mounts, protocol, requests, volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
 PORT_NAME = "crust.agent"
 _PORTS = "/sys/class/virtio-ports"
-_MAX_REQUESTS = 64
+# Together less than the 60 s that the host waits for a shutdown.
+_THAW_S = 5.0
+_STOP_S = 10.0
+_UNMOUNT_S = 35.0
 
 
 def run(line: socket.socket) -> NoReturn:
@@ -49,7 +53,7 @@ class Agent:
     def __init__(self, port: int, line: socket.socket) -> None:
         self._port = port
         self._write_lock = threading.Lock()
-        self._slots = threading.BoundedSemaphore(_MAX_REQUESTS)
+        self._requests = requests.Requests()
         self._volumes = volumes.Volumes()
         self._containers = containers.Containers(line, self._send)
         self._operations: dict[str, Operation] = {
@@ -57,11 +61,12 @@ class Agent:
             "ping": self._ping,
             "mount": self._volumes.mount,
             "unmount": self._unmount,
+            "own": self._volumes.own,
             "usage": self._volumes.usage,
             "grow": self._volumes.grow,
             "freeze": self._volumes.freeze,
             "thaw": self._volumes.thaw,
-            "health": self._health,
+            "health": self._volumes.health,
             "container.start": self._containers.start,
             "container.stdin": self._containers.stdin,
             "container.attach": self._containers.attach,
@@ -93,37 +98,39 @@ class Agent:
             # Sent with every few lines of output and never answered; a container that has ended needs no credit.
             with contextlib.suppress(protocol.Fault):
                 self._containers.credit(protocol.Args(args))
-        elif operation == "hello":
-            # Answered in order: the host drops everything before this answer.
-            self._answer(request, operation, args)
-        elif self._slots.acquire(blocking=False):
-            threading.Thread(target=self._in_thread, args=(request, operation, args)).start()
+        elif operation in ("hello", "ping"):
+            # Answered in order: the host drops everything before the answer to hello. Neither can hang.
+            self._send({"id": request, **self._outcome(operation, args)})
         else:
-            self._send(
-                _failure(request, protocol.Fault("exhausted", f"{_MAX_REQUESTS} requests wait"))
-            )
+            self._begin(request, operation, args)
 
-    def _in_thread(self, request: str, operation: str, args: object) -> None:
+    def _begin(self, request: str, operation: str, args: object) -> None:
         try:
-            self._answer(request, operation, args)
-        finally:
-            self._slots.release()
-
-    def _answer(self, request: str, operation: str, args: object) -> None:
-        try:
-            result = self._call(operation, args)
+            run = self._requests.begin(request, operation, args)
         except protocol.Fault as fault:
             self._send(_failure(request, fault))
+            return
+        if run is not None:
+            threading.Thread(target=self._in_thread, args=(run,), daemon=True).start()
+
+    def _in_thread(self, run: requests.Run) -> None:
+        outcome = self._outcome(run.operation, run.args)
+        for request in self._requests.end(run):
+            self._send({"id": request, **outcome})
+        if run.operation == "shutdown" and "ok" in outcome:
+            linux.power_off()
+
+    def _outcome(self, operation: str, args: object) -> dict[str, Any]:
+        try:
+            return {"ok": self._call(operation, args)}
+        except protocol.Fault as fault:
+            return {"error": _error(fault)}
         except OSError as err:
-            self._send(_failure(request, protocol.fault_of(err, operation)))
+            return {"error": _error(protocol.fault_of(err, operation))}
         except Exception as err:
             traceback.print_exc()
             what = f"{operation}: {type(err).__name__}: {err}"
-            self._send(_failure(request, protocol.Fault("internal", what[:500])))
-        else:
-            self._send({"id": request, "ok": result})
-            if operation == "shutdown":
-                linux.power_off()
+            return {"error": _error(protocol.Fault("internal", what[:500]))}
 
     def _call(self, operation: str, args: object) -> dict[str, Any]:
         if operation not in self._operations:
@@ -157,22 +164,19 @@ class Agent:
         self._containers.check_unused(args.name("volume"))
         return self._volumes.unmount(args)
 
-    def _health(self, args: protocol.Args) -> dict[str, Any]:
-        args.end()
-        return self._volumes.health()
-
     def _list(self, args: protocol.Args) -> dict[str, Any]:
         args.end()
         return self._containers.listing()
 
     def _shutdown(self, args: protocol.Args) -> dict[str, Any]:
-        """Stop all containers, unmount all volumes; the guest powers off once the answer is sent."""
+        """Stop all containers, unmount all volumes; the guest powers off once the answer is sent.
+
+        What hangs is left behind after a while, so that the others are unmounted before the host loses patience.
+        """
         args.end()
-        self._volumes.thaw_all()
-        self._containers.stop_all()
-        stuck = self._volumes.unmount_all()
-        os.sync()
-        return {"stuck": stuck}
+        self._volumes.thaw_all(_THAW_S)
+        self._containers.stop_all(_STOP_S)
+        return {"stuck": self._volumes.unmount_all(_UNMOUNT_S)}
 
     def _wait_for_host(self) -> None:
         """The port reads end of file while no host is connected; the driver sends SIGIO when one connects.
@@ -217,5 +221,8 @@ def _parse(line: bytes | None) -> tuple[str, str, object]:
 
 
 def _failure(request: str | None, fault: protocol.Fault) -> dict[str, Any]:
-    error = {"code": fault.code, "message": fault.message, "hint": fault.hint}
-    return {"id": request, "error": error}
+    return {"id": request, "error": _error(fault)}
+
+
+def _error(fault: protocol.Fault) -> dict[str, str]:
+    return {"code": fault.code, "message": fault.message, "hint": fault.hint}

@@ -5,7 +5,8 @@
     guest -> host    {"event": "output" | "exit", ...}
 
 A line has at most MAX_LINE bytes; a longer one is dropped up to its newline and answered as `bad_request`.
-Requests are served concurrently and answered in any order. The host's side of this file is
+Requests are served concurrently and answered in any order. Version 2: `health` is about one volume, and `own`
+applies an fsGroup in pieces. The host's side of this file is
 examples/kata/vm/agent.py, which uses `Lines` too.
 """
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_LINE = 256 * 1024
-VERSION = 1
+VERSION = 2
 # virtio-blk carries 20 bytes of serial number (VIRTIO_BLK_ID_BYTES), and it names a directory here.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,19}\Z")
 

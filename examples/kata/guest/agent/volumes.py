@@ -13,12 +13,15 @@ import contextlib
 import json
 import os
 import threading
+import time
 
 from . import devices, filesystems, fs_group, linux, mounts, protocol, volume_users
 from .freeze import VolumeFreeze
+from .ownership import GroupChange
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, TypedDict
 
     class Wanted(TypedDict):
@@ -41,6 +44,7 @@ class Volumes:
         self._guard = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
         self._freezes: dict[str, VolumeFreeze] = {}
+        self._groups: dict[str, GroupChange] = {}
         self._ending = False
         for name in self.names():
             # An earlier agent may have frozen it, and its watchdog ended with it.
@@ -53,11 +57,13 @@ class Volumes:
         return f"{ROOT}/{name}"
 
     def names(self) -> list[str]:
-        """Names of the mounted volumes."""
-        return sorted(n for n in os.listdir(ROOT) if os.path.ismount(self.path(n)))
+        """Names of the mounted volumes; asks no filesystem, because one may hang."""
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as source:
+            targets = {line.split(" ", 5)[4] for line in source}
+        return sorted(t.removeprefix(f"{ROOT}/") for t in targets if t.startswith(f"{ROOT}/"))
 
     def mount(self, args: protocol.Args) -> dict[str, Any]:
-        """Mount a volume and apply its fsGroup; the same request again succeeds. Faults: conflict, timeout, …"""
+        """Mount a volume; the same request again succeeds. Faults: conflict, timeout, …"""
         name = args.name("volume")
         wanted: Wanted = {
             "fstype": args.text("fstype", limit=32),
@@ -65,18 +71,32 @@ class Volumes:
             "read_only": args.flag("read_only", default=False),
         }
         timeout_s = args.integer("timeout_s", 0, 3600, 30)
-        group = _group(args)
         args.end()
         with self._lock(name):
             self._mount(name, wanted, timeout_s)
-            changed = self._apply(name, group, read_only=wanted["read_only"])
-            return {"usage": filesystems.usage(self.path(name)), "owned_entries": changed}
+            return {"usage": filesystems.usage(self.path(name))}
+
+    def own(self, args: protocol.Args) -> dict[str, Any]:
+        """Apply an fsGroup; answers after `wait_s` at most, with its progress. Faults: read_only and others."""
+        name = args.name("volume")
+        gid = args.integer("gid", 0, 2**32 - 2)
+        policy = args.text("policy", limit=32)
+        wait_s = args.integer("wait_s", 0, 60)
+        args.end()
+        if policy not in fs_group.POLICIES:
+            raise protocol.Fault(
+                "bad_request", f"fs_group policy {policy} is none of {fs_group.POLICIES}"
+            )
+        with self._lock(name):
+            change = self._group_change(name, gid, policy)
+        return change.progress(wait_s)
 
     def unmount(self, args: protocol.Args) -> dict[str, Any]:
         """Unmount a volume; absent is success. Faults: busy, naming its users."""
         name = args.name("volume")
         args.end()
         with self._lock(name):
+            self._end_group_change(name)
             was_mounted = os.path.ismount(self.path(name))
             if was_mounted:
                 self._unmount(name)
@@ -130,36 +150,53 @@ class Volumes:
         with volume_freeze.serialized():
             return {"was_frozen": volume_freeze.thaw(self._mounted(name))}
 
-    def health(self) -> dict[str, Any]:
-        """Per volume: abnormal or not, and why."""
-        report = {}
-        for name in self.names():
-            wanted = self._wanted(name)
-            shared = wanted["fstype"] in _SHARED
-            # A mount whose disk was removed cannot be found by serial number any more.
-            disk = None if shared else devices.find(name) or "(removed)"
-            message = filesystems.condition(
-                self.path(name), disk, wanted_read_only=wanted["read_only"]
-            )
-            report[name] = {"abnormal": bool(message), "message": message}
-        return {"volumes": report}
+    def health(self, args: protocol.Args) -> dict[str, Any]:
+        """Whether a volume is abnormal, and why. Does not wait for an operation under way."""
+        name = args.name("volume")
+        args.end()
+        path, wanted = self._mounted(name), self._wanted(name)
+        shared = wanted["fstype"] in _SHARED
+        # A mount whose disk was removed cannot be found by serial number any more.
+        disk = None if shared else devices.find(name) or "(removed)"
+        message = filesystems.condition(path, disk, wanted_read_only=wanted["read_only"])
+        return {"abnormal": bool(message), "message": message}
 
-    def thaw_all(self) -> None:
+    def thaw_all(self, timeout_s: float) -> None:
         """Thaw all volumes and refuse further freezes: a writer that waits for a thaw cannot be killed."""
         self._ending = True
-        for name in self.names():
-            with self._freeze_of(name).lock, contextlib.suppress(OSError):
-                self._freeze_of(name).thaw(self.path(name))
+        _at_once(self._thaw, self.names(), timeout_s)
 
-    def unmount_all(self) -> list[str]:
-        """Unmount everything; returns the names that could not be."""
-        stuck = []
-        for name in self.names():
-            try:
-                self.unmount(protocol.Args({"volume": name}))
-            except (OSError, protocol.Fault):
-                stuck.append(name)
-        return stuck
+    def unmount_all(self, timeout_s: float) -> list[str]:
+        """Unmount everything; returns the names that could not be, in time. What is in use is flushed at least."""
+        return _at_once(self._unmount_or_flush, self.names(), timeout_s)
+
+    def _thaw(self, name: str) -> None:
+        with self._freeze_of(name).lock:
+            self._freeze_of(name).thaw(self.path(name))
+
+    def _unmount_or_flush(self, name: str) -> None:
+        try:
+            self.unmount(protocol.Args({"volume": name}))
+        except (OSError, protocol.Fault):
+            filesystems.flush(self.path(name))
+            raise
+
+    def _group_change(self, name: str, gid: int, policy: str) -> GroupChange:
+        """The change that was begun since the volume was mounted, or a new one."""
+        path = self._mounted(name)
+        if self._wanted(name)["read_only"]:
+            raise protocol.Fault("read_only", f"volume {name} is mounted read-only")
+        found = self._groups.get(name)
+        if found is not None and found.wanted == (gid, policy) and not found.failed:
+            return found
+        self._end_group_change(name)
+        change = self._groups[name] = GroupChange(path, gid, policy, self._freeze_of(name))
+        return change
+
+    def _end_group_change(self, name: str) -> None:
+        if name in self._groups:
+            self._groups[name].cancel()
+            del self._groups[name]
 
     def _mount(self, name: str, wanted: Wanted, timeout_s: float) -> None:
         path = self.path(name)
@@ -183,16 +220,6 @@ class Volumes:
         except BaseException:
             self._forget(name)
             raise
-
-    def _apply(self, name: str, group: tuple[int, str] | None, *, read_only: bool) -> int:
-        if group is None:
-            return 0
-        gid, policy = group
-        if read_only:
-            # Ownership is stored on the volume, which is read-only.
-            return 0
-        with self._freeze_of(name).changing():
-            return fs_group.apply(self.path(name), gid, policy, read_only=read_only)
 
     def _unmount(self, name: str) -> None:
         path = self.path(name)
@@ -256,15 +283,19 @@ def _disk_for(name: str, wanted: Wanted, timeout_s: float) -> str:
     return f"/dev/{disk}"
 
 
-def _group(args: protocol.Args) -> tuple[int, str] | None:
-    group = args.optional("fs_group")
-    if group is None:
-        return None
-    gid = group.integer("gid", 0, 2**32 - 2)
-    policy = group.text("policy", limit=32)
-    group.end()
-    if policy not in fs_group.POLICIES:
-        raise protocol.Fault(
-            "bad_request", f"fs_group policy {policy} is none of {fs_group.POLICIES}"
-        )
-    return gid, policy
+def _at_once(work: Callable[[str], None], names: list[str], timeout_s: float) -> list[str]:
+    """Do the work for each name in a thread; returns the names whose work failed, or has not ended in time."""
+    undone = set(names)
+
+    def run(name: str) -> None:
+        with contextlib.suppress(OSError, protocol.Fault):
+            work(name)
+            undone.discard(name)
+
+    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in names]
+    for thread in threads:
+        thread.start()
+    ends_s = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(0.0, ends_s - time.monotonic()))
+    return sorted(undone)
