@@ -2,11 +2,12 @@
 
     resolve       find the volume, and the path in it, that a mount source of the OCI bundle names
     claim         take a volume for a sandbox, check it, hold it, report its state, release it
+    keepers       start the process that holds the claims of a hypervisor that takes no descriptors
     service       serve RuntimeHandler on the handler's own socket       (imports grpc)
     registration  register with the proxy, and stay registered           (imports grpc)
 
 Nothing here depends on a hypervisor. The names that this module exports need no grpc, so that a runtime's short-lived
-processes start fast; import the other two modules by name.
+processes start fast; import the other three modules by name.
 """
 
 from crust.handoff.claims import State

@@ -2,10 +2,11 @@
 
     claim_volume   lock the entry, read the record, open the device, check its identity, write claim.json; or fail and
                    leave everything as it was
-    claim.fds      pass these descriptors to the hypervisor (`pass_fds`, or SCM_RIGHTS if it runs already: QMP
-    `add-fd`) hand_over      close the handler's copies: then the claim lives as long as the hypervisor report
-    write the claim's state: mounted, or an error release        after the sandbox has ended, or when it has given the
-    device back
+    claim.fds      pass these descriptors to the hypervisor (`pass_fds`; QMP `add-fd` if it runs already), or to its
+                   keeper (`keepers`) if it takes none
+    report         write the claim's state: mounted, or an error
+    hand_over      close the handler's copies: then the claim lives as long as the hypervisor
+    release        after the sandbox has ended, or when it has given the device back
 
 The device descriptor is an exclusive hold: opened with O_EXCL it makes a mount or mkfs on the host fail, while the
 hypervisor's plain open works. Sandboxes may share read-only volumes, and a second O_EXCL open would fail, so those

@@ -1,9 +1,14 @@
-"""A handoff directory, loop devices that records can name, and a directory short enough for sockets."""
+"""A handoff directory, loop devices that records can name, a directory short enough for sockets, and hypervisors."""
 
+import os
+import select
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +17,7 @@ from crust import volumes
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.block import loop
+from crust.runtime_handler import Claim, keepers
 from tests.support.records import MOUNT, a_record
 
 MakeDevice = Callable[[str], loop.LoopDevice]
@@ -61,3 +67,62 @@ def record_of(
     record = a_record(target, readonly=readonly)
     source = volumes.BlockSource(attached.path, attached.identity)
     return replace(record, mount=replace(MOUNT, source=source, readonly=readonly, group=None))
+
+
+@dataclass
+class Hypervisor:
+    """A process that stands for a VM, and the processes that hold its claim."""
+
+    process: subprocess.Popen[bytes]
+    holders: tuple[int, ...]
+
+    @property
+    def holder_pid(self) -> int:
+        """The process whose descriptor proves the claim."""
+        return self.holders[0]
+
+    def kill(self) -> None:
+        """Kill it, and wait until it and what lives with it have ended."""
+        ends = [os.pidfd_open(pid) for pid in self.holders]
+        self.process.kill()
+        self.process.wait()
+        for end in ends:
+            assert select.select([end], [], [], 20)[0], "a keeper outlives its VM"
+            os.close(end)
+
+
+StartHypervisor = Callable[[Claim], AbstractContextManager[Hypervisor]]
+
+
+@contextmanager
+def vm_process(*fds: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that inherits `fds`, and dies with the block."""
+    program = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, pass_fds=fds) as process:
+        yield process
+        process.kill()
+
+
+@contextmanager
+def _inheriting(claim: Claim) -> Iterator[Hypervisor]:
+    with vm_process(*claim.fds) as process:
+        claim.hand_over()
+        yield Hypervisor(process, (process.pid,))
+
+
+@contextmanager
+def _with_keeper(claim: Claim) -> Iterator[Hypervisor]:
+    directory = Path(tempfile.mkdtemp(prefix="crust-"))
+    with vm_process() as process:
+        with keepers.start(directory / "keeper.sock", process.pid) as keeper:
+            keeper.hold("volume", claim.fds)
+        claim.hand_over()
+        yield Hypervisor(process, keeper.pids)
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(params=[_inheriting, _with_keeper], ids=["descriptors", "keeper"])
+def hypervisor_of(request: pytest.FixtureRequest) -> StartHypervisor:
+    """Start a hypervisor that has a claim: both ways in which a claim is proved to live."""
+    start: StartHypervisor = request.param
+    return start

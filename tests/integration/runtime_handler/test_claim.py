@@ -5,8 +5,6 @@ lives.
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +25,7 @@ from crust.runtime_handler import (
     adopt_volume,
     claim_volume,
 )
-from tests.integration.runtime_handler.conftest import MakeDevice, record_of
+from tests.integration.runtime_handler.conftest import MakeDevice, StartHypervisor, record_of
 from tests.support import crashes
 from tests.support.records import HANDLER, TARGET
 
@@ -50,16 +48,6 @@ def _is_free(store: Store, path: str) -> bool:
         return False
     os.close(devices.open_exclusive(path))
     return True
-
-
-@contextmanager
-def _hypervisor(claim: Claim) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that inherits what a hypervisor inherits, and dies with the block."""
-    program = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-    with subprocess.Popen(program, stdin=subprocess.PIPE, pass_fds=claim.fds) as process:
-        claim.hand_over()
-        yield process
-        process.kill()
 
 
 def test_claim_names_its_sandbox_and_holds_the_device_exclusively(
@@ -92,11 +80,13 @@ def test_a_second_sandbox_is_refused_by_the_name_of_the_first(
         _claim(store, TWO)
 
 
-def test_claim_lives_as_long_as_the_hypervisor(store: Store, device: MakeDevice) -> None:
+def test_claim_lives_as_long_as_the_hypervisor(
+    store: Store, device: MakeDevice, hypervisor_of: StartHypervisor
+) -> None:
     volume = device("a")
     store.publish(record_of(volume, TARGET))
     claim = _claim(store)
-    with _hypervisor(claim) as hypervisor:
+    with hypervisor_of(claim) as hypervisor:
         assert claim.fds == ()
         assert not claims.is_held(store.layout.entry(OTHER))
         with pytest.raises(HeldBySandbox):
@@ -104,7 +94,6 @@ def test_claim_lives_as_long_as_the_hypervisor(store: Store, device: MakeDevice)
         with pytest.raises(devices.DeviceInUse):
             devices.open_exclusive(volume.path)
         hypervisor.kill()
-        hypervisor.wait()
         assert _is_free(store, volume.path)
         dead = store.claim_state(TARGET)
         assert dead is not None
@@ -187,38 +176,40 @@ def test_sandboxes_share_a_volume_that_all_of_them_only_read(
 
 
 def test_a_restarted_handler_adopts_the_claims_of_its_own_sandboxes(
-    store: Store, device: MakeDevice
+    store: Store, device: MakeDevice, hypervisor_of: StartHypervisor
 ) -> None:
     store.publish(record_of(device("a"), TARGET))
-    with _hypervisor(_claim(store)) as hypervisor:
-        adopted = adopt_volume(store.root, TARGET, ONE, HANDLER, hypervisor.pid)
+    with hypervisor_of(_claim(store)) as hypervisor:
+        adopted = adopt_volume(store.root, TARGET, ONE, HANDLER, hypervisor.holder_pid)
         adopted.report(State.ERROR, "the guest lost the filesystem")
         adopted.hand_over()
         found = store.claim_state(TARGET)
         assert found is not None
         assert (found.state, found.error) == (State.ERROR, "the guest lost the filesystem")
         with pytest.raises(ClaimLost, match="sandbox-1 has it"):
-            adopt_volume(store.root, TARGET, TWO, HANDLER, hypervisor.pid)
+            adopt_volume(store.root, TARGET, TWO, HANDLER, hypervisor.holder_pid)
         with pytest.raises(WrongHandler):
-            adopt_volume(store.root, TARGET, ONE, volumes.HandlerName("other"), hypervisor.pid)
+            adopt_volume(
+                store.root, TARGET, ONE, volumes.HandlerName("other"), hypervisor.holder_pid
+            )
         with pytest.raises(HeldBySandbox):
             adopted.release()
         hypervisor.kill()
-        hypervisor.wait()
         with pytest.raises(ClaimLost, match="ended"):
-            adopt_volume(store.root, TARGET, ONE, HANDLER, hypervisor.pid)
+            adopt_volume(store.root, TARGET, ONE, HANDLER, hypervisor.holder_pid)
     adopted.release()
     assert store.claim_state(TARGET) is None
 
 
 @pytest.mark.spec("H-27")
-def test_adopted_claim_cannot_end_before_it_is_written(store: Store, device: MakeDevice) -> None:
+def test_adopted_claim_cannot_end_before_it_is_written(
+    store: Store, device: MakeDevice, hypervisor_of: StartHypervisor
+) -> None:
     """The hypervisor ends between the adoption and the write: another sandbox must not come in between."""
     store.publish(record_of(device("a"), TARGET))
-    with _hypervisor(_claim(store)) as hypervisor:
-        adopted = adopt_volume(store.root, TARGET, ONE, HANDLER, hypervisor.pid)
+    with hypervisor_of(_claim(store)) as hypervisor:
+        adopted = adopt_volume(store.root, TARGET, ONE, HANDLER, hypervisor.holder_pid)
         hypervisor.kill()
-        hypervisor.wait()
     with pytest.raises(HeldBySandbox, match="sandbox-1"):
         _claim(store, TWO)
     adopted.report(State.MOUNTED)

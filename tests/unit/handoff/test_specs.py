@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[3]
 UNIT = "tests/unit/handoff"
 INTEGRATION = "tests/integration"
 CLAIM = f"{INTEGRATION}/runtime_handler/test_claim.py"
+KEEPER = f"{INTEGRATION}/runtime_handler/test_keeper.py"
 VOLUME = "tests/unit/examples_kata/test_runtime_volume.py"
 KERNEL = f"{INTEGRATION}/proxy/test_kernel.py"
 
@@ -38,7 +39,7 @@ TESTS = {
     24: (CLAIM, "report_does_not_overwrite_another_sandboxs_claim"),
     25: (CLAIM, "claim_lives_as_long_as_the_hypervisor"),
     26: (f"{UNIT}/test_claims.py", "is_held_does_not_take_the_lock"),
-    27: (CLAIM, "a_restarted_handler_adopts_the_claims_of_its_own_sandboxes"),
+    27: (CLAIM, "adopted_claim_cannot_end_before_it_is_written"),
     28: (CLAIM, "a_device_that_the_host_has_mounted_is_not_claimed"),
     29: (CLAIM, "claim_names_its_sandbox_and_holds_the_device_exclusively"),
     30: (f"{INTEGRATION}/handoff/test_watch.py", "queue_overflow_causes_a_hint_and_no_change_is_lost"),
@@ -52,6 +53,10 @@ TESTS = {
     41: ("tests/unit/proxy/test_refusals.py", "unreadable_entry_blocks_its_volume_and_all_if_it_may_be_anybodys"),
     42: (f"{UNIT}/test_store.py", "files_of_the_runtime_are_neither_reported_nor_kept_by_unpublish"),
     40: (f"{UNIT}/test_record.py", "group_without_a_policy_is_changed_only_on_root_mismatch"),
+    41: (KEEPER, "claim_outlives_the_daemon_and_ends_with_the_vm"),
+    42: (KEEPER, "keeper_is_small_ignores_the_daemons_signals_and_imports_no_package"),
+    43: (KEEPER, "keeper_or_standby_killed_releases_nothing"),
+    44: (KEEPER, "both_keepers_killed_frees_the_claim_and_the_vm_gets_it_back_or_is_killed"),
 }  # fmt: skip
 
 ELSEWHERE = {

@@ -13,5 +13,8 @@ def test_exports_are_sorted_and_exist() -> None:
 
 
 def test_claiming_and_resolving_import_no_grpc() -> None:
-    program = "import sys, crust.runtime_handler; sys.exit(any(m.partition('.')[0] == 'grpc' for m in sys.modules))"
+    program = (
+        "import sys, crust.runtime_handler.keepers\n"
+        "sys.exit(any(m.partition('.')[0] == 'grpc' for m in sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

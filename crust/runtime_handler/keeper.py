@@ -1,0 +1,197 @@
+"""The keeper: holds the descriptors of a VM's claims for exactly as long as the VM's process lives.
+
+For hypervisors that cannot take descriptors of others (specs/handoff.md, H-41 to H-44). A program of its own, which
+imports nothing but the standard library: it survives the runtime's daemon and is small.
+`crust.runtime_handler.keepers` starts it and speaks to it:
+
+    python -IS keeper.py <listening socket> <pidfd of the VM>        both inherited
+
+    request    {"op": "hold", "name": ...} with descriptors | {"op": "release", "name": ...} | {"op": "held"}
+    answer     {"pids": [keeper, standby], "held": {name: count}}    after the request is done, or {"error": ...}
+
+Two processes hold the same descriptors: the keeper, and a standby that is forked anew after each change. Killing one
+releases nothing: a keeper that ends is succeeded by its standby, a standby that ends is replaced. The one byte in the
+`token` pipe decides which of two standbys succeeds, when the keeper ends between the fork of the new one and the end
+of the old one. A change is answered when only the new one is left. Both end with the VM; SIGTERM, SIGINT and SIGHUP
+are for the daemon, and ignored.
+"""
+
+import array
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+
+_MESSAGE_BYTES = 4096
+_DESCRIPTORS = 16
+
+
+class _Succeeded(Exception):  # it is no error
+    """This process was the standby, and is the keeper now: back to the loop."""
+
+
+class Keeper:
+    """The holdings, and the processes that hold them."""
+
+    def __init__(self, listener: socket.socket, vm: int) -> None:
+        self._listener = listener
+        self._vm = vm
+        self._held: dict[str, list[int]] = {}
+        self._clients: dict[int, socket.socket] = {}
+        self._standby_pid = 0
+        self._standby = -1
+        self._token = (-1, -1)
+
+    def run(self) -> None:
+        """Keep until the VM has ended."""
+        while True:
+            try:
+                self._begin()
+                self._keep()
+            except _Succeeded:
+                continue
+            return
+
+    def _begin(self) -> None:
+        """Become the keeper: with a token of its own, which no earlier standby can take."""
+        for end in (*self._token, self._standby):
+            _close(end)
+        self._standby, self._standby_pid = -1, 0
+        self._token = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.write(self._token[1], b"k")
+
+    def _keep(self) -> None:
+        while True:
+            if self._standby < 0:
+                with contextlib.suppress(OSError):  # no memory for a process: again in a second
+                    self._renew_standby()
+            ready = self._wait(self._vm, self._standby, self._listener.fileno(), *self._clients)
+            if self._vm in ready:
+                return
+            if self._standby in ready:
+                self._end_standby()
+                continue
+            if self._listener.fileno() in ready:
+                self._accept()
+            for fd in ready & self._clients.keys():
+                self._serve(self._clients[fd])
+
+    def _renew_standby(self) -> None:
+        """Fork a standby that holds what this process holds now, then end the one before."""
+        keeper = os.pidfd_open(os.getpid())
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._stand_by(keeper)
+        finally:
+            os.close(keeper)
+        self._end_standby()
+        self._standby, self._standby_pid = os.pidfd_open(pid), pid
+
+    def _end_standby(self) -> None:
+        if self._standby >= 0:
+            signal.pidfd_send_signal(self._standby, signal.SIGKILL)
+            os.waitpid(self._standby_pid, 0)
+            os.close(self._standby)
+            self._standby, self._standby_pid = -1, 0
+
+    def _stand_by(self, keeper: int) -> None:
+        """In the standby: wait until the keeper has ended, then succeed it, unless another standby does."""
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+        if self._vm in self._wait(self._vm, keeper):
+            os._exit(0)
+        try:
+            os.read(self._token[0], 1)
+        except BlockingIOError:
+            os._exit(0)
+        raise _Succeeded
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        self._clients[client.fileno()] = client
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            data, fds = _receive(client)
+            if data:
+                client.send(json.dumps(self._answer(data, fds)).encode())
+                return
+        except OSError:  # it has gone
+            pass
+        del self._clients[client.fileno()]
+        client.close()
+
+    def _answer(self, data: bytes, fds: list[int]) -> dict[str, object]:
+        try:
+            request = json.loads(data)
+            operation, name = request["op"], str(request.get("name", ""))
+        except (ValueError, TypeError, KeyError, AttributeError) as err:
+            operation, name = f"not understood: {err}", ""
+        if operation == "hold":
+            self._replace(name, fds)
+            return self._state()
+        for fd in fds:
+            os.close(fd)
+        if operation == "release":
+            self._replace(name, [])
+        elif operation != "held":
+            return {"error": f"unknown request {operation!r}"}
+        return self._state()
+
+    def _replace(self, name: str, fds: list[int]) -> None:
+        for fd in self._held.pop(name, []):
+            os.close(fd)
+        if fds:
+            self._held[name] = fds
+        self._renew_standby()
+
+    def _state(self) -> dict[str, object]:
+        held = {name: len(fds) for name, fds in self._held.items()}
+        return {"pids": [os.getpid(), self._standby_pid], "held": held}
+
+    def _wait(self, *fds: int) -> set[int]:
+        poll = select.poll()
+        for fd in fds:
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+        return {fd for fd, _ in poll.poll(1000 if self._standby < 0 else None)}
+
+
+def _receive(client: socket.socket) -> tuple[bytes, list[int]]:
+    fds = array.array("i")
+    space = socket.CMSG_LEN(_DESCRIPTORS * fds.itemsize)
+    data, ancillary, _, _ = client.recvmsg(_MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    return data, list(fds)
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
+
+
+def main() -> None:
+    """Run as a program."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # The kernel must not choose the keeper when memory is short; without the right to say so it may.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("-1000")
+    if os.fork():
+        os._exit(0)  # the daemon waits for this process, and is not the parent of the keeper
+    listener, vm = (int(argument) for argument in sys.argv[1:])
+    Keeper(socket.socket(fileno=listener), vm).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Starts the keeper of a VM, and speaks to it (keeper.py).
+
+    keeper = keepers.start(socket_path, vm_pid)     once the VM's process runs
+    keeper.hold(name, claim.fds)                    from here on the claim lives as long as the VM
+    claim.hand_over()
+    keepers.connect(socket_path)                    in a restarted daemon; `adopt_volume` with `keeper.pid`
+
+All methods block, for milliseconds. If keeper and standby are both killed while the VM lives, the claims are free:
+`connect` and every call raise `KeeperGone`, and the runtime must claim each volume for the same sandbox again at
+once, or kill the VM (H-44).
+"""
+
+import array
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from crust import errors
+from crust.host.process import oserrors
+from crust.runtime_handler import keeper as keeper_program
+
+_ANSWER_S = 10.0
+_ANSWER_BYTES = 1024 * 1024
+
+
+class KeeperGone(errors.PeerUnavailable):
+    """No keeper serves the socket: the VM has ended, or keeper and standby were killed."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(
+            f"no keeper answers at {path}",
+            why=why,
+            hint="if the VM runs, claim its volumes for it again at once, or kill it; if not, its claims are free",
+        )
+        self.path = path
+
+
+class KeeperRefused(errors.RuntimeFailed):
+    """The keeper did not understand a request: it is of another version."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"the keeper at {path} refused a request", why=why)
+        self.path = path
+
+
+class Keeper:
+    """A connection to the keeper of one VM. Closing it releases nothing."""
+
+    def __init__(self, path: Path, line: socket.socket) -> None:
+        self.path = path
+        self.pids: tuple[int, ...] = ()
+        """The keeper and its standby, as of the last answer."""
+        self._line = line
+
+    @property
+    def pid(self) -> int:
+        """The process that holds the descriptors."""
+        return self.pids[0]
+
+    def hold(self, name: str, fds: Sequence[int]) -> None:
+        """Give copies of `fds` to the keeper, in place of what it holds under `name`. Raises KeeperGone.
+
+        If it raises, the keeper may hold them or not: keep the claim, connect, and hold again.
+        """
+        self._ask({"op": "hold", "name": name}, fds)
+
+    def release(self, name: str) -> None:
+        """Have it close what it holds under `name`; absent is success. Raises KeeperGone."""
+        self._ask({"op": "release", "name": name})
+
+    def held(self) -> dict[str, int]:
+        """The number of descriptors that it holds, by name. Raises KeeperGone."""
+        return self._ask({"op": "held"})
+
+    def close(self) -> None:
+        """End the connection; idempotent."""
+        self._line.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, request: dict[str, str], fds: Sequence[int] = ()) -> dict[str, int]:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            self._line.sendmsg([json.dumps(request).encode()], rights)
+            data = self._line.recv(_ANSWER_BYTES)
+        except OSError as err:
+            raise KeeperGone(self.path, err.strerror or str(err)) from err
+        if not data:
+            raise KeeperGone(self.path, "it closed the connection")
+        answer = json.loads(data)
+        if "error" in answer:
+            raise KeeperRefused(self.path, str(answer["error"]))
+        self.pids = tuple(answer["pids"])
+        held: dict[str, int] = answer["held"]
+        return held
+
+
+def start(path: Path, vm_pid: int) -> Keeper:
+    """Start the keeper of the VM of process `vm_pid`, on a socket at `path`.
+
+    The directory of `path` must be the caller's alone, and one VM has one keeper. Raises `errors.NotFound` if the VM
+    has ended, KeeperGone if the keeper does not start, and the errors of `path`.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    with oserrors.translating(f"cannot start the keeper of process {vm_pid}"):
+        vm = os.pidfd_open(vm_pid)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(str(path))
+                os.chmod(path, 0o600)
+                listener.listen(8)
+                _spawn(listener.fileno(), vm)
+        finally:
+            os.close(vm)
+    return connect(path)
+
+
+def connect(path: Path) -> Keeper:
+    """Connect to the keeper at `path`. Raises KeeperGone."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    line.settimeout(_ANSWER_S)
+    keeper = Keeper(path, line)
+    try:
+        line.connect(str(path))
+        keeper.held()
+    except OSError as err:
+        line.close()
+        raise KeeperGone(path, err.strerror or str(err)) from err
+    except BaseException:
+        line.close()
+        raise
+    return keeper
+
+
+def _spawn(listener: int, vm: int) -> None:
+    """In a session of its own: a signal to the daemon's process group must not reach it."""
+    program = [sys.executable, "-IS", keeper_program.__file__, str(listener), str(vm)]
+    null = subprocess.DEVNULL
+    subprocess.run(
+        program, stdin=null, stdout=null, stderr=null, pass_fds=(listener, vm), cwd="/",
+        start_new_session=True, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, check=False,
+    )  # fmt: skip

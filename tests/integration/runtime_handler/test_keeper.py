@@ -1,0 +1,233 @@
+"""The keeper holds a claim exactly as long as the VM lives, whichever process is killed."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.handoff import claims
+from crust.handoff.store import Store
+from crust.host.block import devices
+from crust.runtime_handler import Claim, claim_volume, keeper, keepers
+from tests.integration.runtime_handler.conftest import MakeDevice, record_of, vm_process
+from tests.support.records import HANDLER, TARGET
+
+pytestmark = pytest.mark.root
+
+ONE = volumes.SandboxId("sandbox-1")
+TWO = volumes.SandboxId("sandbox-2")
+
+
+@pytest.fixture
+def socket(run_dir: str) -> Path:
+    return Path(run_dir) / "keeper.sock"
+
+
+@pytest.fixture
+def vm(socket: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A VM's process; its keeper ends with it, before the next test begins."""
+    with vm_process() as process:
+        yield process
+        keeping: tuple[int, ...] = ()
+        with suppress(keepers.KeeperGone):
+            _, keeping = _held(socket)
+        ends = [os.pidfd_open(pid) for pid in keeping]
+    for end in ends:
+        assert select.select([end], [], [], 20)[0], "the keeper outlives its VM"
+        os.close(end)
+
+
+@pytest.fixture
+def claim(store: Store, device: MakeDevice) -> Claim:
+    """A claim whose descriptors this process has."""
+    store.publish(record_of(device("a"), TARGET))
+    return claim_volume(store.root, TARGET, ONE, HANDLER)
+
+
+def _kill(*pids: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to each, and wait until all have ended."""
+    ends = [os.pidfd_open(pid) for pid in pids]
+    for end in ends:
+        signal.pidfd_send_signal(end, number)
+    for end in ends:
+        assert select.select([end], [], [], 20)[0]
+        os.close(end)
+
+
+def _held(socket: Path) -> tuple[dict[str, int], tuple[int, ...]]:
+    with keepers.connect(socket) as line:
+        return line.held(), line.pids
+
+
+def _is_held(store: Store, device: str) -> bool:
+    """Whether both the lock and the exclusive open are held; they are never held by halves."""
+    locked = claims.is_held(store.layout.entry(TARGET))
+    try:
+        os.close(devices.open_exclusive(device))
+        is_open = False
+    except devices.DeviceInUse:
+        is_open = True
+    assert locked == is_open
+    return locked
+
+
+@pytest.mark.spec("H-41")
+def test_claim_outlives_the_daemon_and_ends_with_the_vm(
+    store: Store, device: MakeDevice, vm: subprocess.Popen[bytes], socket: Path
+) -> None:
+    """The daemon is a process of its own here, which is killed with its group after it gave the claim away."""
+    volume = device("a")
+    store.publish(record_of(volume, TARGET))
+    daemon = f"""
+import os, signal
+from pathlib import Path
+from crust import volumes
+from crust.runtime_handler import claim_volume, keepers
+target = volumes.TargetPath.parse({TARGET.text!r})
+claim = claim_volume({store.root!r}, target, volumes.SandboxId("sandbox-1"), volumes.HandlerName({HANDLER!r}))
+keepers.start(Path({str(socket)!r}), {vm.pid}).hold("volume", claim.fds)
+os.killpg(0, signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", daemon], start_new_session=True, check=False, timeout=60)
+    assert _is_held(store, volume.path)
+    held, pids = _held(socket)
+    assert held == {"volume": 2}
+    ends = [os.pidfd_open(pid) for pid in pids]
+    vm.kill()
+    for end in ends:
+        assert select.select([end], [], [], 20)[0]
+        os.close(end)
+    assert not _is_held(store, volume.path)
+    with pytest.raises(keepers.KeeperGone):
+        keepers.connect(socket)
+    claim_volume(store.root, TARGET, TWO, HANDLER).release()
+
+
+@pytest.mark.spec("H-43")
+def test_keeper_or_standby_killed_releases_nothing(
+    store: Store, claim: Claim, vm: subprocess.Popen[bytes], socket: Path
+) -> None:
+    with keepers.start(socket, vm.pid) as line:
+        line.hold("volume", claim.fds)
+    claim.hand_over()
+    seen: set[int] = set()
+    for number in range(12):
+        held, pids = _held(socket)
+        assert held == {"volume": 2}
+        assert len(set(pids)) == 2
+        seen |= set(pids)
+        _kill(pids[number % 2])
+        assert _is_held(store, claim.record.device)
+    assert len(seen) == 13, "the other one succeeded each time"
+    with keepers.connect(socket) as line:
+        line.release("volume")
+    assert not _is_held(store, claim.record.device)
+
+
+@pytest.mark.spec("H-43")
+def test_keeper_killed_during_a_change_holds_what_it_answered(
+    store: Store, claim: Claim, vm: subprocess.Popen[bytes], socket: Path
+) -> None:
+    """A change is answered when keeper and standby have it; without an answer it may have happened or not."""
+    line = keepers.start(socket, vm.pid)
+    line.hold("volume", claim.fds)
+    claim.hand_over()
+    for number in range(30):
+        killed = os.pidfd_open(line.pid)
+        with open(os.devnull, "rb") as other:
+            line._line.sendmsg(*_hold(f"other{number}", other.fileno()))
+            signal.pidfd_send_signal(killed, signal.SIGKILL)
+        answered = _answer(line)
+        assert select.select([killed], [], [], 20)[0]
+        os.close(killed)
+        line.close()
+        line = keepers.connect(socket)
+        held = line.held()
+        assert held["volume"] == 2
+        assert not answered or held[f"other{number}"] == 1
+    line.close()
+    assert _is_held(store, claim.record.device)
+
+
+def _hold(name: str, fd: int) -> tuple[list[bytes], list[tuple[int, int, bytes]]]:
+    import array
+    import json
+    import socket as sockets
+
+    request = json.dumps({"op": "hold", "name": name}).encode()
+    return [request], [(sockets.SOL_SOCKET, sockets.SCM_RIGHTS, array.array("i", [fd]).tobytes())]
+
+
+def _answer(line: keepers.Keeper) -> bool:
+    try:
+        return bool(line._line.recv(4096))
+    except OSError:
+        return False
+
+
+@pytest.mark.spec("H-44")
+def test_both_keepers_killed_frees_the_claim_and_the_vm_gets_it_back_or_is_killed(
+    store: Store, claim: Claim, vm: subprocess.Popen[bytes], socket: Path
+) -> None:
+    with keepers.start(socket, vm.pid) as line:
+        line.hold("volume", claim.fds)
+        claim.hand_over()
+        _kill(*line.pids)
+        with pytest.raises(keepers.KeeperGone, match="if the VM runs"):
+            line.held()
+    again = claim_volume(store.root, TARGET, ONE, HANDLER)
+    with keepers.start(socket, vm.pid) as line:
+        line.hold("volume", again.fds)
+        again.hand_over()
+        with pytest.raises(claims.HeldBySandbox, match="sandbox-1"):
+            claim_volume(store.root, TARGET, TWO, HANDLER)
+        _kill(*line.pids)
+    with claim_volume(store.root, TARGET, TWO, HANDLER), pytest.raises(claims.HeldBySandbox):
+        claim_volume(store.root, TARGET, ONE, HANDLER)  # then the runtime kills its VM
+
+
+@pytest.mark.spec("H-42")
+def test_keeper_is_small_ignores_the_daemons_signals_and_imports_no_package(
+    vm: subprocess.Popen[bytes], socket: Path
+) -> None:
+    with keepers.start(socket, vm.pid) as line:
+        before = line.pids
+        for pid in before:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                os.kill(pid, number)
+        line.held()
+        assert line.pids == before
+        maps = Path(f"/proc/{line.pid}/maps").read_text()
+        assert "site-packages" not in maps
+        (rss,) = (
+            int(row.split()[1])
+            for row in Path(f"/proc/{line.pid}/status").read_text().splitlines()
+            if row.startswith("VmRSS:")
+        )
+        assert rss < 16 * 1024
+        assert os.getsid(line.pid) != os.getsid(0)
+    assert "crust" not in Path(keeper.__file__).read_text().split('"""')[2]
+
+
+def test_start_for_a_vm_that_has_ended_fails(socket: Path) -> None:
+    with vm_process() as process:
+        pass
+    with pytest.raises(errors.NotFound):
+        keepers.start(socket, process.pid)
+
+
+def test_keeper_of_another_version_refuses_by_name(
+    vm: subprocess.Popen[bytes], socket: Path
+) -> None:
+    with (
+        keepers.start(socket, vm.pid) as line,
+        pytest.raises(keepers.KeeperRefused, match="unknown request"),
+    ):
+        line._ask({"op": "invented"})
