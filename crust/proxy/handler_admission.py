@@ -3,7 +3,12 @@
 A deferred publish that the handler cannot serve is an error that says why; it never becomes a host mount.
 """
 
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
 from crust import errors, volumes
+from crust.handoff.record import Record
 from crust.proxy.handlers import Feature, Handler
 
 
@@ -15,6 +20,17 @@ class UnsupportedByHandler(errors.NotReady):
             f"the volume cannot be published to runtime handler {handler!r}",
             why=f"it {why}",
             hint=hint,
+        )
+
+
+class TooManyVolumesInSandbox(errors.NotReady):
+    """The pod has as many deferred volumes as its sandbox can have."""
+
+    def __init__(self, handler: Handler, target: volumes.TargetPath) -> None:
+        super().__init__(
+            f"the volume cannot be published to runtime handler {handler.name!r} at {target}",
+            why=f"its sandboxes have at most {handler.max_volumes} volumes, and the pod has as many already",
+            hint="use fewer volumes in the pod, do not defer some of them, or raise the handler's limit",
         )
 
 
@@ -75,3 +91,33 @@ def check_limits(handler: Handler, limits: volumes.IoLimits) -> None:
             "cannot enforce I/O limits, and the volume has some",
             "remove the volume's limits, use a handler that offers IO_LIMITS, or do not defer it",
         )
+
+
+class SandboxVolumes:
+    """Counts the deferred volumes of each pod, those that are being published now included.
+
+    A kubelet publishes all volumes of a pod at once. The pod is known by the kubelet's path of a target; where a CO
+    has other paths, the handler itself refuses what is too much, when the container starts.
+    """
+
+    _POD = re.compile(r"(.*/pods/[^/]+/)")
+
+    def __init__(self) -> None:
+        self._publishing: set[volumes.TargetPath] = set()
+
+    @contextmanager
+    def place(
+        self, handler: Handler, target: volumes.TargetPath, published: Iterable[Record]
+    ) -> Iterator[None]:
+        """Have a place in the target's sandbox while the block runs. Raises `TooManyVolumesInSandbox`."""
+        pod = self._POD.match(target.text)
+        if handler.max_volumes and pod:
+            there = {each.target for each in published if each.handler == handler.name}
+            others = (each for each in there | self._publishing if each.text.startswith(pod[1]))
+            if sum(1 for each in others if each != target) >= handler.max_volumes:
+                raise TooManyVolumesInSandbox(handler, target)
+        self._publishing.add(target)
+        try:
+            yield
+        finally:
+            self._publishing.discard(target)

@@ -24,6 +24,8 @@ class Handler:
     endpoint: str
     filesystems: frozenset[str]
     features: frozenset[Feature]
+    max_volumes: int = 0
+    """Deferred volumes per sandbox; 0: no limit is known."""
     registered_at_s: float = field(default_factory=time.time, compare=False)
 
 

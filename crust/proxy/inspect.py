@@ -109,6 +109,7 @@ def _handler(handler: Handler) -> inspect_pb2.ListHandlersResponse.Handler:
         features=sorted(
             handlers_pb2.HandlerFeature.ValueType(each.value) for each in handler.features
         ),
+        max_volumes_per_sandbox=handler.max_volumes,
     )
     return inspect_pb2.ListHandlersResponse.Handler(
         registration=registration, registered_at=_timestamp(handler.registered_at_s)

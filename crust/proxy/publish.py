@@ -12,7 +12,8 @@ handler and removes nothing.
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import grpc.aio
@@ -84,6 +85,8 @@ class _Attempt:
 
     residue: Residue = Residue.NONE
     known: Record | None = None
+    place: ExitStack = field(default_factory=ExitStack)
+    """What the volume has in its sandbox until it is in the index."""
 
     @property
     def is_new(self) -> bool:
@@ -109,6 +112,7 @@ class DeferredPublish:
         self._events = events
         self._targets = targets
         self._unpublish = unpublish
+        self._sandboxes = handler_admission.SandboxVolumes()
 
     async def run(
         self,
@@ -122,7 +126,8 @@ class DeferredPublish:
         attempt = _Attempt()
         try:
             wanted = _Wanted.of(key, request)
-            return await self._publish(backend, wanted, request, decision, caller, attempt)
+            with attempt.place:
+                return await self._publish(backend, wanted, request, decision, caller, attempt)
         except (errors.CrustError, grpc.aio.AioRpcError) as error:
             if isinstance(error, EntryDiffers):
                 attempt.residue = Residue.OTHER
@@ -142,7 +147,7 @@ class DeferredPublish:
     ) -> csi_pb2.NodePublishVolumeResponse:
         self._targets.check_allowed(wanted.target)
         await self._look(backend, wanted, caller, attempt)
-        handler = await self._admit(wanted, decision) if attempt.is_new else None
+        handler = await self._admit(wanted, decision, attempt) if attempt.is_new else None
         if (
             attempt.residue is Residue.NONE
         ):  # else what stands is undone if the driver does not defer any more
@@ -208,7 +213,7 @@ class DeferredPublish:
             attempt.known = entry.require()
             self._deferred.check_key(attempt.known, wanted.key)
 
-    async def _admit(self, wanted: _Wanted, decision: Decision) -> Handler:
+    async def _admit(self, wanted: _Wanted, decision: Decision, attempt: _Attempt) -> Handler:
         """All checks before any change. A publish that stands has passed them: its retry needs no handler."""
         handler = await self._handlers.choose(decision.handler)
         access = wanted.access
@@ -218,6 +223,8 @@ class DeferredPublish:
         self._deferred.check_unreserved(
             reservations.Reservation(wanted.key, wanted.target, None, wanted.readonly)
         )
+        there = self._sandboxes.place(handler, wanted.target, self._deferred.all())
+        attempt.place.enter_context(there)
         return handler
 
     async def _mount_guard(self, target: volumes.TargetPath, attempt: _Attempt) -> None:

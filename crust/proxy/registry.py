@@ -89,10 +89,13 @@ def handler_of(request: handlers_pb2.RegisterRequest) -> Handler:
         raise InvalidRegistration(
             f"filesystems holds {bad[0][:32]!r}" if bad else "filesystems is empty"
         )
+    if request.max_volumes_per_sandbox < 0:
+        raise InvalidRegistration("max_volumes_per_sandbox is negative")
     return Handler(
         name=volumes.HandlerName(request.name),
         version=request.version[:128],
         endpoint=request.endpoint,
         filesystems=frozenset(request.filesystems),
         features=frozenset(_FEATURES[each] for each in request.features if each in _FEATURES),
+        max_volumes=request.max_volumes_per_sandbox,
     )

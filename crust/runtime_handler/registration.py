@@ -46,6 +46,8 @@ class RegisterRequest:
     endpoint: str
     filesystems: frozenset[str]
     features: frozenset[Feature] = frozenset()
+    max_volumes_per_sandbox: int = 0
+    """0: no limit. The proxy refuses more for one pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,4 +153,5 @@ def _to_wire(request: RegisterRequest) -> handlers_pb2.RegisterRequest:
         features=sorted(
             handlers_pb2.HandlerFeature.ValueType(each.value) for each in request.features
         ),
+        max_volumes_per_sandbox=request.max_volumes_per_sandbox,
     )

@@ -397,3 +397,24 @@ async def test_the_standard_kernel_mounts_a_directory_shared_by_9p(
     await vm.attach("vol", disk)
     await vm.guest.mount(values.VolumeMount("vol", "ext4"))
     await vm.stop()
+
+
+async def test_vm_takes_as_many_volumes_as_the_runtime_registers(
+    vm_directory: Path,
+    guest_image: image.GuestImage,
+    acceleration: spec.Acceleration,
+    tmp_path: Path,
+) -> None:
+    wanted = spec.MachineSpec("many", guest_image, acceleration)
+    vm = await machine.start(wanted, vm_directory)
+    names = [f"v{number}" for number in range(spec.VOLUME_SLOTS)]
+    for name in names:
+        disk = await asyncio.to_thread(make_disk, tmp_path / name, "ext4", 8 * MIB)
+        await vm.attach(name, disk)
+        await vm.guest.mount(values.VolumeMount(name, "ext4"))
+    binds = tuple(values.Bind(name, f"/data/{name}") for name in names)
+    listed = await shell(vm, "for each in /data/*; do touch $each/file && echo $each; done", *binds)
+    assert len(listed.split()) == spec.VOLUME_SLOTS > 8
+    with pytest.raises(faults.NoFreeSlot):
+        await vm.attach("more", tmp_path / "v0")
+    assert await vm.stop() == []

@@ -77,10 +77,11 @@ async def running(
     name: str = "kata",
     filesystems: frozenset[str] = FILESYSTEMS,
     features: frozenset[registration.Feature] = ALL_FEATURES,
+    max_volumes: int = 0,
 ) -> AsyncIterator[registration.Registration]:
     """The handler, served and registered, while the block runs."""
     request = registration.RegisterRequest(
-        volumes.HandlerName(name), "1.0", endpoint, filesystems, features
+        volumes.HandlerName(name), "1.0", endpoint, filesystems, features, max_volumes
     )
     async with (
         service.serving(endpoint, handler),

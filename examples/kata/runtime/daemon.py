@@ -20,7 +20,7 @@ from examples.kata.guest import image
 from examples.kata.runtime import control, handler, handoff
 from examples.kata.runtime.qemu_vms import QemuVms
 from examples.kata.runtime.sandboxes import Sandboxes
-from examples.kata.vm import accel
+from examples.kata.vm import accel, spec
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +82,7 @@ async def running(options: Options) -> AsyncIterator[Sandboxes]:
             endpoint=endpoint,
             filesystems=FILESYSTEMS & frozenset(guest_image.filesystems),
             features=FEATURES,
+            max_volumes_per_sandbox=spec.VOLUME_SLOTS,
         )
         await stack.enter_async_context(registration.registered(options.handlers_socket, request))
         yield sandboxes

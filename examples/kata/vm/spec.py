@@ -13,7 +13,9 @@ from examples.kata.guest import image
 
 QEMU = Path("/usr/bin/qemu-system-x86_64")
 VIRTIOFSD = Path("/usr/lib/qemu/virtiofsd")
-MAX_SLOTS = 24
+VOLUME_SLOTS = 32
+"""How many volumes a sandbox can have. 64 work too, and cost a second of boot time where it is emulated."""
+_FIRST_PORT = 0x10
 _QBOOT = Path("/usr/share/qemu/qboot.rom")
 # SysRq works on the console alone, so only the host can press it: to see why a guest hangs, or to crash it.
 _KERNEL = "console=ttyS0 quiet panic=-1 sysrq_always_enabled"
@@ -46,7 +48,7 @@ class MachineSpec:
     image: image.GuestImage
     acceleration: Acceleration = "tcg"
     memory_mib: int = 256
-    volume_slots: int = 8
+    volume_slots: int = VOLUME_SLOTS
     shares: tuple[Share, ...] = field(default=())
 
 
@@ -97,11 +99,13 @@ def _boot(spec: MachineSpec) -> list[str]:
 
 
 def _slots(count: int) -> list[str]:
+    """Root ports, eight to a device of the root bus, which has 32."""
     arguments = []
     for number in range(count):
+        place = f"addr={_FIRST_PORT + number // 8:#x}.{number % 8},multifunction=on"
         arguments += [
             "-device",
-            f"pcie-root-port,id=slot{number},chassis={number + 1},slot={number + 1}",
+            f"pcie-root-port,id=slot{number},chassis={number + 1},slot={number + 1},{place}",
         ]
     return arguments
 

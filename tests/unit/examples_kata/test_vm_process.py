@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -141,6 +142,14 @@ def test_command_line_disables_mitigations_only_when_emulated() -> None:
 def test_command_line_has_one_root_port_per_volume_slot() -> None:
     line = _line(spec.MachineSpec("a", _IMAGE, volume_slots=3))
     assert line.count("pcie-root-port") == 3
+
+
+def test_root_ports_of_many_volumes_share_the_devices_of_the_root_bus() -> None:
+    """The root bus has 32 devices of eight functions, and others are on it."""
+    line = _line(spec.MachineSpec("a", _IMAGE, volume_slots=64))
+    places = re.findall(r"pcie-root-port,[^ ]*addr=(0x[0-9a-f]+\.[0-7]),multifunction=on", line)
+    assert len(set(places)) == 64
+    assert {int(each.split(".")[0], 16) for each in places} == set(range(0x10, 0x18))
 
 
 def test_virtiofs_share_gets_shared_memory() -> None:

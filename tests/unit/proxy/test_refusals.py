@@ -1,5 +1,6 @@
 """Refused publishes: a typed error with reason and hint, the right code, and nothing half-done."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -97,6 +98,32 @@ async def test_publish_is_refused_if_the_handler_lacks_a_feature(
             *words,
         )
     await never_reached_the_driver(node, target)
+
+
+@pytest.mark.spec("D-20")
+async def test_publish_beyond_what_a_sandbox_can_have_is_refused_before_the_driver_is_called(
+    node: Node,
+) -> None:
+    """A kubelet publishes all volumes of a pod at once; without a limit its container fails to start, much later."""
+
+    def target(pod: str, volume: str) -> str:
+        directory = f"{node.places.kubelet}/pods/{pod}/volumes/kubernetes.io~csi/{volume}"
+        os.makedirs(directory, exist_ok=True)
+        return f"{directory}/mount"
+
+    async with node.handler(max_volumes=2):
+        calls = (node.co.publish(f"vol-{n}", target("one", f"vol-{n}")) for n in range(4))
+        done = await asyncio.gather(*calls, return_exceptions=True)
+        refusals = [each for each in done if isinstance(each, grpc.aio.AioRpcError)]
+        assert [each.code() for each in refusals] == [Code.FAILED_PRECONDITION] * 2
+        assert all("at most 2 volumes" in str(each.details()) for each in refusals)
+        assert len(node.driver.called("NodePublishVolume")) == 2
+        await node.co.publish("vol-9", target("two", "vol-9"))
+        published = [n for n in range(4) if not isinstance(done[n], grpc.aio.AioRpcError)]
+        stands = f"vol-{published[0]}"
+        await node.co.publish(stands, target("one", stands))
+        await node.co.unpublish(stands, target("one", stands))
+        await node.co.publish("vol-8", target("one", "vol-8"))
 
 
 async def test_unsupported_filesystem_of_the_drivers_answer_is_refused(
