@@ -1,6 +1,6 @@
 """The keeper: holds the descriptors of a VM's claims for exactly as long as the VM's process lives.
 
-For hypervisors that cannot take descriptors of others (specs/handoff.md, H-41 to H-44). A program of its own, which
+For hypervisors that cannot take descriptors of others (specs/handoff.md, H-43 to H-46). A program of its own, which
 imports nothing but the standard library: it survives the runtime's daemon and is small.
 `crust.runtime_handler.keepers` starts it and speaks to it:
 

@@ -7,7 +7,7 @@
 
 All methods block, for milliseconds. If keeper and standby are both killed while the VM lives, the claims are free:
 `connect` and every call raise `KeeperGone`, and the runtime must claim each volume for the same sandbox again at
-once, or kill the VM (H-44).
+once, or kill the VM (H-46).
 """
 
 import array

@@ -78,7 +78,7 @@ def _is_held(store: Store, device: str) -> bool:
     return locked
 
 
-@pytest.mark.spec("H-41")
+@pytest.mark.spec("H-43")
 def test_claim_outlives_the_daemon_and_ends_with_the_vm(
     store: Store, device: MakeDevice, vm: subprocess.Popen[bytes], socket: Path
 ) -> None:
@@ -110,7 +110,7 @@ os.killpg(0, signal.SIGKILL)
     claim_volume(store.root, TARGET, TWO, HANDLER).release()
 
 
-@pytest.mark.spec("H-43")
+@pytest.mark.spec("H-45")
 def test_keeper_or_standby_killed_releases_nothing(
     store: Store, claim: Claim, vm: subprocess.Popen[bytes], socket: Path
 ) -> None:
@@ -131,7 +131,7 @@ def test_keeper_or_standby_killed_releases_nothing(
     assert not _is_held(store, claim.record.device)
 
 
-@pytest.mark.spec("H-43")
+@pytest.mark.spec("H-45")
 def test_keeper_killed_during_a_change_holds_what_it_answered(
     store: Store, claim: Claim, vm: subprocess.Popen[bytes], socket: Path
 ) -> None:
@@ -172,7 +172,7 @@ def _answer(line: keepers.Keeper) -> bool:
         return False
 
 
-@pytest.mark.spec("H-44")
+@pytest.mark.spec("H-46")
 def test_both_keepers_killed_frees_the_claim_and_the_vm_gets_it_back_or_is_killed(
     store: Store, claim: Claim, vm: subprocess.Popen[bytes], socket: Path
 ) -> None:
@@ -193,7 +193,7 @@ def test_both_keepers_killed_frees_the_claim_and_the_vm_gets_it_back_or_is_kille
         claim_volume(store.root, TARGET, ONE, HANDLER)  # then the runtime kills its VM
 
 
-@pytest.mark.spec("H-42")
+@pytest.mark.spec("H-44")
 def test_keeper_is_small_ignores_the_daemons_signals_and_imports_no_package(
     vm: subprocess.Popen[bytes], socket: Path
 ) -> None:

@@ -53,10 +53,10 @@ TESTS = {
     41: ("tests/unit/proxy/test_refusals.py", "unreadable_entry_blocks_its_volume_and_all_if_it_may_be_anybodys"),
     42: (f"{UNIT}/test_store.py", "files_of_the_runtime_are_neither_reported_nor_kept_by_unpublish"),
     40: (f"{UNIT}/test_record.py", "group_without_a_policy_is_changed_only_on_root_mismatch"),
-    41: (KEEPER, "claim_outlives_the_daemon_and_ends_with_the_vm"),
-    42: (KEEPER, "keeper_is_small_ignores_the_daemons_signals_and_imports_no_package"),
-    43: (KEEPER, "keeper_or_standby_killed_releases_nothing"),
-    44: (KEEPER, "both_keepers_killed_frees_the_claim_and_the_vm_gets_it_back_or_is_killed"),
+    43: (KEEPER, "claim_outlives_the_daemon_and_ends_with_the_vm"),
+    44: (KEEPER, "keeper_is_small_ignores_the_daemons_signals_and_imports_no_package"),
+    45: (KEEPER, "keeper_or_standby_killed_releases_nothing"),
+    46: (KEEPER, "both_keepers_killed_frees_the_claim_and_the_vm_gets_it_back_or_is_killed"),
 }  # fmt: skip
 
 ELSEWHERE = {
