@@ -49,6 +49,18 @@ class KeeperRefused(errors.RuntimeFailed):
         self.path = path
 
 
+class KeeperRuns(errors.Conflict):
+    """A keeper serves the socket already."""
+
+    def __init__(self, path: Path, pid: int) -> None:
+        super().__init__(
+            f"no keeper is started at {path}",
+            why=f"process {pid} keeps there",
+            hint="connect to it; a VM has one keeper, and each has a socket of its own",
+        )
+        self.path = path
+
+
 class Keeper:
     """A connection to the keeper of one VM. Closing it releases nothing."""
 
@@ -109,8 +121,10 @@ def start(path: Path, vm_pid: int) -> Keeper:
     """Start the keeper of the VM of process `vm_pid`, on a socket at `path`.
 
     The directory of `path` must be the caller's alone, and one VM has one keeper. Raises `errors.NotFound` if the VM
-    has ended, KeeperGone if the keeper does not start, and the errors of `path`.
+    has ended, KeeperRuns, KeeperGone if the keeper does not start, and the errors of `path`.
     """
+    with contextlib.suppress(KeeperGone), connect(path) as found:
+        raise KeeperRuns(path, found.pid)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     with oserrors.translating(f"cannot start the keeper of process {vm_pid}"):

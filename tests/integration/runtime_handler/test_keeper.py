@@ -231,3 +231,13 @@ def test_keeper_of_another_version_refuses_by_name(
         pytest.raises(keepers.KeeperRefused, match="unknown request"),
     ):
         line._ask({"op": "invented"})
+
+
+def test_start_beside_a_running_keeper_is_refused(
+    vm: subprocess.Popen[bytes], socket: Path
+) -> None:
+    """Its socket would be gone, and what it holds could only be released by the VM's end."""
+    with keepers.start(socket, vm.pid) as line:
+        with pytest.raises(keepers.KeeperRuns, match=str(line.pid)):
+            keepers.start(socket, vm.pid)
+        assert line.held() == {}
