@@ -58,10 +58,13 @@ class GroupChange:
             )
 
     def _run(self, walk: Any) -> None:
+        more = True
         try:
             with contextlib.closing(walk):
-                while not self._cancelled and self._batch(walk):
-                    pass
+                while more and not self._cancelled:
+                    more = self._batch(walk)
+            if more:
+                self._failure = protocol.Fault("busy", "fsGroup was ended before it was applied")
         except protocol.Fault as fault:
             self._failure = fault
         except OSError as err:
