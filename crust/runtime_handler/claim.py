@@ -9,7 +9,8 @@
     release        after the sandbox has ended, or when it has given the device back
 
 The device descriptor is an exclusive hold: opened with O_EXCL it makes a mount or mkfs on the host fail, while the
-hypervisor's plain open works. Sandboxes may share read-only volumes, and a second O_EXCL open would fail, so those
+hypervisor's plain open works. So only a runtime whose mounts are made by another kernel can use a claim: mount(2) is
+EBUSY for the claimant too. Sandboxes may share read-only volumes, and a second O_EXCL open would fail, so those
 are opened without it: then only an existing writable mount is refused, and the proxy's device reservation does the
 rest.
 
