@@ -88,8 +88,7 @@ class Driver:
     def open(self) -> None:
         """Read the state of disk and kernel. Once, before the first RPC. Blocks.
 
-        Raises what `Pool.open` does, `node_state.UnreadableEntry`, and the error of a directory that cannot be
-        created.
+        Raises what `Pool.open` does, and the error of a directory that cannot be created.
         """
         self.snapshots.thaw()
         self.stores.pool.open()

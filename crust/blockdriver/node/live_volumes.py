@@ -48,7 +48,10 @@ class LiveVolumes:
         return self.backend.refresh(volume_id)
 
     def staging_paths(self, volume_id: volumes.VolumeId) -> tuple[str, ...]:
-        """The staging paths of the volume; empty if it is not staged."""
+        """The staging paths of the volume; empty if it is not staged; the entry's own path if it cannot be read."""
+        unreadable = self.node_state.unreadable_stage(volume_id)
+        if unreadable:
+            return (unreadable,)
         staged = self.node_state.staged(volume_id)
         return () if staged is None else staged.paths
 

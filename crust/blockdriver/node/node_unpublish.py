@@ -61,7 +61,8 @@ class NodeUnpublish:
         await asyncio.to_thread(self._unpublish, volume_id, target)
 
     def _unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
-        entry = self.node_state.published(target)
+        known = self.node_state.is_published_readable(target)
+        entry = self.node_state.published(target) if known else None
         if entry is not None and entry.volume_id != volume_id:
             raise OtherVolumeAtTarget(target.text, volume_id, entry.volume_id)
         if entry is not None and entry.deferred:

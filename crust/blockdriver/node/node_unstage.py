@@ -51,7 +51,8 @@ class NodeUnstage:
     def _unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
         if not self.pool.ids.is_volume_id(volume_id):
             return
-        staged = self.node_state.staged(volume_id)
+        unreadable = self.node_state.unreadable_stage(volume_id)
+        staged = None if unreadable else self.node_state.staged(volume_id)
         others = () if staged is None else _others(staged, path.text)
         if staged is not None and others:
             self.node_state.note_staged(staged.model_copy(update={"paths": others}))

@@ -45,7 +45,12 @@ class AttachmentGarbageCollector:
 
     def _unused(self) -> tuple[volumes.VolumeId, ...]:
         attached = self._backend.attached_here()
-        return tuple(each for each in attached if self._node_state.staged(each) is None)
+        return tuple(each for each in attached if not self._is_staged(each))
+
+    def _is_staged(self, volume_id: volumes.VolumeId) -> bool:
+        """Whether there is an entry, readable or not."""
+        unreadable = self._node_state.unreadable_stage(volume_id)
+        return bool(unreadable) or self._node_state.staged(volume_id) is not None
 
     async def _detach(self, volume_id: volumes.VolumeId) -> None:
         key = volumes.VolumeKey(self._driver, volume_id)
@@ -63,7 +68,7 @@ class AttachmentGarbageCollector:
 
     def _detach_unused(self, volume_id: volumes.VolumeId) -> None:
         attachment = self._backend.attached(volume_id)
-        if attachment is None or self._node_state.staged(volume_id) is not None:
+        if attachment is None or self._is_staged(volume_id):
             return
         if not _is_shown(attachment):
             with self._io_limits.released(attachment):

@@ -8,7 +8,9 @@ import pytest
 from crust import errors, volumes
 from crust.blockdriver import driver
 from crust.blockdriver.controller import orphans
+from crust.blockdriver.node import node_state
 from crust.host.block import loop
+from crust.host.process import boot
 from tests.support.block_driver import MIB, Bench, block, mount
 
 pytestmark = pytest.mark.root
@@ -155,3 +157,25 @@ async def test_gc_runs_again_after_a_failure(bench: Bench, monkeypatch: pytest.M
     forever = asyncio.create_task(bench.driver.keep_collecting_garbage())
     await again.wait()
     forever.cancel()
+
+
+async def test_unreadable_node_state_of_a_volume_is_removed_by_unpublish_and_unstage(
+    bench: Bench,
+) -> None:
+    damaged, other = await bench.create("damaged"), await bench.create("other")
+    for volume in (damaged, other):
+        await bench.stage(volume.volume_id)
+        await bench.publish(volume.volume_id, bench.target(volume.volume_id))
+    state = bench.root / "run" / boot.boot_id()
+    for path in state.glob("*/*.json"):
+        if damaged.volume_id in path.read_text():
+            path.write_text(path.read_text()[:-20])
+    await asyncio.to_thread(bench.restart)
+    await bench.driver.collect_garbage()
+    with pytest.raises(node_state.UnreadableEntry):
+        await bench.publish(damaged.volume_id, bench.target("again"))
+    for volume in (other, damaged):
+        await bench.unpublish(volume.volume_id, bench.target(volume.volume_id))
+        await bench.unstage(volume.volume_id)
+        await bench.delete(volume.volume_id)
+    assert [*state.glob("*/*.json")] == []

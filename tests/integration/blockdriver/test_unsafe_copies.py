@@ -11,8 +11,8 @@ import pytest
 
 from crust import errors, operations, volumes
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.node import node_state
 from crust.blockdriver.records import volume_records
+from crust.blockdriver.records.pool import PoolIdentityUnreadable
 from crust.blockdriver.snapshots import content_source, group_snapshot, quiesce, take_snapshot
 from crust.host.block import devices
 from crust.host.files import file_copy
@@ -180,13 +180,13 @@ async def test_recovery_thaws_even_if_the_driver_cannot_start(pool: Bench) -> No
     target = await up(pool, source.volume_id)
     left_frozen(pool, source.volume_id, target)
     (pool.root / "run" / "freezes" / "unreadable").mkdir()
-    [entry] = (pool.root / "run" / boot.boot_id() / "published").iterdir()
-    kept = entry.read_bytes()
-    entry.write_bytes(b"{")
-    with pytest.raises(node_state.UnreadableEntry):
+    identity = pool.root / "state" / "pool.json"
+    kept = identity.read_bytes()
+    identity.write_bytes(b"{")
+    with pytest.raises(PoolIdentityUnreadable):
         await asyncio.to_thread(pool.restart)
     assert not is_frozen(target)
-    entry.write_bytes(kept)
+    identity.write_bytes(kept)
     await asyncio.to_thread(pool.restart)
     await down(pool, source.volume_id)
 

@@ -83,13 +83,51 @@ def test_node_state_forget_survives_a_restart(tmp_path: Path) -> None:
     assert opened(tmp_path).published_of(VOLUME) == (entry("/pods/b/mount"),)
 
 
-def test_node_state_with_a_damaged_entry_does_not_open(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [f'{{"volume_id":"{VOLUME}", "tar', "", "a directory"])
+def test_node_state_with_a_damaged_publish_blocks_its_target_and_volume_only(
+    tmp_path: Path, left: str
+) -> None:
+    target, other = volumes.TargetPath("/pods/a/mount"), IDS.volume_id("other")
     first = opened(tmp_path)
     first.note_published(entry())
     [path] = (tmp_path / BOOT / "published").iterdir()
-    path.write_text("{")
+    elsewhere = entry("/pods/b/mount").model_copy(update={"volume_id": other})
+    first.note_published(elsewhere)
+    path.write_text(left)
+    if left == "a directory":
+        path.unlink()
+        path.mkdir()
+
+    again = opened(tmp_path)
     with pytest.raises(node_state.UnreadableEntry, match=path.name):
-        opened(tmp_path)
+        again.published(target)
+    if VOLUME in left:
+        with pytest.raises(node_state.UnreadableEntry, match=path.name):
+            again.published_of(VOLUME)
+    assert again.published_of(other) == (elsewhere,)
+    assert again.published(volumes.TargetPath(elsewhere.target)) == elsewhere
+    if left != "a directory":
+        again.forget_published(target)
+        assert (again.published(target), again.published_of(VOLUME)) == (None, ())
+        assert not path.exists()
+
+
+def test_node_state_with_a_damaged_stage_blocks_its_volume_until_it_is_unstaged(
+    tmp_path: Path,
+) -> None:
+    other = Staged(volume_id=IDS.volume_id("b"), kind="mount", fs_type="ext4", paths=("/s",))
+    first = opened(tmp_path)
+    first.note_staged(other.model_copy(update={"volume_id": VOLUME}))
+    [path] = (tmp_path / BOOT / "staged").iterdir()
+    first.note_staged(other)
+    path.write_text("{")
+    again = opened(tmp_path)
+    with pytest.raises(node_state.UnreadableEntry, match=path.name):
+        again.staged(VOLUME)
+    assert again.unreadable_stage(VOLUME) == str(path)
+    assert again.staged(IDS.volume_id("b")) == other
+    again.forget_staged(VOLUME)
+    assert (again.staged(VOLUME), again.unreadable_stage(VOLUME)) == (None, "")
 
 
 def test_node_state_forget_that_failed_can_be_repeated(
