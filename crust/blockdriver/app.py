@@ -149,7 +149,7 @@ def build(  # noqa: PLR0913 - one per setting
 
 
 def _stores(backend: Backend, state_dir: str, run_dir: str, overcommit: float) -> Stores:
-    pool = Pool(state_dir)
+    pool = Pool(state_dir, run_dir)
     reserve = Reserve(os.path.join(state_dir, "records.reserve"))
 
     def is_id(text: str) -> bool:

@@ -12,6 +12,12 @@ file names (they may hold "/" and 128 bytes of anything), and an id of a request
 these forms.
 
 A pool that is not empty never gets a new identity: its volumes would become unknown.
+
+    <run dir>/pool-id            the id of the pool that this node served last, since the boot
+
+With the pool's disk unmounted its directory is an empty one on the root disk. Deletes would find nothing there and
+answer OK, and new volumes would be made on the wrong disk. So a driver that served another pool since the boot does
+not start.
 """
 
 import datetime
@@ -58,6 +64,18 @@ class PoolIdentityUnreadable(errors.Corrupt):
             hint="restore the file from a backup, or run the version that wrote it",
         )
         self.path = path
+
+
+class PoolAbsent(errors.PeerUnavailable):
+    """The pool that this node served is not in its directory."""
+
+    def __init__(self, directory: str, served: str, found: str, remembered: str) -> None:
+        super().__init__(
+            f"the pool {served} is not in {directory}",
+            why=f"{found} is there; perhaps its disk is not mounted",
+            hint=f"mount it and start again; if another pool is meant, remove {remembered} first",
+        )
+        self.served = served
 
 
 class IdOfOtherPool(errors.NotFound):
@@ -131,8 +149,9 @@ class PoolIds:
 class Pool:
     """The pool below a directory; its identity is known once it was opened."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, run_dir: str) -> None:
         self._directory = directory
+        self._remembered = os.path.join(run_dir, "pool-id")
         self._path = os.path.join(directory, "pool.json")
         self._ids: PoolIds | None = None
 
@@ -145,15 +164,30 @@ class Pool:
     def open(self) -> None:
         """Read the identity; an empty directory becomes a new pool, durably. The directory must exist.
 
-        Raises `PoolIdentityMissing`, `PoolIdentityUnreadable`.
+        Raises `PoolIdentityMissing`, `PoolIdentityUnreadable`, `PoolAbsent`.
         """
         durable.remove_temporary_files(self._directory)
+        durable.make_directory(os.path.dirname(self._remembered), 0o700)
         try:
             identity = self._read()
         except errors.NotFound:
             self._check_empty()
+            self._check_served("no pool")
             identity = self._make()
+        self._check_served(identity.pool_id)
         self._ids = PoolIds(identity.pool_id)
+        # A reboot ends what this protects: volumes that are published, and a CO that saw the driver serve.
+        durable.publish(self._remembered, identity.pool_id.encode(), survives_power_cut=False)
+
+    def _check_served(self, found: str) -> None:
+        try:
+            data = durable.read(self._remembered, limit_bytes=_LIMIT_BYTES)
+        except errors.NotFound:
+            return
+        served = data.decode("ascii", "replace").strip()
+        # Empty or cut off, it says nothing; it was replaced atomically, so somebody else wrote it.
+        if re.fullmatch(_POOL_ID, served) and served != found:
+            raise PoolAbsent(self._directory, served, found, self._remembered)
 
     def _read(self) -> _Identity:
         data = durable.read(self._path, limit_bytes=_LIMIT_BYTES)

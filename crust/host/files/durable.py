@@ -110,9 +110,9 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
 
 
 def make_directory(path: str | os.PathLike[str], mode: int) -> None:
-    """Make one directory, durably, with exactly `mode` whatever the umask; one that is there already is kept.
+    """Make one directory, durably, with exactly `mode` whatever the umask; one that is there is kept, and synced.
 
-    The parent must exist. Raises `UntrustedFile` when a file, or another user's directory, is there.
+    The parent must exist. Raises `UntrustedFile` when a file is there, or a directory that another user could write.
     """
     path = os.fspath(path)
     with oserrors.translating(f"cannot make the directory {path}"):
@@ -120,6 +120,9 @@ def make_directory(path: str | os.PathLike[str], mode: int) -> None:
             os.mkdir(path, mode)
         except FileExistsError:
             _check_directory(path)
+            # Names that a killed process gave are not known to be durable, and are about to be relied on.
+            _sync(path)
+            _sync(os.path.dirname(path) or ".")
             return
         _set_mode(path, mode)
         _sync(os.path.dirname(path) or ".")
@@ -250,3 +253,6 @@ def _check_directory(path: str) -> None:
         raise UntrustedFile(path, "it is not a directory")
     if status.st_uid not in (0, os.geteuid()):
         raise UntrustedFile(path, f"it belongs to user {status.st_uid}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = f"{stat.S_IMODE(status.st_mode):04o}"
+        raise UntrustedFile(path, f"other users may write it, mode {mode}")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust.host.block import devices, loop, zeroout
+from tests.support.syncs import recorded
 
 pytestmark = pytest.mark.root
 
@@ -20,7 +21,9 @@ def test_zero_device_reads_as_zeros_and_frees_its_space(tmp_path: Path) -> None:
             zeroout.zero_device(device.path)
         os.close(hold)
         assert not devices.is_blank(device.path)
-        zeroout.zero_device(device.path)
+        with recorded() as steps:
+            zeroout.zero_device(device.path)
+        assert steps == [("sync", device.path)]
         assert Path(device.path).read_bytes().count(0) == 8 << 20
     finally:
         loop.detach(device)

@@ -14,7 +14,7 @@ OTHERS = PoolIds("fedcba9876543210")
 
 
 def opened(directory: Path) -> PoolIds:
-    made = Pool(str(directory))
+    made = Pool(str(directory), f"{directory}.run")
     made.open()
     return made.ids
 
@@ -106,7 +106,7 @@ def test_pool_identity_killed_at_any_call_is_one_identity_after_the_next_start(
     points = 0
     for number in crashes.crash_points(
         lambda number: (tmp_path / str(number)).mkdir(),
-        lambda number: Pool(str(tmp_path / str(number))).open(),
+        lambda number: Pool(str(tmp_path / str(number)), f"{tmp_path}/{number}.run").open(),
     ):
         points += 1
         directory = tmp_path / str(number)
@@ -114,3 +114,20 @@ def test_pool_identity_killed_at_any_call_is_one_identity_after_the_next_start(
         assert opened(directory) == ids
         assert [path.name for path in directory.iterdir()] == ["pool.json"]
     assert points > 3
+
+
+def test_pool_of_another_identity_than_served_since_the_boot_does_not_open(tmp_path: Path) -> None:
+    """Its disk is not mounted: the directory below is empty, or another pool."""
+    mounted, below, run_dir = tmp_path / "disk", tmp_path / "below", str(tmp_path / "run")
+    mounted.mkdir()
+    below.mkdir()
+    Pool(str(mounted), run_dir).open()
+    with pytest.raises(pool.PoolAbsent):
+        Pool(str(below), run_dir).open()
+    assert [*below.iterdir()] == []
+    opened(below)
+    with pytest.raises(pool.PoolAbsent):
+        Pool(str(below), run_dir).open()
+    Pool(str(mounted), run_dir).open()
+    (tmp_path / "run" / "pool-id").unlink()
+    Pool(str(below), run_dir).open()

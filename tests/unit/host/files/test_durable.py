@@ -3,12 +3,14 @@
 import os
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from crust import errors
 from crust.host.files import durable
+from tests.support.syncs import recorded
 
 LIMIT = 1000
 
@@ -154,6 +156,42 @@ def test_make_directory_keeps_an_existing_one_and_refuses_a_symlink(
     (tmp_path / "link").symlink_to("d")
     with pytest.raises(durable.UntrustedFile):
         durable.make_directory(tmp_path / "link", 0o700)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_make_directory_over_one_that_others_may_write_is_refused(
+    tmp_path: Path, mode: int
+) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d").chmod(mode)
+    with pytest.raises(durable.UntrustedFile, match=f"{mode:04o}"):
+        durable.make_directory(tmp_path / "d", 0o700)
+
+
+def test_make_directory_syncs_the_names_in_an_existing_one_and_its_own(tmp_path: Path) -> None:
+    """A process that was killed between a rename and its sync leaves a name that a power cut takes back."""
+    durable.make_directory(tmp_path / "d", 0o700)
+    with recorded() as steps:
+        durable.make_directory(tmp_path / "d", 0o700)
+    assert steps == [("sync", str(tmp_path / "d")), ("sync", str(tmp_path))]
+
+
+@pytest.mark.parametrize("write", [durable.publish, durable.create])
+def test_publish_syncs_the_content_before_the_name_and_the_name_after(
+    tmp_path: Path, write: Callable[[Path, bytes], None]
+) -> None:
+    with recorded() as steps:
+        write(tmp_path / "a", b"content")
+    content, name = ("sync", steps[0][1]), ("name", str(tmp_path / "a"))
+    assert content[1].startswith(f"{tmp_path}/.a.")
+    assert (steps[:2], steps[-1]) == ([content, name], ("sync", str(tmp_path)))
+
+
+def test_remove_syncs_the_directory_after_the_name_is_gone(tmp_path: Path) -> None:
+    durable.publish(tmp_path / "a", b"")
+    with recorded() as steps:
+        durable.remove(tmp_path / "a")
+    assert steps == [("name", str(tmp_path / "a")), ("sync", str(tmp_path))]
 
 
 def test_publish_directory_replaces_only_an_empty_directory(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from crust import errors
 from crust.host.files import sparse
+from tests.support.syncs import recorded
 
 
 def test_create_image_is_sparse_and_never_shrinks(tmp_path: Path) -> None:
@@ -25,6 +26,16 @@ def test_create_image_is_sparse_and_never_shrinks(tmp_path: Path) -> None:
     sparse.remove(path)
     sparse.remove(path)
     assert not sparse.exists(path)
+
+
+def test_create_and_grow_sync_the_image_and_its_name(tmp_path: Path) -> None:
+    image = str(tmp_path / "a.img")
+    with recorded() as steps:
+        sparse.create(image, 1 << 20)
+    assert steps == [("sync", image), ("sync", str(tmp_path))]
+    with recorded() as steps:
+        sparse.grow(image, 1 << 21)
+    assert steps == [("sync", image)]
 
 
 def test_create_on_link_or_directory_is_refused(tmp_path: Path) -> None:
