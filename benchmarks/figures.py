@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, Self, TypeVar
 
-Unit = Literal["ms", "s", "MiB"]
+Unit = Literal["ms", "s", "MiB", "%"]
 Key = TypeVar("Key", bound=Hashable)
 Answer = TypeVar("Answer")
 

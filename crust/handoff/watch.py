@@ -187,7 +187,8 @@ async def changes(watch: Watch) -> AsyncIterator[Change]:
     looks = Looks(Layout(watch.root))
     known: Mapping[str, Entry] | None = None
     async for _ in watch:
-        now = (await asyncio.to_thread(looks.look)).entries
+        await asyncio.to_thread(looks.look)
+        now = looks.entries
         change = _compare(known or {}, now)
         if known is None or change.appeared or change.changed or change.gone:
             yield change

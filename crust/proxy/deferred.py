@@ -136,7 +136,8 @@ class DeferredVolumes:
         """Raise `reservations.ReservedByUnreadableEntry` if an entry that cannot be read has the volume, or may."""
         for each in self._index.sharing((key,)):
             if each.unreadable:
-                raise ReservedByUnreadableEntry(key, each.unreadable, "has this volume")
+                why = f"has this volume, at {each.target}"
+                raise ReservedByUnreadableEntry(key, each.unreadable, why)
         for directory in self._index.unknown():
             raise ReservedByUnreadableEntry(key, directory, "does not say whose it is")
 
@@ -263,7 +264,7 @@ class DeferredVolumes:
     def _read_changes(self) -> tuple[Set[str], Mapping[str, Known]]:
         look = self._looks.look()
         read = {digest: self._known(entry) for digest, entry in look.read.items()}
-        return look.entries.keys(), read
+        return look.names, read
 
     def _known(self, entry: Entry) -> Known:
         if entry.record is None:

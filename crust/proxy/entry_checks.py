@@ -11,7 +11,7 @@ read.
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from crust import errors, operations, volumes
 from crust.handoff.entry import Entry
@@ -54,6 +54,7 @@ class EntryChecks:
         self._events = events
         self._health = health
         self._checked: frozenset[volumes.TargetPath] = frozenset()
+        self._failed: set[volumes.TargetPath] = set()
         self._reported: set[tuple[str, volumes.TargetPath]] = set()
 
     async def check(self, read: Iterable[Entry]) -> None:
@@ -61,7 +62,7 @@ class EntryChecks:
         records = [entry.record for entry in read if entry.record is not None]
         for target, problem in await asyncio.to_thread(self._devices_of, records):
             self._report("device", target, problem)
-        for target in await self._unguarded():
+        for target in await self._unguarded({record.target for record in records}):
             await self._restore(target)
         if self._reported:
             self._forget_reports()
@@ -80,15 +81,17 @@ class EntryChecks:
             return PublishedDeviceChanged(record, f"the kernel has {found} there")
         return None
 
-    async def _unguarded(self) -> list[volumes.TargetPath]:
+    async def _unguarded(self, read: Set[volumes.TargetPath]) -> list[volumes.TargetPath]:
+        """The targets without a guard. One that could not be restored is tried again when its entry is read."""
         wanted = frozenset(
             record.target for record in self._deferred.all() if record.key.driver != STAGED
         )
-        if not wanted <= self._checked or self._targets.mounts_changed():
+        if not wanted <= self._checked | self._failed or self._targets.mounts_changed():
             guarded = set(await asyncio.to_thread(self._targets.guards))
             self._checked = frozenset(each for each in wanted if each.text in guarded)
         self._checked &= wanted
-        return sorted(wanted - self._checked, key=lambda each: each.text)
+        self._failed &= wanted
+        return sorted(wanted - self._checked - (self._failed - read), key=lambda each: each.text)
 
     async def _restore(self, target: volumes.TargetPath) -> None:
         try:
@@ -98,8 +101,10 @@ class EntryChecks:
         except (operations.OperationInProgress, operations.ShuttingDown):
             return  # whoever works there mounts it, or the next check does
         except errors.CrustError as error:
+            self._failed.add(target)
             self._report("guard mount", target, error)
             return
+        self._failed.discard(target)
         self._report("guard mount", target, None)
         self._checked |= {target}
         if restored:

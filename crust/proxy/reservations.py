@@ -58,7 +58,8 @@ def check(wanted: Reservation, existing: Iterable[Reservation], *, deferred: boo
         if holder.target == wanted.target or not _same_device(wanted, holder):
             continue
         if holder.unreadable:
-            raise ReservedByUnreadableEntry(wanted.key, holder.unreadable, "reserves its device")
+            why = f"reserves its device, at {holder.target}"
+            raise ReservedByUnreadableEntry(wanted.key, holder.unreadable, why)
         if not (wanted.readonly and holder.readonly):
             raise DeviceReserved(wanted, holder, deferred=deferred)
 

@@ -199,6 +199,34 @@ def test_publish_does_not_replace_a_claimed_entry_without_record(store: Store) -
         store.publish(a_record())
 
 
+def test_unpublish_is_durable_before_it_is_answered(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry that a power cut brings back would be published again to a runtime, without its device."""
+    store.publish(a_record())
+    done: list[str] = []
+    rename, sync, unlink = os.rename, durable.sync_directory, os.unlink
+
+    def traced_rename(source: str, to: str) -> None:
+        done.append("rename")
+        rename(source, to)
+
+    def traced_sync(path: str) -> None:
+        done.append(f"sync {path}")
+        sync(path)
+
+    def traced_unlink(path: str) -> None:
+        done.append("unlink")
+        unlink(path)
+
+    with store.begin_unpublish(TARGET) as unpublish:
+        monkeypatch.setattr(os, "rename", traced_rename)
+        monkeypatch.setattr(durable, "sync_directory", traced_sync)
+        monkeypatch.setattr(os, "unlink", traced_unlink)
+        unpublish.complete()
+    assert done[:3] == ["rename", f"sync {store.root}", "unlink"]
+
+
 def test_files_of_the_runtime_are_neither_reported_nor_kept_by_unpublish(store: Store) -> None:
     store.publish(a_record())
     for name in ("runtime-cli", "runtime-8f14e45fceea167a"):

@@ -1,0 +1,80 @@
+"""What a look of the proxy at the handoff directory costs at rest, with 1,000 entries: unclaimed, and all claimed.
+
+A look happens every few seconds, so its processor time is given as a part of one core. Nothing changes meanwhile. The
+entries are valid records of volumes that do not exist.
+"""
+
+import asyncio
+import resource
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from benchmarks import figures, records
+from crust.handoff import claims, look
+from crust.handoff.store import Store
+from crust.handoff.watch import RESCAN_S
+from crust.host.block import devices
+from crust.proxy.deferred import DeferredVolumes
+
+NAME = "look"
+ENTRIES = 1000
+ROUNDS = 50
+GOAL_PERCENT = 0.2
+REST, CLAIMED = "no entry is claimed", "every entry is claimed"
+
+Measured = figures.Collector[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Percent of a core, by state of the entries."""
+
+    samples: dict[str, figures.Samples]
+
+    def report(self) -> figures.Report:
+        """The figures against the goal."""
+        return figures.Report(
+            name=NAME,
+            title=f"A look at {ENTRIES:,} entries at rest",
+            method=f"{ROUNDS} looks each; processor time of a look, as a part of the {RESCAN_S:g} s between two.",
+            rows=tuple(figures.Row(what, each, "") for what, each in self.samples.items()),
+            goals=tuple(
+                figures.at_most(
+                    f"{what}: less than {GOAL_PERCENT} % of a core", each.median, GOAL_PERCENT, "%"
+                )
+                for what, each in self.samples.items()
+            ),
+            meaning="A look lists the directory, queries the locks of claims, and reads a few entries in turn.",
+        )
+
+
+async def measure() -> Result:
+    """Measure in this process, as the proxy's watch calls it."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the locks of the claims
+    measured = Measured()
+    with tempfile.TemporaryDirectory(dir="/run", prefix="crust-look-") as root, ExitStack() as held:
+        store = Store(f"{root}/volumes")
+        store.open()
+        targets = [
+            store.create(records.record(number)).require().target for number in range(ENTRIES)
+        ]
+        deferred = DeferredVolumes(store, devices)
+        await _look_at_rest(deferred, measured, REST)
+        for target in targets:
+            held.enter_context(claims.ClaimLock.acquire(store.layout.entry(target), target))
+            claims.touch(store.layout.entry(target))
+        await _look_at_rest(deferred, measured, CLAIMED)
+    return Result({what: figures.Samples.of("%", each) for what, each in measured.values.items()})
+
+
+async def _look_at_rest(deferred: DeferredVolumes, measured: Measured, what: str) -> None:
+    await deferred.look()
+    await asyncio.sleep(2 * look.FRESH_NS / 1e9)  # until the entries are old enough to be believed
+    await deferred.look()
+    for _ in range(ROUNDS):
+        began_s = time.process_time()
+        await deferred.look()
+        measured.add(what, 100 * (time.process_time() - began_s) / RESCAN_S)

@@ -1,0 +1,169 @@
+"""The proxy alone keeps writers apart: the driver behind it refuses nothing.
+
+It gives one device to everybody, and mounts it wherever it is told. So what the own driver refuses by itself cannot
+hide a hole in the proxy here.
+"""
+
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from crust import volumes
+from crust.host.block import devices, loop
+from crust.host.mounts import mount_api, mountinfo
+from crust.proxy import targets
+from crust.runtime_handler import claim_volume
+from crust.wire.csi.v1 import csi_pb2
+from tests.support import fake_driver
+from tests.support import node as nodes
+from tests.support.fake_driver import MIB, Context
+from tests.support.node import Node, Places
+from tests.support.refusals import refused
+
+pytestmark = pytest.mark.root
+Code = grpc.StatusCode
+
+
+class PermissiveDriver(fake_driver.FakeDriver):
+    """Every volume is the same device; a host publish mounts it, whoever has it."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+
+    async def NodePublishVolume(
+        self, request: csi_pb2.NodePublishVolumeRequest, context: Context
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        answer = await super().NodePublishVolume(request, context)
+        if not request.defer_fs_ops:
+            Path(request.target_path).mkdir()
+            mount_api.mount_device(self.device, request.target_path, "ext4")
+        return answer
+
+    async def NodeUnpublishVolume(
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context
+    ) -> csi_pb2.NodeUnpublishVolumeResponse:
+        if not request.defer_fs_ops:
+            mount_api.unmount(request.target_path)
+            Path(request.target_path).rmdir()
+        return await super().NodeUnpublishVolume(request, context)
+
+    def deferred_mount(self, request: csi_pb2.NodePublishVolumeRequest) -> csi_pb2.DeferredMount:
+        answer = super().deferred_mount(request)
+        found = devices.identify(self.device)
+        answer.block_device.path = self.device
+        answer.block_device.identity.major = found.major
+        answer.block_device.identity.minor = found.minor
+        answer.block_device.identity.disk_sequence = found.disk_sequence
+        return answer
+
+
+@pytest.fixture
+def places() -> Iterator[Places]:
+    with tempfile.TemporaryDirectory(prefix="crust-") as root:
+        yield Places.make(root)
+
+
+@pytest.fixture
+def device(places: Places) -> Iterator[str]:
+    image = f"{places.root}/volume.img"
+    with open(image, "wb") as file:
+        file.truncate(64 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True, timeout=60)
+    attached = loop.attach(image)
+    yield attached.path
+    for mount in mountinfo.below(places.kubelet):
+        mount_api.unmount(mount.target)
+    loop.detach(attached)
+
+
+@pytest.fixture
+async def node(places: Places, device: str) -> AsyncIterator[Node]:
+    driver = PermissiveDriver(device)
+    guarded = targets.GuardedTargets([places.kubelet])
+    async with (
+        nodes.running(places, driver=driver, targets=guarded, devices=devices) as running,
+        running.handler(),
+    ):
+        yield running
+
+
+def _claimed(node: Node, target: str) -> Any:
+    return claim_volume(
+        node.places.volumes,
+        volumes.TargetPath(target),
+        volumes.SandboxId("box-1"),
+        volumes.HandlerName("kata"),
+    )
+
+
+def _unstage(node: Node, volume_id: str) -> Any:
+    request = csi_pb2.NodeUnstageVolumeRequest(
+        volume_id=volume_id, staging_target_path=f"{node.places.kubelet}/staging"
+    )
+    return node.co.node.NodeUnstageVolume(request, timeout=10)
+
+
+@pytest.mark.parametrize("volume_id", ["vol-1", "vol-2"], ids=["same volume", "same device"])
+async def test_second_deferred_writer_is_refused(node: Node, volume_id: str) -> None:
+    one, two = node.places.target("one"), node.places.target("two")
+    await node.co.publish("vol-1", one)
+    with _claimed(node, one):
+        await refused(node.co.publish(volume_id, two), Code.FAILED_PRECONDITION, one)
+    assert node.entry(two) is None
+    assert two not in node.driver.published
+    await node.co.unpublish("vol-1", one)
+    await node.co.publish(volume_id, two)
+
+
+async def test_host_publish_beside_a_deferred_one_never_reaches_the_driver(node: Node) -> None:
+    one, two = node.places.target("one"), node.places.target("two")
+    await node.co.publish("vol-1", one)
+    for target, code in ((one, Code.ALREADY_EXISTS), (two, Code.FAILED_PRECONDITION)):
+        await refused(node.co.publish("vol-1", target, defer=False), code, one)
+    assert len(node.driver.called("NodePublishVolume")) == 1
+    await node.co.unpublish("vol-1", one)
+    await node.co.publish("vol-1", two, defer=False)
+
+
+@pytest.mark.parametrize("volume_id", ["vol-1", "vol-2"], ids=["same volume", "same device"])
+async def test_deferred_publish_of_what_the_host_has_mounted_is_refused(
+    node: Node, volume_id: str
+) -> None:
+    one, two = node.places.target("one"), node.places.target("two")
+    await node.co.publish("vol-1", one, defer=False)
+    await refused(node.co.publish(volume_id, two), Code.FAILED_PRECONDITION, one)
+    node.check_untouched(two)
+    await node.co.unpublish("vol-1", one)
+    await node.co.publish(volume_id, two)
+
+
+async def test_readers_share_and_a_writer_is_refused(node: Node) -> None:
+    one, two, three = (node.places.target(name) for name in ("one", "two", "three"))
+    for reader in (one, two):
+        await node.co.publish("vol-1", reader, readonly=True)
+    with _claimed(node, one), _claimed(node, two):
+        await refused(node.co.publish("vol-1", three), Code.FAILED_PRECONDITION, "readers")
+    await node.co.unpublish("vol-1", one)
+    await refused(node.co.publish("vol-1", three), Code.FAILED_PRECONDITION, two)
+    await node.co.unpublish("vol-1", two)
+    await node.co.publish("vol-1", three)
+
+
+async def test_live_sandbox_keeps_its_device(node: Node) -> None:
+    """Unpublish and unstage reach the driver only when the sandbox is gone, whatever the driver would do."""
+    target = node.places.target("one")
+    await node.co.publish("vol-1", target)
+    with _claimed(node, target):
+        await refused(node.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "box-1")
+        await refused(_unstage(node, "vol-1"), Code.FAILED_PRECONDITION, target)
+    assert node.driver.called("NodeUnpublishVolume") == []
+    assert node.driver.called("NodeUnstageVolume") == []
+    await node.co.unpublish("vol-1", target)
+    await _unstage(node, "vol-1")
+    node.check_untouched(target)
