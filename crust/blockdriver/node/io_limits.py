@@ -21,7 +21,7 @@ from crust.blockdriver.node.guests import Guests
 from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.cgroups import throttling
-from crust.host.mounts import device_mounts, mountinfo
+from crust.host.mounts.device_mounts import ShownDevices
 
 NONE = volumes.IoLimits()
 
@@ -86,16 +86,23 @@ class IoLimits:
             self.throttle.set(device, before)
             raise
 
-    def settle(self, limits: volumes.IoLimits, attachment: Attachment) -> None:
-        """Give an attached device the limits that it should have now, whatever it had."""
-        used = limits != NONE and _is_on_host(attachment)
+    def settle(
+        self, limits: volumes.IoLimits, attachment: Attachment, shown: ShownDevices | None = None
+    ) -> None:
+        """Give an attached device the limits that it should have now, whatever it had; `shown`, if known, is now."""
+        used = limits != NONE and (shown or ShownDevices.now()).has(attachment.source)
         self.throttle.set(attachment.source.identity, limits if used else NONE)
 
-    def set_on_host(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
+    def set_on_host(
+        self,
+        volume_id: volumes.VolumeId,
+        limits: volumes.IoLimits,
+        shown: ShownDevices | None = None,
+    ) -> None:
         """`settle` the volume's device, if it has one."""
         attachment = self.live.attached(volume_id)
         if attachment is not None and attachment.device is not None:
-            self.settle(limits, attachment)
+            self.settle(limits, attachment, shown)
 
     async def set_in_guests(
         self, volume_id: volumes.VolumeId, limits: volumes.IoLimits, before: volumes.IoLimits
@@ -126,17 +133,16 @@ class IoLimits:
                 await self.guests.set_limits(target, before)
 
     def recover(self, known: VolumeRecords) -> None:
-        """Settle every attached volume, after a start; a failure is logged and does not stop the start."""
+        """Settle every attached volume; a failure is logged and does not stop the start.
+
+        Before any call is served, so one look at the mounts holds for all volumes.
+        """
+        shown = ShownDevices.now()
         for volume_id in self.live.attached_ids():
             try:
                 record = known.find(volume_id)
                 if record is not None:
-                    self.set_on_host(volume_id, record.io_limits)
+                    self.set_on_host(volume_id, record.io_limits, shown)
             except errors.CrustError as err:
                 extra = {"volume_id": volume_id, "error": err}
                 _log.error("the I/O limits of a volume are not enforced", extra=extra)
-
-
-def _is_on_host(attachment: Attachment) -> bool:
-    """Whether the host has mounted the volume, by mountinfo: node state can be lost."""
-    return any(device_mounts.shows(each, attachment.source) for each in mountinfo.below("/"))
