@@ -7,11 +7,12 @@ record and `devices.is_blank`.
 
 import asyncio
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crust import errors
-from crust.host.block import devices, signatures
+from crust.host.block import devices, holders, signatures
 from crust.host.block.signatures import Blank, Filesystem, Signature
 from crust.host.filesystems import supported
 from crust.host.process import commands
@@ -59,6 +60,10 @@ class _Mkfs:
     """The option that gives the filesystem a UUID, which is put in place of {}."""
 
 
+_BUSY = re.compile("in use by the system|resource busy")
+_BUSY_TRIES = 5
+"""How often mkfs is tried on a device that it finds held exclusively, before the holder is looked for."""
+
 # 4 KiB blocks and 256-byte inodes also on a small volume: mke2fs would choose 1 KiB, and the volume may grow. No
 # reserve for root: it would be lost space in a guest. No discard: a fresh device has nothing to forget.
 _MKFS_EXT4 = ("mkfs.ext4", "-q", "-m", "0", "-b", "4096", "-I", "256", "-E")
@@ -103,7 +108,18 @@ async def make(
     await asyncio.to_thread(_check_formattable, path, fs_type, mkfs.minimum_bytes)
     chosen = [word.format(uuid) for word in mkfs.uuid] if uuid else []
     argv = [*(mkfs.on_zeros if zeroed else mkfs.command), *chosen, *extra_options, path]
-    await commands.run(argv, timeout_s=_MAKE_TIMEOUT_S, inherits=inherits)
+    busy: commands.CommandFailed | None = None
+    for _ in range(_BUSY_TRIES):
+        try:
+            await commands.run(argv, timeout_s=_MAKE_TIMEOUT_S, inherits=inherits)
+        except commands.CommandFailed as err:
+            if not _BUSY.search(err.stderr_tail):
+                raise
+            # A program that is being started for another volume has a copy of our own hold until it executes.
+            busy = err
+        else:
+            return
+    raise await asyncio.to_thread(holders.device_in_use, path) from busy
 
 
 def minimum_bytes(fs_type: str) -> int:

@@ -133,9 +133,8 @@ def test_stage_while_the_mkfs_of_a_killed_driver_runs_is_refused_until_it_ends(
     asyncio.run(bench.unstage(volume.volume_id))
 
 
-@pytest.mark.usefixtures("reap")
 def test_stage_of_another_volume_while_a_tool_runs_succeeds(
-    bench: Bench, stopping: Callable[[str], None]
+    bench: Bench, stopping: Callable[[str], None], reap: Callable[..., None]
 ) -> None:
     first = asyncio.run(bench.create("first"))
     second = asyncio.run(bench.create("second", mount("xfs"), size=_SIZES["xfs"]))
@@ -144,6 +143,7 @@ def test_stage_of_another_volume_while_a_tool_runs_succeeds(
     bench.restart()
     asyncio.run(bench.stage(second.volume_id, mount("xfs")))
     asyncio.run(bench.unstage(second.volume_id))
+    reap(kill=True)
 
 
 @pytest.mark.parametrize("fs_type", list(_SIZES))

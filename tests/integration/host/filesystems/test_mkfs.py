@@ -1,11 +1,13 @@
 """mkfs on real devices, by the real programs."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from crust.host.block import devices, signatures
+from crust.host.block import devices, holders, signatures
 from crust.host.filesystems import fsck, mkfs, superblocks, supported
 from crust.host.mounts import mount_api
 from crust.host.process import commands
@@ -91,3 +93,32 @@ async def test_make_with_option_mkfs_refuses_fails_with_its_message(attach: Atta
     with pytest.raises(commands.CommandFailed) as caught:
         await mkfs.make(device.path, "ext4", extra_options=("-O", "nosuchfeature"))
     assert "nosuchfeature" in str(caught.value)
+
+
+@pytest.mark.parametrize("fs_type", supported.SUPPORTED)
+@pytest.mark.parametrize("tries_held", [1, 1000])
+async def test_make_on_a_device_held_for_a_moment_is_tried_again(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch, fs_type: str, tries_held: int
+) -> None:
+    """A program that starts for another volume has a copy of our own hold until it executes."""
+    device = attach(512 * MIB)
+    real, tries = commands.run, []
+
+    async def held(argv: Sequence[str], **options: Any) -> commands.Completed:
+        tries.append(argv)
+        hold = devices.open_exclusive(device.path) if len(tries) <= tries_held else None
+        try:
+            return await real(argv, **options)
+        finally:
+            if hold is not None:
+                os.close(hold)
+
+    monkeypatch.setattr(commands, "run", held)
+    if tries_held == 1:
+        await mkfs.make(device.path, fs_type)
+        assert isinstance(signatures.probe(device.path), signatures.Filesystem)
+        assert len(tries) == 2
+    else:
+        with pytest.raises(holders.DeviceInUse):
+            await mkfs.make(device.path, fs_type)
+        assert isinstance(signatures.probe(device.path), signatures.Blank)
