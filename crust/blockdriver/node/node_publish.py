@@ -11,6 +11,7 @@ NodeUnpublishVolume removes. An entry without its mount does not count as a publ
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
 from crust import errors, volumes
@@ -35,6 +36,9 @@ class TargetOccupied(errors.Conflict):
             f"{target} is occupied", why=f"{what} is mounted there", hint="unmount it first"
         )
         self.target = target
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ class NodePublish:
                 fs_group.apply(ready.entry.target, group)
             self.io_limits.hold(ready.record.io_limits, ready.attachment)
         except errors.CrustError:
-            self._undo(ready)
+            self._undo_or_log(ready, unmounts=unanswered)
             raise
         if grows:
             return ready
@@ -133,6 +137,20 @@ class NodePublish:
             beside_writers=not alone,
             untrusted=ready.content.in_guest or ready.content.state == "raw",
         )
+
+    def _undo_or_log(self, ready: Ready, *, unmounts: bool) -> None:
+        """Undo what this publish did; a mount that was there without an entry may be a pod's, and stays.
+
+        What cannot be undone is left to the CO's unpublish, and does not hide the first error.
+        """
+        try:
+            if unmounts:
+                self._undo(ready)
+            else:
+                self.node_state.forget_published(ready.request.target)
+        except errors.CrustError as err:
+            extra = {"target": ready.entry.target, "error": err}
+            _log.warning("a failed publish is not undone", extra=extra)
 
     def _undo(self, ready: Ready) -> None:
         mount = mountinfo.at(ready.entry.target)

@@ -5,17 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust import errors, volumes
 from crust.blockdriver.node import (
     format_decision,
     node_publish,
     node_stage,
+    node_unpublish,
     node_unstage,
     publish_rules,
 )
 from crust.host.block import holders
 from crust.host.files import target_paths
-from crust.host.mounts import mount_api, mountinfo
+from crust.host.mounts import fs_group, mount_api, mountinfo
 from tests.support.block_driver import MIB, Bench, block, is_there, mount
 
 pytestmark = pytest.mark.root
@@ -177,4 +178,53 @@ async def test_unstage_of_a_raw_device_whose_node_is_bound_is_refused(
     with pytest.raises(node_unstage.StillPublished, match=str(kubelets)):
         await bench.unstage(volume.volume_id)
     mount_api.unmount(str(kubelets))
+    await bench.unstage(volume.volume_id)
+
+
+async def test_unpublish_with_a_mount_of_somebody_else_at_the_target_leaves_it(
+    bench: Bench, tmp_path: Path
+) -> None:
+    volume, target = await bench.create(), bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    Path(target).mkdir()
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    mount_api.bind(str(foreign), target)
+    with pytest.raises(node_unpublish.ForeignMountAtTarget):
+        await bench.unpublish(volume.volume_id, target)
+    assert mountinfo.at(target) is not None
+    mount_api.unmount(target)
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+@pytest.mark.parametrize("known", ["new", "lost"])
+async def test_publish_that_fails_after_its_mount_undoes_only_its_own_and_says_the_first_error(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, known: str
+) -> None:
+    """With its node state lost, the mount at the target is one that a pod may be using."""
+    grouped = mount(group=volumes.GroupChange(5000, volumes.GroupPolicy.ALWAYS))
+    volume, target = await bench.create(), bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    if known == "lost":
+        await bench.publish(volume.volume_id, target, grouped)
+        bench.driver.stores.node_state.forget_published(volumes.TargetPath(target))
+
+    def fail(*_: object) -> None:
+        raise errors.RuntimeFailed("the first error")
+
+    def fail_too(*_: object) -> None:
+        raise errors.RuntimeFailed("the second error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fs_group, "apply", fail)
+        for _ in range(2):
+            with pytest.raises(errors.RuntimeFailed, match="the first error"):
+                await bench.publish(volume.volume_id, target, grouped)
+            assert (mountinfo.at(target) is not None) == (known == "lost")
+        patched.setattr(target_paths, "remove", fail_too)
+        with pytest.raises(errors.RuntimeFailed, match="the first error"):
+            await bench.publish(volume.volume_id, target, grouped)
+    await bench.publish(volume.volume_id, target, grouped)
+    await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)
