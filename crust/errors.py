@@ -42,6 +42,9 @@ class CrustError(Exception):
     advice: ClassVar[str] = ""
     """What to do about any error of the branch; a leaf's `hint` is more precise."""
 
+    answered_as: "ClassVar[type[CrustError] | None]" = None
+    """The branch that gives the status code, where it is not the error's own (crust/host/process/oserrors.py)."""
+
     def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
         super().__init__(what, why, hint)
         self.what = what

@@ -72,8 +72,8 @@ def all_errors() -> tuple[Kind, ...]:
 
 
 def branch_of(kind: Kind) -> Kind:
-    """The branch of `crust.errors` that an error belongs to."""
-    return next(each for each in kind.__mro__ if each.__module__ == errors.__name__)
+    """The branch of `crust.errors` that gives an error its code."""
+    return status.branch_of(kind)
 
 
 def summary(kind: Kind) -> str:

@@ -60,7 +60,9 @@ def code_of_class(kind: type[errors.CrustError]) -> grpc.StatusCode:
 
 
 def branch_of(kind: type[errors.CrustError]) -> type[errors.CrustError]:
-    """The branch that errors of the class `kind` belong to."""
+    """The branch that gives errors of the class `kind` their code."""
+    if kind.answered_as is not None:
+        return kind.answered_as
     return next((each for each in kind.__mro__ if each in CODES), errors.RuntimeFailed)
 
 

@@ -1,7 +1,11 @@
-"""One table from errno to the error that says what the caller should do.
+"""One table from errno to the error that says what happened.
 
-EINVAL is not mapped to InvalidRequest on purpose: mostly it answers a mistake of crust, and a CO never retries
-INVALID_ARGUMENT. Where it does mean an invalid request (mount options), the call site raises its own error.
+An errno alone decides no status code that a CO acts on. A missing /dev/loop-control does not mean that the volume
+does not exist, a pool that is mounted read-only does not mean that the caller may not, and a process without
+descriptors does not mean that the node is full. Such errors keep a class that code inside crust can catch (NotFound,
+Refused), and a caller outside gets a failure of this process. A call site that knows which CSI object is meant raises
+its own error. Where the errno means what it says, the branch gives the code: no space, busy, damaged. EINVAL mostly
+answers a mistake of crust, so it is no InvalidRequest.
 """
 
 import errno
@@ -10,32 +14,81 @@ from types import TracebackType
 
 from crust import errors
 
-_BRANCHES: dict[int, type[errors.CrustError]] = {
-    errno.ENOENT: errors.NotFound,
-    errno.ENXIO: errors.NotFound,
-    errno.ENODEV: errors.NotFound,
-    errno.ESRCH: errors.NotFound,
-    errno.EEXIST: errors.Conflict,
-    errno.ENOTDIR: errors.Conflict,
-    errno.EISDIR: errors.Conflict,
+
+class FileMissing(errors.NotFound):
+    """A file, directory or device that crust needs does not exist."""
+
+    answered_as = errors.RuntimeFailed
+    retried_by = errors.RuntimeFailed.retried_by
+    advice = "the message names the path: find out who removed it, or what did not create it"
+
+
+class FileInTheWay(errors.Conflict):
+    """A file or directory exists where crust creates its own, or is not of the expected kind."""
+
+    answered_as = errors.RuntimeFailed
+    retried_by = errors.RuntimeFailed.retried_by
+    advice = "look at the path in the message; crust removed nothing"
+
+
+class DeniedByKernel(errors.Refused):
+    """The kernel refuses crust an operation: missing privilege, or a read-only filesystem."""
+
+    answered_as = errors.RuntimeFailed
+    retried_by = errors.RuntimeFailed.retried_by
+    advice = "give the process the privilege, or mount the filesystem writable"
+
+
+class UnsupportedByKernel(errors.Unsupported):
+    """The kernel or the filesystem does not offer an operation."""
+
+    answered_as = errors.RuntimeFailed
+    retried_by = errors.RuntimeFailed.retried_by
+    advice = "compare the kernel and the filesystem with the requirements in docs/operations.md"
+
+
+class NameTooLongForKernel(errors.InvalidRequest):
+    """A path is longer than the kernel allows."""
+
+    answered_as = errors.RuntimeFailed
+    retried_by = errors.RuntimeFailed.retried_by
+    advice = "configure a shorter directory"
+
+
+class ProcessOutOfResources(errors.Exhausted):
+    """This process has no memory or no file descriptors left."""
+
+    answered_as = errors.PeerUnavailable
+    retried_by = errors.PeerUnavailable.retried_by
+    advice = "look at the limits of the service (LimitNOFILE, MemoryMax) and at what uses them up"
+
+
+_ERRORS: dict[int, type[errors.CrustError]] = {
+    errno.ENOENT: FileMissing,
+    errno.ENXIO: FileMissing,
+    errno.ENODEV: FileMissing,
+    errno.ESRCH: FileMissing,
+    errno.EEXIST: FileInTheWay,
+    errno.ENOTDIR: FileInTheWay,
+    errno.EISDIR: FileInTheWay,
+    errno.EACCES: DeniedByKernel,
+    errno.EPERM: DeniedByKernel,
+    errno.EROFS: DeniedByKernel,
+    errno.ELOOP: DeniedByKernel,
+    errno.ENOSYS: UnsupportedByKernel,
+    errno.EOPNOTSUPP: UnsupportedByKernel,
+    errno.ENOTTY: UnsupportedByKernel,
+    errno.ENAMETOOLONG: NameTooLongForKernel,
+    errno.ENOMEM: ProcessOutOfResources,
+    errno.EMFILE: ProcessOutOfResources,
+    errno.ENFILE: ProcessOutOfResources,
     errno.EBUSY: errors.NotReady,
     errno.ETXTBSY: errors.NotReady,
     errno.ENOTEMPTY: errors.NotReady,
     errno.EAGAIN: errors.OperationPending,
     errno.ENOSPC: errors.Exhausted,
     errno.EDQUOT: errors.Exhausted,
-    errno.ENOMEM: errors.Exhausted,
-    errno.EMFILE: errors.Exhausted,
-    errno.ENFILE: errors.Exhausted,
     errno.EFBIG: errors.OutOfRange,
-    errno.EACCES: errors.Refused,
-    errno.EPERM: errors.Refused,
-    errno.EROFS: errors.Refused,
-    errno.ELOOP: errors.Refused,
-    errno.ENAMETOOLONG: errors.InvalidRequest,
-    errno.ENOSYS: errors.Unsupported,
-    errno.EOPNOTSUPP: errors.Unsupported,
-    errno.ENOTTY: errors.Unsupported,
     errno.EUCLEAN: errors.Corrupt,
     errno.EBADMSG: errors.Corrupt,
 }
@@ -52,8 +105,8 @@ def reason(err: OSError) -> str:
 
 def translate(err: OSError, what: str, *, hint: str = "") -> errors.CrustError:
     """The error that stands for `err`, with `err` as its cause. `what` is the act that failed."""
-    branch = _BRANCHES.get(err.errno or 0, errors.RuntimeFailed)
-    error = branch(what, why=reason(err), hint=hint)
+    kind = _ERRORS.get(err.errno or 0, errors.RuntimeFailed)
+    error = kind(what, why=reason(err), hint=hint)
     error.__cause__ = err
     return error
 

@@ -231,7 +231,7 @@ async def test_a_target_that_is_a_symbolic_link_itself(kata: Node) -> None:
 
 async def test_a_target_whose_parent_is_missing(kata: Node) -> None:
     target = f"{kata.places.kubelet}/pods/none/mount"
-    await refused(kata.co.publish("vol-1", target), Code.NOT_FOUND, target)
+    await refused(kata.co.publish("vol-1", target), Code.INTERNAL, target, "FileMissing")
     await never_reached_the_driver(kata, target)
 
 

@@ -2,32 +2,57 @@
 
 import errno
 
+import grpc
 import pytest
 
 from crust import errors
 from crust.host.process import oserrors
+from crust.rpc import status
+
+Code = grpc.StatusCode
 
 
 @pytest.mark.parametrize(
-    ("number", "branch"),
+    ("number", "kind", "code"),
     [
-        (errno.ENOSPC, errors.Exhausted),
-        (errno.EDQUOT, errors.Exhausted),
-        (errno.ENOENT, errors.NotFound),
-        (errno.EBUSY, errors.NotReady),
-        (errno.EACCES, errors.Refused),
-        (errno.EPERM, errors.Refused),
-        (errno.EROFS, errors.Refused),
-        (errno.ELOOP, errors.Refused),
-        (errno.EEXIST, errors.Conflict),
-        (errno.EUCLEAN, errors.Corrupt),
-        (errno.EOPNOTSUPP, errors.Unsupported),
-        (errno.EIO, errors.RuntimeFailed),
-        (errno.EINVAL, errors.RuntimeFailed),
+        (errno.ENOSPC, errors.Exhausted, Code.RESOURCE_EXHAUSTED),
+        (errno.EDQUOT, errors.Exhausted, Code.RESOURCE_EXHAUSTED),
+        (errno.EBUSY, errors.NotReady, Code.FAILED_PRECONDITION),
+        (errno.EUCLEAN, errors.Corrupt, Code.DATA_LOSS),
+        (errno.EIO, errors.RuntimeFailed, Code.INTERNAL),
+        (errno.EINVAL, errors.RuntimeFailed, Code.INTERNAL),
     ],
 )
-def test_translate_maps_errno_to_its_branch(number: int, branch: type[errors.CrustError]) -> None:
-    assert type(oserrors.translate(OSError(number, "x"), "cannot do it")) is branch
+def test_errno_that_means_what_it_says_gives_the_code(
+    number: int, kind: type[errors.CrustError], code: grpc.StatusCode
+) -> None:
+    error = oserrors.translate(OSError(number, "x"), "cannot do it")
+    assert (type(error), status.code_of(error)) == (kind, code)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "code"),
+    [
+        (errno.ENOENT, errors.NotFound, Code.INTERNAL),
+        (errno.ENODEV, errors.NotFound, Code.INTERNAL),
+        (errno.EACCES, errors.Refused, Code.INTERNAL),
+        (errno.EPERM, errors.Refused, Code.INTERNAL),
+        (errno.EROFS, errors.Refused, Code.INTERNAL),
+        (errno.ELOOP, errors.Refused, Code.INTERNAL),
+        (errno.EEXIST, errors.Conflict, Code.INTERNAL),
+        (errno.EOPNOTSUPP, errors.Unsupported, Code.INTERNAL),
+        (errno.ENAMETOOLONG, errors.InvalidRequest, Code.INTERNAL),
+        (errno.ENOMEM, errors.Exhausted, Code.UNAVAILABLE),
+        (errno.EMFILE, errors.Exhausted, Code.UNAVAILABLE),
+    ],
+)
+def test_errno_alone_says_nothing_about_the_object_of_a_call(
+    number: int, kind: type[errors.CrustError], code: grpc.StatusCode
+) -> None:
+    """A missing /dev/loop-control is no missing volume, and a process without descriptors is no full node."""
+    error = oserrors.translate(OSError(number, "x"), "cannot do it")
+    assert isinstance(error, kind)
+    assert status.code_of(error) is code
 
 
 def test_translate_keeps_cause_reason_and_path() -> None:
