@@ -129,15 +129,19 @@ class Scenario:
             await self._kubelet.publish(state.volume, state.target, defer=True)
             guard = mountinfo.at(str(state.target))
             require("the guard mount is there", guard is not None and mount_api.is_guard(guard))
-            require("the target is empty", not list(state.target.iterdir()))
+            names = [path.name for path in state.target.iterdir()]
+            require("the target holds the guard's filler alone", names == [mount_api.GUARD_FILLER])
             require("the host has not mounted the volume's filesystem", not _mounted("ext4", state))
             step.found(
                 "the target has its guard mount, the host mounts no filesystem, the record exists"
             )
             step.show(json.dumps(json.loads(self._record()), indent=2))
 
+    def _entries(self) -> list[Path]:
+        return [path for path in self._node.paths.volumes.iterdir() if path.name[0] != "."]
+
     def _record(self) -> str:
-        entries = [path for path in self._node.paths.volumes.iterdir() if path.name[0] != "."]
+        entries = self._entries()
         require("there is one entry", len(entries) == 1)
         return (entries[0] / layout.RECORD).read_text().strip()
 
@@ -217,7 +221,7 @@ class Scenario:
         with self._report.step("unpublish and unstage it") as step:
             await self._kubelet.unpublish(state.volume, state.target)
             require("the target is removed", not state.target.exists())
-            require("the entry is removed", not list(self._node.paths.volumes.iterdir()))
+            require("the entry is removed", not self._entries())
             await self._kubelet.unstage(state.volume)
             step.found("no entry, no target, no loop device")
 
