@@ -141,7 +141,7 @@ class Store:
         return self.layout.root
 
     def open(self) -> None:
-        """Create the root, 0700, with its parents; raises `UntrustedDirectory` if others may write to it."""
+        """Create the root, 0700, with its parents; `UntrustedFile` or `UntrustedDirectory` if others may write it."""
         with oserrors.translating(f"cannot create {self.root}"):
             os.makedirs(os.path.dirname(self.root), mode=0o755, exist_ok=True)
         durable.make_directory(self.root, layout.DIRECTORY_MODE)

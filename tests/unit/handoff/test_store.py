@@ -408,7 +408,7 @@ def test_entry_that_is_not_a_trusted_directory_is_refused_and_kept(
 def test_a_root_that_others_may_write_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "volumes").mkdir(mode=0o700)
     os.chmod(tmp_path / "volumes", 0o777)
-    with pytest.raises(UntrustedDirectory):
+    with pytest.raises(durable.UntrustedFile):
         Store(f"{tmp_path}/volumes").open()
 
 
