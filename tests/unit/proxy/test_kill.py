@@ -72,14 +72,20 @@ async def _registering(places: Places, handler: fake_handler.FakeHandler) -> Asy
 
 
 async def _answered(around: Around, call: str, target: str) -> bool:
-    """Make a call; False if the proxy was not there, or not any more. What it refuses is raised."""
-    try:
-        await _request(around, call, target)
-    except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.UNAVAILABLE:
-            return False
-        raise
-    return True
+    """Make a call; False if the proxy was not there, or not any more. What it refuses is raised.
+
+    ABORTED is repeated, as a CO does: after a start the proxy may be restoring the guard mount at the target.
+    """
+    while True:
+        try:
+            await _request(around, call, target)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                return False
+            if error.code() is not grpc.StatusCode.ABORTED:
+                raise
+        else:
+            return True
 
 
 async def _request(around: Around, call: str, target: str) -> object:
