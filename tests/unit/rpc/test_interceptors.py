@@ -147,12 +147,22 @@ async def test_an_error_that_a_peer_answered_keeps_its_name_in_the_next_log(
 ) -> None:
     caplog.set_level(logging.INFO)
     built, caller = service
+    written = asyncio.Event()
+
+    def seen(record: logging.LogRecord) -> bool:
+        if record.msg == "served":
+            written.set()
+        return True
+
+    caplog.handler.addFilter(seen)
 
     async def fail(context: Any) -> None:
         await status.abort(context, errors.Exhausted("no slot"), is_csi=False)
 
     built.behave = fail
     await refused(_call(caller, shape), Code.RESOURCE_EXHAUSTED, "[Exhausted] no slot")
+    # The line is written when the answer is on its way, so the caller may be first.
+    await asyncio.wait_for(written.wait(), 10)
     (line,) = [vars(each) for each in caplog.records if each.msg == "served"]
     assert (line["error_name"], line["error"]) == ("Exhausted", "[Exhausted] no slot")
 
