@@ -10,6 +10,7 @@ import enum
 import functools
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NewType, Self
@@ -24,8 +25,10 @@ __all__ = [
     "DeferredMount",
     "DeviceIdentity",
     "DriverName",
+    "Encryption",
     "GroupChange",
     "GroupPolicy",
+    "GuestFormat",
     "HandlerFeature",
     "HandlerName",
     "InvalidPath",
@@ -208,11 +211,41 @@ class IoLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class GuestFormat:
+    """The kernel that mounts makes the filesystem, if the device is blank. Its options have an effect for ext4 only.
+
+    `ext4_bytes_per_inode` is 4096 to 64 MiB, `ext4_reserved_percent` 0 to 50; None: mkfs chooses.
+    """
+
+    ext4_bytes_per_inode: int | None = None
+    ext4_reserved_percent: int | None = None
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` for values that mkfs refuses."""
+        ranges = {"ext4_bytes_per_inode": (4096, 2**26), "ext4_reserved_percent": (0, 50)}
+        for name, (least, most) in ranges.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise errors.InvalidRequest(
+                    "the options for making the filesystem are invalid",
+                    why=f"{name} is {value}",
+                    hint=f"it is a number from {least} to {most}",
+                )
+
+
+class Encryption(enum.Enum):
+    """What is between the device and its filesystem."""
+
+    LUKS = "luks"
+
+
+@dataclass(frozen=True, slots=True)
 class DeferredMount:
     """What a driver returns instead of mounting: everything that another kernel needs to mount the volume.
 
     `capacity_bytes` is the device's size. `content_generation` changes when the driver replaced the volume's content
-    (created, formatted, restored it); writes by users do not change it.
+    (created, formatted, restored it); writes by users do not change it. `format` is None for one that must not be
+    formatted. `secrets` open what `encryption` names; they are in no record and no text of this object.
     """
 
     source: BlockSource
@@ -223,6 +256,9 @@ class DeferredMount:
     capacity_bytes: int = 0
     content_generation: int = 0
     io_limits: IoLimits = IoLimits()
+    format: GuestFormat | None = None
+    encryption: Encryption | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
 
 class UsageUnit(enum.Enum):
@@ -292,6 +328,8 @@ class HandlerFeature(enum.Enum):
     HEALTH = 8
     FREEZE = 9
     IO_LIMITS = 10
+    FORMAT = 11
+    LUKS = 12
 
 
 class AccessMode(enum.Enum):

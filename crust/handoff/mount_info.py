@@ -86,6 +86,14 @@ class Limits(_Model):
     write_bytes_per_second: Annotated[int, Field(ge=0, le=_INT64)] = 0
 
 
+class Format(_Model):
+    """The volume was created empty: the kernel that mounts makes the filesystem if the device is blank."""
+
+    ext4_bytes_per_inode: Annotated[int, Field(ge=4096, le=2**26)] | None = None
+    """Has an effect for ext4 only, as the next one."""
+    ext4_reserved_percent: Annotated[int, Field(ge=0, le=50)] | None = None
+
+
 class CrustPart(_Model):
     """The fields that only crust uses."""
 
@@ -107,6 +115,10 @@ class CrustPart(_Model):
     published_at: AwareDatetime
     limits: Limits | None = None
     """Absent: no limits."""
+    format: Format | None = None
+    """Absent: no filesystem is made, whatever is on the device."""
+    encryption: Literal["luks"] | None = None
+    """The filesystem is inside a LUKS container. What opens it is in no file."""
     required: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] | None = None
     """Keys of this object that a reader must know, e.g. "limits" or "limits.burst"; else it refuses the record."""
 

@@ -62,7 +62,7 @@ class UnrecordableMount(errors.InvalidRequest):
 class Record:
     """A volume that is published to a runtime.
 
-    Its `mount` is normalised: options for a guest's kernel, without "ro".
+    Its `mount` is normalised: options for a guest's kernel, without "ro"; no secrets.
     """
 
     key: volumes.VolumeKey
@@ -87,7 +87,10 @@ class Record:
         """
         options = mount_options.for_guest(mount.mount_options)
         normal = replace(
-            mount, mount_options=options.options, readonly=mount.readonly or options.readonly
+            mount,
+            mount_options=options.options,
+            readonly=mount.readonly or options.readonly,
+            secrets={},
         )
         now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
         record = cls(key, target, handler, normal, 1, now)
@@ -214,8 +217,19 @@ def _model_of(record: Record) -> dict[str, Any]:
             "content_generation": mount.content_generation,
             "published_at": record.published_at,
             "limits": _limits_of(mount.io_limits),
+            **_guest_work_of(mount),
         },
     }
+
+
+def _guest_work_of(mount: volumes.DeferredMount) -> dict[str, Any]:
+    """The keys that a runtime must know, because it must not mount without that work."""
+    work: dict[str, Any] = {}
+    if mount.format is not None:
+        work["format"] = asdict(mount.format)
+    if mount.encryption is not None:
+        work["encryption"] = mount.encryption.value
+    return {**work, "required": tuple(work)} if work else {}
 
 
 def _limits_of(limits: volumes.IoLimits) -> dict[str, int] | None:
@@ -257,6 +271,8 @@ def _mount_of(model: mount_info.MountInfo) -> volumes.DeferredMount:
         io_limits=volumes.IoLimits(**part.limits.model_dump())
         if part.limits
         else volumes.IoLimits(),
+        format=volumes.GuestFormat(**part.format.model_dump()) if part.format else None,
+        encryption=volumes.Encryption(part.encryption) if part.encryption else None,
     )
 
 

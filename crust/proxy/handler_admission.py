@@ -93,6 +93,22 @@ def check_limits(handler: Handler, limits: volumes.IoLimits) -> None:
         )
 
 
+def check_guest_work(handler: Handler, mount: volumes.DeferredMount) -> None:
+    """Raise `UnsupportedByHandler` if the handler cannot format or decrypt a volume that needs it."""
+    if mount.format is not None and not mount.readonly and Feature.FORMAT not in handler.features:
+        raise UnsupportedByHandler(
+            handler.name,
+            "cannot make filesystems, and the volume was created empty",
+            "use a handler that offers FORMAT, or do not defer this volume",
+        )
+    if mount.encryption is not None and Feature.LUKS not in handler.features:
+        raise UnsupportedByHandler(
+            handler.name,
+            "cannot open LUKS containers, and the volume is encrypted",
+            "use a handler that offers LUKS: `crust handlers` lists them",
+        )
+
+
 class SandboxVolumes:
     """Counts the deferred volumes of each pod, those that are being published now included.
 

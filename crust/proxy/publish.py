@@ -260,6 +260,7 @@ class DeferredPublish:
                 handler, fs_type=mount.fs_type, group=mount.group, readonly=mount.readonly
             )
             handler_admission.check_limits(handler, mount.io_limits)
+            handler_admission.check_guest_work(handler, mount)
             return Record.of(mount, wanted.key, wanted.target, handler.name)
         assert attempt.known is not None
         # a retry keeps the first choice: a second handler may have registered since

@@ -166,7 +166,27 @@ def _deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
         capacity_bytes=pb.capacity_bytes,
         content_generation=pb.content_generation,
         io_limits=_io_limits(pb.io_limits),
+        format=_format(pb.format) if pb.HasField("format") else None,
+        encryption=_encryption(pb),
+        secrets=dict(pb.secrets),
     )
+
+
+def _format(pb: csi_pb2.DeferredMount.Format) -> volumes.GuestFormat:
+    percent = pb.ext4_reserved_percent if pb.HasField("ext4_reserved_percent") else None
+    value = volumes.GuestFormat(pb.ext4_bytes_per_inode or None, percent)
+    value.check()
+    return value
+
+
+def _encryption(pb: csi_pb2.DeferredMount) -> volumes.Encryption | None:
+    if not pb.encryption:
+        return None
+    if pb.encryption != volumes.Encryption.LUKS.value:
+        raise InvalidDeferredMount(f"its encryption {pb.encryption[:32]!r} is not known")
+    if not pb.secrets.get("passphrase"):
+        raise InvalidDeferredMount("it is encrypted, and secrets has no passphrase")
+    return volumes.Encryption.LUKS
 
 
 def _io_limits(pb: csi_pb2.DeferredMount.IoLimits) -> volumes.IoLimits:
@@ -212,6 +232,14 @@ def deferred_mount_to_wire(value: volumes.DeferredMount) -> csi_pb2.DeferredMoun
         pb.supplemental_group_change_policy = value.group.policy.value
     if value.io_limits != volumes.IoLimits():
         pb.io_limits.CopyFrom(csi_pb2.DeferredMount.IoLimits(**asdict(value.io_limits)))
+    if value.format is not None:
+        pb.format.SetInParent()
+        pb.format.ext4_bytes_per_inode = value.format.ext4_bytes_per_inode or 0
+        if value.format.ext4_reserved_percent is not None:
+            pb.format.ext4_reserved_percent = value.format.ext4_reserved_percent
+    if value.encryption is not None:
+        pb.encryption = value.encryption.value
+        pb.secrets.update(value.secrets)
     return pb
 
 

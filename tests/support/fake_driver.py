@@ -80,6 +80,8 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
         self.alter: Callable[[csi_pb2.DeferredMount], None] = lambda _: None
         self.identities: dict[str, tuple[int, int, int]] = {}
         self.io_limits = volumes.IoLimits()
+        self.format: volumes.GuestFormat | None = None
+        self.passphrase = ""
 
     def called(self, method: str) -> list[Call]:
         """The calls of one method."""
@@ -189,7 +191,7 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
         identity = csi_pb2.DeferredMount.DeviceIdentity(
             major=major, minor=minor, disk_sequence=sequence
         )
-        return csi_pb2.DeferredMount(
+        answer = csi_pb2.DeferredMount(
             block_device=csi_pb2.DeferredMount.BlockDevice(
                 path=device_of(request.volume_id), identity=identity
             ),
@@ -202,6 +204,15 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
             content_generation=1,
             io_limits=csi_pb2.DeferredMount.IoLimits(**asdict(self.io_limits)),
         )
+        if self.format is not None:
+            answer.format.SetInParent()
+            answer.format.ext4_bytes_per_inode = self.format.ext4_bytes_per_inode or 0
+            if self.format.ext4_reserved_percent is not None:
+                answer.format.ext4_reserved_percent = self.format.ext4_reserved_percent
+        if self.passphrase:
+            answer.encryption = "luks"
+            answer.secrets["passphrase"] = self.passphrase
+        return answer
 
     async def _enter(self, method: str, request: Any, context: Context) -> None:
         metadata = tuple((key, value) for key, value in context.invocation_metadata() or ())

@@ -44,6 +44,10 @@ class _HandlerFeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Handle
     """Freezes a filesystem for a snapshot."""
     HANDLER_FEATURE_IO_LIMITS: _HandlerFeature.ValueType  # 10
     """Enforces I/O limits."""
+    HANDLER_FEATURE_FORMAT: _HandlerFeature.ValueType  # 11
+    """Makes the filesystem of a volume that was created empty."""
+    HANDLER_FEATURE_LUKS: _HandlerFeature.ValueType  # 12
+    """Opens a LUKS container in the sandbox."""
 
 class HandlerFeature(_HandlerFeature, metaclass=_HandlerFeatureEnumTypeWrapper): ...
 
@@ -63,6 +67,10 @@ HANDLER_FEATURE_FREEZE: HandlerFeature.ValueType  # 9
 """Freezes a filesystem for a snapshot."""
 HANDLER_FEATURE_IO_LIMITS: HandlerFeature.ValueType  # 10
 """Enforces I/O limits."""
+HANDLER_FEATURE_FORMAT: HandlerFeature.ValueType  # 11
+"""Makes the filesystem of a volume that was created empty."""
+HANDLER_FEATURE_LUKS: HandlerFeature.ValueType  # 12
+"""Opens a LUKS container in the sandbox."""
 Global___HandlerFeature: _TypeAlias = HandlerFeature  # noqa: Y015
 
 @_typing.final

@@ -27,6 +27,13 @@ NAMES = st.text(
 ).filter(lambda name: name not in (".", ".."))
 
 
+FORMATS = st.builds(
+    volumes.GuestFormat,
+    st.none() | st.integers(4096, 2**26),
+    st.none() | st.integers(0, 50),
+)
+
+
 def _is_fit(word: str) -> bool:
     try:
         return mount_options.for_guest([word]).options == (word,)
@@ -50,6 +57,8 @@ def deferred_mounts(draw: st.DrawFn) -> volumes.DeferredMount:
         readonly=draw(st.booleans()),
         capacity_bytes=draw(numbers),
         content_generation=draw(numbers),
+        format=draw(st.none() | FORMATS),
+        encryption=draw(st.none() | st.sampled_from(volumes.Encryption)),
     )
 
 
@@ -233,3 +242,20 @@ def test_group_without_a_policy_is_changed_only_on_root_mismatch() -> None:
     plain["metadata"] = {"fsGroup": "7"}
     found = records.parse(json.dumps(plain).encode()).mount.group
     assert found == volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
+
+
+def test_runtime_that_does_not_know_formatting_or_encryption_must_refuse_the_record() -> None:
+    work = {"format": volumes.GuestFormat(), "encryption": volumes.Encryption.LUKS}
+    for name, value in work.items():
+        record = Record.of(replace(MOUNT, **{name: value}), KEY, TARGET, HANDLER)  # type: ignore[arg-type]
+        assert json.loads(record.to_bytes())["crust"]["required"] == [name]
+    assert "required" not in json.loads(Record.of(MOUNT, KEY, TARGET, HANDLER).to_bytes())["crust"]
+
+
+def test_secret_of_a_deferred_mount_is_in_no_record_and_no_text() -> None:
+    secret = {"passphrase": "correct horse"}
+    mount = replace(MOUNT, encryption=volumes.Encryption.LUKS, secrets=secret)
+    record = Record.of(mount, KEY, TARGET, HANDLER)
+    assert not record.mount.secrets
+    assert b"horse" not in record.to_bytes()
+    assert "horse" not in repr(mount) + repr(record)

@@ -63,6 +63,8 @@ ELSEWHERE = {
     12: "the kernel that mounts: the runtime's guest",
     34: "the kernel that mounts: the runtime's guest",
     35: "the proxy's call of a runtime's command",
+    47: "the kernel that mounts: the runtime's guest",
+    48: "the kernel that mounts: the runtime's guest",
 }
 
 

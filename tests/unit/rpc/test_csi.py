@@ -1,5 +1,7 @@
 """The CSI codec: invalid messages are refused, and valid ones lose nothing."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,12 +127,48 @@ deferred_mounts = st.builds(
     readonly=st.booleans(),
     capacity_bytes=st.integers(1, 2**62),
     content_generation=st.integers(0, 2**31),
+    format=st.none()
+    | st.builds(
+        volumes.GuestFormat,
+        st.none() | st.integers(4096, 2**26),
+        st.none() | st.integers(0, 50),
+    ),
 )
 
 
 @given(deferred_mounts)
 def test_a_deferred_mount_survives_the_wire(value: volumes.DeferredMount) -> None:
     assert csi.deferred_mount(csi.deferred_mount_to_wire(value)) == value
+
+
+def test_encrypted_deferred_mount_survives_the_wire_with_its_passphrase() -> None:
+    mount = csi.deferred_mount(wire_mount())
+    secret = {"passphrase": "correct horse"}
+    mount = replace(mount, encryption=volumes.Encryption.LUKS, secrets=secret)
+    received = csi.deferred_mount(csi.deferred_mount_to_wire(mount))
+    assert received == mount
+    assert received.secrets == secret
+
+
+def test_encryption_without_a_passphrase_or_of_an_unknown_kind_is_refused() -> None:
+    pb = wire_mount()
+    pb.encryption = "luks"
+    with pytest.raises(csi.InvalidDeferredMount, match="no passphrase"):
+        csi.deferred_mount(pb)
+    pb.secrets["passphrase"] = "correct horse"
+    pb.encryption = "rot13"
+    with pytest.raises(csi.InvalidDeferredMount, match="not known") as caught:
+        csi.deferred_mount(pb)
+    assert "horse" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("inode", "percent"), [(4095, 0), (2**26 + 1, 0), (0, 51), (0, -1)])
+def test_mkfs_options_out_of_range_are_refused(inode: int, percent: int) -> None:
+    pb = wire_mount()
+    pb.format.ext4_bytes_per_inode = inode
+    pb.format.ext4_reserved_percent = percent
+    with pytest.raises(csi.InvalidDeferredMount, match="ext4_"):
+        csi.deferred_mount(pb)
 
 
 def wire_mount() -> csi_pb2.DeferredMount:

@@ -3740,6 +3740,52 @@ class DeferredMount(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class Format(_message.Message):
+        """Options of mkfs. They have an effect for ext4 only."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        EXT4_BYTES_PER_INODE_FIELD_NUMBER: _builtins.int
+        EXT4_RESERVED_PERCENT_FIELD_NUMBER: _builtins.int
+        ext4_bytes_per_inode: _builtins.int
+        """OPTIONAL. 4096 to 67108864; 0: mkfs chooses."""
+        ext4_reserved_percent: _builtins.int
+        """OPTIONAL. 0 to 50; absent: mkfs chooses."""
+        def __init__(
+            self,
+            *,
+            ext4_bytes_per_inode: _builtins.int = ...,
+            ext4_reserved_percent: _builtins.int | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_ext4_reserved_percent", b"_ext4_reserved_percent", "ext4_reserved_percent", b"ext4_reserved_percent"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_ext4_reserved_percent", b"_ext4_reserved_percent", "ext4_bytes_per_inode", b"ext4_bytes_per_inode", "ext4_reserved_percent", b"ext4_reserved_percent"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        _WhichOneofReturnType__ext4_reserved_percent: _TypeAlias = _typing.Literal["ext4_reserved_percent"]  # noqa: Y015
+        _WhichOneofArgType__ext4_reserved_percent: _TypeAlias = _typing.Literal["_ext4_reserved_percent", b"_ext4_reserved_percent"]  # noqa: Y015
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__ext4_reserved_percent) -> _WhichOneofReturnType__ext4_reserved_percent | None: ...
+
+    @_typing.final
+    class SecretsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     BLOCK_DEVICE_FIELD_NUMBER: _builtins.int
     FS_TYPE_FIELD_NUMBER: _builtins.int
     MOUNT_OPTIONS_FIELD_NUMBER: _builtins.int
@@ -3749,8 +3795,11 @@ class DeferredMount(_message.Message):
     CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     CONTENT_GENERATION_FIELD_NUMBER: _builtins.int
     IO_LIMITS_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    ENCRYPTION_FIELD_NUMBER: _builtins.int
+    SECRETS_FIELD_NUMBER: _builtins.int
     fs_type: _builtins.str
-    """REQUIRED. The filesystem on the device, e.g. "ext4". The device is already formatted."""
+    """REQUIRED. The filesystem on the device, e.g. "ext4". The device is already formatted, unless `format` is set."""
     supplemental_group: _builtins.str
     """OPTIONAL. Decimal gid, 1 to 4294967294."""
     supplemental_group_change_policy: _builtins.str
@@ -3761,6 +3810,8 @@ class DeferredMount(_message.Message):
     """REQUIRED. The device's size in bytes."""
     content_generation: _builtins.int
     """OPTIONAL. Changes when the driver replaced the content (created, formatted, restored it), not with users' writes."""
+    encryption: _builtins.str
+    """OPTIONAL. "luks": the filesystem is inside a LUKS container on the device, which the kernel that mounts opens."""
     @_builtins.property
     def block_device(self) -> Global___DeferredMount.BlockDevice: ...
     @_builtins.property
@@ -3770,6 +3821,16 @@ class DeferredMount(_message.Message):
     @_builtins.property
     def io_limits(self) -> Global___DeferredMount.IoLimits:
         """OPTIONAL. The hypervisor enforces them: the host's kernel cannot limit a hypervisor's I/O for one guest's volume."""
+
+    @_builtins.property
+    def format(self) -> Global___DeferredMount.Format:
+        """OPTIONAL. The kernel that mounts MUST first make the filesystem if the device is blank; set only for a volume that was
+        created empty. Absent: it MUST NOT make one.
+        """
+
+    @_builtins.property
+    def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """OPTIONAL. What opens the container: {"passphrase": …}. MUST NOT be written to any file. REQUIRED with `encryption`."""
 
     def __init__(
         self,
@@ -3783,10 +3844,13 @@ class DeferredMount(_message.Message):
         capacity_bytes: _builtins.int = ...,
         content_generation: _builtins.int = ...,
         io_limits: Global___DeferredMount.IoLimits | None = ...,
+        format: Global___DeferredMount.Format | None = ...,
+        encryption: _builtins.str = ...,
+        secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["block_device", b"block_device", "io_limits", b"io_limits", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["block_device", b"block_device", "format", b"format", "io_limits", b"io_limits", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_device", b"block_device", "capacity_bytes", b"capacity_bytes", "content_generation", b"content_generation", "fs_type", b"fs_type", "io_limits", b"io_limits", "mount_options", b"mount_options", "readonly", b"readonly", "source", b"source", "supplemental_group", b"supplemental_group", "supplemental_group_change_policy", b"supplemental_group_change_policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_device", b"block_device", "capacity_bytes", b"capacity_bytes", "content_generation", b"content_generation", "encryption", b"encryption", "format", b"format", "fs_type", b"fs_type", "io_limits", b"io_limits", "mount_options", b"mount_options", "readonly", b"readonly", "secrets", b"secrets", "source", b"source", "supplemental_group", b"supplemental_group", "supplemental_group_change_policy", b"supplemental_group_change_policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["block_device"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
