@@ -10,6 +10,6 @@ _UNITS = {
 
 
 def parse(text: str) -> int | None:
-    """The number, or None if it is none. Fractions and signs are not for sizes and rates."""
+    """The number, or None if the text is not one. Sizes and rates have no fraction and no sign."""
     found = _QUANTITY.fullmatch(text)
     return int(found[1]) * _UNITS[found[2] or ""] if found else None

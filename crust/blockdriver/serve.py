@@ -37,7 +37,7 @@ async def running(
         await asyncio.to_thread(_make_own, state_dir, run_dir)
         lock_path = os.path.join(state_dir, "driver.lock")
         daemon = await stack.enter_async_context(starting(lock_path, take_over=take_over))
-        daemon.when_settled(driver.operations.idle)
+        daemon.before_release(driver.operations.idle)
         await _open(driver, daemon.owned)
         await stack.enter_async_context(
             server.serving(

@@ -1,6 +1,6 @@
 """Looks at the handoff directory again and again, and reads only what may have changed.
 
-Whoever changes an entry changes its directory (H-31, and every rename does), so an entry whose directory has the same
+Every change of an entry changes its directory (H-31, and every rename does), so an entry whose directory has the same
 inode and time is not read again. The time has the resolution of a kernel tick, so a fresh one proves nothing: such an
 entry is read once more. A sandbox that dies changes nothing: locks of live claims are queried at every look.
 And a few entries are read in turn whatever they say, so a file that was damaged in place is noticed too.

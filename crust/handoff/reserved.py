@@ -76,8 +76,10 @@ def read(paths: EntryPaths) -> Reserved | None:
 
 
 def _of(part: _Part) -> Reserved:
-    told = part.identity
-    identity = volumes.DeviceIdentity(told.major, told.minor, told.disk_sequence) if told else None
+    found = part.identity
+    identity = (
+        volumes.DeviceIdentity(found.major, found.minor, found.disk_sequence) if found else None
+    )
     return Reserved(
         volumes.VolumeKey(volumes.DriverName(part.driver), volumes.VolumeId(part.volume_id)),
         volumes.TargetPath(part.target_path),

@@ -5,7 +5,7 @@ the kernel's event queue overflowed. (watchdog only logs the overflow, so `Watch
 a slow reader gets one hint for any number of events. `changes` compares the scans and yields the differences.
 
 Only the root is watched, not the entries: one inotify watch for any number of volumes. Entries appear and disappear
-by a rename in the root; whoever changes a file inside an entry touches the entry's directory, and the watch of the
+by a rename in the root; a writer of a file inside an entry touches the entry's directory, and the watch of the
 root sees that. A sandbox that died causes no event; the next periodic scan finds it. There is no recursive watch, on
 purpose: after an overflow watchdog walks the whole tree again, and with many entries it never finishes.
 

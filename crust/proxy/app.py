@@ -86,15 +86,15 @@ async def running(
         peers = HandlerPeers()
         stack.push_async_callback(peers.close)
         stack.push_async_callback(deferred.operations.drain)
-        daemon.when_settled(deferred.operations.idle)
+        daemon.before_release(deferred.operations.idle)
         parts = _Parts(deferred, handlers, peers, events, targets, devices, daemon)
         drivers = _driver_sockets(settings, parts)
         await daemon.owned.enter_async_context(_watched(store, parts))
         await _serve_proxy_sockets(settings, parts, drivers, stack)
         await _serve_drivers(settings, drivers, daemon, stack)
         await stack.enter_async_context(daemon.serves())
-        told = {"drivers": len(drivers.all()), "entries": len(deferred.all())}
-        _log.info("proxy serves", extra=told)
+        extra = {"drivers": len(drivers.all()), "entries": len(deferred.all())}
+        _log.info("proxy serves", extra=extra)
         yield daemon
 
 
@@ -165,7 +165,7 @@ async def _serve_proxy_sockets(
         )
     )
     stack.callback(registry.stop)
-    parts.daemon.when_handed_over(registry.stop)
+    parts.daemon.after_takeover(registry.stop)
     await stack.enter_async_context(
         server.serving(
             sockets.inspect,
@@ -176,7 +176,7 @@ async def _serve_proxy_sockets(
         )
     )
     stack.callback(inspect.stop)
-    parts.daemon.when_handed_over(inspect.stop)
+    parts.daemon.after_takeover(inspect.stop)
     await stack.enter_async_context(
         server.serving(
             sockets.runtime,
@@ -210,7 +210,7 @@ async def _serve_drivers(
     settings: ProxySettings, drivers: DriverSockets, daemon: Daemon, stack: AsyncExitStack
 ) -> None:
     stack.push_async_callback(drivers.aclose)
-    daemon.when_settled(drivers.idle)
+    daemon.before_release(drivers.idle)
     for served in settings.drivers:
         await drivers.add(served)
     if settings.drivers_dir:

@@ -82,7 +82,7 @@ class CsiFrontend:
 
     @staticmethod
     def holds(method: str) -> bool:
-        """Whether a call reads or writes what is deferred; any other one passes whoever is the handoff's writer."""
+        """Whether a call reads or writes what is deferred; a takeover does not make any other one wait."""
         return method.startswith(_NODE) and method.removeprefix(_NODE) in _INSPECTED
 
     def handler(self) -> passthrough.Passthrough:
@@ -148,7 +148,7 @@ class CsiFrontend:
     def _check_host_publish(self, request: csi_pb2.NodePublishVolumeRequest) -> None:
         """Refuse a host mount if a deferred one has the device or the target."""
         target = volumes.TargetPath(request.target_path)  # unchecked: the driver checks it
-        if self._standing(target.text):
+        if self._is_ours(target.text):
             raise policy.AlreadyDeferred(target.text)
         readonly = request.readonly or request.volume_capability.access_mode.mode in _READER_MODES
         key = self._unchecked_key(request.volume_id)
@@ -156,12 +156,12 @@ class CsiFrontend:
             reservations.Reservation(key, target, None, readonly), deferred=False
         )
 
-    def _standing(self, target: str) -> bool:
+    def _is_ours(self, target: str) -> bool:
         """Whether the target is the proxy's. An entry that cannot be read is an error that a CO must not forget."""
         try:
             return self._deferred.find(target) is not None or target in self._deferred.unfinished
         except errors.CrustError as error:
-            raise outcome.answer("NodePublishVolume", error, outcome.Residue.STANDS) from error
+            raise outcome.answer("NodePublishVolume", error, outcome.Residue.EXISTS) from error
 
     async def _node_unpublish(
         self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, context: passthrough.Context

@@ -75,7 +75,7 @@ class DeferredVolumes:
         self._looking = asyncio.Lock()
         self._reserved: list[Reservation] = []
         self.operations = operations.KeyedOperations()
-        """By target path, for all sockets: whoever changes something at a target holds its key."""
+        """By target path, for all sockets: an operation that changes something at a target holds its key."""
         self.unfinished: set[str] = set()
         """Targets where a failed publish may have left something: their unpublish is the proxy's, whatever is there.
 
@@ -85,7 +85,7 @@ class DeferredVolumes:
         """Targets of host publishes that a driver is carrying out now."""
 
     async def look(self) -> tuple[Change, ...]:
-        """Look at the directory, and take over what has changed; returns the entries that were read."""
+        """Scan the directory, and put what has changed into the index; returns the entries that were read."""
         async with self._looking:
             began = self._index.now()
             there, read = await asyncio.to_thread(self._read_changes)
@@ -144,7 +144,7 @@ class DeferredVolumes:
     def check_unreserved(self, wanted: Reservation, *, deferred: bool = True) -> None:
         """Raise `reservations.DeviceReserved` if another target holds the device, and as `check_readable` does."""
         there = self._index.record_at(wanted.target.text)
-        if there is None or there.key != wanted.key:  # a retry of what stands may go on
+        if there is None or there.key != wanted.key:  # a retry of an existing publish may go on
             self.check_readable(wanted.key)
         held = self._index.sharing(keys_of(wanted))
         reservations.check(wanted, (*held, *self._reserved), deferred=deferred)

@@ -84,8 +84,10 @@ class DriverSockets:
         driver = self._drivers.pop(name)
         await driver.parts.aclose()
         left = sum(record.key.driver == name for record in self._deferred.all())
-        told = {"driver": name, "deferred_volumes": left}
-        _log.log(logging.WARNING if left else logging.INFO, "driver served no more", extra=told)
+        extra = {"driver": name, "deferred_volumes": left}
+        _log.log(
+            logging.WARNING if left else logging.INFO, "driver not served any more", extra=extra
+        )
 
     async def idle(self) -> None:
         """Wait until no operation runs."""

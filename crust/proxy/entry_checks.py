@@ -99,7 +99,7 @@ class EntryChecks:
                 target, "restore of the guard mount", None, lambda: self._mount(target)
             )
         except (operations.OperationInProgress, operations.ShuttingDown):
-            return  # whoever works there mounts it, or the next check does
+            return  # the operation that runs there mounts it, or the next check does
         except errors.CrustError as error:
             self._failed.add(target)
             self._report("guard mount", target, error)

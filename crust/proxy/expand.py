@@ -1,11 +1,10 @@
 """RuntimeExpandVolume: grow the filesystem in the sandbox that has the volume, and keep the size in the record.
 
 It is an operation: it outlives the shim's deadline, an identical retry joins it, and it writes the record even if
-nobody waits any more. A caller whose time is nearly over is told that it still runs, before its own deadline passes.
+no caller waits any more. A caller whose time is nearly over gets `StillExpanding` before its own deadline passes.
 
-To a kubelet FAILED_PRECONDITION means "never again before the pod is restarted". So only `OfflineExpansionOnly` is
-answered with it. What passes by itself (the device is still small, the sandbox boots) is UNAVAILABLE
-(crust/rpc/outcome.py).
+A kubelet does not retry after FAILED_PRECONDITION until the pod is restarted, so only `OfflineExpansionOnly` has that
+code. A temporary condition (the device is still small, the sandbox boots) is UNAVAILABLE (crust/rpc/outcome.py).
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """What the proxy knows of the handoff directory, in memory: each entry as it was last read or written.
 
-Every look at the directory tells what it read, entry by entry. What the proxy itself has written since that look
-began is newer, so it stays, and the next look reads it again. So a look neither waits for publishes nor has to be
-repeated.
+Every scan of the directory returns what it read, entry by entry. What the proxy itself has written since that scan
+began is newer, so the index keeps it, and the next scan reads it again. So a scan neither waits for publishes nor has
+to be repeated.
 """
 
 from collections import Counter, defaultdict
@@ -50,7 +50,7 @@ class HandoffIndex:
         self._set(digest, known)
 
     def apply(self, began: int, there: Set[str], read: Mapping[str, Known]) -> tuple[str, ...]:
-        """Take over what a look has read of the entries that are there; returns the names that were written
+        """Store what a look has read of the entries that are there; returns the names that were written
         meanwhile, to be read again.
         """
         newer = {digest for digest, written in self._written.items() if written > began}

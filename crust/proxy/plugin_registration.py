@@ -1,9 +1,9 @@
 """Registers a driver with the kubelet: the socket `<plugins_registry>/<driver>-reg.sock` (pluginregistration v1).
 
-The kubelet finds the socket, asks GetInfo, calls the driver's NodeGetInfo through the proxy, and says whether it took
-the driver. It asks again after each of its own starts, and by itself after a refusal. When the socket goes, the
-kubelet forgets the driver; so it is there for exactly as long as the proxy serves the driver, and a takeover renames
-over it.
+The kubelet finds the socket, calls GetInfo, calls the driver's NodeGetInfo through the proxy, and reports whether it
+registered the driver. It calls again after each of its own starts, and by itself after a refusal. When the socket is
+removed, the kubelet forgets the driver; so the socket exists exactly as long as the proxy serves the driver, and a
+takeover renames the new one over it.
 """
 
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ VERSION = "1.0.0"
 
 
 class RegistrationRefused(errors.NotReady):
-    """The kubelet does not take the driver."""
+    """The kubelet does not register the driver."""
 
     def __init__(self, driver: str, why: str) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ class Registration(api_pb2_grpc.RegistrationServicer):
     async def NotifyRegistrationStatus(
         self, request: api_pb2.RegistrationStatus, context: Context
     ) -> api_pb2.RegistrationStatusResponse:
-        """Whether the kubelet took it."""
+        """Whether the kubelet registered it."""
         self.state = "registered" if request.plugin_registered else "refused"
         problem = None
         if not request.plugin_registered:

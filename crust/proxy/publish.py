@@ -5,9 +5,9 @@ proxy mounts the guard on the target and calls the shim, whose answer identifies
 with the answer. Then it publishes the entry, which appears atomically.
 
 The guard is mounted before the driver is called and unmounted after it: whatever a driver may have done for a target,
-a guard or an entry shows it, after a kill too. If a step fails, what this attempt made is removed, and the error is
-answered with a code that fits what is left (crust/rpc/outcome.py). The retry of a publish that stands needs no
-handler and removes nothing.
+a guard or an entry shows it, after a kill too. If a step fails, what this attempt made is removed, and the error's
+code depends on what remains (crust/rpc/outcome.py). The retry of a publish that succeeded before needs no handler and
+removes nothing.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class _Wanted:
 
 @dataclass(slots=True)
 class _Attempt:
-    """One run of a publish. `residue`: what would stand if it failed now."""
+    """One run of a publish. `residue`: what would exist if it failed now."""
 
     residue: Residue = Residue.NONE
     known: Record | None = None
@@ -90,7 +90,7 @@ class _Attempt:
 
     @property
     def is_new(self) -> bool:
-        """Whether there is no entry yet. A retry of a publish that stands must not take it down."""
+        """Whether there is no entry yet. A retry that fails must not remove an entry that existed before."""
         return self.known is None
 
 
@@ -132,8 +132,10 @@ class DeferredPublish:
             if isinstance(error, EntryDiffers):
                 attempt.residue = Residue.OTHER
             if isinstance(error, errors.CrustError):
-                told = Event("refused", request.target_path, decision.handler or "", error.shown())
-                self._events.emit(told)
+                text = error.shown()
+                self._events.emit(
+                    Event("refused", request.target_path, decision.handler or "", text)
+                )
             raise outcome.answer("NodePublishVolume", error, attempt.residue) from error
 
     async def _publish(
@@ -150,7 +152,7 @@ class DeferredPublish:
         handler = await self._admit(wanted, decision, attempt) if attempt.is_new else None
         if (
             attempt.residue is Residue.NONE
-        ):  # else what stands is undone if the driver does not defer any more
+        ):  # else what exists is undone if the driver does not defer any more
             await backend.facts.check_defers()
         await backend.facts.check_name(wanted.key.driver)
         _set_flag(request)
@@ -176,8 +178,8 @@ class DeferredPublish:
     async def _look(
         self, backend: Backend, wanted: _Wanted, caller: Caller, attempt: _Attempt
     ) -> None:
-        """Find out what stands at the target: an entry, or the guard mount of an interrupted attempt."""
-        attempt.residue = Residue.STANDS  # an entry that cannot be read raises here
+        """Find out what exists at the target: an entry, or the guard mount of an interrupted attempt."""
+        attempt.residue = Residue.EXISTS  # an entry that cannot be read raises here
         attempt.known = self._deferred.find(wanted.target.text)
         if attempt.known is not None:
             if attempt.known.key != wanted.key:
@@ -192,7 +194,7 @@ class DeferredPublish:
         try:
             await self._look_at_guard(wanted, attempt)
         except targets_module.TargetMounted:
-            attempt.residue = Residue.STANDS
+            attempt.residue = Residue.EXISTS
             if wanted.target.text in self._deferred.unfinished:
                 # a driver mounted although it was called with the flag, and its mount could not be undone at once
                 attempt.residue = await self._take_back(backend, wanted, caller)
@@ -201,7 +203,7 @@ class DeferredPublish:
 
     def _look_at_target(self, target: volumes.TargetPath) -> Residue:
         self._targets.check_usable(target)
-        return Residue.STANDS if self._targets.has_guard(target) else Residue.NONE
+        return Residue.EXISTS if self._targets.has_guard(target) else Residue.NONE
 
     async def _look_at_guard(self, wanted: _Wanted, attempt: _Attempt) -> None:
         attempt.residue = await asyncio.to_thread(self._look_at_target, wanted.target)
@@ -214,7 +216,7 @@ class DeferredPublish:
             self._deferred.check_key(attempt.known, wanted.key)
 
     async def _admit(self, wanted: _Wanted, decision: Decision, attempt: _Attempt) -> Handler:
-        """All checks before any change. A publish that stands has passed them: its retry needs no handler."""
+        """All checks before any change. An existing entry has passed them: its retry needs no handler."""
         handler = await self._handlers.choose(decision.handler)
         access = wanted.access
         handler_admission.check(
@@ -269,7 +271,7 @@ class DeferredPublish:
 
     def _place(self, record: Record, *, is_new: bool) -> Record:
         """Publish the entry of the guarded target. Blocks."""
-        # no probe of a publish that stands: its sandbox may be opening the device just now
+        # no probe if the entry existed before: its sandbox may be opening the device just now
         self._targets.check_unmounted(record.mount.source, readonly=record.readonly, probe=is_new)
         if not is_new:
             self._targets.mount_guard(record.target)
@@ -283,19 +285,19 @@ class DeferredPublish:
         attempt: _Attempt,
         error: BaseException,
     ) -> Residue:
-        """Remove what this attempt made; returns what is left. The publish's own error is the one to report."""
+        """Remove what this attempt made; returns what remains. The publish's own error is the one to report."""
         if isinstance(error, grpc.aio.AioRpcError):
             if not outcome.is_final(error):
                 # the driver may still work on it: the guard stays, and the CO retries
                 self._deferred.unfinished.add(wanted.target.text)
                 return Residue.UNKNOWN
             if attempt.residue is Residue.UNKNOWN:
-                # nothing stood before this attempt, and the driver left nothing
+                # nothing existed before this attempt, and the driver left nothing
                 return await asyncio.to_thread(self._remove_guard, wanted.target)
         return await self._take_back(backend, wanted, caller)
 
     async def _take_back(self, backend: Backend, wanted: _Wanted, caller: Caller) -> Residue:
-        """Remove what the driver and the proxy have made; returns what is left."""
+        """Remove what the driver and the proxy have made; returns what remains."""
         request = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=wanted.key.volume_id, target_path=wanted.target.text, defer_fs_ops=True
         )
@@ -313,7 +315,7 @@ class DeferredPublish:
         except errors.CrustError as error:
             self._deferred.unfinished.add(target.text)
             _log.warning("guard mount not removed", extra={"target": target.text, "error": error})
-            return Residue.STANDS
+            return Residue.EXISTS
         return Residue.NONE
 
 

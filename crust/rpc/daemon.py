@@ -1,8 +1,9 @@
 """What the servers of one process share: the process's lock, its health, and how a successor takes it over.
 
-The order of a takeover: the gates close, stage by stage, the callers' sockets first; what runs ends; everything in
-`owned` is closed, newest first, the locks last; the successor takes them, reads the state and puts its sockets in
-place; then whoever still calls us is handed on. We stand by until we are stopped, because old connections end here.
+The order of a takeover: the gates close, stage by stage, the callers' sockets first; running operations finish;
+everything in `owned` is closed, newest first, the locks last; the successor takes the locks, reads the state and puts
+its sockets in place; then this process forwards the calls that still reach it. It runs until it is stopped, because
+old connections end here.
 """
 
 import asyncio
@@ -33,22 +34,22 @@ class _Served:
 
 
 class Daemon:
-    """One process. `owned` holds what only one process may have; it is closed at a takeover and at the end."""
+    """One process. `owned` holds what only one process may have; it is closed at a takeover and at exit."""
 
     def __init__(
         self, lock_path: str = "", predecessor: takeover.Predecessor | None = None
     ) -> None:
         self.health = Health()
         self.owned = AsyncExitStack()
-        self.onward = AsyncExitStack()
-        self.handed_over = False
+        self.successor_channels = AsyncExitStack()
+        self.taken_over = False
         self._releasing = False
         self._lock_path = lock_path
         self._predecessor = predecessor
         self._served: list[_Served] = []
-        self._settled: list[Callable[[], Awaitable[None]]] = []
-        self._let_go: list[Callable[[], None]] = []
-        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._idle_waits: list[Callable[[], Awaitable[None]]] = []
+        self._after_takeover: list[Callable[[], None]] = []
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def inherited(self, socket_path: str) -> sockets.Identity | None:
         """The live socket that a predecessor has at the path, which may be replaced."""
@@ -68,19 +69,19 @@ class Daemon:
         finally:
             self._served.remove(served)
 
-    def when_settled(self, idle: Callable[[], Awaitable[None]]) -> None:
-        """Wait for `idle` before anything is let go: work that outlives its callers."""
-        self._settled.append(idle)
+    def before_release(self, idle: Callable[[], Awaitable[None]]) -> None:
+        """Wait for `idle` before anything is released: work that outlives its callers."""
+        self._idle_waits.append(idle)
 
-    def when_handed_over(self, let_go: Callable[[], None]) -> None:
-        """Call `let_go` once a successor serves, e.g. to end streams, whose callers then find it."""
-        self._let_go.append(let_go)
+    def after_takeover(self, action: Callable[[], None]) -> None:
+        """Call `action` once a successor serves, e.g. to end streams, whose callers then connect to it."""
+        self._after_takeover.append(action)
 
     @asynccontextmanager
     async def serves(self) -> AsyncIterator[None]:
-        """Everything is served: tell the predecessor, and be ready for a successor while the block runs."""
+        """Everything is served: report it to the predecessor, and accept a successor while the block runs."""
         if self._predecessor is not None:
-            await self._predecessor.tell_serving()
+            await self._predecessor.report_serving()
         async with takeover.listening(f"{self._lock_path}.takeover", self._release) as ended:
             waits = asyncio.create_task(self._stand_by(ended), name="takeover")
             try:
@@ -91,12 +92,12 @@ class Daemon:
 
     def end(self, error: errors.CrustError) -> None:
         """End the process with an error, because a part of it cannot go on."""
-        if not self._lost.done():
-            self._lost.set_exception(error)
+        if not self._failed.done():
+            self._failed.set_exception(error)
 
     async def forever(self) -> None:
         """Until cancelled; raises `takeover.SuccessorLost`, and what `end` got."""
-        await self._lost
+        await self._failed
 
     async def _release(self) -> Mapping[str, sockets.Identity]:
         gates = self._gates()
@@ -105,7 +106,7 @@ class Daemon:
             async with asyncio.timeout(DRAIN_S):
                 for stage in sorted({gate.stage for gate in gates}):
                     await _close([gate for gate in gates if gate.stage == stage])
-                for idle in self._settled:
+                for idle in self._idle_waits:
                     await idle()
         except TimeoutError:
             self._releasing = False
@@ -113,7 +114,7 @@ class Daemon:
                 gate.reopen()
             why = f"its operations have not ended within {DRAIN_S:g} s"
             raise takeover.TakeoverRefused(self._lock_path, why) from None
-        self.handed_over = True
+        self.taken_over = True
         await self.owned.aclose()
         for each in self._served:
             if each.lock is not None:
@@ -128,19 +129,19 @@ class Daemon:
         try:
             await asyncio.shield(ended)
         except takeover.SuccessorLost as lost:
-            self._lost.set_exception(lost)
+            self._failed.set_exception(lost)
             return
         for each in self._served:
             if each.gate is not None:
-                each.gate.hand_on(self._connect(each.own.path))
-        for let_go in self._let_go:
-            let_go()
+                each.gate.forward_to(self._connect(each.own.path))
+        for action in self._after_takeover:
+            action()
         _log.info("taken over; stop this process when its callers have left")
 
     def _connect(self, socket_path: str) -> grpc.aio.Channel:
-        """A channel to the successor, for as long as our servers may hand on to it."""
+        """A channel to the successor, for as long as this process may forward calls to it."""
         connected = channel.connect(socket_path)
-        self.onward.push_async_callback(connected.close)
+        self.successor_channels.push_async_callback(connected.close)
         return connected
 
 
@@ -155,7 +156,7 @@ async def _close(gates: list[Gate]) -> None:
 async def starting(lock_path: str, *, take_over: bool = False) -> AsyncIterator[Daemon]:
     """The process that holds the lock while the block runs, or until a successor serves.
 
-    With `take_over` a live holder is asked to let go. Raises `flocks.LockHeld`, `takeover.TakeoverRefused`.
+    With `take_over` a live holder is asked to release it. Raises `flocks.LockHeld`, `takeover.TakeoverRefused`.
     """
     predecessor = None
     try:
@@ -173,5 +174,5 @@ async def starting(lock_path: str, *, take_over: bool = False) -> AsyncIterator[
     finally:
         if predecessor is not None:
             predecessor.close()
-        await daemon.onward.aclose()
+        await daemon.successor_channels.aclose()
         await daemon.owned.aclose()

@@ -37,10 +37,10 @@ class DeferralUnsupported(errors.Unsupported):
 class DriverNameMismatch(errors.NotReady):
     """The driver behind a socket has another name than the settings say."""
 
-    def __init__(self, configured: str, told: str) -> None:
+    def __init__(self, configured: str, reported: str) -> None:
         super().__init__(
             f"volumes of driver {configured!r} cannot be deferred",
-            why=f"the driver behind that socket calls itself {told[:63]!r}",
+            why=f"the driver behind that socket calls itself {reported[:63]!r}",
             hint="correct name or backend in the proxy's settings: one volume must not have two names",
         )
 
@@ -107,8 +107,8 @@ class DriverFacts:
 
         async def name(timeout_s: float | None) -> str:
             request = csi_pb2.GetPluginInfoRequest()
-            told: str = (await identity.GetPluginInfo(request, timeout=timeout_s)).name
-            return told
+            name: str = (await identity.GetPluginInfo(request, timeout=timeout_s)).name
+            return name
 
         self._defers = PerConnection(channel, defers)
         self._name = PerConnection(channel, name)
@@ -124,9 +124,9 @@ class DriverFacts:
 
     async def check_name(self, configured: str, timeout_s: float | None = TIMEOUT_S) -> None:
         """Raise `DriverNameMismatch`, or `grpc.aio.AioRpcError`, unless the driver has the name."""
-        told = await self._name.get(timeout_s)
-        if told != configured:
-            raise DriverNameMismatch(configured, told)
+        reported = await self._name.get(timeout_s)
+        if reported != configured:
+            raise DriverNameMismatch(configured, reported)
 
     async def aclose(self) -> None:
         """Watch the connection no more; before the channel is closed."""

@@ -1,8 +1,8 @@
 """Who answers a call while a process is taken over: this process, nobody yet, or its successor.
 
-A gate is open in ordinary life. When a successor asks for the state, the gate closes: calls that come wait, calls
-that run end. Then the successor has the state, and whoever waits, or still calls us on an old connection, is handed
-on to it as bytes. So a caller waits and sees no error, and no two processes ever write.
+A gate is normally open. When a successor asks for the state, the gate closes: new calls wait, running calls finish.
+Once the successor has the state, calls that wait, and later calls on old connections, are forwarded to it as bytes.
+So a caller waits and sees no error, and two processes never write at the same time.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ Handler = Any
 
 
 def needs_state(method: str) -> bool:
-    """Whether a method reads or writes what is handed over: not who we are, how we are, and what we can do."""
+    """Whether a method reads or writes the state: all but identity, health and capabilities do."""
     return not (method.startswith("/csi.v1.Identity/") or method.endswith("Capabilities"))
 
 
 class Gate:
-    """Of one server. `gated` says which methods it holds back; streams are held back only at their beginning.
+    """The gate of one server. `gated` says which methods wait while it is closed; a stream waits only at its start.
 
-    Gates of a lower stage close first: a call that runs there may need one of a higher stage to end.
+    Gates of a lower stage close first: a call that runs there may need one of a higher stage to finish.
     """
 
     def __init__(self, gated: Callable[[str], bool] = needs_state, *, stage: int = 1) -> None:
@@ -41,32 +41,32 @@ class Gate:
         self._successor: grpc.aio.Channel | None = None
 
     def close(self) -> None:
-        """Let nobody in."""
+        """Let new calls wait."""
         self._open.clear()
 
     def reopen(self) -> None:
-        """As before."""
+        """Serve the calls that wait, and new ones."""
         self._open.set()
 
-    def hand_on(self, successor: grpc.aio.Channel) -> None:
-        """Hand everyone on from now on, those first who wait."""
+    def forward_to(self, successor: grpc.aio.Channel) -> None:
+        """Forward the calls that wait, and all later ones."""
         self._successor = successor
         self._open.set()
 
     async def idle(self) -> None:
-        """Wait until no call runs that was let in."""
+        """Wait until no call runs in this process."""
         await self._idle.wait()
 
-    async def pass_through(self) -> grpc.aio.Channel | None:
-        """Wait until it is clear who answers: the successor, or (None) this process."""
+    async def opened(self) -> grpc.aio.Channel | None:
+        """Wait until it is known who answers: the successor, or (None) this process."""
         while not self._open.is_set():
             await self._open.wait()
         return self._successor
 
     @asynccontextmanager
     async def entered(self) -> AsyncIterator[grpc.aio.Channel | None]:
-        """The same, and count as running while the block runs, if it is this process."""
-        successor = await self.pass_through()
+        """As `opened`; if this process answers, the call counts as running while the block runs."""
+        successor = await self.opened()
         if successor is not None:
             yield successor
             return
@@ -81,7 +81,7 @@ class Gate:
 
 
 class GateInterceptor(grpc.aio.ServerInterceptor):
-    """Puts a gate before a server's methods. The outermost interceptor: what is handed on is no call of ours."""
+    """Puts a gate before a server's methods. The outermost interceptor: a forwarded call is not logged or counted."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -117,7 +117,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         self, method: str, handler: Handler
     ) -> Callable[[bytes, passthrough.Context], AsyncIterator[bytes]]:
         async def behave(data: bytes, context: passthrough.Context) -> AsyncIterator[bytes]:
-            successor = await self._gate.pass_through()
+            successor = await self._gate.opened()
             if successor is not None:
                 async for each in passthrough.forward_stream(successor, method, data, context):
                     yield each

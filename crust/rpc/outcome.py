@@ -1,15 +1,15 @@
-"""What a failed call leaves behind, and which status its caller may therefore be answered with.
+"""What exists after a failed call, and which status may therefore be returned to its caller.
 
-To a kubelet a *final* status means that nothing stands: it forgets the volume and never unpublishes it. CANCELLED,
-DEADLINE_EXCEEDED, UNAVAILABLE, RESOURCE_EXHAUSTED and ABORTED are not final: the volume is "uncertain", tried again
-while its pod is wanted and unpublished when it is not. So an error says what is wrong, its residue says what is left,
-and the table gives the branch that both together allow. The sentence and the error's name stay.
+To a kubelet a *final* status means that nothing exists: it forgets the volume and never unpublishes it. CANCELLED,
+DEADLINE_EXCEEDED, UNAVAILABLE, RESOURCE_EXHAUSTED and ABORTED are not final: the volume is "uncertain", retried while
+its pod is wanted and unpublished when it is not. So an error says what is wrong, its residue says what exists, and
+the table gives the branch that both together allow. The message and the error's name do not change.
 
 One exception: CSI demands ALREADY_EXISTS for a second publish with other arguments. A kubelet never sends one, so
-what a driver calls ALREADY_EXISTS although the arguments are the same is UNAVAILABLE too.
+where a driver answers ALREADY_EXISTS although the arguments are the same, the status is UNAVAILABLE too.
 
-Expansion has a rule of its own. FAILED_PRECONDITION means "never again before the pod is restarted", so only what a
-restart heals may say it.
+Expansion has a rule of its own. A kubelet does not retry after FAILED_PRECONDITION until the pod is restarted, so
+only an error that a restart removes may have that status.
 """
 
 import enum
@@ -25,10 +25,10 @@ Branch = type[errors.CrustError]
 
 
 class Residue(enum.Enum):
-    """What stands after an operation failed, of the volume and the path that it is about."""
+    """What exists after an operation failed, of the volume and the path that it is about."""
 
     NONE = "nothing"
-    STANDS = "something"
+    EXISTS = "something"
     OTHER = "something that a request with other arguments made"
     UNKNOWN = "not known"
 
@@ -36,13 +36,13 @@ class Residue(enum.Enum):
 NOT_FINAL: frozenset[Branch] = frozenset(
     {errors.OperationPending, errors.PeerUnavailable, errors.Exhausted}
 )
-"""The branches after which a kubelet counts on something to stand."""
+"""The branches after which a kubelet assumes that something may exist."""
 
-RESTART_HEALS: frozenset[str] = frozenset({"OfflineExpansionOnly"})
-"""Names of the errors of an expansion that a restart of the pod heals."""
+REMOVED_BY_RESTART: frozenset[str] = frozenset({"OfflineExpansionOnly"})
+"""Names of the errors of an expansion that a restart of the pod removes."""
 
 
-def _left_behind(
+def _not_final_after(
     rpc: str, residues: Iterable[Residue]
 ) -> dict[tuple[str, Branch, Residue], Branch]:
     final = [branch for branch in status.CODES if branch not in NOT_FINAL]
@@ -51,7 +51,7 @@ def _left_behind(
 
 TABLE: Mapping[tuple[str, Branch, Residue], Branch] = MappingProxyType(
     {
-        **_left_behind("NodePublishVolume", (Residue.STANDS, Residue.OTHER, Residue.UNKNOWN)),
+        **_not_final_after("NodePublishVolume", (Residue.EXISTS, Residue.OTHER, Residue.UNKNOWN)),
         ("NodePublishVolume", errors.Conflict, Residue.OTHER): errors.Conflict,
         **{
             ("RuntimeExpandVolume", errors.NotReady, each): errors.PeerUnavailable
@@ -65,7 +65,7 @@ TABLE: Mapping[tuple[str, Branch, Residue], Branch] = MappingProxyType(
 def branch(rpc: str, error: errors.CrustError, residue: Residue) -> Branch:
     """The branch to answer `error` with."""
     own = status.branch_of(type(error))
-    if rpc == "RuntimeExpandVolume" and error.error_name in RESTART_HEALS:
+    if rpc == "RuntimeExpandVolume" and error.error_name in REMOVED_BY_RESTART:
         return own
     return TABLE.get((rpc, own, residue), own)
 
@@ -73,7 +73,7 @@ def branch(rpc: str, error: errors.CrustError, residue: Residue) -> Branch:
 def answer(
     rpc: str, error: errors.CrustError | grpc.aio.AioRpcError, residue: Residue
 ) -> errors.CrustError | grpc.aio.AioRpcError:
-    """The error to answer with: `error` itself, or its sentence and name in the branch that the table gives."""
+    """The error to return: `error` itself, or its message and name in the branch that the table gives."""
     known = status.to_error(error) if isinstance(error, grpc.aio.AioRpcError) else error
     allowed = branch(rpc, known, residue)
     if allowed is status.branch_of(type(known)):
@@ -85,5 +85,5 @@ def answer(
 
 
 def is_final(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a peer's status says that nothing of the call stands."""
+    """Whether a peer's status says that nothing of the call exists."""
     return status.branch_of(type(status.to_error(error))) not in NOT_FINAL

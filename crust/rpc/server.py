@@ -99,7 +99,7 @@ def _claim(
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = flocks.ProcessLock.acquire(lock_path) if lock_path else None
     try:
-        # a predecessor still listens, and hands its callers on
+        # a predecessor still listens, and forwards its callers
         if inherited is None or sockets.identity_at(socket_path) != inherited:
             sockets.check_free(socket_path)
     except BaseException:
@@ -127,7 +127,7 @@ async def _start(server: grpc.aio.Server, socket_path: str) -> sockets.OwnSocket
 async def _watch(own: sockets.OwnSocket, daemon: Daemon) -> None:
     while True:
         await asyncio.sleep(CHECK_S)
-        if daemon.handed_over:  # the path is the successor's
+        if daemon.taken_over:  # the path is the successor's
             return
         try:
             problem: errors.CrustError | None = await asyncio.to_thread(own.problem)

@@ -1,16 +1,16 @@
-"""What a process and its successor say to each other, on a socket beside the process's lock.
+"""The protocol of a takeover, on a socket beside the process's lock.
 
 One line of JSON each way, in this order, on one connection:
 
     successor    {"want": "state"}
     predecessor  {"released": {<socket>: [<device>, <inode>], …}}   its locks are free, it writes no more
                  or {"refused": <why>}, and it goes on as before
-    successor    {"serving": true}                                    it has the locks, and its sockets are in place
+    successor    {"serving": true}                                    it holds the locks, and its sockets are in place
 
-The locks decide, not the lines: a successor writes only with the locks in its hand, and a predecessor has let go of
-them before it says so. If the predecessor dies, the kernel frees its locks and the successor starts as after any
-kill. If the successor dies before "serving", the predecessor, which cannot know what was written meanwhile, ends
-with an error and is started again by its supervisor.
+The locks decide, not the messages: a successor writes only while it holds the locks, and a predecessor sends
+"released" after it has released them. If the predecessor dies, the kernel releases its locks and the successor starts
+as after any kill. If the successor dies before "serving", the predecessor cannot know what was written meanwhile: it
+exits with an error, and its supervisor starts it again.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _LINE_MAX_BYTES = 1 << 20
 
 
 class TakeoverRefused(errors.NotReady):
-    """The process that holds the lock does not let go of it."""
+    """The process that holds the lock does not release it."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
@@ -44,7 +44,7 @@ class TakeoverRefused(errors.NotReady):
 
 
 class Predecessor:
-    """The process that was taken over, to be told that its successor serves."""
+    """The connection to the process that was taken over."""
 
     def __init__(
         self, released: Mapping[str, sockets.Identity], writer: asyncio.StreamWriter | None
@@ -52,16 +52,18 @@ class Predecessor:
         self.released = released
         self._writer = writer
 
-    async def tell_serving(self) -> None:
-        """It may hand its callers on now. Once."""
+    async def report_serving(self) -> None:
+        """Report that this process serves: the predecessor forwards its callers from now on. Call it once."""
         if self._writer is None:
             return
-        with contextlib.suppress(ConnectionError):  # it is gone, and with it its callers
+        with contextlib.suppress(
+            ConnectionError
+        ):  # it has ended, and its callers' connections with it
             await _send(self._writer, {"serving": True})
         self.close()
 
     def close(self) -> None:
-        """Let go; without `tell_serving` it takes us for dead."""
+        """Close the connection; without `report_serving` the predecessor treats this process as dead."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -103,8 +105,8 @@ async def listening(
 ) -> AsyncIterator[asyncio.Future[None]]:
     """Be ready to be taken over while the block runs.
 
-    `release` stops everything that writes and frees the locks; it raises `TakeoverRefused` while nothing is changed.
-    What is yielded is done when the successor serves, or has failed with `SuccessorLost`.
+    `release` stops everything that writes and releases the locks; if it raises `TakeoverRefused`, it has changed
+    nothing. The future is done when the successor serves, or failed with `SuccessorLost`.
     """
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     busy = asyncio.Lock()
@@ -130,11 +132,11 @@ async def listening(
 
 
 class SuccessorLost(errors.PeerUnavailable):
-    """This process let go of its state, and the process that asked for it died before it served."""
+    """This process released its state, and the process that asked for it died before it served."""
 
     def __init__(self) -> None:
         super().__init__(
-            "this process serves no more",
+            "this process has stopped serving",
             why="the process that took it over ended before it served",
             hint="start this one again, and look at the log of the other one",
         )
@@ -186,7 +188,7 @@ async def _send(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> Non
 
 
 async def _receive(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """The next line; empty when the peer is gone or speaks something else."""
+    """The next message; empty when the peer has closed the connection or sends another protocol."""
     try:
         message = json.loads(await reader.readline())
     except (ValueError, ConnectionError):

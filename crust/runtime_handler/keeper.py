@@ -2,18 +2,18 @@
 
 For hypervisors that cannot take descriptors of others (specs/handoff.md, H-43 to H-46). A program of its own, which
 imports nothing but the standard library: it survives the runtime's daemon and is small.
-`crust.runtime_handler.keepers` starts it and speaks to it:
+`crust.runtime_handler.keepers` starts it and is its client:
 
     python -IS keeper.py <listening socket> <pidfd of the VM>        both inherited
 
     request    {"op": "hold", "name": ...} with descriptors | {"op": "release", "name": ...} | {"op": "held"}
     answer     {"pids": [keeper, standby], "held": {name: count}}    after the request is done, or {"error": ...}
 
-Two processes hold the same descriptors: the keeper, and a standby that is forked anew after each change. Killing one
-releases nothing: a keeper that ends is succeeded by its standby, a standby that ends is replaced. The one byte in the
-`token` pipe decides which of two standbys succeeds, when the keeper ends between the fork of the new one and the end
-of the old one. A change is answered when only the new one is left. Both end with the VM; SIGTERM, SIGINT and SIGHUP
-are for the daemon, and ignored.
+Two processes hold the same descriptors: the keeper, and a standby that the keeper forks again after each change.
+Killing one releases nothing: when the keeper ends, its standby replaces it; when the standby ends, the keeper forks
+another. If the keeper ends between the fork of a new standby and the end of the old one, the one byte in the `token`
+pipe decides which of the two replaces it. A change is answered when only the new one remains. Both end with the VM;
+SIGTERM, SIGINT and SIGHUP are meant for the daemon, and ignored.
 """
 
 import array
@@ -30,12 +30,12 @@ _MESSAGE_BYTES = 4096
 _DESCRIPTORS = 16
 
 
-class _Succeeded(Exception):  # it is no error
-    """This process was the standby, and is the keeper now: back to the loop."""
+class _Promoted(Exception):  # it is no error
+    """This process was the standby, and is the keeper now: return to the loop."""
 
 
 class Keeper:
-    """The holdings, and the processes that hold them."""
+    """The descriptors that are held, and the two processes that hold them."""
 
     def __init__(self, listener: socket.socket, vm: int) -> None:
         self._listener = listener
@@ -47,17 +47,17 @@ class Keeper:
         self._token = (-1, -1)
 
     def run(self) -> None:
-        """Keep until the VM has ended."""
+        """Hold the descriptors until the VM has ended."""
         while True:
             try:
                 self._begin()
                 self._keep()
-            except _Succeeded:
+            except _Promoted:
                 continue
             return
 
     def _begin(self) -> None:
-        """Become the keeper: with a token of its own, which no earlier standby can take."""
+        """Become the keeper: with a new token, which no earlier standby can take."""
         for end in (*self._token, self._standby):
             _close(end)
         self._standby, self._standby_pid = -1, 0
@@ -81,7 +81,7 @@ class Keeper:
                 self._serve(self._clients[fd])
 
     def _renew_standby(self) -> None:
-        """Fork a standby that holds what this process holds now, then end the one before."""
+        """Fork a standby that holds what this process holds now, then kill the previous one."""
         keeper = os.pidfd_open(os.getpid())
         try:
             pid = os.fork()
@@ -100,7 +100,7 @@ class Keeper:
             self._standby, self._standby_pid = -1, 0
 
     def _stand_by(self, keeper: int) -> None:
-        """In the standby: wait until the keeper has ended, then succeed it, unless another standby does."""
+        """In the standby: wait until the keeper has ended, then replace it, unless another standby does."""
         for client in self._clients.values():
             client.close()
         self._clients.clear()
@@ -110,7 +110,7 @@ class Keeper:
             os.read(self._token[0], 1)
         except BlockingIOError:
             os._exit(0)
-        raise _Succeeded
+        raise _Promoted
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()

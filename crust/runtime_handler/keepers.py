@@ -1,7 +1,7 @@
-"""Starts the keeper of a VM, and speaks to it (keeper.py).
+"""Starts the keeper of a VM, and calls it (keeper.py).
 
     keeper = keepers.start(socket_path, vm_pid)     once the VM's process runs
-    keeper.hold(name, claim.fds)                    from here on the claim lives as long as the VM
+    keeper.hold(name, claim.fds)                    from now on the claim lives as long as the VM
     claim.hand_over()
     keepers.connect(socket_path)                    in a restarted daemon; `adopt_volume` with `keeper.pid`
 
@@ -55,7 +55,7 @@ class KeeperRuns(errors.Conflict):
     def __init__(self, path: Path, pid: int) -> None:
         super().__init__(
             f"no keeper is started at {path}",
-            why=f"process {pid} keeps there",
+            why=f"process {pid} is the keeper there",
             hint="connect to it; a VM has one keeper, and each has a socket of its own",
         )
         self.path = path

@@ -20,7 +20,7 @@ from crust.host.block import loop
 from crust.host.mounts import mount_api
 
 OF_MARKER = {"root": ("mount", "loop"), "vm": ("mount", "loop", "vm")}
-"""The capabilities that each marker of pyproject.toml stands for."""
+"""The capabilities that each marker of pyproject.toml requires."""
 
 
 def need(*names: str) -> None:
@@ -88,7 +88,7 @@ def _vm() -> str:
     qemu = shutil.which("qemu-system-x86_64")
     if qemu is None:
         return "qemu-system-x86_64 is not installed"
-    # A machine without anything, told to quit at once: it proves the program and its libraries, in software.
+    # A machine without anything that quits at once: it proves the program and its libraries, in software.
     argv = [qemu, "-machine", "none,accel=tcg", "-display", "none", "-monitor", "stdio"]
     done = subprocess.run(argv, input=b"quit\n", capture_output=True, timeout=30, check=False)
     return "" if done.returncode == 0 else done.stderr.decode("utf-8", "replace")[-200:]

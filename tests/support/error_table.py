@@ -15,7 +15,7 @@ google.rpc.ErrorInfo (domain `crust.dev`) in the gRPC status details of crust.v1
 CSI call has them only if its caller sends `crust-extensions: error-info`. Find the name below, or ask
 `crust explain MountFailed`. The message says what failed, why, and what to do. The *branch* (a heading below) says
 who retries, and gives the gRPC status code. Two calls answer some errors with UNAVAILABLE instead (specs/deferral.md,
-D-36 and D-37): a NodePublishVolume of which something stands, and RuntimeExpandVolume where a retry helps.
+D-36 and D-37): a NodePublishVolume of which something exists, and RuntimeExpandVolume where a retry helps.
 
 An error that passes several processes of crust keeps its first name. A wrapped driver's own status passes unchanged,
 without a name of ours. A failure that is none of these is a bug: `UnexpectedError` with a request id, under which

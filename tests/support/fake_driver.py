@@ -1,4 +1,4 @@
-"""A CSI driver with state, on a socket of its own, that knows deferral and can be told to misbehave.
+"""A CSI driver with state, on a socket of its own, that knows deferral and can be made to misbehave.
 
 It is somebody else's driver on purpose: a plain grpc.aio server without crust's edge. It keeps what a driver keeps
 (what is published where, and how), and every call that it got.

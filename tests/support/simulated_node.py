@@ -1,7 +1,7 @@
 """A node whose processes come and go: driver, shim, proxy, runtime handler; and a simulated kubelet that calls it.
 
 Proxy and shim are processes of their own, ended by SIGKILL. The driver keeps its state and loses its server. Each
-answer is held against what stands at that moment, by the disk and the driver's state; each turn against "one writer".
+answer is compared with what exists at that moment, on the disk and in the driver; each turn with "one writer".
 """
 
 import asyncio
@@ -164,14 +164,14 @@ class SimulatedNode:
         self.figures.counts[f"{answer.method} {answer.code.name}"] += 1
         code = answer.code
         if answer.method == "NodePublishVolume" and answer.is_final:
-            left = self._standing(answer.path)
+            left = self._residue(answer.path)
             if left:
                 self.figures.final_with_residue.append(f"{code.name} with {left}: {answer.details}")
         if answer.method == "NodeExpandVolume" and code is grpc.StatusCode.FAILED_PRECONDITION:
             self.figures.expansions_given_up.append(answer.details)
 
-    def _standing(self, target: str) -> list[str]:
-        """What stands of a publish at a target."""
+    def _residue(self, target: str) -> list[str]:
+        """What exists of a publish at a target."""
         entry = store.Store(self.places.volumes).read(volumes.TargetPath(target))
         found = {
             "an entry": entry is not None,
@@ -179,7 +179,7 @@ class SimulatedNode:
             "a host mount": os.path.exists(f"{target}/{MOUNTED}"),
             "the driver's publish": target in self.driver.published,
         }
-        return [name for name, stands in found.items() if stands]
+        return [name for name, exists in found.items() if exists]
 
     def _entries(self) -> Counter[str]:
         scanned = store.Store(self.places.volumes).scan()

@@ -45,7 +45,7 @@ class Simulation:
         ]
 
     async def run(self) -> Figures:
-        """All of it; the figures tell what was found."""
+        """All of it; the figures have what was found."""
         try:
             for part in PARTS:
                 await self._node.start(part)

@@ -74,7 +74,7 @@ def fingerprint(request: Publish) -> str:
         request.staging.text,
         request.capability.mode.value,
         [mount.fs_type, list(mount.mount_flags)] if mount else None,
-        # Not the policy, which is about time and not about what stands; earlier versions wrote this word.
+        # Not the policy: it changes how long the change takes, not its result. Earlier versions wrote this word.
         [group.gid, volumes.GroupPolicy.ALWAYS.value] if group else None,
         request.readonly,
         request.deferred,

@@ -1,4 +1,4 @@
-"""The slots of this node for volumes. Whoever publishes a volume to the node, and whoever attaches one, takes one.
+"""The slots of this node for volumes. A publish to the node takes one, and so does an attach.
 
 A volume has a slot while it is published to the node or attached there. Ephemeral volumes and others that come
 without a ControllerPublishVolume get theirs when they are attached; those that were published have one already.

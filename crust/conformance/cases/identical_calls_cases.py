@@ -1,6 +1,6 @@
 """Every RPC that changes something, called several times at once, cancelled and called again (C-406 to C-416).
 
-An identical call joins the running one, or is ABORTED; any other code tells a CO that the call has failed for good.
+An identical call joins the running one, or is ABORTED; any other code means to a CO that the call failed.
 """
 
 from collections.abc import Callable

@@ -67,7 +67,7 @@ def test_pages_list_each_volume_once_while_others_change(co: Co) -> None:
             break
         ours = [each for each in seen if each in volumes and each not in gone]
         if ours and len(gone) < 3:
-            gone.add(ours[-1])  # the very one on which a token may stand
+            gone.add(ours[-1])  # the one that a token may point at
             co.delete(ours[-1])
             co.volume()
     assert len(seen) == len(set(seen)), "a volume is listed twice"

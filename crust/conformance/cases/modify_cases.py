@@ -1,6 +1,6 @@
 """Mutable parameters, from CreateVolume to a modify that does not come alone (C-183 to C-187).
 
-CSI has no call that tells a volume's mutable parameters, so these cases see answers and not effects.
+CSI has no call that returns a volume's mutable parameters, so these cases check answers and not effects.
 """
 
 from typing import Any

@@ -1,12 +1,13 @@
-"""I/O limits of a block device, held by the kernel's control groups for everybody in one group and below it.
+"""I/O limits of a block device, enforced by the kernel's control groups for one group and all groups below it.
 
 A limit is a line of a group: this device, so many operations and bytes per second. The group is the one that holds
 all pods and not a single pod's: a device belongs to one volume alone, and the volume has its limits however many
-pods of the node use it. Which group that is differs between nodes, so it may be told; else it is the kubelet's.
+pods of the node use it. Which group that is differs between nodes, so it can be configured; the default is the
+kubelet's.
 
-The kernel keeps a line when its loop device is detached, and the next file that gets the number inherits it: whoever
-attaches a device takes its lines away, and whoever detaches it as well. A node that cannot limit says so (`check`):
-a volume with limits is then refused, and not used without.
+The kernel keeps a line when its loop device is detached, and the next file that gets the number inherits it: so the
+lines are removed at each attach and at each detach. A node that cannot limit says so (`check`): a volume with limits
+is then refused, and not used without.
 
 Control groups v2 only (`io_max`): under v1 a line binds its own group and none below it, so no line limits all pods.
 """

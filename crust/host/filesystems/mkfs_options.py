@@ -1,8 +1,8 @@
 """The options of mkfs that a StorageClass may set: two of ext4, each with its values.
 
-Nothing of a parameter reaches a command line but what stands here. A key names its filesystem, so that one class can
-serve several; what is said of another filesystem than the volume's has no effect. The words come after crust's own,
-and mkfs takes the last of two.
+Nothing of a parameter reaches a command line but what is listed here. A key names its filesystem, so that one class
+can serve several; a key of another filesystem than the volume's has no effect. These options come after crust's own,
+and mkfs uses the last of two.
 """
 
 from collections.abc import Mapping
@@ -36,9 +36,9 @@ def allowed(key: str, value: str) -> str:
 
 
 def words(fs_type: str, parameters: Mapping[str, str]) -> tuple[str, ...]:
-    """What mkfs of `fs_type` is told besides crust's own words, by checked parameters."""
-    told: list[str] = []
+    """The options for mkfs of `fs_type` besides crust's own, from checked parameters."""
+    arguments: list[str] = []
     for key, option in _OPTIONS.items():
         if key in parameters and option.fs_type == fs_type:
-            told += [option.flag, parameters[key]]
-    return tuple(told)
+            arguments += [option.flag, parameters[key]]
+    return tuple(arguments)

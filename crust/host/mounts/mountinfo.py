@@ -143,7 +143,7 @@ def _text() -> bytes:
 
 
 def _parse_line(line: bytes) -> Mount:
-    # Between the sixth field and the lone "-" stand any number of optional fields.
+    # Between the sixth field and the lone "-" is any number of optional fields.
     head, _, tail = line.partition(b" - ")
     mount_id, parent_id, device, root, target, options, *optional = head.split(b" ")
     fs_type, source, super_options = [*tail.split(b" "), b"", b""][:3]

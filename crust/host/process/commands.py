@@ -195,7 +195,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _close_pipes(process: asyncio.subprocess.Process) -> None:
-    # A grandchild that left the group may hold the other ends open for ever, and otherwise too asyncio closes its
+    # A grandchild that left the group may hold the other ends open without end, and otherwise too asyncio closes its
     # own ends some time later, or never if the loop ends first. It has no public way to close them now.
     process._transport.close()  # type: ignore[attr-defined]
 

@@ -104,7 +104,7 @@ def reason(err: OSError) -> str:
 
 
 def translate(err: OSError, what: str, *, hint: str = "") -> errors.CrustError:
-    """The error that stands for `err`, with `err` as its cause. `what` is the act that failed."""
+    """The error of crust for `err`, with `err` as its cause. `what` is the action that failed."""
     kind = _ERRORS.get(err.errno or 0, errors.RuntimeFailed)
     error = kind(what, why=reason(err), hint=hint)
     error.__cause__ = err

@@ -37,16 +37,16 @@ def may_not_resize(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def conditions(bench: Bench, volume_id: str, target: str) -> set[str]:
-    """What is wrong with the volume, as a CO is told that asks for statistics, for the volume, or for all."""
+    """What is wrong with the volume, as NodeGetVolumeStats, ControllerGetVolume and ListVolumes report it."""
     stats = await bench.stats(volume_id, target)
     get = csi_pb2.ControllerGetVolumeRequest(volume_id=volume_id)
     got = await bench.driver.controller.ControllerGetVolume(get, caller())
     every = await bench.driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
     listed = next(each for each in every.entries if each.volume.volume_id == volume_id)
     assert stats.condition is not None
-    told = (stats.condition, got.status.volume_condition, listed.status.volume_condition)
-    assert len({each.abnormal for each in told}) == 1
-    return {each.message for each in told if each.abnormal}
+    found = (stats.condition, got.status.volume_condition, listed.status.volume_condition)
+    assert len({each.abnormal for each in found}) == 1
+    return {each.message for each in found if each.abnormal}
 
 
 @pytest.mark.parametrize(("fs_type", "size"), [("xfs", 320 * MIB), ("btrfs", 160 * MIB)])
@@ -147,9 +147,9 @@ async def test_publish_of_ext4_that_cannot_grow_keeps_its_size_and_reports_it_un
         await bench.publish(volume.volume_id, target)
     assert (await bench.stats(volume.volume_id, target)).usage[0].total < 64 * MIB
     bench.restart()
-    told = await conditions(bench, volume.volume_id, target)
-    assert told
-    for message in told:
+    found = await conditions(bench, volume.volume_id, target)
+    assert found
+    for message in found:
         assert "CAP_SYS_RESOURCE" in message
     await bench.unpublish(volume.volume_id, target)
 

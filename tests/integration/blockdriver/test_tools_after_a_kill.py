@@ -1,7 +1,7 @@
 """After the driver was killed during mkfs: the program may run on, and the record may be older than the volume.
 
 A volume is not staged until the program has ended. In the tests it is stopped, as a disk that hangs would stop it,
-before it has opened the device: nothing but what it inherited tells the next driver of it.
+before it has opened the device: the next driver can detect it only by the lock that it inherited.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The proxy alone keeps writers apart: the driver behind it refuses nothing.
 
-It gives one device to everybody, and mounts it wherever it is told. So what the own driver refuses by itself cannot
+It gives one device to everybody, and mounts it at any target. So what the own driver refuses by itself cannot
 hide a hole in the proxy here.
 """
 

@@ -1,7 +1,7 @@
 """Sequences of calls, failures and restarts: never two kernels on a volume, never a write to the node's disk, never
 stuck.
 
-Each test ends with the volume deleted and nothing left, without a hand on the node that is not the test's subject.
+Each test ends with the volume deleted and nothing left, without any manual step that is not the test's subject.
 """
 
 import asyncio

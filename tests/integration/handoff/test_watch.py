@@ -155,7 +155,7 @@ async def test_root_deleted_and_created_again_is_watched_again(
         shutil.rmtree(store.root)
         assert (await _next(changes)).gone == (entry,)
         store.open()
-        looking.notify()  # stands for the periodic scan: a missing directory cannot be watched
+        looking.notify()  # in place of the periodic scan: a missing directory cannot be watched
         await _until_watched(looking)
         entry = store.publish(a_record())
         assert (await _next(changes)).appeared == (entry,)
@@ -223,7 +223,7 @@ async def test_root_that_vanishes_just_before_it_is_watched_is_watched_when_it_i
     while not vanished:
         await _until_watched(looking)
     store.open()
-    looking.notify()  # stands for the periodic scan
+    looking.notify()  # in place of the periodic scan
     await _until_watched(looking)
     entry = store.publish(a_record())
     assert (await _next(changes)).appeared == (entry,)

@@ -204,12 +204,14 @@ async def test_sdk_claim_blocks_host_mounts_and_unpublish(
 async def test_target_in_use_as_working_directory_is_reported_and_removed_later(node: Node) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
-    stands = await asyncio.create_subprocess_exec("sleep", "60", cwd=target)
+    process = await asyncio.create_subprocess_exec("sleep", "60", cwd=target)
     try:
-        await refused(node.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, str(stands.pid))
+        await refused(
+            node.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, str(process.pid)
+        )
     finally:
-        stands.kill()
-        await stands.wait()
+        process.kill()
+        await process.wait()
     assert node.entry(target) is not None
     await node.co.unpublish("vol-1", target)
     node.check_untouched(target)

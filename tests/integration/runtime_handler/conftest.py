@@ -71,7 +71,7 @@ def record_of(
 
 @dataclass
 class Hypervisor:
-    """A process that stands for a VM, and the processes that hold its claim."""
+    """A process in the place of a VM, and the processes that hold its claim."""
 
     process: subprocess.Popen[bytes]
     holders: tuple[int, ...]

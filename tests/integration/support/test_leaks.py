@@ -1,4 +1,4 @@
-"""The leak check finds what leaks, and takes it away."""
+"""The leak check finds what leaks, and removes it."""
 
 import os
 import subprocess

@@ -3,7 +3,7 @@
 It follows the volume manager of Kubernetes (desired and actual state, reconciler, nested pending operations, CSI
 attacher and mounter), checked against its source and against the event log of a real kubelet 1.20. What makes it
 worth more than a client that retries until OK: it *forgets*. A final status for a volume that was uncertain means to
-to a kubelet that nothing stands, and it never unpublishes what it forgot.
+to a kubelet that nothing exists, and it never unpublishes what it forgot.
 
     clock       simulated seconds: nothing here sleeps
     pending     one operation at a time per volume, and the exponential back-off between failures

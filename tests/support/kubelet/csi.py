@@ -32,7 +32,7 @@ NOT_FINAL = frozenset(
 
 
 class OperationFailed(Exception):
-    """A call failed. `is_final`: the kubelet concludes that nothing of the operation stands."""
+    """A call failed. `is_final`: the kubelet concludes that nothing of the operation exists."""
 
     def __init__(self, method: str, code: grpc.StatusCode, details: str, *, is_final: bool) -> None:
         super().__init__(f"{method}: {code.name}: {details}")
@@ -57,7 +57,7 @@ class Answer:
 
     @property
     def is_final(self) -> bool:
-        """Whether the kubelet concludes that nothing stands."""
+        """Whether the kubelet concludes that nothing exists."""
         return self.code not in NOT_FINAL and self.code is not Code.OK
 
 

@@ -172,10 +172,10 @@ class Kubelet:
             for uid in waiting
             for volume in self.pods[uid].pod.volumes
         }
-        told = [
+        answers = [
             f"{method} {path}: {answer}" for (method, path), answer in last.items() if path in paths
         ]
-        return f"pods not running {waiting}, volumes {volumes}, last answers {told}"
+        return f"pods not running {waiting}, volumes {volumes}, last answers {answers}"
 
     def _forget_everything(self) -> None:
         self.actual = Actual()

@@ -18,7 +18,7 @@ class MountPoints(Protocol):
 
 
 class FakeMountPoints:
-    """Binds are kept here; `has_mount` tells of what others mounted, e.g. a guard mount."""
+    """Binds are kept here; `has_mount` says what others mounted, e.g. a guard mount."""
 
     def __init__(self, has_mount: Callable[[str], bool]) -> None:
         self._has_mount = has_mount

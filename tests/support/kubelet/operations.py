@@ -34,7 +34,7 @@ class VolumeOperations:
         there.pods[pod.uid] = MountedPod(pod, State.MOUNTED)
 
     async def unmount(self, pod: Pod, volume_name: str) -> None:
-        """CleanSubPaths, TearDown: whatever the error, the volume is uncertain and the operation comes again."""
+        """CleanSubPaths, TearDown: whatever the error, the volume is uncertain and the operation is retried."""
         target = self._disk.target(pod.uid, volume_name)
         handle = self._disk.saved_handle(target)
         if handle is None:

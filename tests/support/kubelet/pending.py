@@ -2,7 +2,7 @@
 
 An operation for one pod (unmount) and one for all pods (mount, unmount device) of a volume exclude each other. One
 that meets the *failed* operation of another name takes its place and resets the pause: that is why an unmount that is
-refused is retried five times a second, for ever, while another pod waits for the same volume.
+refused is retried five times a second, without end, while another pod waits for the same volume.
 """
 
 from dataclasses import dataclass, field

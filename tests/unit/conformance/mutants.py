@@ -521,7 +521,7 @@ TROUBLE = (
     refused(416, "ControllerExpandVolume", lambda _: True, UNREADY),
     faulty(416, "restore-empty"),
     faulty(501, "defer-mounts"),
-    altered(501, "NodePublishVolume", lambda a: a.ClearField("deferred_mount"), "tells-nothing"),
+    altered(501, "NodePublishVolume", lambda a: a.ClearField("deferred_mount"), "returns-nothing"),
     not_refused(502, "NodePublishVolume", EXISTS),
     refused(503, "NodeUnpublishVolume", lambda _: True, UNREADY),
     faulty(601, "logs-requests"),

@@ -45,7 +45,7 @@ def table_after(words: str) -> dict[str, str]:
     return {row[0].strip("| `"): row[1].strip("| `") for row in rows}
 
 
-def told(model: type[pydantic.BaseModel]) -> dict[str, str]:
+def documented(model: type[pydantic.BaseModel]) -> dict[str, str]:
     """Setting to default, as the page must have it."""
     found = {}
     for name, field in model.model_fields.items():
@@ -60,12 +60,12 @@ def told(model: type[pydantic.BaseModel]) -> dict[str, str]:
 
 
 def test_the_common_settings_and_their_defaults() -> None:
-    assert table_after("Every daemon:") == told(settings.ProgramSettings)
+    assert table_after("Every daemon:") == documented(settings.ProgramSettings)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_settings_of_a_program_and_their_defaults(program: str) -> None:
-    wanted = told(PROGRAMS[program])
+    wanted = documented(PROGRAMS[program])
     assert table_after(f"`crust {program}`:") == {
         name: default for name, default in wanted.items() if name not in COMMON
     }

@@ -1,4 +1,4 @@
-"""What docs/operations.md tells people to do by hand does what it says."""
+"""The manual steps in docs/operations.md do what the page says."""
 
 import json
 import os

@@ -46,7 +46,7 @@ def write(places: Places, name: str, text: str = "") -> Path:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - nobody tells it
+        while not condition():  # noqa: ASYNC110 - no event says so
             await asyncio.sleep(0.02)
 
 

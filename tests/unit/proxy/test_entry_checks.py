@@ -45,7 +45,7 @@ async def _problems(node: Node) -> list[str]:
     return [each.part for each in answer.conditions]
 
 
-async def test_lost_guard_mount_is_restored_and_told(kata: Node) -> None:
+async def test_lost_guard_mount_is_restored_and_reported(kata: Node) -> None:
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     async with _events(kata) as next_of:

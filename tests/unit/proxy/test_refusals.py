@@ -120,9 +120,9 @@ async def test_publish_beyond_what_a_sandbox_can_have_is_refused_before_the_driv
         assert len(node.driver.called("NodePublishVolume")) == 2
         await node.co.publish("vol-9", target("two", "vol-9"))
         published = [n for n in range(4) if not isinstance(done[n], grpc.aio.AioRpcError)]
-        stands = f"vol-{published[0]}"
-        await node.co.publish(stands, target("one", stands))
-        await node.co.unpublish(stands, target("one", stands))
+        existing = f"vol-{published[0]}"
+        await node.co.publish(existing, target("one", existing))
+        await node.co.unpublish(existing, target("one", existing))
         await node.co.publish("vol-8", target("one", "vol-8"))
 
 
@@ -366,8 +366,8 @@ async def test_unreadable_record_is_never_treated_as_absent(
             "stats": lambda: node.co.stats("vol-1", target),
             "expand": lambda: node.co.expand("vol-1", target, 1),
         }
-        stands = "publish" in call and call != "unpublish"  # no final code while an entry stands
-        await refused(calls[call](), Code.UNAVAILABLE if stands else code, digest, words)
+        is_publish = "publish" in call and call != "unpublish"  # never final: an entry exists
+        await refused(calls[call](), Code.UNAVAILABLE if is_publish else code, digest, words)
         assert node.driver.calls == []
         other = node.places.target("two")
         await node.co.publish("vol-2", other)

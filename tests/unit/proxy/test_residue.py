@@ -1,4 +1,4 @@
-"""A failed publish says what stands: a kubelet forgets what is answered with a final code."""
+"""A failed publish gets a code that fits what exists: a kubelet forgets what got a final code."""
 
 import os
 import shutil
@@ -178,7 +178,7 @@ async def test_failed_publish_that_a_sandbox_has_claimed_already_is_not_final(
 
 
 async def test_unpublish_of_an_entry_that_somebody_moved_is_ok(kata: Node) -> None:
-    """operations.md tells an operator to move an entry; the look that would see it is not waited for."""
+    """As operations.md says, an operator moves an entry; the test does not wait for the next look."""
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     entry = layout.Layout(kata.places.volumes).entry(volumes.TargetPath(target))

@@ -1,4 +1,4 @@
-"""The residue table: no final code for a publish of which something stands or may stand."""
+"""The residue table: no final code for a publish of which something exists or may exist."""
 
 import grpc
 import grpc.aio
@@ -12,7 +12,7 @@ from tests.support.kubelet.csi import NOT_FINAL
 Code = grpc.StatusCode
 
 
-@pytest.mark.parametrize("residue", [Residue.STANDS, Residue.OTHER, Residue.UNKNOWN])
+@pytest.mark.parametrize("residue", [Residue.EXISTS, Residue.OTHER, Residue.UNKNOWN])
 @pytest.mark.parametrize("branch", status.CODES)
 def test_publish_that_left_something_has_no_final_code_but_already_exists(
     branch: type[errors.CrustError], residue: Residue
@@ -30,7 +30,7 @@ def test_error_that_left_nothing_keeps_its_code(rpc: str, branch: type[errors.Cr
 
 @pytest.mark.parametrize("residue", Residue)
 @pytest.mark.parametrize("branch", status.CODES)
-def test_expansion_is_never_failed_precondition_unless_a_restart_heals(
+def test_expansion_is_never_failed_precondition_unless_a_restart_helps(
     branch: type[errors.CrustError], residue: Residue
 ) -> None:
     error = branch("x")
@@ -44,22 +44,22 @@ def test_answer_keeps_sentence_and_name() -> None:
         """Some error."""
 
     error = Particular("it", why="is so", hint="do that")
-    answered = outcome.answer("NodePublishVolume", error, Residue.STANDS)
+    answered = outcome.answer("NodePublishVolume", error, Residue.EXISTS)
     assert isinstance(answered, errors.PeerUnavailable)
     assert answered.shown() == error.shown() == "[Particular] it: is so; do that"
     assert outcome.answer("NodePublishVolume", error, Residue.NONE) is error
 
 
 def test_drivers_status_that_may_pass_is_the_same_object() -> None:
-    told = grpc.aio.AioRpcError(
+    error = grpc.aio.AioRpcError(
         Code.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), grpc.aio.Metadata(), details="no slot"
     )
-    assert outcome.answer("NodePublishVolume", told, Residue.UNKNOWN) is told
-    assert not outcome.is_final(told)
+    assert outcome.answer("NodePublishVolume", error, Residue.UNKNOWN) is error
+    assert not outcome.is_final(error)
 
 
 def test_finality_is_the_kubelets() -> None:
     for code in Code:
-        told = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="x")
+        error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="x")
         if code is not Code.OK:
-            assert outcome.is_final(told) is (code not in NOT_FINAL), code
+            assert outcome.is_final(error) is (code not in NOT_FINAL), code

@@ -298,7 +298,7 @@ async def _result(call: Any) -> Any:
     return await call
 
 
-async def test_a_peer_that_hangs_is_told_before_the_callers_deadline(short: str) -> None:
+async def test_a_peer_that_hangs_is_reported_before_the_callers_deadline(short: str) -> None:
     """The kubelet's event then has the reason, and not a bare "context deadline exceeded"."""
     hangs = asyncio.Event()
 

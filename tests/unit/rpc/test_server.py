@@ -35,18 +35,18 @@ class WaitableHealth(Health):
 
     def __init__(self) -> None:
         super().__init__()
-        self._told = asyncio.Event()
+        self._woken = asyncio.Event()
 
     def report(
         self, part: str, problem: errors.CrustError | None, *, is_fatal: bool = True
     ) -> None:
         super().report(part, problem, is_fatal=is_fatal)
         if problem is not None:
-            self._told.set()
+            self._woken.set()
 
     async def unhealthy(self) -> None:
         async with asyncio.timeout(20):
-            await self._told.wait()
+            await self._woken.wait()
 
 
 async def echo(path: str) -> bytes:

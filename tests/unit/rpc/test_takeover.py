@@ -1,4 +1,4 @@
-"""One process takes another's state over while clients call: nobody sees an error, and never do two write."""
+"""One process takes over another's state while clients call: no client gets an error, and two never write at once."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ CALL = "/csi.v1.Node/NodePublishVolume"
 
 
 class Service(grpc.GenericRpcHandler):
-    """Answers with its name, and only while it may write; a call of "slow" waits to be let go."""
+    """Answers with its name, and only while it may write; a call of "slow" waits for `slow_ends`."""
 
     def __init__(self, name: bytes) -> None:
         self.name = name
@@ -27,7 +27,7 @@ class Service(grpc.GenericRpcHandler):
         self.slow_began, self.slow_ends = asyncio.Event(), asyncio.Event()
 
     def end(self) -> None:
-        """The locks are let go of next."""
+        """The locks are released next."""
         self.may_write = False
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -106,7 +106,7 @@ class Clients:
         """Wait for some more answers of a process."""
         wanted = self.answers.count(name) + count
         async with asyncio.timeout(20):
-            while self.answers.count(name) < wanted:  # noqa: ASYNC110 - nobody tells it
+            while self.answers.count(name) < wanted:  # noqa: ASYNC110 - no event says so
                 await asyncio.sleep(0.005)
 
 
@@ -136,7 +136,7 @@ async def test_a_running_call_ends_at_the_predecessor_and_later_ones_wait_for_th
         gate = old.daemon._served[0].gate
         assert gate is not None
         async with asyncio.timeout(20):
-            while gate._open.is_set():  # noqa: ASYNC110 - nobody tells it
+            while gate._open.is_set():  # noqa: ASYNC110 - no event says so
                 await asyncio.sleep(0.005)
         waits = asyncio.ensure_future(call(b"", timeout=20))
         done, _ = await asyncio.wait([waits, slow], timeout=0.05)
@@ -174,7 +174,7 @@ async def test_a_predecessor_ends_with_an_error_if_its_successor_dies_before_it_
     """It cannot know what the successor has written, and must not write on what it remembers."""
     old = await start(short, b"old")
     predecessor = await takeover.ask(f"{short}/lock.takeover")
-    flocks.ProcessLock.acquire(f"{short}/lock").close()  # free before we were told so
+    flocks.ProcessLock.acquire(f"{short}/lock").close()  # free before it was reported
     predecessor.close()
     with pytest.raises(takeover.SuccessorLost):
         async with asyncio.timeout(20):
@@ -202,7 +202,7 @@ async def test_a_successor_starts_as_after_a_kill_if_its_predecessor_dies_meanwh
     await new.stop()
 
 
-async def test_a_second_process_is_refused_unless_it_is_told_to_take_over(short: str) -> None:
+async def test_a_second_process_is_refused_without_take_over(short: str) -> None:
     old = await start(short, b"old")
     with pytest.raises(flocks.LockHeld):
         await start(short, b"new")
@@ -224,5 +224,5 @@ async def test_a_second_successor_is_refused_while_the_first_one_takes_over(shor
     first = await takeover.ask(f"{short}/lock.takeover")
     with pytest.raises(takeover.TakeoverRefused, match="already"):
         await takeover.ask(f"{short}/lock.takeover")
-    await first.tell_serving()
+    await first.report_serving()
     await old.stop()

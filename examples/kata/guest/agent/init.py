@@ -69,7 +69,7 @@ class Init:
         self._restarts_left = RESTARTS
 
     def run(self) -> None:
-        """Serve for ever."""
+        """Serve until the process ends."""
         while True:
             line = self._socket or self._start_agent()
             ready, _, _ = select.select([line.fileno(), self._wake_read, *self._starting], [], [])

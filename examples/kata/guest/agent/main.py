@@ -77,7 +77,7 @@ class Agent:
         }
 
     def serve(self) -> None:
-        """Read requests for ever."""
+        """Read requests until the process ends."""
         lines = protocol.Lines()
         while True:
             data = os.read(self._port, 65536)

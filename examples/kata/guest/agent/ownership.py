@@ -1,8 +1,8 @@
 """One application of an fsGroup to a volume, in a thread of its own, for as long as it takes.
 
-The host asks again every few seconds, and each answer says how many entries are done: it gives up when that number
-stands still, not when the tree is large. Between two batches a freeze may come in. An agent that dies takes the walk
-with it; the next one begins again, and only looks at the entries that have the group.
+The host asks every few seconds, and each answer says how many entries are done: it gives up when that number does not
+change any more, not when the tree is large. A freeze may run between two batches. If the agent dies, the walk ends;
+the next agent starts it again, and only reads the entries that have the group already.
 """
 
 from __future__ import annotations

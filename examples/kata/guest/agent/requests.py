@@ -1,6 +1,6 @@
 """Which requests may begin: slots for each volume and container, and one run for equal requests.
 
-A request that hangs (a disk that does not answer) keeps its thread for ever, and its host asks again. So:
+A request that hangs (a disk that does not answer) keeps its thread, and its host sends it again. So:
 
     reserved   stop and thaw requests need no slot, whatever else hangs
     slots      SLOTS per volume or container: one that hangs stops no other

@@ -1,4 +1,4 @@
-"""What a confined program sees and may do, told by a program that tries."""
+"""What a confined program sees and may do, reported by a program that tries."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def tried(script: str, device: Path) -> str:
 
 @pytest.fixture
 def device(tmp_path: Path) -> Path:
-    """A file that stands for the device: bwrap binds whatever is there."""
+    """A file in the place of the device: bwrap binds whatever is there."""
     path = tmp_path / "device"
     path.write_bytes(b"content of the volume\n")
     return path
