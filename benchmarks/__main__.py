@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks import (
     figures,
+    first_stage,
     guest_io,
     large_pool,
     look_at_rest,
@@ -31,13 +32,14 @@ BENCHMARKS: dict[str, Callable[[], Coroutine[Any, Any, figures.Result]]] = {
     proxy_restart.NAME: proxy_restart.measure,
     look_at_rest.NAME: look_at_rest.measure,
     stage.NAME: stage.measure,
+    first_stage.NAME: first_stage.measure,
     large_pool.NAME: large_pool.measure,
     snapshots.NAME: snapshots.measure,
     guest_io.NAME: guest_io.measure,
 }
 
 STORAGE = "storage"
-GROUPS = {STORAGE: (stage.NAME, large_pool.NAME, snapshots.NAME)}
+GROUPS = {STORAGE: (stage.NAME, first_stage.NAME, large_pool.NAME, snapshots.NAME)}
 """Names for several benchmarks; `storage` measures the driver alone."""
 
 

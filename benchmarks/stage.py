@@ -9,7 +9,7 @@ image of the first driver's volume. All use direct I/O.
 import asyncio
 import os
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
 
@@ -100,7 +100,7 @@ class _Served:
 
 
 @dataclass(frozen=True, slots=True)
-class _Driver:
+class InProcess:
     """The servicers of a driver in this process, with a kubelet's requests."""
 
     driver: Driver
@@ -109,7 +109,7 @@ class _Driver:
 
     @classmethod
     async def on(cls, root: Path) -> Self:
-        """A driver with a pool, and a kubelet's directories, below `root`."""
+        """A driver with a pool, and a kubelet's directories, below `root`, and no volume yet."""
         for name in ("pool", "run", "staging", "pod"):
             (root / name).mkdir(mode=0o700)
         driver = app.build(
@@ -120,23 +120,26 @@ class _Driver:
             target_roots=(str(root),),
         )
         await asyncio.to_thread(driver.open)
+        return cls(driver, root, "")
+
+    async def created(self, name: str, size_bytes: int) -> Self:
+        """The same with a new volume."""
         request = csi_pb2.CreateVolumeRequest(
-            name="bench",
-            capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE_BYTES),
+            name=name,
+            capacity_range=csi_pb2.CapacityRange(required_bytes=size_bytes),
             volume_capabilities=[MOUNT],
         )
-        made = await driver.controller.CreateVolume(request, _NO_CONTEXT)
-        return cls(driver, root, made.volume.volume_id)
+        made = await self.driver.controller.CreateVolume(request, _NO_CONTEXT)
+        return replace(self, volume_id=made.volume.volume_id)
 
     @property
     def image(self) -> Path:
+        """The file of the volume's bytes."""
         return self.root / "pool" / "images" / f"{self.volume_id}.img"
 
     async def up(self) -> None:
-        stage = csi_pb2.NodeStageVolumeRequest(
-            volume_id=self.volume_id, staging_target_path=self._staging, volume_capability=MOUNT
-        )
-        await self.driver.node.NodeStageVolume(stage, _NO_CONTEXT)
+        """Stage and publish."""
+        await self.stage()
         publish = csi_pb2.NodePublishVolumeRequest(
             volume_id=self.volume_id,
             staging_target_path=self._staging,
@@ -146,16 +149,29 @@ class _Driver:
         await self.driver.node.NodePublishVolume(publish, _NO_CONTEXT)
 
     async def down(self) -> None:
+        """Unpublish and unstage."""
         unpublish = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=self.volume_id, target_path=self._target
         )
         await self.driver.node.NodeUnpublishVolume(unpublish, _NO_CONTEXT)
+        await self.unstage()
+
+    async def stage(self) -> None:
+        """Stage the volume."""
+        stage = csi_pb2.NodeStageVolumeRequest(
+            volume_id=self.volume_id, staging_target_path=self._staging, volume_capability=MOUNT
+        )
+        await self.driver.node.NodeStageVolume(stage, _NO_CONTEXT)
+
+    async def unstage(self) -> None:
+        """Unstage the volume."""
         unstage = csi_pb2.NodeUnstageVolumeRequest(
             volume_id=self.volume_id, staging_target_path=self._staging
         )
         await self.driver.node.NodeUnstageVolume(unstage, _NO_CONTEXT)
 
     async def delete(self) -> None:
+        """Delete the volume."""
         request = csi_pb2.DeleteVolumeRequest(volume_id=self.volume_id)
         await self.driver.controller.DeleteVolume(request, _NO_CONTEXT)
 
@@ -184,21 +200,21 @@ class _Programs:
 
     async def down(self) -> None:
         device = await asyncio.to_thread(self._unpublish)
-        await asyncio.to_thread(_output, "losetup", "--detach", device)
+        await asyncio.to_thread(output, "losetup", "--detach", device)
 
     def _stage(self) -> str:
-        device = _output("losetup", "--find", "--show", "--direct-io=on", str(self.image))
-        _output("blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device)
+        device = output("losetup", "--find", "--show", "--direct-io=on", str(self.image))
+        output("blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device)
         return device
 
     def _publish(self, device: str) -> None:
         self.target.mkdir()
-        _output("mount", "-t", "ext4", device, str(self.target))
+        output("mount", "-t", "ext4", device, str(self.target))
 
     def _unpublish(self) -> str:
         # A driver would know the device, so this must not cost a program.
         device = f"/dev/loop{os.minor(self.target.stat().st_dev)}"
-        _output("umount", str(self.target))
+        output("umount", str(self.target))
         self.target.rmdir()
         return device
 
@@ -210,7 +226,7 @@ async def measure() -> Result:
             served = _Served(co, await co.create("bench", SIZE_BYTES))
             inside = paths.base / "inside"
             inside.mkdir()
-            driver = await _Driver.on(inside)
+            driver = await (await InProcess.on(inside)).created("bench", SIZE_BYTES)
             ways: dict[str, _Way] = {DRIVER: driver, SERVED: served}
             await _rounds(ways, WARM_UP)  # formats both volumes
             ways[PROGRAMS] = _Programs(driver.image, paths.base / "by-programs")
@@ -234,5 +250,6 @@ async def _rounds(ways: dict[str, _Way], count: int) -> Times:
     return times
 
 
-def _output(*command: str) -> str:
+def output(*command: str) -> str:
+    """Run a program, and its standard output without the last newline."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
