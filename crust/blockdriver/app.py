@@ -288,7 +288,7 @@ def _node_rules(  # noqa: PLR0913 - composition
         supported=stores.supported,
         io_limits=io_limits,
         attach_slots=attach_slots,
-        preparation=FilesystemPreparation(content_records),
+        preparation=FilesystemPreparation(content_records, backend),
         tool_locks=stores.tool_locks,
         node_id=here.node_id,
     )

@@ -195,6 +195,13 @@ class Backend(Protocol):
         """Give an attached volume's device its image's size; None when it is not attached."""
         ...
 
+    def is_empty(self, volume_id: volumes.VolumeId) -> bool:
+        """Whether the engine stores no data for the volume, so that every byte of it reads as zero.
+
+        What was written to this node's device counts. True is exact; False may be wrong. Raises `ImageMissing`.
+        """
+        ...
+
     def detach(self, volume_id: volumes.VolumeId) -> None:
         """Detach, and verify it; not attached is a success. Raises `NotReady` while in use."""
         ...

@@ -6,12 +6,14 @@ the word of a stale one.
 """
 
 import asyncio
+import functools
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from crust.blockdriver.engines.protocol import Attachment
+from crust import volumes
+from crust.blockdriver.engines.protocol import Attachment, Backend
 from crust.blockdriver.node import format_decision
 from crust.blockdriver.node.node_state import Staged
 from crust.blockdriver.node.tool_lock import ToolLock
@@ -23,32 +25,40 @@ from crust.host.filesystems.mkfs_compatibility import MkfsCompatibility
 from crust.host.mounts import device_mounts
 
 
-def judge(
-    content: ContentRecord, fs_type: str, attachment: Attachment
+def _judge(
+    content: ContentRecord,
+    fs_type: str,
+    attachment: Attachment,
+    is_empty: Callable[[], bool],
 ) -> format_decision.Action | None:
     """The action that the device needs; none while this host has mounted it: then it was prepared before.
 
+    `is_empty` asks the engine whether it stores any data of the volume: if not, a new one is not probed.
     Anyone else who has it may be a guest, or a tool that a killed driver left running: `DeviceInUse`.
     """
     device = attachment.source.path
     hold = devices.try_exclusive(device)
     if hold is None:
-        return _judge_held(content, fs_type, attachment)
+        return _judge_held(content, fs_type, attachment, is_empty)
     try:
         found = _vouched(content, fs_type, device)
         if found is None:
-            return _judge_unknown(content, fs_type, device)
+            return _judge_unknown(content, fs_type, device, is_empty)
         return None if found.clean else format_decision.Action.KEEP
     finally:
         os.close(hold)
 
 
 def _judge_held(
-    content: ContentRecord, fs_type: str, attachment: Attachment
+    content: ContentRecord,
+    fs_type: str,
+    attachment: Attachment,
+    is_empty: Callable[[], bool],
 ) -> format_decision.Action | None:
     device = attachment.source.path
-    known = _vouched(content, fs_type, device) is not None
-    action = format_decision.Action.KEEP if known else _judge_unknown(content, fs_type, device)
+    action = format_decision.Action.KEEP
+    if _vouched(content, fs_type, device) is None:
+        action = _judge_unknown(content, fs_type, device, is_empty)
     if action is format_decision.Action.KEEP and device_mounts.filesystem_mounts(attachment.source):
         return None
     os.close(
@@ -64,14 +74,17 @@ def _vouched(content: ContentRecord, fs_type: str, device: str) -> superblocks.S
     return superblocks.find(device, fs_type)
 
 
-def _judge_unknown(content: ContentRecord, fs_type: str, device: str) -> format_decision.Action:
-    probe = signatures.probe if content.state == "new" else signatures.probe_untrusted
-    found = probe(device)
+def _judge_unknown(
+    content: ContentRecord, fs_type: str, device: str, is_empty: Callable[[], bool]
+) -> format_decision.Action:
+    new = content.state == "new"
+    zeros = new and is_empty()
+    probe = signatures.probe if new else signatures.probe_untrusted
     return format_decision.judge(
         content,
         fs_type,
-        found,
-        is_blank=lambda: devices.is_blank(device),
+        signatures.Blank() if zeros else probe(device),
+        is_blank=lambda: zeros or devices.is_blank(device),
         left=lambda: superblocks.read(device, content.fs_type),
     )
 
@@ -91,7 +104,14 @@ class FilesystemPreparation:
     """Makes and checks filesystems. The caller makes one call per volume at a time."""
 
     content_records: ContentRecords
+    backend: Backend
     mkfs: MkfsCompatibility = field(default_factory=MkfsCompatibility)
+
+    def judge(
+        self, content: ContentRecord, fs_type: str, attachment: Attachment
+    ) -> format_decision.Action | None:
+        """The action that the device needs before a mount."""
+        return _judge(content, fs_type, attachment, self._is_empty(content))
 
     def give_out_raw(self, content: ContentRecord, attachment: Attachment) -> None:
         """Record that a user has the device from here on: this driver never formats it again."""
@@ -151,9 +171,13 @@ class FilesystemPreparation:
             fs_type,
             uuid=intended.planned_uuid,
             extra_options=options,
+            is_empty=self._is_empty(content),
             inherits=held,
         )
         await asyncio.to_thread(self._formatted, intended)
+
+    def _is_empty(self, content: ContentRecord) -> Callable[[], bool]:
+        return functools.partial(self.backend.is_empty, volumes.VolumeId(content.volume_id))
 
     def _formatted(self, made: ContentRecord) -> None:
         generation = made.generation + 1

@@ -1,8 +1,8 @@
 """Whether a device is formatted: the only decision that can destroy a volume, as a pure function.
 
-mkfs runs when the record says that no user ever had the device *and* the device reads as blank. Two witnesses,
-because each can be wrong: a record may come from an old backup, a probe may read a failing disk. If they disagree the
-stage is refused.
+mkfs runs when the record says that no user ever had the device *and* the device is blank: it reads so, or its engine
+stores no data of it at all. Two witnesses, because each can be wrong: a record may come from an old backup, a probe
+may read a failing disk. If they disagree the stage is refused.
 
 After an interrupted mkfs the record says "formatting". That is one witness, and the record may be an old one, of a
 volume that has been in use since. The other is the device: mkfs.ext4 and mkfs.btrfs write the superblock last, and

@@ -20,7 +20,7 @@ from typing import Literal
 
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Attachment, Backend
-from crust.blockdriver.node import filesystem_preparation, format_decision
+from crust.blockdriver.node import format_decision
 from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState, Staged
@@ -140,7 +140,7 @@ class NodeStage:
         if entry.kind == "block":
             self.preparation.give_out_raw(content, attachment)
             return _Begun(entry, record, content, attachment, None)
-        action = filesystem_preparation.judge(content, entry.fs_type, attachment)
+        action = self.preparation.judge(content, entry.fs_type, attachment)
         return _Begun(entry, record, content, attachment, action)
 
     def _check(self, request: Stage) -> None:

@@ -4,6 +4,7 @@ The file and its name are synced before a call returns. Nothing here makes an im
 symbolic link.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -72,6 +73,26 @@ def size_bytes(path: str) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise NotAnImage(path)
     return status.st_size
+
+
+def is_hole(path: str) -> bool:
+    """Whether the image is one hole (SEEK_DATA), so that every byte of it reads as zero. False for an empty file.
+
+    Data that only the page cache has counts as data, and so does each byte on a filesystem that cannot tell.
+    """
+    with (
+        oserrors.translating(f"cannot look for the data of {path}"),
+        _opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC) as fd,
+    ):
+        if not os.fstat(fd).st_size:
+            return False
+        try:
+            os.lseek(fd, 0, os.SEEK_DATA)
+        except OSError as err:
+            if err.errno == errno.ENXIO:
+                return True
+            raise
+        return False
 
 
 def allocated_bytes(path: str) -> int:

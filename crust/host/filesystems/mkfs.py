@@ -1,14 +1,15 @@
 """Making a filesystem on a device, by its mkfs program.
 
-`make` never overwrites: it probes first, because mkfs.ext4 asks "proceed?" of a terminal only, and without one it
-formats over whatever is there. Whether a blank device may be formatted at all is the caller's decision, from its own
-record and `devices.is_blank`.
+`make` never overwrites: it looks first, because mkfs.ext4 asks "proceed?" of a terminal only, and without one it
+formats over whatever is there. It probes, unless the caller has a better witness: an engine that knows that it stores
+no data for the device at all. Whether a blank device may be formatted is the caller's decision, from its own record
+and `devices.is_blank`.
 """
 
 import asyncio
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from crust import errors
@@ -51,10 +52,9 @@ class DeviceTooSmallForFilesystem(errors.OutOfRange):
 
 @dataclass(frozen=True, slots=True)
 class _Mkfs:
-    """How one filesystem is made: `command` is the command line up to the device, `on_zeros` for a zeroed device."""
+    """How one filesystem is made: `command` is the command line up to the device."""
 
     command: tuple[str, ...]
-    on_zeros: tuple[str, ...]
     minimum_bytes: int
     uuid: tuple[str, ...]
     """The option that gives the filesystem a UUID, which is put in place of {}."""
@@ -66,7 +66,10 @@ _BUSY_TRIES = 5
 
 # 4 KiB blocks and 256-byte inodes also on a small volume: mke2fs would choose 1 KiB, and the volume may grow. No
 # reserve for root: it would be lost space in a guest. No discard: a fresh device has nothing to forget.
-_MKFS_EXT4 = ("mkfs.ext4", "-q", "-m", "0", "-b", "4096", "-I", "256", "-E")
+_MKFS_EXT4 = (
+    *("mkfs.ext4", "-q", "-m", "0", "-b", "4096", "-I", "256"),
+    *("-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"),
+)
 
 # Not -f: mkfs.xfs then refuses by itself what is not blank.
 _MKFS_XFS = ("mkfs.xfs", "-q", "-K")
@@ -76,14 +79,9 @@ _MKFS_XFS = ("mkfs.xfs", "-q", "-K")
 _MKFS_BTRFS = ("bwrap", "--dev-bind", "/", "/", "--tmpfs", "/sys", "--", "mkfs.btrfs", "-q", "-K")
 
 _TABLE = {
-    "ext4": _Mkfs(
-        (*_MKFS_EXT4, "nodiscard,lazy_itable_init=1,lazy_journal_init=1"),
-        (*_MKFS_EXT4, "nodiscard,assume_storage_prezeroed=1"),
-        16 * _MIB,
-        ("-U", "{}"),
-    ),
-    "xfs": _Mkfs(_MKFS_XFS, _MKFS_XFS, 300 * _MIB, ("-m", "uuid={}")),
-    "btrfs": _Mkfs(_MKFS_BTRFS, _MKFS_BTRFS, 128 * _MIB, ("-U", "{}")),
+    "ext4": _Mkfs(_MKFS_EXT4, 16 * _MIB, ("-U", "{}")),
+    "xfs": _Mkfs(_MKFS_XFS, 300 * _MIB, ("-m", "uuid={}")),
+    "btrfs": _Mkfs(_MKFS_BTRFS, 128 * _MIB, ("-U", "{}")),
 }
 
 
@@ -93,21 +91,21 @@ async def make(
     *,
     uuid: str = "",
     extra_options: Sequence[str] = (),
-    zeroed: bool = False,
+    is_empty: Callable[[], bool] | None = None,
     inherits: Sequence[int] = (),
 ) -> None:
     """Make a filesystem on a device without signatures, with a UUID that the caller may choose.
 
-    `zeroed` says that the whole device reads as zeros, a new sparse file, say: ext4 then need not
-    have its inode tables zeroed by the kernel that first mounts it. mkfs has the descriptors `inherits` open.
+    `is_empty` is asked while the device is held exclusively: True says that every byte of it is zero, and saves the
+    probe. mkfs has the descriptors `inherits` open.
 
     Raises `UnknownFilesystem`, `DeviceNotBlank`, `DeviceTooSmallForFilesystem`, `DeviceInUse`, `AmbiguousSignature`,
     `CommandFailed`.
     """
     mkfs = supported.row(_TABLE, fs_type)
-    await asyncio.to_thread(_check_formattable, path, fs_type, mkfs.minimum_bytes)
+    await asyncio.to_thread(_check_formattable, path, fs_type, mkfs.minimum_bytes, is_empty)
     chosen = [word.format(uuid) for word in mkfs.uuid] if uuid else []
-    argv = [*(mkfs.on_zeros if zeroed else mkfs.command), *chosen, *extra_options, path]
+    argv = [*mkfs.command, *chosen, *extra_options, path]
     busy: commands.CommandFailed | None = None
     for _ in range(_BUSY_TRIES):
         try:
@@ -127,13 +125,17 @@ def minimum_bytes(fs_type: str) -> int:
     return supported.row(_TABLE, fs_type).minimum_bytes
 
 
-def _check_formattable(path: str, fs_type: str, least_bytes: int) -> None:
+def _check_formattable(
+    path: str, fs_type: str, least_bytes: int, is_empty: Callable[[], bool] | None
+) -> None:
     size_bytes = devices.size_bytes(path)
     if size_bytes < least_bytes:
         raise DeviceTooSmallForFilesystem(path, fs_type, size_bytes, least_bytes)
-    # Held exclusively during the probe, so that no other mkfs is running on it.
+    # Held exclusively meanwhile, so that no other mkfs is running on it.
     hold = devices.open_exclusive(path)
     try:
+        if is_empty is not None and is_empty():
+            return
         found = signatures.probe(path)
     finally:
         os.close(hold)

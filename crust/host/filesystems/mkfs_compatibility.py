@@ -11,7 +11,7 @@ import asyncio
 import errno
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from crust import errors
 from crust.host.block import zeroout
@@ -45,12 +45,15 @@ class MkfsCompatibility:
         *,
         uuid: str = "",
         extra_options: Sequence[str] = (),
+        is_empty: Callable[[], bool] | None = None,
         inherits: Sequence[int] = (),
     ) -> None:
         """`mkfs.make` on a blank, unused device, which may be formatted and cleared several times."""
         working = self._working_options.get(fs_type)
         options = (*(working or ()), *extra_options)
-        make = functools.partial(mkfs.make, path, fs_type, uuid=uuid, inherits=inherits)
+        make = functools.partial(
+            mkfs.make, path, fs_type, uuid=uuid, is_empty=is_empty, inherits=inherits
+        )
         await make(extra_options=options)
         if working is not None or not await self._is_refused(path, fs_type, ()):
             return

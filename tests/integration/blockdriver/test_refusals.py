@@ -14,7 +14,7 @@ from crust.blockdriver.node import (
     node_unstage,
     publish_rules,
 )
-from crust.host.block import holders
+from crust.host.block import devices, holders, signatures
 from crust.host.files import target_paths
 from crust.host.mounts import fs_group, mount_api, mountinfo
 from tests.support.block_driver import MIB, Bench, block, is_there, mount
@@ -69,6 +69,37 @@ async def test_stage_never_formats_foreign_content(bench: Bench) -> None:
     with pytest.raises(format_decision.ContentInDoubt):
         await bench.stage(volume.volume_id)
     assert image.read_bytes() == before
+    await bench.unstage(volume.volume_id)
+
+
+async def test_stage_never_formats_what_only_the_page_cache_of_the_device_has(bench: Bench) -> None:
+    volume = await bench.create()
+    attachment = bench.driver.stores.backend.attach(volumes.VolumeId(volume.volume_id))
+    with open(attachment.source.path, "r+b", buffering=0) as device:
+        device.seek(32 * MIB)
+        device.write(b"a foreign backup superblock")
+        with pytest.raises(format_decision.ContentInDoubt):
+            await bench.stage(volume.volume_id)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_first_stage_of_a_volume_without_data_reads_nothing_of_the_device(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise AssertionError("the device was probed")
+
+    volume = await bench.create()
+    with monkeypatch.context() as patched:
+        for module, name in (
+            (signatures, "probe"),
+            (signatures, "probe_untrusted"),
+            (devices, "is_blank"),
+        ):
+            patched.setattr(module, name, refused)
+        await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, bench.target("pod-a"))
+    await bench.unpublish(volume.volume_id, bench.target("pod-a"))
     await bench.unstage(volume.volume_id)
 
 

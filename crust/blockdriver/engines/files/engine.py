@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import cached_property
 
 from crust import errors, volumes
-from crust.blockdriver.engines.files.snapshots import FileSnapshots
+from crust.blockdriver.engines.files.snapshots import FileSnapshots, write_back
 from crust.blockdriver.engines.protocol import (
     Attachment,
     Image,
@@ -224,6 +224,16 @@ class Files:
             return None
         loop.refresh_size(device)
         return _attachment(device, loop.size_bytes(device))
+
+    def is_empty(self, volume_id: volumes.VolumeId) -> bool:
+        """By the file's holes, after writing back the page cache of its device."""
+        device = self._device_path(volume_id)
+        if device is not None:
+            write_back(device)
+        try:
+            return sparse.is_hole(self._path(volume_id))
+        except errors.NotFound as err:
+            raise ImageMissing(volume_id) from err
 
     def detach(self, volume_id: volumes.VolumeId) -> None:
         """Detach the file's loop device; raises `loop.LoopDeviceHeld`."""

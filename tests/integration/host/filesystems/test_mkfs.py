@@ -19,13 +19,13 @@ SIZES = {"ext4": 64 * MIB, "xfs": 300 * MIB, "btrfs": 128 * MIB}
 
 
 @pytest.mark.parametrize("fs_type", supported.SUPPORTED)
-@pytest.mark.parametrize("zeroed", [False, True])
+@pytest.mark.parametrize("empty", [False, True])
 async def test_make_on_blank_device_makes_a_clean_mountable_filesystem(
-    attach: Attach, mountpoint: str, fs_type: str, *, zeroed: bool
+    attach: Attach, mountpoint: str, fs_type: str, *, empty: bool
 ) -> None:
     device = attach(SIZES[fs_type])
     assert signatures.probe(device.path) == signatures.Blank()
-    await mkfs.make(device.path, fs_type, zeroed=zeroed)
+    await mkfs.make(device.path, fs_type, is_empty=lambda: empty)
     found = signatures.probe(device.path)
     assert isinstance(found, signatures.Filesystem)
     assert (found.type, len(found.uuid)) == (fs_type, 36)
@@ -52,6 +52,17 @@ async def test_make_on_existing_filesystem_is_refused(
     before = signatures.probe(device.path)
     with pytest.raises(mkfs.DeviceNotBlank, match=there):
         await mkfs.make(device.path, fs_type)
+    assert signatures.probe(device.path) == before
+
+
+async def test_make_on_existing_filesystem_of_a_device_not_known_to_be_empty_is_refused(
+    attach: Attach,
+) -> None:
+    device = attach()
+    run("mkfs.ext4", "-q", device.path)
+    before = signatures.probe(device.path)
+    with pytest.raises(mkfs.DeviceNotBlank, match="ext4"):
+        await mkfs.make(device.path, "ext4", is_empty=lambda: False)
     assert signatures.probe(device.path) == before
 
 

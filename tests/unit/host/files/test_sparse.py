@@ -38,6 +38,36 @@ def test_create_and_grow_sync_the_image_and_its_name(tmp_path: Path) -> None:
     assert steps == [("sync", image)]
 
 
+def test_an_image_is_a_hole_until_a_byte_is_written_and_when_it_is_punched_again(
+    tmp_path: Path,
+) -> None:
+    image = tmp_path / "a.img"
+    sparse.create(str(image), 1 << 30)
+    assert sparse.is_hole(str(image))
+    with image.open("r+b", buffering=0) as file:
+        file.seek((1 << 29) + 5)
+        file.write(b"x")
+        assert not sparse.is_hole(str(image)), "what is not written back yet is data"
+        os.fsync(file)
+        assert not sparse.is_hole(str(image))
+    os.truncate(image, 1 << 20)
+    assert sparse.is_hole(str(image))
+
+
+def test_an_image_of_zeros_that_were_written_is_no_hole(tmp_path: Path) -> None:
+    image = tmp_path / "a.img"
+    image.write_bytes(bytes(8192))
+    assert not sparse.is_hole(str(image))
+
+
+def test_an_image_without_a_size_is_no_hole(tmp_path: Path) -> None:
+    image = tmp_path / "a.img"
+    image.touch()
+    assert not sparse.is_hole(str(image))
+    with pytest.raises(errors.NotFound):
+        sparse.is_hole(str(tmp_path / "absent"))
+
+
 def test_create_on_link_or_directory_is_refused(tmp_path: Path) -> None:
     real, link, pipe = tmp_path / "real", tmp_path / "link", tmp_path / "pipe"
     real.write_bytes(b"untouched")
