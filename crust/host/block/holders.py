@@ -1,5 +1,7 @@
 """Who keeps a mount or a device busy: for the error message, after the kernel has refused an operation.
 
+Mounts, loop devices, processes, and what LVM, md or multipath built upon a device (`stacked_devices`).
+
 Reads /proc of every process, which takes milliseconds, and so never runs on the happy path. Best effort: processes
 start and end meanwhile, and those of other PID namespaces are not visible. A process's open file may be on a file
 server that hangs, so nothing here asks for more than the kernel knows without it.
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crust import errors
-from crust.host.block import loopctl
+from crust.host.block import loopctl, stacked_devices
 from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
 
@@ -33,7 +35,7 @@ class Holder:
 
 
 class DeviceInUse(errors.NotReady):
-    """The block device is mounted, or a process holds it exclusively."""
+    """The block device is mounted, a process holds it exclusively, or the host built another device upon it."""
 
     def __init__(
         self,
@@ -41,21 +43,24 @@ class DeviceInUse(errors.NotReady):
         mounts: tuple[str, ...] = (),
         loops: tuple[str, ...] = (),
         holders: tuple[Holder, ...] = (),
+        stacked: tuple[stacked_devices.StackedDevice, ...] = (),
     ) -> None:
         super().__init__(
             f"{path} is in use",
-            why=_sentence(mounts, holders, loops) or "the kernel does not say what holds it",
-            hint="unmount it, or stop the process that holds it",
+            why=_sentence(mounts, holders, loops, stacked)
+            or "the kernel does not say what holds it",
+            hint="unmount it, stop the process that holds it, or release what is built upon it",
         )
         self.path = path
         self.mounts = mounts
         self.loops = loops
         self.holders = holders
+        self.stacked = stacked
 
     @property
     def is_explained(self) -> bool:
         """Whether a user of the device was found. If not, it may have been held for a moment only."""
-        return bool(self.mounts or self.loops or self.holders)
+        return bool(self.mounts or self.loops or self.holders or self.stacked)
 
 
 class MountBusy(errors.NotReady):
@@ -92,7 +97,13 @@ def device_in_use(path: str) -> DeviceInUse:
     except OSError:
         return DeviceInUse(path)
     mounts = mountinfo.of_device(os.major(number), os.minor(number))
-    return DeviceInUse(path, tuple(m.target for m in mounts), _loops_on(number), of_device(number))
+    return DeviceInUse(
+        path,
+        tuple(m.target for m in mounts),
+        _loops_on(number),
+        of_device(number),
+        stacked_devices.stacked_on(number),
+    )
 
 
 def is_exclusively_held(path: str) -> bool:
@@ -148,7 +159,10 @@ def command_of(pid: int) -> str:
 
 
 def _sentence(
-    mounts: tuple[str, ...], holders: tuple[Holder, ...], loops: tuple[str, ...] = ()
+    mounts: tuple[str, ...],
+    holders: tuple[Holder, ...],
+    loops: tuple[str, ...] = (),
+    stacked: tuple[stacked_devices.StackedDevice, ...] = (),
 ) -> str:
     parts = []
     if mounts:
@@ -157,6 +171,8 @@ def _sentence(
         parts.append(f"backing {_some(loops)}")
     if holders:
         parts.append(f"used by {_some(tuple(map(str, holders)))}")
+    if stacked:
+        parts.append(f"part of {_some(tuple(map(str, stacked)))}")
     return ", ".join(parts)
 
 

@@ -57,16 +57,19 @@ class NoFreeLoopDevice(errors.Exhausted):
 
 
 class LoopDeviceHeld(errors.NotReady):
-    """A loop device stays attached, unchanged, because it is open or mounted."""
+    """A loop device stays attached, unchanged: it is open, mounted, or part of another device."""
 
     def __init__(self, path: str, in_use: holders.DeviceInUse) -> None:
         super().__init__(
             f"{path} is not detached",
             why=in_use.why,
-            hint="stop what holds it; the detach is then retried",
+            hint=in_use.hint
+            if in_use.stacked
+            else "stop what holds it; the detach is then retried",
         )
         self.path = path
         self.holders = in_use.holders
+        self.stacked = in_use.stacked
 
 
 class LoopAttachPending(errors.OperationPending):
