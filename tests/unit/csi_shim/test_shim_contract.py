@@ -1,5 +1,6 @@
 """The contract of a shim, as a library around a servicer and as a process in front of a socket."""
 
+import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -10,16 +11,17 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.csi_shim import library, process, runtime_client
+from crust.csi_shim import deferral, library, process, runtime_client
 from crust.rpc import channel, extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc, types_pb2
 from tests.support import fake_driver
-from tests.support.fake_driver import MIB, Failure, FakeDriver
-from tests.support.node import publish_request
+from tests.support.fake_driver import MIB, Failure, FakeDriver, Gate
+from tests.support.node import publish_request, until
 from tests.support.refusals import refused
 
 Code = grpc.StatusCode
+CALLERS_S = 10
 TARGET = "/var/lib/kubelet/pods/one/mount"
 
 
@@ -80,7 +82,9 @@ class Shim:
 
     async def publish(self, **fields: Any) -> csi_pb2.NodePublishVolumeResponse:
         request = publish_request("vol-1", TARGET, **fields)
-        return await self.node.NodePublishVolume(request, metadata=extensions.METADATA, timeout=10)
+        return await self.node.NodePublishVolume(
+            request, metadata=extensions.METADATA, timeout=CALLERS_S
+        )
 
     async def stats(self, **fields: Any) -> csi_pb2.NodeGetVolumeStatsResponse:
         fields = {"volume_id": "vol-1", "volume_path": TARGET, "defer_fs_ops": True, **fields}
@@ -191,6 +195,23 @@ class TestShim:
         await refused(shim.publish(), Code.INTERNAL, "unknown kind")
         assert shim.driver.published == {}
 
+    async def test_undo_goes_on_after_its_caller_gave_up(self, shim: Shim) -> None:
+        shim.driver.mounts_instead = True
+        gate = shim.driver.gates["NodeUnpublishVolume"] = Gate()
+        left: asyncio.Event = asyncio.Event()
+        shim.driver.after_unpublish = left.set
+        publishing = asyncio.ensure_future(shim.publish())
+        await until(gate.entered)
+        publishing.cancel()
+        await asyncio.wait([publishing])
+        # on the same connection: when this is answered, the server knows that the other call was cancelled
+        await shim.node.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=10)
+        assert not gate.cancelled.is_set()
+        gate.opened.set()
+        await until(left)
+        assert not gate.cancelled.is_set()
+        assert shim.driver.published == {}
+
     @pytest.mark.spec("D-24")
     async def test_a_drivers_status_passes_as_it_is(self, shim: Shim) -> None:
         trailing = (("grpc-status-details-bin", b"\x08\x05"),)
@@ -283,3 +304,18 @@ async def test_publish_with_undo_that_fails_is_unavailable() -> None:
         shim.driver.failures["NodeUnpublishVolume"] = Failure(Code.INTERNAL, "busy")
         await refused(shim.publish(), Code.UNAVAILABLE, "vol-1", "bug")
         assert shim.driver.published != {}
+
+
+async def test_undo_has_its_own_deadline_and_not_the_rest_of_its_callers() -> None:
+    """A publish that took nearly all of its caller's time would otherwise never be undone."""
+    async with AsyncExitStack() as stack:
+        shim = await _built(stack, "process", report_condition=True)
+        shim.driver.mounts_instead = True
+        await refused(shim.publish(), Code.INTERNAL, "called unpublish")
+        (publish,) = shim.driver.called("NodePublishVolume")
+        (undo,) = shim.driver.called("NodeUnpublishVolume")
+        assert publish.time_left_s is not None
+        assert undo.time_left_s is not None
+        # gRPC rounds a deadline up, by a second at most
+        assert publish.time_left_s <= CALLERS_S + 1 < deferral.UNDO_TIMEOUT_S - 1
+        assert undo.time_left_s > deferral.UNDO_TIMEOUT_S - 1

@@ -1,21 +1,24 @@
 """A failed publish gets a code that fits what exists: a kubelet forgets what got a final code."""
 
+import asyncio
 import os
 import shutil
 
 import grpc
+import grpc.aio
 import pytest
 
 from crust import errors, volumes
 from crust.handoff import layout
 from crust.handoff.record import Record
+from crust.proxy import backend
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.targets import TargetMounted
 from tests.support import fake_driver
 from tests.support import node as nodes
-from tests.support.fake_driver import Failure
+from tests.support.fake_driver import Failure, Gate
 from tests.support.fake_targets import FakeTargets
-from tests.support.node import Node, Places
+from tests.support.node import NAMED, Node, Places, until
 from tests.support.refusals import refused
 
 Code = grpc.StatusCode
@@ -86,6 +89,47 @@ async def test_publish_that_cannot_be_undone_at_the_driver_is_not_final(kata: No
     assert target in kata.driver.published
     await kata.co.unpublish("vol-1", target)
     kata.check_untouched(target)
+
+
+async def test_undo_at_the_driver_has_its_own_deadline_and_not_the_rest_of_the_cos(
+    kata: Node,
+) -> None:
+    """The CO's time is spent by a publish that took long, and the driver's publish must go all the same."""
+    target = kata.places.target("one")
+    _other_filesystem(kata)
+    await refused(kata.co.publish("vol-1", target, timeout_s=5), Code.INTERNAL, "'btrfs'")
+    (undo,) = kata.driver.called("NodeUnpublishVolume")
+    assert undo.time_left_s is not None
+    assert undo.time_left_s > backend.TIMEOUT_S / 2
+    kata.check_untouched(target)
+
+
+async def test_undo_at_the_driver_goes_on_after_the_co_gave_up(kata: Node) -> None:
+    target = kata.places.target("one")
+    _other_filesystem(kata)
+    gate = kata.driver.gates["NodeUnpublishVolume"] = Gate()
+    publishing = asyncio.ensure_future(kata.co.publish("vol-1", target))
+    await until(gate.entered)
+    publishing.cancel()
+    await asyncio.wait([publishing])
+    assert not gate.cancelled.is_set()
+    gate.opened.set()
+    kata.driver.alter = lambda _: None
+    async with asyncio.timeout(20):
+        while not await _published(kata, target):  # the undo still runs: ABORTED
+            pass
+    assert not gate.cancelled.is_set()
+    kata.check_published("vol-1", target)
+
+
+async def _published(kata: Node, target: str) -> bool:
+    try:
+        await kata.co.publish("vol-1", target, volume_context=NAMED)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not Code.ABORTED:
+            raise
+        return False
+    return True
 
 
 async def test_publish_whose_guard_mount_stays_is_not_final(places: Places) -> None:

@@ -135,9 +135,7 @@ async def test_a_running_call_ends_at_the_predecessor_and_later_ones_wait_for_th
         starts = asyncio.create_task(start(short, b"new", take_over=True))
         gate = old.daemon._served[0].gate
         assert gate is not None
-        async with asyncio.timeout(20):
-            while gate._open.is_set():  # noqa: ASYNC110 - no event says so
-                await asyncio.sleep(0.005)
+        await _closed(gate)
         waits = asyncio.ensure_future(call(b"", timeout=20))
         done, _ = await asyncio.wait([waits, slow], timeout=0.05)
         assert not done
@@ -166,6 +164,68 @@ async def test_a_predecessor_whose_call_does_not_end_refuses_and_goes_on(
         old.service.slow_ends.set()
         assert await slow == b"old"
     await old.stop()
+
+
+async def test_calls_that_waited_for_a_refused_takeover_are_answered_and_the_next_one_succeeds(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "DRAIN_S", 1.0)
+    old = await start(short, b"old")
+    async with channel.connect(f"{short}/a.sock") as connected:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(CALL)
+        slow = asyncio.ensure_future(call(b"slow", timeout=20))
+        await old.service.slow_began.wait()
+        starts = asyncio.create_task(start(short, b"new", take_over=True))
+        gate = old.daemon._served[0].gate
+        assert gate is not None
+        await _closed(gate)
+        waits = [asyncio.ensure_future(call(b"", timeout=20)) for _ in range(3)]
+        with pytest.raises(takeover.TakeoverRefused, match="have not ended within"):
+            await starts
+        assert await asyncio.gather(*waits) == [b"old"] * 3
+        old.service.slow_ends.set()
+        assert await slow == b"old"
+        new = await start(short, b"new", take_over=True)
+        assert await call(b"", timeout=20) == b"new"
+    await old.stop()
+    await new.stop()
+
+
+async def test_server_that_appears_during_a_refused_takeover_serves_afterwards(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver's drop-in file, say: its socket is closed with the others, and opened with them."""
+    monkeypatch.setattr(daemon, "DRAIN_S", 1.0)
+    old = await start(short, b"old")
+    async with channel.connect(f"{short}/a.sock") as connected:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(CALL)
+        slow = asyncio.ensure_future(call(b"slow", timeout=20))
+        await old.service.slow_began.wait()
+        starts = asyncio.create_task(start(short, b"new", take_over=True))
+        gate = old.daemon._served[0].gate
+        assert gate is not None
+        await _closed(gate)
+        late = server.serving(
+            f"{short}/b.sock", name="b", generic=[old.service], daemon=old.daemon, gate=Gate()
+        )
+        async with late, channel.connect(f"{short}/b.sock") as to_late:
+            late_call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = to_late.unary_unary(CALL)
+            waits = asyncio.ensure_future(late_call(b"", timeout=20))
+            await asyncio.wait([waits], timeout=0.05)
+            assert not waits.done()
+            with pytest.raises(takeover.TakeoverRefused):
+                await starts
+            assert await waits == b"old"
+        old.service.slow_ends.set()
+        assert await slow == b"old"
+    await old.stop()
+
+
+async def _closed(gate: Gate) -> None:
+    """Wait until the gate is closed."""
+    async with asyncio.timeout(20):
+        while gate._open.is_set():  # noqa: ASYNC110 - no event says so
+            await asyncio.sleep(0.005)
 
 
 async def test_a_predecessor_ends_with_an_error_if_its_successor_dies_before_it_serves(
