@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples.kata.guest import archive, closure, kernel, packages
+from examples.kata.guest.agent import format
 
 _HERE = Path(__file__).parent
 _LOADER = "lib64/ld-linux-x86-64.so.2"
@@ -161,7 +162,8 @@ def _userland(tree: Path, scratch: Path) -> list[archive.Entry]:
         files = _imported(tree, Path(output))
         content = {place: Path(source).read_bytes() for place, source in files.items()}
     extensions = [Path(source) for source in files.values() if source.endswith(".so")]
-    libraries = _libraries(tree, [tree / _PYTHON, *extensions])
+    tools = [tree / "sbin" / name for name in format.PROGRAMS]
+    libraries = _libraries(tree, [tree / _PYTHON, *tools, *extensions])
     busybox = (tree / "bin/busybox").read_bytes()
     applets = packages.run((str(tree / "bin/busybox"), "--list")).decode().split()
     return [
@@ -175,6 +177,10 @@ def _userland(tree: Path, scratch: Path) -> list[archive.Entry]:
         ),
         archive.file(_PYTHON, (tree / _PYTHON).read_bytes(), executable=True),
         archive.symlink("usr/bin/python3", "python3.11"),
+        *(
+            archive.file(f"usr/sbin/{tool.name}", tool.read_bytes(), executable=True)
+            for tool in tools
+        ),
         archive.file("bin/busybox", busybox, executable=True),
         *(archive.symlink(f"bin/{name}", "busybox") for name in applets if name != "busybox"),
     ]

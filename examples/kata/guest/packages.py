@@ -17,13 +17,23 @@ Flavour = Literal["cloud", "standard"]
 
 _META = {"cloud": "linux-image-cloud-amd64", "standard": "linux-image-amd64"}
 _USERLAND = (
+    "btrfs-progs",
     "busybox-static",
+    "e2fsprogs",
+    "libblkid1",
     "libc6",
+    "libcom-err2",
     "libexpat1",
+    "libext2fs2",
     "libffi8",
+    "libinih1",
     "libpython3.11-minimal",
     "libpython3.11-stdlib",
+    "libudev1",
+    "liburcu8",
+    "libuuid1",
     "python3.11-minimal",
+    "xfsprogs",
     "zlib1g",
 )
 # Root's own cache directory is not readable by the _apt user, and apt would warn about each file.

@@ -35,6 +35,7 @@ FEATURES = frozenset(
         Feature.HEALTH,
         Feature.FREEZE,
         Feature.IO_LIMITS,
+        Feature.FORMAT,
     }
 )
 FILESYSTEMS = frozenset({"btrfs", "ext4", "xfs"})

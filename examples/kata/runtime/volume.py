@@ -3,7 +3,7 @@
     claim    lock the entry, open the device exclusively     on the host, by crust's SDK
     hold     give both descriptors to QEMU                   from here on the claim lives as long as the VM
     attach   hot-plug the device, and set its I/O limits
-    mount    in the guest
+    mount    in the guest, which formats a blank volume first if it was created empty
     own      give its files to the requested fsGroup, for as long as that makes progress
     grow     the filesystem, if the device grew while it was not mounted
 
@@ -124,6 +124,7 @@ async def _mount(volume: SandboxVolume, vm: ports.Vm, disk: disks.Disk) -> None:
             fstype=record.mount.fs_type,
             options=record.mount.mount_options,
             read_only=record.readonly,
+            format=record.mount.format,
         )
     )
     if group is not None and not record.readonly:

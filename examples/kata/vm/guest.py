@@ -34,7 +34,10 @@ class Guest:
         await self._client.call("ping", {}, values.Nothing, timeout_s)
 
     async def mount(self, volume: values.VolumeMount, timeout_s: float = 120.0) -> values.Mounted:
-        """Wait for the disk and mount it. Repeating it succeeds; other options are GuestConflict."""
+        """Wait for the disk, format it if it is blank and shall be, and mount it. Idempotent.
+
+        Other options than those of the mount are GuestConflict.
+        """
         args: dict[str, object] = {
             "volume": volume.volume,
             "fstype": volume.fstype,
@@ -42,6 +45,11 @@ class Guest:
             "read_only": volume.read_only,
             "timeout_s": int(min(30.0, max(1.0, timeout_s - _MARGIN_S))),
         }
+        if volume.format is not None:
+            args["format"] = {
+                "bytes_per_inode": volume.format.ext4_bytes_per_inode or 0,
+                "reserved_percent": volume.format.ext4_reserved_percent or 0,
+            }
         return await self._client.call("mount", args, values.Mounted, timeout_s)
 
     async def own(

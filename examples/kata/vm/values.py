@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 import pydantic
 
+from crust import volumes
+
 
 @dataclass(frozen=True, slots=True)
 class FsGroup:
@@ -27,6 +29,8 @@ class VolumeMount:
     fstype: str
     options: tuple[str, ...] = ()
     read_only: bool = False
+    format: volumes.GuestFormat | None = None
+    """Make the filesystem first, if the disk is blank."""
 
 
 @dataclass(frozen=True, slots=True)

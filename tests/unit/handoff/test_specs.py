@@ -57,14 +57,14 @@ TESTS = {
     44: (KEEPER, "keeper_is_small_ignores_the_daemons_signals_and_imports_no_package"),
     45: (KEEPER, "keeper_or_standby_killed_releases_nothing"),
     46: (KEEPER, "both_keepers_killed_frees_the_claim_and_the_vm_gets_it_back_or_is_killed"),
+    47: ("tests/e2e/test_microvm_format.py", "blank_disk_is_formatted_once"),
+    48: ("tests/e2e/test_deferred_volume.py", "filesystem_of_offline_expanded_volume_grows_at_next_mount"),
 }  # fmt: skip
 
 ELSEWHERE = {
     12: "the kernel that mounts: the runtime's guest",
     34: "the kernel that mounts: the runtime's guest",
     35: "the proxy's call of a runtime's command",
-    47: "the kernel that mounts: the runtime's guest",
-    48: "the kernel that mounts: the runtime's guest",
 }
 
 

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 
-from . import devices, filesystems, fs_group, linux, mounts, protocol, volume_users
+from . import devices, filesystems, format, fs_group, linux, mounts, protocol, volume_users
 from .freeze import VolumeFreeze
 from .ownership import GroupChange
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         fstype: str
         options: list[str]
         read_only: bool
+        format: format.Format | None
 
 
 ROOT = "/run/volumes"
@@ -69,6 +70,7 @@ class Volumes:
             "fstype": args.text("fstype", limit=32),
             "options": args.texts("options"),
             "read_only": args.flag("read_only", default=False),
+            "format": _format_of(args.optional("format")),
         }
         timeout_s = args.integer("timeout_s", 0, 3600, 30)
         args.end()
@@ -214,6 +216,8 @@ class Volumes:
         with open(f"{_STATE}/{name}.json", "w", encoding="utf-8") as state:
             json.dump(wanted, state)
         try:
+            if wanted["format"] is not None and not shared and not _is_read_only(wanted):
+                format.make_if_blank(source, wanted["fstype"], wanted["format"])
             mounts.mount(
                 source, path, wanted["fstype"], wanted["options"], read_only=wanted["read_only"]
             )
@@ -274,9 +278,24 @@ class Volumes:
             return self._locks.setdefault(name, threading.Lock())
 
 
+def _format_of(args: protocol.Args | None) -> format.Format | None:
+    if args is None:
+        return None
+    found: format.Format = {
+        "bytes_per_inode": args.integer("bytes_per_inode", 0, 2**26, 0) or None,
+        "reserved_percent": args.integer("reserved_percent", 0, 50, 0),
+    }
+    args.end()
+    return found
+
+
+def _is_read_only(wanted: Wanted) -> bool:
+    return wanted["read_only"] or "ro" in wanted["options"]
+
+
 def _disk_for(name: str, wanted: Wanted, timeout_s: float) -> str:
     disk = devices.wait_for(name, timeout_s)
-    if devices.is_read_only(disk) and not wanted["read_only"] and "ro" not in wanted["options"]:
+    if devices.is_read_only(disk) and not _is_read_only(wanted):
         raise protocol.Fault(
             "read_only", f"the disk of volume {name} is read-only", "mount it read-only"
         )
