@@ -320,11 +320,9 @@ class HandlerFeature(enum.Enum):
 
     GROUP = 1
     GROUP_CHANGE_POLICY = 2
-    SUB_PATH = 3
     ONLINE_EXPAND = 4
     STATS = 5
     READ_ONLY = 6
-    RAW_BLOCK = 7
     HEALTH = 8
     FREEZE = 9
     IO_LIMITS = 10

@@ -18,7 +18,7 @@ from crust.host.block import devices as host_devices
 from crust.host.files import durable
 from crust.host.mounts import propagation
 from crust.proxy.backend import Backend
-from crust.proxy.csi_frontend import CsiFrontend
+from crust.proxy.csi_frontend import CsiFrontend, DeferredCalls
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
 from crust.proxy.driver_files import DriverFiles, watching
@@ -38,6 +38,7 @@ from crust.proxy.runtime_api import Mutations, RuntimeApi
 from crust.proxy.stage import RuntimeStage
 from crust.proxy.targets import GuardedTargets, Targets
 from crust.proxy.unpublish import DeferredUnpublish
+from crust.proxy.volume_health import DeferredHealth
 from crust.rpc import server
 from crust.rpc.daemon import Daemon, starting
 from crust.rpc.gate import Gate
@@ -194,8 +195,11 @@ def _driver_sockets(settings: ProxySettings, parts: _Parts) -> DriverSockets:
         parts.deferred, parts.handlers, parts.events, parts.targets, unpublish, parts.devices
     )
 
+    health = DeferredHealth(parts.deferred, parts.handlers, parts.peers)
+    calls = DeferredCalls(publish, unpublish, health)
+
     def frontend(name: volumes.DriverName, backend: Backend) -> CsiFrontend:
-        return CsiFrontend(name, backend, parts.deferred, publish, unpublish, parts.targets)
+        return CsiFrontend(name, backend, parts.deferred, calls, parts.targets)
 
     return DriverSockets(
         frontend,

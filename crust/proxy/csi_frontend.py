@@ -1,10 +1,11 @@
-"""The CSI service that the CO calls: it looks at five calls; all others pass through as bytes.
+"""The CSI service that the CO calls: it looks at six calls; all others pass through as bytes.
 
 A call for a volume that is not deferred passes through too, byte for byte, after a check that it cannot affect a
 deferred one. Work of the proxy itself runs as an operation keyed by the volume, and outlives the caller's deadline.
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc.aio
@@ -19,6 +20,7 @@ from crust.proxy.deferred import DeferredVolumes, NoDeferredVolume
 from crust.proxy.publish import DeferredPublish
 from crust.proxy.targets import Targets
 from crust.proxy.unpublish import DeferredUnpublish
+from crust.proxy.volume_health import DeferredHealth
 from crust.rpc import csi, limits, outcome, passthrough, requests
 from crust.wire.csi.v1 import csi_pb2
 
@@ -30,6 +32,7 @@ _INSPECTED = (
     "NodeUnstageVolume",
     "NodeGetVolumeStats",
     "NodeExpandVolume",
+    "NodeGetVolumeHealth",
 )
 _READER_MODES = frozenset(mode.value for mode in volumes.AccessMode if mode.reader_only)
 T = TypeVar("T")
@@ -48,6 +51,15 @@ class StillDeferred(errors.NotReady):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class DeferredCalls:
+    """The parts that answer calls for deferred volumes."""
+
+    publish: DeferredPublish
+    unpublish: DeferredUnpublish
+    health: DeferredHealth
+
+
 class CsiFrontend:
     """The CSI service of one driver's socket."""
 
@@ -56,15 +68,13 @@ class CsiFrontend:
         driver: volumes.DriverName,
         backend: Backend,
         deferred: DeferredVolumes,
-        publish: DeferredPublish,
-        unpublish: DeferredUnpublish,
+        calls: DeferredCalls,
         targets: Targets,
     ) -> None:
         self._driver = driver
         self._backend = backend
         self._deferred = deferred
-        self._publish = publish
-        self._unpublish = unpublish
+        self._calls = calls
         self._operations = operations.KeyedOperations()
         self._targets = targets
         self._looks: BoundedCalls[bool] = BoundedCalls(limit=64)
@@ -101,6 +111,9 @@ class CsiFrontend:
                 csi_pb2.NodeGetVolumeStatsRequest, self._node_stats
             ),
             _NODE + "NodeExpandVolume": _parsed(csi_pb2.NodeExpandVolumeRequest, self._node_expand),
+            _NODE + "NodeGetVolumeHealth": _parsed(
+                csi_pb2.NodeGetVolumeHealthRequest, self._node_health
+            ),
         }
         return passthrough.Passthrough(self._backend.channel, own)
 
@@ -123,7 +136,7 @@ class CsiFrontend:
             lambda: self._owning(
                 request.target_path,
                 "NodePublishVolume",
-                lambda: self._publish.run(self._backend, key, request, decision, caller),
+                lambda: self._calls.publish.run(self._backend, key, request, decision, caller),
             ),
         )
         return response.SerializeToString()
@@ -182,7 +195,7 @@ class CsiFrontend:
             lambda: self._owning(
                 target.text,
                 "NodeUnpublishVolume",
-                lambda: self._unpublish.run(self._backend, key, target, request, caller),
+                lambda: self._calls.unpublish.run(self._backend, key, target, request, caller),
             ),
         )
         return response.SerializeToString()
@@ -242,6 +255,20 @@ class CsiFrontend:
         request.defer_fs_ops = True
         response = await self._backend.stats(request, _caller(context), context.time_remaining())
         return response.SerializeToString()
+
+    async def _node_health(
+        self, request: csi_pb2.NodeGetVolumeHealthRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        by_driver = await self._pass("NodeGetVolumeHealth", data, context)
+        record = self._deferred.find(request.volume_publish_path)
+        key = self._unchecked_key(request.volume_id)
+        record = record or next(iter(self._deferred.of_volume(key)), None)
+        if record is None:
+            return by_driver
+        self._deferred.check_key(record, key)
+        response = csi_pb2.NodeGetVolumeHealthResponse.FromString(by_driver)
+        completed = await self._calls.health.complete(record, response, context.time_remaining())
+        return completed.SerializeToString()
 
     async def _node_expand(
         self, request: csi_pb2.NodeExpandVolumeRequest, data: bytes, context: passthrough.Context

@@ -70,6 +70,16 @@ class HandlerPeers:
         condition = answer.volume_condition if answer.HasField("volume_condition") else None
         return crust_v1.stats(answer.usage, condition)
 
+    async def health(
+        self, handler: Handler, target: volumes.TargetPath, timeout_s: float | None
+    ) -> volumes.VolumeCondition:
+        """The volume's health in the guest. Raises as `stats` does."""
+        request = handlers_pb2.GetVolumeHealthRequest(target_path=target.text)
+        call = self._stub(handler).GetVolumeHealth(
+            request, timeout=_shorter(timeout_s, STATS_TIMEOUT_S)
+        )
+        return crust_v1.condition((await _answer(handler, call)).volume_condition)
+
     async def expand(
         self,
         handler: Handler,

@@ -14,7 +14,7 @@ from crust.handoff.record import Record
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.expand import DeferredExpand
 from crust.proxy.freeze import DeferredFreeze
-from crust.proxy.handlers import Handlers
+from crust.proxy.handlers import Feature, Handlers
 from crust.proxy.io_limits import DeferredIoLimits
 from crust.proxy.peers import HandlerPeers
 from crust.proxy.stage import RuntimeStage
@@ -22,6 +22,17 @@ from crust.rpc import crust_v1
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class HandlerCannotReport(errors.NotReady):
+    """The sandbox's handler has no statistics."""
+
+    def __init__(self, target: volumes.TargetPath, handler: str) -> None:
+        super().__init__(
+            f"there are no statistics of the volume at {target}",
+            why=f"a sandbox has it, and runtime handler {handler!r} does not offer STATS",
+            hint="use a handler that offers STATS, or do without: nothing else is affected",
+        )
 
 
 class NotMountedInSandbox(errors.NotReady):
@@ -68,6 +79,8 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
         if not await self._deferred.is_claimed(record):
             raise NotMountedInSandbox(record.target.text)
         handler = await self._handlers.owner(record.handler)
+        if Feature.STATS not in handler.features:
+            raise HandlerCannotReport(record.target, handler.name)
         stats = await self._peers.stats(handler, record.target, context.time_remaining())
         await self._deferred.check_fits(record, stats)
         response = runtime_pb2.RuntimeGetVolumeStatsResponse(usage=crust_v1.usages_to_wire(stats))

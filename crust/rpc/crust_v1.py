@@ -47,18 +47,23 @@ def usage_to_wire(value: volumes.VolumeUsage) -> types_pb2.VolumeUsage:
 
 
 def stats(
-    usages: Iterable[types_pb2.VolumeUsage], condition: types_pb2.VolumeCondition | None
+    usages: Iterable[types_pb2.VolumeUsage], reported: types_pb2.VolumeCondition | None
 ) -> volumes.VolumeStats:
     """Decode a statistics answer; raises `ImplausibleStats`."""
     return volumes.VolumeStats(
         tuple(usage(each) for each in usages),
-        volumes.VolumeCondition(condition.abnormal, condition.message) if condition else None,
+        None if reported is None else condition(reported),
     )
 
 
 def usages_to_wire(value: volumes.VolumeStats) -> Sequence[types_pb2.VolumeUsage]:
     """Encode the usage of a statistics answer."""
     return [usage_to_wire(each) for each in value.usage]
+
+
+def condition(pb: types_pb2.VolumeCondition) -> volumes.VolumeCondition:
+    """Decode a condition."""
+    return volumes.VolumeCondition(pb.abnormal, pb.message)
 
 
 def condition_to_wire(value: volumes.VolumeCondition) -> types_pb2.VolumeCondition:

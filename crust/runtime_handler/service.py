@@ -7,28 +7,25 @@ nothing and are simply cancelled. The three kinds of operations do not exclude o
 guest until a freeze has ended, and must not block the thaw that ends it. A thaw waits for a running freeze, so that a
 caller that gave up waiting for the freeze can still end it.
 
-A runtime that cannot freeze or limit leaves the feature out of its RegisterRequest: then the proxy refuses such calls
-itself and never makes them. If it is called all the same, the runtime raises `FeatureNotOffered`.
+A runtime that cannot report, grow, freeze or limit leaves the feature out of its RegisterRequest: then the proxy
+never makes such calls. If it is called all the same, the runtime raises `FeatureNotOffered`.
 """
 
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import grpc.aio
 
 from crust import errors, operations, volumes
-from crust.handoff import claims
 from crust.rpc import crust_v1, server
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 
 __all__ = [
     "FeatureNotOffered",
     "Handler",
-    "HeldVolume",
     "serving",
 ]
 
@@ -42,15 +39,6 @@ class FeatureNotOffered(errors.Unsupported):
             why=f"it does not offer {feature.name}",
             hint="use a runtime that offers the feature: `crust handlers` lists them",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class HeldVolume:
-    """A volume that one of the runtime's sandboxes has claimed."""
-
-    target: volumes.TargetPath
-    sandbox_id: volumes.SandboxId
-    state: claims.State
 
 
 class Handler(Protocol):
@@ -67,9 +55,6 @@ class Handler(Protocol):
 
     async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
         """The volume's health in the guest."""
-
-    async def list_volumes(self) -> Sequence[HeldVolume]:
-        """All claimed volumes of all sandboxes."""
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
         """Flush and freeze the filesystem for at most `thaw_after_s`, even if other processes die. Idempotent.
@@ -144,12 +129,6 @@ class _Servicer(handlers_pb2_grpc.RuntimeHandlerServicer):
             volume_condition=crust_v1.condition_to_wire(condition)
         )
 
-    async def ListVolumes(
-        self, request: handlers_pb2.ListVolumesRequest, context: _Context
-    ) -> handlers_pb2.ListVolumesResponse:
-        held = await self._handler.list_volumes()
-        return handlers_pb2.ListVolumesResponse(entries=map(_entry, held))
-
     async def FreezeVolume(
         self, request: handlers_pb2.FreezeVolumeRequest, context: _Context
     ) -> handlers_pb2.FreezeVolumeResponse:
@@ -196,9 +175,3 @@ class _Servicer(handlers_pb2_grpc.RuntimeHandlerServicer):
     def _freeze_lock(self, target: volumes.TargetPath) -> asyncio.Lock:
         """Freezes and thaws of one volume reach the runtime in the order of their arrival."""
         return self._freeze_locks.setdefault(target, asyncio.Lock())
-
-
-def _entry(held: HeldVolume) -> handlers_pb2.ListVolumesResponse.Entry:
-    return handlers_pb2.ListVolumesResponse.Entry(
-        target_path=held.target.text, sandbox_id=held.sandbox_id, state=held.state.value
-    )

@@ -82,6 +82,7 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
         self.io_limits = volumes.IoLimits()
         self.format: volumes.GuestFormat | None = None
         self.passphrase = ""
+        self.findings: list[csi_pb2.VolumeHealth.VolumeHealthEntry] = []
 
     def called(self, method: str) -> list[Call]:
         """The calls of one method."""
@@ -169,8 +170,11 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
     async def Probe(self, request: Any, context: Context) -> Any:
         return csi_pb2.ProbeResponse()
 
-    async def NodeGetVolumeHealth(self, request: Any, context: Context) -> Any:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served")
+    async def NodeGetVolumeHealth(
+        self, request: csi_pb2.NodeGetVolumeHealthRequest, context: Context
+    ) -> csi_pb2.NodeGetVolumeHealthResponse:
+        found = csi_pb2.VolumeHealth(volume_id=request.volume_id, health_statuses=self.findings)
+        return csi_pb2.NodeGetVolumeHealthResponse(volume_health=found)
 
     async def NodeGetStorageHealth(self, request: Any, context: Context) -> Any:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served")

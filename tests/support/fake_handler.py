@@ -3,7 +3,7 @@
 import asyncio
 import datetime
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
@@ -14,6 +14,7 @@ from tests.support.fake_driver import Gate
 
 ALL_FEATURES = frozenset(registration.Feature)
 FILESYSTEMS = frozenset({"ext4", "xfs"})
+HEALTHY = volumes.VolumeCondition(abnormal=False, message="")
 USAGE = (
     volumes.VolumeUsage(volumes.UsageUnit.BYTES, 1000, 400, 500),
     volumes.VolumeUsage(volumes.UsageUnit.INODES, 100, 10, 90),
@@ -25,6 +26,7 @@ class FakeHandler:
     """`service.Handler`, with answers that a test sets."""
 
     stats: volumes.VolumeStats = field(default_factory=lambda: volumes.VolumeStats(USAGE))
+    condition: volumes.VolumeCondition = HEALTHY
     error: errors.CrustError | None = None
     filled_bytes: int | None = None
     gate: Gate | None = None
@@ -43,10 +45,8 @@ class FakeHandler:
         return self.filled_bytes if self.filled_bytes is not None else capacity.required_bytes
 
     async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
-        return volumes.VolumeCondition(abnormal=False, message="")
-
-    async def list_volumes(self) -> Sequence[service.HeldVolume]:
-        return ()
+        await self._pass()
+        return self.condition
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
         await self._pass()

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from crust.wire.v1 import types_pb2 as crust_dot_wire_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63rust/wire/v1/handlers.proto\x12\x08\x63rust.v1\x1a\x19\x63rust/wire/v1/types.proto\"\xd5\x01\n\x0fRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12/\n\x0cvolume_types\x18\x04 \x03(\x0e\x32\x19.crust.v1.VolumeType.Type\x12\x13\n\x0b\x66ilesystems\x18\x05 \x03(\t\x12*\n\x08\x66\x65\x61tures\x18\x06 \x03(\x0e\x32\x18.crust.v1.HandlerFeature\x12\x1f\n\x17max_volumes_per_sandbox\x18\x07 \x01(\x05\"D\n\x10RegisterResponse\x12\x19\n\x11volumes_directory\x18\x01 \x01(\t\x12\x15\n\rproxy_version\x18\x02 \x01(\t\",\n\x15GetVolumeStatsRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\"s\n\x16GetVolumeStatsResponse\x12$\n\x05usage\x18\x01 \x03(\x0b\x32\x15.crust.v1.VolumeUsage\x12\x33\n\x10volume_condition\x18\x02 \x01(\x0b\x32\x19.crust.v1.VolumeCondition\"[\n\x13\x45xpandVolumeRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\x12/\n\x0e\x63\x61pacity_range\x18\x02 \x01(\x0b\x32\x17.crust.v1.CapacityRange\".\n\x14\x45xpandVolumeResponse\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x01 \x01(\x03\"-\n\x16GetVolumeHealthRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\"N\n\x17GetVolumeHealthResponse\x12\x33\n\x10volume_condition\x18\x01 \x01(\x0b\x32\x19.crust.v1.VolumeCondition\"\x14\n\x12ListVolumesRequest\"\x8c\x01\n\x13ListVolumesResponse\x12\x34\n\x07\x65ntries\x18\x01 \x03(\x0b\x32#.crust.v1.ListVolumesResponse.Entry\x1a?\n\x05\x45ntry\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\x12\x12\n\nsandbox_id\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\"F\n\x13\x46reezeVolumeRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\x12\x1a\n\x12thaw_after_seconds\x18\x02 \x01(\x03\"\x16\n\x14\x46reezeVolumeResponse\"(\n\x11ThawVolumeRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\"(\n\x12ThawVolumeResponse\x12\x12\n\nwas_frozen\x18\x01 \x01(\x08\"Q\n\x16SetVolumeLimitsRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\x12\"\n\x06limits\x18\x02 \x01(\x0b\x32\x12.crust.v1.IoLimits\"\x19\n\x17SetVolumeLimitsResponse*\x98\x03\n\x0eHandlerFeature\x12\x1b\n\x17HANDLER_FEATURE_UNKNOWN\x10\x00\x12\x19\n\x15HANDLER_FEATURE_GROUP\x10\x01\x12\'\n#HANDLER_FEATURE_GROUP_CHANGE_POLICY\x10\x02\x12\x1c\n\x18HANDLER_FEATURE_SUB_PATH\x10\x03\x12!\n\x1dHANDLER_FEATURE_ONLINE_EXPAND\x10\x04\x12\x19\n\x15HANDLER_FEATURE_STATS\x10\x05\x12\x1d\n\x19HANDLER_FEATURE_READ_ONLY\x10\x06\x12\x1d\n\x19HANDLER_FEATURE_RAW_BLOCK\x10\x07\x12\x1a\n\x16HANDLER_FEATURE_HEALTH\x10\x08\x12\x1a\n\x16HANDLER_FEATURE_FREEZE\x10\t\x12\x1d\n\x19HANDLER_FEATURE_IO_LIMITS\x10\n\x12\x1a\n\x16HANDLER_FEATURE_FORMAT\x10\x0b\x12\x18\n\x14HANDLER_FEATURE_LUKS\x10\x0c\x32X\n\x0fHandlerRegistry\x12\x45\n\x08Register\x12\x19.crust.v1.RegisterRequest\x1a\x1a.crust.v1.RegisterResponse\"\x00\x30\x01\x32\xd6\x04\n\x0eRuntimeHandler\x12U\n\x0eGetVolumeStats\x12\x1f.crust.v1.GetVolumeStatsRequest\x1a .crust.v1.GetVolumeStatsResponse\"\x00\x12O\n\x0c\x45xpandVolume\x12\x1d.crust.v1.ExpandVolumeRequest\x1a\x1e.crust.v1.ExpandVolumeResponse\"\x00\x12X\n\x0fGetVolumeHealth\x12 .crust.v1.GetVolumeHealthRequest\x1a!.crust.v1.GetVolumeHealthResponse\"\x00\x12L\n\x0bListVolumes\x12\x1c.crust.v1.ListVolumesRequest\x1a\x1d.crust.v1.ListVolumesResponse\"\x00\x12O\n\x0c\x46reezeVolume\x12\x1d.crust.v1.FreezeVolumeRequest\x1a\x1e.crust.v1.FreezeVolumeResponse\"\x00\x12I\n\nThawVolume\x12\x1b.crust.v1.ThawVolumeRequest\x1a\x1c.crust.v1.ThawVolumeResponse\"\x00\x12X\n\x0fSetVolumeLimits\x12 .crust.v1.SetVolumeLimitsRequest\x1a!.crust.v1.SetVolumeLimitsResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63rust/wire/v1/handlers.proto\x12\x08\x63rust.v1\x1a\x19\x63rust/wire/v1/types.proto\"\xd5\x01\n\x0fRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12/\n\x0cvolume_types\x18\x04 \x03(\x0e\x32\x19.crust.v1.VolumeType.Type\x12\x13\n\x0b\x66ilesystems\x18\x05 \x03(\t\x12*\n\x08\x66\x65\x61tures\x18\x06 \x03(\x0e\x32\x18.crust.v1.HandlerFeature\x12\x1f\n\x17max_volumes_per_sandbox\x18\x07 \x01(\x05\"D\n\x10RegisterResponse\x12\x19\n\x11volumes_directory\x18\x01 \x01(\t\x12\x15\n\rproxy_version\x18\x02 \x01(\t\",\n\x15GetVolumeStatsRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\"s\n\x16GetVolumeStatsResponse\x12$\n\x05usage\x18\x01 \x03(\x0b\x32\x15.crust.v1.VolumeUsage\x12\x33\n\x10volume_condition\x18\x02 \x01(\x0b\x32\x19.crust.v1.VolumeCondition\"[\n\x13\x45xpandVolumeRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\x12/\n\x0e\x63\x61pacity_range\x18\x02 \x01(\x0b\x32\x17.crust.v1.CapacityRange\".\n\x14\x45xpandVolumeResponse\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x01 \x01(\x03\"-\n\x16GetVolumeHealthRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\"N\n\x17GetVolumeHealthResponse\x12\x33\n\x10volume_condition\x18\x01 \x01(\x0b\x32\x19.crust.v1.VolumeCondition\"F\n\x13\x46reezeVolumeRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\x12\x1a\n\x12thaw_after_seconds\x18\x02 \x01(\x03\"\x16\n\x14\x46reezeVolumeResponse\"(\n\x11ThawVolumeRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\"(\n\x12ThawVolumeResponse\x12\x12\n\nwas_frozen\x18\x01 \x01(\x08\"Q\n\x16SetVolumeLimitsRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\x12\"\n\x06limits\x18\x02 \x01(\x0b\x32\x12.crust.v1.IoLimits\"\x19\n\x17SetVolumeLimitsResponse*\xe7\x02\n\x0eHandlerFeature\x12\x1b\n\x17HANDLER_FEATURE_UNKNOWN\x10\x00\x12\x19\n\x15HANDLER_FEATURE_GROUP\x10\x01\x12\'\n#HANDLER_FEATURE_GROUP_CHANGE_POLICY\x10\x02\x12!\n\x1dHANDLER_FEATURE_ONLINE_EXPAND\x10\x04\x12\x19\n\x15HANDLER_FEATURE_STATS\x10\x05\x12\x1d\n\x19HANDLER_FEATURE_READ_ONLY\x10\x06\x12\x1a\n\x16HANDLER_FEATURE_HEALTH\x10\x08\x12\x1a\n\x16HANDLER_FEATURE_FREEZE\x10\t\x12\x1d\n\x19HANDLER_FEATURE_IO_LIMITS\x10\n\x12\x1a\n\x16HANDLER_FEATURE_FORMAT\x10\x0b\x12\x18\n\x14HANDLER_FEATURE_LUKS\x10\x0c\"\x04\x08\x03\x10\x03\"\x04\x08\x07\x10\x07\x32X\n\x0fHandlerRegistry\x12\x45\n\x08Register\x12\x19.crust.v1.RegisterRequest\x1a\x1a.crust.v1.RegisterResponse\"\x00\x30\x01\x32\x88\x04\n\x0eRuntimeHandler\x12U\n\x0eGetVolumeStats\x12\x1f.crust.v1.GetVolumeStatsRequest\x1a .crust.v1.GetVolumeStatsResponse\"\x00\x12O\n\x0c\x45xpandVolume\x12\x1d.crust.v1.ExpandVolumeRequest\x1a\x1e.crust.v1.ExpandVolumeResponse\"\x00\x12X\n\x0fGetVolumeHealth\x12 .crust.v1.GetVolumeHealthRequest\x1a!.crust.v1.GetVolumeHealthResponse\"\x00\x12O\n\x0c\x46reezeVolume\x12\x1d.crust.v1.FreezeVolumeRequest\x1a\x1e.crust.v1.FreezeVolumeResponse\"\x00\x12I\n\nThawVolume\x12\x1b.crust.v1.ThawVolumeRequest\x1a\x1c.crust.v1.ThawVolumeResponse\"\x00\x12X\n\x0fSetVolumeLimits\x12 .crust.v1.SetVolumeLimitsRequest\x1a!.crust.v1.SetVolumeLimitsResponse\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'crust.wire.v1.handlers_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HANDLERFEATURE']._serialized_start=1242
-  _globals['_HANDLERFEATURE']._serialized_end=1650
+  _globals['_HANDLERFEATURE']._serialized_start=1077
+  _globals['_HANDLERFEATURE']._serialized_end=1436
   _globals['_REGISTERREQUEST']._serialized_start=70
   _globals['_REGISTERREQUEST']._serialized_end=283
   _globals['_REGISTERRESPONSE']._serialized_start=285
@@ -50,26 +50,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETVOLUMEHEALTHREQUEST']._serialized_end=704
   _globals['_GETVOLUMEHEALTHRESPONSE']._serialized_start=706
   _globals['_GETVOLUMEHEALTHRESPONSE']._serialized_end=784
-  _globals['_LISTVOLUMESREQUEST']._serialized_start=786
-  _globals['_LISTVOLUMESREQUEST']._serialized_end=806
-  _globals['_LISTVOLUMESRESPONSE']._serialized_start=809
-  _globals['_LISTVOLUMESRESPONSE']._serialized_end=949
-  _globals['_LISTVOLUMESRESPONSE_ENTRY']._serialized_start=886
-  _globals['_LISTVOLUMESRESPONSE_ENTRY']._serialized_end=949
-  _globals['_FREEZEVOLUMEREQUEST']._serialized_start=951
-  _globals['_FREEZEVOLUMEREQUEST']._serialized_end=1021
-  _globals['_FREEZEVOLUMERESPONSE']._serialized_start=1023
-  _globals['_FREEZEVOLUMERESPONSE']._serialized_end=1045
-  _globals['_THAWVOLUMEREQUEST']._serialized_start=1047
-  _globals['_THAWVOLUMEREQUEST']._serialized_end=1087
-  _globals['_THAWVOLUMERESPONSE']._serialized_start=1089
-  _globals['_THAWVOLUMERESPONSE']._serialized_end=1129
-  _globals['_SETVOLUMELIMITSREQUEST']._serialized_start=1131
-  _globals['_SETVOLUMELIMITSREQUEST']._serialized_end=1212
-  _globals['_SETVOLUMELIMITSRESPONSE']._serialized_start=1214
-  _globals['_SETVOLUMELIMITSRESPONSE']._serialized_end=1239
-  _globals['_HANDLERREGISTRY']._serialized_start=1652
-  _globals['_HANDLERREGISTRY']._serialized_end=1740
-  _globals['_RUNTIMEHANDLER']._serialized_start=1743
-  _globals['_RUNTIMEHANDLER']._serialized_end=2341
+  _globals['_FREEZEVOLUMEREQUEST']._serialized_start=786
+  _globals['_FREEZEVOLUMEREQUEST']._serialized_end=856
+  _globals['_FREEZEVOLUMERESPONSE']._serialized_start=858
+  _globals['_FREEZEVOLUMERESPONSE']._serialized_end=880
+  _globals['_THAWVOLUMEREQUEST']._serialized_start=882
+  _globals['_THAWVOLUMEREQUEST']._serialized_end=922
+  _globals['_THAWVOLUMERESPONSE']._serialized_start=924
+  _globals['_THAWVOLUMERESPONSE']._serialized_end=964
+  _globals['_SETVOLUMELIMITSREQUEST']._serialized_start=966
+  _globals['_SETVOLUMELIMITSREQUEST']._serialized_end=1047
+  _globals['_SETVOLUMELIMITSRESPONSE']._serialized_start=1049
+  _globals['_SETVOLUMELIMITSRESPONSE']._serialized_end=1074
+  _globals['_HANDLERREGISTRY']._serialized_start=1438
+  _globals['_HANDLERREGISTRY']._serialized_end=1526
+  _globals['_RUNTIMEHANDLER']._serialized_start=1529
+  _globals['_RUNTIMEHANDLER']._serialized_end=2049
 # @@protoc_insertion_point(module_scope)

@@ -33,13 +33,11 @@ class _HandlerFeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Handle
     """Changes the group of a volume's files."""
     HANDLER_FEATURE_GROUP_CHANGE_POLICY: _HandlerFeature.ValueType  # 2
     """Honours the policy OnRootMismatch. Without it the handler changes every file at each mount."""
-    HANDLER_FEATURE_SUB_PATH: _HandlerFeature.ValueType  # 3
-    """Resolves a container's mount source below the target path."""
     HANDLER_FEATURE_ONLINE_EXPAND: _HandlerFeature.ValueType  # 4
     HANDLER_FEATURE_STATS: _HandlerFeature.ValueType  # 5
     HANDLER_FEATURE_READ_ONLY: _HandlerFeature.ValueType  # 6
-    HANDLER_FEATURE_RAW_BLOCK: _HandlerFeature.ValueType  # 7
     HANDLER_FEATURE_HEALTH: _HandlerFeature.ValueType  # 8
+    """Reports a volume's health (GetVolumeHealth)."""
     HANDLER_FEATURE_FREEZE: _HandlerFeature.ValueType  # 9
     """Freezes a filesystem for a snapshot."""
     HANDLER_FEATURE_IO_LIMITS: _HandlerFeature.ValueType  # 10
@@ -56,13 +54,11 @@ HANDLER_FEATURE_GROUP: HandlerFeature.ValueType  # 1
 """Changes the group of a volume's files."""
 HANDLER_FEATURE_GROUP_CHANGE_POLICY: HandlerFeature.ValueType  # 2
 """Honours the policy OnRootMismatch. Without it the handler changes every file at each mount."""
-HANDLER_FEATURE_SUB_PATH: HandlerFeature.ValueType  # 3
-"""Resolves a container's mount source below the target path."""
 HANDLER_FEATURE_ONLINE_EXPAND: HandlerFeature.ValueType  # 4
 HANDLER_FEATURE_STATS: HandlerFeature.ValueType  # 5
 HANDLER_FEATURE_READ_ONLY: HandlerFeature.ValueType  # 6
-HANDLER_FEATURE_RAW_BLOCK: HandlerFeature.ValueType  # 7
 HANDLER_FEATURE_HEALTH: HandlerFeature.ValueType  # 8
+"""Reports a volume's health (GetVolumeHealth)."""
 HANDLER_FEATURE_FREEZE: HandlerFeature.ValueType  # 9
 """Freezes a filesystem for a snapshot."""
 HANDLER_FEATURE_IO_LIMITS: HandlerFeature.ValueType  # 10
@@ -279,66 +275,6 @@ class GetVolumeHealthResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetVolumeHealthResponse: _TypeAlias = GetVolumeHealthResponse  # noqa: Y015
-
-@_typing.final
-class ListVolumesRequest(_message.Message):
-    """Intentionally empty."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListVolumesRequest: _TypeAlias = ListVolumesRequest  # noqa: Y015
-
-@_typing.final
-class ListVolumesResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class Entry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        TARGET_PATH_FIELD_NUMBER: _builtins.int
-        SANDBOX_ID_FIELD_NUMBER: _builtins.int
-        STATE_FIELD_NUMBER: _builtins.int
-        target_path: _builtins.str
-        sandbox_id: _builtins.str
-        state: _builtins.str
-        def __init__(
-            self,
-            *,
-            target_path: _builtins.str = ...,
-            sandbox_id: _builtins.str = ...,
-            state: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["sandbox_id", b"sandbox_id", "state", b"state", "target_path", b"target_path"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    ENTRIES_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___ListVolumesResponse.Entry]: ...
-    def __init__(
-        self,
-        *,
-        entries: _abc.Iterable[Global___ListVolumesResponse.Entry] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListVolumesResponse: _TypeAlias = ListVolumesResponse  # noqa: Y015
 
 @_typing.final
 class FreezeVolumeRequest(_message.Message):

@@ -124,11 +124,6 @@ class RuntimeHandlerStub:
                 request_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.GetVolumeHealthRequest.SerializeToString,
                 response_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.GetVolumeHealthResponse.FromString,
                 _registered_method=True)
-        self.ListVolumes = channel.unary_unary(
-                '/crust.v1.RuntimeHandler/ListVolumes',
-                request_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.ListVolumesRequest.SerializeToString,
-                response_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.ListVolumesResponse.FromString,
-                _registered_method=True)
         self.FreezeVolume = channel.unary_unary(
                 '/crust.v1.RuntimeHandler/FreezeVolume',
                 request_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.FreezeVolumeRequest.SerializeToString,
@@ -150,7 +145,7 @@ class RuntimeHandlerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetVolumeStats(self, request, context):
-        """FAILED_PRECONDITION: no sandbox has the volume mounted.
+        """FAILED_PRECONDITION: no sandbox has the volume mounted. Called only if STATS is offered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -164,13 +159,7 @@ class RuntimeHandlerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetVolumeHealth(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListVolumes(self, request, context):
-        """The volumes that this handler's sandboxes have claimed now.
+        """What the guest reports about the volume. Called only if HEALTH is offered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -215,11 +204,6 @@ def add_RuntimeHandlerServicer_to_server(servicer, server):
                     servicer.GetVolumeHealth,
                     request_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.GetVolumeHealthRequest.FromString,
                     response_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.GetVolumeHealthResponse.SerializeToString,
-            ),
-            'ListVolumes': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListVolumes,
-                    request_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.ListVolumesRequest.FromString,
-                    response_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.ListVolumesResponse.SerializeToString,
             ),
             'FreezeVolume': grpc.unary_unary_rpc_method_handler(
                     servicer.FreezeVolume,
@@ -318,33 +302,6 @@ class RuntimeHandler:
             '/crust.v1.RuntimeHandler/GetVolumeHealth',
             crust_dot_wire_dot_v1_dot_handlers__pb2.GetVolumeHealthRequest.SerializeToString,
             crust_dot_wire_dot_v1_dot_handlers__pb2.GetVolumeHealthResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListVolumes(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/crust.v1.RuntimeHandler/ListVolumes',
-            crust_dot_wire_dot_v1_dot_handlers__pb2.ListVolumesRequest.SerializeToString,
-            crust_dot_wire_dot_v1_dot_handlers__pb2.ListVolumesResponse.FromString,
             options,
             channel_credentials,
             insecure,

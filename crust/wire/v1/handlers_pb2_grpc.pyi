@@ -68,12 +68,11 @@ class RuntimeHandlerStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RuntimeHandlerAsyncStub: ...
     GetVolumeStats: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.GetVolumeStatsRequest, _handlers_pb2.GetVolumeStatsResponse]
-    """FAILED_PRECONDITION: no sandbox has the volume mounted."""
+    """FAILED_PRECONDITION: no sandbox has the volume mounted. Called only if STATS is offered."""
     ExpandVolume: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.ExpandVolumeRequest, _handlers_pb2.ExpandVolumeResponse]
     """Resizes the sandbox's disk to the device's size and grows the filesystem to it. Idempotent."""
     GetVolumeHealth: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.GetVolumeHealthRequest, _handlers_pb2.GetVolumeHealthResponse]
-    ListVolumes: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.ListVolumesRequest, _handlers_pb2.ListVolumesResponse]
-    """The volumes that this handler's sandboxes have claimed now."""
+    """What the guest reports about the volume. Called only if HEALTH is offered."""
     FreezeVolume: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.FreezeVolumeRequest, _handlers_pb2.FreezeVolumeResponse]
     """Flushes and freezes the filesystem in the sandbox, for at most thaw_after_seconds. Idempotent; a repeated call
     restarts the time. FAILED_PRECONDITION: no sandbox has the volume mounted.
@@ -87,12 +86,11 @@ class RuntimeHandlerStub:
 class RuntimeHandlerAsyncStub(RuntimeHandlerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetVolumeStats: _aio.UnaryUnaryMultiCallable[_handlers_pb2.GetVolumeStatsRequest, _handlers_pb2.GetVolumeStatsResponse]  # type: ignore[assignment]
-    """FAILED_PRECONDITION: no sandbox has the volume mounted."""
+    """FAILED_PRECONDITION: no sandbox has the volume mounted. Called only if STATS is offered."""
     ExpandVolume: _aio.UnaryUnaryMultiCallable[_handlers_pb2.ExpandVolumeRequest, _handlers_pb2.ExpandVolumeResponse]  # type: ignore[assignment]
     """Resizes the sandbox's disk to the device's size and grows the filesystem to it. Idempotent."""
     GetVolumeHealth: _aio.UnaryUnaryMultiCallable[_handlers_pb2.GetVolumeHealthRequest, _handlers_pb2.GetVolumeHealthResponse]  # type: ignore[assignment]
-    ListVolumes: _aio.UnaryUnaryMultiCallable[_handlers_pb2.ListVolumesRequest, _handlers_pb2.ListVolumesResponse]  # type: ignore[assignment]
-    """The volumes that this handler's sandboxes have claimed now."""
+    """What the guest reports about the volume. Called only if HEALTH is offered."""
     FreezeVolume: _aio.UnaryUnaryMultiCallable[_handlers_pb2.FreezeVolumeRequest, _handlers_pb2.FreezeVolumeResponse]  # type: ignore[assignment]
     """Flushes and freezes the filesystem in the sandbox, for at most thaw_after_seconds. Idempotent; a repeated call
     restarts the time. FAILED_PRECONDITION: no sandbox has the volume mounted.
@@ -109,7 +107,7 @@ class RuntimeHandlerServicer(metaclass=_abc_1.ABCMeta):
         request: _handlers_pb2.GetVolumeStatsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_handlers_pb2.GetVolumeStatsResponse, _abc.Awaitable[_handlers_pb2.GetVolumeStatsResponse]]:
-        """FAILED_PRECONDITION: no sandbox has the volume mounted."""
+        """FAILED_PRECONDITION: no sandbox has the volume mounted. Called only if STATS is offered."""
 
     @_abc_1.abstractmethod
     def ExpandVolume(
@@ -124,15 +122,8 @@ class RuntimeHandlerServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _handlers_pb2.GetVolumeHealthRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_handlers_pb2.GetVolumeHealthResponse, _abc.Awaitable[_handlers_pb2.GetVolumeHealthResponse]]: ...
-
-    @_abc_1.abstractmethod
-    def ListVolumes(
-        self,
-        request: _handlers_pb2.ListVolumesRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_handlers_pb2.ListVolumesResponse, _abc.Awaitable[_handlers_pb2.ListVolumesResponse]]:
-        """The volumes that this handler's sandboxes have claimed now."""
+    ) -> _typing.Union[_handlers_pb2.GetVolumeHealthResponse, _abc.Awaitable[_handlers_pb2.GetVolumeHealthResponse]]:
+        """What the guest reports about the volume. Called only if HEALTH is offered."""
 
     @_abc_1.abstractmethod
     def FreezeVolume(

@@ -28,7 +28,6 @@ FEATURES = frozenset(
     {
         Feature.GROUP,
         Feature.GROUP_CHANGE_POLICY,
-        Feature.SUB_PATH,
         Feature.ONLINE_EXPAND,
         Feature.STATS,
         Feature.READ_ONLY,

@@ -4,12 +4,9 @@ Implements `crust.runtime_handler.service.Handler`. Usage is what the guest repo
 """
 
 import asyncio
-from collections.abc import Sequence
 
 from crust import errors, volumes
-from crust.handoff import claims
 from crust.host.block import devices
-from crust.runtime_handler.service import HeldVolume
 from examples.kata.runtime.sandbox import Sandbox
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.runtime.volume import SandboxVolume
@@ -66,15 +63,6 @@ class Volumes:
         except SandboxMountFailed as failure:
             return volumes.VolumeCondition(abnormal=True, message=str(failure))
         return await _condition(sandbox, volume)
-
-    async def list_volumes(self) -> Sequence[HeldVolume]:
-        """All volumes of all sandboxes."""
-        listed: list[HeldVolume] = []
-        for sandbox in self._sandboxes.all():
-            of = sandbox.sandbox_id
-            listed += (HeldVolume(each.target, of, claims.State.MOUNTED) for each in sandbox.held)
-            listed += (HeldVolume(each, of, claims.State.ERROR) for each in sandbox.mount_failures)
-        return listed
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
         """Freeze the filesystem in the guest; the agent's watchdog thaws it after `thaw_after_s` in any case."""

@@ -1,14 +1,13 @@
 """crust.runtime_handler.service, called by the proxy's own client over a real socket."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 
 import pytest
 
 from crust import errors, volumes
-from crust.handoff.claims import State
 from crust.proxy.handlers import Handler
 from crust.proxy.peers import HandlerNotResponding, HandlerPeers
 from crust.rpc import channel
@@ -59,10 +58,6 @@ class FakeRuntime:
         """Always healthy."""
         self._check(target)
         return volumes.VolumeCondition(abnormal=False, message="")
-
-    async def list_volumes(self) -> Sequence[service.HeldVolume]:
-        """The one volume."""
-        return [service.HeldVolume(TARGET, volumes.SandboxId("s"), State.MOUNTED)]
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
         """Count, wait, freeze."""
@@ -229,14 +224,12 @@ async def test_feature_that_a_runtime_does_not_offer_is_unsupported(
         await peers.set_limits(handler, TARGET, volumes.IoLimits(read_iops=-1))
 
 
-async def test_health_and_the_list_of_volumes_are_served(handler: Handler) -> None:
+async def test_health_is_served(handler: Handler) -> None:
     async with aclosing(_Closing(handler.endpoint)) as to_handler:
         stub: handlers_pb2_grpc.RuntimeHandlerAsyncStub
         stub = handlers_pb2_grpc.RuntimeHandlerStub(to_handler.channel)
         request = handlers_pb2.GetVolumeHealthRequest(target_path=TARGET.text)
         assert not (await stub.GetVolumeHealth(request)).volume_condition.abnormal
-        (entry,) = (await stub.ListVolumes(handlers_pb2.ListVolumesRequest())).entries
-    assert (entry.target_path, entry.sandbox_id, entry.state) == (TARGET.text, "s", "mounted")
 
 
 class _Closing:

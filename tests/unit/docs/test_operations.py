@@ -17,19 +17,20 @@ from crust.blockdriver.records import health
 from crust.blockdriver.snapshots import health as snapshot_health
 from crust.cli import main
 from crust.host.filesystems import mkfs_options, supported
+from crust.proxy import volume_health
 from tests.support import error_table
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 DEPLOY = ROOT / "deploy"
 COMMON = settings.ProgramSettings.model_fields
-_TOLD = re.compile(r'(?:Kind\.\w+|reason=|_finding\()[, ]*"([A-Z]\w+)"')
+_REASON = re.compile(r'(?:Kind\.\w+|reason=|_finding\()[, ]*"([A-Z]\w+)"')
 REASONS = {
     reason
     for module in (health, snapshot_health, node_stats)
-    for reason in _TOLD.findall(inspect.getsource(module))
-}
-"""What the driver's health says in one word."""
+    for reason in _REASON.findall(inspect.getsource(module))
+} | {volume_health.REASON}
+"""The reasons that the driver and the proxy report for a bad health."""
 PROGRAMS: dict[str, type[settings.ProgramSettings]] = {
     "proxy": settings.ProxySettings,
     "shim": settings.ShimSettings,

@@ -252,11 +252,8 @@ async def test_failed_mount_is_reported_and_retried(tmp_path: Path, world: World
     assert "damaged journal" in condition.message
     with pytest.raises(handler.SandboxMountFailed, match="damaged journal"):
         await answers.get_stats(TARGET)
-    listed = await answers.list_volumes()
-    assert [(each.sandbox_id, each.state) for each in listed] == [("one", State.ERROR)]
     await successor.all()[0].start(run(TARGET.text))
     assert not (await answers.health(TARGET)).abnormal
-    assert [each.state for each in await answers.list_volumes()] == [State.MOUNTED]
 
 
 async def test_commands_of_two_daemons_have_different_names(tmp_path: Path, world: World) -> None:
