@@ -122,10 +122,9 @@ class GuardedTargets:
 
     def mount_guard(self, target: volumes.TargetPath) -> bool:
         """See `Targets`."""
-        made = target_paths.make_directory(target, self._roots)
-        if not made and self._guard_on(target) is not None:
-            return False
-        with target_paths.opened(target, self._roots) as directory:
+        with target_paths.made_directory(target, self._roots) as (directory, made):
+            if not made and self._guard_on(target) is not None:
+                return False
             mount_api.mount_guard(directory)
         return True
 

@@ -39,7 +39,7 @@ class DeviceSet:
 
 def device_set(identity: volumes.DeviceIdentity, *, by_number: str = _BY_NUMBER) -> DeviceSet:
     """The set of a device; alone if the kernel does not have it, or has another one of its number."""
-    directory = os.path.realpath(f"{by_number}/{identity.major}:{identity.minor}")
+    directory = _leads_to(f"{by_number}/{identity.major}:{identity.minor}")
     own = frozenset(_keys(directory))
     if identity not in own:
         return DeviceSet.alone(identity)
@@ -66,15 +66,25 @@ def _parts_of(directory: str) -> Iterator[str]:
 
 def _made_of_it(directory: str) -> Iterator[str]:
     """What is made of the device: the partitions of a disk, the holders."""
+    disk = os.path.basename(directory)
     for name in _names(directory):
-        if os.path.exists(f"{directory}/{name}/partition"):
+        # the kernel names a partition after its disk; the other thirty names need no look each
+        if name.startswith(disk) and os.path.exists(f"{directory}/{name}/partition"):
             yield f"{directory}/{name}"
     yield from _links(f"{directory}/holders")
 
 
 def _links(directory: str) -> Iterator[str]:
     for name in _names(directory):
-        yield os.path.realpath(f"{directory}/{name}")
+        yield _leads_to(f"{directory}/{name}")
+
+
+def _leads_to(link: str) -> str:
+    """The directory of a device. Links of sysfs lead to real paths, so nothing has to be looked up on the way."""
+    try:
+        return os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
+    except OSError:  # it is gone, or no link
+        return link
 
 
 def _names(directory: str) -> list[str]:

@@ -149,12 +149,27 @@ def make_directory(target: TargetPath, roots: Sequence[str], *, mode: int = 0o75
 
     An existing one is kept if it is empty or a mount point; else raises `TargetConflict`.
     """
-    with _parent(target, roots) as (parent, name), oserrors.translating(f"cannot create {target}"):
-        try:
-            os.mkdir(name, mode, dir_fd=parent)
-        except FileExistsError:
-            _check_free_directory(target, parent, name)
-            return False
+    with made_directory(target, roots, mode=mode) as (_, made):
+        return made
+
+
+@contextmanager
+def made_directory(
+    target: TargetPath, roots: Sequence[str], *, mode: int = 0o750
+) -> Iterator[tuple[str, bool]]:
+    """`make_directory`, and a path as `opened` gives it, with one walk from the root."""
+    with _parent(target, roots) as (parent, name):
+        with oserrors.translating(f"cannot create {target}"):
+            made = _make(target, parent, name, mode)
+        yield f"/proc/self/fd/{parent}/{name}", made
+
+
+def _make(target: TargetPath, parent: int, name: str, mode: int) -> bool:
+    try:
+        os.mkdir(name, mode, dir_fd=parent)
+    except FileExistsError:
+        _check_free_directory(target, parent, name)
+        return False
     return True
 
 

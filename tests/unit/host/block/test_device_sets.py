@@ -79,3 +79,19 @@ def test_names_that_are_no_standards_do_not_make_two_disks_one(
     for disk in ("sda", "sdb"):
         (tmp_path / "devices" / disk / "device" / "wwid").write_text("t10.ATA     DISK\n")
     assert not _set("sda1", by_number).shares_bytes_with(_set("sdb", by_number))
+
+
+def test_partition_of_a_disk_whose_name_ends_in_a_digit_is_related(tmp_path: Path) -> None:
+    numbers, disk = tmp_path / "numbers", tmp_path / "devices" / "nvme0n1"
+    numbers.mkdir()
+    for place, number in ((disk, "259:0"), (disk / "nvme0n1p1", "259:1")):
+        place.mkdir(parents=True)
+        (place / "dev").write_text(f"{number}\n")
+        (numbers / number).symlink_to(place)
+    (disk / "diskseq").write_text("3\n")
+    (disk / "nvme0n1p1" / "partition").write_text("1\n")
+    whole, part = (
+        device_set(volumes.DeviceIdentity(259, minor, 3), by_number=str(numbers)) for minor in (0, 1)
+    )
+    assert whole.shares_bytes_with(part)
+    assert part.shares_bytes_with(whole)
