@@ -53,6 +53,25 @@ class ShuttingDown(errors.PeerUnavailable):
         )
 
 
+_ROUNDS_TO_ANSWER = 3
+"""Rounds of the event loop: one ends the operation's task, one wakes its callers, who answer in it."""
+
+
+def after_answer(call: Callable[[], None]) -> None:
+    """Inside an operation that ends now: call `call` when its callers have answered, or if there is none any more.
+
+    For log lines, metrics and events, which a caller need not wait for. Calls keep their order.
+    """
+    _after_rounds(_ROUNDS_TO_ANSWER, call)
+
+
+def _after_rounds(rounds: int, call: Callable[[], None]) -> None:
+    if rounds:
+        asyncio.get_running_loop().call_soon(_after_rounds, rounds - 1, call)
+    else:
+        call()
+
+
 @dataclass(slots=True)
 class _Running:
     name: str

@@ -8,6 +8,7 @@ reads the directory first, not the index.
 
 import asyncio
 import datetime
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -73,6 +74,8 @@ class DeferredVolumes:
         self._index = HandoffIndex()
         self._looks = Looks(store.layout)
         self._looking = asyncio.Lock()
+        self._reserving = threading.Lock()
+        """Held for every change of the index, which the event loop alone makes, and by threads that read it."""
         self._reserved: list[Reservation] = []
         self.operations = operations.KeyedOperations()
         """By target path, for all sockets: an operation that changes something at a target holds its key."""
@@ -90,7 +93,9 @@ class DeferredVolumes:
             began = self._index.now()
             there, read = await asyncio.to_thread(self._read_changes)
             before = {digest: self._index.get(digest) for digest in read}
-            self._looks.forget(self._index.apply(began, there, read))
+            with self._reserving:
+                newer = self._index.apply(began, there, read)
+            self._looks.forget(newer)
         return tuple((_entry_of(before[digest]), read[digest].entry) for digest in read)
 
     async def entries(self) -> tuple[Entry, ...]:
@@ -143,6 +148,10 @@ class DeferredVolumes:
 
     def check_unreserved(self, wanted: Reservation, *, deferred: bool = True) -> None:
         """Raise `reservations.DeviceReserved` if another target holds the device, and as `check_readable` does."""
+        with self._reserving:
+            self._check_unreserved(wanted, deferred=deferred)
+
+    def _check_unreserved(self, wanted: Reservation, *, deferred: bool = True) -> None:
         there = self._index.record_at(wanted.target.text)
         if there is None or there.key != wanted.key:  # a retry of an existing publish may go on
             self.check_readable(wanted.key)
@@ -153,15 +162,17 @@ class DeferredVolumes:
     def reserved(self, record: Record, devices: DeviceSet) -> Iterator[None]:
         """Reserve the record's device while its entry is created: another volume may name the same device.
 
-        Raises `reservations.DeviceReserved` as `check_unreserved` does.
+        Any thread may do so. Raises `reservations.DeviceReserved` as `check_unreserved` does.
         """
         reservation = reservations.of(record, devices)
-        self.check_unreserved(reservation)
-        self._reserved.append(reservation)
+        with self._reserving:
+            self._check_unreserved(reservation)
+            self._reserved.append(reservation)
         try:
             yield
         finally:
-            self._reserved.remove(reservation)
+            with self._reserving:
+                self._reserved.remove(reservation)
 
     @contextmanager
     def passing_publish(self, target: str) -> Iterator[None]:
@@ -229,11 +240,15 @@ class DeferredVolumes:
         """Add a published record to the index."""
         directory = self.store.layout.entry(record.target).directory
         entry = Entry(record.digest, directory, record)
-        self._index.written(record.digest, Known(entry, reservations.of(record, devices)))
+        self._written(record.digest, Known(entry, reservations.of(record, devices)))
 
     def forget(self, target: volumes.TargetPath) -> None:
         """Remove an unpublished record from the index."""
-        self._index.written(target.digest, None)
+        self._written(target.digest, None)
+
+    def _written(self, digest: str, known: Known | None) -> None:
+        with self._reserving:
+            self._index.written(digest, known)
 
     async def _change(
         self,

@@ -18,9 +18,10 @@ from typing import Self
 
 import grpc.aio
 
-from crust import errors, metrics, mount_options, volumes
+from crust import errors, metrics, mount_options, operations, volumes
 from crust.handoff.record import Record
 from crust.handoff.store import EntryDiffers
+from crust.host.block.device_sets import DeviceSet
 from crust.proxy import devices, handler_admission, reservations
 from crust.proxy import targets as targets_module
 from crust.proxy.backend import Backend, Caller
@@ -85,8 +86,8 @@ class _Attempt:
 
     residue: Residue = Residue.NONE
     known: Record | None = None
-    place: ExitStack = field(default_factory=ExitStack)
-    """What the volume has in its sandbox until it is in the index."""
+    held: ExitStack = field(default_factory=ExitStack)
+    """A place in the sandbox and the device, until the volume is in the index or what was made is removed."""
 
     @property
     def is_new(self) -> bool:
@@ -126,7 +127,7 @@ class DeferredPublish:
         attempt = _Attempt()
         try:
             wanted = _Wanted.of(key, request)
-            with attempt.place:
+            with attempt.held:
                 return await self._publish(backend, wanted, request, decision, caller, attempt)
         except (errors.CrustError, grpc.aio.AioRpcError) as error:
             if isinstance(error, EntryDiffers):
@@ -161,18 +162,15 @@ class DeferredPublish:
         try:
             response = await backend.publish(request, caller)
             record = self._record(wanted, attempt, decision, handler, response)
-            shared = await asyncio.to_thread(devices.verify, self._devices, record.mount.source)
-            with self._deferred.reserved(record, shared):
-                record = await asyncio.to_thread(self._place, record, is_new=attempt.is_new)
-                self._deferred.remember(record, shared)
-                self._deferred.unfinished.discard(wanted.target.text)
+            record, shared = await asyncio.to_thread(self._place, record, attempt)
+            self._deferred.remember(record, shared)
+            self._deferred.unfinished.discard(wanted.target.text)
         except BaseException as error:
             if attempt.is_new:
                 attempt.residue = await self._undo(backend, wanted, caller, attempt, error)
             raise
         if attempt.is_new:
-            # after the answer is sent: the caller need not wait for log, metrics and events
-            asyncio.get_running_loop().call_soon(_report, self._events, record, decision)
+            operations.after_answer(lambda: _report(self._events, record, decision))
         return csi_pb2.NodePublishVolumeResponse()
 
     async def _look(
@@ -226,7 +224,7 @@ class DeferredPublish:
             reservations.Reservation(wanted.key, wanted.target, None, wanted.readonly)
         )
         there = self._sandboxes.place(handler, wanted.target, self._deferred.all())
-        attempt.place.enter_context(there)
+        attempt.held.enter_context(there)
         return handler
 
     async def _mount_guard(self, target: volumes.TargetPath, attempt: _Attempt) -> None:
@@ -269,13 +267,20 @@ class DeferredPublish:
         name = decision.handler or attempt.known.handler
         return Record.of(mount, wanted.key, wanted.target, name)
 
-    def _place(self, record: Record, *, is_new: bool) -> Record:
-        """Publish the entry of the guarded target. Blocks."""
+    def _place(self, record: Record, attempt: _Attempt) -> tuple[Record, DeviceSet]:
+        """Reserve the device, which is known now, and publish the entry of the guarded target. Blocks.
+
+        In one hop: each one takes as long as all of this.
+        """
+        shared = devices.verify(self._devices, record.mount.source)
+        attempt.held.enter_context(self._deferred.reserved(record, shared))
         # no probe if the entry existed before: its sandbox may be opening the device just now
-        self._targets.check_unmounted(record.mount.source, readonly=record.readonly, probe=is_new)
-        if not is_new:
+        self._targets.check_unmounted(
+            record.mount.source, readonly=record.readonly, probe=attempt.is_new
+        )
+        if not attempt.is_new:
             self._targets.mount_guard(record.target)
-        return self._deferred.publish(record)
+        return self._deferred.publish(record), shared
 
     async def _undo(
         self,

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from crust import volumes
+from crust import operations, volumes
 from crust.handoff import claims
 from crust.handoff import store as stores
 from crust.handoff.record import Record
@@ -50,7 +50,8 @@ class DeferredUnpublish:
             backend, target, flagged, caller, lambda: self._begin(target, key)
         )
         if record is not None:
-            self._forget(record)
+            self._deferred.forget(target)
+            operations.after_answer(lambda: _report(self._events, record))
         return response
 
     async def undo(
@@ -112,7 +113,7 @@ class DeferredUnpublish:
         if entry is not None:
             entry.complete()
 
-    def _forget(self, record: Record) -> None:
-        self._deferred.forget(record.target)
-        _log.info("unpublished", extra={"volume": str(record.key), "target": record.target.text})
-        self._events.emit(Event("unpublished", record.target.text, record.handler))
+
+def _report(events: Events, record: Record) -> None:
+    _log.info("unpublished", extra={"volume": str(record.key), "target": record.target.text})
+    events.emit(Event("unpublished", record.target.text, record.handler))

@@ -162,3 +162,32 @@ async def test_holding_takes_all_keys_or_none_and_refuses_others_until_released(
     work.end.set()
     await task
     assert await running.run("a", "copy", None, free) == 2
+
+
+async def test_what_can_wait_is_done_after_the_caller_has_its_answer_and_in_order() -> None:
+    running = operations.KeyedOperations()
+    done: list[str] = []
+    reported = asyncio.Event()
+
+    async def work() -> None:
+        operations.after_answer(lambda: done.append("first"))
+        operations.after_answer(lambda: (done.append("second"), reported.set())[1])
+
+    await running.run("v", "publish", 1, work)
+    done.append("answered")
+    await reported.wait()
+    assert done == ["answered", "first", "second"]
+
+
+async def test_what_can_wait_is_done_when_no_caller_is_left() -> None:
+    running, work, reported = operations.KeyedOperations(), Work(), asyncio.Event()
+
+    async def reporting() -> None:
+        await work()
+        operations.after_answer(reported.set)
+
+    caller = asyncio.create_task(running.run("v", "publish", 1, reporting))
+    await work.began.wait()
+    caller.cancel()
+    work.end.set()
+    await reported.wait()

@@ -91,7 +91,8 @@ def test_partition_of_a_disk_whose_name_ends_in_a_digit_is_related(tmp_path: Pat
     (disk / "diskseq").write_text("3\n")
     (disk / "nvme0n1p1" / "partition").write_text("1\n")
     whole, part = (
-        device_set(volumes.DeviceIdentity(259, minor, 3), by_number=str(numbers)) for minor in (0, 1)
+        device_set(volumes.DeviceIdentity(259, minor, 3), by_number=str(numbers))
+        for minor in (0, 1)
     )
     assert whole.shares_bytes_with(part)
     assert part.shares_bytes_with(whole)
