@@ -9,7 +9,7 @@ import contextlib
 import shutil
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from crust import volumes
@@ -39,10 +39,6 @@ class IdleHandler:
     async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
         """Always healthy."""
         return volumes.VolumeCondition(abnormal=False, message="")
-
-    async def list_volumes(self) -> Sequence[service.HeldVolume]:
-        """None."""
-        return ()
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
         """Nothing to freeze."""
