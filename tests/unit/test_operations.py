@@ -171,7 +171,8 @@ async def test_what_can_wait_is_done_after_the_caller_has_its_answer_and_in_orde
 
     async def work() -> None:
         operations.after_answer(lambda: done.append("first"))
-        operations.after_answer(lambda: (done.append("second"), reported.set())[1])
+        operations.after_answer(lambda: done.append("second"))
+        operations.after_answer(reported.set)
 
     await running.run("v", "publish", 1, work)
     done.append("answered")
