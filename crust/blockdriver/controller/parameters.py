@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.blockdriver.controller import io_limit_parameters
+from crust.deferral_keys import DEFER, RUNTIME_HANDLER
 from crust.host.filesystems import mkfs_options
 
 FS_TYPE = "csi.storage.k8s.io/fstype"
-DEFER = "crust.dev/defer"
-RUNTIME_HANDLER = "crust.dev/runtime-handler"
 _SIDECARS = "csi.storage.k8s.io/"
 _IN_CONTEXTS = (_SIDECARS, "storage.kubernetes.io/")
 """The attributes of a PersistentVolume hold the provisioner's identity under the second prefix."""

@@ -8,6 +8,8 @@ and mkfs uses the last of two.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from crust import deferral_keys
+
 
 @dataclass(frozen=True, slots=True)
 class _Option:
@@ -18,8 +20,8 @@ class _Option:
 
 
 _OPTIONS = {
-    "crust.dev/ext4-bytes-per-inode": _Option("ext4", "-i", 4096, 64 * 1024 * 1024),
-    "crust.dev/ext4-reserved-percent": _Option("ext4", "-m", 0, 50),
+    deferral_keys.EXT4_BYTES_PER_INODE: _Option("ext4", "-i", 4096, 64 * 1024 * 1024),
+    deferral_keys.EXT4_RESERVED_PERCENT: _Option("ext4", "-m", 0, 50),
 }
 
 KEYS = tuple(_OPTIONS)

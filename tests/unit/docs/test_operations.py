@@ -10,7 +10,7 @@ import pydantic
 import pytest
 from pydantic_core import PydanticUndefined
 
-from crust import metrics, settings
+from crust import deferral_keys, metrics, settings
 from crust.blockdriver.controller import io_limit_parameters, parameters
 from crust.blockdriver.node import node_stats
 from crust.blockdriver.records import health
@@ -156,7 +156,7 @@ def test_the_storage_classes_ask_for_what_the_driver_knows() -> None:
     for each in classes:
         sent = dict(line.strip().split(": ") for line in each.splitlines())
         assert parameters.parse(sent, supported.SUPPORTED).kept == sent
-    for key in (parameters.DEFER, parameters.RUNTIME_HANDLER, parameters.FS_TYPE):
+    for key in (deferral_keys.DEFER, deferral_keys.RUNTIME_HANDLER, parameters.FS_TYPE):
         assert f"| `{key}` |" in PAGE
 
 

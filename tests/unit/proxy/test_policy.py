@@ -2,6 +2,7 @@
 
 import pytest
 
+from crust import deferral_keys
 from crust.proxy import policy
 
 
@@ -28,8 +29,8 @@ def test_flag_decides_before_volume_context(
 
 
 @pytest.mark.parametrize("wish", ["", "Always", "yes", "true", "a" * 500])
-def test_defer_value_other_than_always_or_never_is_refused(wish: str) -> None:
-    with pytest.raises(policy.InvalidDeferPolicy) as caught:
+def test_unknown_defer_value_is_refused(wish: str) -> None:
+    with pytest.raises(deferral_keys.InvalidDeferKey) as caught:
         policy.decide(flag=False, block=False, context={"crust.dev/defer": wish})
     assert len(str(caught.value)) < 300
 
@@ -37,3 +38,8 @@ def test_defer_value_other_than_always_or_never_is_refused(wish: str) -> None:
 def test_a_raw_block_volume_cannot_be_deferred_by_flag() -> None:
     with pytest.raises(policy.CannotDeferRawBlock):
         policy.decide(flag=True, block=True, context={})
+
+
+def test_volume_whose_runtime_class_decides_is_refused_with_the_remedy() -> None:
+    with pytest.raises(policy.RuntimeClassUnknown, match="always or never"):
+        policy.decide(flag=False, block=False, context={"crust.dev/defer": "runtime-class"})

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
+from crust import deferral_keys, errors, volumes
 from crust.blockdriver.controller import create_volume, parameters, volume_size
 from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.driver import Driver
@@ -98,7 +98,7 @@ async def test_create_without_a_sector_multiple_in_range_is_out_of_range(
         create(limit=MIB * 512),
         create(capability=mount("xfs")),
         create(capability=mount(mode=Mode.SINGLE_NODE_WRITER)),
-        create(sent={parameters.DEFER: "always"}),
+        create(sent={deferral_keys.DEFER: "always"}),
     ],
     ids=["larger", "smaller", "filesystem", "mode", "parameters"],
 )
@@ -124,12 +124,12 @@ async def test_create_returns_only_its_parameters_as_volume_context(
 ) -> None:
     sent = {
         parameters.FS_TYPE: "xfs",
-        parameters.DEFER: "always",
-        parameters.RUNTIME_HANDLER: "kata",
+        deferral_keys.DEFER: "always",
+        deferral_keys.RUNTIME_HANDLER: "kata",
         "csi.storage.k8s.io/pvc/name": "claim",
     }
     made = await provisioner.create(create(capability=mount(""), sent=sent))
-    assert made.context == {parameters.DEFER: "always", parameters.RUNTIME_HANDLER: "kata"}
+    assert made.context == {deferral_keys.DEFER: "always", deferral_keys.RUNTIME_HANDLER: "kata"}
     assert made.capacity_bytes == GIB
 
 
@@ -138,9 +138,9 @@ async def test_create_returns_only_its_parameters_as_volume_context(
     [
         ("crust.dev/defre", "always"),
         ("fsType", "ext4"),
-        (parameters.DEFER, "sometimes"),
+        (deferral_keys.DEFER, "sometimes"),
         (parameters.FS_TYPE, "ntfs"),
-        (parameters.RUNTIME_HANDLER, ""),
+        (deferral_keys.RUNTIME_HANDLER, ""),
     ],
 )
 async def test_create_with_unknown_parameter_is_refused(
