@@ -3,13 +3,23 @@
 Messages are constant; variable data goes into `extra`. The formatters add the fields of `context`, e.g. the request
 id of the call that is being served. An error of crust in `extra` becomes two fields: its sentence in `error` and its
 name in `error_name`; `code` is gRPC's. `crust.rpc.redaction` decides what a log line may show of a protobuf message.
+
+Lines are formatted by the caller and written by a thread: a reader of standard error that stops reading (a full pipe)
+must not stop the event loop, and with it every CSI call of the node. What does not fit into the queue is dropped and
+counted: the log says how many lines are missing as soon as it can be written again, and a metric says it at once.
 """
 
 import contextvars
+import io
 import json
 import logging
+import os
+import select
 import sys
+import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any, Literal, TextIO
 
 from crust import errors
@@ -20,6 +30,12 @@ context: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar(
     "context", default=None
 )
 """Fields that are added to every line within this context, e.g. the request id."""
+
+QUEUE_BYTES = 4 << 20
+"""The lines that may wait for their reader."""
+
+_BATCH_BYTES = 64 << 10
+_FLUSH_S = 2.0
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -69,9 +85,94 @@ def _plain(value: object) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def configure(*, level: str = "info", fmt: Format = "console", stream: TextIO = sys.stderr) -> None:
-    """Set up the root logger; each process calls this once, at its start."""
-    handler = logging.StreamHandler(stream)
+class QueuedHandler(logging.Handler):
+    """Writes lines to a descriptor in a thread of its own. `emit` never waits for the reader.
+
+    `on_drop` is called for each line that is dropped, by the thread that logs it.
+    """
+
+    def __init__(self, fd: int, on_drop: Callable[[], None]) -> None:
+        super().__init__()
+        self._fd = fd
+        self._on_drop = on_drop
+        self._changed = threading.Condition()
+        self._lines: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Format the record here, because the context's fields are the caller's, and queue the line."""
+        line = self.format(record).encode("utf-8", "backslashreplace") + b"\n"
+        with self._changed:
+            fits = self._waiting_bytes + len(line) <= QUEUE_BYTES
+            if fits:
+                self._lines.append(line)
+                self._waiting_bytes += len(line)
+                self._changed.notify_all()
+            else:
+                self._dropped += 1
+        if not fits:
+            self._on_drop()
+
+    def flush(self) -> None:
+        """Wait until all lines are written, for a limited time: `logging` calls it when the process exits."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting_bytes, _FLUSH_S)
+
+    def _write_all(self) -> None:
+        while True:
+            batch, dropped = self._next()
+            self._write(b"".join(batch))
+            if dropped:
+                self._write(self._report(dropped))
+            with self._changed:
+                self._waiting_bytes -= sum(map(len, batch))
+                self._changed.notify_all()
+
+    def _next(self) -> tuple[list[bytes], int]:
+        """The next lines; with the last ones that were queued, the number of those that were dropped after them."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lines)
+            batch, size = [], 0
+            while self._lines and size < _BATCH_BYTES:
+                batch.append(self._lines.popleft())
+                size += len(batch[-1])
+            dropped = 0 if self._lines else self._dropped
+            self._dropped -= dropped
+            return batch, dropped
+
+    def _report(self, dropped: int) -> bytes:
+        fields = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
+        message = {"msg": "log lines dropped: their reader was too slow", "lines": dropped}
+        return self.format(logging.makeLogRecord(fields | message)).encode() + b"\n"
+
+    def _write(self, data: bytes) -> None:
+        """Write it all. A descriptor that cannot be written at all has no reader: nothing is reported to anyone."""
+        while data:
+            try:
+                data = data[os.write(self._fd, data) :]
+            except BlockingIOError:  # another process has made the shared descriptor non-blocking
+                poll = select.poll()
+                poll.register(self._fd, select.POLLOUT)
+                poll.poll()
+            except OSError:
+                return
+
+
+def configure(
+    *,
+    level: str = "info",
+    fmt: Format = "console",
+    stream: TextIO | None = None,
+    on_drop: Callable[[], None] = lambda: None,
+) -> None:
+    """Set up the root logger; each process calls this once, at its start. The default stream is standard error.
+
+    A stream in memory, which never blocks, is written at once.
+    """
+    handler = _handler(stream or sys.stderr, on_drop)
     formatter: logging.Formatter = JsonFormatter() if fmt == "json" else ConsoleFormatter()
     if fmt == "json":
         formatter.converter = time.gmtime
@@ -79,3 +180,10 @@ def configure(*, level: str = "info", fmt: Format = "console", stream: TextIO = 
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+def _handler(stream: TextIO, on_drop: Callable[[], None]) -> logging.Handler:
+    try:
+        return QueuedHandler(stream.fileno(), on_drop)
+    except io.UnsupportedOperation:
+        return logging.StreamHandler(stream)

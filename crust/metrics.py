@@ -18,3 +18,6 @@ deferred_publishes = Counter(
 )
 deferred_volumes = Gauge("crust_deferred_volumes", "Entries in the handoff directory.", ("driver",))
 handlers = Gauge("crust_runtime_handlers", "Registered runtime handlers.")
+log_lines_dropped = Counter(
+    "crust_log_lines_dropped_total", "Log lines that were lost because their reader was too slow."
+)

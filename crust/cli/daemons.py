@@ -56,7 +56,11 @@ def serve(
     except errors.InvalidRequest as error:
         click.echo(error.shown(), err=True)
         sys.exit(2)
-    logs.configure(level=loaded.log_level, fmt=loaded.log_format)
+    from crust import metrics  # here, because `crust status` should not pay for prometheus_client
+
+    logs.configure(
+        level=loaded.log_level, fmt=loaded.log_format, on_drop=metrics.log_lines_dropped.inc
+    )
     _log.info("settings", extra={"program": program, **loaded.model_dump(mode="json")})
     os.umask(0o077)
     try:

@@ -4,7 +4,12 @@ import asyncio
 import io
 import json
 import logging
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -96,3 +101,53 @@ def test_value_with_newline_stays_on_one_console_line() -> None:
     logs.configure(stream=stream)
     logging.getLogger("crust.x").info("served", extra={"error": "no\n12:00:00 INFO all is well"})
     assert stream.getvalue().count("\n") == 1
+
+
+def read_lines(fd: int, until: str) -> list[dict[str, object]]:
+    """The lines up to the one with this message."""
+    found: list[dict[str, object]] = []
+    with open(fd, encoding="utf-8", closefd=False) as file:
+        for line in file:
+            found.append(json.loads(line))
+            if found[-1]["message"] == until:
+                break
+    return found
+
+
+def test_a_log_that_is_not_read_does_not_block_and_missing_lines_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logs, "QUEUE_BYTES", 200_000)
+    reader, writer = os.pipe()
+    dropped: list[None] = []
+    logged = threading.Event()
+
+    def log() -> None:
+        with open(writer, "w", encoding="utf-8", closefd=False) as stream:
+            logs.configure(fmt="json", stream=stream, on_drop=lambda: dropped.append(None))
+        for number in range(1000):
+            logging.getLogger("crust.x").info("served", extra={"n": number, "text": "x" * 1000})
+        logged.set()
+
+    threading.Thread(target=log, daemon=True).start()
+    assert logged.wait(30), "a log line waits for its reader"
+    found = read_lines(reader, "log lines dropped: their reader was too slow")
+    logging.getLogger("crust.x").info("last")
+    assert read_lines(reader, "last")[-1]["level"] == "info"
+    kept, report = [each["n"] for each in found[:-1]], found[-1]
+    assert kept == list(range(len(kept)))
+    assert report["lines"] == 1000 - len(kept) == len(dropped) > 0
+    os.close(reader)
+    logging.getLogger("crust.x").info("to nobody")
+    logging.getLogger().handlers[0].flush()
+
+
+def test_exit_waits_for_the_last_line(tmp_path: Path) -> None:
+    program = (
+        "import logging, sys; from crust import logs; logs.configure(fmt='json');"
+        "logging.info('first'); logging.error('cannot serve'); sys.exit(1)"
+    )
+    with open(tmp_path / "log", "wb") as log:
+        done = subprocess.run([sys.executable, "-c", program], stderr=log, check=False)
+    assert done.returncode == 1
+    assert (tmp_path / "log").read_text().splitlines()[-1].count("cannot serve") == 1
