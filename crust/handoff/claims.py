@@ -114,13 +114,16 @@ class ClaimLock:
         self.paths = paths
 
     @classmethod
-    def acquire(cls, paths: layout.EntryPaths, target: volumes.TargetPath) -> Self:
+    def acquire(
+        cls, paths: layout.EntryPaths, target: volumes.TargetPath, *, keep_claim: bool = False
+    ) -> Self:
         """Take the entry's lock, or raise `HeldBySandbox`, `NotPublished`, `UntrustedLock` without waiting.
 
-        A claim.json that exists by then belongs to a dead claim, and is removed.
+        A claim.json that exists by then belongs to a dead claim, and is removed. With `keep_claim` it stays for the
+        caller to read (H-46), who then replaces it.
         """
         for _ in range(_ATTEMPTS):
-            lock = cls._try(paths, target)
+            lock = cls._try(paths, target, keep_claim=keep_claim)
             if lock is not None:
                 return lock
         raise errors.OperationPending(
@@ -130,7 +133,9 @@ class ClaimLock:
         )
 
     @classmethod
-    def _try(cls, paths: layout.EntryPaths, target: volumes.TargetPath) -> Self | None:
+    def _try(
+        cls, paths: layout.EntryPaths, target: volumes.TargetPath, *, keep_claim: bool
+    ) -> Self | None:
         fd = _open_lock(paths.claim_lock, os.O_RDWR)
         if fd is None:
             raise NotPublished(target)
@@ -139,9 +144,8 @@ class ClaimLock:
             if not ofdlocks.try_lock(fd):
                 raise _held(paths, target)
             if _leads_to(paths.claim_lock, fd):
-                durable.remove(
-                    paths.claim
-                )  # of a dead claim: nobody may take it for the new holder's
+                if not keep_claim:  # of a dead claim: nobody may take it for the new holder's
+                    durable.remove(paths.claim)
                 keep = True
         finally:
             if not keep:

@@ -3,11 +3,12 @@
     resolve       find the volume, and the path in it, that a mount source of the OCI bundle names
     claim         take a volume for a sandbox, check it, hold it, report its state, release it
     keepers       start the process that holds the claims of a hypervisor that takes no descriptors
+    kept_vm       when that process was killed: claim again for the same sandbox, or kill its hypervisor
     service       serve RuntimeHandler on the handler's own socket       (imports grpc)
     registration  register with the proxy, and stay registered           (imports grpc)
 
 Nothing here depends on a hypervisor. The names that this module exports need no grpc, so that a runtime's short-lived
-processes start fast; import the other three modules by name.
+processes start fast; import the other modules by name.
 """
 
 from crust.handoff.claims import State
@@ -19,6 +20,7 @@ from crust.runtime_handler.claim import (
     WrongHandler,
     adopt_volume,
     claim_volume,
+    reclaim_volume,
 )
 from crust.runtime_handler.resolve import (
     GuardWithoutEntry,
@@ -39,5 +41,6 @@ __all__ = [
     "WrongHandler",
     "adopt_volume",
     "claim_volume",
+    "reclaim_volume",
     "resolve_source",
 ]

@@ -117,6 +117,17 @@ class Claim:
             raise ClaimLost(self.record.target, self.sandbox_id, why)
         claims.write(self._paths, self._content(state, error))
 
+    def hold_device(self) -> None:
+        """Open the device again, for an adopted claim whose keeper has ended since (H-46); idempotent.
+
+        The lock was never free, so nobody else can have claimed the volume. Raises `DeviceChanged`, `DeviceInUse`,
+        and `ClaimLost` after `hand_over`.
+        """
+        if self._lock is None:
+            raise ClaimLost(self.record.target, self.sandbox_id, "the lock is handed over")
+        if self._device_fd < 0:
+            self._device_fd = _open_device(self.record)
+
     def hand_over(self) -> None:
         """Close this process's copies of the descriptors. The hypervisor has its own; the claim ends when it ends."""
         if self._lock is not None:
@@ -183,6 +194,44 @@ def claim_volume(
     except BaseException:
         for step in reversed(undo):
             step()
+        raise
+    return claim
+
+
+def reclaim_volume(
+    root: str,
+    target: volumes.TargetPath,
+    sandbox_id: volumes.SandboxId,
+    handler: volumes.HandlerName,
+) -> Claim:
+    """Claim the volume again for a sandbox that lives, whose claim ended because its keeper was killed (H-46).
+
+    claim.json proves that nobody had the volume in between: every claimant removes or replaces it, and an entry that
+    was published again has none. Raises `ClaimLost` if it does not name that sandbox, and what `claim_volume` raises;
+    then the sandbox must be killed, and nothing has changed.
+    """
+    paths = layout.Layout(root).entry(target)
+    lock = claims.ClaimLock.acquire(paths, target, keep_claim=True)
+    device_fd = -1
+    try:
+        found = claims.read(paths)
+        if found is None or (found.sandbox_id, found.handler) != (sandbox_id, handler):
+            had_it = (
+                f"sandbox {found.sandbox_id}" if found and found.sandbox_id else "somebody else"
+            )
+            raise ClaimLost(target, sandbox_id, f"{had_it} had the volume since then")
+        record = _record(root, target)
+        if record.handler != handler:
+            raise WrongHandler(record, handler)
+        device_fd = _open_device(record)
+        claim = Claim(
+            paths, record, sandbox_id, lock=lock, device_fd=device_fd, claimed_at=found.claimed_at
+        )
+        claim.report(found.state, found.error)
+    except BaseException:
+        if device_fd >= 0:
+            os.close(device_fd)
+        lock.release()
         raise
     return claim
 

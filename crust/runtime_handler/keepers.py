@@ -5,9 +5,9 @@
     claim.hand_over()
     keepers.connect(socket_path)                    in a restarted daemon; `adopt_volume` with `keeper.pid`
 
-All methods block, for milliseconds. If keeper and standby are both killed while the VM lives, the claims are free:
-`connect` and every call raise `KeeperGone`, and the runtime must claim each volume for the same sandbox again at
-once, or kill the VM (H-46).
+All methods block, for milliseconds. A call raises `KeeperGone` when the process at the other end has ended, and
+`connect` when its standby has too. If both were killed while the VM lives, the claims are free: `kept_vm` claims them
+again at once, or kills the VM (H-46). A keeper that is stopped, or slow, still holds: `KeeperNotResponding`.
 """
 
 import array
@@ -27,6 +27,8 @@ from crust.runtime_handler import keeper as keeper_program
 
 _ANSWER_S = 10.0
 _ANSWER_BYTES = 1024 * 1024
+_SUCCESSIONS = 16
+"""How often a keeper may be killed while one connects before that counts as gone."""
 
 
 class KeeperGone(errors.PeerUnavailable):
@@ -37,6 +39,18 @@ class KeeperGone(errors.PeerUnavailable):
             f"no keeper answers at {path}",
             why=why,
             hint="if the VM runs, claim its volumes for it again at once, or kill it; if not, its claims are free",
+        )
+        self.path = path
+
+
+class KeeperNotResponding(errors.PeerUnavailable):
+    """The keeper did not answer in time. It runs, so the claims are held."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"the keeper at {path} does not answer",
+            why=f"nothing came within {_ANSWER_S:.0f} s, and it has not ended",
+            hint="retry; let it go on if it was stopped. Do not claim its volumes again: it holds them",
         )
         self.path = path
 
@@ -69,6 +83,10 @@ class Keeper:
         self.pids: tuple[int, ...] = ()
         """The keeper and its standby, as of the last answer."""
         self._line = line
+
+    def fileno(self) -> int:
+        """The connection: readable outside of a call, it says that the process at the other end has ended."""
+        return self._line.fileno()
 
     @property
     def pid(self) -> int:
@@ -105,6 +123,8 @@ class Keeper:
         try:
             self._line.sendmsg([json.dumps(request).encode()], rights)
             data = self._line.recv(_ANSWER_BYTES)
+        except TimeoutError as err:
+            raise KeeperNotResponding(self.path) from err
         except OSError as err:
             raise KeeperGone(self.path, err.strerror or str(err)) from err
         if not data:
@@ -141,16 +161,37 @@ def start(path: Path, vm_pid: int) -> Keeper:
 
 
 def connect(path: Path) -> Keeper:
-    """Connect to the keeper at `path`. Raises KeeperGone."""
+    """Connect to the keeper at `path`, or to the standby that succeeds it. Raises KeeperGone, KeeperNotResponding.
+
+    Both have the listening socket: a connection is refused when both have ended, and breaks when one has.
+    """
+    for _ in range(_SUCCESSIONS):
+        with contextlib.suppress(_Broken):
+            return _connect(path)
+    raise KeeperGone(path, f"it ended {_SUCCESSIONS} times while it was asked")
+
+
+class _Broken(Exception):  # it is no error
+    """The process that was connected to has ended; its standby may serve the next connection."""
+
+
+def _connect(path: Path) -> Keeper:
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     line.settimeout(_ANSWER_S)
     keeper = Keeper(path, line)
     try:
         line.connect(str(path))
-        keeper.held()
+    except TimeoutError as err:  # the queue of a listener that accepts nobody is full
+        line.close()
+        raise KeeperNotResponding(path) from err
     except OSError as err:
         line.close()
         raise KeeperGone(path, err.strerror or str(err)) from err
+    try:
+        keeper.held()
+    except KeeperGone as err:
+        line.close()
+        raise _Broken from err
     except BaseException:
         line.close()
         raise

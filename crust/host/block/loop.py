@@ -63,9 +63,7 @@ class LoopDeviceHeld(errors.NotReady):
         super().__init__(
             f"{path} is not detached",
             why=in_use.why,
-            hint=in_use.hint
-            if in_use.stacked
-            else "stop what holds it; the detach is then retried",
+            hint="stop or release what holds it; the detach is then retried",
         )
         self.path = path
         self.holders = in_use.holders

@@ -10,6 +10,7 @@ UNIT = "tests/unit/handoff"
 INTEGRATION = "tests/integration"
 CLAIM = f"{INTEGRATION}/runtime_handler/test_claim.py"
 KEEPER = f"{INTEGRATION}/runtime_handler/test_keeper.py"
+KEPT_VM = "tests/integration/runtime_handler/test_kept_vm.py"
 VOLUME = "tests/unit/examples_kata/test_runtime_volume.py"
 KERNEL = f"{INTEGRATION}/proxy/test_kernel.py"
 
@@ -56,7 +57,7 @@ TESTS = {
     43: (KEEPER, "claim_outlives_the_daemon_and_ends_with_the_vm"),
     44: (KEEPER, "keeper_is_small_ignores_the_daemons_signals_and_imports_no_package"),
     45: (KEEPER, "keeper_or_standby_killed_releases_nothing"),
-    46: (KEEPER, "both_keepers_killed_frees_the_claim_and_the_vm_gets_it_back_or_is_killed"),
+    46: (KEPT_VM, "vm_is_killed_if_another_sandbox_had_the_volume_and_gave_it_back"),
     47: ("tests/e2e/test_microvm_format.py", "blank_disk_is_formatted_once"),
     48: ("tests/e2e/test_deferred_volume.py", "filesystem_of_offline_expanded_volume_grows_at_next_mount"),
 }  # fmt: skip

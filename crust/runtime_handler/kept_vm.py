@@ -1,0 +1,149 @@
+"""A VM whose claims a keeper holds, after keeper and standby have both ended while it lives (H-46).
+
+    vm = KeptVm(root, handler, sandbox_id, pid, socket)
+    keeper = vm.recover({name: target, ...})      every volume whose device the VM has, by the keeper's names for them
+
+The claims were free: another sandbox may have taken a volume, and given it back. `recover` claims what is not held
+and starts another keeper, or kills the VM: on any doubt, because a second kernel that writes to a filesystem destroys
+it, and a VM that is killed leaves one that replays its journal. A runtime calls it
+
+- when its connection to the keeper breaks (`Keeper.fileno`): a standby that has succeeded is simply connected to;
+- when it has adopted a VM at its own start, whatever it finds there: a daemon may have been killed half way through.
+
+Functions block, for milliseconds if nothing is wrong.
+"""
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crust import errors, volumes
+from crust.handoff import claims
+from crust.host.process import oserrors
+from crust.runtime_handler import claim, keepers
+
+_PER_CLAIM = 2
+"""The lock and the device."""
+_STILL_OURS_S = 2.0
+_AGAIN_MS = 20
+
+
+class VmKilled(errors.NotReady):
+    """The VM was killed: it had a volume whose claim ended, and could not be had again."""
+
+    def __init__(self, sandbox_id: str, reason: errors.CrustError) -> None:
+        super().__init__(
+            f"the VM of sandbox {sandbox_id} was killed",
+            why=f"its keeper had ended, and a claim could not be had again: {reason}",
+            hint="start the pod again; find out what killed keeper and standby",
+        )
+        self.sandbox_id = sandbox_id
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class KeptVm:
+    """One VM: process `pid`, with its keeper's socket, and whose claims it has in the handoff directory at `root`."""
+
+    root: str
+    handler: volumes.HandlerName
+    sandbox_id: volumes.SandboxId
+    pid: int
+    socket: Path
+
+    def recover(
+        self,
+        used: Mapping[str, volumes.TargetPath],
+        in_hand: Mapping[str, claim.Claim] | None = None,
+    ) -> keepers.Keeper:
+        """A keeper that holds the claims of all volumes that the VM uses; the one that runs, if it does.
+
+        `in_hand` are claims that the caller still has descriptors of; they stay the caller's, who sees to it that
+        nobody closes them meanwhile. Raises VmKilled, when it is dead; `errors.NotFound` if it had ended before;
+        KeeperNotResponding, after which the claims are as they were.
+        """
+        with oserrors.translating(f"cannot recover the claims of process {self.pid}"):
+            vm = os.pidfd_open(self.pid)
+        taken: list[claim.Claim] = []
+        try:
+            return self._recover(used, in_hand or {}, taken)
+        except keepers.KeeperNotResponding:
+            raise
+        except errors.CrustError as err:
+            if _has_ended(vm):
+                raise errors.NotFound(f"the VM of sandbox {self.sandbox_id} has ended") from err
+            _kill(vm)
+            raise VmKilled(self.sandbox_id, err) from err
+        finally:
+            for each in taken:  # not before the VM has ended, or the keeper has them
+                each.hand_over()
+            os.close(vm)
+
+    def _recover(
+        self,
+        used: Mapping[str, volumes.TargetPath],
+        in_hand: Mapping[str, claim.Claim],
+        taken: list[claim.Claim],
+    ) -> keepers.Keeper:
+        keeper, held = self._keeper()
+        try:
+            missing = [name for name in used if held.get(name, 0) != _PER_CLAIM]
+            fds: dict[str, Sequence[int]] = {}
+            for (
+                name
+            ) in missing:  # all locks before the first keeper: others may be waiting for them
+                fds[name] = self._claimed(name, used[name], in_hand, taken).fds
+            if keeper is None:
+                keeper = keepers.start(self.socket, self.pid)
+            for name in missing:
+                keeper.hold(name, fds[name])
+        except BaseException:
+            if keeper is not None:
+                keeper.close()
+            raise
+        return keeper
+
+    def _keeper(self) -> tuple[keepers.Keeper | None, Mapping[str, int]]:
+        with contextlib.suppress(keepers.KeeperGone):
+            keeper = keepers.connect(self.socket)
+            return keeper, keeper.held()
+        return None, {}
+
+    def _claimed(
+        self,
+        name: str,
+        target: volumes.TargetPath,
+        in_hand: Mapping[str, claim.Claim],
+        taken: list[claim.Claim],
+    ) -> claim.Claim:
+        if name in in_hand:
+            in_hand[name].hold_device()
+            return in_hand[name]
+        taken.append(self._reclaimed(target))
+        return taken[-1]
+
+    def _reclaimed(self, target: volumes.TargetPath) -> claim.Claim:
+        """Claim it again. A keeper that ends closes its socket a moment before the lock, which still names us."""
+        for _ in range(int(_STILL_OURS_S * 1000 / _AGAIN_MS)):
+            try:
+                return claim.reclaim_volume(self.root, target, self.sandbox_id, self.handler)
+            except claims.HeldBySandbox as err:
+                if err.sandbox_id != self.sandbox_id:
+                    raise
+            select.select([], [], [], _AGAIN_MS / 1000)
+        return claim.reclaim_volume(self.root, target, self.sandbox_id, self.handler)
+
+
+def _has_ended(vm: int) -> bool:
+    return bool(select.select([vm], [], [], 0)[0])
+
+
+def _kill(vm: int) -> None:
+    """Kill it, and wait until it has ended, however long: until then it may write, and the claims are kept."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(vm, signal.SIGKILL)
+    select.select([vm], [], [])

@@ -1,0 +1,215 @@
+"""Keeper and standby are killed while the VM lives: its claims are had again, or it is killed (H-46)."""
+
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.handoff import claims
+from crust.handoff.claims import State
+from crust.handoff.record import Record
+from crust.handoff.store import Store
+from crust.host.block import devices
+from crust.runtime_handler import ClaimLost, adopt_volume, claim_volume, keepers, kept_vm
+from tests.integration.runtime_handler.conftest import (
+    MakeDevice,
+    kill_all_keepers,
+    record_of,
+    vm_process,
+)
+from tests.support.records import HANDLER, TARGET
+
+pytestmark = [pytest.mark.root, pytest.mark.spec("H-46")]
+
+ONE = volumes.SandboxId("sandbox-1")
+TWO = volumes.SandboxId("sandbox-2")
+OTHER = volumes.TargetPath.parse("/var/lib/kubelet/pods/p/volumes/kubernetes.io~csi/other/mount")
+
+
+@pytest.fixture
+def process(run_dir: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The VM's process; what keeps for it ends with it, before the next test begins."""
+    with vm_process() as running:
+        yield running
+        pids: tuple[int, ...] = ()
+        with suppress(keepers.KeeperGone), keepers.connect(Path(run_dir) / "keeper.sock") as line:
+            pids = line.pids
+        ends = [os.pidfd_open(pid) for pid in pids]
+    for end in ends:
+        assert select.select([end], [], [], 20)[0], "a keeper outlives its VM"
+        os.close(end)
+
+
+@pytest.fixture
+def vm(store: Store, process: subprocess.Popen[bytes], run_dir: str) -> kept_vm.KeptVm:
+    """The VM of sandbox-1."""
+    return kept_vm.KeptVm(store.root, HANDLER, ONE, process.pid, Path(run_dir) / "keeper.sock")
+
+
+@pytest.fixture
+def record(store: Store, device: MakeDevice, vm: kept_vm.KeptVm) -> Record:
+    """A volume that the VM has mounted, and whose claim its keeper holds."""
+    record = record_of(device("a"), TARGET)
+    store.publish(record)
+    claim = claim_volume(store.root, TARGET, ONE, HANDLER)
+    with keepers.start(vm.socket, vm.pid) as line:
+        line.hold("a", claim.fds)
+    claim.report(State.MOUNTED)
+    claim.hand_over()
+    return record
+
+
+def _is_held(store: Store, device: str) -> bool:
+    try:
+        os.close(devices.open_exclusive(device))
+    except devices.DeviceInUse:
+        return claims.is_held(store.layout.entry(TARGET))
+    assert not claims.is_held(store.layout.entry(TARGET))
+    return False
+
+
+def test_claims_are_had_again_by_another_keeper_and_end_with_the_vm(
+    store: Store, record: Record, vm: kept_vm.KeptVm, process: subprocess.Popen[bytes]
+) -> None:
+    before = claims.read(store.layout.entry(TARGET))
+    killed = kill_all_keepers(vm.socket)
+    assert not _is_held(store, record.device)
+    with vm.recover({"a": TARGET}) as line:
+        assert line.held() == {"a": 2}
+        assert set(line.pids).isdisjoint(killed)
+        ends = [os.pidfd_open(pid) for pid in line.pids]
+    assert _is_held(store, record.device)
+    after = claims.read(store.layout.entry(TARGET))
+    assert before is not None
+    assert after is not None
+    assert (after.sandbox_id, after.state) == (ONE, State.MOUNTED)
+    assert after.claimed_at == before.claimed_at, "it is the same claim"
+    process.kill()
+    for end in ends:
+        assert select.select([end], [], [], 20)[0]
+        os.close(end)
+    claim_volume(store.root, TARGET, TWO, HANDLER).release()
+
+
+def test_vm_is_killed_if_another_sandbox_has_the_volume_whose_claim_is_not_touched(
+    store: Store, record: Record, vm: kept_vm.KeptVm, process: subprocess.Popen[bytes]
+) -> None:
+    kill_all_keepers(vm.socket)
+    with claim_volume(store.root, TARGET, TWO, HANDLER) as other:
+        other.report(State.MOUNTED)
+        with pytest.raises(kept_vm.VmKilled, match="sandbox-2"):
+            vm.recover({"a": TARGET})
+        assert process.wait() == -signal.SIGKILL
+        found = claims.read(store.layout.entry(TARGET))
+        assert found is not None
+        assert (found.sandbox_id, found.state, found.live) == (TWO, State.MOUNTED, True)
+
+
+def test_vm_is_killed_if_another_sandbox_had_the_volume_and_gave_it_back(
+    store: Store, record: Record, vm: kept_vm.KeptVm, process: subprocess.Popen[bytes]
+) -> None:
+    """The lock is free and the device the same: only claim.json tells that somebody else wrote to it."""
+    kill_all_keepers(vm.socket)
+    claim_volume(store.root, TARGET, TWO, HANDLER).release()
+    with pytest.raises(kept_vm.VmKilled) as raised:
+        vm.recover({"a": TARGET})
+    assert isinstance(raised.value.reason, ClaimLost)
+    assert process.wait() == -signal.SIGKILL
+    assert not _is_held(store, record.device)
+
+
+def test_vm_is_killed_if_the_volume_was_unpublished_or_published_again(
+    store: Store, record: Record, vm: kept_vm.KeptVm, process: subprocess.Popen[bytes]
+) -> None:
+    kill_all_keepers(vm.socket)
+    store.begin_unpublish(TARGET).complete()
+    store.publish(record)
+    with pytest.raises(kept_vm.VmKilled):
+        vm.recover({"a": TARGET})
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_one_volume_that_is_lost_kills_the_vm_and_frees_the_others(
+    store: Store, record: Record, vm: kept_vm.KeptVm, process: subprocess.Popen[bytes]
+) -> None:
+    kill_all_keepers(vm.socket)
+    with pytest.raises(kept_vm.VmKilled) as raised:
+        vm.recover({"a": TARGET, "gone": OTHER})
+    assert isinstance(raised.value.reason, claims.NotPublished)
+    assert process.wait() == -signal.SIGKILL
+    claim_volume(store.root, TARGET, TWO, HANDLER).release()
+
+
+def test_keeper_that_was_succeeded_by_its_standby_is_connected_to(
+    store: Store, record: Record, vm: kept_vm.KeptVm
+) -> None:
+    with keepers.connect(vm.socket) as line:
+        keeper, standby = line.pids
+    os.kill(keeper, signal.SIGKILL)
+    with vm.recover({"a": TARGET}) as line:
+        assert line.pid == standby
+        assert line.held() == {"a": 2}
+
+
+def test_recovery_that_was_killed_half_way_is_finished_by_the_next(
+    store: Store, record: Record, vm: kept_vm.KeptVm, device: MakeDevice
+) -> None:
+    """The first daemon gave one of two claims to the new keeper, and died."""
+    store.publish(record_of(device("b"), OTHER))
+    claim = claim_volume(store.root, OTHER, ONE, HANDLER)
+    claim.hand_over()
+    with vm.recover({"a": TARGET, "b": OTHER}) as line:
+        assert line.held() == {"a": 2, "b": 2}
+
+
+def test_claim_that_the_daemon_still_has_in_hand_gets_its_device_again(
+    store: Store, record: Record, vm: kept_vm.KeptVm
+) -> None:
+    """A daemon that resumes a mount has a copy of the lock, and the keeper had the device."""
+    with keepers.connect(vm.socket) as line:
+        claim = adopt_volume(store.root, TARGET, ONE, HANDLER, line.pid)
+    kill_all_keepers(vm.socket)
+    with vm.recover({"a": TARGET}, {"a": claim}) as line:
+        assert line.held() == {"a": 2}
+    claim.hand_over()
+    assert _is_held(store, record.device)
+
+
+def test_keepers_that_are_stopped_still_hold_and_the_vm_is_not_touched(
+    store: Store,
+    record: Record,
+    vm: kept_vm.KeptVm,
+    process: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with keepers.connect(vm.socket) as line:
+        pids = line.pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(keepers, "_ANSWER_S", 0.1)
+            with pytest.raises(keepers.KeeperNotResponding):
+                vm.recover({"a": TARGET})
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    assert process.poll() is None
+    assert _is_held(store, record.device)
+
+
+def test_vm_that_has_ended_meanwhile_is_told_apart_from_one_that_was_killed(
+    store: Store, record: Record, vm: kept_vm.KeptVm, process: subprocess.Popen[bytes]
+) -> None:
+    process.kill()
+    os.waitid(
+        os.P_PID, process.pid, os.WEXITED | os.WNOWAIT
+    )  # not reaped: its number is still its own
+    with pytest.raises(errors.NotFound, match="has ended"):
+        vm.recover({"a": TARGET, "gone": OTHER})
