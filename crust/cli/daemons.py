@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ import click
 
 from crust import errors, logs
 from crust import settings as settings_module
-from crust.host.process import oserrors
+from crust.host.process import oserrors, threads
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +108,7 @@ async def until_signal(work: Awaitable[None]) -> None:
     somebody's volume. SIGKILL is there for those who want that.
     """
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(_THREADS))
+    loop.set_default_executor(threads.Threads(_THREADS))
     task = asyncio.ensure_future(work)
 
     def stop() -> None:
