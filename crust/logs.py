@@ -2,7 +2,8 @@
 
 Messages are constant; variable data goes into `extra`. The formatters add the fields of `context`, e.g. the request
 id of the call that is being served. An error of crust in `extra` becomes two fields: its sentence in `error` and its
-name in `error_name`; `code` is gRPC's. `crust.rpc.redaction` decides what a log line may show of a protobuf message.
+name in `error_name`; `code` is gRPC's. `crust.rpc.redaction` decides what a log line may show of a protobuf message,
+and `crust.credentials` hides what looks like a credential in any text.
 
 Lines are formatted by the caller and written by a thread: a reader of standard error that stops reading (a full pipe)
 must not stop the event loop, and with it every CSI call of the node. What does not fit into the queue is dropped and
@@ -22,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, TextIO
 
-from crust import errors
+from crust import credentials, errors
 
 Format = Literal["json", "console"]
 
@@ -42,11 +43,16 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 def extra_of(record: logging.LogRecord) -> dict[str, Any]:
     """The `extra` of a log call, with the context's fields."""
-    fields = {key: value for key, value in vars(record).items() if key not in _STANDARD}
-    error = fields.get("error")
+    fields = {key: _safe(value) for key, value in vars(record).items() if key not in _STANDARD}
+    error = vars(record).get("error")
     if isinstance(error, errors.CrustError):
-        fields |= {"error": str(error), "error_name": error.error_name}
+        fields["error_name"] = error.error_name
     return {**(context.get() or {}), **fields}
+
+
+def _safe(value: object) -> object:
+    """Text without credentials; the text of an error may come from any program."""
+    return credentials.hidden(str(value)) if isinstance(value, str | BaseException) else value
 
 
 class JsonFormatter(logging.Formatter):
@@ -58,11 +64,11 @@ class JsonFormatter(logging.Formatter):
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": credentials.hidden(record.getMessage()),
             **extra_of(record),
         }
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+            line["traceback"] = credentials.hidden(self.formatException(record.exc_info))
         return json.dumps(line, default=str)
 
 
@@ -72,11 +78,12 @@ class ConsoleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line, without a newline."""
         fields = " ".join(f"{key}={_plain(value)}" for key, value in extra_of(record).items())
-        head = (
-            f"{self.formatTime(record, '%H:%M:%S')} {record.levelname[:4]:4} {record.getMessage()}"
-        )
+        message = credentials.hidden(record.getMessage())
+        head = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname[:4]:4} {message}"
         line = f"{head}  {fields}" if fields else head
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        if record.exc_info:
+            line += f"\n{credentials.hidden(self.formatException(record.exc_info))}"
+        return line
 
 
 def _plain(value: object) -> str:

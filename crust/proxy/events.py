@@ -8,7 +8,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from crust import credentials
 
 QUEUE_LENGTH = 256
 
@@ -31,7 +33,11 @@ class Events:
         self._watchers: dict[asyncio.Queue[Event], int] = {}
 
     def emit(self, event: Event) -> None:
-        """Put `event` into the queue of every watcher, unless the queue is full."""
+        """Put `event` into the queue of every watcher, unless the queue is full.
+
+        Its message may be another program's text: what looks like a credential in it is hidden.
+        """
+        event = replace(event, message=credentials.hidden(event.message))
         for queue in self._watchers:
             try:
                 queue.put_nowait(event)

@@ -115,6 +115,7 @@ class _Call:
     def __init__(self, server: str, method: str, counted_as: str) -> None:
         self._server = server
         self.name = method.rpartition("/")[2]
+        self._method = method
         self._is_csi = method.startswith("/csi.")
         self._counted_as = counted_as or self.name
 
@@ -220,6 +221,8 @@ class _Call:
             "ms": round(elapsed_s * 1000, 1),
             **error,
         }
+        if "error" in extra:
+            extra["error"] = redaction.without_secrets(extra["error"], self._method, request)
         if _log.isEnabledFor(logging.DEBUG) and isinstance(request, Message):
             extra["request"] = redaction.describe(request)
         _log.log(level, "served", extra=extra)

@@ -1,19 +1,24 @@
-"""The only function that puts a protobuf message into a log line.
+"""Decides what a log line shows of a protobuf message, and of an error that answers one.
 
 CSI marks credentials with the field option csi_secret. Two other places are not marked: mount flags, which the
 specification calls sensitive, and values of string maps (a kubelet puts service account tokens into volume_context;
 CVE-2023-2878 and CVE-2024-3744 came from logging it). This module redacts all three, at any depth.
+
+A driver's error may repeat a secret of the request that it answers. Its status passes unchanged to the caller, who
+has sent the secret; in our log its values are hidden, whatever they look like.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from google.protobuf import descriptor
-from google.protobuf.message import Message
+from google.protobuf import descriptor, message_factory
+from google.protobuf.message import DecodeError, Message
 
+from crust import credentials
 from crust.wire.csi.v1 import csi_pb2
 
-REDACTED = "***"
+REDACTED = credentials.HIDDEN
 _SENSITIVE_FIELDS = frozenset({"mount_flags", "mount_options", "options"})
 _SENSITIVE_WORDS = ("secret", "token", "password", "passphrase", "credential", "key")
 
@@ -30,7 +35,7 @@ def _fields(message: Message) -> Iterator[tuple[str, Any]]:
         elif isinstance(value, Mapping):
             yield field.name, {key: _entry(key, each) for key, each in value.items()}
         elif field.message_type is None:
-            yield field.name, list(value) if field.is_repeated else value
+            yield field.name, [_text(each) for each in value] if field.is_repeated else _text(value)
         elif field.is_repeated:
             yield field.name, [describe(each) for each in value]
         else:
@@ -42,7 +47,57 @@ def _is_secret(field: descriptor.FieldDescriptor) -> bool:
     return marked or field.name in _SENSITIVE_FIELDS
 
 
+def _is_sensitive(key: object) -> bool:
+    return any(word in str(key).lower() for word in _SENSITIVE_WORDS)
+
+
 def _entry(key: object, value: Any) -> Any:
-    if any(word in str(key).lower() for word in _SENSITIVE_WORDS):
+    if _is_sensitive(key):
         return REDACTED
-    return describe(value) if isinstance(value, Message) else value
+    return describe(value) if isinstance(value, Message) else _text(value)
+
+
+def _text(value: Any) -> Any:
+    return credentials.hidden(value) if isinstance(value, str) else value
+
+
+def without_secrets(text: str, method: str, request: object) -> str:
+    """`text`, an error of `method` (`/csi.v1.Node/…`), without the secrets of its request, a message or its bytes."""
+    message = _decoded(method, request) if isinstance(request, bytes) else request
+    if isinstance(message, Message):
+        for value in sorted(_secrets(message), key=len, reverse=True):
+            pattern = (
+                re.escape(value) if len(value) > _SHORT else rf"(?<!\w){re.escape(value)}(?!\w)"
+            )
+            text = re.sub(pattern, credentials.HIDDEN, text)
+    return credentials.hidden(text)
+
+
+_SHORT = 3
+"""A value of so few characters is hidden as a word only: it would be found in the middle of others."""
+
+
+def _secrets(message: Message) -> Iterator[str]:
+    """The values of its secrets. CSI marks nothing but maps."""
+    for field, value in message.ListFields():
+        if isinstance(value, Mapping):
+            marked = field.GetOptions().Extensions[csi_pb2.csi_secret]
+            for key, each in value.items():
+                if each and isinstance(each, str) and (marked or _is_sensitive(key)):
+                    yield each
+        elif field.message_type is not None:
+            for part in value if field.is_repeated else [value]:
+                yield from _secrets(part)
+
+
+def _decoded(method: str, request: bytes) -> Message | None:
+    """A request that passed as bytes; None if it is not one of CSI."""
+    service, _, name = method.removeprefix("/csi.v1.").partition("/")
+    found = csi_pb2.DESCRIPTOR.services_by_name.get(service)
+    if found is None or name not in found.methods_by_name:
+        return None
+    try:
+        kind = message_factory.GetMessageClass(found.methods_by_name[name].input_type)
+        return kind.FromString(request)
+    except DecodeError:
+        return None

@@ -14,6 +14,7 @@ from crust import logs
 from crust.rpc import redaction
 from crust.wire.csi.v1 import csi_pb2
 from tests.support import node as nodes
+from tests.support.fake_driver import Failure
 
 SECRET = "s3same-0pen"
 
@@ -103,6 +104,30 @@ async def test_a_planted_secret_is_in_no_log_line_no_file_and_no_error(
     assert "NodePublishVolume" in text
     assert "deferred" in [json.loads(line)["message"] for line in text.splitlines()]
     assert SECRET not in text
+
+
+async def test_a_secret_in_a_drivers_error_reaches_the_caller_and_no_log_line(
+    everything_logged: io.StringIO, short: str
+) -> None:
+    """In a call that passes as bytes, in a deferred one, and in one whose code the proxy changes."""
+    places = nodes.Places.make(short)
+    secrets = {"key": SECRET, "pin": "q7x"}
+    failure = Failure(grpc.StatusCode.INTERNAL, f"login {SECRET} with q7x failed")
+    async with nodes.running(places) as node, node.handler():
+        for defer in (False, True):
+            node.driver.failures["NodePublishVolume"] = failure
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await node.co.publish("vol-1", places.target("one"), defer=defer, secrets=secrets)
+            assert refused.value.details() == f"login {SECRET} with q7x failed"
+        stage = csi_pb2.NodeStageVolumeRequest(volume_id="vol-1", secrets=secrets)
+        node.driver.failures["NodeStageVolume"] = failure
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await node.co.node.NodeStageVolume(stage, timeout=10)
+        assert SECRET in str(refused.value.details())
+    text = everything_logged.getvalue()
+    assert "login *** with *** failed" in text
+    assert SECRET not in text
+    assert "q7x" not in text
 
 
 def _files_with(secret: str, root: str) -> list[str]:

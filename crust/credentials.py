@@ -1,0 +1,35 @@
+"""Hides what looks like a credential in the text of other programs, before it reaches a log line or an event.
+
+A driver may put its mount options into an error, a library its arguments into an exception. This is a guess by name
+(`password=`, `--token`, a login in a URL, a JSON web token); where the request is known, `crust.rpc.redaction` hides
+the values of its secrets as well. Every pattern is bounded, because the text may be hostile.
+"""
+
+import re
+
+HIDDEN = "***"
+
+_WORDS = "pass|secret|token|cred|key"
+_VALUE = r"""("[^"]{0,4096}"|'[^']{0,4096}'|[^\s,;&()\[\]{}"']+)"""
+_PATTERNS = (
+    re.compile(rf"""((?:{_WORDS})[\w./-]{{0,64}}["']?\s{{0,3}}=\s{{0,3}}){_VALUE}""", re.I),
+    re.compile(
+        r"""((?:password|passwd|passphrase|secret|token|credential|api[_-]?key)s?["']?\s{0,3}:\s{0,3})"""
+        + _VALUE,
+        re.I,
+    ),
+    re.compile(rf"""(--?[\w-]{{0,64}}(?:{_WORDS})[\w-]{{0,64}}\s{{1,3}}){_VALUE}""", re.I),
+    re.compile(r"(bearer\s{1,3})([\w.~+/=-]{8,})", re.I),
+    re.compile(r"()(\beyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]+)?)"),
+    re.compile(r"(://)([^/\s@]{1,256}(?=@))"),
+)
+_HINT = re.compile(rf"{_WORDS}|bearer|eyJ|://", re.I)
+
+
+def hidden(text: str) -> str:
+    """`text` with `***` in place of what looks like a credential."""
+    if not _HINT.search(text):
+        return text
+    for pattern in _PATTERNS:
+        text = pattern.sub(rf"\1{HIDDEN}", text)
+    return text
