@@ -155,7 +155,7 @@ class FilesystemPreparation:
             return
         if action is format_decision.Action.ADOPT:
             await fsck.check(device, fs_type, completely=True, inherits=held)
-            await asyncio.to_thread(self._formatted, content)
+            await asyncio.to_thread(self._adopt, content, device)
             return
         intended = content.but(
             state="formatting",
@@ -184,6 +184,11 @@ class FilesystemPreparation:
         self.content_records.save(
             made.but(state="formatted", planned_uuid="", generation=generation)
         )
+
+    def _adopt(self, content: ContentRecord, device: str) -> None:
+        # The mkfs may have been killed between its last write and its sync.
+        devices.sync(device)
+        self._formatted(content)
 
     def _begin(self, intended: ContentRecord, device: str, *, clear: bool) -> ContentRecord:
         written = self.content_records.save(intended)

@@ -32,6 +32,7 @@ __all__ = [
     "reads_zero",
     "set_readonly",
     "size_bytes",
+    "sync",
     "try_exclusive",
 ]
 
@@ -102,6 +103,16 @@ def open_shared(path: str) -> int:
     """Open the device for reading: it is not detached until the last copy of the descriptor is closed."""
     with oserrors.translating(f"cannot open {path}"):
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def sync(path: str) -> None:
+    """Write back what the page cache has of the device, durably: what was written to its node, by whomever."""
+    with oserrors.translating(f"cannot write back {path}"):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def try_exclusive(path: str) -> int | None:

@@ -25,6 +25,7 @@ from crust.host.filesystems import superblocks
 from crust.host.process import commands
 from tests.support import leaks
 from tests.support.block_driver import MIB, Bench, block, mount
+from tests.support.syncs import recorded
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 
@@ -206,4 +207,22 @@ def test_raw_stage_with_the_record_of_an_interrupted_mkfs_keeps_a_complete_files
     path.write_bytes(begun.encode())
     asyncio.run(bench.stage(volume.volume_id, block()))
     assert superblocks.read(image, "ext4").uuid == uuid
+    asyncio.run(bench.unstage(volume.volume_id))
+
+
+def test_a_filesystem_whose_mkfs_ended_after_the_kill_is_synced_before_it_is_recorded(
+    bench: Bench,
+) -> None:
+    volume = asyncio.run(bench.create("v"))
+    path = bench.root / "state" / "content" / f"{volume.volume_id}.json"
+    uuid = "11111111-0000-4000-8000-000000000000"
+    known = ContentRecord.parse(path.read_bytes(), str(path))
+    begun = known.but(state="formatting", fs_type="ext4", planned_uuid=uuid)
+    path.write_bytes(begun.encode())
+    attached = bench.driver.stores.backend.attach(volumes.VolumeId(volume.volume_id))
+    device = attached.source.path
+    subprocess.run(["mkfs.ext4", "-q", "-U", uuid, device], check=True)
+    with recorded() as steps:
+        asyncio.run(bench.stage(volume.volume_id))
+    assert steps.index(("sync", device)) < steps.index(("name", str(path)))
     asyncio.run(bench.unstage(volume.volume_id))

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import cached_property
 
 from crust import errors, volumes
-from crust.blockdriver.engines.files.snapshots import FileSnapshots, write_back
+from crust.blockdriver.engines.files.snapshots import FileSnapshots
 from crust.blockdriver.engines.protocol import (
     Attachment,
     Image,
@@ -25,7 +25,7 @@ from crust.blockdriver.engines.protocol import (
     Region,
     StillAttached,
 )
-from crust.host.block import loop
+from crust.host.block import devices, loop
 from crust.host.files import durable, file_copy, sparse, writers
 
 _SUFFIX = ".img"
@@ -135,11 +135,15 @@ class Files:
             sparse.create(self._path(volume_id), size_bytes)
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
-        """Grow the file, never shrink it; raises `PoolFull`, `ImageMissing`."""
-        if self._size_bytes(volume_id) >= size_bytes:
-            return
+        """Grow the file, never shrink it; raises `PoolFull`, `ImageMissing`.
+
+        One that is large enough is synced too: a process that was killed may have grown it and not synced it.
+        """
         with self._told_when_full(size_bytes):
-            sparse.grow(self._path(volume_id), size_bytes)
+            try:
+                sparse.grow(self._path(volume_id), size_bytes)
+            except errors.NotFound as err:
+                raise ImageMissing(volume_id) from err
 
     def delete(self, volume_id: volumes.VolumeId) -> None:
         """Unlink the file, unless a loop device still has it: its writer would lose data."""
@@ -229,7 +233,7 @@ class Files:
         """By the file's holes, after writing back the page cache of its device."""
         device = self._device_path(volume_id)
         if device is not None:
-            write_back(device)
+            devices.sync(device)
         try:
             return sparse.is_hole(self._path(volume_id))
         except errors.NotFound as err:

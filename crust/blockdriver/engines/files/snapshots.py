@@ -19,8 +19,8 @@ from crust.blockdriver.engines.protocol import (
     Region,
     SnapshotMissing,
 )
+from crust.host.block import devices
 from crust.host.files import extents, file_copy, sparse
-from crust.host.process import oserrors
 
 _SUFFIX = ".snap"
 _READ_ONLY = 0o400
@@ -57,7 +57,7 @@ class FileSnapshots:
     def take(self, image: Image, volume_path: str, device_path: str | None) -> None:
         """Copy a volume's file, after writing back its device's page cache. Raises `ImageMissing`."""
         if device_path is not None:
-            write_back(device_path)
+            devices.sync(device_path)
         try:
             file_copy.copy(
                 volume_path,
@@ -73,7 +73,7 @@ class FileSnapshots:
     def moved_on(self, image: Image, volume_path: str, device_path: str | None) -> bool:
         """Whether the file, after writing back its device's page cache, has other blocks than the snapshot."""
         if device_path is not None:
-            write_back(device_path)
+            devices.sync(device_path)
         return bool(extents.differing(self._path(image), volume_path))
 
     def delete(self, image: Image) -> None:
@@ -104,7 +104,7 @@ class FileSnapshots:
     ) -> None:
         """Copy a volume's file to another volume's. Raises `NotFound`."""
         if device_path is not None:
-            write_back(device_path)
+            devices.sync(device_path)
         file_copy.copy(
             source_path,
             volume_path,
@@ -138,13 +138,3 @@ class FileSnapshots:
 
 def _regions(found: tuple[extents.Extent, ...]) -> tuple[Region, ...]:
     return tuple(Region(each.offset, each.length) for each in found)
-
-
-def write_back(device_path: str) -> None:
-    """Write back the page cache of the device's node, which its file does not see."""
-    with oserrors.translating(f"cannot write back {device_path}"):
-        fd = os.open(device_path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
