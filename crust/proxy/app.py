@@ -8,7 +8,7 @@ order and waits for every running operation.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -81,7 +81,7 @@ async def running(
         await asyncio.to_thread(durable.make_directory, settings.run_dir, 0o700)
         lock_path = f"{settings.run_dir}/proxy.lock"
         daemon = await stack.enter_async_context(starting(lock_path, take_over=settings.take_over))
-        deferred = await _load(store, targets, devices, daemon)
+        deferred = await _load(store, targets, settings.target_roots, devices, daemon)
         events = Events()
         handlers = Handlers(grace_s=settings.handler_grace_s)
         peers = HandlerPeers()
@@ -120,7 +120,7 @@ def _watched(store: stores.Store, parts: _Parts) -> AbstractAsyncContextManager[
 
 
 async def _load(
-    store: stores.Store, targets: Targets, devices: Devices, daemon: Daemon
+    store: stores.Store, targets: Targets, roots: Sequence[str], devices: Devices, daemon: Daemon
 ) -> DeferredVolumes:
     """Open and lock the handoff directory, remove the orphans of a crash, and load the deferred volumes."""
 
@@ -133,6 +133,7 @@ async def _load(
 
     guarded = await asyncio.to_thread(prepare)
     deferred = DeferredVolumes(store, devices)
+    await asyncio.to_thread(deferred.raw.find, roots)
     deferred.unfinished.update(guarded)
     for entry in await deferred.entries():
         if entry.error is not None:

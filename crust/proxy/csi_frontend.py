@@ -156,6 +156,8 @@ class CsiFrontend:
             self._deferred.passing_publish(target),
         ):
             self._check_host_publish(request)
+            if request.volume_capability.HasField("block"):
+                self._deferred.raw.passes(target)
             return await self._pass("NodePublishVolume", data, context)
 
     def _check_host_publish(self, request: csi_pb2.NodePublishVolumeRequest) -> None:
@@ -184,11 +186,13 @@ class CsiFrontend:
             # of that publish would stay for good
             with self._operations.shared(self._unchecked_key(request.volume_id)):
                 if not await self._has_guard(request, context.time_remaining()):
-                    return await self._pass("NodeUnpublishVolume", data, context)
+                    response = await self._pass("NodeUnpublishVolume", data, context)
+                    self._deferred.raw.ended(request.target_path)
+                    return response
         key = self._key(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
         caller = _caller(context)
-        response = await self._operations.run(
+        unpublished = await self._operations.run(
             key,
             "NodeUnpublishVolume",
             _identity(request),
@@ -198,7 +202,7 @@ class CsiFrontend:
                 lambda: self._calls.unpublish.run(self._backend, key, target, request, caller),
             ),
         )
-        return response.SerializeToString()
+        return unpublished.SerializeToString()
 
     def _is_known(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> bool:
         """Whether the volume is deferred, by the flag or by the record."""

@@ -23,6 +23,7 @@ from crust.host.block.device_sets import DeviceSet
 from crust.proxy import reservations
 from crust.proxy.devices import Devices
 from crust.proxy.handoff_index import HandoffIndex, Known, keys_of
+from crust.proxy.raw_publishes import RawPublishes
 from crust.proxy.reservations import Reservation, ReservedByUnreadableEntry
 
 Holder = tuple[str, datetime.datetime | None]
@@ -86,6 +87,7 @@ class DeferredVolumes:
         """
         self.passing: Counter[str] = Counter()
         """Targets of host publishes that a driver is carrying out now."""
+        self.raw = RawPublishes(devices)
 
     async def look(self) -> tuple[Change, ...]:
         """Scan the directory, and put what has changed into the index; returns the entries that were read."""

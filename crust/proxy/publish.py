@@ -274,6 +274,8 @@ class DeferredPublish:
         """
         shared = devices.verify(self._devices, record.mount.source)
         attempt.held.enter_context(self._deferred.reserved(record, shared))
+        if attempt.is_new:
+            self._deferred.raw.check(record.mount.source, shared, readonly=record.readonly)
         # no probe if the entry existed before: its sandbox may be opening the device just now
         self._targets.check_unmounted(
             record.mount.source, readonly=record.readonly, probe=attempt.is_new

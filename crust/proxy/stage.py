@@ -9,6 +9,7 @@ import asyncio
 
 from crust import errors, operations, volumes
 from crust.handoff.record import Record
+from crust.host.block.device_sets import DeviceSet
 from crust.proxy import handler_admission
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
@@ -93,10 +94,12 @@ class RuntimeStage:
         )
         shared = await asyncio.to_thread(self._devices.device_set, record.identity)
         with self._deferred.reserved(record, shared):
-            published = await asyncio.to_thread(self._publish, record, is_new=known is None)
+            published = await asyncio.to_thread(self._publish, record, shared, is_new=known is None)
             self._deferred.remember(published, shared)
 
-    def _publish(self, record: Record, *, is_new: bool) -> Record:
+    def _publish(self, record: Record, shared: DeviceSet, *, is_new: bool) -> Record:
+        if is_new:
+            self._deferred.raw.check(record.mount.source, shared, readonly=record.readonly)
         self._targets.check_unmounted(record.mount.source, readonly=record.readonly, probe=is_new)
         return self._deferred.publish(record)
 

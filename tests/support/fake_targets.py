@@ -99,8 +99,11 @@ class FakeDevices:
     """JSON that another process writes, read at each question."""
     identities: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     related: dict[volumes.DeviceIdentity, DeviceSet] = field(default_factory=dict)
+    nodes: dict[str, str] = field(default_factory=dict)
+    """Nodes elsewhere: path to the device's path."""
 
     def identify(self, path: str, /) -> volumes.DeviceIdentity:
+        path = self.nodes.get(path, path)
         if not path.startswith("/dev/"):
             raise errors.NotFound(f"there is no {path}")
         volume_id = path.removeprefix(fake_driver.device_of(""))

@@ -40,7 +40,10 @@ class PermissiveDriver(fake_driver.FakeDriver):
         self, request: csi_pb2.NodePublishVolumeRequest, context: Context
     ) -> csi_pb2.NodePublishVolumeResponse:
         answer = await super().NodePublishVolume(request, context)
-        if not request.defer_fs_ops:
+        if request.volume_capability.HasField("block"):
+            Path(request.target_path).touch()
+            mount_api.bind(self.device, request.target_path, readonly=request.readonly)
+        elif not request.defer_fs_ops:
             Path(request.target_path).mkdir()
             mount_api.mount_device(self.device, request.target_path, "ext4")
         return answer
@@ -50,7 +53,8 @@ class PermissiveDriver(fake_driver.FakeDriver):
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         if not request.defer_fs_ops:
             mount_api.unmount(request.target_path)
-            Path(request.target_path).rmdir()
+            target = Path(request.target_path)
+            target.rmdir() if target.is_dir() else target.unlink()
         return await super().NodeUnpublishVolume(request, context)
 
     def deferred_mount(self, request: csi_pb2.NodePublishVolumeRequest) -> csi_pb2.DeferredMount:
@@ -141,6 +145,55 @@ async def test_deferred_publish_of_what_the_host_has_mounted_is_refused(
     node.check_untouched(two)
     await node.co.unpublish("vol-1", one)
     await node.co.publish(volume_id, two)
+
+
+def raw_request(
+    volume_id: str, target: str, *, readonly: bool = False
+) -> csi_pb2.NodePublishVolumeRequest:
+    """A publish of a raw block volume."""
+    capability = csi_pb2.VolumeCapability(
+        block=csi_pb2.VolumeCapability.BlockVolume(),
+        access_mode=nodes.MODE(mode=nodes.MODE.SINGLE_NODE_WRITER),
+    )
+    return csi_pb2.NodePublishVolumeRequest(
+        volume_id=volume_id, target_path=target, volume_capability=capability, readonly=readonly
+    )
+
+
+def raw_target(places: Places) -> str:
+    """As a kubelet names it."""
+    directory = f"{places.kubelet}/plugins/kubernetes.io/csi/volumeDevices/publish/pv-1"
+    Path(directory).mkdir(parents=True)
+    return f"{directory}/uid-1"
+
+
+@pytest.mark.parametrize("volume_id", ["vol-1", "vol-2"], ids=["same volume", "same device"])
+async def test_deferred_publish_of_what_is_published_raw_is_refused(
+    node: Node, volume_id: str
+) -> None:
+    raw, target = raw_target(node.places), node.places.target("one")
+    await node.co.node.NodePublishVolume(raw_request("vol-1", raw), timeout=10)
+    await refused(node.co.publish(volume_id, target), Code.FAILED_PRECONDITION, raw)
+    node.check_untouched(target)
+    await node.co.unpublish("vol-1", raw)
+    await node.co.publish(volume_id, target)
+
+
+async def test_raw_publish_of_an_earlier_proxy_is_seen(places: Places, device: str) -> None:
+    driver = PermissiveDriver(device)
+    guarded = targets.GuardedTargets([places.kubelet])
+    raw, target = raw_target(places), places.target("one")
+    for began in (False, True):
+        async with (
+            nodes.running(places, driver=driver, targets=guarded, devices=devices) as node,
+            node.handler(),
+        ):
+            if began:
+                await refused(node.co.publish("vol-2", target), Code.FAILED_PRECONDITION, raw)
+                await node.co.publish("vol-2", target, readonly=True)
+            else:
+                request = raw_request("vol-1", raw, readonly=True)
+                await node.co.node.NodePublishVolume(request, timeout=10)
 
 
 async def test_readers_share_and_a_writer_is_refused(node: Node) -> None:
