@@ -56,7 +56,8 @@ class HandlerPeers:
     """Calls registered handlers."""
 
     def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[tuple[volumes.HandlerName, str], grpc.aio.Channel] = {}
+        """By name too: handlers may share an endpoint, and each one's channel ends with its own session."""
 
     async def stats(
         self, handler: Handler, target: volumes.TargetPath, timeout_s: float | None
@@ -135,7 +136,7 @@ class HandlerPeers:
 
     async def drop(self, handler: Handler) -> None:
         """Close the channel of a handler whose session has ended."""
-        gone = self._channels.pop(handler.endpoint, None)
+        gone = self._channels.pop((handler.name, handler.endpoint), None)
         if gone is not None:
             await gone.close()
 
@@ -145,9 +146,10 @@ class HandlerPeers:
         await asyncio.gather(*(each.close() for each in channels))
 
     def _stub(self, handler: Handler) -> "handlers_pb2_grpc.RuntimeHandlerAsyncStub":
-        if handler.endpoint not in self._channels:
-            self._channels[handler.endpoint] = channel.connect(handler.endpoint)
-        return handlers_pb2_grpc.RuntimeHandlerStub(self._channels[handler.endpoint])
+        key = (handler.name, handler.endpoint)
+        if key not in self._channels:
+            self._channels[key] = channel.connect(handler.endpoint)
+        return handlers_pb2_grpc.RuntimeHandlerStub(self._channels[key])
 
 
 async def _answer(handler: Handler, call: Awaitable[Answer]) -> Answer:

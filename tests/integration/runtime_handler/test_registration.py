@@ -38,7 +38,7 @@ class WatchedHandlers(Handlers):
 
     def __init__(self) -> None:
         super().__init__(grace_s=0)
-        self.lease_ended = asyncio.Event()
+        self.session_ended = asyncio.Event()
 
     @contextmanager
     def session(self, handler: Handler) -> Iterator[None]:
@@ -47,7 +47,7 @@ class WatchedHandlers(Handlers):
             with super().session(handler):
                 yield
         finally:
-            self.lease_ended.set()
+            self.session_ended.set()
 
 
 class WatchedRegistration(Registration):
@@ -140,7 +140,7 @@ async def test_end_of_the_block_ends_the_session(run_dir: str) -> None:
     async with _proxy(run_dir) as handlers:
         async with _registered(run_dir, _request(run_dir)) as made:
             await _wait(made.registered)
-        await _wait(handlers.lease_ended)
+        await _wait(handlers.session_ended)
         assert handlers.all() == ()
         assert not made.registered.is_set()
 

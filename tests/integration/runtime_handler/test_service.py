@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -116,6 +116,18 @@ async def test_statistics_arrive_unchanged(handler: Handler, peers: HandlerPeers
     stats = await peers.stats(handler, TARGET, None)
     assert stats.usage == (USAGE,)
     assert stats.condition == volumes.VolumeCondition(abnormal=True, message="remounted read-only")
+
+
+async def test_end_of_a_session_does_not_end_the_calls_of_another_one_on_the_same_endpoint(
+    handler: Handler, peers: HandlerPeers, runtime: FakeRuntime
+) -> None:
+    other = replace(handler, name=volumes.HandlerName("kata-qemu"))
+    await peers.stats(other, TARGET, None)
+    grows = asyncio.create_task(peers.expand(handler, TARGET, volumes.CapacityRange(2 * GIB), None))
+    await runtime.growing.wait()
+    await peers.drop(other)
+    runtime.may_grow.set()
+    assert await grows == 2 * GIB
 
 
 async def test_the_runtimes_errors_keep_their_branch_and_sentence(
