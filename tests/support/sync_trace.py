@@ -180,8 +180,8 @@ def _hasty(unsynced: Unsynced, event: Event) -> Iterator[str]:
 
 def _synced(unsynced: Unsynced, event: Event) -> None:
     for each in (("content of", event.path), ("names in", event.path)):
-        if unsynced.get(each, event.began) < event.began:  # type: ignore[call-overload]
-            del unsynced[each]  # type: ignore[arg-type]
+        if unsynced.get(each, event.began) < event.began:
+            del unsynced[each]
 
 
 def _moved(unsynced: Unsynced, event: Event, names: set[str]) -> None:
