@@ -229,6 +229,30 @@ async def test_unpublish_with_a_mount_of_somebody_else_at_the_target_leaves_it(
     await bench.unstage(volume.volume_id)
 
 
+async def test_failed_publish_leaves_a_mount_that_somebody_put_in_place_of_its_own(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grouped = mount(group=volumes.GroupChange(5000, volumes.GroupPolicy.ALWAYS))
+    volume, target = await bench.create(), bench.target("pod-a")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    await bench.stage(volume.volume_id)
+
+    def replaced(*_: object) -> None:
+        mount_api.unmount(target)
+        mount_api.bind(str(foreign), target)
+        raise errors.RuntimeFailed("the first error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fs_group, "apply", replaced)
+        with pytest.raises(errors.RuntimeFailed, match="the first error"):
+            await bench.publish(volume.volume_id, target, grouped)
+    assert os.path.samefile(target, foreign)
+    mount_api.unmount(target)
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
 @pytest.mark.parametrize("known", ["new", "lost"])
 async def test_publish_that_fails_after_its_mount_undoes_only_its_own_and_says_the_first_error(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, known: str

@@ -206,6 +206,28 @@ def test_detach_of_a_reused_number_leaves_the_new_device(
         loop.detach(new)
 
 
+def test_detach_of_a_number_that_is_reused_during_the_call_leaves_the_new_device(
+    unused_number: int, sparse_file: MakeFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process detaches it and attaches a file to its number, after the look and before the open."""
+    old = attach_at(unused_number, sparse_file(name="old.img"))
+    real, other = loop._is_attached, []
+
+    def looks(device: loop.LoopDevice) -> bool:
+        attached = real(device)
+        if not other:
+            run("losetup", "--detach", device.path)
+            other.append(attach_at(unused_number, sparse_file(name="new.img")))
+        return attached
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "_is_attached", looks)
+        loop.detach(old)
+    (new,) = other
+    assert loop.find(new.backing) == (new,)
+    loop.detach(new)
+
+
 def test_detach_of_a_mounted_device_is_refused_and_leaves_no_autoclear(
     attach: Attach, mountpoint: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,55 @@ def test_apply_changes_links_themselves_and_skips_other_filesystems(tmp_path: Pa
     mount_api.unmount(str(volume / "other"))
 
 
+def test_apply_leaves_what_replaced_a_file_since_it_was_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer in the volume puts a pipe, or a device's node, where a file was."""
+    swapped = tmp_path / "swapped"
+    swapped.touch()
+
+    def swap(name: str, _directory: int) -> None:
+        if name == "swapped":
+            swapped.unlink()
+            os.mkfifo(swapped, 0o600)
+
+    before_open(monkeypatch, swap)
+    fs_group.apply(str(tmp_path), ALWAYS)
+    assert swapped.is_fifo()
+    assert (swapped.stat().st_gid, mode(swapped)) == (os.getgid(), 0o600)
+
+
+def test_apply_leaves_a_filesystem_that_was_mounted_over_a_directory_since_it_was_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    covered = tmp_path / "covered"
+    covered.mkdir()
+
+    def cover(name: str, _directory: int) -> None:
+        if name == "covered":
+            mount_api.mount_guard(str(covered))
+
+    before_open(monkeypatch, cover)
+    fs_group.apply(str(tmp_path), ALWAYS)
+    try:
+        assert covered.is_mount()
+        assert covered.stat().st_gid != GID
+    finally:
+        mount_api.unmount(str(covered))
+
+
+def before_open(monkeypatch: pytest.MonkeyPatch, act: Callable[[str, int], None]) -> None:
+    """Run `act(name, directory)` before each open of a name in a directory."""
+    real = os.open
+
+    def opened(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if dir_fd is not None:
+            act(path, dir_fd)
+        return real(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", opened)
+
+
 def test_apply_walks_a_tree_deeper_than_the_python_stack(tmp_path: Path) -> None:
     depth = 1500
     parent = os.open(tmp_path, os.O_RDONLY)
@@ -75,4 +125,9 @@ def test_apply_walks_a_tree_deeper_than_the_python_stack(tmp_path: Path) -> None
         parent = child
     fs_group.apply(str(tmp_path), ALWAYS)
     assert os.fstat(parent).st_gid == GID
+    for _ in range(depth):  # by hand: what removes old test directories recurses
+        above = os.open("..", os.O_RDONLY, dir_fd=parent)
+        os.close(parent)
+        os.rmdir("d", dir_fd=above)
+        parent = above
     os.close(parent)

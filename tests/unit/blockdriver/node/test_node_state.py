@@ -148,6 +148,21 @@ def test_node_state_forget_that_failed_can_be_repeated(
     assert entries.published(target) is None
 
 
+def test_node_state_forget_of_a_stage_that_failed_can_be_repeated(tmp_path: Path) -> None:
+    """Forgotten in memory alone it would be back after a restart, and block the volume."""
+    entries = opened(tmp_path)
+    entries.note_staged(Staged(volume_id=VOLUME, kind="mount", fs_type="ext4", paths=("/staging",)))
+    file = next((tmp_path / BOOT / "staged").iterdir())
+    file.unlink()
+    file.mkdir()  # unlink(2) fails, root or not
+    with pytest.raises(errors.CrustError):
+        entries.forget_staged(VOLUME)
+    assert entries.staged(VOLUME) is not None
+    file.rmdir()
+    entries.forget_staged(VOLUME)
+    assert entries.staged(VOLUME) is None
+
+
 def test_node_state_entry_with_a_field_of_a_later_version_is_read_and_other_files_are_ignored(
     tmp_path: Path,
 ) -> None:
