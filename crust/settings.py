@@ -4,6 +4,7 @@ Unknown keys are refused. `load` takes its sources as arguments, so a test does 
 the module that composes a program sees its settings object: constructors get the two or three values that they need.
 """
 
+import os
 import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -64,8 +65,26 @@ class ServedDriver(BaseModel):
     backend: SocketPath
     """The shim's socket."""
 
+    defer: Literal["", "always", "never", "runtime-class"] = ""
+    """Decides where the volume says nothing: `crust.dev/defer` in its context comes first. Empty: never."""
+
     register_plugin: bool = True
     """Whether the proxy registers it with the kubelet, if `plugins_registry` is set."""
+
+
+class KubernetesSettings(BaseModel):
+    """Access to the Kubernetes API, for volumes whose pod's RuntimeClass decides."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    runtime_handlers: Annotated[tuple[str, ...], Field(min_length=1)]
+    """The handlers (RuntimeClass.handler) whose pods get deferred volumes. The runtime registers by the same name."""
+
+    kubeconfig: AbsolutePath | Literal[""] = ""
+    """How the API is reached. Empty: by the service account of the pod that the proxy runs in."""
+
+    node_name: Annotated[str, Field(min_length=1, max_length=253)] = os.uname().nodename
+    """The name of this node's Node object. Default: the host's name."""
 
 
 class ProxySettings(ProgramSettings):
@@ -88,6 +107,9 @@ class ProxySettings(ProgramSettings):
 
     plugins_registry: AbsolutePath | Literal[""] = ""
     """The kubelet's /var/lib/kubelet/plugins_registry, where drivers are registered. Empty: others register them."""
+
+    kubernetes: KubernetesSettings | None = None
+    """Access to the Kubernetes API, a table of its own. Without it `runtime-class` cannot be decided."""
 
     @pydantic.field_validator("drivers")
     @classmethod

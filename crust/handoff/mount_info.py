@@ -22,6 +22,9 @@ from crust import errors, mount_options, volumes
 SCHEMA = 1
 """The version that this code writes, and the newest that it reads."""
 
+TEXT_MAX = 500
+"""Characters of a text for people."""
+
 _UINT32 = 2**32 - 1
 _INT64 = 2**63 - 1
 
@@ -115,6 +118,8 @@ class CrustPart(_Model):
     published_at: AwareDatetime
     limits: Limits | None = None
     """Absent: no limits."""
+    decided_by: Annotated[str, Field(max_length=TEXT_MAX)] | None = None
+    """What decided that the volume is deferred, for people."""
     format: Format | None = None
     """Absent: no filesystem is made, whatever is on the device."""
     encryption: Literal["luks"] | None = None

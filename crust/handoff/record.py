@@ -71,6 +71,8 @@ class Record:
     mount: volumes.DeferredMount
     generation: int
     published_at: datetime.datetime
+    decided_by: str = ""
+    """What decided that it is deferred, for people."""
 
     @classmethod
     def of(
@@ -79,6 +81,8 @@ class Record:
         key: volumes.VolumeKey,
         target: volumes.TargetPath,
         handler: volumes.HandlerName,
+        *,
+        decided_by: str = "",
     ) -> Self:
         """A new record (generation 1, published now), checked.
 
@@ -93,7 +97,7 @@ class Record:
             secrets={},
         )
         now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-        record = cls(key, target, handler, normal, 1, now)
+        record = cls(key, target, handler, normal, 1, now, decided_by[: mount_info.TEXT_MAX])
         record.to_bytes()
         return record
 
@@ -122,8 +126,14 @@ class Record:
         return self.mount
 
     def same_content(self, other: Self) -> bool:
-        """Whether both are equal except for generation and time."""
-        return replace(other, generation=self.generation, published_at=self.published_at) == self
+        """Whether both are equal except for generation, time, and what decided."""
+        same = replace(
+            other,
+            generation=self.generation,
+            published_at=self.published_at,
+            decided_by=self.decided_by,
+        )
+        return same == self
 
     def same_request(self, other: Self) -> bool:
         """Whether both publish the same volume in the same way; device, size and limits may differ."""
@@ -217,6 +227,7 @@ def _model_of(record: Record) -> dict[str, Any]:
             "content_generation": mount.content_generation,
             "published_at": record.published_at,
             "limits": _limits_of(mount.io_limits),
+            "decided_by": record.decided_by or None,
             **_guest_work_of(mount),
         },
     }
@@ -251,6 +262,7 @@ def _record_of(model: mount_info.MountInfo) -> Record:
         mount=_mount_of(model),
         generation=part.generation,
         published_at=part.published_at,
+        decided_by=part.decided_by or "",
     )
 
 

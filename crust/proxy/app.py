@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 
 from crust import volumes
+from crust.deferral_keys import Defer
 from crust.handoff import store as stores
 from crust.host.block import devices as host_devices
 from crust.host.files import durable
@@ -32,6 +33,7 @@ from crust.proxy.handoff_watch import watch_handoff
 from crust.proxy.inspect import Inspect
 from crust.proxy.io_limits import DeferredIoLimits
 from crust.proxy.peers import HandlerPeers
+from crust.proxy.policy import Policy, Runtimes
 from crust.proxy.publish import DeferredPublish
 from crust.proxy.registry import HandlerRegistry
 from crust.proxy.runtime_api import Mutations, RuntimeApi
@@ -42,7 +44,7 @@ from crust.proxy.volume_health import DeferredHealth
 from crust.rpc import server
 from crust.rpc.daemon import Daemon, starting
 from crust.rpc.gate import Gate
-from crust.settings import ProxySettings
+from crust.settings import InvalidSettings, ProxySettings, ServedDriver
 from crust.wire.v1 import handlers_pb2_grpc, inspect_pb2_grpc, runtime_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -89,7 +91,8 @@ async def running(
         stack.push_async_callback(deferred.operations.drain)
         daemon.before_release(deferred.operations.idle)
         parts = _Parts(deferred, handlers, peers, events, targets, devices, daemon)
-        drivers = _driver_sockets(settings, parts)
+        runtimes = await _runtimes(settings, stack)
+        drivers = _driver_sockets(settings, parts, runtimes)
         await daemon.owned.enter_async_context(_watched(store, parts))
         await _serve_proxy_sockets(settings, parts, drivers, stack)
         await _serve_drivers(settings, drivers, daemon, stack)
@@ -190,7 +193,27 @@ async def _serve_proxy_sockets(
     )
 
 
-def _driver_sockets(settings: ProxySettings, parts: _Parts) -> DriverSockets:
+async def _runtimes(settings: ProxySettings, stack: AsyncExitStack) -> Runtimes | None:
+    if settings.kubernetes is None:
+        return None
+    try:
+        from crust.kubernetes_api import pod_runtimes
+    except ImportError as error:
+        raise InvalidSettings(
+            "proxy", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"
+        ) from error
+    client = await asyncio.to_thread(pod_runtimes.client, settings.kubernetes.kubeconfig)
+    stack.push_async_callback(client.close)
+    found = pod_runtimes.PodRuntimes(client, settings.kubernetes.node_name)
+    await stack.enter_async_context(pod_runtimes.following(found))
+    return found
+
+
+def _driver_sockets(
+    settings: ProxySettings, parts: _Parts, runtimes: Runtimes | None
+) -> DriverSockets:
+    known = settings.kubernetes
+    deferring = frozenset(known.runtime_handlers) if known else frozenset()
     unpublish = DeferredUnpublish(parts.deferred, parts.events, parts.targets)
     publish = DeferredPublish(
         parts.deferred, parts.handlers, parts.events, parts.targets, unpublish, parts.devices
@@ -199,8 +222,11 @@ def _driver_sockets(settings: ProxySettings, parts: _Parts) -> DriverSockets:
     health = DeferredHealth(parts.deferred, parts.handlers, parts.peers)
     calls = DeferredCalls(publish, unpublish, health)
 
-    def frontend(name: volumes.DriverName, backend: Backend) -> CsiFrontend:
-        return CsiFrontend(name, backend, parts.deferred, calls, parts.targets)
+    def frontend(served: ServedDriver, backend: Backend) -> CsiFrontend:
+        default = Defer(served.defer) if served.defer else None
+        decisions = Policy(default, runtimes, deferring)
+        name = volumes.DriverName(served.name)
+        return CsiFrontend(name, backend, parts.deferred, calls, parts.targets, decisions)
 
     return DriverSockets(
         frontend,

@@ -70,6 +70,7 @@ class CsiFrontend:
         deferred: DeferredVolumes,
         calls: DeferredCalls,
         targets: Targets,
+        decisions: policy.Policy,
     ) -> None:
         self._driver = driver
         self._backend = backend
@@ -77,6 +78,7 @@ class CsiFrontend:
         self._calls = calls
         self._operations = operations.KeyedOperations()
         self._targets = targets
+        self._policy = decisions
         self._looks: BoundedCalls[bool] = BoundedCalls(limit=64)
         self._forward = {
             name: passthrough.forward(backend.channel, _NODE + name) for name in _INSPECTED
@@ -120,11 +122,7 @@ class CsiFrontend:
     async def _node_publish(
         self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, context: passthrough.Context
     ) -> bytes:
-        decision = policy.decide(
-            flag=request.defer_fs_ops,
-            block=request.volume_capability.HasField("block"),
-            context=request.volume_context,
-        )
+        decision = await self._decide(request)
         if not decision.defer:
             return await self._host_publish(request, data, context)
         key = self._key(request.volume_id)
@@ -140,6 +138,26 @@ class CsiFrontend:
             ),
         )
         return response.SerializeToString()
+
+    async def _decide(self, request: csi_pb2.NodePublishVolumeRequest) -> policy.Decision:
+        target = request.target_path
+        try:
+            known = self._deferred.find(target)
+        except errors.CrustError:
+            known = None  # the publish finds it again, and knows what exists
+        if known is not None and known.key.volume_id != request.volume_id:
+            known = None
+        try:
+            return await self._policy.decide(
+                flag=request.defer_fs_ops,
+                block=request.volume_capability.HasField("block"),
+                context=request.volume_context,
+                known=known.handler if known is not None else None,
+            )
+        except errors.CrustError as error:
+            begun = known is not None or target in self._deferred.unfinished
+            residue = outcome.Residue.EXISTS if begun else outcome.Residue.NONE
+            raise outcome.answer("NodePublishVolume", error, residue) from error
 
     async def _owning(self, target: str, name: str, work: Callable[[], Awaitable[T]]) -> T:
         """Do the work of a volume's operation as the only one at the target, too."""

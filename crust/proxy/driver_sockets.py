@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from crust import volumes
 from crust.proxy.backend import Backend
 from crust.proxy.csi_frontend import CsiFrontend
 from crust.proxy.deferred import DeferredVolumes
@@ -31,7 +30,7 @@ class Driver:
     parts: AsyncExitStack
 
 
-Frontend = Callable[[volumes.DriverName, Backend], CsiFrontend]
+Frontend = Callable[[ServedDriver, Backend], CsiFrontend]
 
 
 class DriverSockets:
@@ -62,7 +61,7 @@ class DriverSockets:
         async with AsyncExitStack() as parts:
             backend = Backend(channel.connect(served.backend))
             parts.push_async_callback(backend.aclose)
-            front = self._frontend(volumes.DriverName(served.name), backend)
+            front = self._frontend(served, backend)
             parts.push_async_callback(front.drain)
             serving = server.serving(
                 served.socket,

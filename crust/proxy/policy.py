@@ -1,19 +1,26 @@
-"""Decides whether a publish is deferred. The first of these that is set decides:
+"""Decides whether a publish is deferred. The first of these that says something decides:
 
 1. The CO's own flag, NodePublishVolumeRequest.defer_fs_ops (CSI PR #526).
 2. The volume context, which comes from the StorageClass: `crust.dev/defer` = always | never | runtime-class. It may
    also name the handler: `crust.dev/runtime-handler`.
+3. The driver's default in the settings, with the same values; never, if there is none.
 
-If neither is set, the publish is an ordinary host mount. There is no fallback: a publish that is to be deferred is
-deferred, or it fails. A raw block volume has no filesystem to defer: it passes through, except that the CO's flag for
-it is an error.
+runtime-class asks for the handler of the pod's RuntimeClass. If the settings name that handler as one of a microVM
+runtime, the publish is deferred, to the handler of that name; otherwise it is an ordinary host mount. A pod's answer
+cannot change, but it may not be known: then the publish is refused, and the CO retries.
+
+There is no fallback: a publish that is to be deferred is deferred, or it fails. What was decided for a target stays
+decided until it is unpublished. A raw block volume has no filesystem to defer: it passes through, except that the
+CO's flag for it is an error.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from crust import deferral_keys, errors, volumes
 from crust.deferral_keys import Defer
+from crust.kubernetes_api.pod_name import PodName
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +30,13 @@ class Decision:
     defer: bool
     handler: volumes.HandlerName | None
     decider: str
+
+
+class Runtimes(Protocol):
+    """Knows the runtime handlers of pods."""
+
+    async def handler_of(self, pod: PodName) -> str:
+        """The handler of the pod's RuntimeClass; empty for a pod without one."""
 
 
 class CannotDeferRawBlock(errors.InvalidRequest):
@@ -36,14 +50,25 @@ class CannotDeferRawBlock(errors.InvalidRequest):
         )
 
 
-class RuntimeClassUnknown(errors.NotReady):
-    """The pod's RuntimeClass decides, and this proxy does not know it."""
+class RuntimeClassNotAsked(errors.NotReady):
+    """The pod's RuntimeClass decides, and this proxy has no access to the Kubernetes API."""
 
-    def __init__(self) -> None:
+    def __init__(self, decider: str) -> None:
         super().__init__(
             "whether to defer the mount cannot be decided",
-            why=f"{deferral_keys.DEFER} is runtime-class, and this proxy does not ask the Kubernetes API",
-            hint="set crust.dev/defer to always or never in the StorageClass",
+            why=f"{decider}, and this proxy does not ask the Kubernetes API",
+            hint="set kubernetes in the proxy's settings, or crust.dev/defer to always or never in the StorageClass",
+        )
+
+
+class HandlersContradict(errors.InvalidRequest):
+    """The volume names one runtime handler, and the pod's RuntimeClass another."""
+
+    def __init__(self, named: str, of_pod: str) -> None:
+        super().__init__(
+            "whether to defer the mount cannot be decided",
+            why=f"{deferral_keys.RUNTIME_HANDLER} is {named!r}, and the pod's RuntimeClass has handler {of_pod!r}",
+            hint="remove crust.dev/runtime-handler from the StorageClass, or correct the pod's runtimeClassName",
         )
 
 
@@ -58,24 +83,68 @@ class AlreadyDeferred(errors.Conflict):
         )
 
 
-def decide(*, flag: bool, block: bool, context: Mapping[str, str]) -> Decision:
-    """Decide for one publish.
+class Policy:
+    """Decides for one driver.
 
-    Raises `deferral_keys.InvalidDeferKey`, `CannotDeferRawBlock`, `RuntimeClassUnknown`.
+    `default` is the driver's, `runtimes` is None without access to the Kubernetes API, and `deferring` are the
+    handlers of microVM runtimes.
     """
-    handler = context.get(deferral_keys.RUNTIME_HANDLER)
-    named = volumes.HandlerName(handler) if handler else None
-    if flag:
-        if block:
-            raise CannotDeferRawBlock()
-        return Decision(defer=True, handler=named, decider="the CO's flag defer_fs_ops")
-    wanted = deferral_keys.defer(context)
-    if wanted is None:
-        return Decision(defer=False, handler=None, decider="default")
-    if wanted is Defer.RUNTIME_CLASS:
-        raise RuntimeClassUnknown()
-    return Decision(
-        defer=wanted is Defer.ALWAYS and not block,
-        handler=named,
-        decider=f"the volume context, {deferral_keys.DEFER}={wanted.value}",
-    )
+
+    def __init__(
+        self,
+        default: Defer | None = None,
+        runtimes: Runtimes | None = None,
+        deferring: frozenset[str] = frozenset(),
+    ) -> None:
+        self._default = default
+        self._runtimes = runtimes
+        self._deferring = deferring
+
+    async def decide(
+        self,
+        *,
+        flag: bool,
+        block: bool,
+        context: Mapping[str, str],
+        known: volumes.HandlerName | None = None,
+    ) -> Decision:
+        """Decide for one publish; `known` is the handler that this target of the volume is published to already.
+
+        Raises `deferral_keys.InvalidDeferKey`, `CannotDeferRawBlock`, `HandlersContradict`, `RuntimeClassNotAsked`,
+        `PodInfoMissing`, and what `Runtimes.handler_of` raises.
+        """
+        named = volumes.HandlerName(context.get(deferral_keys.RUNTIME_HANDLER, "")) or None
+        if flag:
+            if block:
+                raise CannotDeferRawBlock()
+            return Decision(defer=True, handler=named, decider="the CO's flag defer_fs_ops")
+        wanted = deferral_keys.defer(context)
+        decider = f"the volume context, {deferral_keys.DEFER}={wanted.value}" if wanted else ""
+        if known is not None and wanted in (None, Defer.RUNTIME_CLASS):
+            return Decision(
+                defer=True, handler=named or known, decider="the publish that was decided before"
+            )
+        if wanted is None and self._default is not None:
+            wanted = self._default
+            decider = f"the driver's default in the settings, defer={wanted.value}"
+        if block or wanted in (None, Defer.NEVER):
+            return Decision(
+                defer=False, handler=named, decider=decider or "nothing asks for deferral"
+            )
+        if wanted is Defer.ALWAYS:
+            return Decision(defer=True, handler=named, decider=decider)
+        return await self._by_runtime_class(context, named, decider)
+
+    async def _by_runtime_class(
+        self, context: Mapping[str, str], named: volumes.HandlerName | None, decider: str
+    ) -> Decision:
+        if self._runtimes is None:
+            raise RuntimeClassNotAsked(decider)
+        pod = PodName.of(context)
+        handler = await self._runtimes.handler_of(pod)
+        decider = f"{decider}; the RuntimeClass of pod {pod} has the handler {handler or '(none)'}"
+        if handler not in self._deferring:
+            return Decision(defer=False, handler=named, decider=decider)
+        if named is not None and named != handler:
+            raise HandlersContradict(named, handler)
+        return Decision(defer=True, handler=volumes.HandlerName(handler), decider=decider)

@@ -261,11 +261,14 @@ class DeferredPublish:
             )
             handler_admission.check_limits(handler, mount.io_limits)
             handler_admission.check_guest_work(handler, mount)
-            return Record.of(mount, wanted.key, wanted.target, handler.name)
+            return Record.of(
+                mount, wanted.key, wanted.target, handler.name, decided_by=decision.decider
+            )
         assert attempt.known is not None
         # a retry keeps the first choice: a second handler may have registered since
         name = decision.handler or attempt.known.handler
-        return Record.of(mount, wanted.key, wanted.target, name)
+        known = attempt.known.decided_by
+        return Record.of(mount, wanted.key, wanted.target, name, decided_by=known)
 
     def _place(self, record: Record, attempt: _Attempt) -> tuple[Record, DeviceSet]:
         """Reserve the device, which is known now, and publish the entry of the guarded target. Blocks.

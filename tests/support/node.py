@@ -86,15 +86,29 @@ class Places:
         return sorted(set(os.listdir(self.volumes)) - {".writer.lock"})
 
     def settings(
-        self, *, grace_s: float = 0, backend: str = "", driver: str = DRIVER
+        self,
+        *,
+        grace_s: float = 0,
+        backend: str = "",
+        driver: str = DRIVER,
+        defer: str = "",
+        kubernetes: settings.KubernetesSettings | None = None,
     ) -> settings.ProxySettings:
-        served = settings.ServedDriver(name=driver, socket=self.csi, backend=backend or self.shim)
+        served = settings.ServedDriver.model_validate(
+            {
+                "name": driver,
+                "socket": self.csi,
+                "backend": backend or self.shim,
+                "defer": defer,
+            }
+        )
         return settings.ProxySettings(
             run_dir=self.run,
             volumes_root=self.volumes,
             target_roots=(self.kubelet,),
             drivers=(served,),
             handler_grace_s=grace_s,
+            kubernetes=kubernetes,
         )
 
 
@@ -220,7 +234,7 @@ async def running(
     grace_s: float = 0,
     targets: Targets | None = None,
     devices: Devices | None = None,
-    backend: str = "",
+    **settings_: Any,
 ) -> AsyncIterator[Node]:
     """Driver, shim and proxy, bottom up. Without a kernel, unless `targets` and `devices` are given."""
     driver = driver or fake_driver.FakeDriver()
@@ -231,7 +245,7 @@ async def running(
     async with (
         fake_driver.serving(driver, places.driver),
         app.running(
-            places.settings(grace_s=grace_s, backend=backend), targets=targets, devices=devices
+            places.settings(grace_s=grace_s, **settings_), targets=targets, devices=devices
         ),
         shim(places),
         channel.connect(places.csi) as co,

@@ -1,0 +1,40 @@
+"""The pod of a publish, as a kubelet names it. Needs no client of the Kubernetes API."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from crust import errors
+
+_POD_INFO = "csi.storage.k8s.io/pod."
+
+
+class PodInfoMissing(errors.NotReady):
+    """A publish does not say for which pod it is."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "whether to defer the mount cannot be decided",
+            why="the pod's RuntimeClass decides, and the publish does not name the pod",
+            hint="set podInfoOnMount: true in the CSIDriver object",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PodName:
+    """A pod, as a kubelet names it in a publish (CSIDriver.spec.podInfoOnMount)."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @classmethod
+    def of(cls, context: Mapping[str, str]) -> Self:
+        """From a volume context. Raises `PodInfoMissing`."""
+        found = [context.get(f"{_POD_INFO}{key}", "") for key in ("namespace", "name", "uid")]
+        if not all(found):
+            raise PodInfoMissing()
+        return cls(*found)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"

@@ -1,0 +1,177 @@
+"""The runtime handler of a pod, from an API server that is there, away, slow, or behind."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from crust.kubernetes_api import pod_runtimes
+from crust.kubernetes_api.pod_name import PodInfoMissing, PodName
+from crust.kubernetes_api.pod_runtimes import PodRuntimes
+from tests.support import fake_kubernetes
+from tests.support.fake_kubernetes import NODE, FakeKubernetes
+
+WEB = PodName("default", "web", "uid-1")
+
+
+@pytest.fixture
+def api() -> FakeKubernetes:
+    api = FakeKubernetes()
+    api.add_class("microvm", "kata")
+    return api
+
+
+@pytest.fixture
+def kubeconfig(api: FakeKubernetes, tmp_path: Path) -> Iterator[str]:
+    with fake_kubernetes.serving(api, tmp_path) as path:
+        yield path
+
+
+@pytest_asyncio.fixture
+async def runtimes(kubeconfig: str) -> AsyncIterator[PodRuntimes]:
+    client = pod_runtimes.client(kubeconfig)
+    yield PodRuntimes(client, NODE)
+    await client.close()
+
+
+async def watched(api: FakeKubernetes) -> None:
+    """Wait until a watch has begun."""
+    await asyncio.to_thread(api.watches.acquire)
+
+
+async def test_handler_is_that_of_the_pods_runtime_class(
+    api: FakeKubernetes, runtimes: PodRuntimes
+) -> None:
+    api.add_pod("web", "uid-1", "microvm")
+    api.add_pod("plain", "uid-2")
+    assert await runtimes.handler_of(WEB) == "kata"
+    assert await runtimes.handler_of(PodName("default", "plain", "uid-2")) == ""
+
+
+async def test_pod_is_asked_for_once(api: FakeKubernetes, runtimes: PodRuntimes) -> None:
+    api.add_pod("web", "uid-1", "microvm")
+    await runtimes.handler_of(WEB)
+    api.requests.clear()
+    await runtimes.handler_of(WEB)
+    assert api.requests == []
+
+
+async def test_another_pod_of_the_same_name_is_not_taken_for_it(
+    api: FakeKubernetes, runtimes: PodRuntimes
+) -> None:
+    api.add_pod("web", "uid-0")
+    api.weather.lagging = True
+    api.add_pod("web", "uid-1", "microvm")
+    with pytest.raises(pod_runtimes.PodUnknown, match="uid-1"):
+        await runtimes.handler_of(WEB)
+    api.weather.lagging = False
+    assert await runtimes.handler_of(WEB) == "kata"
+
+
+async def test_runtime_class_that_does_not_exist_is_named(
+    api: FakeKubernetes, runtimes: PodRuntimes
+) -> None:
+    api.add_pod("web", "uid-1", "gone")
+    with pytest.raises(pod_runtimes.RuntimeClassMissing, match="'gone'"):
+        await runtimes.handler_of(WEB)
+
+
+@pytest.mark.parametrize("status", [401, 403, 500, 503])
+async def test_refusal_of_the_server_is_unavailable_and_shows_no_token(
+    api: FakeKubernetes, runtimes: PodRuntimes, status: int
+) -> None:
+    api.weather.status = status
+    with pytest.raises(pod_runtimes.KubernetesApiUnavailable) as caught:
+        await runtimes.handler_of(WEB)
+    assert fake_kubernetes.TOKEN not in caught.value.shown()
+
+
+async def test_slow_server_is_unavailable_when_the_time_is_over(
+    api: FakeKubernetes, runtimes: PodRuntimes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_runtimes, "_ASK_S", 0.2)
+    api.weather.hangs = threading.Event()
+    try:
+        with pytest.raises(pod_runtimes.KubernetesApiUnavailable, match="no answer"):
+            await runtimes.handler_of(WEB)
+    finally:
+        api.weather.hangs.set()
+
+
+async def test_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+    with fake_kubernetes.serving(FakeKubernetes(), tmp_path) as kubeconfig:
+        client = pod_runtimes.client(kubeconfig)
+    try:
+        with pytest.raises(pod_runtimes.KubernetesApiUnavailable):
+            await PodRuntimes(client, NODE).handler_of(WEB)
+    finally:
+        await client.close()
+
+
+async def test_pod_that_was_followed_is_known_while_the_server_is_away(
+    api: FakeKubernetes, runtimes: PodRuntimes
+) -> None:
+    api.add_pod("listed", "uid-0", "microvm")
+    async with pod_runtimes.following(runtimes):
+        await watched(api)
+        api.add_pod("web", "uid-1", "microvm")
+        await runtimes.handler_of(WEB)  # asks for the class too
+        api.weather.status = 503
+        assert await runtimes.handler_of(WEB) == "kata"
+        assert await runtimes.handler_of(PodName("default", "listed", "uid-0")) == "kata"
+
+
+async def test_watch_from_a_compacted_version_begins_again_with_a_list(
+    api: FakeKubernetes, runtimes: PodRuntimes
+) -> None:
+    async with pod_runtimes.following(runtimes):
+        await watched(api)
+        api.compact()
+        api.add_pod("web", "uid-1", "microvm")
+        await watched(api)
+        assert await runtimes.handler_of(WEB) == "kata"
+        assert "/api/v1/namespaces/default/pods/web" not in api.requests
+
+
+async def test_following_continues_after_an_outage(
+    api: FakeKubernetes, runtimes: PodRuntimes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_runtimes, "_PAUSES_S", (0.0,))
+    api.weather.status = 503
+    async with pod_runtimes.following(runtimes):
+        for _ in range(3):
+            await asyncio.to_thread(api.arrivals.acquire)
+        api.add_pod("web", "uid-1", "microvm")
+        api.weather.status = 0
+        await watched(api)
+        api.requests.clear()
+        assert await runtimes.handler_of(WEB) == "kata"
+        assert api.requests == ["/apis/node.k8s.io/v1/runtimeclasses/microvm"]
+
+
+def test_publish_that_does_not_name_its_pod_says_what_is_missing() -> None:
+    context = {"csi.storage.k8s.io/pod.name": "web", "csi.storage.k8s.io/pod.namespace": "default"}
+    with pytest.raises(PodInfoMissing, match="podInfoOnMount"):
+        PodName.of(context)
+
+
+@pytest.mark.parametrize("content", [None, "token: [secret", "{}"])
+def test_unusable_kubeconfig_is_refused_and_its_text_not_shown(
+    tmp_path: Path, content: str | None
+) -> None:
+    path = tmp_path / "kubeconfig"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(pod_runtimes.UnusableKubeconfig) as caught:
+        pod_runtimes.client(str(path))
+    assert str(path) in str(caught.value)
+    assert "secret" not in caught.value.shown()
+
+
+def test_no_service_account_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(pod_runtimes.UnusableKubeconfig, match="service account"):
+        pod_runtimes.client("")
