@@ -211,7 +211,8 @@ def test_detach_of_a_number_that_is_reused_during_the_call_leaves_the_new_device
 ) -> None:
     """Another process detaches it and attaches a file to its number, after the look and before the open."""
     old = attach_at(unused_number, sparse_file(name="old.img"))
-    real, other = loop._is_attached, []
+    real = loop._is_attached
+    other: list[loop.LoopDevice] = []
 
     def looks(device: loop.LoopDevice) -> bool:
         attached = real(device)
