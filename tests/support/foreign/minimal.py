@@ -1,0 +1,121 @@
+"""The smallest driver: volumes, and a publish that attaches and binds or mounts. No stage, attach, growth, numbers.
+
+A raw device that is published again goes on top; an unpublish takes one layer off, answers OK, and leaves the target
+file. Parameters that it does not know are ignored, and so is `readonly` of a raw device.
+"""
+
+import argparse
+import contextlib
+import os
+import uuid
+
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.foreign import controller, disks
+from tests.support.foreign.server import Code, Refused, Switches, serve
+
+NAME = "minimal.csi.example.org"
+
+
+class Minimal:
+    """All three services."""
+
+    def __init__(self, state_dir: str, node_id: str) -> None:
+        self.switches = Switches(state_dir)
+        self._volumes = controller.Volumes(state_dir)
+        self._node_id = node_id
+
+    def GetPluginInfo(self, _: object) -> csi_pb2.GetPluginInfoResponse:
+        return csi_pb2.GetPluginInfoResponse(name=NAME, vendor_version="0.1")
+
+    def GetPluginCapabilities(self, _: object) -> csi_pb2.GetPluginCapabilitiesResponse:
+        answer = csi_pb2.GetPluginCapabilitiesResponse()
+        answer.capabilities.add().service.type = csi_pb2.PluginCapability.Service.CONTROLLER_SERVICE
+        return answer
+
+    def Probe(self, _: object) -> csi_pb2.ProbeResponse:
+        return csi_pb2.ProbeResponse()
+
+    def ControllerGetCapabilities(self, _: object) -> csi_pb2.ControllerGetCapabilitiesResponse:
+        answer = csi_pb2.ControllerGetCapabilitiesResponse()
+        answer.capabilities.add().rpc.type = (
+            csi_pb2.ControllerServiceCapability.RPC.CREATE_DELETE_VOLUME
+        )
+        return answer
+
+    def CreateVolume(self, request: csi_pb2.CreateVolumeRequest) -> csi_pb2.CreateVolumeResponse:
+        if not request.name:
+            raise Refused(Code.INVALID_ARGUMENT, "no name")
+        controller.check_capabilities(request.volume_capabilities)
+        volume_id = str(uuid.uuid5(uuid.NAMESPACE_URL, request.name))
+        return self._volumes.create(volume_id, request, {})
+
+    def DeleteVolume(self, request: csi_pb2.DeleteVolumeRequest) -> csi_pb2.DeleteVolumeResponse:
+        return self._volumes.delete(request.volume_id)
+
+    def ValidateVolumeCapabilities(
+        self, request: csi_pb2.ValidateVolumeCapabilitiesRequest
+    ) -> csi_pb2.ValidateVolumeCapabilitiesResponse:
+        self._volumes.state.get(request.volume_id)
+        if not request.volume_capabilities:
+            raise Refused(Code.INVALID_ARGUMENT, "no capabilities")
+        answer = csi_pb2.ValidateVolumeCapabilitiesResponse()
+        with contextlib.suppress(Refused):
+            controller.check_capabilities(request.volume_capabilities)
+            answer.confirmed.volume_capabilities.extend(request.volume_capabilities)
+        return answer
+
+    def NodeGetInfo(self, _: object) -> csi_pb2.NodeGetInfoResponse:
+        return csi_pb2.NodeGetInfoResponse(node_id=self._node_id)
+
+    def NodeGetCapabilities(self, _: object) -> csi_pb2.NodeGetCapabilitiesResponse:
+        return csi_pb2.NodeGetCapabilitiesResponse()
+
+    def NodePublishVolume(
+        self, request: csi_pb2.NodePublishVolumeRequest
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        target = request.target_path
+        if not (request.volume_id and target):
+            raise Refused(Code.INVALID_ARGUMENT, "no volume or no target")
+        controller.check_capability(request.volume_capability)
+        self._volumes.state.get(request.volume_id)
+        device = disks.attach(self._volumes.image(request.volume_id))
+        badly = self.switches.of("NodePublishVolume")
+        mount = request.volume_capability.mount
+        if badly == "no device":
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
+        elif request.volume_capability.HasField("block") and badly != "directory":
+            disks.bind_device(device, target)
+        elif not disks.is_mounted(target):
+            flags = [*mount.mount_flags, *(["ro"] if request.readonly else [])]
+            disks.format_and_mount(device, target, mount.fs_type, flags)
+        return csi_pb2.NodePublishVolumeResponse()
+
+    def NodeUnpublishVolume(
+        self, request: csi_pb2.NodeUnpublishVolumeRequest
+    ) -> csi_pb2.NodeUnpublishVolumeResponse:
+        target = request.target_path
+        if not (request.volume_id and target):
+            raise Refused(Code.INVALID_ARGUMENT, "no volume or no target")
+        disks.unmount_one(target)
+        if os.path.isdir(target):
+            os.rmdir(target)
+        image = self._volumes.image(request.volume_id)
+        if os.path.exists(image):
+            device = disks.device_of(image)
+            if device and not disks.has_binds(device):
+                disks.detach(image)
+        return csi_pb2.NodeUnpublishVolumeResponse()
+
+
+def main() -> None:
+    """Serve."""
+    parser = argparse.ArgumentParser()
+    for each in ("--socket", "--state-dir", "--node-id"):
+        parser.add_argument(each, required=True)
+    given = parser.parse_args()
+    driver = Minimal(given.state_dir, given.node_id)
+    serve(driver, given.socket, driver.switches)
+
+
+if __name__ == "__main__":
+    main()

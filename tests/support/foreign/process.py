@@ -1,0 +1,138 @@
+"""A foreign driver as a process of its own, seen by a test: started, killed, told to misbehave, asked what it got."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.foreign import disks
+
+NODE = "node-1"
+START_S = 30.0
+
+
+@dataclass
+class ForeignDriver:
+    """One driver, `cloud` or `minimal`."""
+
+    kind: str
+    socket: str
+    state_dir: str
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        command = [sys.executable, "-m", f"tests.support.foreign.{self.kind}"]
+        arguments = [
+            f"--socket={self.socket}",
+            f"--state-dir={self.state_dir}",
+            f"--node-id={NODE}",
+        ]
+        root = Path(__file__).parents[3]
+        self.process = subprocess.Popen([*command, *arguments], cwd=root)
+        with grpc.insecure_channel(f"unix:{self.socket}") as channel:
+            grpc.channel_ready_future(channel).result(timeout=START_S)
+
+    def kill(self) -> None:
+        """kill -9, and wait."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def wait(self) -> None:
+        """Wait until it has died by itself."""
+        assert self.process is not None
+        self.process.wait(timeout=START_S)
+        self.process = None
+
+    def misbehave(self, **switches: str) -> None:
+        """What it does wrong from now on, by method; nothing if there are none."""
+        path = f"{self.state_dir}/switches.json"
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            json.dump(switches, file)
+        os.rename(f"{path}.new", path)
+
+    def wait_hanging(self) -> None:
+        """Wait until a call hangs."""
+        self._wait_for("hanging")
+
+    def release(self) -> None:
+        """Let the calls that hang go on."""
+        Path(self.state_dir, "release").touch()
+
+    def _wait_for(self, name: str) -> None:
+        until = time.monotonic() + START_S
+        while not Path(self.state_dir, name).exists():
+            assert time.monotonic() < until, f"no {name}"
+            time.sleep(0.01)
+
+    def calls(self, *methods: str) -> list[Any]:
+        """The requests that it got, of these methods or of all, as messages."""
+        try:
+            lines = Path(self.state_dir, "calls.jsonl").read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return []
+        found = [json.loads(line) for line in lines]
+        return [
+            getattr(csi_pb2, f"{each['method']}Request").FromString(
+                base64.b64decode(each["request"])
+            )
+            for each in found
+            if not methods or each["method"] in methods
+        ]
+
+    def names(self, *, node_only: bool = True) -> list[str]:
+        """The names of the methods that were called, without those that ask what it is."""
+        kinds = [type(each).__name__.removesuffix("Request") for each in self.calls()]
+        return [
+            each
+            for each in kinds
+            if not each.startswith(("Get", "Probe")) and not each.endswith("Capabilities")
+            if not node_only or each.startswith("Node")
+        ]
+
+    def raw(self) -> list[tuple[str, bytes]]:
+        """Every call of a node's volume, as the bytes that arrived."""
+        path = Path(self.state_dir, "calls.jsonl")
+        if not path.exists():
+            return []
+        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [
+            (each["method"], base64.b64decode(each["request"]))
+            for each in found
+            if each["method"].startswith("Node") and "Volume" in each["method"]
+        ]
+
+    def images(self) -> list[str]:
+        """The files of its volumes."""
+        return [str(path) for path in Path(self.state_dir, "disks").glob("*.img")]
+
+    def attached(self) -> list[str]:
+        """The loop devices of its volumes."""
+        return [device for device in map(disks.device_of, self.images()) if device]
+
+
+@contextmanager
+def running(kind: str, base: str) -> Iterator[ForeignDriver]:
+    """A driver that serves on `driver.sock` below `base`; at the end it is dead and its devices are detached."""
+    state_dir = f"{base}/{kind}-state"
+    os.makedirs(state_dir, exist_ok=True)
+    driver = ForeignDriver(kind, f"{base}/driver.sock", state_dir)
+    driver.start()
+    try:
+        yield driver
+    finally:
+        driver.kill()
+        for image in driver.images():
+            disks.detach(image)
