@@ -19,6 +19,8 @@ _HOST_ONLY = frozenset({
 })  # fmt: skip
 _CHANGES_MOUNTS = frozenset({"bind", "rbind", "remount", "move"})
 _NAMES_DEVICES = frozenset({"device", "journal_dev", "journal_path", "logdev", "rtdev", "source"})
+_TUNES_THE_HOST = re.compile(r"read_ahead_kb|directmount|btrfs-.+")
+"""What some drivers take out of the mount flags themselves: no option of any kernel (gce, azuredisk)."""
 _SECURITY_LABELS = frozenset({"context", "fscontext", "defcontext", "rootcontext", "seclabel"})
 _CREDENTIAL = re.compile(r"pass|secret|token|cred|key")
 _LOGIN_IN_URL = re.compile(r"://[^/]*:[^/]*@")
@@ -63,7 +65,11 @@ def for_guest(flags: Iterable[str]) -> MountOptions:
     Raises `CredentialInOptions` and `MountOptionNotAllowed`.
     """
     host = for_host(flags)
-    options = tuple(each for each in host.options if _name(each) not in _SECURITY_LABELS)
+    options = tuple(
+        each
+        for each in host.options
+        if _name(each) not in _SECURITY_LABELS and not _TUNES_THE_HOST.fullmatch(_name(each))
+    )
     return MountOptions(options, host.readonly)
 
 

@@ -148,6 +148,18 @@ class ShimSettings(ProgramSettings):
     csi_profile: CsiProfile = "1.12"
     """1.12: statistics include the volume condition, which CSI 1.13 removed."""
 
+    wrap: bool = True
+    """Whether a driver that does not defer by itself is wrapped: its deferred volumes are raw block devices to it."""
+
+    kubelet_root: AbsolutePath = "/var/lib/kubelet"
+    """The kubelet's root directory, as the driver's pod has it."""
+
+    defer: Literal["always", "never", "runtime-class"] = "never"
+    """How volumes are staged whose context has no crust.dev/defer: as block, unless "never"."""
+
+    check_propagation: bool = True
+    """Refuse to start where the driver's mounts would not be seen. False: driver and shim share a mount namespace."""
+
 
 class DriverSettings(ProgramSettings):
     """`crust driver`."""

@@ -85,21 +85,24 @@ def proxy(**flags: Any) -> None:
 @click.option("--socket", help="What the proxy calls.")
 @click.option("--driver-socket", help="The driver that is wrapped.")
 @click.option("--runtime-socket", help="The proxy's Runtime API. Default: /run/crust/runtime.sock.")
+@click.option(
+    "--wrap/--no-wrap",
+    default=None,
+    help="Defer volumes of a driver that does not defer by itself. Default: yes.",
+)
+@click.option("--kubelet-root", help="The kubelet's root directory. Default: /var/lib/kubelet.")
+@click.option(
+    "--defer",
+    type=click.Choice(["always", "never", "runtime-class"]),
+    help="For volumes whose context does not say. Default: never.",
+)
+@_PROPAGATION
 def shim(**flags: Any) -> None:
     """Wrap one CSI driver."""
     from crust.csi_shim import process
     from crust.settings import ShimSettings
 
-    async def run(settings: ShimSettings) -> None:
-        await process.run(
-            socket_path=settings.socket,
-            driver_socket=settings.driver_socket,
-            runtime_socket=settings.runtime_socket,
-            report_condition=settings.csi_profile == "1.12",
-            take_over=settings.take_over,
-        )
-
-    daemons.serve(ShimSettings, "shim", run, flags)
+    daemons.serve(ShimSettings, "shim", process.run, flags)
 
 
 @main.command()

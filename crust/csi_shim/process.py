@@ -13,11 +13,20 @@ from typing import TypeVar
 import grpc.aio
 from google.protobuf.message import Message
 
+from crust import deferral_keys
+from crust.csi_shim import private_paths
 from crust.csi_shim.deferral import Context, Deferral
+from crust.csi_shim.frontend import Frontend, Wrapping
+from crust.csi_shim.inner import InnerNode
 from crust.csi_shim.runtime_client import RuntimeClient
+from crust.csi_shim.staging import Staging
+from crust.csi_shim.wrapped import WrappedVolumes
+from crust.host.mounts import propagation
 from crust.rpc import channel, extensions, passthrough, requests, server
 from crust.rpc.daemon import Daemon, starting
 from crust.rpc.driver_facts import DriverFacts
+from crust.rpc.gate import Gate
+from crust.settings import ShimSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _NODE = "/csi.v1.Node/"
@@ -100,11 +109,13 @@ async def serving(
     driver_socket: str,
     runtime_socket: str,
     report_condition: bool,
+    wrapping: Wrapping | None = None,
     take_over: bool = False,
 ) -> AsyncIterator[Daemon]:
     """Serve the shim while the block runs. Raises what `server.serving` raises, before anything is served.
 
-    It has no state: one that was taken over answers its old connections as before.
+    Without `wrapping` only a driver that defers by itself can defer. One that was taken over answers its old
+    connections as before, and hands on those calls that work on private directories.
     """
     directory = os.path.dirname(socket_path)
     await asyncio.to_thread(os.makedirs, directory, 0o700, exist_ok=True)
@@ -113,35 +124,52 @@ async def serving(
         channel.connect(runtime_socket) as back,
         contextlib.aclosing(DriverFacts(driver)) as facts,
         starting(f"{socket_path}.lock", take_over=take_over) as daemon,
+        contextlib.AsyncExitStack() as stack,
     ):
-        deferral = Deferral(
-            _Socket(driver, facts), RuntimeClient(back), report_condition=report_condition
+        runtime = RuntimeClient(back)
+        deferral = Deferral(_Socket(driver, facts), runtime, report_condition=report_condition)
+        generic, gate = handlers(driver, deferral), None
+        if wrapping is not None:
+            frontend = _frontend(driver, facts, deferral, runtime, wrapping)
+            stack.push_async_callback(frontend.drain)
+            daemon.before_release(frontend.idle)
+            generic, gate = frontend.handler(), Gate(frontend.holds)
+        serves = server.serving(
+            socket_path, name="shim", lock_path=None, generic=[generic], daemon=daemon, gate=gate
         )
-        generic = [handlers(driver, deferral)]
-        async with (
-            server.serving(
-                socket_path, name="shim", lock_path=None, generic=generic, daemon=daemon
-            ),
-            daemon.serves(),
-        ):
+        await stack.enter_async_context(serves)
+        async with daemon.serves():
             yield daemon
 
 
-async def run(
-    *,
-    socket_path: str,
-    driver_socket: str,
-    runtime_socket: str,
-    report_condition: bool,
-    take_over: bool = False,
-) -> None:
-    """Serve the shim until cancelled; raises as `serving` does."""
+def _frontend(
+    driver: grpc.aio.Channel,
+    facts: DriverFacts,
+    deferral: Deferral,
+    runtime: RuntimeClient,
+    wrapping: Wrapping,
+) -> Frontend:
+    inner = InnerNode(driver)
+    staging = Staging(inner)
+    wrapped = WrappedVolumes(inner, staging, runtime)
+    return Frontend(driver, facts, deferral, wrapped, staging, wrapping)
+
+
+async def run(settings: ShimSettings) -> None:
+    """Serve the shim until cancelled; raises as `serving` does, and `propagation.MountsNotSeen`."""
+    wrapping = None
+    if settings.wrap:
+        if settings.check_propagation:
+            directory = private_paths.root(settings.kubelet_root)
+            await asyncio.to_thread(propagation.check_seen, directory)
+        wrapping = Wrapping(settings.kubelet_root, deferral_keys.Defer(settings.defer))
     async with serving(
-        socket_path=socket_path,
-        driver_socket=driver_socket,
-        runtime_socket=runtime_socket,
-        report_condition=report_condition,
-        take_over=take_over,
+        socket_path=settings.socket,
+        driver_socket=settings.driver_socket,
+        runtime_socket=settings.runtime_socket,
+        report_condition=settings.csi_profile == "1.12",
+        wrapping=wrapping,
+        take_over=settings.take_over,
     ) as daemon:
         await daemon.forever()
 

@@ -130,7 +130,7 @@ class CsiFrontend:
         response = await self._operations.run(
             key,
             "NodePublishVolume",
-            _identity(request),
+            requests.identity(request),
             lambda: self._owning(
                 request.target_path,
                 "NodePublishVolume",
@@ -213,7 +213,7 @@ class CsiFrontend:
         unpublished = await self._operations.run(
             key,
             "NodeUnpublishVolume",
-            _identity(request),
+            requests.identity(request),
             lambda: self._owning(
                 target.text,
                 "NodeUnpublishVolume",
@@ -307,7 +307,7 @@ class CsiFrontend:
         response = await self._operations.run(
             key,
             "NodeExpandVolume",
-            _identity(request),
+            requests.identity(request),
             lambda: self._backend.expand(request, caller),
         )
         return response.SerializeToString()
@@ -346,13 +346,3 @@ def _parsed(kind: type[Request], answer: Answer[Request]) -> passthrough.UnaryBe
 
 def _caller(context: passthrough.Context) -> Caller:
     return Caller(passthrough.metadata_of(context))
-
-
-def _identity(request: Message) -> bytes:
-    """The identity of a request: its fields without the secrets, which may be renewed."""
-    plain = request
-    if getattr(request, "secrets", None):
-        plain = type(request)()
-        plain.CopyFrom(request)
-        plain.ClearField("secrets")
-    return plain.SerializeToString(deterministic=True)

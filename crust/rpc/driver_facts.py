@@ -7,12 +7,13 @@ therefore believed for as long as the channel stays READY, and no longer: a driv
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import grpc
 import grpc.aio
 
-from crust import errors
+from crust import errors, volumes
 from crust.rpc import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -90,6 +91,28 @@ class PerConnection(Generic[Fact]):
             await asyncio.wait([self._known])
 
 
+@dataclass(frozen=True, slots=True)
+class NodeCapabilities:
+    """What a driver's node advertises to a caller that opts in to deferral."""
+
+    numbers: frozenset[int]
+
+    @property
+    def defers(self) -> bool:
+        """Whether it defers by itself."""
+        return csi_pb2.NodeServiceCapability.RPC.DEFER_FS_OPS in self.numbers
+
+    @property
+    def stages(self) -> bool:
+        """Whether it has NodeStageVolume."""
+        return csi_pb2.NodeServiceCapability.RPC.STAGE_UNSTAGE_VOLUME in self.numbers
+
+    @property
+    def expands(self) -> bool:
+        """Whether it has NodeExpandVolume."""
+        return csi_pb2.NodeServiceCapability.RPC.EXPAND_VOLUME in self.numbers
+
+
 class DriverFacts:
     """The facts of the driver at the other end of a channel."""
 
@@ -97,13 +120,16 @@ class DriverFacts:
         node = csi_pb2_grpc.NodeStub(channel)
         identity = csi_pb2_grpc.IdentityStub(channel)
 
-        async def defers(timeout_s: float | None) -> bool:
+        async def capabilities(timeout_s: float | None) -> NodeCapabilities:
             answer = await node.NodeGetCapabilities(
                 csi_pb2.NodeGetCapabilitiesRequest(),
                 metadata=extensions.METADATA,
                 timeout=timeout_s,
             )
-            return advertises_deferral(answer)
+            return node_capabilities(answer)
+
+        async def defers(timeout_s: float | None) -> bool:
+            return (await capabilities(timeout_s)).defers
 
         async def name(timeout_s: float | None) -> str:
             request = csi_pb2.GetPluginInfoRequest()
@@ -112,10 +138,19 @@ class DriverFacts:
 
         self._defers = PerConnection(channel, defers)
         self._name = PerConnection(channel, name)
+        self._capabilities = PerConnection(channel, capabilities)
 
     async def defers(self, timeout_s: float | None = TIMEOUT_S) -> bool:
         """Whether the driver advertises DEFER_FS_OPS; raises `grpc.aio.AioRpcError`."""
         return await self._defers.get(timeout_s)
+
+    async def node_capabilities(self, timeout_s: float | None = TIMEOUT_S) -> NodeCapabilities:
+        """What it advertised when it was connected; raises `grpc.aio.AioRpcError`."""
+        return await self._capabilities.get(timeout_s)
+
+    async def name(self, timeout_s: float | None = TIMEOUT_S) -> volumes.DriverName:
+        """The driver's own name; raises `grpc.aio.AioRpcError`."""
+        return volumes.DriverName(await self._name.get(timeout_s))
 
     async def check_defers(self, timeout_s: float | None = TIMEOUT_S) -> None:
         """Raise `DeferralUnsupported`, or `grpc.aio.AioRpcError`, unless the driver defers."""
@@ -132,9 +167,14 @@ class DriverFacts:
         """Watch the connection no more; before the channel is closed."""
         await self._defers.aclose()
         await self._name.aclose()
+        await self._capabilities.aclose()
+
+
+def node_capabilities(answer: csi_pb2.NodeGetCapabilitiesResponse) -> NodeCapabilities:
+    """The capabilities of an answer."""
+    return NodeCapabilities(frozenset(each.rpc.type for each in answer.capabilities))
 
 
 def advertises_deferral(answer: csi_pb2.NodeGetCapabilitiesResponse) -> bool:
     """Whether DEFER_FS_OPS is among the capabilities."""
-    numbers = {each.rpc.type for each in answer.capabilities}
-    return csi_pb2.NodeServiceCapability.RPC.DEFER_FS_OPS in numbers
+    return node_capabilities(answer).defers

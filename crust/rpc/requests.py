@@ -27,3 +27,13 @@ def parse(kind: type[Request], data: bytes) -> Request:
         return kind.FromString(data)
     except DecodeError as err:
         raise MalformedMessage(kind.DESCRIPTOR.full_name) from err
+
+
+def identity(request: message.Message) -> bytes:
+    """The identity of a request: its fields without the secrets, which may be renewed."""
+    plain = request
+    if getattr(request, "secrets", None):
+        plain = type(request)()
+        plain.CopyFrom(request)
+        plain.ClearField("secrets")
+    return plain.SerializeToString(deterministic=True)

@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 
 from crust import settings, volumes
-from crust.csi_shim import process
+from crust.csi_shim import frontend, process
 from crust.handoff import store
 from crust.proxy import app
 from crust.proxy.devices import Devices
@@ -256,13 +256,16 @@ async def running(
         yield Node(places, driver, targets, devices, Co(co), sockets)
 
 
-def shim(places: Places, *, take_over: bool = False) -> Any:
+def shim(
+    places: Places, *, take_over: bool = False, wrapping: frontend.Wrapping | None = None
+) -> Any:
     """The shim as a process would serve it."""
     return process.serving(
         socket_path=places.shim,
         driver_socket=places.driver,
         runtime_socket=places.sockets.runtime,
         report_condition=True,
+        wrapping=wrapping,
         take_over=take_over,
     )
 

@@ -97,6 +97,8 @@ def _commands(
             f"--socket={base / 'shim.sock'}",
             f"--driver-socket={base / 'driver.sock'}",
             f"--runtime-socket={run / 'runtime.sock'}",
+            f"--kubelet-root={root}",
+            "--no-check-propagation",
             f"--csi-profile={profile}",
         ],
         "proxy": [

@@ -132,6 +132,16 @@ def of_device(major: int, minor: int) -> tuple[Mount, ...]:
     return tuple(mount for mount in found if (mount.major, mount.minor) == (major, minor))
 
 
+def stacked_at(target: str) -> tuple[Mount, ...]:
+    """All mounts on the path, the lowest first: a driver may have mounted there more than once.
+
+    By the path itself, which must have no symbolic link: of mounts that others cover, the kernel knows nothing else.
+    """
+    name = os.fsencode(os.path.basename(target))
+    lines = (line for line in _text().split(b"\n") if name in line)
+    return tuple(mount for mount in map(_parse_line, lines) if mount.target == target)
+
+
 def below(target: str) -> tuple[Mount, ...]:
     """The mounts strictly below the directory `target`."""
     return tuple(m for m in read_all() if m.target.startswith(target.rstrip("/") + "/"))

@@ -160,6 +160,8 @@ class Node:
                 f"--socket={at.shim_socket}",
                 f"--driver-socket={at.driver_socket}",
                 f"--runtime-socket={at.crust_run / 'runtime.sock'}",
+                f"--kubelet-root={at.kubelet}",
+                "--no-check-propagation",
             ],
             "proxy": [
                 "crust",

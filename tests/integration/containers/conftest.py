@@ -92,12 +92,13 @@ class Pods:
         run, roots = self.run, f"--target-root={self.kubelet}"
         shim, driver = f"{run}/shim.sock", f"{run}/driver.sock"
         runtime = f"--runtime-socket={run}/runtime.sock"
+        kubelet_root = f"--kubelet-root={self.kubelet}"
         return {
             "driver": [
                 "driver", f"--socket={driver}", f"--state-dir={self.root}/pool/state",
                 f"--run-dir={run}/driver", "--node-id=node-1", runtime, roots,
             ],
-            "shim": ["shim", f"--socket={shim}", f"--driver-socket={driver}", runtime],
+            "shim": ["shim", f"--socket={shim}", f"--driver-socket={driver}", runtime, kubelet_root],
             "proxy": [
                 "proxy", f"--run-dir={run}", f"--volumes-root={run}/volumes",
                 f"--driver={DRIVER},{self.csi},{shim}", "--handler-grace-s=20", roots,

@@ -1,0 +1,302 @@
+"""The shim in front of any driver: which calls are about a deferred volume, and who answers them.
+
+A driver that defers by itself keeps its deferral: its flagged calls go to `Deferral`. Any other driver is wrapped.
+Which of the two it is, is asked once per connection, because it may be replaced by another version; a volume that was
+wrapped stays so until it is unpublished and unstaged, which its private directories show. All other calls pass
+through as bytes.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc.aio
+from google.protobuf.message import Message
+
+from crust import deferral_keys, operations, volumes
+from crust.csi_shim import admission, private_directories
+from crust.csi_shim.deferral import Deferral
+from crust.csi_shim.private_paths import PrivatePaths
+from crust.csi_shim.staging import Staging, Volume
+from crust.csi_shim.wrapped import WrappedVolumes
+from crust.rpc import extensions, passthrough, requests
+from crust.rpc.driver_facts import DriverFacts, NodeCapabilities, node_capabilities
+from crust.wire.csi.v1 import csi_pb2
+
+_NODE = "/csi.v1.Node/"
+_RPC = csi_pb2.NodeServiceCapability.RPC
+_DEFERRAL = (
+    _RPC.DEFER_FS_OPS,
+    _RPC.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP,
+    _RPC.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY,
+)
+_FOR_DEFERRED = (_RPC.GET_VOLUME_STATS, _RPC.EXPAND_VOLUME)
+"""A CO calls these only where they are advertised; the shim answers them for deferred volumes."""
+
+_INSPECTED = (
+    "NodeGetCapabilities",
+    "NodeStageVolume",
+    "NodeUnstageVolume",
+    "NodePublishVolume",
+    "NodeUnpublishVolume",
+    "NodeGetVolumeStats",
+    "NodeExpandVolume",
+)
+T = TypeVar("T")
+Request = TypeVar("Request", bound=Message)
+Answer = Callable[[Request, bytes, passthrough.Context], Awaitable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapping:
+    """What the operator decides: the kubelet's root, and who decides for volumes whose context says nothing."""
+
+    kubelet_root: str
+    default: deferral_keys.Defer = deferral_keys.Defer.NEVER
+
+
+class Frontend:
+    """Answers the Node service's calls on one driver's socket."""
+
+    def __init__(
+        self,
+        driver: grpc.aio.Channel,
+        facts: DriverFacts,
+        deferral: Deferral,
+        wrapped: WrappedVolumes,
+        staging: Staging,
+        wrapping: Wrapping,
+    ) -> None:
+        self._driver = driver
+        self._facts = facts
+        self._deferral = deferral
+        self._wrapped = wrapped
+        self._staging = staging
+        self._wrapping = wrapping
+        self._operations = operations.KeyedOperations()
+        self._forward = {name: passthrough.forward(driver, _NODE + name) for name in _INSPECTED}
+
+    async def drain(self) -> None:
+        """Refuse new operations, and wait for the running ones."""
+        await self._operations.drain()
+
+    async def idle(self) -> None:
+        """Wait until no operation runs."""
+        await self._operations.idle()
+
+    @staticmethod
+    def holds(method: str) -> bool:
+        """Whether a call may be about a wrapped volume; any other one passes whichever process answers."""
+        name = method.removeprefix(_NODE)
+        return method.startswith(_NODE) and name in _INSPECTED and "Volume" in name
+
+    def handler(self) -> passthrough.Passthrough:
+        """The generic handler for the server."""
+        own = {
+            "NodeGetCapabilities": _parsed(
+                csi_pb2.NodeGetCapabilitiesRequest, self._get_capabilities
+            ),
+            "NodeStageVolume": _parsed(csi_pb2.NodeStageVolumeRequest, self._stage),
+            "NodeUnstageVolume": _parsed(csi_pb2.NodeUnstageVolumeRequest, self._unstage),
+            "NodePublishVolume": _parsed(csi_pb2.NodePublishVolumeRequest, self._publish),
+            "NodeUnpublishVolume": _parsed(csi_pb2.NodeUnpublishVolumeRequest, self._unpublish),
+            "NodeGetVolumeStats": _parsed(csi_pb2.NodeGetVolumeStatsRequest, self._stats),
+            "NodeExpandVolume": _parsed(csi_pb2.NodeExpandVolumeRequest, self._expand),
+        }
+        return passthrough.Passthrough(
+            self._driver, {_NODE + name: each for name, each in own.items()}
+        )
+
+    async def _get_capabilities(
+        self, _: csi_pb2.NodeGetCapabilitiesRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        answered = await self._forward["NodeGetCapabilities"](data, context)
+        if (await self._capabilities(context)).defers:
+            return answered
+        answer = requests.parse(csi_pb2.NodeGetCapabilitiesResponse, answered)
+        known = node_capabilities(answer).numbers
+        own = _DEFERRAL if extensions.deferral_requested(context) else ()
+        for number in (*_FOR_DEFERRED, *own):
+            if number not in known:
+                answer.capabilities.add().rpc.type = number
+        return answer.SerializeToString()
+
+    async def _stage(
+        self, request: csi_pb2.NodeStageVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        if not (request.volume_capability.HasField("mount") and request.staging_target_path):
+            return await self._pass("NodeStageVolume", request.volume_id, data, context)
+        volume = await self._volume(request.volume_id, context)
+        wants_block = await self._wants_block(request, context)
+        is_staged = await asyncio.to_thread(private_directories.is_staged, volume.paths)
+        if not is_staged and wants_block:
+            path = request.staging_target_path
+            wants_block = not await asyncio.to_thread(private_directories.is_mounted, path)
+        if not (is_staged or wants_block):
+            answered = await self._pass("NodeStageVolume", request.volume_id, data, context)
+            self._staging.remember(volume.paths.key, request)
+            return answered
+
+        async def work() -> None:
+            in_use = await asyncio.to_thread(private_directories.is_in_use, volume.paths)
+            if wants_block or in_use:
+                await self._staging.stage_as_block(volume, request)
+            else:
+                await self._staging.stage_as_mount(volume, request)
+
+        await self._run(volume, request, work)
+        return csi_pb2.NodeStageVolumeResponse().SerializeToString()
+
+    async def _wants_block(
+        self, request: csi_pb2.NodeStageVolumeRequest, context: passthrough.Context
+    ) -> bool:
+        """Whether the volume is staged as block: it is deferred, or its publish decides."""
+        said = deferral_keys.defer(request.volume_context)
+        if (said or self._wrapping.default) is deferral_keys.Defer.NEVER:
+            return False
+        if (await self._capabilities(context)).defers:
+            return False
+        try:
+            admission.check_stage(await self._facts.name(), request)
+        except admission.CannotBeDeferred:
+            if said is deferral_keys.Defer.ALWAYS:
+                raise
+            return False  # for the host; a deferred publish is refused with this reason
+        return True
+
+    async def _unstage(
+        self, request: csi_pb2.NodeUnstageVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        volume = await self._volume(request.volume_id, context)
+        if not await asyncio.to_thread(private_directories.is_staged, volume.paths):
+            answered = await self._pass("NodeUnstageVolume", request.volume_id, data, context)
+            self._staging.forget(volume.paths.key)
+            return answered
+        path = request.staging_target_path
+        await self._run(volume, request, lambda: self._staging.unstage(volume, path))
+        return csi_pb2.NodeUnstageVolumeResponse().SerializeToString()
+
+    async def _publish(
+        self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        if not request.defer_fs_ops:
+            return await self._host_publish(request, data, context)
+        volume = await self._volume(request.volume_id, context)
+        if await self._defers_itself(volume, context):
+            return (await self._deferral.publish(request, context)).SerializeToString()
+        response = await self._run(volume, request, lambda: self._wrapped.publish(volume, request))
+        return response.SerializeToString()
+
+    async def _host_publish(
+        self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        if not request.volume_capability.HasField("mount"):
+            return await self._pass("NodePublishVolume", request.volume_id, data, context)
+        volume = await self._volume(request.volume_id, context)
+        if not await asyncio.to_thread(private_directories.is_staged, volume.paths):
+            return await self._pass("NodePublishVolume", request.volume_id, data, context)
+        response = await self._run(
+            volume, request, lambda: self._wrapped.publish_on_host(volume, request)
+        )
+        return response.SerializeToString()
+
+    async def _unpublish(
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        volume = await self._volume(request.volume_id, context)
+        if await asyncio.to_thread(_is_private, volume.paths, request):
+            target = request.target_path
+            await self._run(volume, request, lambda: self._wrapped.unpublish(volume, target))
+            return csi_pb2.NodeUnpublishVolumeResponse().SerializeToString()
+        if request.defer_fs_ops and not (await self._capabilities(context)).defers:
+            request.ClearField(
+                "defer_fs_ops"
+            )  # of a volume that the driver's older version deferred
+            data = request.SerializeToString()
+        return await self._pass("NodeUnpublishVolume", request.volume_id, data, context)
+
+    async def _stats(
+        self, request: csi_pb2.NodeGetVolumeStatsRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        if not request.defer_fs_ops:
+            volume = await self._volume(request.volume_id, context)
+            path = request.volume_path
+            if not await asyncio.to_thread(private_directories.has_leaf, volume.paths, path):
+                return await self._pass("NodeGetVolumeStats", None, data, context)
+        return (await self._deferral.stats(request)).SerializeToString()
+
+    async def _expand(
+        self, request: csi_pb2.NodeExpandVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        volume = await self._volume(request.volume_id, context)
+        if request.defer_fs_ops and await self._defers_itself(volume, context):
+            return (await self._deferral.expand(request, context)).SerializeToString()
+        is_staged = await asyncio.to_thread(private_directories.is_staged, volume.paths)
+        if not (request.defer_fs_ops or is_staged):
+            return await self._pass("NodeExpandVolume", request.volume_id, data, context)
+        expands = (await self._capabilities(context)).expands
+
+        async def work() -> int:
+            if request.defer_fs_ops:
+                return await self._wrapped.expand(volume, request, driver_expands=expands)
+            if not expands:
+                return request.capacity_range.required_bytes
+            path = volume.paths.staging  # nothing is published yet: the guest grows at its mount
+            return (await self._wrapped.expand_device(volume, request, path)).capacity_bytes
+
+        size = await self._run(volume, request, work)
+        return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size).SerializeToString()
+
+    async def _defers_itself(self, volume: Volume, context: passthrough.Context) -> bool:
+        """Whether a flagged call goes to the driver's own deferral, and not to what an older version left wrapped."""
+        if not (await self._capabilities(context)).defers:
+            return False
+        return not await asyncio.to_thread(_is_wrapped, volume.paths)
+
+    async def _volume(self, volume_id: str, context: passthrough.Context) -> Volume:
+        name = await self._facts.name(context.time_remaining())
+        key = volumes.VolumeKey(name, volumes.VolumeId(volume_id))
+        paths = PrivatePaths.of(self._wrapping.kubelet_root, key)
+        stages = (await self._capabilities(context)).stages
+        return Volume(paths, stages, passthrough.metadata_of(context))
+
+    async def _capabilities(self, context: passthrough.Context) -> NodeCapabilities:
+        return await self._facts.node_capabilities(context.time_remaining())
+
+    async def _run(self, volume: Volume, request: Message, work: Callable[[], Awaitable[T]]) -> T:
+        name = type(request).__name__.removesuffix("Request")
+        return await self._operations.run(
+            volume.paths.key.volume_id, name, requests.identity(request), work
+        )
+
+    async def _pass(
+        self, name: str, volume_id: str | None, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        if not volume_id:
+            return await self._forward[name](data, context)
+        with self._operations.shared(volume_id):
+            return await self._forward[name](data, context)
+
+
+def _is_private(paths: PrivatePaths, request: csi_pb2.NodeUnpublishVolumeRequest) -> bool:
+    """Whether the target is published at a leaf, or may be."""
+    if private_directories.has_leaf(paths, request.target_path):
+        return True
+    if private_directories.is_staged(paths):
+        return True
+    return request.defer_fs_ops and private_directories.has_publishes(paths)
+
+
+def _is_wrapped(paths: PrivatePaths) -> bool:
+    return private_directories.is_staged(paths) or private_directories.has_publishes(paths)
+
+
+def _parsed(kind: type[Request], answer: Answer[Request]) -> passthrough.UnaryBehaviour:
+    async def behave(data: bytes, context: passthrough.Context) -> bytes:
+        try:
+            return await answer(requests.parse(kind, data), data, context)
+        except grpc.aio.AioRpcError as error:
+            return await passthrough.relay_status(context, error)
+
+    return behave

@@ -1,0 +1,166 @@
+"""Deferred volumes of a driver that knows nothing of deferral: it publishes them as raw block at private paths.
+
+A publish asks the driver once: a second bind on the same leaf would stack. What it published is looked at before it
+is believed, and undone if it is no block device. An unpublish is repeated until nothing is mounted at the leaf. Each
+method is the work of an operation: it outlives its caller, and the caller runs one per volume.
+"""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+import grpc.aio
+
+from crust import errors, volumes
+from crust.csi_shim import (
+    admission,
+    as_block,
+    private_directories,
+    published_device,
+    vendors,
+)
+from crust.csi_shim.inner import InnerNode
+from crust.csi_shim.private_directories import LeftByDriver
+from crust.csi_shim.runtime_client import RuntimeClient
+from crust.csi_shim.staging import Staging, Volume
+from crust.rpc import csi, outcome
+from crust.rpc.outcome import Residue
+from crust.wire.csi.v1 import csi_pb2
+
+_log = logging.getLogger(__name__)
+
+_STACK_MAX = 8
+"""How many binds on one leaf are taken off, one unpublish each."""
+
+
+class WrappedVolumes:
+    """Publishes, unpublishes and expands."""
+
+    def __init__(self, inner: InnerNode, staging: Staging, runtime: RuntimeClient) -> None:
+        self._inner = inner
+        self._staging = staging
+        self._runtime = runtime
+
+    async def publish(
+        self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        """A deferred publish. Raises a check's error or the driver's status, in a branch that its residue allows."""
+        key = volume.paths.key
+        wanted = admission.admit(key.driver, request)
+        await self._staging.ensure_block(volume, request)
+        leaf = volume.paths.leaf(request.target_path)
+        is_new = not (await asyncio.to_thread(private_directories.look, leaf)).is_published
+        try:
+            if is_new:
+                await self._publish_once(volume, request, leaf)
+            source, size = await asyncio.to_thread(
+                published_device.device, key, leaf, wanted.partition
+            )
+        except (grpc.aio.AioRpcError, errors.CrustError) as error:
+            residue = await self._undo(volume, leaf, error) if is_new else Residue.EXISTS
+            raise outcome.answer("NodePublishVolume", error, residue) from error
+        answer = csi_pb2.NodePublishVolumeResponse()
+        answer.deferred_mount.CopyFrom(csi.deferred_mount_to_wire(_mount(wanted, source, size)))
+        return answer
+
+    async def publish_on_host(
+        self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        """An ordinary publish of a volume that is staged as block."""
+        await self._staging.ensure_mount(volume, request)
+        return await self._inner.publish(request, volume.metadata)
+
+    async def _publish_once(
+        self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest, leaf: str
+    ) -> None:
+        found = await asyncio.to_thread(private_directories.look, leaf)
+        if found.mounts:  # two binds, or what is no device: of an attempt that was not undone
+            await self._take_down(volume, leaf)
+        elif found.kind is not private_directories.Kind.ABSENT:
+            await asyncio.to_thread(private_directories.remove_leaf, leaf)
+        await asyncio.to_thread(private_directories.make_published, volume.paths)
+        await self._inner.publish(
+            as_block.publish(request, volume.paths, staged=volume.stages), volume.metadata
+        )
+
+    async def _undo(
+        self, volume: Volume, leaf: str, error: grpc.aio.AioRpcError | errors.CrustError
+    ) -> Residue:
+        """Undo what this attempt did; returns what remains. The publish's own error is the one to report."""
+        if isinstance(error, grpc.aio.AioRpcError) and not outcome.is_final(error):
+            return Residue.UNKNOWN  # the driver may still work on it; the CO retries or unpublishes
+        try:
+            found = await asyncio.to_thread(private_directories.look, leaf)
+            if isinstance(error, grpc.aio.AioRpcError) and not found.mounts:
+                await asyncio.to_thread(private_directories.remove_leaf, leaf)
+                return Residue.NONE
+            await self._take_down(volume, leaf)
+            if isinstance(error, published_device.NotPublishedAsBlock):
+                await self._staging.drop(volume)
+        except (grpc.aio.AioRpcError, errors.CrustError) as failure:
+            extra = {"volume": str(volume.paths.key), "leaf": leaf, "error": failure}
+            _log.warning("failed publish not undone completely", extra=extra)
+            return Residue.UNKNOWN
+        return Residue.NONE
+
+    async def unpublish(self, volume: Volume, target: str) -> None:
+        """NodeUnpublishVolume. Raises the driver's status, `LeftByDriver`."""
+        await self._take_down(volume, volume.paths.leaf(target))
+
+    async def _take_down(self, volume: Volume, leaf: str) -> None:
+        """Unpublish until no mount is left: a driver takes one off per call, and may answer an error meanwhile."""
+        volume_id = volume.paths.key.volume_id
+        before = (await asyncio.to_thread(private_directories.look, leaf)).mounts
+        for _ in range(_STACK_MAX):
+            refusal: grpc.aio.AioRpcError | None = None
+            try:
+                await self._inner.unpublish(volume_id, leaf, volume.metadata)
+            except grpc.aio.AioRpcError as error:
+                refusal = error
+            left = (await asyncio.to_thread(private_directories.look, leaf)).mounts
+            if refusal is None and not left:
+                await asyncio.to_thread(private_directories.remove_leaf, leaf)
+                return
+            if left >= before:
+                raise refusal or LeftByDriver("NodeUnpublishVolume", leaf, f"{left} mounts")
+            before = left
+        raise LeftByDriver("NodeUnpublishVolume", leaf, f"{before} mounts")
+
+    async def expand(
+        self, volume: Volume, request: csi_pb2.NodeExpandVolumeRequest, *, driver_expands: bool
+    ) -> int:
+        """First the device, by the driver, then the filesystem, by the runtime; returns the size. Idempotent."""
+        target = volumes.TargetPath.parse(request.volume_path, role="volume_path")
+        wanted = csi.capacity_range(request.capacity_range)
+        leaf = volume.paths.leaf(target.text)
+        if driver_expands:
+            await self.expand_device(volume, request, leaf)
+        size, encrypted = await asyncio.to_thread(published_device.size_at, leaf)
+        if encrypted:  # the header of the layer below takes a part of what was asked for
+            wanted = replace(wanted, required_bytes=min(wanted.required_bytes, size))
+        return await self._runtime.expand(target.text, wanted, None)
+
+    async def expand_device(
+        self, volume: Volume, request: csi_pb2.NodeExpandVolumeRequest, path: str
+    ) -> csi_pb2.NodeExpandVolumeResponse:
+        """NodeExpandVolume as block, unless the driver is one that fails at it."""
+        if not vendors.expands_at_node(volume.paths.key.driver):
+            return csi_pb2.NodeExpandVolumeResponse(
+                capacity_bytes=request.capacity_range.required_bytes
+            )
+        rewritten = as_block.expand(request, volume.paths, path, staged=volume.stages)
+        return await self._inner.expand(rewritten, volume.metadata)
+
+
+def _mount(
+    wanted: admission.Admitted, source: volumes.BlockSource, size: int
+) -> volumes.DeferredMount:
+    return volumes.DeferredMount(
+        source=source,
+        fs_type=wanted.fs_type,
+        mount_options=wanted.options,
+        group=wanted.group,
+        readonly=wanted.readonly,
+        capacity_bytes=size,
+        format=wanted.format,
+    )

@@ -1,0 +1,310 @@
+"""A node whose driver knows nothing of crust: the driver as a process, shim and proxy around it, and a CO."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from crust import deferral_keys, volumes
+from crust.csi_shim.frontend import Wrapping
+from crust.csi_shim.private_paths import PrivatePaths
+from crust.handoff import store
+from crust.host.block import devices, loop
+from crust.host.mounts import mount_api, mountinfo
+from crust.proxy import app as proxy_app
+from crust.proxy import targets
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support import node as nodes
+from tests.support.fake_handler import FakeHandler, running
+from tests.support.foreign import cloud, disks, minimal, process
+from tests.support.node import Places
+
+MIB = 1 << 20
+MODE = csi_pb2.VolumeCapability.AccessMode
+NAMES = {"cloud": cloud.NAME, "minimal": minimal.NAME}
+DEFERRED = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"}
+SECRETS = {"token": cloud.TOKEN}
+TIMEOUT_S = 30.0
+
+
+def capability(
+    *, block: bool = False, mode: int = MODE.SINGLE_NODE_WRITER, **mount: Any
+) -> csi_pb2.VolumeCapability:
+    """A capability; ext4 unless it is told otherwise."""
+    value = csi_pb2.VolumeCapability(access_mode=MODE(mode=MODE.Mode.ValueType(mode)))
+    if block:
+        value.block.SetInParent()
+    else:
+        value.mount.CopyFrom(csi_pb2.VolumeCapability.MountVolume(**{"fs_type": "ext4", **mount}))
+    return value
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A volume as a CO knows it."""
+
+    volume_id: str
+    context: dict[str, str]
+    publish_context: dict[str, str]
+    capability: csi_pb2.VolumeCapability
+
+
+@dataclass
+class Wrapped:
+    """The processes of the node, and its CO."""
+
+    places: Places
+    driver: process.ForeignDriver
+    default: deferral_keys.Defer = deferral_keys.Defer.NEVER
+    daemons: AsyncExitStack = field(default_factory=AsyncExitStack)
+    shim: AsyncExitStack = field(default_factory=AsyncExitStack)
+    co: grpc.aio.Channel = field(init=False)
+
+    async def start(self) -> None:
+        """Proxy, shim and a handler."""
+        enter = self.daemons.enter_async_context
+        guarded = targets.GuardedTargets([self.places.kubelet])
+        settings = self.places.settings(grace_s=10, driver=NAMES[self.driver.kind])
+        await enter(proxy_app.running(settings, targets=guarded, devices=devices))
+        await self.start_shim()
+        handlers = self.places.sockets.handlers
+        await enter(running(FakeHandler(), proxy_socket=handlers, endpoint=self.places.handler))
+        self.co = await enter(channel.connect(self.places.csi))
+
+    async def start_shim(self) -> None:
+        """The shim alone, with nothing in its memory."""
+        wrapping = Wrapping(self.places.kubelet, self.default)
+        await self.shim.enter_async_context(nodes.shim(self.places, wrapping=wrapping))
+
+    async def restart_shim(self) -> None:
+        """It forgets what it had in memory."""
+        await self.shim.aclose()
+        self.shim = AsyncExitStack()
+        await self.start_shim()
+
+    @property
+    def node(self) -> "csi_pb2_grpc.NodeAsyncStub":
+        """The Node service, as a kubelet calls it."""
+        return csi_pb2_grpc.NodeStub(self.co)
+
+    @property
+    def controller(self) -> "csi_pb2_grpc.ControllerAsyncStub":
+        """The driver's Controller service."""
+        return csi_pb2_grpc.ControllerStub(self.co)
+
+    def paths(self, volume: Volume) -> PrivatePaths:
+        """Where it is staged and published as block."""
+        driver = volumes.DriverName(NAMES[self.driver.kind])
+        key = volumes.VolumeKey(driver, volumes.VolumeId(volume.volume_id))
+        return PrivatePaths.of(self.places.kubelet, key)
+
+    def staging(self, volume: Volume) -> str:
+        """The kubelet's staging path, which it makes."""
+        name = f"{len(volume.volume_id)}-{volume.volume_id[-20:].replace('/', '_')}"
+        path = (
+            f"{self.places.kubelet}/plugins/kubernetes.io/csi/{self.driver.kind}/{name}/globalmount"
+        )
+        os.makedirs(path, 0o750, exist_ok=True)
+        return path
+
+    def target(self, pod: str) -> str:
+        """A target path, whose parent the kubelet makes."""
+        path = f"{self.places.kubelet}/pods/{pod}/volumes/kubernetes.io~csi/pvc-1"
+        os.makedirs(path, 0o750, exist_ok=True)
+        return f"{path}/mount"
+
+    async def volume(
+        self,
+        name: str = "pvc-1",
+        *,
+        context: dict[str, str] | None = None,
+        of: csi_pb2.VolumeCapability | None = None,
+        mkfs: bool = True,
+    ) -> Volume:
+        """A new volume, attached; with an ext4 that somebody made."""
+        wanted = of or capability()
+        request = csi_pb2.CreateVolumeRequest(
+            name=name,
+            volume_capabilities=[wanted],
+            capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
+        )
+        made = (await self.controller.CreateVolume(request, timeout=TIMEOUT_S)).volume
+        publish_context: dict[str, str] = {}
+        if self.driver.kind == "cloud":
+            attach = csi_pb2.ControllerPublishVolumeRequest(
+                volume_id=made.volume_id, node_id=process.NODE, volume_capability=wanted
+            )
+            answer = await self.controller.ControllerPublishVolume(attach, timeout=TIMEOUT_S)
+            publish_context = dict(answer.publish_context)
+        if mkfs:
+            image = max(self.driver.images(), key=os.path.getmtime)
+            await asyncio.to_thread(disks.run, "mkfs.ext4", "-q", image)
+        given = {**made.volume_context, **(DEFERRED if context is None else context)}
+        return Volume(made.volume_id, given, publish_context, wanted)
+
+    @property
+    def stages(self) -> bool:
+        """Whether a kubelet stages volumes of this driver."""
+        return self.driver.kind == "cloud"
+
+    def stage_request(
+        self, volume: Volume, secrets: dict[str, str] | None = None
+    ) -> csi_pb2.NodeStageVolumeRequest:
+        """NodeStageVolume."""
+        return csi_pb2.NodeStageVolumeRequest(
+            volume_id=volume.volume_id,
+            publish_context=volume.publish_context,
+            staging_target_path=self.staging(volume),
+            volume_capability=volume.capability,
+            secrets=SECRETS if secrets is None else secrets,
+            volume_context=volume.context,
+        )
+
+    async def stage(self, volume: Volume, secrets: dict[str, str] | None = None) -> None:
+        """NodeStageVolume, if the driver stages."""
+        if self.stages:
+            request = self.stage_request(volume, secrets)
+            await self.node.NodeStageVolume(request, timeout=TIMEOUT_S)
+
+    async def unstage(self, volume: Volume) -> None:
+        """NodeUnstageVolume, if the driver stages."""
+        if self.stages:
+            request = csi_pb2.NodeUnstageVolumeRequest(
+                volume_id=volume.volume_id, staging_target_path=self.staging(volume)
+            )
+            await self.node.NodeUnstageVolume(request, timeout=TIMEOUT_S)
+
+    def publish_request(
+        self, volume: Volume, target: str, *, flag: bool = False, **fields: Any
+    ) -> csi_pb2.NodePublishVolumeRequest:
+        """NodePublishVolume."""
+        context = {**volume.context, "csi.storage.k8s.io/pod.name": "pod"}
+        return csi_pb2.NodePublishVolumeRequest(
+            volume_id=volume.volume_id,
+            publish_context=volume.publish_context,
+            staging_target_path=self.staging(volume) if self.stages else "",
+            target_path=target,
+            volume_capability=volume.capability,
+            volume_context=context,
+            defer_fs_ops=flag,
+            **fields,
+        )
+
+    async def publish(
+        self,
+        volume: Volume,
+        target: str,
+        *,
+        flag: bool = False,
+        timeout_s: float = TIMEOUT_S,
+        **fields: Any,
+    ) -> None:
+        """NodePublishVolume."""
+        request = self.publish_request(volume, target, flag=flag, **fields)
+        await self.node.NodePublishVolume(request, timeout=timeout_s)
+
+    async def unpublish(self, volume: Volume, target: str) -> None:
+        """NodeUnpublishVolume."""
+        request = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume.volume_id, target_path=target)
+        await self.node.NodeUnpublishVolume(request, timeout=TIMEOUT_S)
+
+    async def expand(self, volume: Volume, target: str, size: int) -> int:
+        """ControllerExpandVolume and NodeExpandVolume."""
+        wanted = csi_pb2.CapacityRange(required_bytes=size)
+        grow = csi_pb2.ControllerExpandVolumeRequest(
+            volume_id=volume.volume_id, capacity_range=wanted, volume_capability=volume.capability
+        )
+        await self.controller.ControllerExpandVolume(grow, timeout=TIMEOUT_S)
+        request = csi_pb2.NodeExpandVolumeRequest(
+            volume_id=volume.volume_id,
+            volume_path=target,
+            staging_target_path=self.staging(volume),
+            capacity_range=wanted,
+            volume_capability=volume.capability,
+        )
+        return (await self.node.NodeExpandVolume(request, timeout=TIMEOUT_S)).capacity_bytes
+
+    async def delete(self, volume: Volume) -> None:
+        """Detach and delete it."""
+        if self.driver.kind == "cloud":
+            detach = csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume.volume_id)
+            await self.controller.ControllerUnpublishVolume(detach, timeout=TIMEOUT_S)
+        request = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
+        await self.controller.DeleteVolume(request, timeout=TIMEOUT_S)
+
+    def entry(self, target: str) -> store.Entry | None:
+        """The handoff's entry."""
+        return store.Store(self.places.volumes).read(volumes.TargetPath(target))
+
+    def check_unpublished(self, volume: Volume, target: str) -> None:
+        """Nothing of a publish is there."""
+        assert self.entry(target) is None
+        assert self.places.entries() == []
+        assert not os.path.lexists(target)
+        assert not os.path.lexists(self.paths(volume).published)
+        assert mountinfo.below(self.places.kubelet) == ()
+
+    async def check_gone(self, volume: Volume, target: str) -> None:
+        """Nothing of the volume is on the node once it is unstaged and deleted."""
+        self.check_unpublished(volume, target)
+        assert not os.path.lexists(self.paths(volume).staging)
+        await self.delete(volume)
+        assert self.driver.attached() == []
+
+
+@asynccontextmanager
+async def node_with(
+    kind: str, *, default: deferral_keys.Defer = deferral_keys.Defer.NEVER
+) -> AsyncIterator[Wrapped]:
+    """A node that serves."""
+    with (
+        tempfile.TemporaryDirectory(prefix="crust-") as root,
+        process.running(kind, root) as driver,
+    ):
+        wrapped = Wrapped(Places.make(root), driver, default)
+        await wrapped.start()
+        try:
+            yield wrapped
+        finally:
+            driver.release()
+            await wrapped.shim.aclose()
+            await wrapped.daemons.aclose()
+            await asyncio.to_thread(_tidy, root)
+
+
+def _tidy(root: str) -> None:
+    """Clean up after a failed test."""
+    for mount in sorted(mountinfo.below(root), key=lambda each: -len(each.target)):
+        mount_api.unmount(mount.target)
+    for device in loop.list_all():
+        if device.backing.startswith(f"{root}/"):
+            loop.detach(device)
+
+
+@pytest.fixture(params=["cloud", "minimal"])
+async def node(request: pytest.FixtureRequest) -> AsyncIterator[Wrapped]:
+    """With each of the two drivers."""
+    async with node_with(request.param) as running_node:
+        yield running_node
+
+
+@pytest.fixture
+async def cloud_node() -> AsyncIterator[Wrapped]:
+    """With the strict driver."""
+    async with node_with("cloud") as running_node:
+        yield running_node
+
+
+@pytest.fixture
+def image_root() -> Iterator[Path]:
+    """A directory for images."""
+    with tempfile.TemporaryDirectory(prefix="crust-") as root:
+        yield Path(root)

@@ -1,0 +1,125 @@
+"""The life of a deferred volume of a driver that knows nothing of deferral, beside an ordinary one."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from crust.host.block import devices
+from crust.runtime_handler import claim_volume
+from tests.integration.wrap.conftest import DEFERRED, MIB, Wrapped
+
+pytestmark = pytest.mark.root
+
+
+async def test_deferred_volume_from_stage_to_unstage(node: Wrapped) -> None:
+    volume, target = await node.volume(), node.target("one")
+    await node.stage(volume)
+    await node.publish(volume, target)
+    entry = node.entry(target)
+    assert entry is not None
+    record = entry.require()
+    assert [record.device] == node.driver.attached()
+    assert record.mount.fs_type == "ext4"
+    assert record.mount.capacity_bytes == 64 * MIB
+    claimed = claim_volume(
+        node.places.volumes,
+        volumes.TargetPath(target),
+        volumes.SandboxId("box-1"),
+        volumes.HandlerName("kata"),
+    )
+    with claimed as claim:
+        assert claim.record.device == record.device
+    await node.unpublish(volume, target)
+    node.check_unpublished(volume, target)
+    await node.unstage(volume)
+    await node.check_gone(volume, target)
+
+
+async def test_driver_is_asked_for_a_raw_block_volume_and_sees_no_key_of_crust(
+    node: Wrapped,
+) -> None:
+    volume, target = await node.volume(context={**DEFERRED, "vendor": "1"}), node.target("one")
+    await node.stage(volume)
+    await node.publish(volume, target, readonly=True)
+    paths = node.paths(volume)
+    (published,) = node.driver.calls("NodePublishVolume")
+    asked = node.publish_request(volume, target, readonly=True)
+    asked.target_path = paths.leaf(target)
+    asked.staging_target_path = paths.staging if node.stages else ""
+    asked.volume_capability.block.SetInParent()
+    asked.readonly = False
+    for key in DEFERRED:
+        del asked.volume_context[key]
+    assert published == asked
+    assert asked.volume_context["vendor"] == "1"
+    for staged in node.driver.calls("NodeStageVolume"):
+        wanted = node.stage_request(volume)
+        wanted.staging_target_path = paths.staging
+        wanted.volume_capability.block.SetInParent()
+        for key in DEFERRED:
+            del wanted.volume_context[key]
+        assert staged == wanted
+    entry = node.entry(target)
+    assert entry is not None
+    assert entry.require().readonly
+
+
+async def test_ordinary_volume_passes_byte_for_byte_beside_a_deferred_one(node: Wrapped) -> None:
+    deferred, ordinary = await node.volume("deferred"), await node.volume("ordinary", context={})
+    one, two = node.target("one"), node.target("two")
+    await node.stage(deferred)
+    await node.publish(deferred, one)
+    seen = len(node.driver.raw())
+    sent: list[tuple[str, bytes]] = []
+    if node.stages:
+        await node.stage(ordinary)
+        sent.append(("NodeStageVolume", _bytes(node.stage_request(ordinary))))
+    await node.publish(ordinary, two)
+    sent.append(("NodePublishVolume", _bytes(node.publish_request(ordinary, two))))
+    assert os.path.ismount(two)
+    Path(two, "file").write_text("data", encoding="utf-8")
+    await node.unpublish(ordinary, two)
+    await node.unstage(ordinary)
+    received = node.driver.raw()[seen:]
+    assert [(name, data) for name, data in received if not name.startswith("NodeUn")] == sent
+    assert [name for name, _ in received[len(sent) :]] == (
+        ["NodeUnpublishVolume", "NodeUnstageVolume"] if node.stages else ["NodeUnpublishVolume"]
+    )
+    await node.unpublish(deferred, one)
+    await node.unstage(deferred)
+    await node.delete(ordinary)
+    await node.check_gone(deferred, one)
+
+
+async def test_same_publish_again_asks_the_driver_once(node: Wrapped) -> None:
+    volume, target = await node.volume(), node.target("one")
+    await node.stage(volume)
+    for _ in range(3):
+        await node.publish(volume, target)
+    assert len(node.driver.calls("NodePublishVolume")) == 1
+    await node.unpublish(volume, target)
+    await node.unpublish(volume, target)
+    await node.unstage(volume)
+    await node.unstage(volume)
+    await node.check_gone(volume, target)
+
+
+async def test_device_is_the_drivers_own_and_not_devtmpfs(node: Wrapped) -> None:
+    volume, target = await node.volume(), node.target("one")
+    await node.stage(volume)
+    await node.publish(volume, target)
+    leaf = node.paths(volume).leaf(target)
+    entry = node.entry(target)
+    assert entry is not None
+    record = entry.require()
+    assert devices.identify(leaf) == record.mount.source.identity
+    assert os.stat(leaf).st_rdev == os.stat(record.device).st_rdev
+    await node.unpublish(volume, target)
+    await node.unstage(volume)
+
+
+def _bytes(request: object) -> bytes:
+    data: bytes = request.SerializeToString()  # type: ignore[attr-defined]
+    return data
