@@ -25,6 +25,16 @@ from crust import errors
 from crust.host.process import oserrors
 from crust.runtime_handler import keeper as keeper_program
 
+__all__ = [
+    "Keeper",
+    "KeeperGone",
+    "KeeperNotResponding",
+    "KeeperRefused",
+    "KeeperRuns",
+    "connect",
+    "start",
+]
+
 _ANSWER_S = 10.0
 _ANSWER_BYTES = 1024 * 1024
 _SUCCESSIONS = 16

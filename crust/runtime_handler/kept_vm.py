@@ -20,11 +20,14 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from crust import errors, volumes
 from crust.handoff import claims
 from crust.host.process import oserrors
 from crust.runtime_handler import claim, keepers
+
+__all__ = ["ClaimInHand", "EntryUnknown", "KeptVm", "VmKilled"]
 
 _PER_CLAIM = 2
 """The lock and the device."""
@@ -45,6 +48,29 @@ class VmKilled(errors.NotReady):
         self.reason = reason
 
 
+class EntryUnknown(errors.NotFound):
+    """A device that the VM has belongs to no entry of the handoff directory, so its claim cannot be had again."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the volume {name} cannot be claimed again",
+            why="the handoff directory has no entry for it",
+            hint="find out who removed the entry of a volume that was in use",
+        )
+        self.name = name
+
+
+class ClaimInHand(Protocol):
+    """What is needed of a claim whose lock the caller still has: `claim.Claim`."""
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Lock and device."""
+
+    def hold_device(self) -> None:
+        """Open the device again, if this process does not have it."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeptVm:
     """One VM: process `pid`, with its keeper's socket, and whose claims it has in the handoff directory at `root`."""
@@ -57,13 +83,14 @@ class KeptVm:
 
     def recover(
         self,
-        used: Mapping[str, volumes.TargetPath],
-        in_hand: Mapping[str, claim.Claim] | None = None,
+        used: Mapping[str, volumes.TargetPath | None],
+        in_hand: Mapping[str, ClaimInHand] | None = None,
     ) -> keepers.Keeper:
         """A keeper that holds the claims of all volumes that the VM uses; the one that runs, if it does.
 
-        `in_hand` are claims that the caller still has descriptors of; they stay the caller's, who sees to it that
-        nobody closes them meanwhile. Raises VmKilled, when it is dead; `errors.NotFound` if it had ended before;
+        None in `used` is a volume without an entry. `in_hand` are claims that the caller still has descriptors of;
+        they stay the caller's, who sees to it that nobody closes them meanwhile. Raises VmKilled, when it is dead;
+        `errors.NotFound` if it had ended before;
         KeeperNotResponding, after which the claims are as they were.
         """
         with oserrors.translating(f"cannot recover the claims of process {self.pid}"):
@@ -85,8 +112,8 @@ class KeptVm:
 
     def _recover(
         self,
-        used: Mapping[str, volumes.TargetPath],
-        in_hand: Mapping[str, claim.Claim],
+        used: Mapping[str, volumes.TargetPath | None],
+        in_hand: Mapping[str, ClaimInHand],
         taken: list[claim.Claim],
     ) -> keepers.Keeper:
         keeper, held = self._keeper()
@@ -116,13 +143,15 @@ class KeptVm:
     def _claimed(
         self,
         name: str,
-        target: volumes.TargetPath,
-        in_hand: Mapping[str, claim.Claim],
+        target: volumes.TargetPath | None,
+        in_hand: Mapping[str, ClaimInHand],
         taken: list[claim.Claim],
-    ) -> claim.Claim:
+    ) -> ClaimInHand:
         if name in in_hand:
             in_hand[name].hold_device()
             return in_hand[name]
+        if target is None:
+            raise EntryUnknown(name)
         taken.append(self._reclaimed(target))
         return taken[-1]
 

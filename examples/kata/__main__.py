@@ -16,6 +16,7 @@ import click
 from crust import errors, logs, volumes
 from examples.kata.runtime import messages
 from examples.kata.runtime.client import Client
+from examples.kata.vm import spec
 
 RUN_DIR = "/run/crust-kata"
 CACHE = Path(".cache/guest")
@@ -36,13 +37,21 @@ def main() -> None:
 @click.option("--volumes-root", default="", help="Default: `volumes` beside the handlers socket.")
 @click.option("--name", default="kata", show_default=True, help="The runtime handler's name.")
 @click.option("--cache", type=click.Path(path_type=Path), default=CACHE, show_default=True)
+@click.option(
+    "--claims",
+    type=click.Choice(["hypervisor", "keeper"]),
+    default="hypervisor",
+    show_default=True,
+    help="What holds the claims of a new VM: QEMU, or a process beside it.",
+)
 @click.option("--log-format", type=click.Choice(["json", "console"]), default="console")
-def serve(
+def serve(  # noqa: PLR0913 - one per option
     run_dir: str,
     handlers_socket: str,
     volumes_root: str,
     name: str,
     cache: Path,
+    claims: spec.ClaimHolder,
     log_format: logs.Format,
 ) -> None:
     """Run the daemon: sandboxes, and crust's runtime handler of this node."""
@@ -56,6 +65,7 @@ def serve(
         name=volumes.HandlerName(name),
         volumes_root=volumes_root or str(Path(handlers_socket).parent / "volumes"),
         cache=cache,
+        claims=claims,
     )
     try:
         asyncio.run(_until_signal(options))

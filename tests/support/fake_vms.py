@@ -16,6 +16,7 @@ from crust import errors, runtime_handler, volumes
 from crust.handoff import claims
 from crust.handoff.claims import State
 from crust.handoff.record import Record
+from examples.kata.runtime import ports
 from examples.kata.vm import disks, faults, values, vm_directory
 from tests.support.fake_driver import Gate
 
@@ -106,6 +107,9 @@ class FakeClaim:
         assert self.ours, "written without the lock"
         self.states.append((state, error))
 
+    def hold_device(self) -> None:
+        assert self.ours, "the device of a claim that is handed over"
+
     def hand_over(self) -> None:
         self.ours = False
 
@@ -146,6 +150,9 @@ class FakeHandoff:
             raise runtime_handler.ClaimLost(target, sandbox, "no process holds the lock")
         held.ours = True
         return held
+
+    def recover(self, lost: ports.LostClaims) -> None:
+        raise AssertionError("QEMU holds the claims of these VMs")
 
     def records(self) -> Sequence[Record]:
         return tuple(self.world.records.values())
@@ -256,6 +263,14 @@ class FakeVm:
 
     # HeldDescriptors.
 
+    keeper_socket = None
+
+    async def holder(self) -> int:
+        return self.pid
+
+    async def lost(self) -> None:
+        await self.body.ended.wait()
+
     async def hold(self, name: str, fds: Sequence[int]) -> None:
         await self._control("hold")
         self.body.nodes[name] = list(fds)
@@ -269,6 +284,9 @@ class FakeVm:
         return {name: len(fds) for name, fds in self.body.nodes.items()}
 
     # Vm.
+
+    async def plugged(self) -> Sequence[str]:
+        return sorted(self.body.plugged)
 
     async def attach(self, serial: str, source: Path, *, read_only: bool) -> disks.Disk:
         await self._control("attach")

@@ -107,6 +107,8 @@ class Node:
 
     def __init__(self, base: Path) -> None:
         self.paths = NodePaths(base)
+        self.runtime_options: tuple[str, ...] = ()
+        """More options of the runtime, from its next start on."""
         self._running: dict[str, Process] = {}
 
     async def start_all(self) -> None:
@@ -177,5 +179,6 @@ class Node:
                 f"--name={HANDLER}",
                 f"--run-dir={at.kata_run}",
                 f"--handlers-socket={at.crust_run / 'handlers.sock'}",
+                *self.runtime_options,
             ],
         }[name]

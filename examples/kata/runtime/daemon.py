@@ -50,6 +50,7 @@ class Options:
     name: volumes.HandlerName
     volumes_root: str
     cache: Path
+    claims: spec.ClaimHolder = "hypervisor"
 
 
 async def run(options: Options) -> None:
@@ -67,7 +68,7 @@ async def running(options: Options) -> AsyncIterator[Sandboxes]:
         guest_image = await asyncio.to_thread(image.build, options.cache)
         accelerator = await accel.probe(guest_image, options.cache)
         _log.info("accelerator", extra={"kind": accelerator.kind, "why": accelerator.reason})
-        vms = QemuVms(guest_image, accelerator.kind)
+        vms = QemuVms(guest_image, accelerator.kind, options.claims)
         volumes_here = handoff.Directory(options.volumes_root, options.name)
         sandboxes = Sandboxes(options.run_dir / "sandboxes", vms, volumes_here)
         stack.push_async_callback(sandboxes.close)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from crust import runtime_handler, volumes
 from crust.handoff import store
 from crust.handoff.record import Record
+from crust.runtime_handler import kept_vm
+from examples.kata.runtime import ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,11 @@ class Directory:
     ) -> runtime_handler.Claim:
         """See `runtime_handler.adopt_volume`."""
         return runtime_handler.adopt_volume(self.root, target, sandbox, self.handler, holder_pid)
+
+    def recover(self, lost: ports.LostClaims) -> None:
+        """See `runtime_handler.kept_vm.KeptVm.recover`."""
+        vm = kept_vm.KeptVm(self.root, self.handler, lost.sandbox, lost.pid, lost.keeper_socket)
+        vm.recover(lost.used, lost.in_hand).close()
 
     def records(self) -> Sequence[Record]:
         """Every readable record, of any handler."""

@@ -3,7 +3,8 @@
 `qemu_vms` and `handoff` implement them. The implementations enforce the deadlines.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -56,16 +57,26 @@ class Guest(Protocol):
 
 
 class HeldDescriptors(Protocol):
-    """Descriptors that QEMU holds open for as long as it runs."""
+    """Descriptors that QEMU, or its keeper, holds open for as long as QEMU runs."""
+
+    @property
+    def keeper_socket(self) -> Path | None:
+        """Where the keeper serves; None if QEMU holds them itself."""
 
     async def hold(self, name: str, fds: Sequence[int]) -> None:
-        """Give duplicates of `fds` to QEMU."""
+        """Give duplicates of `fds` to it."""
 
     async def release(self, name: str) -> None:
-        """Have QEMU close what it holds under `name`; absent is success."""
+        """Have it close what it holds under `name`; absent is success."""
 
     async def held(self) -> dict[str, int]:
-        """The number of descriptors that QEMU holds, by name."""
+        """The number of descriptors that it holds, by name."""
+
+    async def holder(self) -> int:
+        """The process that holds them."""
+
+    async def lost(self) -> None:
+        """Wait until what held them has ended, and the VM perhaps not."""
 
 
 class Vm(Protocol):
@@ -89,10 +100,13 @@ class Vm(Protocol):
 
     @property
     def descriptors(self) -> HeldDescriptors:
-        """The descriptors that its QEMU holds."""
+        """The descriptors that it holds, or its keeper."""
 
     def runs(self) -> bool:
         """Whether it is not known to have ended."""
+
+    async def plugged(self) -> Sequence[str]:
+        """The disks that it has."""
 
     async def attach(self, serial: str, source: Path, *, read_only: bool) -> disks.Disk:
         """Plug a disk; the same again succeeds."""
@@ -147,16 +161,30 @@ class Claim(Protocol):
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The claim lock and the exclusive hold on the device, for QEMU; empty after `hand_over`."""
+        """The claim lock and the exclusive hold on the device; empty after `hand_over`."""
 
     def report(self, state: State, error: str = "") -> None:
         """Write the state into claim.json."""
+
+    def hold_device(self) -> None:
+        """Open the device again, after what had it has ended."""
 
     def hand_over(self) -> None:
         """Close our copies of the descriptors."""
 
     def release(self) -> None:
         """Give the claim up after the VM has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostClaims:
+    """A VM whose keeper may have ended: the volumes that it uses (None: entry unknown), and the claims in hand."""
+
+    sandbox: volumes.SandboxId
+    pid: int
+    keeper_socket: Path
+    used: Mapping[str, volumes.TargetPath | None]
+    in_hand: Mapping[str, Claim]
 
 
 class Handoff(Protocol):
@@ -171,7 +199,10 @@ class Handoff(Protocol):
     def adopt(
         self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int
     ) -> Claim:
-        """Adopt the claim whose lock the sandbox's QEMU holds, until `hand_over`."""
+        """Adopt the claim whose lock that process holds for the sandbox, until `hand_over`."""
+
+    def recover(self, lost: LostClaims) -> None:
+        """Have the claims of a VM again whose keeper has ended, or kill it; raises `kept_vm.VmKilled`."""
 
     def records(self) -> Sequence[Record]:
         """All readable records."""

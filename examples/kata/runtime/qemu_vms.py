@@ -9,14 +9,17 @@ from examples.kata.vm import faults, machine, spec
 
 @dataclass(frozen=True, slots=True)
 class QemuVms:
-    """`ports.Vms`. `adopt` uses neither field: a VM keeps the image and accelerator it was started with."""
+    """`ports.Vms`. `adopt` uses no field: a VM keeps what it was started with."""
 
     image: GuestImage
     acceleration: spec.Acceleration
+    claims: spec.ClaimHolder = "hypervisor"
 
     async def start(self, name: str, directory: Path) -> machine.Machine:
         """See `machine.start`; raises VmStartFailed also if the directory cannot be used."""
-        wanted = spec.MachineSpec(name, self.image, acceleration=self.acceleration)
+        wanted = spec.MachineSpec(
+            name, self.image, acceleration=self.acceleration, claims=self.claims
+        )
         try:
             return await machine.start(wanted, directory)
         except OSError as err:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.handoff.record import Record
-from crust.runtime_handler import NotDeferred
+from crust.runtime_handler import NotDeferred, kept_vm
 from examples.kata.runtime import messages, ports, volume
 from examples.kata.vm import values
 
@@ -64,6 +64,7 @@ class Sandbox:
         self._mount_failures: dict[volumes.TargetPath, errors.CrustError] = {}
         self._mounting: Counter[volumes.TargetPath] = Counter()
         self._lock = asyncio.Lock()
+        self._in_hand = volume.ClaimsInHand()
         # Not the pid: daemons in a container may share it, and a guest may still run an earlier one's commands.
         self._names = (f"c{secrets.token_hex(4)}-{n}" for n in itertools.count(1))
         self.ending = False
@@ -91,9 +92,10 @@ class Sandbox:
     async def adopt(self) -> None:
         """Adopt the volumes that the VM held before this process started; a failure of one does not stop the others.
 
-        It asks QEMU and does not read claim.json: a held lock may be the proxy's, which is unpublishing the entry.
-        Raises QemuCommandFailed, QmpDisconnected.
+        It asks what holds them and does not read claim.json: a held lock may be the proxy's, which is unpublishing
+        the entry. Raises QemuCommandFailed, QmpDisconnected, and what `recover_claims` raises.
         """
+        await self.recover_claims()
         held = await self.vm.descriptors.held()
         records = await asyncio.to_thread(self._handoff.records)
         by_serial = {volume.serial_of(record): record for record in records}
@@ -107,6 +109,39 @@ class Sandbox:
             except errors.CrustError as error:
                 extra = {"target": record.target.text, "error": error}
                 _log.error("volume not adopted", extra=extra)
+
+    async def keep_claims(self) -> None:
+        """Have the claims again whenever keeper and standby have both ended; until the VM has, or is cancelled."""
+        while self.vm.runs():
+            await self.vm.descriptors.lost()
+            try:
+                await self.recover_claims()
+            except kept_vm.VmKilled as error:
+                _log.error("VM killed", extra={"sandbox": self.sandbox_id, "error": error})
+                return
+            except errors.NotFound:  # it had ended
+                return
+
+    async def recover_claims(self) -> None:
+        """Have a keeper hold the claims of all plugged disks, or kill the VM (specs/handoff.md, H-46).
+
+        It does not wait for a mount that is under way, which may take hours: `ClaimsInHand`. Raises
+        `kept_vm.VmKilled`; `errors.NotFound` if the VM has ended.
+        """
+        socket = self.vm.descriptors.keeper_socket
+        if socket is None:
+            return
+        async with self._in_hand.lock:
+            used = await self._targets_of(await self.vm.plugged())
+            lost = ports.LostClaims(self.sandbox_id, self.vm.pid, socket, used, self._in_hand.now())
+            await asyncio.to_thread(self._handoff.recover, lost)
+
+    async def _targets_of(self, serials: Sequence[str]) -> dict[str, volumes.TargetPath | None]:
+        """The target path of each disk; None if it has no entry, and this process does not know it."""
+        known = {each.serial: each.target for each in self._volumes.values()}
+        records = await asyncio.to_thread(self._handoff.records)
+        known |= {volume.serial_of(record): record.target for record in records}
+        return {serial: known.get(serial) for serial in serials}
 
     async def start(self, request: messages.Run) -> ports.Container:
         """Mount the volumes of a container, then start it. Raises the error of the first volume that fails."""
@@ -176,7 +211,7 @@ class Sandbox:
                 return known
             try:
                 mounted = await volume.claim_and_mount(
-                    self._handoff, record, self.sandbox_id, self.vm
+                    self._handoff, record, self.sandbox_id, self.vm, self._in_hand
                 )
             except errors.CrustError as error:
                 await self._note_failure(record, error)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from crust import errors, operations, volumes
+from crust.runtime_handler import kept_vm
 from examples.kata.runtime import ports
 from examples.kata.runtime.sandbox import Sandbox
 from examples.kata.vm import faults
@@ -124,6 +125,11 @@ class Sandboxes:
         sandbox = Sandbox(sandbox_id, vm, self._handoff)
         try:
             await sandbox.adopt()
+        except kept_vm.VmKilled as error:
+            _log.error("VM killed", extra={"sandbox": sandbox_id, "error": error})
+            await vm.close()
+            await self._destroy(sandbox_id)
+            return
         except errors.CrustError:
             await vm.close()
             raise
@@ -172,8 +178,13 @@ class Sandboxes:
         watcher.add_done_callback(self._watchers.discard)
 
     async def _watch(self, sandbox: Sandbox) -> None:
-        """Remove the sandbox when its VM ends by itself."""
-        await sandbox.vm.wait()
+        """Remove the sandbox when its VM ends by itself; until then, have its claims kept."""
+        keeping = asyncio.create_task(sandbox.keep_claims(), name=f"keep {sandbox.sandbox_id}")
+        try:
+            await sandbox.vm.wait()
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
         if sandbox.ending:
             return
         _log.error("VM ended by itself", extra={"sandbox": sandbox.sandbox_id})

@@ -1,7 +1,7 @@
 """One volume in one sandbox: claimed, plugged, mounted; and the same steps undone.
 
     claim    lock the entry, open the device exclusively     on the host, by crust's SDK
-    hold     give both descriptors to QEMU                   from here on the claim lives as long as the VM
+    hold     give both descriptors to QEMU, or its keeper    from here on the claim lives as long as the VM
     attach   hot-plug the device, and set its I/O limits
     mount    in the guest, which formats a blank volume first if it was created empty
     own      give its files to the requested fsGroup, for as long as that makes progress
@@ -10,13 +10,14 @@
 If a step fails, the steps before it are undone, newest first, up to the first that cannot be undone. A claim is
 never released while the guest may still have the device: a mount that timed out continues in the guest, and the
 next sandbox to claim the volume would be a second kernel writing to it. Such a volume stays with the VM, its
-claim.json says why, and the next container or the next daemon resumes. What QEMU holds decides who has the volume.
-Every step is idempotent.
+claim.json says why, and the next container or the next daemon resumes. What QEMU or its keeper holds decides who has
+the volume. Every step is idempotent.
 """
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 _SERIAL_CHARACTERS = 20
 
 _DESCRIPTORS_PER_CLAIM = 2
-"""The claim lock and the device. QEMU holds fewer if the daemon died while it gave or released them."""
+"""The claim lock and the device. Fewer are held if the daemon died while it gave or released them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,39 @@ def serial_of(record: Record) -> str:
     return record.digest[:_SERIAL_CHARACTERS]
 
 
+class ClaimsInHand:
+    """The claims whose descriptors this process has at the moment, by serial.
+
+    When keeper and standby have both ended, these descriptors are what still holds such a claim. So nobody closes
+    them while `lock` is held.
+    """
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self._claims: dict[str, ports.Claim] = {}
+
+    def now(self) -> Mapping[str, ports.Claim]:
+        """Those of this moment."""
+        return dict(self._claims)
+
+    @contextlib.asynccontextmanager
+    async def having(self, serial: str, claim: ports.Claim) -> AsyncIterator[None]:
+        """Have a claim while the block runs, then hand it over."""
+        self._claims[serial] = claim
+        try:
+            yield
+        finally:
+            async with self.lock:
+                del self._claims[serial]
+                await asyncio.to_thread(claim.hand_over)
+
+
 async def claim_and_mount(
-    handoff: ports.Handoff, record: Record, sandbox: volumes.SandboxId, vm: ports.Vm
+    handoff: ports.Handoff,
+    record: Record,
+    sandbox: volumes.SandboxId,
+    vm: ports.Vm,
+    in_hand: ClaimsInHand,
 ) -> SandboxVolume:
     """Claim the volume for the sandbox and mount it in the guest; resumes an interrupted attempt.
 
@@ -68,42 +100,45 @@ async def claim_and_mount(
     serial = serial_of(record)
     held = (await vm.descriptors.held()).get(serial, 0)
     if held == _DESCRIPTORS_PER_CLAIM:
-        return await _resume(handoff, record, sandbox, vm)
+        return await _resume(handoff, record, sandbox, vm, in_hand)
     if held:
         await _remove_disk(serial, vm)
     claim = await asyncio.to_thread(handoff.claim, record.target, sandbox)
     volume = SandboxVolume(claim, serial)
-    try:
-        await vm.descriptors.hold(serial, claim.fds)
-        await _attach_and_mount(volume, vm)
-    except BaseException as error:
-        await _report(claim, error)
-        await _undo(volume, vm)
-        raise
-    finally:
-        await asyncio.to_thread(claim.hand_over)
+    async with in_hand.having(serial, claim):
+        try:
+            await vm.descriptors.hold(serial, claim.fds)
+            await _attach_and_mount(volume, vm)
+        except BaseException as error:
+            await _report(claim, error)
+            await _undo(volume, vm)
+            raise
     return volume
 
 
 async def _resume(
-    handoff: ports.Handoff, record: Record, sandbox: volumes.SandboxId, vm: ports.Vm
+    handoff: ports.Handoff,
+    record: Record,
+    sandbox: volumes.SandboxId,
+    vm: ports.Vm,
+    in_hand: ClaimsInHand,
 ) -> SandboxVolume:
-    """Finish an earlier attempt whose claim QEMU holds. A failure leaves the claim with QEMU.
+    """Finish an earlier attempt whose claim QEMU or its keeper holds. A failure leaves the claim there.
 
     This ends a freeze that an earlier daemon began: its caller cannot reach this daemon before the volume is adopted,
     and the steps here would wait for the thaw of a frozen filesystem.
     """
-    claim = await asyncio.to_thread(handoff.adopt, record.target, sandbox, vm.pid)
+    holder = await vm.descriptors.holder()
+    claim = await asyncio.to_thread(handoff.adopt, record.target, sandbox, holder)
     volume = SandboxVolume(claim, serial_of(record))
-    try:
-        with contextlib.suppress(errors.NotFound):  # the earlier attempt had not mounted it
-            await vm.guest.thaw(volume.serial)
-        await _attach_and_mount(volume, vm)
-    except BaseException as error:
-        await _report(claim, error)
-        raise
-    finally:
-        await asyncio.to_thread(claim.hand_over)
+    async with in_hand.having(volume.serial, claim):
+        try:
+            with contextlib.suppress(errors.NotFound):  # the earlier attempt had not mounted it
+                await vm.guest.thaw(volume.serial)
+            await _attach_and_mount(volume, vm)
+        except BaseException as error:
+            await _report(claim, error)
+            raise
     return volume
 
 

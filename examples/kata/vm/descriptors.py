@@ -8,6 +8,7 @@ deleted or QEMU ends. The node's name says which volume it belongs to, so a daem
     hold.<name>.<n>      a block node over /dev/fdset/<id>, without image locking
 """
 
+import asyncio
 import os
 import stat
 from collections import Counter
@@ -21,8 +22,14 @@ _PREFIX = "hold."
 class HeldDescriptors:
     """The descriptors that one VM's QEMU holds."""
 
-    def __init__(self, control: qmp.Qmp) -> None:
+    def __init__(self, control: qmp.Qmp, pid: int) -> None:
         self._control = control
+        self._pid = pid
+
+    @property
+    def keeper_socket(self) -> None:
+        """There is no keeper: QEMU holds them."""
+        return None
 
     async def hold(self, name: str, fds: Sequence[int]) -> None:
         """Give duplicates of `fds` to QEMU, under `name`; all or none. Raises QemuCommandFailed, QmpDisconnected."""
@@ -49,6 +56,14 @@ class HeldDescriptors:
         """The number of descriptors that QEMU holds, by name. Raises QemuCommandFailed, QmpDisconnected."""
         nodes = (node for node in await self._nodes() if node.startswith(_PREFIX))
         return Counter(node.removeprefix(_PREFIX).rpartition(".")[0] for node in nodes)
+
+    async def holder(self) -> int:
+        """The process that holds them."""
+        return self._pid
+
+    async def lost(self) -> None:
+        """Never: they end with QEMU, and then nothing of it is left that could need them."""
+        await asyncio.get_running_loop().create_future()
 
     async def _hold(self, node: str, fd: int) -> None:
         fdset = await self._control.give(fd, node)

@@ -5,6 +5,7 @@
     <directory>/{control,agent}.sock   QEMU's QMP and the guest's agent
     <directory>/qemu.pid               written by QEMU
     <directory>/console.{in,out}, qemu.err   pipes (console.py)
+    <directory>/keeper.sock            of the process that holds the claims, if QEMU does not (kept_descriptors.py)
 
 QEMU runs in a session of its own and survives this process. Both sockets are bound and listened on before QEMU
 starts, so connecting neither waits nor polls. A start that fails leaves no QEMU running. Closing a Machine only
@@ -28,6 +29,7 @@ from examples.kata.vm import (
     disks,
     faults,
     guest,
+    kept_descriptors,
     process,
     qmp,
     shares,
@@ -60,7 +62,7 @@ class Machine:
         self._process: process.Process
         self._control: qmp.Qmp
         self.disks: disks.Disks
-        self.descriptors: descriptors.HeldDescriptors
+        self.descriptors: descriptors.HeldDescriptors | kept_descriptors.KeptDescriptors
         self.guest: guest.Guest
 
     @property
@@ -83,6 +85,10 @@ class Machine:
         Raises InvalidSerial, NotADisk, SerialInUse, DiskInUse, NoFreeSlot, QemuCommandFailed, QmpDisconnected.
         """
         return await self.disks.attach(serial, source, read_only=read_only)
+
+    async def plugged(self) -> tuple[str, ...]:
+        """The disks that it has. Raises QemuCommandFailed, QmpDisconnected."""
+        return await self.disks.serials()
 
     async def detach(self, serial: str, *, timeout_s: float = UNPLUG_S) -> None:
         """Unmount in the guest, then unplug; absent is success. Raises GuestBusy, UnplugTimedOut and others.
@@ -152,7 +158,10 @@ class Machine:
         self._control = await qmp.Qmp.connect(self.directory / "control.sock")
         self._stack.push_async_callback(self._control.close)
         self.disks = disks.Disks(self._control, self.identity.volume_slots)
-        self.descriptors = descriptors.HeldDescriptors(self._control)
+        self.descriptors = descriptors.HeldDescriptors(self._control, self.pid)
+        if self.identity.claims == "keeper":
+            keeper = self.directory / "keeper.sock"
+            self.descriptors = kept_descriptors.KeptDescriptors(keeper, self.pid)
         client, hello = await self._agent(timeout_s)
         self._stack.push_async_callback(client.close)
         self.guest = guest.Guest(client, hello)
@@ -184,7 +193,7 @@ async def start(
     Raises InvalidVmDirectory, VmAlreadyControlled, VmAlreadyRuns, ShareFailed, VmStartFailed.
     """
     identity = vm_directory.Identity(
-        spec.name, str(uuid.uuid4()), spec.acceleration, spec.volume_slots
+        spec.name, str(uuid.uuid4()), spec.acceleration, spec.volume_slots, spec.claims
     )
     lock = await _run_to_completion(
         asyncio.to_thread(vm_directory.prepare, directory, identity), os.close
@@ -195,6 +204,8 @@ async def start(
         spawning = asyncio.to_thread(_spawn, spec, directory, identity.uuid, started)
         await _run_to_completion(spawning, lambda _: None)
         await machine._connect(started, boot_timeout_s)
+        if isinstance(machine.descriptors, kept_descriptors.KeptDescriptors):
+            await machine.descriptors.begin()
     except BaseException as err:
         console_tail = machine.console.tail()
         await asyncio.shield(_undo(machine, started))

@@ -23,6 +23,8 @@ _EMULATED = "mitigations=off cryptomgr.notests nokaslr"
 _SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 Acceleration = Literal["kvm", "tcg"]
+ClaimHolder = Literal["hypervisor", "keeper"]
+"""What holds the claims of a VM: QEMU, or a process beside it, as for a hypervisor that takes no descriptors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class MachineSpec:
     memory_mib: int = 256
     volume_slots: int = VOLUME_SLOTS
     shares: tuple[Share, ...] = field(default=())
+    claims: ClaimHolder = "hypervisor"
 
 
 def command_line(

@@ -32,6 +32,7 @@ class Identity:
     uuid: str
     acceleration: spec.Acceleration
     volume_slots: int
+    claims: spec.ClaimHolder = "hypervisor"
 
 
 _IDENTITY = pydantic.TypeAdapter(Identity)

@@ -18,10 +18,10 @@ from crust.host.block import devices
 from crust.runtime_handler import Claim, claim_volume, keeper, keepers
 from tests.integration.runtime_handler.conftest import (
     MakeDevice,
-    kill_all_keepers,
     record_of,
     vm_process,
 )
+from tests.support.keeper_processes import kill_all_keepers
 from tests.support.records import HANDLER, TARGET
 
 pytestmark = pytest.mark.root

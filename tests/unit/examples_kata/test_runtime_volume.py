@@ -31,7 +31,7 @@ def vm_of(world: World, name: str) -> FakeVm:
 async def take(world: World, sandbox: volumes.SandboxId) -> volume.SandboxVolume:
     handed = FakeHandoff(world)
     return await volume.claim_and_mount(
-        handed, world.records[TARGET.text], sandbox, vm_of(world, sandbox)
+        handed, world.records[TARGET.text], sandbox, vm_of(world, sandbox), volume.ClaimsInHand()
     )
 
 
@@ -162,7 +162,7 @@ class FullDisk(FakeClaim):
 async def test_claim_is_released_when_its_report_fails(world: World) -> None:
     with pytest.raises(errors.Exhausted):
         await volume.claim_and_mount(
-            FakeHandoff(world, FullDisk), a_record(), ONE, vm_of(world, ONE)
+            FakeHandoff(world, FullDisk), a_record(), ONE, vm_of(world, ONE), volume.ClaimsInHand()
         )
     await take(world, TWO)
 
