@@ -185,12 +185,50 @@ def handlers(run_dir: str) -> None:
 
 
 @main.command()
-@click.argument("name")
-def explain(name: str) -> None:
-    """What an error means, who retries, what to do: `crust explain MountFailed`."""
-    from crust.cli import explain
+@click.argument("name", required=False)
+@click.option("--volume", help="Why this volume is deferred, by its id, and where it is.")
+@click.option("--target", help="Why the volume at this target path is deferred.")
+@click.option("--run-dir", default="/run/crust", show_default=True)
+def explain(name: str | None, volume: str | None, target: str | None, run_dir: str) -> None:
+    """What an error means, who retries, what to do: `crust explain MountFailed`.
 
-    explain.run(name)
+    With --volume or --target: what decided that a volume is deferred.
+    """
+    if [name, volume, target].count(None) != 2:
+        raise click.UsageError("give the name of an error, or --volume, or --target")
+    if name is not None:
+        from crust.cli import explain
+
+        explain.run(name)
+        return
+    from crust.cli import decisions
+
+    socket = f"{run_dir}/inspect.sock"
+    sys.exit(asyncio.run(decisions.volume(socket, volume=volume or "", target=target or "")))
+
+
+@main.group()
+def policy() -> None:
+    """The rules by which the proxy decides whether a publish is deferred."""
+
+
+@policy.command("explain")
+@click.option("--driver", required=True, help="The driver's name.")
+@click.option(
+    "--context", "pairs", multiple=True, metavar="KEY=VALUE", help="Of the volume context."
+)
+@click.option("--pod", metavar="NAMESPACE/NAME/UID", help="The pod that the volume is for.")
+@click.option("--flag", is_flag=True, help="The CO's flag defer_fs_ops is set.")
+@click.option("--block", is_flag=True, help="The volume is published as a raw block device.")
+@click.option("--run-dir", default="/run/crust", show_default=True)
+def policy_explain(run_dir: str, **question: Any) -> None:
+    """Whether a publish would be deferred, to which handler, and which rule says so.
+
+    Exit codes: 0 it was decided, 1 it is refused or the proxy does not answer, 2 the command cannot be understood.
+    """
+    from crust.cli import decisions
+
+    sys.exit(asyncio.run(decisions.policy(f"{run_dir}/inspect.sock", **question)))
 
 
 @main.command()

@@ -78,7 +78,7 @@ class CsiFrontend:
         self._calls = calls
         self._operations = operations.KeyedOperations()
         self._targets = targets
-        self._policy = decisions
+        self.policy = decisions
         self._looks: BoundedCalls[bool] = BoundedCalls(limit=64)
         self._forward = {
             name: passthrough.forward(backend.channel, _NODE + name) for name in _INSPECTED
@@ -148,7 +148,7 @@ class CsiFrontend:
         if known is not None and known.key.volume_id != request.volume_id:
             known = None
         try:
-            return await self._policy.decide(
+            return await self.policy.decide(
                 flag=request.defer_fs_ops,
                 block=request.volume_capability.HasField("block"),
                 context=request.volume_context,

@@ -1,13 +1,14 @@
 """The API for operators: the current state of the proxy. Read-only."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from crust import errors
 from crust.handoff.store import Entry
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.driver_sockets import DriverSockets
@@ -17,6 +18,17 @@ from crust.rpc.health import Health
 from crust.wire.v1 import handlers_pb2, inspect_pb2, inspect_pb2_grpc, types_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class NoSuchDriver(errors.NotFound):
+    """The proxy serves no driver of this name."""
+
+    def __init__(self, name: str, served: Iterable[str]) -> None:
+        super().__init__(
+            f"driver {name[:63]!r} is not known",
+            why=f"the proxy serves {', '.join(sorted(served)) or 'none'}",
+            hint="name one of them: `crust status` lists them",
+        )
 
 
 class Inspect(inspect_pb2_grpc.InspectServicer):
@@ -76,6 +88,22 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
         entries = await self._deferred.entries()
         return inspect_pb2.ListDeferredVolumesResponse(volumes=map(_volume, entries))
 
+    async def ExplainPolicy(
+        self, request: inspect_pb2.ExplainPolicyRequest, context: Context
+    ) -> inspect_pb2.ExplainPolicyResponse:
+        """What would be decided for a publish. Raises `NoSuchDriver` and what the policy raises."""
+        served = {each.served.name: each.front for each in self._drivers.all()}
+        if request.driver not in served:
+            raise NoSuchDriver(request.driver, served)
+        decision = await served[request.driver].policy.decide(
+            flag=request.defer_fs_ops, block=request.block, context=request.volume_context
+        )
+        return inspect_pb2.ExplainPolicyResponse(
+            deferred=decision.defer,
+            handler=decision.handler or "",
+            decided_by=decision.decider,
+        )
+
     async def GetHealth(
         self, request: inspect_pb2.GetHealthRequest, context: Context
     ) -> inspect_pb2.GetHealthResponse:
@@ -133,6 +161,7 @@ def _volume(entry: Entry) -> inspect_pb2.DeferredVolume:
         fs_type=record.mount.fs_type,
         readonly=record.readonly,
         capacity_bytes=record.mount.capacity_bytes,
+        decided_by=record.decided_by,
         state=claim.state.value if claim else "published",
         sandbox_id=claim.sandbox_id if claim else "",
         # of a dead claim, too: why the last sandbox could not use the volume

@@ -205,6 +205,7 @@ class DeferredVolume(_message.Message):
     SANDBOX_ID_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     ENTRY_FIELD_NUMBER: _builtins.int
+    DECIDED_BY_FIELD_NUMBER: _builtins.int
     target_path: _builtins.str
     driver: _builtins.str
     volume_id: _builtins.str
@@ -221,6 +222,8 @@ class DeferredVolume(_message.Message):
     """What is wrong, for people; empty when nothing is."""
     entry: _builtins.str
     """64 hex digits: the directory's name."""
+    decided_by: _builtins.str
+    """What decided that it is deferred, for people; empty in records of versions that did not keep it."""
     def __init__(
         self,
         *,
@@ -236,14 +239,93 @@ class DeferredVolume(_message.Message):
         sandbox_id: _builtins.str = ...,
         message: _builtins.str = ...,
         entry: _builtins.str = ...,
+        decided_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "device", b"device", "driver", b"driver", "entry", b"entry", "fs_type", b"fs_type", "handler", b"handler", "message", b"message", "readonly", b"readonly", "sandbox_id", b"sandbox_id", "state", b"state", "target_path", b"target_path", "volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "decided_by", b"decided_by", "device", b"device", "driver", b"driver", "entry", b"entry", "fs_type", b"fs_type", "handler", b"handler", "message", b"message", "readonly", b"readonly", "sandbox_id", b"sandbox_id", "state", b"state", "target_path", b"target_path", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeferredVolume: _TypeAlias = DeferredVolume  # noqa: Y015
+
+@_typing.final
+class ExplainPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class VolumeContextEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DRIVER_FIELD_NUMBER: _builtins.int
+    DEFER_FS_OPS_FIELD_NUMBER: _builtins.int
+    VOLUME_CONTEXT_FIELD_NUMBER: _builtins.int
+    BLOCK_FIELD_NUMBER: _builtins.int
+    driver: _builtins.str
+    """REQUIRED."""
+    defer_fs_ops: _builtins.bool
+    """The publish's fields of the same names."""
+    block: _builtins.bool
+    """Whether it is published as a raw block device."""
+    @_builtins.property
+    def volume_context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        driver: _builtins.str = ...,
+        defer_fs_ops: _builtins.bool = ...,
+        volume_context: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        block: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "defer_fs_ops", b"defer_fs_ops", "driver", b"driver", "volume_context", b"volume_context"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainPolicyRequest: _TypeAlias = ExplainPolicyRequest  # noqa: Y015
+
+@_typing.final
+class ExplainPolicyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEFERRED_FIELD_NUMBER: _builtins.int
+    HANDLER_FIELD_NUMBER: _builtins.int
+    DECIDED_BY_FIELD_NUMBER: _builtins.int
+    deferred: _builtins.bool
+    handler: _builtins.str
+    """Empty: the only handler that is registered."""
+    decided_by: _builtins.str
+    def __init__(
+        self,
+        *,
+        deferred: _builtins.bool = ...,
+        handler: _builtins.str = ...,
+        decided_by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decided_by", b"decided_by", "deferred", b"deferred", "handler", b"handler"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainPolicyResponse: _TypeAlias = ExplainPolicyResponse  # noqa: Y015
 
 @_typing.final
 class GetHealthRequest(_message.Message):

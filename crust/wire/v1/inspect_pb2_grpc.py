@@ -49,6 +49,11 @@ class InspectStub:
                 request_serializer=crust_dot_wire_dot_v1_dot_inspect__pb2.ListDeferredVolumesRequest.SerializeToString,
                 response_deserializer=crust_dot_wire_dot_v1_dot_inspect__pb2.ListDeferredVolumesResponse.FromString,
                 _registered_method=True)
+        self.ExplainPolicy = channel.unary_unary(
+                '/crust.v1.Inspect/ExplainPolicy',
+                request_serializer=crust_dot_wire_dot_v1_dot_inspect__pb2.ExplainPolicyRequest.SerializeToString,
+                response_deserializer=crust_dot_wire_dot_v1_dot_inspect__pb2.ExplainPolicyResponse.FromString,
+                _registered_method=True)
         self.GetHealth = channel.unary_unary(
                 '/crust.v1.Inspect/GetHealth',
                 request_serializer=crust_dot_wire_dot_v1_dot_inspect__pb2.GetHealthRequest.SerializeToString,
@@ -78,6 +83,14 @@ class InspectServicer:
 
     def ListDeferredVolumes(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainPolicy(self, request, context):
+        """Whether a publish would be deferred, and why. NOT_FOUND: the proxy serves no driver of that name. Otherwise it fails as
+        the publish would.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -113,6 +126,11 @@ def add_InspectServicer_to_server(servicer, server):
                     servicer.ListDeferredVolumes,
                     request_deserializer=crust_dot_wire_dot_v1_dot_inspect__pb2.ListDeferredVolumesRequest.FromString,
                     response_serializer=crust_dot_wire_dot_v1_dot_inspect__pb2.ListDeferredVolumesResponse.SerializeToString,
+            ),
+            'ExplainPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainPolicy,
+                    request_deserializer=crust_dot_wire_dot_v1_dot_inspect__pb2.ExplainPolicyRequest.FromString,
+                    response_serializer=crust_dot_wire_dot_v1_dot_inspect__pb2.ExplainPolicyResponse.SerializeToString,
             ),
             'GetHealth': grpc.unary_unary_rpc_method_handler(
                     servicer.GetHealth,
@@ -206,6 +224,33 @@ class Inspect:
             '/crust.v1.Inspect/ListDeferredVolumes',
             crust_dot_wire_dot_v1_dot_inspect__pb2.ListDeferredVolumesRequest.SerializeToString,
             crust_dot_wire_dot_v1_dot_inspect__pb2.ListDeferredVolumesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crust.v1.Inspect/ExplainPolicy',
+            crust_dot_wire_dot_v1_dot_inspect__pb2.ExplainPolicyRequest.SerializeToString,
+            crust_dot_wire_dot_v1_dot_inspect__pb2.ExplainPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,6 +34,10 @@ class InspectStub:
     ListDrivers: _grpc.UnaryUnaryMultiCallable[_inspect_pb2.ListDriversRequest, _inspect_pb2.ListDriversResponse]
     ListHandlers: _grpc.UnaryUnaryMultiCallable[_inspect_pb2.ListHandlersRequest, _inspect_pb2.ListHandlersResponse]
     ListDeferredVolumes: _grpc.UnaryUnaryMultiCallable[_inspect_pb2.ListDeferredVolumesRequest, _inspect_pb2.ListDeferredVolumesResponse]
+    ExplainPolicy: _grpc.UnaryUnaryMultiCallable[_inspect_pb2.ExplainPolicyRequest, _inspect_pb2.ExplainPolicyResponse]
+    """Whether a publish would be deferred, and why. NOT_FOUND: the proxy serves no driver of that name. Otherwise it fails as
+    the publish would.
+    """
     GetHealth: _grpc.UnaryUnaryMultiCallable[_inspect_pb2.GetHealthRequest, _inspect_pb2.GetHealthResponse]
     """What is wrong with the proxy itself."""
     Watch: _grpc.UnaryStreamMultiCallable[_inspect_pb2.WatchRequest, _inspect_pb2.Event]
@@ -45,6 +49,10 @@ class InspectAsyncStub(InspectStub):
     ListDrivers: _aio.UnaryUnaryMultiCallable[_inspect_pb2.ListDriversRequest, _inspect_pb2.ListDriversResponse]  # type: ignore[assignment]
     ListHandlers: _aio.UnaryUnaryMultiCallable[_inspect_pb2.ListHandlersRequest, _inspect_pb2.ListHandlersResponse]  # type: ignore[assignment]
     ListDeferredVolumes: _aio.UnaryUnaryMultiCallable[_inspect_pb2.ListDeferredVolumesRequest, _inspect_pb2.ListDeferredVolumesResponse]  # type: ignore[assignment]
+    ExplainPolicy: _aio.UnaryUnaryMultiCallable[_inspect_pb2.ExplainPolicyRequest, _inspect_pb2.ExplainPolicyResponse]  # type: ignore[assignment]
+    """Whether a publish would be deferred, and why. NOT_FOUND: the proxy serves no driver of that name. Otherwise it fails as
+    the publish would.
+    """
     GetHealth: _aio.UnaryUnaryMultiCallable[_inspect_pb2.GetHealthRequest, _inspect_pb2.GetHealthResponse]  # type: ignore[assignment]
     """What is wrong with the proxy itself."""
     Watch: _aio.UnaryStreamMultiCallable[_inspect_pb2.WatchRequest, _inspect_pb2.Event]  # type: ignore[assignment]
@@ -71,6 +79,16 @@ class InspectServicer(metaclass=_abc_1.ABCMeta):
         request: _inspect_pb2.ListDeferredVolumesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inspect_pb2.ListDeferredVolumesResponse, _abc.Awaitable[_inspect_pb2.ListDeferredVolumesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ExplainPolicy(
+        self,
+        request: _inspect_pb2.ExplainPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inspect_pb2.ExplainPolicyResponse, _abc.Awaitable[_inspect_pb2.ExplainPolicyResponse]]:
+        """Whether a publish would be deferred, and why. NOT_FOUND: the proxy serves no driver of that name. Otherwise it fails as
+        the publish would.
+        """
 
     @_abc_1.abstractmethod
     def GetHealth(

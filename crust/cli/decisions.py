@@ -1,0 +1,94 @@
+"""What `crust explain --volume`, `--target` and `crust policy explain` print: plain lines, one fact each."""
+
+from collections.abc import Sequence
+
+import click
+import grpc.aio
+
+from crust.rpc import channel
+from crust.rpc import status as codes
+from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
+
+TIMEOUT_S = 15.0
+"""The Kubernetes API may be asked."""
+
+
+async def volume(socket: str, *, volume: str, target: str) -> int:
+    """Every deferred publish of a volume id, or the one at a target; exit code 1 if there is none."""
+    async with channel.connect(socket) as connected:
+        stub = inspect_pb2_grpc.InspectStub(connected)
+        try:
+            answer = await stub.ListDeferredVolumes(
+                inspect_pb2.ListDeferredVolumesRequest(), timeout=TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as err:
+            return _failed(socket, err)
+    found = [
+        each for each in answer.volumes if each.target_path == target or each.volume_id == volume
+    ]
+    for each in found:
+        _print(
+            ("volume", f"{each.driver}/{each.volume_id}"),
+            ("target", each.target_path),
+            ("handler", each.handler),
+            ("device", each.device),
+            ("state", f"{each.state} {each.sandbox_id}".strip()),
+            ("decided by", each.decided_by or "not recorded by the version that published it"),
+            ("message", each.message),
+        )
+    if not found:
+        unreadable = sum(each.state == "unreadable" for each in answer.volumes)
+        click.echo(f"{volume or target} is not deferred on this node", err=True)
+        if unreadable:
+            click.echo(f"{unreadable} entries cannot be read: `crust volumes` names them", err=True)
+    return 0 if found else 1
+
+
+async def policy(
+    socket: str, *, driver: str, pairs: Sequence[str], pod: str | None, flag: bool, block: bool
+) -> int:
+    """What would be decided for a publish; exit code 1 if it would be refused."""
+    request = inspect_pb2.ExplainPolicyRequest(
+        driver=driver, defer_fs_ops=flag, block=block, volume_context=_context(pairs, pod)
+    )
+    async with channel.connect(socket) as connected:
+        stub = inspect_pb2_grpc.InspectStub(connected)
+        try:
+            answer = await stub.ExplainPolicy(request, timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as err:
+            return _failed(socket, err)
+    handler = answer.handler or "the only one that is registered"
+    _print(
+        ("decision", "deferred" if answer.deferred else "ordinary mount on the host"),
+        ("handler", handler if answer.deferred else ""),
+        ("decided by", answer.decided_by),
+    )
+    return 0
+
+
+def _context(pairs: Sequence[str], pod: str | None) -> dict[str, str]:
+    context = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not (key and separator):
+            raise click.UsageError(f"--context {pair!r} is not KEY=VALUE")
+        context[key] = value
+    if pod is not None:
+        parts = pod.split("/")
+        if len(parts) != 3 or not all(parts):
+            raise click.UsageError(f"--pod {pod!r} is not NAMESPACE/NAME/UID")
+        names = zip(("namespace", "name", "uid"), parts, strict=True)
+        context |= {f"csi.storage.k8s.io/pod.{key}": value for key, value in names}
+    return context
+
+
+def _print(*lines: tuple[str, str]) -> None:
+    for title, text in lines:
+        if text:
+            click.echo(f"{title:<12}{text}")
+
+
+def _failed(socket: str, err: grpc.aio.AioRpcError) -> int:
+    error = codes.to_error(err)
+    click.echo(f"the proxy at {socket}: {error.shown()}", err=True)
+    return 1
