@@ -104,22 +104,26 @@ def bind(source: str, target: str, *, readonly: bool = False) -> None:
         _attach(mount, onto, target)
 
 
-def mount_guard(target: str) -> None:
+def mount_guard(target: str) -> int | None:
     """Mount the fail-closed tmpfs: it takes names, an owner and a mode, and no data.
 
     A kubelet creates the directory of a `subPath` in the target, so there are inodes to spare. The one page that a
     tmpfs has at least is filled by a root-only file, so every write of data gets ENOSPC: a runtime that misses a
     deferral writes nothing onto the node's disk. The page is filled before the mount is attached, so no
     guard is ever visible with free space.
+
+    Returns the mount's unique id, if the kernel has such ids (Linux 6.8).
     """
     with _target(target, directory=True) as onto, oserrors.translating(f"cannot guard {target}"):
         mount = _new_guard()
         try:
             _fill(mount)
+            unique_id = syscalls.unique_mount_id(mount)
         except BaseException:
             os.close(mount)
             raise
         _attach(mount, onto, target)
+    return unique_id
 
 
 def _new_guard() -> int:

@@ -8,18 +8,11 @@ stops no other thread.
 import ctypes
 import os
 import stat
+from collections.abc import Callable
+from typing import Any
 
 AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
-
-_OPEN_TREE = 428
-_MOVE_MOUNT = 429
-_FSOPEN = 430
-_FSCONFIG = 431
-_FSMOUNT = 432
-_OPENAT2 = 437
-_PIDFD_GETFD = 438
-_MOUNT_SETATTR = 442
 
 OPEN_TREE_CLONE = 1
 OPEN_TREE_CLOEXEC = os.O_CLOEXEC
@@ -41,9 +34,11 @@ UMOUNT_NOFOLLOW = 0x08
 
 _AT_SYMLINK_NOFOLLOW = 0x100
 _AT_NO_AUTOMOUNT = 0x800
+_AS_IT_IS = _AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT
 _AT_STATX_DONT_SYNC = 0x4000
 _STATX_TYPE = 0x1
 _STATX_MNT_ID = 0x1000
+_STATX_MNT_ID_UNIQUE = 0x4000
 _STATX_ATTR_MOUNT_ROOT = 0x2000
 
 _RESOLVE_NO_SYMLINKS = 0x04
@@ -51,7 +46,7 @@ _RESOLVE_BENEATH = 0x08
 _RESOLVE_CACHED = 0x20
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
+_LONG, _TEXT = ctypes.c_long, ctypes.c_char_p
 
 
 class _MountAttributes(ctypes.Structure):
@@ -104,30 +99,48 @@ def _raise_errno(path: str | None = None) -> None:
     raise OSError(number, os.strerror(number), path)
 
 
-def _call(number: int, *arguments: object) -> int:
-    # Every integer goes as a full register: variadic syscall() reads longs, and ctypes would pass an int's 32 bits.
-    widened = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    result = int(_libc.syscall(ctypes.c_long(number), *widened))
-    if result < 0:
-        _raise_errno()
-    return result
+def _declared(number: int, *types: type[Any]) -> Callable[..., int]:
+    """A system call with arguments of these types; raises `OSError`.
+
+    Every integer goes as a long, a full register: variadic syscall() reads longs. Types that are declared once cost
+    less than a look at each argument of each call, of which a mount makes a dozen.
+    """
+    function = ctypes.CFUNCTYPE(_LONG, _LONG, *types, use_errno=True)(("syscall", _libc))
+
+    def call(*arguments: object) -> int:
+        result: int = function(number, *arguments)
+        if result < 0:
+            _raise_errno()
+        return result
+
+    return call
+
+
+_open_tree = _declared(428, _LONG, _TEXT, _LONG)
+_move_mount = _declared(429, _LONG, _TEXT, _LONG, _TEXT, _LONG)
+_fsopen = _declared(430, _TEXT, _LONG)
+_fsconfig = _declared(431, _LONG, _LONG, _TEXT, _TEXT, _LONG)
+_fsmount = _declared(432, _LONG, _LONG, _LONG)
+_openat2 = _declared(437, _LONG, _TEXT, ctypes.c_void_p, _LONG)
+_pidfd_getfd = _declared(438, _LONG, _LONG, _LONG)
+_mount_setattr = _declared(442, _LONG, _TEXT, _LONG, ctypes.c_void_p, _LONG)
 
 
 def fsopen(fs_type: str) -> int:
     """A descriptor of a filesystem context, fsopen(2)."""
-    return _call(_FSOPEN, os.fsencode(fs_type), _FSOPEN_CLOEXEC)
+    return _fsopen(os.fsencode(fs_type), _FSOPEN_CLOEXEC)
 
 
 def fsconfig(context: int, command: int, key: str | None = None, value: str | None = None) -> None:
     """Set a parameter of a context, or act on it, fsconfig(2)."""
     coded_key = None if key is None else os.fsencode(key)
     coded_value = None if value is None else os.fsencode(value)
-    _call(_FSCONFIG, context, command, coded_key, coded_value, 0)
+    _fsconfig(context, command, coded_key, coded_value, 0)
 
 
 def fsmount(context: int, attributes: int) -> int:
     """A descriptor of a detached mount of the context's filesystem, fsmount(2)."""
-    return _call(_FSMOUNT, context, _FSMOUNT_CLOEXEC, attributes)
+    return _fsmount(context, _FSMOUNT_CLOEXEC, attributes)
 
 
 def open_beneath(directory: int, path: str) -> int:
@@ -135,50 +148,49 @@ def open_beneath(directory: int, path: str) -> int:
 
     `OSError` does not say which component it was.
     """
-    return _openat2(directory, path, _PARENT)
+    return _open(directory, path, _PARENT)
 
 
 def open_cached_root(path: str) -> int:
     """openat2(2): an O_PATH descriptor of a directory; `BlockingIOError` where the kernel would read from storage."""
-    return _openat2(AT_FDCWD, path, _CACHED_ROOT)
+    return _open(AT_FDCWD, path, _CACHED_ROOT)
 
 
 def open_cached_beneath(directory: int, path: str) -> int:
     """Like `open_beneath`; `BlockingIOError` where the kernel would read from storage."""
-    return _openat2(directory, path, _CACHED_PARENT)
+    return _open(directory, path, _CACHED_PARENT)
 
 
 def open_cached_child(directory: int, name: str) -> int:
     """An O_PATH descriptor of what has a name in a directory, a link too; raises as `open_cached_beneath`."""
-    return _openat2(directory, name, _CACHED_CHILD)
+    return _open(directory, name, _CACHED_CHILD)
 
 
-def _openat2(directory: int, path: str, how: _OpenHow) -> int:
-    size = ctypes.sizeof(how)
-    return _call(_OPENAT2, directory, os.fsencode(path), ctypes.byref(how), size)
+def _open(directory: int, path: str, how: _OpenHow) -> int:
+    return _openat2(directory, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
 
 
 def copy_descriptor(process: int, number: int) -> int:
     """A copy of descriptor `number` of the process of a pidfd, pidfd_getfd(2); closed on exec."""
-    return _call(_PIDFD_GETFD, process, number, 0)
+    return _pidfd_getfd(process, number, 0)
 
 
 def open_tree(path: str, flags: int) -> int:
     """A descriptor of a (detached copy of a) mount, open_tree(2)."""
-    return _call(_OPEN_TREE, AT_FDCWD, os.fsencode(path), flags)
+    return _open_tree(AT_FDCWD, os.fsencode(path), flags)
 
 
 def set_mount_attributes(mount: int, attributes: int) -> None:
     """Set MOUNT_ATTR_* of one mount that is given by its descriptor, mount_setattr(2)."""
     wanted = _MountAttributes(attr_set=attributes)
     size = ctypes.sizeof(wanted)
-    _call(_MOUNT_SETATTR, mount, b"", AT_EMPTY_PATH, ctypes.byref(wanted), size)
+    _mount_setattr(mount, b"", AT_EMPTY_PATH, ctypes.byref(wanted), size)
 
 
 def move_mount(mount: int, target: int) -> None:
     """Attach a detached mount onto what the descriptor `target` refers to, move_mount(2)."""
     flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
-    _call(_MOVE_MOUNT, mount, b"", target, b"", flags)
+    _move_mount(mount, b"", target, b"", flags)
 
 
 def mount_rooted_at(path: str) -> int | None:
@@ -186,7 +198,23 @@ def mount_rooted_at(path: str) -> int | None:
 
     A link at the end is not followed, and no file server is asked.
     """
-    return _mount_rooted_at(AT_FDCWD, path, _AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT)
+    return _mount_rooted_at(AT_FDCWD, path, _AS_IT_IS)
+
+
+def unique_mount_rooted_at(path: str) -> int | None:
+    """Like `mount_rooted_at`, with an id that no other mount gets until the next boot; None also before Linux 6.8."""
+    return _unique_id(_statx(AT_FDCWD, path, _AS_IT_IS, _STATX_MNT_ID_UNIQUE))
+
+
+def unique_mount_id(descriptor: int) -> int | None:
+    """The same, of a descriptor of a mount's root."""
+    return _unique_id(_statx(descriptor, "", AT_EMPTY_PATH, _STATX_MNT_ID_UNIQUE))
+
+
+def _unique_id(found: _Statx) -> int | None:
+    if found.mask & _STATX_MNT_ID_UNIQUE and found.attributes & _STATX_ATTR_MOUNT_ROOT:
+        return int(found.mount_id)
+    return None
 
 
 def is_mount_root(descriptor: int) -> bool:

@@ -107,7 +107,7 @@ def test_mount_device_on_a_link_is_refused(
 ) -> None:
     link = tmp_path / "link"
     link.symlink_to(mountpoint)
-    acts: tuple[Callable[[], None], ...] = (
+    acts: tuple[Callable[[], object], ...] = (
         lambda: mount_api.mount_device(ext4.path, str(link), "ext4"),
         lambda: mount_api.mount_guard(str(link)),
         lambda: mount_api.bind(str(tmp_path), str(link)),
