@@ -16,6 +16,7 @@ from crust import errors, volumes
 from crust.host.block import devices
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
+from crust.host.process import syscalls
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +91,10 @@ class GuardedTargets:
     def __init__(self, roots: Sequence[str]) -> None:
         self._roots = tuple(roots)
         self._changes = mountinfo.Changes()
+        self._own: dict[str, int] = {}
+        """The guards that this process has mounted, by target: their ids, which no other mount gets. They are known
+        again by one system call; the list of mounts grows with the node.
+        """
 
     def check_allowed(self, target: volumes.TargetPath) -> None:
         """See `Targets`."""
@@ -123,20 +128,28 @@ class GuardedTargets:
     def mount_guard(self, target: volumes.TargetPath) -> bool:
         """See `Targets`."""
         with target_paths.made_directory(target, self._roots) as (directory, made):
-            if not made and self._guard_on(target) is not None:
+            if not made and self._guard_on(target):
                 return False
-            mount_api.mount_guard(directory)
+            self._mount_guard(target, directory)
         return True
+
+    def _mount_guard(self, target: volumes.TargetPath, directory: str) -> None:
+        unique_id = mount_api.mount_guard(directory)
+        if unique_id is not None:
+            self._own[target.text] = unique_id
 
     def has_guard(self, target: volumes.TargetPath) -> bool:
         """See `Targets`."""
+        if self._is_own(target):
+            return True
         mount = mountinfo.at(target.text)
         return mount is not None and mount_api.is_guard(mount)
 
     def unmount_guard(self, target: volumes.TargetPath) -> None:
         """See `Targets`."""
-        while self._guard_on(target) is not None:  # never another mount that is stacked on it
+        while self._guard_on(target):  # never another mount that is stacked on it
             mount_api.unmount_one(target.text)
+        self._own.pop(target.text, None)
         target_paths.remove_empty_below(target, self._roots)
         target_paths.remove(target, self._roots)
 
@@ -157,15 +170,26 @@ class GuardedTargets:
                 extra={"target": target.text, "error": str(error)},
             )
             with target_paths.opened(target, self._roots) as directory:
-                mount_api.mount_guard(directory)
+                self._mount_guard(target, directory)
 
     def mounts_changed(self) -> bool:
         """See `Targets`."""
         return self._changes.seen()
 
-    def _guard_on(self, target: volumes.TargetPath) -> mountinfo.Mount | None:
-        """The guard mount, if there is one; raises `TargetMounted` for another mount."""
+    def _guard_on(self, target: volumes.TargetPath) -> bool:
+        """Whether the guard is mounted on the target; raises `TargetMounted` for another mount."""
+        if self._is_own(target):
+            return True
         mount = mountinfo.at(target.text)
         if mount is not None and not mount_api.is_guard(mount):
             raise TargetMounted(target.text, mount)
-        return mount
+        return mount is not None
+
+    def _is_own(self, target: volumes.TargetPath) -> bool:
+        unique_id = self._own.get(target.text)
+        if unique_id is None:
+            return False
+        try:
+            return syscalls.unique_mount_rooted_at(target.text) == unique_id
+        except OSError:  # absent, or it answers with errors: mountinfo says which
+            return False

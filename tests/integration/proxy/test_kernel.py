@@ -148,6 +148,45 @@ async def test_guard_that_was_unmounted_is_restored_over_whatever_was_written(no
     node.check_untouched(target)
 
 
+def test_own_guard_is_known_again_without_the_list_of_mounts(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = volumes.TargetPath(places.target("one"))
+    here = targets.GuardedTargets([places.kubelet])
+    assert here.mount_guard(target)
+    with monkeypatch.context() as blind:
+        blind.setattr(mountinfo, "read_all", None)
+        blind.setattr(mountinfo, "at", None)
+        assert here.has_guard(target)
+        here.check_free(target)
+    assert targets.GuardedTargets([places.kubelet]).has_guard(
+        target
+    )  # after a restart: by the list
+    here.unmount_guard(target)
+    assert not here.has_guard(target)
+    assert not os.path.lexists(target.text)
+
+
+@pytest.mark.parametrize("beside", ["over the guard", "in its place"])
+def test_another_mount_is_never_taken_for_the_guard_that_was_there(
+    places: Places, beside: str
+) -> None:
+    target = volumes.TargetPath(places.target("one"))
+    here = targets.GuardedTargets([places.kubelet])
+    here.mount_guard(target)
+    if beside == "in its place":
+        mount_api.unmount(target.text)
+    mount_api.bind(places.root, target.text)
+    try:
+        assert not here.has_guard(target)
+        for act in (here.check_free, here.mount_guard, here.unmount_guard):
+            with pytest.raises(targets.TargetMounted):
+                act(target)
+    finally:
+        mount_api.unmount_one(target.text)
+        here.unmount_guard(target)
+
+
 async def test_a_target_with_a_mount_on_it_is_refused_and_keeps_it(node: Node) -> None:
     target = node.places.target("one")
     os.mkdir(target)
