@@ -152,6 +152,8 @@ def _arguments(paths: NodePaths, volumes_root: Path) -> dict[str, list[str]]:
             f"--socket={paths.shim_socket}",
             f"--driver-socket={paths.driver_socket}",
             f"--runtime-socket={paths.crust_run / 'runtime.sock'}",
+            f"--kubelet-root={paths.kubelet}",
+            "--no-check-propagation",
         ],
         "proxy": [
             f"--run-dir={paths.crust_run}",
