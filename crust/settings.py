@@ -160,6 +160,17 @@ class ShimSettings(ProgramSettings):
     check_propagation: bool = True
     """Refuse to start where the driver's mounts would not be seen. False: driver and shim share a mount namespace."""
 
+    controller: bool = False
+    """Whether it stands beside the driver's controller, and is called by the CSI sidecars."""
+
+    @pydantic.model_validator(mode="after")
+    def _controller_wraps(self) -> Self:
+        if self.controller and not self.wrap:
+            raise ValueError(
+                "controller is set, and wrap is not: without wrap it has nothing to do"
+            )
+        return self
+
 
 class DriverSettings(ProgramSettings):
     """`crust driver`."""

@@ -97,6 +97,11 @@ def proxy(**flags: Any) -> None:
     help="For volumes whose context does not say. Default: never.",
 )
 @_PROPAGATION
+@click.option(
+    "--controller/--no-controller",
+    default=None,
+    help="Wrap the driver's controller, for its sidecars, and not its node part. Default: no.",
+)
 def shim(**flags: Any) -> None:
     """Wrap one CSI driver."""
     from crust.csi_shim import process

@@ -54,7 +54,7 @@ class Admitted:
 def check_stage(driver: str, request: csi_pb2.NodeStageVolumeRequest) -> None:
     """Raise `CannotBeDeferred`, or `errors.InvalidRequest`, if the volume must not be staged as block."""
     capability = csi.capability(request.volume_capability)
-    _check_mode(request.volume_id, capability)
+    check_mode(request.volume_id, capability)
     _check_kind(driver, request.volume_id, capability, request)
 
 
@@ -62,7 +62,7 @@ def admit(driver: str, request: csi_pb2.NodePublishVolumeRequest) -> Admitted:
     """What the publish asks for. Raises `CannotBeDeferred`, `InvalidMountOption`, `InvalidRequest`."""
     limits.volume_id_of_any_driver(request.volume_id)
     capability = csi.capability(request.volume_capability)
-    access = _check_mode(request.volume_id, capability)
+    access = check_mode(request.volume_id, capability)
     fs_type = _check_kind(driver, request.volume_id, capability, request)
     options = mount_options.for_guest(access.mount_flags)
     if fs_type in _OPTIONS_KNOWN:
@@ -78,7 +78,7 @@ def admit(driver: str, request: csi_pb2.NodePublishVolumeRequest) -> Admitted:
     )
 
 
-def _check_mode(volume_id: str, capability: volumes.VolumeCapability) -> volumes.MountAccess:
+def check_mode(volume_id: str, capability: volumes.VolumeCapability) -> volumes.MountAccess:
     if not isinstance(capability.access, volumes.MountAccess):
         raise CannotBeDeferred(volume_id, "it is a raw block volume, which has no filesystem")
     if capability.mode not in _MODES:

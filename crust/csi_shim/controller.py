@@ -1,0 +1,136 @@
+"""The shim beside a vendor's controller: between the CSI sidecars and the driver's controller socket.
+
+It looks at four calls. A volume that says nothing of crust passes byte for byte in all of them, and so does every
+other call. Nothing is kept: what a later call must know is in the volume context.
+
+ControllerExpandVolume has no volume context. Where the CO says that the volume is mounted, the filesystem must grow,
+and if the volume is deferred nobody on this side can know that it has: so `node_expansion_required` is always true
+then. For a volume that the host mounts, this asks the node's driver once more than it wants, and changes nothing.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import grpc.aio
+from google.protobuf.message import Message
+
+from crust import deferral_keys
+from crust.csi_shim.created_volume import Wish, as_block, context_of, remove_keys, to_driver
+from crust.deferral_keys import Defer
+from crust.rpc import passthrough, requests
+from crust.rpc.driver_facts import DriverFacts
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+_CONTROLLER = "/csi.v1.Controller/"
+Request = TypeVar("Request", bound=Message)
+
+
+class ControllerShim:
+    """Answers the calls. `default` decides about volumes that say nothing."""
+
+    def __init__(self, driver: grpc.aio.Channel, facts: DriverFacts, default: Defer) -> None:
+        self._driver = driver
+        self._facts = facts
+        self._default = default
+        self._stub = csi_pb2_grpc.ControllerStub(driver)
+
+    def handler(self) -> passthrough.Passthrough:
+        """The generic handler for the server."""
+        own = dict(
+            (
+                self._own("CreateVolume", csi_pb2.CreateVolumeRequest, self._create),
+                self._own(
+                    "ControllerPublishVolume", csi_pb2.ControllerPublishVolumeRequest, self._publish
+                ),
+                self._own(
+                    "ValidateVolumeCapabilities",
+                    csi_pb2.ValidateVolumeCapabilitiesRequest,
+                    self._validate,
+                ),
+                self._own(
+                    "ControllerExpandVolume", csi_pb2.ControllerExpandVolumeRequest, self._expand
+                ),
+            )
+        )
+        return passthrough.Passthrough(self._driver, own)
+
+    def _own(
+        self,
+        name: str,
+        kind: type[Request],
+        answer: Callable[[Request, passthrough.Context], Awaitable[Message | None]],
+    ) -> tuple[str, passthrough.UnaryBehaviour]:
+        unchanged = passthrough.forward(self._driver, _CONTROLLER + name)
+
+        async def behave(data: bytes, context: passthrough.Context) -> bytes:
+            try:
+                answered = await answer(requests.parse(kind, data), context)
+            except grpc.aio.AioRpcError as error:
+                return await passthrough.relay_status(context, error)
+            return (
+                await unchanged(data, context) if answered is None else answered.SerializeToString()
+            )
+
+        return _CONTROLLER + name, behave
+
+    async def _create(
+        self, request: csi_pb2.CreateVolumeRequest, context: passthrough.Context
+    ) -> Message | None:
+        wish = Wish.of_parameters(request.parameters, self._default)
+        if not wish.keys:
+            return None
+        driver = await self._facts.name(context.time_remaining())
+        sent = to_driver(request, wish, driver)
+        answer = await self._stub.CreateVolume(
+            sent, metadata=passthrough.metadata_of(context), timeout=context.time_remaining()
+        )
+        answer.volume.volume_context.update(context_of(request, answer, wish))
+        return answer
+
+    async def _publish(
+        self, request: csi_pb2.ControllerPublishVolumeRequest, context: passthrough.Context
+    ) -> Message | None:
+        wish = Wish.of_context(request.volume_context, self._default)
+        if not wish.keys:
+            return None
+        remove_keys(request.volume_context)
+        if wish.is_block:
+            as_block([request.volume_capability])
+        return await self._stub.ControllerPublishVolume(
+            request, metadata=passthrough.metadata_of(context), timeout=context.time_remaining()
+        )
+
+    async def _validate(
+        self, request: csi_pb2.ValidateVolumeCapabilitiesRequest, context: passthrough.Context
+    ) -> Message | None:
+        wish = Wish.of_context(request.volume_context, self._default)
+        own = [key for key in request.parameters if key.startswith(deferral_keys.PREFIX)]
+        if not wish.keys and not own:
+            return None
+        asked = csi_pb2.ValidateVolumeCapabilitiesRequest()
+        asked.CopyFrom(request)
+        remove_keys(asked.volume_context)
+        remove_keys(asked.parameters)
+        if wish.is_block:
+            as_block(asked.volume_capabilities)
+        answer = await self._stub.ValidateVolumeCapabilities(
+            asked, metadata=passthrough.metadata_of(context), timeout=context.time_remaining()
+        )
+        if answer.HasField("confirmed"):  # of what the CO asked, not of what the driver was asked
+            answer.confirmed.volume_context.update(request.volume_context)
+            answer.confirmed.parameters.update(request.parameters)
+            if wish.is_block and answer.confirmed.volume_capabilities:
+                answer.confirmed.ClearField("volume_capabilities")
+                answer.confirmed.volume_capabilities.extend(request.volume_capabilities)
+        return answer
+
+    async def _expand(
+        self, request: csi_pb2.ControllerExpandVolumeRequest, context: passthrough.Context
+    ) -> Message | None:
+        if not request.volume_capability.HasField("mount"):
+            return None
+        answer = await self._stub.ControllerExpandVolume(
+            request, metadata=passthrough.metadata_of(context), timeout=context.time_remaining()
+        )
+        answer.node_expansion_required = True
+        return answer

@@ -1,0 +1,51 @@
+"""The controller's shim as a process, between the CSI sidecars' socket and the socket of the vendor's controller."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from crust.csi_shim.controller import ControllerShim
+from crust.deferral_keys import Defer
+from crust.rpc import channel, server
+from crust.rpc.daemon import Daemon, starting
+from crust.rpc.driver_facts import DriverFacts
+from crust.settings import ShimSettings
+
+
+@asynccontextmanager
+async def serving(
+    *, socket_path: str, driver_socket: str, default: Defer, take_over: bool = False
+) -> AsyncIterator[Daemon]:
+    """Serve while the block runs. Raises what `server.serving` raises, before anything is served.
+
+    It has no state: one that was taken over answers its old connections as before.
+    """
+    await asyncio.to_thread(os.makedirs, os.path.dirname(socket_path), 0o700, exist_ok=True)
+    async with (
+        channel.connect(driver_socket) as driver,
+        contextlib.aclosing(DriverFacts(driver)) as facts,
+        starting(f"{socket_path}.lock", take_over=take_over) as daemon,
+    ):
+        shim = ControllerShim(driver, facts, default)
+        serves = server.serving(
+            socket_path,
+            name="controller shim",
+            lock_path=None,
+            generic=[shim.handler()],
+            daemon=daemon,
+        )
+        async with serves, daemon.serves():
+            yield daemon
+
+
+async def run(settings: ShimSettings) -> None:
+    """Serve until cancelled; raises as `serving` does."""
+    async with serving(
+        socket_path=settings.socket,
+        driver_socket=settings.driver_socket,
+        default=Defer(settings.defer),
+        take_over=settings.take_over,
+    ) as daemon:
+        await daemon.forever()

@@ -1,0 +1,301 @@
+"""The shim beside a controller: what the driver is asked, and what the sidecars get."""
+
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+
+from crust.csi_shim import controller_process
+from crust.deferral_keys import Defer
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support.refusals import refused
+
+Code = grpc.StatusCode
+MODE = csi_pb2.VolumeCapability.AccessMode
+ALWAYS = {"crust.dev/defer": "always"}
+BY_CLASS = {"crust.dev/defer": "runtime-class"}
+
+
+@dataclass
+class Controller(csi_pb2_grpc.ControllerServicer, csi_pb2_grpc.IdentityServicer):
+    """A vendor's controller: it remembers each request, and refuses parameters that it does not know."""
+
+    requests: list[Any] = field(default_factory=list)
+    context: dict[str, str] = field(default_factory=dict)
+    source: bool = False
+    known: frozenset[str] = frozenset({"type", "blocksize", "bytesPerInode", "fromBackup"})
+
+    async def GetPluginInfo(self, request: Any, context: Any) -> csi_pb2.GetPluginInfoResponse:
+        return csi_pb2.GetPluginInfoResponse(name="csi.example.com", vendor_version="1")
+
+    async def CreateVolume(self, request: Any, context: Any) -> csi_pb2.CreateVolumeResponse:
+        self.requests.append(request)
+        unknown = set(request.parameters) - self.known
+        if unknown:
+            await context.abort(Code.INVALID_ARGUMENT, f"Invalid parameter key {unknown}")
+        volume = csi_pb2.Volume(
+            volume_id="vol-1", capacity_bytes=1 << 30, volume_context=self.context
+        )
+        if self.source:
+            volume.content_source.volume.volume_id = "vol-0"
+        return csi_pb2.CreateVolumeResponse(volume=volume)
+
+    async def ControllerPublishVolume(self, request: Any, context: Any) -> Any:
+        self.requests.append(request)
+        return csi_pb2.ControllerPublishVolumeResponse(publish_context={"device": "/dev/x"})
+
+    async def ValidateVolumeCapabilities(self, request: Any, context: Any) -> Any:
+        self.requests.append(request)
+        answer = csi_pb2.ValidateVolumeCapabilitiesResponse()
+        answer.confirmed.volume_capabilities.extend(request.volume_capabilities)
+        answer.confirmed.volume_context.update(request.volume_context)
+        return answer
+
+    async def ControllerExpandVolume(self, request: Any, context: Any) -> Any:
+        self.requests.append(request)
+        return csi_pb2.ControllerExpandVolumeResponse(
+            capacity_bytes=2 << 30, node_expansion_required=False
+        )
+
+    @property
+    def last(self) -> Any:
+        return self.requests[-1]
+
+
+@dataclass
+class Served:
+    """The controller, and a sidecar's stub of the shim before it."""
+
+    driver: Controller
+    stub: Any
+
+
+async def serve(default: Defer) -> AsyncIterator[Served]:
+    driver = Controller()  # type: ignore[abstract]
+    with tempfile.TemporaryDirectory(prefix="crust-") as root:
+        server = grpc.aio.server()
+        csi_pb2_grpc.add_ControllerServicer_to_server(driver, server)
+        csi_pb2_grpc.add_IdentityServicer_to_server(driver, server)
+        server.add_insecure_port(f"unix:{root}/driver.sock")
+        await server.start()
+        shim = controller_process.serving(
+            socket_path=f"{root}/csi.sock", driver_socket=f"{root}/driver.sock", default=default
+        )
+        async with shim, channel.connect(f"{root}/csi.sock") as connected:
+            yield Served(driver, csi_pb2_grpc.ControllerStub(connected))
+        await server.stop(None)
+
+
+@pytest_asyncio.fixture
+async def shim() -> AsyncIterator[Served]:
+    async for served in serve(Defer.NEVER):
+        yield served
+
+
+@pytest_asyncio.fixture
+async def always() -> AsyncIterator[Served]:
+    async for served in serve(Defer.ALWAYS):
+        yield served
+
+
+def capability(
+    mode: int = MODE.SINGLE_NODE_WRITER, *, block: bool = False, fs_type: str = "xfs"
+) -> csi_pb2.VolumeCapability:
+    value = csi_pb2.VolumeCapability(access_mode=MODE(mode=MODE.Mode.ValueType(mode)))
+    if block:
+        value.block.SetInParent()
+    else:
+        value.mount.fs_type = fs_type
+    return value
+
+
+def creation(
+    parameters: Mapping[str, str], *capabilities: csi_pb2.VolumeCapability, **fields: Any
+) -> csi_pb2.CreateVolumeRequest:
+    return csi_pb2.CreateVolumeRequest(
+        name="pvc-1",
+        parameters=parameters,
+        volume_capabilities=capabilities or (capability(),),
+        **fields,
+    )
+
+
+async def test_strict_driver_gets_no_key_of_crust_and_the_answer_has_them(shim: Served) -> None:
+    keys = {**ALWAYS, "crust.dev/runtime-handler": "kata", "crust.dev/ext4-reserved-percent": "1"}
+    shim.driver.context = {"vendor": "kept"}
+    answer = await shim.stub.CreateVolume(creation({"type": "ssd", **keys}))
+    assert dict(shim.driver.last.parameters) == {"type": "ssd"}
+    made = {"vendor": "kept", **keys, "crust.dev/created-empty": "true"}
+    assert dict(answer.volume.volume_context) == made
+
+
+async def test_volume_that_is_always_deferred_is_created_as_block_with_its_access_mode(
+    shim: Served,
+) -> None:
+    await shim.stub.CreateVolume(creation(ALWAYS, capability(MODE.SINGLE_NODE_SINGLE_WRITER)))
+    (made,) = shim.driver.last.volume_capabilities
+    assert made == capability(MODE.SINGLE_NODE_SINGLE_WRITER, block=True)
+
+
+@pytest.mark.parametrize("keys", [BY_CLASS, {"crust.dev/defer": "never"}])
+async def test_volume_that_the_host_may_mount_keeps_its_kind(
+    shim: Served, keys: dict[str, str]
+) -> None:
+    await shim.stub.CreateVolume(creation(keys))
+    assert list(shim.driver.last.volume_capabilities) == [capability()]
+
+
+@pytest.mark.parametrize("parameters", [{}, {"type": "ssd"}])
+async def test_volume_that_says_nothing_passes_byte_for_byte(
+    shim: Served, parameters: dict[str, str]
+) -> None:
+    many = capability(MODE.MULTI_NODE_MULTI_WRITER)
+    request = creation(parameters, many)
+    request.MergeFromString(b"\xca\x3e\x03new")  # a field of a later CSI
+    answer = await shim.stub.CreateVolume(request)
+    assert shim.driver.last.SerializeToString() == request.SerializeToString()
+    assert dict(answer.volume.volume_context) == {}
+
+
+@pytest.mark.parametrize("keys", [ALWAYS, BY_CLASS])
+async def test_mount_that_several_nodes_write_is_refused_and_not_asked_for_as_block(
+    shim: Served, keys: dict[str, str]
+) -> None:
+    request = creation(keys, capability(MODE.MULTI_NODE_MULTI_WRITER))
+    await refused(shim.stub.CreateVolume(request), Code.INVALID_ARGUMENT, "MULTI_NODE_MULTI_WRITER")
+    assert shim.driver.requests == []
+
+
+async def test_raw_block_volume_of_several_writers_is_the_drivers_business(shim: Served) -> None:
+    raw = capability(MODE.MULTI_NODE_MULTI_WRITER, block=True)
+    await shim.stub.CreateVolume(creation(ALWAYS, raw))
+    assert list(shim.driver.last.volume_capabilities) == [raw]
+
+
+async def test_volume_with_a_source_is_not_created_empty(shim: Served) -> None:
+    source = csi_pb2.VolumeContentSource()
+    source.snapshot.snapshot_id = "snap-1"
+    answer = await shim.stub.CreateVolume(creation(ALWAYS, volume_content_source=source))
+    assert "crust.dev/created-empty" not in answer.volume.volume_context
+
+
+async def test_volume_whose_answer_names_a_source_is_not_created_empty(shim: Served) -> None:
+    shim.driver.source = True
+    answer = await shim.stub.CreateVolume(creation(ALWAYS))
+    assert "crust.dev/created-empty" not in answer.volume.volume_context
+
+
+async def test_volume_that_a_parameter_fills_is_not_created_empty(shim: Served) -> None:
+    answer = await shim.stub.CreateVolume(creation({**ALWAYS, "fromBackup": "s3://x"}))
+    assert "crust.dev/created-empty" not in answer.volume.volume_context
+
+
+async def test_vendors_mkfs_option_becomes_crusts_or_is_refused_by_name(shim: Served) -> None:
+    answer = await shim.stub.CreateVolume(creation({**ALWAYS, "bytesPerInode": "65536"}))
+    assert dict(shim.driver.last.parameters) == {}
+    assert answer.volume.volume_context["crust.dev/ext4-bytes-per-inode"] == "65536"
+    shim.driver.requests.clear()
+    other = creation({**ALWAYS, "blocksize": "1024"})
+    await refused(shim.stub.CreateVolume(other), Code.INVALID_ARGUMENT, "blocksize")
+    assert shim.driver.requests == []
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"crust.dev/defer": "sometimes"}, "always, never, runtime-class"),
+        ({**ALWAYS, "crust.dev/created-empty": "true"}, "crust.dev/created-empty"),
+        ({**ALWAYS, "crust.dev/defre": "x"}, "crust.dev/defre"),
+        ({**ALWAYS, "crust.dev/ext4-bytes-per-inode": "12"}, "4096"),
+        ({**ALWAYS, "bytesPerInode": "many"}, "decimal"),
+        ({**ALWAYS, "encryptionType": "file"}, "encryptionType"),
+        ({**ALWAYS, "data-cache-size": "50Gi"}, "data-cache-size"),
+    ],
+)
+async def test_invalid_or_impossible_parameter_is_refused_before_the_driver_is_called(
+    shim: Served, parameters: dict[str, str], words: str
+) -> None:
+    await refused(shim.stub.CreateVolume(creation(parameters)), Code.INVALID_ARGUMENT, words)
+    assert shim.driver.requests == []
+
+
+async def test_filesystem_that_is_none_on_a_device_is_refused(shim: Served) -> None:
+    request = creation(ALWAYS, capability(fs_type="nfs4"))
+    await refused(shim.stub.CreateVolume(request), Code.INVALID_ARGUMENT, "nfs4")
+
+
+async def test_drivers_status_is_passed_unchanged(shim: Served) -> None:
+    request = creation({**ALWAYS, "other": "1"})
+    await refused(shim.stub.CreateVolume(request), Code.INVALID_ARGUMENT, "Invalid parameter key")
+
+
+def attach(context: Mapping[str, str], **fields: Any) -> csi_pb2.ControllerPublishVolumeRequest:
+    return csi_pb2.ControllerPublishVolumeRequest(
+        volume_id="vol-1",
+        node_id="n",
+        volume_capability=capability(),
+        volume_context=context,
+        **fields,
+    )
+
+
+async def test_attach_of_a_deferred_volume_is_of_the_kind_that_it_was_created_with(
+    shim: Served,
+) -> None:
+    await shim.stub.ControllerPublishVolume(attach({"vendor": "kept", **ALWAYS}, readonly=True))
+    assert dict(shim.driver.last.volume_context) == {"vendor": "kept"}
+    assert shim.driver.last.volume_capability == capability(block=True)
+    assert shim.driver.last.readonly  # some drivers attach the disk itself read-only
+    await shim.stub.ControllerPublishVolume(attach({"vendor": "kept", **BY_CLASS}))
+    assert dict(shim.driver.last.volume_context) == {"vendor": "kept"}
+    assert shim.driver.last.volume_capability == capability()
+
+
+async def test_attach_of_another_volume_passes_byte_for_byte(shim: Served) -> None:
+    request = attach({"vendor": "kept"})
+    await shim.stub.ControllerPublishVolume(request)
+    assert shim.driver.last.SerializeToString() == request.SerializeToString()
+
+
+async def test_what_is_confirmed_is_what_was_asked(shim: Served) -> None:
+    request = csi_pb2.ValidateVolumeCapabilitiesRequest(
+        volume_id="vol-1",
+        volume_context={"vendor": "kept", **ALWAYS},
+        parameters={"type": "ssd", **ALWAYS},
+        volume_capabilities=[capability()],
+    )
+    answer = await shim.stub.ValidateVolumeCapabilities(request)
+    assert list(shim.driver.last.volume_capabilities) == [capability(block=True)]
+    assert dict(shim.driver.last.parameters) == {"type": "ssd"}
+    assert answer.confirmed.volume_capabilities == request.volume_capabilities
+    assert answer.confirmed.volume_context == request.volume_context
+    assert answer.confirmed.parameters == request.parameters
+
+
+@pytest.mark.parametrize("block", [False, True])
+async def test_expansion_of_a_mounted_volume_always_asks_the_node(
+    shim: Served, *, block: bool
+) -> None:
+    request = csi_pb2.ControllerExpandVolumeRequest(
+        volume_id="vol-1", volume_capability=capability(block=block)
+    )
+    answer = await shim.stub.ControllerExpandVolume(request)
+    assert answer.node_expansion_required is not block
+    assert shim.driver.last.SerializeToString() == request.SerializeToString()
+
+
+async def test_default_of_the_settings_is_written_into_the_volume_context(always: Served) -> None:
+    answer = await always.stub.CreateVolume(creation({"type": "ssd"}))
+    context = dict(answer.volume.volume_context)
+    assert context == {**ALWAYS, "crust.dev/created-empty": "true"}
+    assert always.driver.last.volume_capabilities[0].HasField("block")
+    await always.stub.CreateVolume(creation({"crust.dev/defer": "never"}))
+    assert always.driver.last.volume_capabilities[0].HasField("mount")
+    await always.stub.ControllerPublishVolume(attach({}))
+    assert always.driver.last.volume_capability.HasField("block")
