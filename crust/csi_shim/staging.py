@@ -36,7 +36,7 @@ class StageForgotten(errors.NotReady):
         )
 
 
-class StillPublished(errors.NotReady):
+class PublishedAsBlock(errors.NotReady):
     """The volume cannot be unstaged while the driver has it published for a deferred mount."""
 
     def __init__(self, key: volumes.VolumeKey, leaf: str) -> None:
@@ -134,7 +134,7 @@ class Staging:
         self.remember(volume.paths.key, request)
 
     async def unstage(self, volume: Volume, co_path: str) -> None:
-        """NodeUnstageVolume of a volume that is staged as block. Raises `StillPublished`, `LeftByDriver`."""
+        """NodeUnstageVolume of a volume that is staged as block. Raises `PublishedAsBlock`, `LeftByDriver`."""
         await self._unstage_block(volume)
         if await asyncio.to_thread(private_directories.is_mounted, co_path):
             # killed between the stage as mount and the removal of the record
@@ -158,7 +158,7 @@ class Staging:
     async def _clear_leaf(self, volume: Volume, leaf: str) -> None:
         """What is left of a publish of an earlier boot; one that is mounted is no leftover."""
         if (await asyncio.to_thread(private_directories.look, leaf)).mounts:
-            raise StillPublished(volume.paths.key, leaf)
+            raise PublishedAsBlock(volume.paths.key, leaf)
         with contextlib.suppress(grpc.aio.AioRpcError):  # the unstage, which follows, decides
             await self._inner.unpublish(volume.paths.key.volume_id, leaf, volume.metadata)
         await asyncio.to_thread(private_directories.remove_leaf, leaf)
