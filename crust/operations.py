@@ -7,6 +7,9 @@ the host runs here, in a task of its own:
 - an identical request for the same key joins the running operation and gets its result;
 - a different request gets `OperationInProgress`, which names the running operation and its age;
 - if the caller is cancelled, only its wait is cancelled, never the operation;
+- a caller waits no longer than the operation's limit, and is answered before its own deadline (`OperationOverdue`).
+  The work itself goes on and keeps its key: a system call that hangs cannot be ended, and a second one beside it
+  could destroy what the first one writes. So a key has one thread at most, however often its callers retry;
 - `drain` refuses new operations and waits for the running ones, before a process may exit.
 
 Order of locks: the process lock (`crust.host.files.flocks`) comes first. Inside an operation only `holding` takes
@@ -17,9 +20,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from crust import errors
 
@@ -39,6 +42,20 @@ class OperationInProgress(errors.OperationPending):
         )
         self.key = key
         self.holder = holder
+        self.age_s = age_s
+
+
+class OperationOverdue(errors.OperationPending):
+    """An operation has not ended in the time that its caller, or its kind of work, has."""
+
+    def __init__(self, key: Hashable, name: str, age_s: float) -> None:
+        super().__init__(
+            f"{name} of {key} has not ended",
+            why=f"it has been running for {age_s:.1f} s, and goes on",
+            hint="retry; if it never ends, check the volume's disk and the kernel log for a call that hangs",
+        )
+        self.key = key
+        self.name = name
         self.age_s = age_s
 
 
@@ -70,6 +87,20 @@ def _after_rounds(rounds: int, call: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(_after_rounds, rounds - 1, call)
     else:
         call()
+class Threads(Protocol):
+    """The threads that operations use."""
+
+    async def check_free(self) -> None:
+        """Raise an error if none can be had now."""
+        ...
+
+    def used(self) -> AbstractContextManager[None]:
+        """Make them those of the tasks that are created inside the block."""
+        ...
+
+
+ANSWER_AT = 0.9
+"""The part of a caller's time after which it gets an answer."""
 
 
 @dataclass(slots=True)
@@ -77,39 +108,79 @@ class _Running:
     name: str
     identity: object
     task: asyncio.Task[Any]
+    limit_s: float | None = None
     waiters: int = 0
     started_s: float = field(default_factory=time.monotonic)
 
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.started_s
+
+    def wait_s(self, left_s: float | None) -> float | None:
+        """How long a caller with `left_s` may wait: nothing is left of an operation that is overdue."""
+        times = [] if self.limit_s is None else [max(self.limit_s - self.age_s, 0)]
+        if left_s is not None:
+            times.append(left_s * ANSWER_AT)
+        return min(times, default=None)
+
 
 class KeyedOperations:
-    """The operations that run in this process, by key."""
+    """The operations that run in this process, by key, on `threads` if they are given."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: Threads | None = None) -> None:
+        self._threads = threads
         self._running: dict[Hashable, _Running] = {}
         self._shared: dict[Hashable, list[str]] = {}
         self._draining = False
 
     async def run(
-        self, key: Hashable, name: str, identity: object, work: Callable[[], Awaitable[T]]
+        self,
+        key: Hashable,
+        name: str,
+        identity: object,
+        work: Callable[[], Awaitable[T]],
+        *,
+        limit_s: float | None = None,
+        left_s: float | None = None,
     ) -> T:
         """Run `work` under `key`, or join the identical operation that runs already.
 
-        Two requests are identical if their `identity` is equal: their arguments, without secrets. Raises
-        `OperationInProgress`, `ShuttingDown`, and whatever `work` raises.
+        Two requests are identical if their `identity` is equal: their arguments, without secrets. `limit_s` is the
+        time of this kind of operation, from its start, and `left_s` that of the caller. Raises
+        `OperationInProgress`, `OperationOverdue`, `ShuttingDown`, what `Threads.check_free` raises, and whatever
+        `work` raises.
         """
+        if self._threads is not None and key not in self._running:
+            await self._threads.check_free()
         if self._draining:
             raise ShuttingDown()
         running = self._running.get(key)
         if running is None:
             self._check_shared(key)
             running = self._start(key, name, identity, work)
+            running.limit_s = limit_s
         elif running.name != name or running.identity != identity:
-            raise OperationInProgress(key, running.name, time.monotonic() - running.started_s)
+            raise OperationInProgress(key, running.name, running.age_s)
+        return cast("T", await self._wait(key, running, left_s))
+
+    async def _wait(self, key: Hashable, running: _Running, left_s: float | None) -> Any:
         running.waiters += 1
         try:
-            return cast("T", await asyncio.shield(running.task))
+            # waits for the task and never cancels it
+            await asyncio.wait([running.task], timeout=running.wait_s(left_s))
         finally:
             running.waiters -= 1
+        if running.task.done():
+            return running.task.result()
+        raise OperationOverdue(key, running.name, running.age_s)
+
+    def overdue(self) -> tuple[OperationOverdue, ...]:
+        """The operations that have run for longer than their limit."""
+        return tuple(
+            OperationOverdue(key, each.name, each.age_s)
+            for key, each in self._running.items()
+            if each.limit_s is not None and each.age_s > each.limit_s
+        )
 
     @contextmanager
     def shared(self, key: Hashable, name: str = "a pass-through call") -> Iterator[None]:
@@ -120,7 +191,7 @@ class KeyedOperations:
         """
         running = self._running.get(key)
         if running is not None:
-            raise OperationInProgress(key, running.name, time.monotonic() - running.started_s)
+            raise OperationInProgress(key, running.name, running.age_s)
         self._shared.setdefault(key, []).append(name)
         try:
             yield
@@ -141,7 +212,7 @@ class KeyedOperations:
         for key in wanted:
             holder = self._running.get(key)
             if holder is not None:
-                raise OperationInProgress(key, holder.name, time.monotonic() - holder.started_s)
+                raise OperationInProgress(key, holder.name, holder.age_s)
             self._check_shared(key)
         self._running.update({key: _Running(name, object(), task) for key in wanted})
         try:
@@ -170,7 +241,8 @@ class KeyedOperations:
         async def guarded() -> T:
             return await work()
 
-        task = asyncio.create_task(guarded(), name=f"{name} {key}")
+        with nullcontext() if self._threads is None else self._threads.used():
+            task = asyncio.create_task(guarded(), name=f"{name} {key}")
         running = _Running(name, identity, task)
         self._running[key] = running
         task.add_done_callback(lambda done: self._finished(key, running, done))

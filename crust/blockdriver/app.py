@@ -41,6 +41,7 @@ from crust.blockdriver.records.reserve import Reserve
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.services.controller import Controller, ControllerRules
+from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.group_controller import GroupController
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.node import Node, NodeRules
@@ -58,6 +59,7 @@ from crust.blockdriver.snapshots.recovery import SnapshotRecovery
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 from crust.host.cgroups import throttling
 from crust.host.filesystems import supported
+from crust.host.process.workers import Workers
 from crust.rpc import limits
 
 DRIVER_NAME = "block.csi.crust.dev"
@@ -79,6 +81,7 @@ def build(  # noqa: PLR0913 - one per setting
     throttle: throttling.Throttle | None = None,
     io_cgroup: str = "",
     modify_window_s: float = 0,
+    threads: Workers | None = None,
 ) -> Driver:
     """Compose a driver, without I/O. Volumes are sparse files below `state_dir` unless there is a `backend`.
 
@@ -86,7 +89,8 @@ def build(  # noqa: PLR0913 - one per setting
     """
     limits.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
     here = NodeIdentity(volumes.DriverName(DRIVER_NAME), node_id, csi_profile)
-    running = operations.KeyedOperations()
+    threads = threads or Workers("the block driver")
+    running, reads = operations.KeyedOperations(threads), Reads()
     stores = _stores(
         backend or Files(os.path.join(state_dir, "images")), state_dir, run_dir, overcommit
     )
@@ -125,11 +129,11 @@ def build(  # noqa: PLR0913 - one per setting
         controller_rules=controller_rules,
         node_rules=node_rules,
         snapshots=snapshots,
-        identity=Identity(here.driver, stores.backend, csi_profile),
-        controller=Controller(here, controller_rules, running),
+        identity=Identity(here.driver, stores.backend, csi_profile, threads),
+        controller=Controller(here, controller_rules, running, reads),
         group_controller=GroupController(calls),
-        snapshot_metadata=SnapshotMetadata(calls, stores.backend),
-        node=Node(here, node_rules, running),
+        snapshot_metadata=SnapshotMetadata(calls, stores.backend, reads),
+        node=Node(here, node_rules, running, reads),
         volume_orphans=VolumeGarbageCollector(
             here.driver, stores.volume_records, controller_rules.provisioner, running
         ),
@@ -145,6 +149,7 @@ def build(  # noqa: PLR0913 - one per setting
             here.driver, stores.node_state, stores.backend, io_limits, running
         ),
         operations=running,
+        workers=threads,
     )
 
 

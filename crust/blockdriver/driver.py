@@ -23,7 +23,8 @@ from crust.blockdriver.services.node import Node, NodeRules
 from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
 from crust.blockdriver.snapshots.orphans import SnapshotGarbageCollector
 from crust.blockdriver.snapshots.recovery import SnapshotRecovery
-from crust.host.process import boot
+from crust.host.process import boot, workers
+from crust.host.process.workers import Workers
 
 COLLECT_PERIOD_S = 3600.0
 
@@ -63,11 +64,13 @@ class Driver:
     snapshot_orphans: SnapshotGarbageCollector
     attachment_orphans: AttachmentGarbageCollector
     operations: operations.KeyedOperations
+    workers: Workers
+    """The threads of the engine, and of the host calls for its volumes."""
 
     async def finish_changes(self) -> None:
         """Finish changes of limits in guests that a killed driver had begun."""
         rules = self.controller_rules
-        await rules.coalescer.finish(await asyncio.to_thread(rules.modifier.interrupted))
+        await rules.coalescer.finish(await workers.run(rules.modifier.interrupted))
 
     async def collect_garbage(self, *, grace_s: float = GRACE_S) -> tuple[volumes.VolumeId, ...]:
         """Remove orphaned volumes, snapshots and attachments; returns the volumes that were deleted."""

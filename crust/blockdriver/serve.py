@@ -38,7 +38,8 @@ async def running(
         lock_path = os.path.join(state_dir, "driver.lock")
         daemon = await stack.enter_async_context(starting(lock_path, take_over=take_over))
         daemon.before_release(driver.operations.idle)
-        await _open(driver, daemon.owned)
+        with driver.workers.used():  # also by the tasks that are started here
+            await _open(driver, daemon.owned)
         await stack.enter_async_context(
             server.serving(
                 socket,

@@ -79,7 +79,7 @@ class CsiFrontend:
         self._operations = operations.KeyedOperations()
         self._targets = targets
         self.policy = decisions
-        self._looks: BoundedCalls[bool] = BoundedCalls(limit=64)
+        self._looks = BoundedCalls(limit=64)
         self._forward = {
             name: passthrough.forward(backend.channel, _NODE + name) for name in _INSPECTED
         }

@@ -20,19 +20,24 @@ Mode = volumes.AccessMode
 
 
 class Caller:
-    """The part of a call that a servicer sees: its metadata."""
+    """The part of a call that a servicer sees: its metadata, and the time that its caller has left."""
 
-    def __init__(self, *, knows_deferral: bool = False) -> None:
+    def __init__(self, *, knows_deferral: bool = False, left_s: float | None = None) -> None:
         self._knows_deferral = knows_deferral
+        self._left_s = left_s
+
+    def time_remaining(self) -> float | None:
+        """Until the caller's deadline; None: it has none."""
+        return self._left_s
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         """The opt-in to deferral, or nothing."""
         return extensions.METADATA if self._knows_deferral else ()
 
 
-def caller(*, knows_deferral: bool = False) -> Any:
+def caller(*, knows_deferral: bool = False, left_s: float | None = None) -> Any:
     """A context for a servicer's method."""
-    return cast("Any", Caller(knows_deferral=knows_deferral))
+    return cast("Any", Caller(knows_deferral=knows_deferral, left_s=left_s))
 
 
 def is_there(path: str) -> bool:

@@ -13,6 +13,7 @@ cancels nothing.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -24,6 +25,9 @@ _log = logging.getLogger(__name__)
 
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Pauses between the tries of a start to reach guests. Each try locks the volume."""
+
+LIMIT_S = 120.0
+"""How long callers of a change wait, from the first of them on. The change itself goes on."""
 
 Apply = Callable[[volumes.VolumeId, Change], Awaitable[Outcome]]
 
@@ -45,6 +49,7 @@ class ConflictingChange(errors.OperationPending):
 class _CoalescedChange:
     change: Change
     requests: int = 1
+    began_s: float = field(default_factory=time.monotonic)
     task: asyncio.Task[Outcome] = field(init=False)
 
 
@@ -67,14 +72,24 @@ class Coalescer:
         self._applying: dict[volumes.VolumeId, _CoalescedChange] = {}
         self._closing = asyncio.Event()
 
-    async def ask(self, volume_id: volumes.VolumeId, change: Change) -> Outcome:
+    async def ask(
+        self, volume_id: volumes.VolumeId, change: Change, left_s: float | None = None
+    ) -> Outcome:
         """Make the change, together with others of the volume; returns the outcome of all of them.
 
-        Raises `ConflictingChange`, `operations.OperationInProgress`, `operations.ShuttingDown`, and what `apply`
-        raises.
+        `left_s` is the time of the caller. Raises `ConflictingChange`, `operations.OperationInProgress`,
+        `operations.OperationOverdue`, `operations.ShuttingDown`, and what `apply` raises.
         """
         coalesced = self._join(volume_id, change)
-        return await asyncio.shield(coalesced.task)
+        limit_s = coalesced.began_s + LIMIT_S - time.monotonic()
+        if left_s is not None:
+            limit_s = min(limit_s, left_s * operations.ANSWER_AT)
+        await asyncio.wait([coalesced.task], timeout=max(limit_s, 0))
+        if coalesced.task.done():
+            return coalesced.task.result()
+        key = volumes.VolumeKey(self._driver, volume_id)
+        age_s = time.monotonic() - coalesced.began_s
+        raise operations.OperationOverdue(key, "a change of size or limits", age_s)
 
     async def finish(self, volume_ids: Iterable[volumes.VolumeId]) -> None:
         """Finish changes of limits that a killed driver had recorded; those that fail are left to the CO's retry.

@@ -8,7 +8,6 @@ One node at a time has a volume. The nodes that exist are this one and any that 
 was renamed, the pool was moved); that node has the volume until it is unpublished from it.
 """
 
-import asyncio
 from dataclasses import dataclass
 
 from crust import errors, volumes
@@ -20,6 +19,7 @@ from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.volume_record import Attached, Usage, VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.host.process import workers
 
 
 class NodeNotFound(errors.NotFound):
@@ -87,7 +87,7 @@ class ControllerPublish:
         Raises `volume_records.VolumeNotFound`, `NodeNotFound`, `capability_check.CapabilityNotSupported`,
         `PublishedToNodeDifferently`, `published_nodes.PublishedToOtherNode`, `published_nodes.AttachLimitReached`.
         """
-        await asyncio.to_thread(self._publish, request)
+        await workers.run(self._publish, request)
 
     def _publish(self, request: PublishRequest) -> None:
         record = self._volume_records.load(request.volume_id)
@@ -111,7 +111,7 @@ class ControllerPublish:
 
         Raises `StillAttached` while it is staged on this node, `pool.IdOfOtherPool`.
         """
-        await asyncio.to_thread(self._unpublish, volume_id, node_id)
+        await workers.run(self._unpublish, volume_id, node_id)
 
     def _unpublish(self, volume_id: volumes.VolumeId, node_id: str) -> None:
         self._pool.ids.check(volume_id)

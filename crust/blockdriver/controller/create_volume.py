@@ -6,7 +6,6 @@ volume can be deleted. Delete writes phase "deleting", then removes the image, t
 record. An image without a record is never overwritten.
 """
 
-import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from crust.blockdriver.records.volume_record import ContentSource, Limits, Volum
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.snapshots import content_source
 from crust.blockdriver.snapshots.content_source import ContentSources
+from crust.host.process import workers
 
 
 class VolumeExistsDifferently(errors.Conflict):
@@ -101,7 +101,7 @@ class Provisioner:
         `parameters.InvalidParameter`, `volume_size.VolumeSizeNotPossible`, `VolumeExistsDifferently`, `OrphanImage`,
         `topology.TopologyNotAccessible`, `capacity.OutOfCapacity`.
         """
-        record = await asyncio.to_thread(self._create, request)
+        record = await workers.run(self._create, request)
         if record.phase == "creating":
             record = await self._finish_create(record)
         return describe(record)
@@ -211,16 +211,16 @@ class Provisioner:
             content = await self.sources.fill(record, record.content_source)
         except errors.CrustError:
             # Keep nothing, not even the reservation: the CO may not retry.
-            await asyncio.to_thread(self._finish_delete, record)
+            await workers.run(self._finish_delete, record)
             raise
-        return await asyncio.to_thread(self._settle, record, content)
+        return await workers.run(self._settle, record, content)
 
     async def delete(self, volume_id: volumes.VolumeId) -> None:
         """Delete the volume; absent is a success.
 
         Raises `pool.IdOfOtherPool`, `StillAttached`, `published_nodes.PublishedToOtherNode`.
         """
-        await asyncio.to_thread(self._delete, volume_id)
+        await workers.run(self._delete, volume_id)
 
     def _delete(self, volume_id: volumes.VolumeId) -> None:
         self.pool.ids.check(volume_id)
@@ -244,7 +244,7 @@ class Provisioner:
         self.content_records.remove(volume_id)
         self.volume_records.remove(volume_id)
 
-    async def validate(
+    def validate(
         self,
         volume_id: volumes.VolumeId,
         capabilities: tuple[volumes.VolumeCapability, ...],
@@ -252,8 +252,8 @@ class Provisioner:
         sent_parameters: Mapping[str, str],
         sent_mutable: Mapping[str, str],
     ) -> str:
-        """The reason why the volume does not match the request; empty if it does. Raises `VolumeNotFound`."""
-        record = await asyncio.to_thread(self.volume_records.load, volume_id)
+        """The reason why the volume does not match the request; empty if it does. Raises `VolumeNotFound`. Blocks."""
+        record = self.volume_records.load(volume_id)
         for capability in capabilities:
             if why := self.supported.obstacle(capability) or self._mismatch(record, capability):
                 return why

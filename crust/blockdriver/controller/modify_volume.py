@@ -10,7 +10,6 @@ after a crash in between, when the caller's retry continues. While a guest is un
 intent stays, the answer is UNAVAILABLE, and a retry finishes it.
 """
 
-import asyncio
 import logging
 from dataclasses import dataclass, replace
 
@@ -24,6 +23,7 @@ from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.stored_record import UNREADABLE
 from crust.blockdriver.records.volume_record import Limits, VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.host.process import workers
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class VolumeModifier:
 
     async def apply(self, volume_id: volumes.VolumeId, change: Change) -> Outcome:
         """Make the change. Raises `volume_records.VolumeNotFound`; other errors are in the outcome."""
-        outcome, intended = await asyncio.to_thread(self._begin, volume_id, change)
+        outcome, intended = await workers.run(self._begin, volume_id, change)
         if intended is None:
             return outcome
         before = (intended.limits_before or intended.limits).value
@@ -83,9 +83,9 @@ class VolumeModifier:
         except errors.PeerUnavailable as err:
             return replace(outcome, unmodified=err)
         except errors.CrustError as err:
-            await asyncio.to_thread(self._restore_limits, intended)
+            await workers.run(self._restore_limits, intended)
             return replace(outcome, unmodified=err)
-        await asyncio.to_thread(self._finish, intended)
+        await workers.run(self._finish, intended)
         return outcome
 
     def interrupted(self) -> tuple[volumes.VolumeId, ...]:

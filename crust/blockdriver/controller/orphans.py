@@ -9,12 +9,12 @@ Each removal is an operation of its volume, so it never runs beside another call
 tried again an hour later.
 """
 
-import asyncio
 import logging
 
 from crust import errors, operations, volumes
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.host.process import workers
 
 GRACE_S = 24 * 3600.0
 """Longer than any CO keeps retrying a CreateVolume."""
@@ -56,7 +56,7 @@ class VolumeGarbageCollector:
             return False
 
     async def _finish(self, volume_id: volumes.VolumeId, grace_s: float) -> bool:
-        if not await asyncio.to_thread(self._is_orphan, volume_id, grace_s):
+        if not await workers.run(self._is_orphan, volume_id, grace_s):
             return False
         await self._provisioner.delete(volume_id)
         _log.info("removed an unfinished volume", extra={"volume_id": volume_id})

@@ -5,7 +5,6 @@ publish, no holder of the device. Read-only sharing is the exception. Then the h
 read-only too, because a writable one keeps a journal that a reading guest would find dirty.
 """
 
-import asyncio
 import os
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from crust.blockdriver.node.publish_rules import Publish
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.host.block import devices
 from crust.host.mounts import device_mounts
+from crust.host.process import workers
 
 
 class RawVolumeNotDeferrable(errors.InvalidRequest):
@@ -72,7 +72,7 @@ class DeferredNodePublish:
         Raises `RawVolumeNotDeferrable`, `RootGroupNotDeferrable`, what `PublishCheck.check` raises,
         `FilesystemMountedOnHost`, `devices.DeviceInUse`.
         """
-        return await asyncio.to_thread(self._publish, request)
+        return await workers.run(self._publish, request)
 
     def _publish(self, request: Publish) -> volumes.DeferredMount:
         access = request.capability.access

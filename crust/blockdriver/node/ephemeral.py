@@ -9,7 +9,6 @@ reported, and its pod does not wait for it.
 A reboot does not end a pod: its volume keeps its data. A publish that fails undoes only its own steps.
 """
 
-import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -26,6 +25,7 @@ from crust.blockdriver.records import ephemeral_names
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.stored_record import UNREADABLE
 from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.host.process import workers
 
 KEY = "csi.storage.k8s.io/ephemeral"
 """The kubelet's mark of such a volume (podInfoOnMount)."""
@@ -139,7 +139,7 @@ class EphemeralVolumes:
             volume_id=self.id_of(request.volume_id),
             staging=_staging(request.target),
         )
-        record = await asyncio.to_thread(self.volume_records.find, own.volume_id)
+        record = await workers.run(self.volume_records.find, own.volume_id)
         existed = record is not None and record.phase == "ready"
         try:
             await self.provisioner.create_ephemeral(wanted)
@@ -166,11 +166,11 @@ class EphemeralVolumes:
         await self._remove(own, target)
 
     async def _remove(self, own: volumes.VolumeId, target: volumes.TargetPath) -> None:
-        if await asyncio.to_thread(self.live.live_publishes, own):
+        if await workers.run(self.live.live_publishes, own):
             return
         await self.node_unstage.unstage(own, _staging(target))
         try:
-            await asyncio.to_thread(self.volume_records.find, own)
+            await workers.run(self.volume_records.find, own)
         except UNREADABLE as err:
             # Its pod has ended, and must not wait for a repair of the record.
             _log.error("an ephemeral volume stays", extra={"volume_id": own, "error": err})

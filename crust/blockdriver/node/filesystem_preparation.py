@@ -5,7 +5,6 @@ A record that somebody else wrote meanwhile is refused there (`StaleContentRecor
 the word of a stale one.
 """
 
-import asyncio
 import functools
 import os
 import uuid
@@ -23,6 +22,7 @@ from crust.host.block import devices, signatures, zeroout
 from crust.host.filesystems import fsck, mkfs_options, superblocks
 from crust.host.filesystems.mkfs_compatibility import MkfsCompatibility
 from crust.host.mounts import device_mounts
+from crust.host.process import workers
 
 
 def _judge(
@@ -133,7 +133,7 @@ class FilesystemPreparation:
         lock: ToolLock,
     ) -> None:
         """Do what `judge` said; raises the errors of the filesystem's tools, each of which has the volume's lock."""
-        device = await asyncio.to_thread(devices.open_shared, attachment.source.path)
+        device = await workers.run(devices.open_shared, attachment.source.path)
         try:
             held = (lock.fd, device)
             await self._prepare(action, content, entry, attachment, parameters, held)
@@ -155,7 +155,7 @@ class FilesystemPreparation:
             return
         if action is format_decision.Action.ADOPT:
             await fsck.check(device, fs_type, completely=True, inherits=held)
-            await asyncio.to_thread(self._adopt, content, device)
+            await workers.run(self._adopt, content, device)
             return
         intended = content.but(
             state="formatting",
@@ -164,7 +164,7 @@ class FilesystemPreparation:
             filled_bytes=attachment.size_bytes,
         )
         clear = action is format_decision.Action.CLEAR_AND_MAKE
-        intended = await asyncio.to_thread(self._begin, intended, device, clear=clear)
+        intended = await workers.run(self._begin, intended, device, clear=clear)
         options = mkfs_options.words(fs_type, parameters)
         await self.mkfs.make(
             device,
@@ -174,7 +174,7 @@ class FilesystemPreparation:
             is_empty=self._is_empty(content),
             inherits=held,
         )
-        await asyncio.to_thread(self._formatted, intended)
+        await workers.run(self._formatted, intended)
 
     def _is_empty(self, content: ContentRecord) -> Callable[[], bool]:
         return functools.partial(self.backend.is_empty, volumes.VolumeId(content.volume_id))

@@ -6,7 +6,6 @@ guest grows it. A filesystem that cannot be grown keeps its size and is publishe
 reason, for the volume's condition, until a later call can grow it.
 """
 
-import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.filesystems import growth
 from crust.host.mounts import device_mounts, mountinfo
+from crust.host.process import workers
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class NodeExpand:
         `NotPublishedAtPath`, `DeviceSmallerThanRequested`, `volume_records.AboveLimit`, and `OnlineGrowthRefused`
         where no mount is writable, or the kernel does not let this process grow an ext4.
         """
-        size_bytes, due = await asyncio.to_thread(self._begin, request)
+        size_bytes, due = await workers.run(self._begin, request)
         if due is None:
             return size_bytes
         try:
@@ -176,10 +176,10 @@ class NodeExpand:
             volume_id = due.content.volume_id
             _log.warning("not grown", extra={"volume_id": volume_id, "error": str(err)})
             refused = f"the filesystem keeps its old size: {err.why or err}"
-            await asyncio.to_thread(save, due.content.but(growth_refused=refused))
+            await workers.run(save, due.content.but(growth_refused=refused))
             raise
         size_bytes = due.attachment.size_bytes
-        await asyncio.to_thread(save, due.content.but(filled_bytes=size_bytes, growth_refused=""))
+        await workers.run(save, due.content.but(filled_bytes=size_bytes, growth_refused=""))
 
 
 def _check_size(request: Expand, size_bytes: int) -> None:

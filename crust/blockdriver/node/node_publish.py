@@ -10,7 +10,7 @@ until that is complete. A failure undoes the steps; a crash leaves an entry that
 NodeUnpublishVolume removes. An entry without its mount does not count as a publish (`LiveVolumes`).
 """
 
-import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ from crust.host.block import devices
 from crust.host.files import target_paths
 from crust.host.filesystems import duplicate_uuid
 from crust.host.mounts import device_mounts, fs_group, mount_api, mountinfo
+from crust.host.process import workers
 
 
 class TargetOccupied(errors.Conflict):
@@ -58,12 +59,13 @@ class NodePublish:
         Raises what `PublishCheck.check` raises, `throttling.CannotThrottle`, `TargetOccupied`, and the errors of
         `target_paths`, `mount_api` and `fs_group`.
         """
-        ready = await asyncio.to_thread(self._publish, request)
+        async with workers.long_work() if _changes_group(request) else contextlib.nullcontext():
+            ready = await workers.run(self._publish, request)
         if ready is None:
             return
         content, attachment = ready.content, ready.attachment
         await self.node_expand.fill(content, ready.entry.fs_type, attachment, request.target.text)
-        await asyncio.to_thread(self.node_state.note_published, _done(ready))
+        await workers.run(self.node_state.note_published, _done(ready))
 
     def _publish(self, request: Publish) -> Ready | None:
         """Do all steps but growth in one hop; returns what must grow."""
@@ -163,6 +165,11 @@ class NodePublish:
 
 def _done(ready: Ready) -> Published:
     return ready.entry.model_copy(update={"done": True})
+
+
+def _changes_group(request: Publish) -> bool:
+    access = request.capability.access
+    return not isinstance(access, volumes.BlockAccess) and access.group is not None
 
 
 def _group(ready: Ready) -> volumes.GroupChange | None:

@@ -13,7 +13,6 @@ The same volume may be staged at several paths (a PersistentVolume under a secon
 (`node_unstage`).
 """
 
-import asyncio
 import os
 from dataclasses import dataclass
 from typing import Literal
@@ -32,6 +31,7 @@ from crust.blockdriver.records.content_record import ContentRecord
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.volume_record import VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.host.process import workers
 
 
 class StagingPathMissing(errors.NotReady):
@@ -99,8 +99,8 @@ class NodeStage:
         `tool_lock.VolumeInUseByTool`, the errors of `format_decision.judge`, and of the backend and the filesystem's
         tools.
         """
-        with await asyncio.to_thread(self.tool_locks.take, request.volume_id) as lock:
-            begun = await asyncio.to_thread(self._begin, request)
+        with await workers.run(self.tool_locks.take, request.volume_id) as lock:
+            begun = await workers.run(self._begin, request)
             if begun.action is None:
                 return
             await self.preparation.prepare(
@@ -111,7 +111,7 @@ class NodeStage:
                 begun.record.parameters,
                 lock,
             )
-            await asyncio.to_thread(self.node_state.note_staged, begun.entry)
+            await workers.run(self.node_state.note_staged, begun.entry)
 
     def _begin(self, request: Stage) -> _Begun:
         """Attach and check; a volume that needs nothing more is staged when this returns."""

@@ -66,10 +66,10 @@ class NodeStats:
         self._node_state = node_state
         self._backend = backend
         self._health_check = health_check
-        self._looks: bounded_calls.BoundedCalls[health.Health] = bounded_calls.BoundedCalls()
+        self._looks = bounded_calls.BoundedCalls()
         self._tells_condition = tells_condition
         self._timeout_s = timeout_s
-        self._calls: bounded_calls.BoundedCalls[volumes.VolumeStats] = bounded_calls.BoundedCalls()
+        self._calls = bounded_calls.BoundedCalls()
 
     async def measure(self, look: Look) -> volumes.VolumeStats:
         """Raises `NotPublishedAtPath`, `VolumeMountedInGuest`, `bounded_calls.SystemCallTimedOut`."""

@@ -5,7 +5,6 @@ too. A deferred publish has no mount of this driver; at its target is the proxy'
 removes. The answer is sent when mountinfo does not show the mount any more.
 """
 
-import asyncio
 import os
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.records.pool import Pool
 from crust.host.files import target_paths
 from crust.host.mounts import device_mounts, mount_api, mountinfo
+from crust.host.process import workers
 
 
 class OtherVolumeAtTarget(errors.Conflict):
@@ -58,7 +58,7 @@ class NodeUnpublish:
         Raises `OtherVolumeAtTarget`, `ForeignMountAtTarget`, `holders.MountBusy` (naming who uses it), and the errors
         of `paths`.
         """
-        await asyncio.to_thread(self._unpublish, volume_id, target)
+        await workers.run(self._unpublish, volume_id, target)
 
     def _unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         known = self.node_state.is_published_readable(target)

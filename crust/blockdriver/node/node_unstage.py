@@ -4,7 +4,6 @@ The kernel decides, not the node state: a mount that nobody remembers keeps the 
 does not.
 """
 
-import asyncio
 import os
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from crust.blockdriver.node.node_state import NodeState, Staged
 from crust.blockdriver.records.pool import Pool
 from crust.host.block import devices
 from crust.host.mounts import device_mounts
+from crust.host.process import workers
 
 
 class StillPublished(errors.NotReady):
@@ -46,7 +46,7 @@ class NodeUnstage:
 
         Raises `StillPublished`, and `NotReady` with the holder while the device is in use.
         """
-        await asyncio.to_thread(self._unstage, volume_id, path)
+        await workers.run(self._unstage, volume_id, path)
 
     def _unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
         if not self.pool.ids.is_volume_id(volume_id):

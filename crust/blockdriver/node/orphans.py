@@ -8,7 +8,6 @@ Each detach is an operation of its volume, so it never runs beside another call 
 tried again an hour later.
 """
 
-import asyncio
 import logging
 
 from crust import errors, operations, volumes
@@ -16,6 +15,7 @@ from crust.blockdriver.engines.protocol import Attachment, Backend
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState
 from crust.host.mounts import device_mounts, mountinfo
+from crust.host.process import workers
 
 _log = logging.getLogger(__name__)
 
@@ -39,9 +39,9 @@ class AttachmentGarbageCollector:
 
     async def collect(self) -> None:
         """Detach devices of volumes that are not staged, or have no image any more."""
-        for volume_id in await asyncio.to_thread(self._unused):
+        for volume_id in await workers.run(self._unused):
             await self._detach(volume_id)
-        await asyncio.to_thread(self._drop_strays)
+        await workers.run(self._drop_strays)
 
     def _unused(self) -> tuple[volumes.VolumeId, ...]:
         attached = self._backend.attached_here()
@@ -59,7 +59,7 @@ class AttachmentGarbageCollector:
                 key,
                 "detaching of an orphan",
                 None,
-                lambda: asyncio.to_thread(self._detach_unused, volume_id),
+                lambda: workers.run(self._detach_unused, volume_id),
             )
         except errors.CrustError as err:
             _log.info(

@@ -1,9 +1,9 @@
 """CSI Controller: decode, call, encode. RPCs that are not here are UNIMPLEMENTED and not advertised."""
 
-import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -14,15 +14,17 @@ from crust.blockdriver.controller.controller_publish import ControllerPublish, P
 from crust.blockdriver.controller.create_volume import Create, Provisioner, Volume
 from crust.blockdriver.controller.get_capacity import CapacityReport
 from crust.blockdriver.controller.list_volumes import VolumeLister
-from crust.blockdriver.controller.modify_volume import Change, Expansion, VolumeModifier
+from crust.blockdriver.controller.modify_volume import Change, Expansion, Outcome, VolumeModifier
 from crust.blockdriver.records.health import HealthCheck
-from crust.blockdriver.services import responses, snapshot_calls
+from crust.blockdriver.services import deadlines, responses, snapshot_calls
+from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.node_identity import NODE_ID_MAX_BYTES, NodeIdentity
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.rpc import csi, extensions, limits
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
 _Rpc = csi_pb2.ControllerServiceCapability.RPC
 _CAPABILITIES = (
     _Rpc.CREATE_DELETE_VOLUME,
@@ -64,9 +66,14 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     """The Controller service."""
 
     def __init__(
-        self, here: NodeIdentity, rules: ControllerRules, running: operations.KeyedOperations
+        self,
+        here: NodeIdentity,
+        rules: ControllerRules,
+        running: operations.KeyedOperations,
+        reads: Reads,
     ) -> None:
         self._here = here
+        self._reads = reads
         self._rules = rules
         self._provisioner = rules.provisioner
         self._running = running
@@ -92,7 +99,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             with self._with_source(create, key):
                 return await self._provisioner.create(create)
 
-        volume = await self._running.run(key, "CreateVolume", create, work)
+        volume = await self._run(key, "CreateVolume", create, work, context)
         return csi_pb2.CreateVolumeResponse(volume=responses.volume(volume, self._here.segment))
 
     async def DeleteVolume(
@@ -100,8 +107,12 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     ) -> csi_pb2.DeleteVolumeResponse:
         """Idempotent: absent is a success."""
         volume_id = limits.volume_id(request.volume_id)
-        await self._running.run(
-            self._key(volume_id), "DeleteVolume", None, lambda: self._provisioner.delete(volume_id)
+        await self._run(
+            self._key(volume_id),
+            "DeleteVolume",
+            None,
+            lambda: self._provisioner.delete(volume_id),
+            context,
         )
         return csi_pb2.DeleteVolumeResponse()
 
@@ -109,13 +120,13 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         self, request: csi_pb2.CreateSnapshotRequest, context: Context
     ) -> csi_pb2.CreateSnapshotResponse:
         """Idempotent by name; a point-in-time copy."""
-        return await self._rules.snapshots.create(request)
+        return await self._rules.snapshots.create(request, context)
 
     async def DeleteSnapshot(
         self, request: csi_pb2.DeleteSnapshotRequest, context: Context
     ) -> csi_pb2.DeleteSnapshotResponse:
         """Idempotent: absent is a success."""
-        return await self._rules.snapshots.delete(request)
+        return await self._rules.snapshots.delete(request, context)
 
     async def ListSnapshots(
         self, request: csi_pb2.ListSnapshotsRequest, context: Context
@@ -134,11 +145,12 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     ) -> csi_pb2.ControllerPublishVolumeResponse:
         """Idempotent by volume and node."""
         attach = _attach(request)
-        await self._running.run(
+        await self._run(
             self._key(attach.volume_id),
             "ControllerPublishVolume",
             attach,
             lambda: self._rules.publisher.publish(attach),
+            context,
         )
         return csi_pb2.ControllerPublishVolumeResponse()
 
@@ -148,11 +160,12 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         """Idempotent; without a node id, from all nodes."""
         volume_id = limits.volume_id(request.volume_id)
         node_id = limits.optional(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
-        await self._running.run(
+        await self._run(
             self._key(volume_id),
             "ControllerUnpublishVolume",
             node_id,
             lambda: self._rules.publisher.unpublish(volume_id, node_id),
+            context,
         )
         return csi_pb2.ControllerUnpublishVolumeResponse()
 
@@ -160,8 +173,9 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         self, request: csi_pb2.ListVolumesRequest, context: Context
     ) -> csi_pb2.ListVolumesResponse:
         """Ordered by id, with the nodes that have each volume."""
-        page, token = await asyncio.to_thread(
-            self._rules.lister.page, request.max_entries, request.starting_token
+        wanted = (request.max_entries, request.starting_token)
+        page, token = await self._reads.read(
+            "ListVolumes", wanted, lambda: self._rules.lister.page(*wanted), context
         )
         here = self._here
         return csi_pb2.ListVolumesResponse(
@@ -177,7 +191,9 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     ) -> csi_pb2.ControllerGetVolumeResponse:
         """One entry of the list."""
         volume_id = limits.volume_id(request.volume_id)
-        found = await asyncio.to_thread(self._rules.lister.get, volume_id)
+        found = await self._reads.read(
+            "ControllerGetVolume", volume_id, lambda: self._rules.lister.get(volume_id), context
+        )
         here = self._here
         return responses.got(found, here.segment, tell_condition=here.tells_condition)
 
@@ -186,8 +202,12 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     ) -> csi_pb2.ControllerListVolumeHealthResponse:
         """CSI 1.13. Includes volumes that have only a record or only an image."""
         self._here.require("1.13")
-        page, token = await asyncio.to_thread(
-            self._rules.lister.health_page, request.max_entries, request.starting_token
+        wanted = (request.max_entries, request.starting_token)
+        page, token = await self._reads.read(
+            "ControllerListVolumeHealth",
+            wanted,
+            lambda: self._rules.lister.health_page(*wanted),
+            context,
         )
         return csi_pb2.ControllerListVolumeHealthResponse(
             entries=[responses.health(each) for each in page], next_token=token
@@ -199,7 +219,12 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         """CSI 1.13."""
         self._here.require("1.13")
         volume_id = limits.volume_id(request.volume_id)
-        found = await asyncio.to_thread(self._rules.health_check.examine, volume_id)
+        found = await self._reads.read(
+            "ControllerGetVolumeHealth",
+            volume_id,
+            lambda: self._rules.health_check.examine(volume_id),
+            context,
+        )
         return csi_pb2.ControllerGetVolumeHealthResponse(volume_health=responses.health(found))
 
     async def GetCapacity(
@@ -211,7 +236,9 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             tuple(sorted(limits.mapping(request.parameters, "parameters").items())),
             responses.topology_of(request),
         )
-        available = await asyncio.to_thread(self._rules.capacity_report.available, asked)
+        available = await self._reads.read(
+            "GetCapacity", asked, lambda: self._rules.capacity_report.available(asked), context
+        )
         response = csi_pb2.GetCapacityResponse(available_capacity=available.available_bytes)
         response.maximum_volume_size.value = available.maximum_bytes
         response.minimum_volume_size.value = available.minimum_bytes
@@ -222,7 +249,9 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     ) -> csi_pb2.ControllerGetNodeInfoResponse:
         """CSI PR #603: NodeGetInfo's answer, and the volumes that occupy the node's slots."""
         node_id = limits.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
-        slots = await asyncio.to_thread(self._rules.publisher.slots, node_id)
+        slots = await self._reads.read(
+            "ControllerGetNodeInfo", node_id, lambda: self._rules.publisher.slots(node_id), context
+        )
         return csi_pb2.ControllerGetNodeInfoResponse(
             max_volumes_per_node=slots.limit,
             accessible_topology=responses.place(self._here.segment),
@@ -238,7 +267,14 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         context_sent = limits.mapping(request.volume_context, "volume_context")
         sent = limits.mapping(request.parameters, "parameters")
         mutable = limits.mapping(request.mutable_parameters, "mutable_parameters")
-        why = await self._provisioner.validate(volume_id, capabilities, context_sent, sent, mutable)
+        why = await self._reads.read(
+            "ValidateVolumeCapabilities",
+            request.SerializeToString(deterministic=True),
+            lambda: self._provisioner.validate(
+                volume_id, capabilities, context_sent, sent, mutable
+            ),
+            context,
+        )
         response = csi_pb2.ValidateVolumeCapabilitiesResponse(message=why)
         if not why:
             response.confirmed.volume_context.update(context_sent)
@@ -258,7 +294,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         given = request.HasField("volume_capability")
         capability = csi.capability(request.volume_capability) if given else None
         change = Change(expansion=Expansion(wanted, capability))
-        expanded = (await self._rules.coalescer.ask(volume_id, change)).expanded
+        expanded = (await self._ask(volume_id, change, context)).expanded
         assert expanded is not None, "a requested expansion has an outcome"
         if isinstance(expanded, errors.CrustError):
             raise expanded
@@ -276,10 +312,13 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             raise limits.MissingField("mutable_parameters")
         sent = limits.mapping(request.mutable_parameters, "mutable_parameters")
         change = Change(limits=io_limit_parameters.parse(sent))
-        unmodified = (await self._rules.coalescer.ask(volume_id, change)).unmodified
+        unmodified = (await self._ask(volume_id, change, context)).unmodified
         if unmodified is not None:
             raise unmodified
         return csi_pb2.ControllerModifyVolumeResponse()
+
+    async def _ask(self, volume_id: volumes.VolumeId, change: Change, context: Context) -> Outcome:
+        return await self._rules.coalescer.ask(volume_id, change, context.time_remaining())
 
     def _with_source(
         self, create: Create, key: volumes.VolumeKey
@@ -292,6 +331,23 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         if create.source.kind == "snapshot":
             return self._running.shared(source, "CreateVolume")
         return self._running.holding({source}, "CreateVolume")
+
+    async def _run(
+        self,
+        key: volumes.VolumeKey,
+        name: str,
+        identity: object,
+        work: Callable[[], Awaitable[T]],
+        context: Context,
+    ) -> T:
+        return await self._running.run(
+            key,
+            name,
+            identity,
+            work,
+            limit_s=deadlines.change_s(name),
+            left_s=context.time_remaining(),
+        )
 
     def _key(self, volume_id: volumes.VolumeId) -> volumes.VolumeKey:
         return volumes.VolumeKey(self._here.driver, volume_id)

@@ -3,7 +3,6 @@
 A group snapshot is an operation under its own id, which also locks all its volumes.
 """
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +12,7 @@ from crust import errors, volumes
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord
 from crust.blockdriver.services import snapshot_calls
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
+from crust.host.process import workers
 from crust.rpc import limits
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -57,7 +57,7 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
                 return await group_snapshots.create(name, ids)
 
         key = calls.key(group_snapshots.pool.ids.group_id(name))
-        found = await calls.running.run(key, "CreateVolumeGroupSnapshot", ids, work)
+        found = await calls.run(key, "CreateVolumeGroupSnapshot", ids, work, context)
         return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=calls.group_to_wire(*found))
 
     async def DeleteVolumeGroupSnapshot(
@@ -71,9 +71,9 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
         async def work() -> None:
             members = [calls.key(each) for each in group_snapshots.member_ids(group_id)]
             with calls.running.holding(members, "DeleteVolumeGroupSnapshot"):
-                await asyncio.to_thread(group_snapshots.delete, group_id, named)
+                await workers.run(group_snapshots.delete, group_id, named)
 
-        await calls.running.run(calls.key(group_id), "DeleteVolumeGroupSnapshot", named, work)
+        await calls.run(calls.key(group_id), "DeleteVolumeGroupSnapshot", named, work, context)
         return csi_pb2.DeleteVolumeGroupSnapshotResponse()
 
     async def GetVolumeGroupSnapshot(

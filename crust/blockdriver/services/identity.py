@@ -9,13 +9,14 @@ from crust import errors
 from crust.blockdriver.engines.protocol import Backend
 from crust.blockdriver.services.node_identity import CsiProfile
 from crust.host.process import bounded_calls
+from crust.host.process.workers import Workers
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _Capability = csi_pb2.PluginCapability
 
-_PROBE_TIMEOUT_S = 2.0
-"""Less than the 3 s of Kubernetes' livenessprobe."""
+_PROBE_TIMEOUT_S = 1.5
+"""With the wait for a thread less than the 3 s of Kubernetes' livenessprobe."""
 
 
 class PoolNotResponding(errors.NotReady):
@@ -32,11 +33,14 @@ class PoolNotResponding(errors.NotReady):
 class Identity(csi_pb2_grpc.IdentityServicer):
     """The Identity service."""
 
-    def __init__(self, name: str, backend: Backend, csi_profile: CsiProfile) -> None:
+    def __init__(
+        self, name: str, backend: Backend, csi_profile: CsiProfile, threads: Workers
+    ) -> None:
         self._name = name
         self._backend = backend
+        self._workers = threads
         self._csi_profile = csi_profile
-        self._looks: bounded_calls.BoundedCalls[None] = bounded_calls.BoundedCalls(limit=1)
+        self._looks = bounded_calls.BoundedCalls(limit=1)
 
     async def GetPluginInfo(
         self, request: csi_pb2.GetPluginInfoRequest, context: Context
@@ -66,10 +70,11 @@ class Identity(csi_pb2_grpc.IdentityServicer):
         )
 
     async def Probe(self, request: csi_pb2.ProbeRequest, context: Context) -> csi_pb2.ProbeResponse:
-        """Ready, or FAILED_PRECONDITION with the reason.
+        """Ready; FAILED_PRECONDITION with the reason; UNAVAILABLE while no thread is free for new work.
 
-        It reads no volume and uses none of the threads that serve volumes: a volume that hangs does not fail it.
+        It reads no volume: one that hangs does not fail it, only as many as there are threads.
         """
+        await self._workers.probe()
         try:
             await self._looks.call("pool", self._backend.check, timeout_s=_PROBE_TIMEOUT_S)
         except bounded_calls.SystemCallTimedOut as err:

@@ -1,6 +1,5 @@
 """CSI Node: decode, call, encode. A change of the host runs as a keyed operation and outlives its caller."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -22,7 +21,8 @@ from crust.blockdriver.node.node_unstage import NodeUnstage
 from crust.blockdriver.node.publish_rules import Publish, fingerprint
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.volume_records import VolumeRecords
-from crust.blockdriver.services import responses
+from crust.blockdriver.services import deadlines, responses
+from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.node_identity import NodeIdentity
 from crust.rpc import csi, extensions, limits
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -83,9 +83,14 @@ class Node(csi_pb2_grpc.NodeServicer):
     """The Node service."""
 
     def __init__(
-        self, here: NodeIdentity, rules: NodeRules, running: operations.KeyedOperations
+        self,
+        here: NodeIdentity,
+        rules: NodeRules,
+        running: operations.KeyedOperations,
+        reads: Reads,
     ) -> None:
         self._here = here
+        self._reads = reads
         self._rules = rules
         self._running = running
 
@@ -106,7 +111,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         self, request: csi_pb2.NodeGetInfoRequest, context: Context
     ) -> csi_pb2.NodeGetInfoResponse:
         """The node's id, topology and attach limit; in full also for a CO that will ask the controller."""
-        limit = await asyncio.to_thread(self._rules.live.attach_limit)
+        limit = await self._reads.read("NodeGetInfo", (), self._rules.live.attach_limit, context)
         response = csi_pb2.NodeGetInfoResponse(
             node_id=self._here.node_id,
             max_volumes_per_node=limit,
@@ -139,7 +144,10 @@ class Node(csi_pb2_grpc.NodeServicer):
     ) -> csi_pb2.NodeGetStorageHealthResponse:
         """CSI 1.13. Problems of the pool."""
         self._here.require("1.13")
-        return responses.pool_health(await asyncio.to_thread(self._rules.health_check.pool))
+        found = await self._reads.read(
+            "NodeGetStorageHealth", (), self._rules.health_check.pool, context
+        )
+        return responses.pool_health(found)
 
     async def NodeStageVolume(
         self, request: csi_pb2.NodeStageVolumeRequest, context: Context
@@ -152,7 +160,11 @@ class Node(csi_pb2_grpc.NodeServicer):
         )
         _check_contexts(request)
         await self._run(
-            stage.volume_id, "NodeStageVolume", stage, lambda: self._rules.node_stage.stage(stage)
+            stage.volume_id,
+            "NodeStageVolume",
+            stage,
+            lambda: self._rules.node_stage.stage(stage),
+            context,
         )
         return csi_pb2.NodeStageVolumeResponse()
 
@@ -167,6 +179,7 @@ class Node(csi_pb2_grpc.NodeServicer):
             "NodeUnstageVolume",
             path,
             lambda: self._rules.node_unstage.unstage(volume_id, path),
+            context,
         )
         return csi_pb2.NodeUnstageVolumeResponse()
 
@@ -181,6 +194,7 @@ class Node(csi_pb2_grpc.NodeServicer):
             "NodePublishVolume",
             (publish.target, fingerprint(publish), inline),  # a retry with fresh tokens joins
             lambda: self._granted(publish),
+            context,
             inline=inline,
         )
         if granted is None:
@@ -213,6 +227,7 @@ class Node(csi_pb2_grpc.NodeServicer):
             "NodeUnpublishVolume",
             target,
             lambda: rule.unpublish(volume_id, target),
+            context,
             inline=inline,
         )
         return csi_pb2.NodeUnpublishVolumeResponse()
@@ -245,6 +260,7 @@ class Node(csi_pb2_grpc.NodeServicer):
             "NodeExpandVolume",
             expand,
             lambda: self._rules.node_expand.expand(expand),
+            context,
         )
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size_bytes)
 
@@ -266,6 +282,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         name: str,
         identity: object,
         work: Callable[[], Awaitable[T]],
+        context: Context,
         *,
         inline: bool = False,
     ) -> T:
@@ -277,7 +294,14 @@ class Node(csi_pb2_grpc.NodeServicer):
             with self._running.holding(own, name):
                 return await work()
 
-        return await self._running.run(volumes.VolumeKey(driver, volume_id), name, identity, alone)
+        return await self._running.run(
+            volumes.VolumeKey(driver, volume_id),
+            name,
+            identity,
+            alone,
+            limit_s=deadlines.change_s(name),
+            left_s=context.time_remaining(),
+        )
 
 
 def _optional_path(text: str, role: str) -> volumes.TargetPath | None:

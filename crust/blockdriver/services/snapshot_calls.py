@@ -4,25 +4,26 @@ A snapshot is an operation of its own name, which holds its volumes as well: no 
 volume while it is copied, and a call during the copy gets ABORTED (CSI).
 """
 
-import asyncio
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import grpc.aio
 
 from crust import errors, operations, volumes
 from crust.blockdriver.controller import list_volumes, topology
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord
-from crust.blockdriver.services import responses
+from crust.blockdriver.services import deadlines, responses
 from crust.blockdriver.services.node_identity import NodeIdentity
 from crust.blockdriver.snapshots import content_source
 from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
+from crust.host.process import workers
 from crust.rpc import limits
 from crust.wire.csi.v1 import csi_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
 _SIDECARS = "csi.storage.k8s.io/"
 _NS = 1_000_000_000
 
@@ -49,7 +50,7 @@ class SnapshotCalls:
     running: operations.KeyedOperations
 
     async def create(
-        self, request: csi_pb2.CreateSnapshotRequest
+        self, request: csi_pb2.CreateSnapshotRequest, context: Context
     ) -> csi_pb2.CreateSnapshotResponse:
         """Idempotent by name."""
         volume_id = volumes.VolumeId(limits.required(request.source_volume_id, "source_volume_id"))
@@ -64,20 +65,38 @@ class SnapshotCalls:
             with self.running.holding([self.key(volume_id)], "CreateSnapshot"):
                 return await self.volume_snapshots.create(name, volume_id)
 
-        record = await self.running.run(self.key(snapshot_id), "CreateSnapshot", volume_id, work)
+        record = await self.run(self.key(snapshot_id), "CreateSnapshot", volume_id, work, context)
         return csi_pb2.CreateSnapshotResponse(snapshot=self.to_wire(record))
 
     async def delete(
-        self, request: csi_pb2.DeleteSnapshotRequest
+        self, request: csi_pb2.DeleteSnapshotRequest, context: Context
     ) -> csi_pb2.DeleteSnapshotResponse:
         """Idempotent: absent is a success."""
         snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
 
         async def work() -> None:
-            await asyncio.to_thread(self.volume_snapshots.delete, snapshot_id)
+            await workers.run(self.volume_snapshots.delete, snapshot_id)
 
-        await self.running.run(self.key(snapshot_id), "DeleteSnapshot", None, work)
+        await self.run(self.key(snapshot_id), "DeleteSnapshot", None, work, context)
         return csi_pb2.DeleteSnapshotResponse()
+
+    async def run(
+        self,
+        key: volumes.VolumeKey,
+        name: str,
+        identity: object,
+        work: Callable[[], Awaitable[T]],
+        context: Context,
+    ) -> T:
+        """Run an operation, within the time of its kind and its caller's."""
+        return await self.running.run(
+            key,
+            name,
+            identity,
+            work,
+            limit_s=deadlines.change_s(name),
+            left_s=context.time_remaining(),
+        )
 
     async def get(self, request: csi_pb2.GetSnapshotRequest) -> csi_pb2.GetSnapshotResponse:
         """A snapshot that is ready."""

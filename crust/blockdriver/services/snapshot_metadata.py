@@ -3,7 +3,7 @@
 Each list is read in one thread hop, from snapshots that cannot change, and streamed in several messages.
 """
 
-import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
@@ -13,6 +13,7 @@ import grpc.aio
 from crust import errors
 from crust.blockdriver.engines.protocol import Backend, Region
 from crust.blockdriver.records.snapshot_record import SnapshotRecord
+from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.blockdriver.snapshots import changed_blocks, take_snapshot
 from crust.rpc import limits
@@ -33,8 +34,9 @@ class NegativeMaxResults(errors.InvalidRequest):
 class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
     """The SnapshotMetadata service."""
 
-    def __init__(self, calls: SnapshotCalls, backend: Backend) -> None:
+    def __init__(self, calls: SnapshotCalls, backend: Backend, reads: Reads) -> None:
         self._calls = calls
+        self._reads = reads
         self._backend = backend
 
     async def GetMetadataAllocated(
@@ -46,7 +48,7 @@ class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
         record = self._calls.volume_snapshots.find(snapshot_id)
         changed_blocks.check_offset(request.starting_offset, record)
         image = take_snapshot.image_of(record)
-        found = await self._look([snapshot_id], lambda: self._backend.allocated(image))
+        found = await self._look((snapshot_id,), lambda: self._backend.allocated(image), context)
         for piece in _pieces(found, request.starting_offset, record, request.max_results):
             yield csi_pb2.GetMetadataAllocatedResponse(
                 block_metadata_type=csi_pb2.VARIABLE_LENGTH,
@@ -65,7 +67,9 @@ class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
         changed_blocks.check_related(base, target)
         changed_blocks.check_offset(request.starting_offset, target)
         images = [take_snapshot.image_of(each) for each in (base, target)]
-        found = await self._look([base_id, target_id], lambda: self._backend.changed(*images))
+        found = await self._look(
+            (base_id, target_id), lambda: self._backend.changed(*images), context
+        )
         for piece in _pieces(found, request.starting_offset, target, request.max_results):
             yield csi_pb2.GetMetadataDeltaResponse(
                 block_metadata_type=csi_pb2.VARIABLE_LENGTH,
@@ -74,14 +78,16 @@ class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
             )
 
     async def _look(
-        self, snapshot_ids: Sequence[str], work: Callable[[], Sequence[Region]]
+        self, snapshot_ids: tuple[str, ...], work: Callable[[], Sequence[Region]], context: Context
     ) -> Sequence[Region]:
         """Lock snapshots against deletion while they are read; any number of readers."""
         calls = self._calls
-        with calls.running.shared(calls.key(snapshot_ids[0]), "a read of its block list"):
-            if len(snapshot_ids) > 1:
-                return await self._look(snapshot_ids[1:], work)
-            return await asyncio.to_thread(work)
+        with contextlib.ExitStack() as held:
+            for each in snapshot_ids:
+                held.enter_context(
+                    calls.running.shared(calls.key(each), "a read of its block list")
+                )
+            return await self._reads.read("GetMetadata", snapshot_ids, work, context)
 
 
 def _check_count(count: int) -> None:

@@ -4,7 +4,6 @@ The new volume takes over what the driver knows of the content, so it is formatt
 was never given to anyone. Its filesystem keeps the UUID of its source's (`duplicate_uuid`).
 """
 
-import asyncio
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +19,7 @@ from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
 from crust.blockdriver.snapshots.host_freeze import Freezer
 from crust.blockdriver.snapshots.quiesce import QuiescePlan, VolumeUse
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
+from crust.host.process import workers
 
 
 class SmallerThanSource(errors.OutOfRange):
@@ -92,12 +92,13 @@ class ContentSources:
         Raises what `find` raises, the errors of `quiesce.check`, `freezes.FrozenTooLong`, those of
         `GuestFreezer.frozen`, `Exhausted`. A retry copies everything again.
         """
-        if source.kind == "snapshot":
-            return await asyncio.to_thread(self._restore, record, source)
-        source_id = volumes.VolumeId(source.id)
-        moving = await asyncio.to_thread(self._check, source_id)
-        async with self.guest_freezer.frozen(moving.in_guests):
-            return await asyncio.to_thread(self._clone, record, source_id, moving)
+        async with workers.long_work():
+            if source.kind == "snapshot":
+                return await workers.run(self._restore, record, source)
+            source_id = volumes.VolumeId(source.id)
+            moving = await workers.run(self._check, source_id)
+            async with self.guest_freezer.frozen(moving.in_guests):
+                return await workers.run(self._clone, record, source_id, moving)
 
     def _check(self, source_id: volumes.VolumeId) -> QuiescePlan:
         return quiesce.check(self.node, [source_id], at_once=self.backend.copies_at_once())

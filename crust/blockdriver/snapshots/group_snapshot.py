@@ -4,7 +4,6 @@ The members of a group are taken and deleted together; each can be restored alon
 before its members' records, and removed after them.
 """
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from crust.blockdriver.records.snapshot_record import (
     SnapshotRecords,
 )
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
+from crust.host.process import workers
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class GroupSnapshots:
     ) -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
         """Take the group; taken already is a success. Raises `GroupNameTaken`, and as `VolumeSnapshots.take`."""
         ids = sorted(volume_ids)
-        group = await asyncio.to_thread(self._present_or_plan, name, ids)
+        group = await workers.run(self._present_or_plan, name, ids)
         if group.phase == "ready":
             return group, self._members(group)
         return await self._take(group)
@@ -88,13 +88,13 @@ class GroupSnapshots:
         return present
 
     async def _take(self, group: GroupRecord) -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
-        plans = await asyncio.to_thread(self._begin, group)
+        plans = await workers.run(self._begin, group)
         try:
             taken = await self._volume_snapshots.take(plans)
             ready = {"phase": "ready", "created_ns": taken[0].created_ns}
-            return await asyncio.to_thread(self._groups.save, group.model_copy(update=ready)), taken
+            return await workers.run(self._groups.save, group.model_copy(update=ready)), taken
         except Exception:
-            await asyncio.to_thread(self._discard_or_log, group)
+            await workers.run(self._discard_or_log, group)
             raise
 
     def _begin(self, group: GroupRecord) -> list[SnapshotRecord]:

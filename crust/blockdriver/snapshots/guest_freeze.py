@@ -26,6 +26,7 @@ from typing import Protocol
 from crust import errors, volumes
 from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
 from crust.host.block import devices
+from crust.host.process import workers
 
 _PAUSE_S = 0.5
 """The pause between two tries to reach the proxy."""
@@ -104,7 +105,7 @@ class GuestFreezer:
                     frozen.append(member)  # also if the outcome is unknown
                     if not await self._freeze(member):
                         idle.append(frozen.pop())
-                        await asyncio.to_thread(_hold_device, member, holds)
+                        await workers.run(_hold_device, member, holds)
                 yield
             except BaseException:
                 await self._let_go(frozen)
@@ -145,13 +146,13 @@ class GuestFreezer:
     async def _freeze(self, member: InGuest) -> bool:
         self._left.pop(member.volume_id, None)
         intent = Intent(member.volume_id, target=member.target.text)
-        await asyncio.to_thread(self._intents.note, intent)
+        await workers.run(self._intents.note, intent)
         try:
             held = await self._guests.freeze(member.target, math.ceil(self._limit_s))
         except errors.NotFound:
             held = False  # never published, or unpublished since
         if not held:
-            await asyncio.to_thread(self._intents.forget, member.volume_id)
+            await workers.run(self._intents.forget, member.volume_id)
         return held
 
     async def _check_frozen(self, frozen: Sequence[InGuest], idle: Sequence[InGuest]) -> None:
@@ -179,7 +180,7 @@ class GuestFreezer:
                 self._more.set()
                 return False
             held = False
-        await asyncio.to_thread(self._intents.forget, member.volume_id)
+        await workers.run(self._intents.forget, member.volume_id)
         return held
 
     async def _woke(self, member: InGuest) -> bool:
@@ -215,7 +216,7 @@ class GuestFreezer:
     async def _forget(self, volume_id: volumes.VolumeId) -> None:
         """Remove the intent. If that fails, the next start thaws once more, which does no harm."""
         try:
-            await asyncio.to_thread(self._intents.forget, volume_id)
+            await workers.run(self._intents.forget, volume_id)
         except errors.CrustError as err:
             _log.warning(
                 "a freeze intent cannot be removed", extra={"volume_id": volume_id, "error": err}

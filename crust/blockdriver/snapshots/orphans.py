@@ -5,7 +5,6 @@ operation of its own id, so never beside the call that takes it. A group is disc
 What cannot be discarded is tried again an hour later.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from crust import errors, operations, volumes
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
 from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
+from crust.host.process import workers
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class SnapshotGarbageCollector:
                 key,
                 "removal of an incomplete snapshot",
                 None,
-                lambda: asyncio.to_thread(discard, record_id),
+                lambda: workers.run(discard, record_id),
             )
         except errors.CrustError as err:
             extra = {"snapshot_id": record_id, "error": err}

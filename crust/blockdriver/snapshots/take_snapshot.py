@@ -12,7 +12,6 @@ copies are of the moment of the last one. Otherwise they are copied again, a few
 (`RawDevicesNeverIdle`).
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -34,6 +33,7 @@ from crust.blockdriver.snapshots import quiesce
 from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
 from crust.blockdriver.snapshots.host_freeze import Freezer
 from crust.blockdriver.snapshots.quiesce import QuiescePlan, VolumeUse
+from crust.host.process import workers
 
 _ROUNDS = 8
 
@@ -121,7 +121,7 @@ class VolumeSnapshots:
         Raises `SnapshotNameTaken`, `volume_records.VolumeNotFound`, the errors of `quiesce.check`,
         `freezes.FrozenTooLong`, those of `GuestFreezer.frozen`, `ImageMissing`, `Exhausted`.
         """
-        record = await asyncio.to_thread(self._present_or_plan, name, volume_id)
+        record = await workers.run(self._present_or_plan, name, volume_id)
         return record if record.phase == "ready" else (await self.take([record]))[0]
 
     def _present_or_plan(self, name: str, volume_id: volumes.VolumeId) -> SnapshotRecord:
@@ -163,12 +163,13 @@ class VolumeSnapshots:
         `RawDevicesNeverIdle`.
         """
         try:
-            moving = await asyncio.to_thread(self._begin, plans)
-            async with self.guest_freezer.frozen(moving.in_guests):
-                moment_ns = await asyncio.to_thread(self._copy, plans, moving)
-            return await asyncio.to_thread(self._settle, plans, moment_ns)
+            async with workers.long_work():  # before anything is frozen
+                moving = await workers.run(self._begin, plans)
+                async with self.guest_freezer.frozen(moving.in_guests):
+                    moment_ns = await workers.run(self._copy, plans, moving)
+            return await workers.run(self._settle, plans, moment_ns)
         except Exception:
-            await asyncio.to_thread(self._discard_all, plans)
+            await workers.run(self._discard_all, plans)
             raise
         finally:
             for each in plans:

@@ -3,13 +3,12 @@
 The kernel parses a filesystem only when it is mounted: what is decided before that is read from the superblock.
 """
 
-import asyncio
 from collections.abc import Sequence
 
 from crust import errors
 from crust.host.block import holders
 from crust.host.filesystems import superblocks
-from crust.host.process import commands, confined
+from crust.host.process import commands, confined, workers
 
 _TIMEOUT_S = 3600.0
 _LIMITS = confined.Limits(memory_bytes=4 * 1024**3, cpu_s=int(_TIMEOUT_S))
@@ -54,7 +53,7 @@ async def check(
     replayed. e2fsck has the descriptors `inherits` open. Raises `FilesystemNeedsRepair` and `FilesystemCheckFailed`,
     after which nothing may mount it writable.
     """
-    found = await asyncio.to_thread(superblocks.read, path, fs_type)
+    found = await workers.run(superblocks.read, path, fs_type)
     if fs_type == "ext4" and completely:
         return await _e2fsck(path, ["-f", "-p"], inherits)
     return not found.clean and await _e2fsck(path, ["-p"], inherits)
@@ -78,8 +77,8 @@ async def _e2fsck(path: str, options: Sequence[str], inherits: Sequence[int]) ->
         code = command.status(done.stderr_tail)
     said = _tail(done.stdout.decode("utf-8", "replace"), path)
     if code >= _E2FSCK_FAILED:
-        if await asyncio.to_thread(holders.is_exclusively_held, path):
-            raise await asyncio.to_thread(holders.device_in_use, path)
+        if await workers.run(holders.is_exclusively_held, path):
+            raise await workers.run(holders.device_in_use, path)
         raise FilesystemCheckFailed(path, "ext4", _tail(done.stderr_tail, path))
     if code & _E2FSCK_UNCORRECTED:
         raise FilesystemNeedsRepair(path, "ext4", said)

@@ -3,7 +3,6 @@
 Never an unmounted one: the kernel journals what it does, and a resize2fs that is killed leaves what nothing mounts.
 """
 
-import asyncio
 import errno
 import fcntl
 import os
@@ -12,7 +11,7 @@ import struct
 from crust import errors
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mountinfo
-from crust.host.process import capabilities, oserrors
+from crust.host.process import capabilities, oserrors, workers
 
 _EXT4_RESIZE_FS = 0x40086610  # _IOW('f', 16, __u64)
 _XFS_FSGEOMETRY_V1 = 0x80705864  # _IOR('X', 100, struct xfs_fsop_geom_v1), 112 bytes
@@ -54,7 +53,7 @@ async def grow_mounted(mountpoint: str, fs_type: str) -> None:
     Raises `FilesystemNotMounted`, `MissingCapability` (ext4 without CAP_SYS_RESOURCE), `Unsupported`,
     `RuntimeFailed`.
     """
-    await asyncio.to_thread(_grow, mountpoint, fs_type)
+    await workers.run(_grow, mountpoint, fs_type)
 
 
 def obstacle(fs_type: str) -> str:

@@ -6,7 +6,6 @@ no data for the device at all. Whether a blank device may be formatted is the ca
 and `devices.is_blank`.
 """
 
-import asyncio
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from crust import errors
 from crust.host.block import devices, holders, signatures
 from crust.host.block.signatures import Blank, Filesystem, Signature
 from crust.host.filesystems import supported
-from crust.host.process import commands
+from crust.host.process import commands, workers
 
 _MIB = 1024 * 1024
 _MAKE_TIMEOUT_S = 600.0
@@ -103,7 +102,7 @@ async def make(
     `CommandFailed`.
     """
     mkfs = supported.row(_TABLE, fs_type)
-    await asyncio.to_thread(_check_formattable, path, fs_type, mkfs.minimum_bytes, is_empty)
+    await workers.run(_check_formattable, path, fs_type, mkfs.minimum_bytes, is_empty)
     chosen = [word.format(uuid) for word in mkfs.uuid] if uuid else []
     argv = [*mkfs.command, *chosen, *extra_options, path]
     busy: commands.CommandFailed | None = None
@@ -117,7 +116,7 @@ async def make(
             busy = err
         else:
             return
-    raise await asyncio.to_thread(holders.device_in_use, path) from busy
+    raise await workers.run(holders.device_in_use, path) from busy
 
 
 def minimum_bytes(fs_type: str) -> int:

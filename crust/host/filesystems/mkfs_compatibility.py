@@ -7,7 +7,6 @@ kernel that does not know the filesystem at all is no reason: a guest may know i
 filesystem is left, and its mount reports the reason.
 """
 
-import asyncio
 import errno
 import functools
 import os
@@ -17,7 +16,7 @@ from crust import errors
 from crust.host.block import zeroout
 from crust.host.filesystems import mkfs
 from crust.host.mounts import detached_mount
-from crust.host.process import commands
+from crust.host.process import commands, workers
 
 _FEWER_FEATURES: dict[str, tuple[tuple[str, ...], ...]] = {
     "ext4": (("-O", "^orphan_file"), ("-O", "^orphan_file,^metadata_csum_seed")),
@@ -58,19 +57,19 @@ class MkfsCompatibility:
         if working is not None or not await self._is_refused(path, fs_type, ()):
             return
         for options in _FEWER_FEATURES.get(fs_type, ()):
-            await asyncio.to_thread(zeroout.zero_device, path)
+            await workers.run(zeroout.zero_device, path)
             try:
                 await make(extra_options=(*options, *extra_options))
             except commands.CommandFailed:
                 continue
             if not await self._is_refused(path, fs_type, options):
                 return
-        await asyncio.to_thread(zeroout.zero_device, path)
+        await workers.run(zeroout.zero_device, path)
         await make(extra_options=extra_options)
 
     async def _is_refused(self, path: str, fs_type: str, options: tuple[str, ...]) -> bool:
         try:
-            os.close(await asyncio.to_thread(detached_mount.open_root, path, fs_type))
+            os.close(await workers.run(detached_mount.open_root, path, fs_type))
         except errors.CrustError as err:
             cause = err.__cause__
             return isinstance(cause, OSError) and cause.errno == errno.EINVAL

@@ -8,9 +8,9 @@ hung one ends with its system call or with the process.
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 from crust import errors
 
@@ -30,7 +30,7 @@ class SystemCallTimedOut(errors.PeerUnavailable):
         self.timeout_s = timeout_s
 
 
-class TooManyHungSystemCalls(errors.Exhausted):
+class TooManyHungSystemCalls(errors.PeerUnavailable):
     """All threads for system calls are taken by calls that hang."""
 
     def __init__(self, key: str, hanging: int, running: int) -> None:
@@ -42,53 +42,67 @@ class TooManyHungSystemCalls(errors.Exhausted):
         self.key = key
 
 
-class BoundedCalls(Generic[T]):
-    """Single-flight calls by key, used from one event loop."""
+class BoundedCalls:
+    """Single-flight calls by key, used from one event loop. A key always has calls with results of one type."""
 
     def __init__(self, *, limit: int = 16) -> None:
         self._limit = limit
-        self._flights: dict[str, asyncio.Future[T]] = {}
-        self._hanging: set[str] = set()
+        self._flights: dict[Hashable, asyncio.Future[Any]] = {}
+        self._hanging: set[Hashable] = set()
 
-    async def call(self, key: str, function: Callable[[], T], *, timeout_s: float) -> T:
+    async def call(
+        self,
+        key: Hashable,
+        function: Callable[[], T],
+        *,
+        timeout_s: float,
+        shown: str = "",
+        fresh: bool = False,
+    ) -> T:
         """The result of `function`, or of the call of this key that is already running.
 
-        Raises `SystemCallTimedOut`, `TooManyHungSystemCalls`, and whatever `function` raises.
+        `fresh`: not of one that began before this caller came, and may have missed what it has changed. `shown` is
+        the key in messages. Raises `SystemCallTimedOut`, `TooManyHungSystemCalls`, and whatever `function` raises.
         """
-        flight: asyncio.Future[T] | None = None
+        shown = shown or str(key)
+        flight: asyncio.Future[T] | None = self._flights.get(key)
         try:
             async with asyncio.timeout(timeout_s):
-                flight = await self._flight(key, function)
+                if fresh and flight is not None:
+                    await asyncio.wait([flight])
+                flight = await self._flight(key, function, shown)
                 return await asyncio.shield(flight)
         except TimeoutError as err:
             if flight is None:
-                raise self._too_many(key) from err
+                raise self._too_many(shown) from err
             if not flight.done():
                 self._hanging.add(key)
-            raise SystemCallTimedOut(key, timeout_s) from err
+            raise SystemCallTimedOut(shown, timeout_s) from err
 
-    async def _flight(self, key: str, function: Callable[[], T]) -> asyncio.Future[T]:
+    async def _flight(
+        self, key: Hashable, function: Callable[[], T], shown: str
+    ) -> asyncio.Future[T]:
         """The running call of this key, or a new one as soon as a thread is free."""
         while key not in self._flights and len(self._flights) >= self._limit:
             if len(self._hanging) >= self._limit:
-                raise self._too_many(key)
+                raise self._too_many(shown)
             await asyncio.wait(self._flights.values(), return_when=asyncio.FIRST_COMPLETED)
         return self._flights.get(key) or self._start(key, function)
 
-    def _too_many(self, key: str) -> TooManyHungSystemCalls:
-        return TooManyHungSystemCalls(key, len(self._hanging), len(self._flights))
+    def _too_many(self, shown: str) -> TooManyHungSystemCalls:
+        return TooManyHungSystemCalls(shown, len(self._hanging), len(self._flights))
 
-    def _start(self, key: str, function: Callable[[], T]) -> asyncio.Future[T]:
+    def _start(self, key: Hashable, function: Callable[[], T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         flight: asyncio.Future[T] = loop.create_future()
         self._flights[key] = flight
         flight.add_done_callback(lambda done: self._land(key, done))
         threading.Thread(
-            target=_run, args=(loop, flight, function), name=key[:15], daemon=True
+            target=_run, args=(loop, flight, function), name="system call", daemon=True
         ).start()
         return flight
 
-    def _land(self, key: str, flight: asyncio.Future[T]) -> None:
+    def _land(self, key: Hashable, flight: asyncio.Future[Any]) -> None:
         del self._flights[key]
         self._hanging.discard(key)
         if not flight.cancelled():

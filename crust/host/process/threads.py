@@ -18,10 +18,14 @@ from typing import Any
 
 
 class Threads(ThreadPoolExecutor):
-    """At most `limit` threads, made when they are needed. For `set_default_executor`, which takes no other class."""
+    """At most `limit` threads, made when they are needed. For `set_default_executor`, which takes no other class.
 
-    def __init__(self, limit: int) -> None:
+    The end of a process does not wait for those that are `daemon`.
+    """
+
+    def __init__(self, limit: int, *, daemon: bool = False) -> None:
         super().__init__(limit)  # makes no thread; its own methods are replaced
+        self.daemon = daemon
         self._limit = limit
         self._guard = threading.Lock()
         self._idle: list[_Thread] = []
@@ -47,6 +51,11 @@ class Threads(ThreadPoolExecutor):
             else:
                 self._waiting.append(call)
         return call.future
+
+    @property
+    def are_taken(self) -> bool:
+        """Whether a call would have to wait for one."""
+        return not self._idle and len(self._all) >= self._limit
 
     def shutdown(
         self,
@@ -116,7 +125,7 @@ class _Thread:
         self._given: _Call | None = first
         self._wake = threading.Lock()
         self._wake.acquire()
-        self._thread = threading.Thread(target=self._work, name=name)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=pool.daemon)
         self._thread.start()
 
     def give(self, call: _Call | None) -> None:

@@ -1,5 +1,6 @@
 """Creating, validating, expanding and deleting volumes on an engine in memory."""
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -239,7 +240,9 @@ async def test_validate_confirms_a_capability_or_gives_the_reason(
     made = await provisioner.create(create())
 
     async def ask(capability: volumes.VolumeCapability, **context: str) -> str:
-        return await provisioner.validate(made.volume_id, (capability,), context, {}, {})
+        return await asyncio.to_thread(
+            provisioner.validate, made.volume_id, (capability,), context, {}, {}
+        )
 
     assert await ask(mount()) == ""
     assert await ask(block()) == ""
@@ -251,4 +254,6 @@ async def test_validate_confirms_a_capability_or_gives_the_reason(
     }
     assert await ask(mount(), **provisioner_identity) == ""
     with pytest.raises(volume_records.VolumeNotFound):
-        await provisioner.validate(state.stores.pool.ids.volume_id("other"), (mount(),), {}, {}, {})
+        await asyncio.to_thread(
+            provisioner.validate, state.stores.pool.ids.volume_id("other"), (mount(),), {}, {}, {}
+        )

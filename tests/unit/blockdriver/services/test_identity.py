@@ -3,13 +3,14 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from crust import errors
 from crust.blockdriver.services import identity
 from crust.blockdriver.services.identity import Identity
+from crust.host.process import workers
+from crust.host.process.workers import NoWorkerFree, Workers
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import caller
 from tests.support.memory_backend import MemoryBackend
@@ -37,22 +38,28 @@ async def probe(served: Identity) -> bool:
     return (await served.Probe(csi_pb2.ProbeRequest(), caller())).ready.value
 
 
-async def test_probe_with_all_threads_hung_still_answers() -> None:
-    dead = threading.Event()
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=1))
-    hung = asyncio.create_task(asyncio.to_thread(dead.wait))
-    await asyncio.sleep(0)  # it has the only thread, or is first in its queue
-    try:
-        assert await probe(Identity("driver", MemoryBackend(), "1.12"))
-    finally:
-        dead.set()
-        await hung
+async def test_probe_while_every_worker_hangs_raises_no_worker_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dead, threads = threading.Event(), Workers("the driver", limit=2)
+    served = Identity("driver", MemoryBackend(), "1.12", threads)
+    hung = [asyncio.create_task(threads.run(dead.wait)) for _ in range(2)]
+    await asyncio.sleep(0)  # they have both threads, or are first in the queue
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
+    with pytest.raises(NoWorkerFree, match=r"none of its 2 threads .* kernel log"):
+        await probe(served)
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
+    dead.set()
+    await asyncio.gather(*hung)
+    assert await probe(served)
 
 
 async def test_probe_of_a_hung_pool_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "_PROBE_TIMEOUT_S", 0.01)
     dead = threading.Event()
-    served = Identity("driver", Checked(lambda: discard(dead.wait())), "1.12")
+    served = Identity(
+        "driver", Checked(lambda: discard(dead.wait())), "1.12", Workers("the driver")
+    )
     for _ in range(2):
         with pytest.raises(identity.PoolNotResponding):
             await probe(served)
@@ -66,7 +73,7 @@ async def test_probe_of_a_missing_pool_reports_the_reason() -> None:
         raise errors.NotReady("no loop driver")
 
     with pytest.raises(errors.NotReady, match="no loop driver"):
-        await probe(Identity("driver", Checked(refuse), "1.12"))
+        await probe(Identity("driver", Checked(refuse), "1.12", Workers("the driver")))
 
 
 def discard(_: object) -> None:

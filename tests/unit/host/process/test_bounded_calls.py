@@ -14,7 +14,7 @@ from crust.host.process.bounded_calls import (
 
 
 async def test_call_that_hangs_times_out_and_is_joined_by_the_next() -> None:
-    calls: BoundedCalls[int] = BoundedCalls()
+    calls = BoundedCalls()
     release = threading.Event()
     started = 0
 
@@ -36,7 +36,7 @@ async def test_call_that_hangs_times_out_and_is_joined_by_the_next() -> None:
 
 
 async def test_call_with_all_threads_hanging_is_refused() -> None:
-    calls: BoundedCalls[None] = BoundedCalls(limit=2)
+    calls = BoundedCalls(limit=2)
     release = threading.Event()
     for key in ("a", "b"):
         with pytest.raises(SystemCallTimedOut):
@@ -50,7 +50,7 @@ async def test_call_with_all_threads_hanging_is_refused() -> None:
 
 
 async def test_call_beyond_the_limit_waits_for_a_free_thread() -> None:
-    calls: BoundedCalls[int] = BoundedCalls(limit=2)
+    calls = BoundedCalls(limit=2)
     release, guard, seen = threading.Event(), threading.Lock(), [0, 0]
 
     def work() -> int:
@@ -71,7 +71,7 @@ async def test_call_beyond_the_limit_waits_for_a_free_thread() -> None:
 
 
 async def test_call_without_a_thread_in_time_raises_too_many_hung_system_calls() -> None:
-    calls: BoundedCalls[None] = BoundedCalls(limit=1)
+    calls = BoundedCalls(limit=1)
     release = threading.Event()
     first = asyncio.create_task(calls.call("a", lambda: discard(release.wait()), timeout_s=3600))
     await asyncio.sleep(0)
@@ -83,7 +83,7 @@ async def test_call_without_a_thread_in_time_raises_too_many_hung_system_calls()
 
 
 async def test_call_error_reaches_all_callers_and_the_next_call_runs_again() -> None:
-    calls: BoundedCalls[int] = BoundedCalls()
+    calls = BoundedCalls()
 
     def fail() -> int:
         raise errors.NotFound("no such volume")
@@ -95,7 +95,7 @@ async def test_call_error_reaches_all_callers_and_the_next_call_runs_again() -> 
 
 
 async def test_call_error_after_all_callers_left_is_not_logged_by_asyncio() -> None:
-    calls: BoundedCalls[int] = BoundedCalls()
+    calls = BoundedCalls()
     release = threading.Event()
 
     def fail_late() -> int:
@@ -110,6 +110,43 @@ async def test_call_error_after_all_callers_left_is_not_logged_by_asyncio() -> N
     release.set()
     with pytest.raises(asyncio.CancelledError):
         await late
+
+
+async def test_fresh_call_joins_none_that_began_before_it_came() -> None:
+    """Else a list that began before a volume was made would be the answer to who asks after it was made."""
+    calls, release, made = BoundedCalls(), threading.Event(), [0]
+    began = threading.Event()
+
+    def look() -> int:
+        seen = made[0]
+        began.set()
+        release.wait()
+        return seen
+
+    first = asyncio.create_task(calls.call("list", look, timeout_s=3600, fresh=True))
+    await asyncio.to_thread(began.wait)
+    made[0] = 1
+    later = [
+        asyncio.create_task(calls.call("list", look, timeout_s=3600, fresh=True)) for _ in range(5)
+    ]
+    await asyncio.sleep(0)
+    release.set()
+    assert await first == 0
+    assert await asyncio.gather(*later) == [1] * 5
+
+
+async def test_fresh_call_behind_one_that_hangs_takes_no_thread() -> None:
+    calls, release, started = BoundedCalls(), threading.Event(), [0]
+
+    def hang() -> None:
+        started[0] += 1
+        release.wait()
+
+    for _ in range(5):
+        with pytest.raises(SystemCallTimedOut, match="a list does not answer"):
+            await calls.call(("list", 1), hang, timeout_s=0.01, shown="a list", fresh=True)
+    assert started == [1]
+    release.set()
 
 
 def discard(_: object) -> None:

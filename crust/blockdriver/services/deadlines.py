@@ -1,0 +1,61 @@
+"""How long a caller of the driver waits, by the kind of its call; and calls that only read.
+
+A deadline ends the wait, never the work (docs/decisions/0016): what a change has begun goes on under its volume's
+key, and its callers get ABORTED until it has ended. So the times are those after which a person should look, and
+none needs to be exact. Work that takes long by its nature has an hour: copies, mkfs and e2fsck, which have limits of
+their own, and fsGroup of many files.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from crust import operations
+from crust.host.process.bounded_calls import BoundedCalls
+
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_CHANGE_S = 120.0
+"""As long as a kubelet waits."""
+
+_LONG_S = 3600.0
+_LONG = frozenset(
+    {
+        "CreateVolume",
+        "CreateSnapshot",
+        "CreateVolumeGroupSnapshot",
+        "NodeStageVolume",
+        "NodePublishVolume",
+    }
+)
+_READ_S = 30.0
+
+
+def change_s(rpc: str) -> float:
+    """How long a change may take before its callers are told that it is overdue."""
+    return _LONG_S if rpc in _LONG else _CHANGE_S
+
+
+class Reads:
+    """Calls that only read: a thread for each question at most, however often it is asked, and none of a change's."""
+
+    def __init__(self, *, limit: int = 32) -> None:
+        self._calls = BoundedCalls(limit=limit)
+
+    async def read(
+        self, rpc: str, asked: Hashable, function: Callable[[], T], context: Context
+    ) -> T:
+        """What `function` returns now; `rpc` and `asked` are the question.
+
+        Raises `SystemCallTimedOut`, `TooManyHungSystemCalls`, and what `function` raises.
+        """
+        timeout_s = _read_s(context.time_remaining())
+        return await self._calls.call(
+            (rpc, asked), function, timeout_s=timeout_s, shown=rpc, fresh=True
+        )
+
+
+def _read_s(left_s: float | None) -> float:
+    return _READ_S if left_s is None else min(_READ_S, left_s * operations.ANSWER_AT)

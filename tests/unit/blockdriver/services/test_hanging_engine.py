@@ -1,0 +1,194 @@
+"""An engine that hangs, seen from the RPCs: bounded threads, a typed answer, and nobody else is harmed.
+
+Found with 64 NodeUnstageVolumes whose engine hung: a healthy volume's call got no answer, and Probe said ready.
+"""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crust import errors, operations, volumes
+from crust.blockdriver import app
+from crust.blockdriver.driver import Driver
+from crust.blockdriver.engines.protocol import Attachment
+from crust.host.process import workers
+from crust.host.process.bounded_calls import SystemCallTimedOut
+from crust.host.process.workers import NoWorkerFree, Workers
+from crust.rpc import csi, status
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.block_driver import MIB, caller, mount
+from tests.support.memory_backend import MemoryBackend
+
+_SOON_S = 0.01
+_THREADS = 4
+
+
+class HangingBackend(MemoryBackend):
+    """A backend whose calls hang for the volumes in `dead`, until `released`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dead: set[volumes.VolumeId] = set()
+        self.released = threading.Event()
+        self.hung: Counter[str] = Counter()
+        self.more = threading.Condition()
+
+    def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """Hangs."""
+        self._hang(volume_id)
+        return super().attached(volume_id)
+
+    def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
+        """Hangs."""
+        self._hang(volume_id)
+        return super().image_problem(volume_id, size_bytes)
+
+    def wait_for(self, hung: int) -> None:
+        """Until so many calls hang. Blocks."""
+        with self.more:
+            self.more.wait_for(lambda: self.hung.total() >= hung)
+
+    def _hang(self, volume_id: volumes.VolumeId) -> None:
+        if volume_id not in self.dead:
+            return
+        with self.more:
+            self.hung[volume_id] += 1
+            self.more.notify_all()
+        self.released.wait()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy is no pool that hangs."""
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
+
+
+@pytest.fixture
+def backend() -> Iterator[HangingBackend]:
+    """Released when the test ends."""
+    engine = HangingBackend()
+    yield engine
+    engine.released.set()
+
+
+@pytest.fixture
+def driver(tmp_path: Path, backend: HangingBackend) -> Driver:
+    """A driver with few threads."""
+    built = app.build(
+        state_dir=str(tmp_path / "state"),
+        run_dir=str(tmp_path / "run"),
+        node_id="node-1",
+        target_roots=(str(tmp_path),),
+        backend=backend,
+        threads=Workers("the driver", limit=_THREADS),
+    )
+    for name in ("state", "run"):
+        (tmp_path / name).mkdir(mode=0o700)
+    built.open()
+    return built
+
+
+async def create(driver: Driver, name: str) -> volumes.VolumeId:
+    request = csi_pb2.CreateVolumeRequest(
+        name=name,
+        volume_capabilities=[csi.capability_to_wire(mount())],
+        capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
+    )
+    made = await driver.controller.CreateVolume(request, caller())
+    return volumes.VolumeId(made.volume.volume_id)
+
+
+async def unstage(driver: Driver, volume_id: str, *, left_s: float | None = None) -> None:
+    request = csi_pb2.NodeUnstageVolumeRequest(volume_id=volume_id, staging_target_path="/staging")
+    await driver.node.NodeUnstageVolume(request, caller(left_s=left_s))
+
+
+async def hang(
+    driver: Driver, backend: HangingBackend, count: int
+) -> tuple[list[volumes.VolumeId], list[asyncio.Task[None]]]:
+    """Volumes whose unstage hangs, each on a thread."""
+    dead = [await create(driver, f"dead-{number}") for number in range(count)]
+    backend.dead.update(dead)
+    calls = [asyncio.create_task(unstage(driver, each)) for each in dead]
+    await asyncio.to_thread(backend.wait_for, count)
+    return dead, calls
+
+
+async def probe(driver: Driver) -> bool:
+    return (await driver.identity.Probe(csi_pb2.ProbeRequest(), caller())).ready.value
+
+
+async def test_unstage_that_hangs_is_aborted_in_time_and_its_retries_take_no_thread(
+    driver: Driver, backend: HangingBackend
+) -> None:
+    (dead,), (call,) = await hang(driver, backend, 1)
+    for _ in range(3 * _THREADS):
+        with pytest.raises(operations.OperationOverdue) as told:
+            await unstage(driver, dead, left_s=_SOON_S)
+        assert status.branch_of(type(told.value)) is errors.OperationPending
+    assert backend.hung == {dead: 1}
+    assert await probe(driver)
+    backend.released.set()
+    await call
+
+
+async def test_other_call_of_a_volume_that_hangs_is_refused_at_once(
+    driver: Driver, backend: HangingBackend
+) -> None:
+    (dead,), (call,) = await hang(driver, backend, 1)
+    with pytest.raises(operations.OperationInProgress, match="NodeUnstageVolume"):
+        await driver.controller.DeleteVolume(csi_pb2.DeleteVolumeRequest(volume_id=dead), caller())
+    backend.released.set()
+    await call
+
+
+async def test_volumes_that_hang_leave_healthy_ones_alone(
+    driver: Driver, backend: HangingBackend
+) -> None:
+    _, calls = await hang(driver, backend, _THREADS - 1)
+    healthy = await create(driver, "healthy")
+    await unstage(driver, healthy)
+    assert await probe(driver)
+    backend.released.set()
+    await asyncio.gather(*calls)
+
+
+async def test_engine_whose_threads_all_hang_refuses_work_and_fails_the_probe(
+    driver: Driver, backend: HangingBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy = await create(driver, "healthy")
+    _, calls = await hang(driver, backend, _THREADS)
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", _SOON_S)
+    with pytest.raises(NoWorkerFree, match=f"none of its {_THREADS} threads"):
+        await unstage(driver, healthy)
+    with pytest.raises(NoWorkerFree):
+        await probe(driver)
+    capacity = await driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
+    assert capacity.available_capacity  # calls that only read have threads of their own
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
+    backend.released.set()
+    await asyncio.gather(*calls)
+    await unstage(driver, healthy)
+    assert await probe(driver)
+
+
+async def test_read_that_hangs_takes_one_thread_however_often_it_is_asked(
+    driver: Driver, backend: HangingBackend
+) -> None:
+    dead, healthy = await create(driver, "dead"), await create(driver, "healthy")
+    backend.dead.add(dead)
+    get, listing = csi_pb2.ControllerGetVolumeRequest, csi_pb2.ListVolumesRequest()
+    for _ in range(10):
+        with pytest.raises(SystemCallTimedOut, match="ControllerGetVolume does not answer"):
+            await driver.controller.ControllerGetVolume(get(volume_id=dead), caller(left_s=_SOON_S))
+        with pytest.raises(SystemCallTimedOut, match="ListVolumes does not answer"):
+            await driver.controller.ListVolumes(listing, caller(left_s=_SOON_S))
+    await asyncio.to_thread(backend.wait_for, 2)
+    assert backend.hung == {dead: 2}
+    found = await driver.controller.ControllerGetVolume(get(volume_id=healthy), caller())
+    assert found.volume.volume_id == healthy
+    assert await probe(driver)

@@ -1,0 +1,237 @@
+"""A pool of threads: bounded, never shared with another pool, and asked before new work begins."""
+
+import asyncio
+import contextvars
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from crust import errors, operations
+from crust.host.process import workers
+from crust.host.process.workers import NoWorkerFree, Workers
+
+
+@pytest.fixture
+def dead() -> Iterator[threading.Event]:
+    """What calls hang on, until the test ends at the latest."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy is no pool that hangs."""
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
+
+
+class Hanging:
+    """A call that hangs; `running` is set when it has a thread."""
+
+    def __init__(self, dead: threading.Event) -> None:
+        self._dead = dead
+        self.running = threading.Event()
+        self.calls = 0
+
+    def __call__(self) -> str:
+        self.calls += 1
+        self.running.set()
+        self._dead.wait()
+        return "it ended"
+
+
+async def test_run_passes_arguments_results_errors_and_context() -> None:
+    pool, variable = Workers("pool"), contextvars.ContextVar("variable", default="")
+    variable.set("of the caller")
+
+    def work(text: str, *, count: int) -> str:
+        return text * count + variable.get()
+
+    def refuse() -> None:
+        raise errors.NotFound("gone")
+
+    assert await pool.run(work, "a", count=2) == "aaof the caller"
+    with pytest.raises(errors.NotFound, match="gone"):
+        await pool.run(refuse)
+
+
+async def test_run_outside_of_any_pool_uses_the_process_threads(dead: threading.Event) -> None:
+    assert await workers.run(lambda: 7) == 7
+    pool = Workers("pool", limit=1)
+    hung = asyncio.create_task(pool.run(dead.wait))
+    await asyncio.sleep(0)
+    assert await workers.run(lambda: 7) == 7
+    dead.set()
+    await hung
+
+
+async def test_pool_whose_threads_hang_leaves_another_pool_alone(dead: threading.Event) -> None:
+    sick, well = Workers("sick", limit=2), Workers("well", limit=2)
+    hung = [asyncio.create_task(sick.run(dead.wait)) for _ in range(20)]
+    await asyncio.sleep(0)
+    await well.check_free()
+    with well.used():
+        assert await workers.run(lambda: "alive") == "alive"
+    dead.set()
+    await asyncio.gather(*hung)
+
+
+async def test_pool_never_has_more_threads_than_its_limit() -> None:
+    pool, guard, now, most = Workers("pool", limit=3), threading.Lock(), 0, 0
+    release = threading.Event()
+
+    def work() -> None:
+        nonlocal now, most
+        with guard:
+            now += 1
+            most = max(most, now)
+        release.wait()
+        with guard:
+            now -= 1
+
+    calls = [asyncio.create_task(pool.run(work)) for _ in range(30)]
+    await asyncio.sleep(0)
+    release.set()
+    await asyncio.gather(*calls)
+    assert (now, most <= 3) == (0, True)
+
+
+async def test_check_free_with_every_thread_hung_is_refused_and_recovers(
+    dead: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Workers("the engine", limit=2)
+    hung = [asyncio.create_task(pool.run(dead.wait)) for _ in range(2)]
+    await asyncio.sleep(0)
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
+    for ask in (pool.check_free, pool.probe):
+        with pytest.raises(NoWorkerFree, match=r"the engine .* none of its 2 threads"):
+            await ask()
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
+    waiting = asyncio.create_task(pool.check_free())
+    await asyncio.sleep(0)
+    dead.set()
+    await waiting
+    await asyncio.gather(*hung)
+
+
+async def test_cancelled_caller_leaves_its_thread_counted(
+    dead: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, call = Workers("pool", limit=1), Hanging(dead)
+    caller = asyncio.create_task(pool.run(call))
+    await asyncio.to_thread(call.running.wait)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
+    with pytest.raises(NoWorkerFree):
+        await pool.check_free()
+
+
+async def test_cancelled_caller_that_has_no_thread_yet_is_never_called(
+    dead: threading.Event,
+) -> None:
+    pool, first, second = Workers("pool", limit=1), Hanging(dead), Hanging(dead)
+    hung = asyncio.create_task(pool.run(first))
+    await asyncio.to_thread(first.running.wait)
+    caller = asyncio.create_task(pool.run(second))
+    await asyncio.sleep(0)
+    caller.cancel()
+    dead.set()
+    await hung
+    await pool.probe()
+    assert second.calls == 0
+
+
+async def test_thread_that_cannot_be_started_is_no_worker_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The limit of a unit or pod; nothing of the call may run later."""
+    pool, calls = Workers("pool"), 0
+
+    def count() -> None:
+        nonlocal calls
+        calls += 1
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(NoWorkerFree, match="no thread can be started"):
+            await pool.run(count)
+    await pool.probe()
+    assert calls == 0
+
+
+async def test_threads_of_a_pool_that_is_gone_end() -> None:
+    pool = Workers("pool")
+    thread = await pool.run(threading.current_thread)
+    del pool
+    await asyncio.to_thread(thread.join)
+
+
+def test_pool_serves_one_loop_after_another() -> None:
+    pool = Workers("pool", limit=1)
+    assert asyncio.run(pool.run(lambda: 7)) == 7
+    assert asyncio.run(pool.run(lambda: 8)) == 8
+
+
+def test_pool_serves_a_forked_process_which_has_none_of_its_threads() -> None:
+    pool = Workers("pool", limit=1)
+    assert asyncio.run(pool.run(lambda: 7)) == 7
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = asyncio.run(pool.run(lambda: 9))
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+
+
+async def test_long_work_leaves_threads_for_the_rest(dead: threading.Event) -> None:
+    """Copies that take hours are no pool that hangs."""
+    pool = Workers("pool", limit=4)
+    began = 0
+
+    async def copy() -> None:
+        nonlocal began
+        async with workers.long_work():
+            began += 1
+            await workers.run(dead.wait)
+
+    with pool.used():
+        copies = [asyncio.create_task(copy()) for _ in range(20)]
+    await asyncio.sleep(0)
+    await pool.probe()
+    assert began == 1
+    dead.set()
+    await asyncio.gather(*copies)
+
+
+async def test_volume_that_hangs_takes_one_thread_however_often_it_is_retried(
+    dead: threading.Event,
+) -> None:
+    pool, call = Workers("pool", limit=2), Hanging(dead)
+    running = operations.KeyedOperations(pool)
+
+    async def unstage() -> str:
+        return await workers.run(call)
+
+    async def ask(name: str, limit_s: float) -> str:
+        return await running.run("vol-1", name, None, unstage, limit_s=limit_s)
+
+    first = asyncio.create_task(ask("unstage", 3600))
+    await asyncio.to_thread(call.running.wait)
+    for _ in range(10):
+        with pytest.raises(operations.OperationOverdue, match=r"unstage of vol-1 .* kernel log"):
+            await running.run("vol-1", "unstage", None, unstage, left_s=0.001)
+        with pytest.raises(operations.OperationInProgress):
+            await ask("publish", 3600)
+    await pool.probe()
+    assert call.calls == 1
+    dead.set()
+    assert await first == "it ended"
