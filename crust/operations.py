@@ -87,7 +87,9 @@ def _after_rounds(rounds: int, call: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(_after_rounds, rounds - 1, call)
     else:
         call()
-class Threads(Protocol):
+
+
+class ThreadPool(Protocol):
     """The threads that operations use."""
 
     async def check_free(self) -> None:
@@ -99,7 +101,7 @@ class Threads(Protocol):
         ...
 
 
-ANSWER_AT = 0.9
+ANSWER_AT = 0.95
 """The part of a caller's time after which it gets an answer."""
 
 
@@ -127,8 +129,8 @@ class _Running:
 class KeyedOperations:
     """The operations that run in this process, by key, on `threads` if they are given."""
 
-    def __init__(self, threads: Threads | None = None) -> None:
-        self._threads = threads
+    def __init__(self, threads: ThreadPool | None = None) -> None:
+        self.threads = threads
         self._running: dict[Hashable, _Running] = {}
         self._shared: dict[Hashable, list[str]] = {}
         self._draining = False
@@ -147,11 +149,11 @@ class KeyedOperations:
 
         Two requests are identical if their `identity` is equal: their arguments, without secrets. `limit_s` is the
         time of this kind of operation, from its start, and `left_s` that of the caller. Raises
-        `OperationInProgress`, `OperationOverdue`, `ShuttingDown`, what `Threads.check_free` raises, and whatever
+        `OperationInProgress`, `OperationOverdue`, `ShuttingDown`, what `ThreadPool.check_free` raises, and whatever
         `work` raises.
         """
-        if self._threads is not None and key not in self._running:
-            await self._threads.check_free()
+        if self.threads is not None and key not in self._running:
+            await self.threads.check_free()
         if self._draining:
             raise ShuttingDown()
         running = self._running.get(key)
@@ -241,7 +243,7 @@ class KeyedOperations:
         async def guarded() -> T:
             return await work()
 
-        with nullcontext() if self._threads is None else self._threads.used():
+        with nullcontext() if self.threads is None else self.threads.used():
             task = asyncio.create_task(guarded(), name=f"{name} {key}")
         running = _Running(name, identity, task)
         self._running[key] = running

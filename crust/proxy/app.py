@@ -18,6 +18,7 @@ from crust.handoff import store as stores
 from crust.host.block import devices as host_devices
 from crust.host.files import durable
 from crust.host.mounts import propagation
+from crust.host.process.workers import Workers
 from crust.proxy.backend import Backend
 from crust.proxy.csi_frontend import CsiFrontend, DeferredCalls
 from crust.proxy.deferred import DeferredVolumes
@@ -41,6 +42,7 @@ from crust.proxy.stage import RuntimeStage
 from crust.proxy.targets import GuardedTargets, Targets
 from crust.proxy.unpublish import DeferredUnpublish
 from crust.proxy.volume_health import DeferredHealth
+from crust.proxy.worker_watch import WorkerWatch
 from crust.rpc import server
 from crust.rpc.daemon import Daemon, starting
 from crust.rpc.gate import Gate
@@ -74,16 +76,25 @@ async def run(settings: ProxySettings) -> None:
 
 @asynccontextmanager
 async def running(
-    settings: ProxySettings, *, targets: Targets | None = None, devices: Devices = host_devices
+    settings: ProxySettings,
+    *,
+    targets: Targets | None = None,
+    devices: Devices = host_devices,
+    threads: Workers | None = None,
 ) -> AsyncIterator[Daemon]:
     """Run the proxy while the block runs. `targets` and `devices` are the kernel's unless they are given."""
     targets = targets or GuardedTargets(settings.target_roots)
+    threads = threads or Workers("the proxy", limit=64)
     store = stores.Store(settings.volumes_root)
     async with AsyncExitStack() as stack:
         await asyncio.to_thread(durable.make_directory, settings.run_dir, 0o700)
         lock_path = f"{settings.run_dir}/proxy.lock"
         daemon = await stack.enter_async_context(starting(lock_path, take_over=settings.take_over))
-        deferred = await _load(store, targets, settings.target_roots, devices, daemon)
+        watch = WorkerWatch(threads, daemon.health)
+        await stack.enter_async_context(watch.running())  # ends when all operations have ended
+        deferred = DeferredVolumes(store, devices, threads)
+        watch.overdue.append(deferred.operations.overdue)
+        await _load(deferred, targets, settings.target_roots, daemon)
         events = Events()
         handlers = Handlers(grace_s=settings.handler_grace_s)
         peers = HandlerPeers()
@@ -93,6 +104,7 @@ async def running(
         parts = _Parts(deferred, handlers, peers, events, targets, devices, daemon)
         runtimes = await _runtimes(settings, stack)
         drivers = _driver_sockets(settings, parts, runtimes)
+        watch.overdue.append(drivers.overdue)
         await daemon.owned.enter_async_context(_watched(store, parts))
         await _serve_proxy_sockets(settings, parts, drivers, stack)
         await _serve_drivers(settings, drivers, daemon, stack)
@@ -123,9 +135,10 @@ def _watched(store: stores.Store, parts: _Parts) -> AbstractAsyncContextManager[
 
 
 async def _load(
-    store: stores.Store, targets: Targets, roots: Sequence[str], devices: Devices, daemon: Daemon
-) -> DeferredVolumes:
+    deferred: DeferredVolumes, targets: Targets, roots: Sequence[str], daemon: Daemon
+) -> None:
     """Open and lock the handoff directory, remove the orphans of a crash, and load the deferred volumes."""
+    store = deferred.store
 
     def prepare() -> Iterable[str]:
         store.open()
@@ -135,13 +148,11 @@ async def _load(
         return targets.guards()
 
     guarded = await asyncio.to_thread(prepare)
-    deferred = DeferredVolumes(store, devices)
     await asyncio.to_thread(deferred.raw.find, roots)
     deferred.unfinished.update(guarded)
     for entry in await deferred.entries():
         if entry.error is not None:
             _log.error("unreadable entry", extra={"entry": entry.digest, "error": str(entry.error)})
-    return deferred
 
 
 async def _serve_proxy_sockets(

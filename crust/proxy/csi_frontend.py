@@ -26,6 +26,9 @@ from crust.wire.csi.v1 import csi_pb2
 
 _NODE = "/csi.v1.Node/"
 _LOOK_S = 100.0
+_LIMIT_S = 240.0
+"""For an operation: the driver's 110 s (`backend`), and as much to undo what it did."""
+
 _INSPECTED = (
     "NodePublishVolume",
     "NodeUnpublishVolume",
@@ -76,7 +79,8 @@ class CsiFrontend:
         self._backend = backend
         self._deferred = deferred
         self._calls = calls
-        self._operations = operations.KeyedOperations()
+        self.operations = operations.KeyedOperations(deferred.operations.threads)
+        """By volume."""
         self._targets = targets
         self.policy = decisions
         self._looks = BoundedCalls(limit=64)
@@ -86,11 +90,11 @@ class CsiFrontend:
 
     async def drain(self) -> None:
         """Refuse new operations, and wait for the running ones."""
-        await self._operations.drain()
+        await self.operations.drain()
 
     async def idle(self) -> None:
         """Wait until no operation runs."""
-        await self._operations.idle()
+        await self.operations.idle()
 
     @staticmethod
     def holds(method: str) -> bool:
@@ -127,7 +131,7 @@ class CsiFrontend:
             return await self._host_publish(request, data, context)
         key = self._key(request.volume_id)
         caller = _caller(context)
-        response = await self._operations.run(
+        response = await self.operations.run(
             key,
             "NodePublishVolume",
             requests.identity(request),
@@ -136,6 +140,8 @@ class CsiFrontend:
                 "NodePublishVolume",
                 lambda: self._calls.publish.run(self._backend, key, request, decision, caller),
             ),
+            limit_s=_LIMIT_S,
+            left_s=context.time_remaining(),
         )
         return response.SerializeToString()
 
@@ -169,7 +175,7 @@ class CsiFrontend:
     ) -> bytes:
         target = request.target_path
         with (
-            self._operations.shared(self._unchecked_key(request.volume_id)),
+            self.operations.shared(self._unchecked_key(request.volume_id)),
             self._deferred.operations.shared(volumes.TargetPath(target), "NodePublishVolume"),
             self._deferred.passing_publish(target),
         ):
@@ -202,7 +208,7 @@ class CsiFrontend:
         if not self._is_known(request):
             # excluded from operations: otherwise it could overtake a publish whose caller has given up, and the entry
             # of that publish would stay for good
-            with self._operations.shared(self._unchecked_key(request.volume_id)):
+            with self.operations.shared(self._unchecked_key(request.volume_id)):
                 if not await self._has_guard(request, context.time_remaining()):
                     response = await self._pass("NodeUnpublishVolume", data, context)
                     self._deferred.raw.ended(request.target_path)
@@ -210,7 +216,7 @@ class CsiFrontend:
         key = self._key(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
         caller = _caller(context)
-        unpublished = await self._operations.run(
+        unpublished = await self.operations.run(
             key,
             "NodeUnpublishVolume",
             requests.identity(request),
@@ -219,6 +225,8 @@ class CsiFrontend:
                 "NodeUnpublishVolume",
                 lambda: self._calls.unpublish.run(self._backend, key, target, request, caller),
             ),
+            limit_s=_LIMIT_S,
+            left_s=context.time_remaining(),
         )
         return unpublished.SerializeToString()
 
@@ -249,7 +257,9 @@ class CsiFrontend:
             target = volumes.TargetPath.parse(request.target_path)
         except volumes.InvalidPath:
             return False
-        timeout_s = _LOOK_S if time_left_s is None else min(_LOOK_S, time_left_s * 0.9)
+        timeout_s = (
+            _LOOK_S if time_left_s is None else min(_LOOK_S, time_left_s * operations.ANSWER_AT)
+        )
         return await self._looks.call(
             target.text, lambda: self._targets.has_guard(target), timeout_s=timeout_s
         )
@@ -258,7 +268,7 @@ class CsiFrontend:
         self, request: csi_pb2.NodeUnstageVolumeRequest, data: bytes, context: passthrough.Context
     ) -> bytes:
         key = self._unchecked_key(request.volume_id)
-        with self._operations.shared(key):
+        with self.operations.shared(key):
             published = self._deferred.of_volume(key)
             if published:
                 raise StillDeferred(key, published[0].target.text)
@@ -304,11 +314,13 @@ class CsiFrontend:
         request.defer_fs_ops = True
         request.volume_path = record.target.text
         caller = _caller(context)
-        response = await self._operations.run(
+        response = await self.operations.run(
             key,
             "NodeExpandVolume",
             requests.identity(request),
             lambda: self._backend.expand(request, caller),
+            limit_s=_LIMIT_S,
+            left_s=context.time_remaining(),
         )
         return response.SerializeToString()
 

@@ -20,6 +20,7 @@ from crust.handoff.entry import Entry
 from crust.handoff.look import Looks
 from crust.handoff.record import Record
 from crust.host.block.device_sets import DeviceSet
+from crust.host.process import workers
 from crust.proxy import reservations
 from crust.proxy.devices import Devices
 from crust.proxy.handoff_index import HandoffIndex, Known, keys_of
@@ -69,7 +70,9 @@ class StatsAboveDevice(errors.RuntimeFailed):
 class DeferredVolumes:
     """The deferred volumes of this node. Constructed with an open store; call `look` first."""
 
-    def __init__(self, store: stores.Store, devices: Devices) -> None:
+    def __init__(
+        self, store: stores.Store, devices: Devices, threads: operations.ThreadPool | None = None
+    ) -> None:
         self.store = store
         self._devices = devices
         self._index = HandoffIndex()
@@ -78,7 +81,7 @@ class DeferredVolumes:
         self._reserving = threading.Lock()
         """Held for every change of the index, which the event loop alone makes, and by threads that read it."""
         self._reserved: list[Reservation] = []
-        self.operations = operations.KeyedOperations()
+        self.operations = operations.KeyedOperations(threads)
         """By target path, for all sockets: an operation that changes something at a target holds its key."""
         self.unfinished: set[str] = set()
         """Targets where a failed publish may have left something: their unpublish is the proxy's, whatever is there.
@@ -257,7 +260,7 @@ class DeferredVolumes:
         target: volumes.TargetPath,
         change: Callable[[volumes.DeferredMount], volumes.DeferredMount],
     ) -> None:
-        record, devices = await asyncio.to_thread(self._rewrite, target, change)
+        record, devices = await workers.run(self._rewrite, target, change)
         known = self._index.record_at(target.text)
         # Meanwhile the volume may have been unpublished, or its record changed again.
         if known is not None and known.generation <= record.generation:

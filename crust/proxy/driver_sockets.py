@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from crust import operations
 from crust.proxy.backend import Backend
 from crust.proxy.csi_frontend import CsiFrontend
 from crust.proxy.deferred import DeferredVolumes
@@ -87,6 +88,10 @@ class DriverSockets:
         _log.log(
             logging.WARNING if left else logging.INFO, "driver not served any more", extra=extra
         )
+
+    def overdue(self) -> Sequence[operations.OperationOverdue]:
+        """The operations that take longer than they may."""
+        return [each for driver in self.all() for each in driver.front.operations.overdue()]
 
     async def idle(self) -> None:
         """Wait until no operation runs."""

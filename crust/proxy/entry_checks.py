@@ -16,12 +16,16 @@ from collections.abc import Iterable, Set
 from crust import errors, operations, volumes
 from crust.handoff.entry import Entry
 from crust.handoff.record import Record
+from crust.host.process import workers
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
 from crust.proxy.events import Event, Events
 from crust.proxy.stage import DRIVER as STAGED
 from crust.proxy.targets import Targets
 from crust.rpc.health import Health
+
+_RESTORE_S = 5.0
+"""How long a look waits for a guard mount. One that hangs is reported, and goes on."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +38,17 @@ class PublishedDeviceChanged(errors.NotReady):
             f"the volume at {record.target} cannot be used by a runtime any more",
             why=f"its device {record.device} was {record.identity}, and {why}",
             hint="delete the pod; the CO publishes the volume again for the next one",
+        )
+
+
+class RestoreHangs(errors.PeerUnavailable):
+    """The guard mount of a published volume is lost, and mounting it again does not end."""
+
+    def __init__(self, target: volumes.TargetPath) -> None:
+        super().__init__(
+            f"the guard mount of {target} is not restored",
+            why=f"the system call has not returned within {_RESTORE_S:g} s",
+            hint="check the filesystem below the target and the kernel log for calls that hang",
         )
 
 
@@ -63,7 +78,8 @@ class EntryChecks:
         for target, problem in await asyncio.to_thread(self._devices_of, records):
             self._report("device", target, problem)
         for target in await self._unguarded({record.target for record in records}):
-            await self._restore(target)
+            if not await self._restore(target):
+                break  # the next check goes on with the others: a look does not wait for each that hangs
         if self._reported:
             self._forget_reports()
 
@@ -82,34 +98,52 @@ class EntryChecks:
         return None
 
     async def _unguarded(self, read: Set[volumes.TargetPath]) -> list[volumes.TargetPath]:
-        """The targets without a guard. One that could not be restored is tried again when its entry is read."""
+        """The targets without a guard. One that could not be restored comes last, and only when its entry is read."""
         wanted = frozenset(
             record.target for record in self._deferred.all() if record.key.driver != STAGED
         )
         if not wanted <= self._checked | self._failed or self._targets.mounts_changed():
             guarded = set(await asyncio.to_thread(self._targets.guards))
             self._checked = frozenset(each for each in wanted if each.text in guarded)
+            for each in self._failed & self._checked:  # it hung, or somebody has helped
+                self._has_its_guard(each)
         self._checked &= wanted
         self._failed &= wanted
-        return sorted(wanted - self._checked - (self._failed - read), key=lambda each: each.text)
+        return sorted(
+            wanted - self._checked - (self._failed - read),
+            key=lambda each: (each in self._failed, each.text),
+        )
 
-    async def _restore(self, target: volumes.TargetPath) -> None:
+    async def _restore(self, target: volumes.TargetPath) -> bool:
+        """Mount the guard again, or report why not; returns False if that hangs."""
         try:
             restored = await self._deferred.operations.run(
-                target, "restore of the guard mount", None, lambda: self._mount(target)
+                target,
+                "restore of the guard mount",
+                None,
+                lambda: self._mount(target),
+                limit_s=_RESTORE_S,
             )
-        except (operations.OperationInProgress, operations.ShuttingDown):
-            return  # the operation that runs there mounts it, or the next check does
+        except (operations.OperationInProgress, operations.ShuttingDown, workers.NoWorkerFree):
+            return True  # the operation that runs there mounts it, or the next check does
+        except operations.OperationOverdue:
+            self._failed.add(target)
+            self._report("guard mount", target, RestoreHangs(target))
+            return False
         except errors.CrustError as error:
             self._failed.add(target)
             self._report("guard mount", target, error)
-            return
-        self._failed.discard(target)
-        self._report("guard mount", target, None)
+            return True
+        self._has_its_guard(target)
         self._checked |= {target}
         if restored:
             _log.warning("guard mount restored", extra={"target": target.text})
             self._events.emit(Event("guard-restored", target.text))
+        return True
+
+    def _has_its_guard(self, target: volumes.TargetPath) -> None:
+        self._failed.discard(target)
+        self._report("guard mount", target, None)
 
     async def _mount(self, target: volumes.TargetPath) -> bool:
         def mount() -> bool:
@@ -119,7 +153,7 @@ class EntryChecks:
             self._targets.restore_guard(target)
             return True
 
-        return await asyncio.to_thread(mount)
+        return await workers.run(mount)
 
     def _report(
         self, part: str, target: volumes.TargetPath, problem: errors.CrustError | None

@@ -11,6 +11,7 @@ import asyncio
 
 from crust import errors, operations, volumes
 from crust.handoff.record import Record
+from crust.host.process import workers
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
 from crust.proxy.handlers import Feature, Handlers
@@ -118,7 +119,7 @@ class DeferredExpand:
 
     async def _expand(self, target: volumes.TargetPath, wanted: volumes.CapacityRange) -> int:
         record = self._deferred.expect(target.text)
-        size_bytes = await asyncio.to_thread(self._devices.size_bytes, record.device)
+        size_bytes = await workers.run(self._devices.size_bytes, record.device)
         if wanted.limit_bytes and size_bytes > wanted.limit_bytes:
             raise DeviceTooLarge(record.device, size_bytes, wanted)
         if size_bytes < wanted.required_bytes:

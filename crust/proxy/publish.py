@@ -10,7 +10,6 @@ code depends on what remains (crust/rpc/outcome.py). The retry of a publish that
 removes nothing.
 """
 
-import asyncio
 import logging
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from crust import errors, metrics, mount_options, operations, volumes
 from crust.handoff.record import Record
 from crust.handoff.store import EntryDiffers
 from crust.host.block.device_sets import DeviceSet
+from crust.host.process import workers
 from crust.proxy import devices, handler_admission, reservations
 from crust.proxy import targets as targets_module
 from crust.proxy.backend import Backend, Caller
@@ -162,7 +162,7 @@ class DeferredPublish:
         try:
             response = await backend.publish(request, caller)
             record = self._record(wanted, attempt, decision, handler, response)
-            record, shared = await asyncio.to_thread(self._place, record, attempt)
+            record, shared = await workers.run(self._place, record, attempt)
             self._deferred.remember(record, shared)
             self._deferred.unfinished.discard(wanted.target.text)
         except BaseException as error:
@@ -204,11 +204,11 @@ class DeferredPublish:
         return Residue.EXISTS if self._targets.has_guard(target) else Residue.NONE
 
     async def _look_at_guard(self, wanted: _Wanted, attempt: _Attempt) -> None:
-        attempt.residue = await asyncio.to_thread(self._look_at_target, wanted.target)
+        attempt.residue = await workers.run(self._look_at_target, wanted.target)
         if attempt.residue is Residue.NONE:
             return
         # an entry that the index does not have: usually there is none, or no look yet
-        entry = await asyncio.to_thread(self._deferred.store.read, wanted.target)
+        entry = await workers.run(self._deferred.store.read, wanted.target)
         if entry is not None:
             attempt.known = entry.require()
             self._deferred.check_key(attempt.known, wanted.key)
@@ -232,7 +232,7 @@ class DeferredPublish:
 
         A failure leaves an empty directory at most, which a CO removes itself.
         """
-        await asyncio.to_thread(self._targets.mount_guard, target)
+        await workers.run(self._targets.mount_guard, target)
         if attempt.residue is Residue.NONE:
             attempt.residue = Residue.UNKNOWN
 
@@ -303,7 +303,7 @@ class DeferredPublish:
                 return Residue.UNKNOWN
             if attempt.residue is Residue.UNKNOWN:
                 # nothing existed before this attempt, and the driver left nothing
-                return await asyncio.to_thread(self._remove_guard, wanted.target)
+                return await workers.run(self._remove_guard, wanted.target)
         return await self._take_back(backend, wanted, caller)
 
     async def _take_back(self, backend: Backend, wanted: _Wanted, caller: Caller) -> Residue:

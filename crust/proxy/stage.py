@@ -5,11 +5,10 @@ and a volume id made from the target path, and the proxy identifies the device i
 the proxy mounts no guard on it.
 """
 
-import asyncio
-
 from crust import errors, operations, volumes
 from crust.handoff.record import Record
 from crust.host.block.device_sets import DeviceSet
+from crust.host.process import workers
 from crust.proxy import handler_admission
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
@@ -17,6 +16,7 @@ from crust.proxy.handlers import Handlers
 from crust.proxy.targets import Targets
 from crust.wire.v1 import runtime_pb2, types_pb2
 
+_LIMIT_S = 120.0
 DRIVER = volumes.DriverName("runtime-api.crust.dev")
 
 
@@ -72,13 +72,18 @@ class RuntimeStage:
             "RuntimeStageVolume",
             request.SerializeToString(deterministic=True),
             lambda: self._stage(target, request),
+            limit_s=_LIMIT_S,
         )
 
     async def unstage(self, target: volumes.TargetPath) -> None:
         """Unpublish an entry; OK if it is absent. Raises `HeldBySandbox`."""
         # checked inside the operation: a stage whose caller has given up may still be creating the entry
         await self._operations.run(
-            target, "RuntimeUnstageVolume", target, lambda: self._unpublish(target)
+            target,
+            "RuntimeUnstageVolume",
+            target,
+            lambda: self._unpublish(target),
+            limit_s=_LIMIT_S,
         )
 
     async def _stage(
@@ -87,14 +92,14 @@ class RuntimeStage:
         known = self._deferred.find(target.text)
         # a retry keeps the first choice: a second handler may have registered since
         handler = await self._handlers.choose(known.handler if known is not None else None)
-        mount = await asyncio.to_thread(self._mount_of, request)
+        mount = await workers.run(self._mount_of, request)
         record = Record.of(mount, _key(target), target, handler.name)
         handler_admission.check(
             handler, fs_type=mount.fs_type, group=mount.group, readonly=record.readonly
         )
-        shared = await asyncio.to_thread(self._devices.device_set, record.identity)
+        shared = await workers.run(self._devices.device_set, record.identity)
         with self._deferred.reserved(record, shared):
-            published = await asyncio.to_thread(self._publish, record, shared, is_new=known is None)
+            published = await workers.run(self._publish, record, shared, is_new=known is None)
             self._deferred.remember(published, shared)
 
     def _publish(self, record: Record, shared: DeviceSet, *, is_new: bool) -> Record:
@@ -108,11 +113,11 @@ class RuntimeStage:
         if record is None:
             return
         self._deferred.check_key(record, _key(target))
-        entry = await asyncio.to_thread(self._deferred.store.begin_unpublish, target)
+        entry = await workers.run(self._deferred.store.begin_unpublish, target)
         try:
-            await asyncio.to_thread(entry.complete)
+            await workers.run(entry.complete)
         finally:
-            await asyncio.to_thread(entry.close)
+            await workers.run(entry.close)
         self._deferred.forget(target)
 
     def _mount_of(self, request: runtime_pb2.RuntimeStageVolumeRequest) -> volumes.DeferredMount:

@@ -5,7 +5,6 @@ fails with the sandbox's name. Then it calls the driver, then removes the guard 
 last: if the proxy is killed at any point before, the entry is still there and the CO's retry unpublishes it.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable
 
@@ -13,6 +12,7 @@ from crust import operations, volumes
 from crust.handoff import claims
 from crust.handoff import store as stores
 from crust.handoff.record import Record
+from crust.host.process import workers
 from crust.proxy.backend import Backend, Caller
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.events import Event, Events
@@ -63,7 +63,7 @@ class DeferredUnpublish:
         caller: Caller,
     ) -> Residue:
         """Remove whatever a failed publish has made; an entry that cannot be read stays. Raises as `run` does."""
-        there = await asyncio.to_thread(self._deferred.store.read, target)
+        there = await workers.run(self._deferred.store.read, target)
         is_ours = there is not None and there.record is not None
         await self._remove(
             backend, target, request, caller, lambda: self._begin(target, key) if is_ours else None
@@ -78,10 +78,10 @@ class DeferredUnpublish:
         caller: Caller,
         begin: Callable[[], stores.Unpublish | None],
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
-        entry = await asyncio.to_thread(begin)
+        entry = await workers.run(begin)
         try:
             response = await backend.unpublish(request, caller)
-            await asyncio.to_thread(self._finish, target, entry)
+            await workers.run(self._finish, target, entry)
         finally:
             if entry is not None:
                 entry.close()

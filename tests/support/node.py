@@ -12,6 +12,7 @@ import grpc.aio
 from crust import settings, volumes
 from crust.csi_shim import frontend, process
 from crust.handoff import store
+from crust.host.process.workers import Workers
 from crust.proxy import app
 from crust.proxy.devices import Devices
 from crust.proxy.targets import Targets
@@ -234,6 +235,7 @@ async def running(
     grace_s: float = 0,
     targets: Targets | None = None,
     devices: Devices | None = None,
+    threads: Workers | None = None,
     **settings_: Any,
 ) -> AsyncIterator[Node]:
     """Driver, shim and proxy, bottom up. Without a kernel, unless `targets` and `devices` are given."""
@@ -245,7 +247,10 @@ async def running(
     async with (
         fake_driver.serving(driver, places.driver),
         app.running(
-            places.settings(grace_s=grace_s, **settings_), targets=targets, devices=devices
+            places.settings(grace_s=grace_s, **settings_),
+            targets=targets,
+            devices=devices,
+            threads=threads,
         ),
         shim(places),
         channel.connect(places.csi) as co,

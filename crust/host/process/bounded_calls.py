@@ -87,18 +87,18 @@ class BoundedCalls:
             if len(self._hanging) >= self._limit:
                 raise self._too_many(shown)
             await asyncio.wait(self._flights.values(), return_when=asyncio.FIRST_COMPLETED)
-        return self._flights.get(key) or self._start(key, function)
+        return self._flights.get(key) or self._start(key, function, shown)
 
     def _too_many(self, shown: str) -> TooManyHungSystemCalls:
         return TooManyHungSystemCalls(shown, len(self._hanging), len(self._flights))
 
-    def _start(self, key: Hashable, function: Callable[[], T]) -> asyncio.Future[T]:
+    def _start(self, key: Hashable, function: Callable[[], T], shown: str) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         flight: asyncio.Future[T] = loop.create_future()
         self._flights[key] = flight
         flight.add_done_callback(lambda done: self._land(key, done))
         threading.Thread(
-            target=_run, args=(loop, flight, function), name="system call", daemon=True
+            target=_run, args=(loop, flight, function), name=shown[:15], daemon=True
         ).start()
         return flight
 

@@ -270,7 +270,10 @@ async def test_a_publish_outlives_its_caller_and_the_retry_joins_it(kata: Node) 
 async def test_a_callers_deadline_does_not_leave_a_publish_half_done(kata: Node) -> None:
     target = kata.places.target("one")
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
-    await refused(kata.co.publish("vol-1", target, timeout_s=0.2), Code.DEADLINE_EXCEEDED)
+    with pytest.raises(grpc.aio.AioRpcError) as told:
+        await kata.co.publish("vol-1", target, timeout_s=0.2)
+    # the proxy answers before the deadline; a busy machine may deliver that too late
+    assert told.value.code() in (Code.ABORTED, Code.DEADLINE_EXCEEDED)
     gate.opened.set()
     await kata.co.publish("vol-1", target)
     kata.check_published("vol-1", target)

@@ -1,0 +1,261 @@
+"""Targets that hang: a thread each, an answer in time, nobody else harmed; and health that needs a thread."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from crust import operations, volumes
+from crust.cli import tables
+from crust.host.process import workers
+from crust.host.process.workers import Workers
+from crust.proxy import csi_frontend, entry_checks, worker_watch
+from crust.proxy.worker_watch import WorkerWatch
+from crust.rpc.health import Health
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support import node as nodes
+from tests.support.fake_targets import FakeTargets
+from tests.support.node import Node, Places
+from tests.support.refusals import refused
+
+Code = grpc.StatusCode
+_THREADS = 3
+
+
+class HangingTargets(FakeTargets):
+    """Targets in `hung` do not answer until `released`."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.hung: set[str] = set()
+        self.calls: Counter[str] = Counter()
+        self.released = threading.Event()
+        self._more = threading.Condition()
+
+    def mount_guard(self, target: volumes.TargetPath) -> bool:
+        self._hang(target)
+        with self._more:
+            mounted = super().mount_guard(target)
+            self._more.notify_all()
+            return mounted
+
+    def unmount_guard(self, target: volumes.TargetPath) -> None:
+        self._hang(target)
+        super().unmount_guard(target)
+
+    def wait_for(self, target: str) -> None:
+        """Until a call hangs there. Blocks."""
+        with self._more:
+            self._more.wait_for(lambda: self.calls[target])
+
+    def wait_for_guard(self, target: str) -> None:
+        """Until the guard is mounted there. Blocks."""
+        with self._more:
+            self._more.wait_for(lambda: self.has_guard(volumes.TargetPath(target)), timeout=50)
+
+    def _hang(self, target: volumes.TargetPath) -> None:
+        if target.text not in self.hung:
+            return
+        with self._more:
+            self.calls[target.text] += 1
+            self._more.notify_all()
+        self.released.wait()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy is no proxy that hangs."""
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
+
+
+@pytest.fixture
+def targets(places: Places) -> HangingTargets:
+    """Targets of which none hangs yet."""
+    return HangingTargets(places.kubelet)
+
+
+@asynccontextmanager
+async def running(places: Places, targets: HangingTargets) -> AsyncIterator[Node]:
+    """A node with few threads, and a handler. A stop waits for what hangs, so that is released first."""
+    threads = Workers("the proxy", limit=_THREADS)
+    async with nodes.running(places, targets=targets, threads=threads) as node, node.handler():
+        try:
+            yield node
+        finally:
+            targets.released.set()
+
+
+async def hang(node: Node, targets: HangingTargets, count: int) -> list[asyncio.Task[object]]:
+    """Publishes that hang at their targets, each on a thread."""
+    calls: list[asyncio.Task[object]] = []
+    for number in range(count):
+        target = node.places.target(f"dead-{number}")
+        targets.hung.add(target)
+        calls.append(asyncio.create_task(node.co.publish(f"dead-{number}", target, timeout_s=60)))
+        await asyncio.to_thread(targets.wait_for, target)
+    return calls
+
+
+async def until_answered(call: Callable[[], Awaitable[object]]) -> None:
+    """Repeat it, as a CO does, while it is ABORTED."""
+    async with asyncio.timeout(50):
+        while True:
+            try:
+                await call()
+                return
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not Code.ABORTED:
+                    raise
+
+
+async def test_publish_that_hangs_is_aborted_in_time_and_its_retries_take_no_thread(
+    places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(places, targets) as node:
+        with monkeypatch.context() as patched:
+            patched.setattr(csi_frontend, "_LIMIT_S", 0.01)
+            (call,) = await hang(node, targets, 1)
+            target = places.target("dead-0")
+            for _ in range(2 * _THREADS):
+                await refused(
+                    node.co.publish("dead-0", target, timeout_s=60),
+                    Code.ABORTED,
+                    "NodePublishVolume",
+                    "has not ended",
+                )
+            await refused(call, Code.ABORTED, "has not ended")
+        assert targets.calls == {target: 1}
+        await node.co.publish("vol-2", places.target("two"), timeout_s=60)
+        targets.released.set()
+        await until_answered(lambda: node.co.publish("dead-0", target, timeout_s=60))
+
+
+async def test_unpublish_that_hangs_takes_one_thread_and_ends_when_the_target_answers(
+    places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(places, targets) as node:
+        target = places.target("one")
+        await node.co.publish("vol-1", target)
+        targets.hung.add(target)
+        with monkeypatch.context() as patched:
+            patched.setattr(csi_frontend, "_LIMIT_S", 0.01)
+            for _ in range(2 * _THREADS):
+                await refused(
+                    node.co.unpublish("vol-1", target, timeout_s=60),
+                    Code.ABORTED,
+                    "NodeUnpublishVolume",
+                )
+        await asyncio.to_thread(targets.wait_for, target)
+        assert targets.calls == {target: 1}
+        targets.released.set()
+        await until_answered(lambda: node.co.unpublish("vol-1", target, timeout_s=60))
+        node.check_untouched(target)
+
+
+async def test_proxy_whose_threads_all_hang_is_unhealthy_until_one_is_free(
+    places: Places,
+    targets: HangingTargets,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(worker_watch, "CHECK_S", 0.01)
+    async with running(places, targets) as node:
+        identity: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(node.co.channel)
+        await identity.Probe(csi_pb2.ProbeRequest(), timeout=60)
+        calls = await hang(node, targets, _THREADS)
+        monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
+        await until_probe(identity, Code.UNAVAILABLE)
+        assert await tables.status(places.sockets.inspect) == 1
+        assert "NoWorkerFree" in capsys.readouterr().out
+        await refused(
+            node.co.publish("vol-2", places.target("two"), timeout_s=60),
+            Code.UNAVAILABLE,
+            "the proxy cannot take more work",
+            f"none of its {_THREADS} threads",
+        )
+        monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
+        targets.released.set()
+        await asyncio.gather(*calls)
+        await until_probe(identity, Code.OK)
+        await node.co.publish("vol-2", places.target("two"), timeout_s=60)
+
+
+async def until_probe(identity: "csi_pb2_grpc.IdentityAsyncStub", code: grpc.StatusCode) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await identity.Probe(csi_pb2.ProbeRequest(), timeout=10)
+                found = Code.OK
+            except grpc.aio.AioRpcError as error:
+                found = error.code()
+            if found is code:
+                return
+
+
+async def test_watch_tells_the_watchdog_only_while_a_thread_can_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, health, dead, pings = Workers("the proxy", limit=1), Health(), threading.Event(), []
+    watch = WorkerWatch(pool, health, ping=lambda: pings.append("alive"))
+    await watch.check()
+    assert pings == ["alive"]
+    hung = asyncio.create_task(pool.run(dead.wait))
+    await asyncio.sleep(0)
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
+    await watch.check()
+    assert pings == ["alive"]
+    assert [each.error_name for each in health.problems.values()] == ["NoWorkerFree"]
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
+    dead.set()
+    await hung
+    await watch.check()
+    assert pings == ["alive"] * 2
+    assert health.problems == {}
+
+
+async def test_operation_that_does_not_end_is_shown_and_fails_no_probe() -> None:
+    pool, health, dead = Workers("the proxy", limit=2), Health(), threading.Event()
+    running = operations.KeyedOperations(pool)
+
+    async def work() -> bool:
+        return await workers.run(dead.wait)
+
+    watch = WorkerWatch(pool, health)
+    watch.overdue.append(running.overdue)
+    with pytest.raises(operations.OperationOverdue):
+        await running.run("vol-1", "NodeUnpublishVolume", None, work, limit_s=0)
+    await watch.check()
+    (problem,) = health.problems.values()
+    assert "1 operations of the proxy do not end: NodeUnpublishVolume of vol-1" in str(problem)
+    health.check()
+    dead.set()
+    await running.idle()
+    await watch.check()
+    assert health.problems == {}
+
+
+async def test_guard_mount_that_hangs_does_not_stop_the_looks(
+    places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry_checks, "_RESTORE_S", 0.01)
+    async with running(places, targets) as node:
+        target, other = places.target("one"), places.target("two")
+        await node.co.publish("vol-1", target)
+        await node.co.publish("vol-2", other)
+        targets.hung.add(target)
+        for each in (target, other):
+            FakeTargets.unmount_guard(targets, volumes.TargetPath(each))
+        await asyncio.to_thread(targets.wait_for, target)
+        await until_guarded(targets, other)
+        assert targets.calls == {target: 1}
+        targets.released.set()
+        await until_guarded(targets, target)
+
+
+async def until_guarded(targets: HangingTargets, target: str) -> None:
+    await asyncio.to_thread(targets.wait_for_guard, target)
+    assert targets.has_guard(volumes.TargetPath(target))
