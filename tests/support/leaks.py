@@ -15,8 +15,8 @@ from crust import errors
 from crust.host.block import loop
 from crust.host.mounts import mount_api, mountinfo
 
-_TRACKER = "multiprocessing.resource_tracker"
-"""A child that Python itself starts with the first pool of processes, and keeps."""
+_KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+"""Children that Python itself starts with the first process of a pool, and keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,9 @@ class Held:
         return cls(
             frozenset(d for d in loop.list_all() if d.backing.startswith(f"{directory}/")),
             frozenset((m.mount_id, m.target) for m in mountinfo.read_all()),
-            frozenset(pid for pid in children() if _TRACKER not in _command(pid)),
+            frozenset(
+                pid for pid in children() if not any(each in _command(pid) for each in _KEPT)
+            ),
         )
 
     def __sub__(self, other: "Held") -> "Held":

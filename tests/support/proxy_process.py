@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
+from crust.csi_shim.frontend import Wrapping
 from crust.proxy import app
 from tests.support import crashes
 from tests.support import node as nodes
@@ -69,9 +70,11 @@ async def running(
 
 
 @asynccontextmanager
-async def running_shim(places: Places) -> AsyncIterator[Killable]:
-    """A shim that serves."""
-    async with _process(_shim, places) as killable:
+async def running_shim(
+    places: Places, *, wrapping: Wrapping | None = None, die_at: int = NEVER
+) -> AsyncIterator[Killable]:
+    """A shim that serves, until its n-th change of a directory."""
+    async with _process(_shim, places, wrapping, die_at) as killable:
         yield killable
 
 
@@ -107,10 +110,11 @@ async def _proxy(ready: Connection, places: Places, faults: Faults, grace_s: flo
             await asyncio.get_running_loop().create_future()
 
 
-async def _shim(ready: Connection, places: Places) -> None:
-    async with nodes.shim(places):
-        ready.send("serving")
-        await asyncio.get_running_loop().create_future()
+async def _shim(ready: Connection, places: Places, wrapping: Wrapping | None, die_at: int) -> None:
+    async with nodes.shim(places, wrapping=wrapping):
+        with crashes.at_call(die_at, _die, calls=("mkdir", "chmod", "rmdir", "unlink")):
+            ready.send("serving")
+            await asyncio.get_running_loop().create_future()
 
 
 def _die(_: str) -> None:

@@ -2,10 +2,11 @@
 
 import asyncio
 import os
+import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from crust.host.mounts import mount_api, mountinfo
 from crust.proxy import app as proxy_app
 from crust.proxy import targets
 from crust.rpc import channel
+from crust.runtime_handler import claim_volume
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import node as nodes
+from tests.support import proxy_process
 from tests.support.fake_handler import FakeHandler, running
 from tests.support.foreign import cloud, disks, minimal, process
 from tests.support.node import Places
@@ -31,6 +34,7 @@ MIB = 1 << 20
 MODE = csi_pb2.VolumeCapability.AccessMode
 NAMES = {"cloud": cloud.NAME, "minimal": minimal.NAME}
 DEFERRED = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"}
+NAMED = {"crust.dev/runtime-handler": "kata"}
 SECRETS = {"token": cloud.TOKEN}
 TIMEOUT_S = 30.0
 
@@ -81,14 +85,50 @@ class Wrapped:
 
     async def start_shim(self) -> None:
         """The shim alone, with nothing in its memory."""
-        wrapping = Wrapping(self.places.kubelet, self.default)
-        await self.shim.enter_async_context(nodes.shim(self.places, wrapping=wrapping))
+        shim = nodes.shim(self.places, wrapping=self.wrapping)
+        await self.shim.enter_async_context(shim)
+
+    async def stop_shim(self) -> None:
+        """It ends, and what it has in memory with it."""
+        await self.shim.aclose()
+        self.shim = AsyncExitStack()
 
     async def restart_shim(self) -> None:
         """It forgets what it had in memory."""
-        await self.shim.aclose()
-        self.shim = AsyncExitStack()
+        await self.stop_shim()
         await self.start_shim()
+
+    async def killable_shim(self, *, die_at: int = proxy_process.NEVER) -> proxy_process.Killable:
+        """A shim in a process of its own, in place of the other one."""
+        await self.stop_shim()
+        shim = proxy_process.running_shim(self.places, wrapping=self.wrapping, die_at=die_at)
+        return await self.shim.enter_async_context(shim)
+
+    @property
+    def wrapping(self) -> Wrapping:
+        """How the shim wraps."""
+        return Wrapping(self.places.kubelet, self.default)
+
+    async def reboot(self) -> None:
+        """Mounts, mappings, processes and /run are gone; what is on the disk is there."""
+        await self.stop_shim()
+        await self.daemons.aclose()
+        self.daemons = AsyncExitStack()
+        await asyncio.to_thread(self.driver.kill)
+        await asyncio.to_thread(_tidy, self.places.root)
+        await asyncio.to_thread(shutil.rmtree, self.places.run)
+        await asyncio.to_thread(self.driver.start)
+        await self.start()
+
+    async def attach(self, volume: Volume) -> Volume:
+        """ControllerPublishVolume, as after a reboot."""
+        if self.driver.kind != "cloud":
+            return volume
+        request = csi_pb2.ControllerPublishVolumeRequest(
+            volume_id=volume.volume_id, node_id=process.NODE, volume_capability=volume.capability
+        )
+        answer = await self.controller.ControllerPublishVolume(request, timeout=TIMEOUT_S)
+        return replace(volume, publish_context=dict(answer.publish_context))
 
     @property
     def node(self) -> "csi_pb2_grpc.NodeAsyncStub":
@@ -137,18 +177,11 @@ class Wrapped:
             capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
         )
         made = (await self.controller.CreateVolume(request, timeout=TIMEOUT_S)).volume
-        publish_context: dict[str, str] = {}
-        if self.driver.kind == "cloud":
-            attach = csi_pb2.ControllerPublishVolumeRequest(
-                volume_id=made.volume_id, node_id=process.NODE, volume_capability=wanted
-            )
-            answer = await self.controller.ControllerPublishVolume(attach, timeout=TIMEOUT_S)
-            publish_context = dict(answer.publish_context)
         if mkfs:
             image = max(self.driver.images(), key=os.path.getmtime)
             await asyncio.to_thread(disks.run, "mkfs.ext4", "-q", image)
         given = {**made.volume_context, **(DEFERRED if context is None else context)}
-        return Volume(made.volume_id, given, publish_context, wanted)
+        return await self.attach(Volume(made.volume_id, given, {}, wanted))
 
     @property
     def stages(self) -> bool:
@@ -239,6 +272,37 @@ class Wrapped:
             await self.controller.ControllerUnpublishVolume(detach, timeout=TIMEOUT_S)
         request = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
         await self.controller.DeleteVolume(request, timeout=TIMEOUT_S)
+
+    def life(self, volume: Volume, target: str) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What a kubelet calls for a volume, from its stage to its unstage."""
+        return {
+            "NodeStageVolume": lambda: self.stage(volume),
+            "NodePublishVolume": lambda: self.publish(volume, target),
+            "NodeUnpublishVolume": lambda: self.unpublish(volume, target),
+            "NodeUnstageVolume": lambda: self.unstage(volume),
+        }
+
+    @contextmanager
+    def sandbox(self, target: str) -> Iterator[str]:
+        """A sandbox that has the volume: it holds lock and device as a VM does. Yields the device."""
+        claim = claim_volume(
+            self.places.volumes,
+            volumes.TargetPath(target),
+            volumes.SandboxId("box-1"),
+            volumes.HandlerName("kata"),
+        )
+        with claim:
+            yield claim.record.device
+
+    async def survives(self, call: Awaitable[None]) -> bool:
+        """Whether the shim lives to answer a call."""
+        try:
+            await call
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            return False
+        return True
 
     def entry(self, target: str) -> store.Entry | None:
         """The handoff's entry."""

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
 from crust.host.block import devices
-from crust.runtime_handler import claim_volume
 from tests.integration.wrap.conftest import DEFERRED, MIB, Wrapped
 
 pytestmark = pytest.mark.root
@@ -23,14 +21,8 @@ async def test_deferred_volume_from_stage_to_unstage(node: Wrapped) -> None:
     assert [record.device] == node.driver.attached()
     assert record.mount.fs_type == "ext4"
     assert record.mount.capacity_bytes == 64 * MIB
-    claimed = claim_volume(
-        node.places.volumes,
-        volumes.TargetPath(target),
-        volumes.SandboxId("box-1"),
-        volumes.HandlerName("kata"),
-    )
-    with claimed as claim:
-        assert claim.record.device == record.device
+    with node.sandbox(target) as device:
+        assert device == record.device
     await node.unpublish(volume, target)
     node.check_unpublished(volume, target)
     await node.unstage(volume)
