@@ -42,4 +42,7 @@ def test_every_line_of_defence_names_a_file_and_a_test() -> None:
     lines = [line for line in text.splitlines() if line.count(" | ") == 3]
     defences = [line for line in lines if not line.startswith("| it could")]
     assert len(defences) > 25
-    assert [each for each in defences if ".py`" not in each or "`test_" not in each] == []
+    places = (".py`", "`deploy/")
+    assert [
+        each for each in defences if not any(map(each.__contains__, places)) or "`test_" not in each
+    ] == []
