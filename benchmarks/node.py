@@ -144,6 +144,7 @@ def _arguments(paths: NodePaths, volumes_root: Path) -> dict[str, list[str]]:
         "driver": [
             f"--socket={paths.driver_socket}",
             f"--state-dir={paths.base / 'pool'}",
+            "--create-pool",
             f"--run-dir={paths.base / 'driver-run'}",
             "--node-id=bench",
             *root,

@@ -113,6 +113,7 @@ class InProcess:
         for name in ("pool", "run", "staging", "pod"):
             (root / name).mkdir(mode=0o700)
         driver = app.build(
+            create_pool=True,
             state_dir=str(root / "pool"),
             run_dir=str(root / "run"),
             node_id="bench",

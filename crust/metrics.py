@@ -17,6 +17,7 @@ deferred_publishes = Counter(
     ("driver", "handler"),
 )
 deferred_volumes = Gauge("crust_deferred_volumes", "Entries in the handoff directory.", ("driver",))
+pool_open = Gauge("crust_pool_open", "1 while the block driver's pool is there and open, else 0.")
 handlers = Gauge("crust_runtime_handlers", "Registered runtime handlers.")
 log_lines_dropped = Counter(
     "crust_log_lines_dropped_total", "Log lines that were lost because their reader was too slow."

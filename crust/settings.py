@@ -181,6 +181,13 @@ class DriverSettings(ProgramSettings):
     state_dir: AbsolutePath = "/var/lib/crust/block"
     """The pool: volumes and their records. Survives reboots."""
 
+    create_pool: bool = False
+    """Whether a first start makes the pool in `state_dir`. False: `crust driver init-pool` does."""
+
+    pool_id_file: AbsolutePath | Literal[""] = ""
+    """Where the id of this node's pool is remembered over reboots, not on the pool's disk; empty: `state_dir` with
+    `.pool-id` added."""
+
     run_dir: AbsolutePath = "/run/crust/driver"
     """State that is invalid after a reboot."""
 
@@ -208,6 +215,12 @@ class DriverSettings(ProgramSettings):
 
     io_cgroup: Annotated[str, Field(pattern=r"^$|^/", max_length=4095)] = ""
     """The pod cgroup, as a path in its hierarchy; empty: /kubepods.slice or /kubepods."""
+
+    @pydantic.model_validator(mode="after")
+    def _remembers_elsewhere(self) -> Self:
+        if f"{self.pool_id_file}/".startswith(f"{self.state_dir.rstrip('/')}/"):
+            raise ValueError("pool_id_file is inside of state_dir: it would be gone with the pool")
+        return self
 
     modify_window_s: Annotated[float, Field(ge=0, le=10)] = 0.1
     """How long a change of a volume waits for more changes of the same volume, to coalesce them: a CO's sidecars send

@@ -1,7 +1,6 @@
 """Composition of the driver: the only file that knows all its parts."""
 
 import logging
-import os
 from dataclasses import dataclass
 
 from crust import operations, volumes
@@ -36,7 +35,7 @@ from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.health import HealthCheck
-from crust.blockdriver.records.pool import Pool
+from crust.blockdriver.records.pool import Pool, memory_beside
 from crust.blockdriver.records.reserve import Reserve
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
 from crust.blockdriver.records.volume_records import VolumeRecords
@@ -72,6 +71,8 @@ def build(  # noqa: PLR0913 - one per setting
     state_dir: str,
     run_dir: str,
     node_id: str,
+    pool_id_file: str = "",
+    create_pool: bool = False,
     csi_profile: CsiProfile = "1.12",
     target_roots: tuple[str, ...] = ("/var/lib/kubelet",),
     backend: Backend | None = None,
@@ -85,20 +86,21 @@ def build(  # noqa: PLR0913 - one per setting
 ) -> Driver:
     """Compose a driver, without I/O. Volumes are sparse files below `state_dir` unless there is a `backend`.
 
-    `runtime_guests` is the way to guests that have deferred volumes; without one they are out of reach.
+    `pool_id_file` is where the pool's id is remembered, beside `state_dir` if it is empty; with `create_pool` a first
+    start makes the pool. `runtime_guests` is the way to guests that have deferred volumes; without one they are out
+    of reach.
     """
     limits.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
     here = NodeIdentity(volumes.DriverName(DRIVER_NAME), node_id, csi_profile)
     threads = threads or Workers("the block driver")
     running, reads = operations.KeyedOperations(threads), Reads()
-    stores = _stores(
-        backend or Files(os.path.join(state_dir, "images")), state_dir, run_dir, overcommit
-    )
+    pool = Pool(state_dir, pool_id_file or memory_beside(state_dir), create=create_pool)
+    stores = _stores(pool, backend or Files(pool.directory / "images"), run_dir, overcommit)
     live = LiveVolumes(stores.node_state, stores.backend, max_volumes)
     slots = AttachSlots(node_id, stores.volume_records.index, live.attached_ids, live.attach_limit)
     reachable = runtime_guests or guests.UnreachableGuests()
     io_limits = IoLimits(live, throttle or throttling.Cgroups(io_cgroup), reachable)
-    snapshots, sources = _snapshots(stores, live, reachable, state_dir, run_dir)
+    snapshots, sources = _snapshots(stores, live, reachable, run_dir)
     health_check = HealthCheck(
         stores.pool,
         stores.volume_records,
@@ -129,7 +131,13 @@ def build(  # noqa: PLR0913 - one per setting
         controller_rules=controller_rules,
         node_rules=node_rules,
         snapshots=snapshots,
-        identity=Identity(here.driver, stores.backend, csi_profile, threads),
+        identity=Identity(
+            here.driver,
+            stores.backend,
+            csi_profile,
+            threads,
+            is_ready=lambda: stores.pool.is_served,
+        ),
         controller=Controller(here, controller_rules, running, reads),
         group_controller=GroupController(calls),
         snapshot_metadata=SnapshotMetadata(calls, stores.backend, reads),
@@ -153,21 +161,21 @@ def build(  # noqa: PLR0913 - one per setting
     )
 
 
-def _stores(backend: Backend, state_dir: str, run_dir: str, overcommit: float) -> Stores:
-    pool = Pool(state_dir, run_dir)
-    reserve = Reserve(os.path.join(state_dir, "records.reserve"))
+def _stores(pool: Pool, backend: Backend, run_dir: str, overcommit: float) -> Stores:
+    directory = pool.directory
+    reserve = Reserve(directory / "records.reserve")
 
     def is_id(text: str) -> bool:
         return pool.ids.is_volume_id(text)
 
-    volume_records = VolumeRecords(os.path.join(state_dir, "records"), is_id, reserve)
+    volume_records = VolumeRecords(directory / "records", is_id, reserve)
     return Stores(
         pool=pool,
         reserve=reserve,
         volume_records=volume_records,
-        content_records=ContentRecords(os.path.join(state_dir, "content"), is_id, reserve),
+        content_records=ContentRecords(directory / "content", is_id, reserve),
         node_state=NodeState(run_dir),
-        tool_locks=ToolLocks(os.path.join(state_dir, "tools.lock")),
+        tool_locks=ToolLocks(directory / "tools.lock"),
         backend=backend,
         supported=SupportedCapabilities(backend.modes, supported.SUPPORTED),
         capacity=capacity.PoolCapacity(volume_records.index, backend, overcommit),
@@ -175,20 +183,20 @@ def _stores(backend: Backend, state_dir: str, run_dir: str, overcommit: float) -
 
 
 def _snapshots(
-    stores: Stores, live: LiveVolumes, reachable: guests.Guests, state_dir: str, run_dir: str
+    stores: Stores, live: LiveVolumes, reachable: guests.Guests, run_dir: str
 ) -> tuple[SnapshotRecovery, ContentSources]:
     intents = Intents(run_dir)
     freezer = Freezer(intents, stores.backend)
     guest_freezer = GuestFreezer(reachable, intents, limit_s=LIMIT_S)
     pool = stores.pool
     snapshot_records = SnapshotRecords(
-        os.path.join(state_dir, "snapshots"),
+        pool.directory / "snapshots",
         SnapshotRecord,
         lambda each: pool.ids.is_snapshot_id(each),
         stores.reserve,
     )
     groups = SnapshotRecords(
-        os.path.join(state_dir, "groups"),
+        pool.directory / "groups",
         GroupRecord,
         lambda each: pool.ids.is_group_id(each),
         stores.reserve,

@@ -89,7 +89,7 @@ class Driver:
             await asyncio.sleep(COLLECT_PERIOD_S)
 
     def open(self) -> None:
-        """Read the state of disk and kernel. Once, before the first RPC. Blocks.
+        """Read the state of disk and kernel, before the first RPC and when the pool is there again. Blocks.
 
         Raises what `Pool.open` does, and the error of a directory that cannot be created.
         """

@@ -45,16 +45,7 @@ def serve(
     defaults: Mapping[str, Any] | None = None,
 ) -> None:
     """Load the settings, then run until a signal; exits 2 for bad settings and 1 for a failed start."""
-    config = flags.pop("config", None)
-    flags = {name: value for name, value in flags.items() if value not in (None, ())}
-    try:
-        toml = _text(program, config) if config else ""
-        loaded = settings_module.load(
-            model, program, toml=toml, environ=os.environ, flags=flags, defaults=defaults
-        )
-    except errors.InvalidRequest as error:
-        click.echo(error.shown(), err=True)
-        sys.exit(2)
+    loaded = settings_of(model, program, flags, defaults=defaults)
     from crust import metrics  # here, because `crust status` should not pay for prometheus_client
 
     logs.configure(
@@ -68,6 +59,26 @@ def serve(
     except errors.CrustError as error:
         _log.error("cannot serve", extra={"program": program, "error": error})
         sys.exit(1)
+
+
+def settings_of(
+    model: type[Settings],
+    program: str,
+    flags: dict[str, Any],
+    *,
+    defaults: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Load the settings; exits 2 for bad ones."""
+    config = flags.pop("config", None)
+    flags = {name: value for name, value in flags.items() if value not in (None, ())}
+    try:
+        toml = _text(program, config) if config else ""
+        return settings_module.load(
+            model, program, toml=toml, environ=os.environ, flags=flags, defaults=defaults
+        )
+    except errors.InvalidRequest as error:
+        click.echo(error.shown(), err=True)
+        sys.exit(2)
 
 
 @contextmanager

@@ -35,6 +35,11 @@ _PROPAGATION = click.option(
 _PROFILE = click.option("--csi-profile", type=click.Choice(["1.12", "1.13"]))
 _ROOT = click.option("--target-root", "target_roots", multiple=True, help="The kubelet's root.")
 
+_STATE_DIR = click.option("--state-dir", help="The pool. Default: /var/lib/crust/block.")
+_POOL_ID_FILE = click.option(
+    "--pool-id-file", help="Where the pool's id is remembered. Default: --state-dir with .pool-id."
+)
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(crust.__version__, prog_name="crust")
@@ -110,7 +115,8 @@ def shim(**flags: Any) -> None:
     daemons.serve(ShimSettings, "shim", process.run, flags)
 
 
-@main.command()
+@main.group(invoke_without_command=True)
+@click.pass_context
 @_CONFIG
 @_LOG_LEVEL
 @_LOG_FORMAT
@@ -120,7 +126,11 @@ def shim(**flags: Any) -> None:
 @_ROOT
 @_PROPAGATION
 @click.option("--socket", help="What the shim or the CO calls.")
-@click.option("--state-dir", help="The pool. Default: /var/lib/crust/block.")
+@_STATE_DIR
+@click.option(
+    "--create-pool/--no-create-pool", default=None, help="Make the pool at the first start."
+)
+@_POOL_ID_FILE
 @click.option("--run-dir", help="Invalid after a reboot. Default: /run/crust/driver.")
 @click.option("--node-id", help="This node's name. Default: the host's name.")
 @click.option(
@@ -134,8 +144,10 @@ def shim(**flags: Any) -> None:
 @click.option(
     "--modify-window-s", type=float, help="How long a change waits for others to coalesce with."
 )
-def driver(**flags: Any) -> None:
+def driver(context: click.Context, /, **flags: Any) -> None:
     """Serve block.csi.crust.dev, the block-volume CSI driver."""
+    if context.invoked_subcommand is not None:
+        return
     from crust.blockdriver import serve
     from crust.host.mounts import propagation
     from crust.settings import DriverSettings
@@ -148,6 +160,8 @@ def driver(**flags: Any) -> None:
             state_dir=settings.state_dir,
             run_dir=settings.run_dir,
             node_id=settings.node_id,
+            pool_id_file=settings.pool_id_file,
+            create_pool=settings.create_pool,
             csi_profile=settings.csi_profile,
             target_roots=settings.target_roots,
             overcommit=settings.overcommit,
@@ -158,8 +172,33 @@ def driver(**flags: Any) -> None:
             take_over=settings.take_over,
         )
 
-    here = {"node_id": os.uname().nodename}
-    daemons.serve(DriverSettings, "driver", run, flags, defaults=here)
+    daemons.serve(DriverSettings, "driver", run, flags, defaults=_here())
+
+
+@driver.command("init-pool")
+@_CONFIG
+@_STATE_DIR
+@_POOL_ID_FILE
+def init_pool(**flags: Any) -> None:
+    """Make this node's pool, once, and print its id. If it is there already, nothing is changed."""
+    from crust import errors
+    from crust.blockdriver.records.pool import Pool, memory_beside
+    from crust.settings import DriverSettings
+
+    defaults = {"socket": "/run/crust/driver/csi.sock", **_here()}
+    found = daemons.settings_of(DriverSettings, "driver", flags, defaults=defaults)
+    memory = found.pool_id_file or memory_beside(found.state_dir)
+    pool = Pool(found.state_dir, memory, create=True)
+    try:
+        pool.open()
+    except errors.CrustError as error:
+        click.echo(error.shown(), err=True)
+        sys.exit(1)
+    click.echo(pool.ids.pool_id)
+
+
+def _here() -> dict[str, Any]:
+    return {"node_id": os.uname().nodename}
 
 
 @main.command()

@@ -56,12 +56,15 @@ class UnexpectedError(errors.RuntimeFailed):
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Maps errors, and identifies, logs and counts calls; refuses a Probe while the process is unhealthy.
 
-    `server` is the server's name in logs and metrics.
+    `server` is the server's name in logs and metrics; `admit` raises why a method cannot be served now.
     """
 
-    def __init__(self, server: str, health: Health) -> None:
+    def __init__(
+        self, server: str, health: Health, admit: Callable[[str], None] | None = None
+    ) -> None:
         self._server = server
         self._health = health
+        self._admit = admit
 
     async def intercept_service(
         self,
@@ -74,7 +77,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return None
         # an unknown pass-through method: the caller chooses its name, and a metric would keep that name for good
         counted_as = _UNKNOWN if handler.stream_stream is not None else ""
-        call = _Call(self._server, handler_call_details.method, counted_as)
+        call = _Call(self._server, handler_call_details.method, counted_as, self._admit)
         if call.name == "Probe" and handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(
                 call.unary(self._healthy(handler.unary_unary)),
@@ -112,8 +115,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _Call:
-    def __init__(self, server: str, method: str, counted_as: str) -> None:
+    def __init__(
+        self,
+        server: str,
+        method: str,
+        counted_as: str,
+        admit: Callable[[str], None] | None = None,
+    ) -> None:
         self._server = server
+        self._method = method
+        self._admit = admit
         self.name = method.rpartition("/")[2]
         self._method = method
         self._is_csi = method.startswith("/csi.")
@@ -123,7 +134,7 @@ class _Call:
         async def handle(request: Any, context: Context) -> Any:
             started_s = self._begin()
             try:
-                limits.check_secrets(request)
+                self._check(request)
                 response = await behaviour(request, context)
             except errors.CrustError as error:
                 await self._answer(context, request, started_s, error)
@@ -142,7 +153,7 @@ class _Call:
         async def handle(request: Any, context: Context) -> AsyncIterator[Any]:
             started_s = self._begin()
             try:
-                limits.check_secrets(request)
+                self._check(request)
                 async for response in behaviour(request, context):
                     yield response
             except errors.CrustError as error:
@@ -154,6 +165,11 @@ class _Call:
             self._record_soon(request, started_s)
 
         return handle
+
+    def _check(self, request: Any) -> None:
+        limits.check_secrets(request)
+        if self._admit is not None:
+            self._admit(self._method)
 
     def _begin(self) -> float:
         logs.context.set({"request_id": secrets.token_hex(6)})

@@ -38,7 +38,7 @@ class SocketBindFailed(errors.RuntimeFailed):
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def serving(  # noqa: PLR0913 - one per part of a server
     socket_path: str,
     *add_servicers: AddServicer,
     name: str,
@@ -46,12 +46,14 @@ async def serving(
     generic: Sequence[grpc.GenericRpcHandler] = (),
     daemon: Daemon | None = None,
     gate: Gate | None = None,
+    admit: Callable[[str], None] | None = None,
 ) -> AsyncIterator[grpc.aio.Server]:
     """Serve on `socket_path` while the block runs; then wait for running calls.
 
     `lock_path` defaults to the socket's path with `.lock` added; None: a lock of `daemon` is enough. `name` is the
-    server's in logs and metrics. `daemon` is the process, `gate` what holds calls back when it is taken over. Raises
-    `sockets.SocketInUse`, `sockets.NotASocket`, `SocketBindFailed`, `flocks.LockHeld`, `channel.SocketPathTooLong`.
+    server's in logs and metrics. `daemon` is the process, `gate` what holds calls back when it is taken over, `admit`
+    raises why a method cannot be served now. Raises `sockets.SocketInUse`, `sockets.NotASocket`, `SocketBindFailed`,
+    `flocks.LockHeld`, `channel.SocketPathTooLong`.
     """
     channel.target_of(socket_path)
     daemon = daemon or Daemon()
@@ -62,7 +64,7 @@ async def serving(
         server = grpc.aio.server(
             interceptors=[
                 *([GateInterceptor(gate)] if gate is not None else []),
-                interceptors.CallInterceptor(name, daemon.health),
+                interceptors.CallInterceptor(name, daemon.health, admit),
             ],
             handlers=list(generic),
             options=[*channel.OPTIONS, ("grpc.so_reuseport", 0)],

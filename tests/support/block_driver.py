@@ -89,7 +89,9 @@ class Bench:
 
     def restart(self) -> None:
         """Restart: lose everything that is only in memory."""
+        self.let_go()
         self.driver = app.build(
+            create_pool=True,
             state_dir=str(self.root / "state"),
             run_dir=str(self.root / "run"),
             node_id="node-1",
@@ -101,6 +103,11 @@ class Bench:
             overcommit=self.overcommit,
         )
         self.driver.open()
+
+    def let_go(self) -> None:
+        """Let the pool's filesystem be unmounted, as the death of a process does."""
+        if hasattr(self, "driver"):
+            self.driver.stores.pool.let_go()
 
     @property
     def ids(self) -> PoolIds:

@@ -35,6 +35,7 @@ def opened(
     """A driver as after a start; called again on the same directory, as after a restart."""
     (root / "state").mkdir(exist_ok=True)
     made = app.build(
+        create_pool=True,
         state_dir=f"{root}/state",
         run_dir=f"{root}/run",
         node_id=NODE,

@@ -43,7 +43,7 @@ class KilledDriver:
             "target-root": "",
         }
         flags = [f"--{name}={self.root / path}" for name, path in arguments.items()]
-        flags.append("--no-check-propagation")
+        flags += ["--no-check-propagation", "--create-pool"]
         with (self.root / "log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "crust", "driver", "--node-id=node-1", *flags),

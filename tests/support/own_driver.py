@@ -79,6 +79,7 @@ def _commands(
             "driver",
             f"--socket={base / 'driver.sock' if behind_proxy else front}",
             f"--state-dir={base / 'pool' / 'state'}",
+            "--create-pool",
             f"--run-dir={base / 'driver-run'}",
             "--node-id=conformance-node",
             f"--max-volumes={MAX_VOLUMES}",

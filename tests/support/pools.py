@@ -44,9 +44,11 @@ def bench_on(
     """A driver whose pool is on a new filesystem. Everything is removed afterwards."""
     home = root / "home"
     with mounted(fs_type, root, home, size=size):
+        bench = Bench(home, runtime_guests=runtime_guests)
         try:
-            yield Bench(home, runtime_guests=runtime_guests)
+            yield bench
         finally:
+            bench.let_go()
             for mount in sorted(mountinfo.below(str(home)), key=lambda each: -len(each.target)):
                 mount_api.unmount(mount.target)
             for each in loop.list_all():

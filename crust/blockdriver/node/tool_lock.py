@@ -17,6 +17,7 @@ from types import TracebackType
 
 from crust import errors, volumes
 from crust.host.files import ofdlocks
+from crust.host.files.held_directory import Place
 from crust.host.process import oserrors
 
 _OFFSET_BYTES = 7
@@ -64,7 +65,7 @@ class ToolLock:
 class ToolLocks:
     """The locks of a pool's volumes, in the file `path` on the pool. Methods block."""
 
-    path: str
+    path: Place
 
     def take(self, volume_id: volumes.VolumeId) -> ToolLock:
         """Lock the volume for the programs that are to run on it. Raises `VolumeInUseByTool`."""

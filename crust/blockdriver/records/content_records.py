@@ -7,7 +7,6 @@ now: a caller with old knowledge, a second writer or a late process, must read a
 A volume without a content record is in doubt, not "new": nothing is ever formatted because a file is missing.
 """
 
-import os
 import threading
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ from crust.blockdriver.records import stored_record
 from crust.blockdriver.records.content_record import ContentRecord, UnreadableContentRecord
 from crust.blockdriver.records.reserve import Reserve
 from crust.host.files import durable
+from crust.host.files.held_directory import Place
 
 _SUFFIX = ".json"
 _LOCKS = 64
@@ -51,7 +51,7 @@ class ContentRecordMissing(errors.Corrupt):
 class ContentRecords:
     """The records below one directory. Safe from any thread."""
 
-    def __init__(self, directory: str, is_id: Callable[[str], bool], reserve: Reserve) -> None:
+    def __init__(self, directory: Place, is_id: Callable[[str], bool], reserve: Reserve) -> None:
         """`is_id`: whether a text is the id of a volume of this pool."""
         self._directory = directory
         self._is_id = is_id
@@ -72,16 +72,16 @@ class ContentRecords:
             data = durable.read(path, limit_bytes=stored_record.LIMIT_BYTES)
         except errors.NotFound:
             return None
-        record = ContentRecord.parse(data, path)
+        record = ContentRecord.parse(data, str(path))
         if record.volume_id != volume_id:
-            raise UnreadableContentRecord(path, f"it describes {record.volume_id}")
+            raise UnreadableContentRecord(str(path), f"it describes {record.volume_id}")
         return record
 
     def load(self, volume_id: volumes.VolumeId) -> ContentRecord:
         """The content record of an existing volume; raises `ContentRecordMissing` besides what `find` raises."""
         record = self.find(volume_id)
         if record is None:
-            raise ContentRecordMissing(volume_id, self._path(volume_id))
+            raise ContentRecordMissing(volume_id, str(self._path(volume_id)))
         return record
 
     def save(self, record: ContentRecord) -> ContentRecord:
@@ -104,5 +104,5 @@ class ContentRecords:
         """Remove a content record, durably; absent is a success."""
         durable.remove(self._path(volume_id))
 
-    def _path(self, volume_id: volumes.VolumeId) -> str:
-        return os.path.join(self._directory, volume_id + _SUFFIX)
+    def _path(self, volume_id: volumes.VolumeId) -> Place:
+        return self._directory / (volume_id + _SUFFIX)

@@ -11,13 +11,14 @@ so a retried create finds what it began, at any number of volumes and whatever w
 file names (they may hold "/" and 128 bytes of anything), and an id of a request becomes one only if it has one of
 these forms.
 
-A pool that is not empty never gets a new identity: its volumes would become unknown.
-
-    <run dir>/pool-id            the id of the pool that this node served last, since the boot
-
 With the pool's disk unmounted its directory is an empty one on the root disk. Deletes would find nothing there and
-answer OK, and new volumes would be made on the wrong disk. So a driver that served another pool since the boot does
-not start.
+answer OK, and new volumes would be made on the wrong disk. So a pool is made once, when somebody asks for it, and a
+directory that is not empty never becomes one. The id of the pool is remembered outside of it, over reboots:
+
+    <state dir>.pool-id          the id of the pool that this node serves, or the file that the settings name
+
+Where it names another pool than is there, or none is there, nothing is served. All files of the pool are reached by
+way of the directory that was opened (`held_directory`), so what is mounted over it later gets no write.
 """
 
 import datetime
@@ -32,6 +33,7 @@ import pydantic
 
 from crust import errors, volumes
 from crust.host.files import durable
+from crust.host.files.held_directory import DirectoryNotHeld, DirectoryReplaced, HeldDirectory
 
 SCHEMA = 1
 _LIMIT_BYTES = 64 * 1024
@@ -67,15 +69,32 @@ class PoolIdentityUnreadable(errors.Corrupt):
 
 
 class PoolAbsent(errors.PeerUnavailable):
-    """The pool that this node served is not in its directory."""
+    """The directory of the pool does not hold the pool that this node serves."""
 
-    def __init__(self, directory: str, served: str, found: str, remembered: str) -> None:
+    def __init__(
+        self, directory: str, found: str, *, remembered: str = "", memory: str = ""
+    ) -> None:
         super().__init__(
-            f"the pool {served} is not in {directory}",
+            f"the pool{f' {remembered}' if remembered else ''} is not in {directory}",
             why=f"{found} is there; perhaps its disk is not mounted",
-            hint=f"mount it and start again; if another pool is meant, remove {remembered} first",
+            hint="mount it, and the driver goes on by itself; "
+            + (
+                f"if another pool is meant, remove {memory}"
+                if remembered
+                else "for a new pool run `crust driver init-pool`"
+            ),
         )
-        self.served = served
+        self.remembered = remembered
+
+
+class PoolNotOpened(errors.PeerUnavailable):
+    """The pool is there and cannot be opened."""
+
+    def __init__(self, directory: str, reason: errors.CrustError) -> None:
+        why = f"{reason.what}: {reason.why}" if reason.why else reason.what
+        super().__init__(
+            f"the pool in {directory} is not served", why=why, hint=reason.hint or reason.advice
+        )
 
 
 class IdOfOtherPool(errors.NotFound):
@@ -147,76 +166,149 @@ class PoolIds:
 
 
 class Pool:
-    """The pool below a directory; its identity is known once it was opened."""
+    """The pool in a directory; its identity is known once it was opened.
 
-    def __init__(self, directory: str, run_dir: str) -> None:
-        self._directory = directory
-        self._remembered = os.path.join(run_dir, "pool-id")
-        self._path = os.path.join(directory, "pool.json")
+    `memory` is the file with the id of the pool that this node serves. With `create` a first start makes a pool.
+    """
+
+    def __init__(self, directory: str, memory: str, *, create: bool = False) -> None:
+        self.directory = HeldDirectory(directory)
+        self._memory = memory
+        self._create = create
+        self._identity = self.directory / "pool.json"
         self._ids: PoolIds | None = None
+        self._problem: errors.CrustError | None = None
 
     @property
     def ids(self) -> PoolIds:
-        """The pool's ids."""
-        assert self._ids is not None, "the pool was not opened"
+        """The pool's ids. Raises `DirectoryNotHeld` if it was never opened."""
+        if self._ids is None:
+            raise DirectoryNotHeld(self.directory.path)
         return self._ids
 
-    def open(self) -> None:
-        """Read the identity; an empty directory becomes a new pool, durably. The directory must exist.
+    @property
+    def is_served(self) -> bool:
+        """Whether calls that need it are served."""
+        return self._problem is None
 
-        Raises `PoolIdentityMissing`, `PoolIdentityUnreadable`, `PoolAbsent`.
+    def check_served(self) -> None:
+        """Raise why the pool is not served, if it is not."""
+        if self._problem is not None:
+            raise self._problem
+
+    def find(self) -> None:
+        """Hold the directory if the right pool is in it, or if a new one may be made there; writes no file.
+
+        Raises `PoolAbsent`, `PoolIdentityMissing`, `PoolIdentityUnreadable`.
         """
-        durable.remove_temporary_files(self._directory)
-        durable.make_directory(os.path.dirname(self._remembered), 0o700)
         try:
-            identity = self._read()
-        except errors.NotFound:
-            self._check_empty()
-            self._check_served("no pool")
-            identity = self._make()
-        self._check_served(identity.pool_id)
+            self._find()
+        except errors.CrustError:
+            self.directory.let_go()
+            raise
+
+    def open(self) -> None:
+        """Read the identity, or make the pool if that was asked for; remember it. Durable. Raises as `find` does."""
+        self.find()
+        durable.remove_temporary_files(self.directory / ".")
+        identity = self._read() or self._make()
+        if self._remembered() != identity.pool_id:
+            durable.publish(self._memory, identity.pool_id.encode() + b"\n")
         self._ids = PoolIds(identity.pool_id)
-        # A reboot ends what this protects: volumes that are published, and a CO that saw the driver serve.
-        durable.publish(self._remembered, identity.pool_id.encode(), survives_power_cut=False)
 
-    def _check_served(self, found: str) -> None:
+    def check_in_place(self) -> None:
+        """Raise `PoolAbsent` unless the directory that was opened is still at its path."""
         try:
-            data = durable.read(self._remembered, limit_bytes=_LIMIT_BYTES)
-        except errors.NotFound:
-            return
-        served = data.decode("ascii", "replace").strip()
-        # Empty or cut off, it says nothing; it was replaced atomically, so somebody else wrote it.
-        if re.fullmatch(_POOL_ID, served) and served != found:
-            raise PoolAbsent(self._directory, served, found, self._remembered)
+            self.directory.check_in_place()
+        except DirectoryReplaced as err:
+            remembered = self._remembered()
+            raise PoolAbsent(
+                self.directory.path,
+                "another directory, or none,",
+                remembered=remembered,
+                memory=self._memory,
+            ) from err
 
-    def _read(self) -> _Identity:
-        data = durable.read(self._path, limit_bytes=_LIMIT_BYTES)
+    def refuse(self, problem: errors.CrustError) -> None:
+        """Have `problem` as the answer to whoever needs the pool, until `serve`."""
+        self._problem = problem
+
+    def serve(self) -> None:
+        """Serve whoever needs the pool: all that is kept in it was read."""
+        self._problem = None
+
+    def let_go(self) -> None:
+        """Hold the directory no more, so that its filesystem can be unmounted."""
+        self.directory.let_go()
+
+    def _find(self) -> None:
+        if self._create and not self._remembered():
+            durable.make_directories(self.directory.path, 0o700)
+        try:
+            self.directory.hold()
+        except errors.NotFound as err:
+            raise self._absent("no directory") from err
+        identity, remembered = self._read(), self._remembered()
+        if identity is None:
+            self._check_empty()
+            if remembered or not self._create:
+                raise self._absent("no pool.json")
+        elif remembered not in ("", identity.pool_id):
+            raise self._absent(f"the pool {identity.pool_id}")
+
+    def _absent(self, found: str) -> PoolAbsent:
+        return PoolAbsent(
+            self.directory.path, found, remembered=self._remembered(), memory=self._memory
+        )
+
+    def _remembered(self) -> str:
+        """The id of the pool that this node serves; empty if it never served one."""
+        try:
+            data = durable.read(self._memory, limit_bytes=_LIMIT_BYTES)
+        except errors.NotFound:
+            return ""
+        remembered = data.decode("ascii", "replace").strip()
+        if not re.fullmatch(_POOL_ID, remembered):
+            raise PoolIdentityUnreadable(self._memory, "it does not hold the id of a pool")
+        return remembered
+
+    def _read(self) -> _Identity | None:
+        path = str(self._identity)
+        try:
+            data = durable.read(self._identity, limit_bytes=_LIMIT_BYTES)
+        except errors.NotFound:
+            return None
         try:
             identity = _Identity.model_validate_json(data)
         except pydantic.ValidationError as err:
             first = err.errors(include_input=False, include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
-            raise PoolIdentityUnreadable(self._path, f"{where}: {first['msg']}") from err
+            raise PoolIdentityUnreadable(path, f"{where}: {first['msg']}") from err
         if identity.version > SCHEMA:
             why = f"it has schema {identity.version}, and this version knows schemas up to {SCHEMA}"
-            raise PoolIdentityUnreadable(self._path, why)
+            raise PoolIdentityUnreadable(path, why)
         return identity
 
     def _check_empty(self) -> None:
         for folder in _FOLDERS:
-            path = os.path.join(self._directory, folder)
+            path = self.directory / folder
             names = sorted(os.listdir(path)) if os.path.isdir(path) else []
             for name in names:
                 if name.endswith(_SUFFIXES):
-                    raise PoolIdentityMissing(self._path, os.path.join(path, name))
+                    raise PoolIdentityMissing(str(self._identity), str(path / name))
 
     def _make(self) -> _Identity:
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         identity = _Identity.model_validate(
             {"schema": SCHEMA, "pool_id": secrets.token_hex(8), "created": created}
         )
-        durable.create(self._path, identity.model_dump_json(by_alias=True).encode() + b"\n")
+        durable.create(self._identity, identity.model_dump_json(by_alias=True).encode() + b"\n")
         return identity
+
+
+def memory_beside(directory: str) -> str:
+    """Where a pool's id is remembered if no setting says so: beside its directory, and so not on its disk."""
+    return f"{os.path.normpath(directory)}.pool-id"
 
 
 def _digest(name: str) -> str:

@@ -8,6 +8,7 @@ import os
 
 from crust import errors
 from crust.host.files import durable
+from crust.host.files.held_directory import Place
 
 _SIZE_BYTES = 256 * 1024
 
@@ -15,10 +16,10 @@ _SIZE_BYTES = 256 * 1024
 class Reserve:
     """The file at `path`, on the filesystem of the records."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: Place) -> None:
         self._path = path
 
-    def publish(self, path: str, data: bytes) -> None:
+    def publish(self, path: Place, data: bytes) -> None:
         """`durable.publish`, with the reserve's blocks if the disk is full."""
         try:
             durable.publish(path, data)

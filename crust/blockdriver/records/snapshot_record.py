@@ -21,6 +21,7 @@ from crust.blockdriver.records.content_record import ContentState
 from crust.blockdriver.records.reserve import Reserve
 from crust.blockdriver.records.volume_record import Phase
 from crust.host.files import durable
+from crust.host.files.held_directory import Place
 
 SCHEMA: Literal[1] = 1
 _LIMIT_BYTES = 16 * 1024 * 1024
@@ -92,7 +93,7 @@ class SnapshotRecords(Generic[M]):
     """The records below one directory, each read once and replaced atomically and durably. Safe from any thread."""
 
     def __init__(
-        self, directory: str, model: type[M], is_id: Callable[[str], bool], reserve: Reserve
+        self, directory: Place, model: type[M], is_id: Callable[[str], bool], reserve: Reserve
     ) -> None:
         self._directory = directory
         self._reserve = reserve
@@ -109,6 +110,9 @@ class SnapshotRecords(Generic[M]):
         """
         durable.make_directory(self._directory, 0o700)
         durable.remove_temporary_files(self._directory)
+        with self._guard:
+            self._records.clear()
+            self._unreadable.clear()
         for name in os.listdir(self._directory):
             if name.endswith(_SUFFIX) and self.is_id(name.removesuffix(_SUFFIX)):
                 self._read(name.removesuffix(_SUFFIX))
@@ -117,7 +121,9 @@ class SnapshotRecords(Generic[M]):
         """The record in whatever phase, or None. Raises `UnreadableSnapshotRecord`."""
         with self._guard:
             if record_id in self._unreadable:
-                raise UnreadableSnapshotRecord(self._path(record_id), self._unreadable[record_id])
+                raise UnreadableSnapshotRecord(
+                    str(self._path(record_id)), self._unreadable[record_id]
+                )
             return self._records.get(record_id)
 
     def save(self, record: M) -> M:
@@ -163,7 +169,9 @@ class SnapshotRecords(Generic[M]):
         """The records that cannot be read, with the reasons; they are kept."""
         with self._guard:
             found = sorted(self._unreadable.items())
-        return tuple(str(UnreadableSnapshotRecord(self._path(each), why)) for each, why in found)
+        return tuple(
+            str(UnreadableSnapshotRecord(str(self._path(each)), why)) for each, why in found
+        )
 
     def unfinished(self) -> list[M]:
         """Every other record."""
@@ -187,5 +195,5 @@ class SnapshotRecords(Generic[M]):
         with self._guard:
             self._records[record_id] = record
 
-    def _path(self, record_id: str) -> str:
-        return os.path.join(self._directory, record_id + _SUFFIX)
+    def _path(self, record_id: str) -> Place:
+        return self._directory / (record_id + _SUFFIX)

@@ -14,6 +14,7 @@ from crust.blockdriver.records.reserve import Reserve
 from crust.blockdriver.records.stored_record import UNREADABLE
 from crust.blockdriver.records.volume_record import UnreadableVolumeRecord, VolumeRecord
 from crust.host.files import durable
+from crust.host.files.held_directory import Place
 
 _SUFFIX = ".json"
 
@@ -44,7 +45,7 @@ class VolumeRecords:
     `index` is what sums and pages need of all of them at once, read when the directory is opened and kept since.
     """
 
-    def __init__(self, directory: str, is_id: Callable[[str], bool], reserve: Reserve) -> None:
+    def __init__(self, directory: Place, is_id: Callable[[str], bool], reserve: Reserve) -> None:
         """`is_id`: whether a text is the id of a volume of this pool."""
         self._directory = directory
         self._is_id = is_id
@@ -78,9 +79,9 @@ class VolumeRecords:
             data = durable.read(path, limit_bytes=stored_record.LIMIT_BYTES)
         except errors.NotFound:
             return None
-        record = VolumeRecord.parse(data, path)
+        record = VolumeRecord.parse(data, str(path))
         if record.volume_id != volume_id:
-            raise UnreadableVolumeRecord(path, f"it describes {record.volume_id}")
+            raise UnreadableVolumeRecord(str(path), f"it describes {record.volume_id}")
         return record
 
     def check_known(self, volume_id: volumes.VolumeId) -> None:
@@ -132,5 +133,5 @@ class VolumeRecords:
             if name.endswith(_SUFFIX) and self._is_id(volume_id):
                 yield volumes.VolumeId(volume_id)
 
-    def _path(self, volume_id: volumes.VolumeId) -> str:
-        return os.path.join(self._directory, volume_id + _SUFFIX)
+    def _path(self, volume_id: volumes.VolumeId) -> Place:
+        return self._directory / (volume_id + _SUFFIX)

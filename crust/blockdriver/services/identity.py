@@ -1,5 +1,6 @@
 """CSI Identity: the driver's name, its capabilities, and whether it can serve now."""
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc.aio
@@ -34,12 +35,20 @@ class Identity(csi_pb2_grpc.IdentityServicer):
     """The Identity service."""
 
     def __init__(
-        self, name: str, backend: Backend, csi_profile: CsiProfile, threads: Workers
+        self,
+        name: str,
+        backend: Backend,
+        csi_profile: CsiProfile,
+        threads: Workers,
+        *,
+        is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`is_ready`: whether the pool is there."""
         self._name = name
         self._backend = backend
         self._workers = threads
         self._csi_profile = csi_profile
+        self._is_ready = is_ready
         self._looks = bounded_calls.BoundedCalls(limit=1)
 
     async def GetPluginInfo(
@@ -70,15 +79,20 @@ class Identity(csi_pb2_grpc.IdentityServicer):
         )
 
     async def Probe(self, request: csi_pb2.ProbeRequest, context: Context) -> csi_pb2.ProbeResponse:
-        """Ready; FAILED_PRECONDITION with the reason; UNAVAILABLE while no thread is free for new work.
+        """Ready; not ready while the pool is absent; FAILED_PRECONDITION with the reason; UNAVAILABLE while no thread
+        is free for new work.
 
         It reads no volume: one that hangs does not fail it, only as many as there are threads.
         """
+        response = csi_pb2.ProbeResponse()
+        if not self._is_ready():
+            # CSI: not ready, and no error: sidecars wait, and do not exit
+            response.ready.value = False
+            return response
         await self._workers.probe()
         try:
             await self._looks.call("pool", self._backend.check, timeout_s=_PROBE_TIMEOUT_S)
         except bounded_calls.SystemCallTimedOut as err:
             raise PoolNotResponding(err.timeout_s) from err
-        response = csi_pb2.ProbeResponse()
         response.ready.value = True
         return response

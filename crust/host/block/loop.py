@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from crust import errors, volumes
 from crust.host.block import holders, loopctl
 from crust.host.files import flocks
+from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors
 
 _ATTEMPTS = 1000
@@ -93,7 +94,7 @@ class LoopAttachedDifferently(errors.Conflict):
 
 
 def attach(
-    backing: str,
+    backing: AnyPath,
     *,
     readonly: bool = False,
     direct_io: bool = True,
@@ -113,7 +114,7 @@ def attach(
 
 
 def attach_once(
-    backing: str,
+    backing: AnyPath,
     *,
     readonly: bool = False,
     direct_io: bool = True,
@@ -127,7 +128,7 @@ def attach_once(
     """
     with _open_backing(backing, readonly=readonly) as fd:
         if not flocks.try_lock(fd):
-            raise LoopAttachPending(backing)
+            raise LoopAttachPending(str(backing))
         try:
             if found := _find(os.fstat(fd)):
                 return _the_one(backing, found, readonly=readonly)
@@ -137,7 +138,7 @@ def attach_once(
             flocks.unlock(fd)
 
 
-def find(backing: str) -> tuple[LoopDevice, ...]:
+def find(backing: AnyPath) -> tuple[LoopDevice, ...]:
     """The loop devices of a file, found by (device, inode). An absent file has none."""
     with oserrors.translating(f"cannot stat {backing}"):
         try:
@@ -201,10 +202,10 @@ def detach(device: LoopDevice) -> None:
 
 
 def _attach(
-    backing_fd: int, backing: str, flags: int, sector_size: int, tag: str = ""
+    backing_fd: int, backing: AnyPath, flags: int, sector_size: int, tag: str = ""
 ) -> LoopDevice:
     with oserrors.translating(f"cannot attach {backing} to a loop device"):
-        config = loopctl.configuration(backing_fd, flags, sector_size, tag or backing)
+        config = loopctl.configuration(backing_fd, flags, sector_size, tag or str(backing))
         for _ in range(_ATTEMPTS):
             number = loopctl.free_number()
             try:
@@ -217,7 +218,7 @@ def _attach(
                 # Between "number is free" and now another caller took it (EBUSY), or removed it (ENXIO, ENOENT).
                 if err.errno not in (errno.EBUSY, errno.ENXIO, errno.ENOENT):
                     raise
-    raise NoFreeLoopDevice(backing)
+    raise NoFreeLoopDevice(str(backing))
 
 
 def _clear(device: LoopDevice, fd: int) -> None:
@@ -306,14 +307,18 @@ def _describe(number: int, status: loopctl.Status) -> LoopDevice:
     )
 
 
-def _the_one(backing: str, found: tuple[LoopDevice, ...], *, readonly: bool) -> LoopDevice:
+def _the_one(backing: AnyPath, found: tuple[LoopDevice, ...], *, readonly: bool) -> LoopDevice:
     if len(found) > 1:
-        raise LoopAttachedDifferently(backing, found, "more than one device writes into one file")
+        raise LoopAttachedDifferently(
+            str(backing), found, "more than one device writes into one file"
+        )
     if found[0].readonly != readonly:
         state = "read-only" if found[0].readonly else "writable"
-        raise LoopAttachedDifferently(backing, found, f"that device is {state}")
+        raise LoopAttachedDifferently(str(backing), found, f"that device is {state}")
     if not found[0].is_whole:
-        raise LoopAttachedDifferently(backing, found, "that device has an offset or a size limit")
+        raise LoopAttachedDifferently(
+            str(backing), found, "that device has an offset or a size limit"
+        )
     return found[0]
 
 
@@ -331,7 +336,7 @@ def _opened(path: str, *, writable: bool = False) -> Iterator[int]:
 
 
 @contextmanager
-def _open_backing(backing: str, *, readonly: bool) -> Iterator[int]:
+def _open_backing(backing: AnyPath, *, readonly: bool) -> Iterator[int]:
     with oserrors.translating(f"cannot open {backing}"):
         flags = os.O_RDONLY if readonly else os.O_RDWR
         fd = os.open(backing, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -55,19 +55,17 @@ def publish(
     Without `survives_power_cut` nothing is synced: for state that a reboot makes invalid anyway. Every process of
     this boot still sees the old content or the new.
     """
-    path = os.fspath(path)
     with oserrors.translating(f"cannot write {path}"):
-        _place(path, data, mode, os.rename, sync=survives_power_cut)
+        _place(os.fspath(path), data, mode, os.rename, sync=survives_power_cut)
 
 
 def create(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) -> None:
     """Like `publish`, but only if `path` is absent; raises `PathAlreadyExists`."""
-    path = os.fspath(path)
     try:
         # link(2) and not rename(2): it never replaces.
-        _place(path, data, mode, os.link)
+        _place(os.fspath(path), data, mode, os.link)
     except FileExistsError as err:
-        raise PathAlreadyExists(path) from err
+        raise PathAlreadyExists(str(path)) from err
     except OSError as err:
         raise oserrors.translate(err, f"cannot create {path}") from err
 
@@ -77,23 +75,21 @@ def read(path: str | os.PathLike[str], *, limit_bytes: int) -> bytes:
 
     Raises `NotFound`, `UntrustedFile`, `UnreadableFile`.
     """
-    path = os.fspath(path)
     with oserrors.translating(f"cannot read {path}"):
         # O_NONBLOCK: opening a pipe that another user put there must not hang.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:  # not open(fd): it refuses a directory without our reason, and leaks the descriptor
-            _check_trust(path, os.fstat(fd))
+            _check_trust(str(path), os.fstat(fd))
             data = _read_up_to(lambda count: os.read(fd, count), limit_bytes + 1)
         finally:
             os.close(fd)
     if len(data) > limit_bytes:
-        raise UnreadableFile(path, f"it is larger than {limit_bytes} bytes")
+        raise UnreadableFile(str(path), f"it is larger than {limit_bytes} bytes")
     return data
 
 
 def remove(path: str | os.PathLike[str], *, survives_power_cut: bool = True) -> None:
     """Remove a file durably; absent is a success."""
-    path = os.fspath(path)
     with oserrors.translating(f"cannot remove {path}"):
         try:
             os.unlink(path)
@@ -105,7 +101,7 @@ def remove(path: str | os.PathLike[str], *, survives_power_cut: bool = True) -> 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:
     """Make the names in a directory durable (fsync(2) of a file says nothing about its name)."""
-    with oserrors.translating(f"cannot sync {os.fspath(path)}"):
+    with oserrors.translating(f"cannot sync {path}"):
         _sync(os.fspath(path))
 
 
@@ -114,18 +110,25 @@ def make_directory(path: str | os.PathLike[str], mode: int) -> None:
 
     The parent must exist. Raises `UntrustedFile` when a file is there, or a directory that another user could write.
     """
-    path = os.fspath(path)
     with oserrors.translating(f"cannot make the directory {path}"):
         try:
             os.mkdir(path, mode)
         except FileExistsError:
             _check_directory(path)
             # Names that a killed process gave are not known to be durable, and are about to be relied on.
-            _sync(path)
+            _sync(os.fspath(path))
             _sync(os.path.dirname(path) or ".")
             return
-        _set_mode(path, mode)
+        _set_mode(os.fspath(path), mode)
         _sync(os.path.dirname(path) or ".")
+
+
+def make_directories(path: str | os.PathLike[str], mode: int) -> None:
+    """`make_directory`, and before it the parents that do not exist."""
+    parent = os.path.dirname(path)
+    if not os.path.isdir(parent):
+        make_directories(parent, mode)
+    make_directory(path, mode)
 
 
 def make_staging(path: str | os.PathLike[str], mode: int) -> None:
@@ -174,7 +177,6 @@ def remove_temporary_files(directory: str | os.PathLike[str]) -> None:
 
     Only the directory's one writer may call it, while it writes nothing: a file in progress looks the same.
     """
-    directory = os.fspath(directory)
     with oserrors.translating(f"cannot remove temporary files from {directory}"):
         for name in os.listdir(directory):
             if name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX):
@@ -247,8 +249,8 @@ def _check_trust(path: str, status: os.stat_result) -> None:
         )
 
 
-def _check_directory(path: str) -> None:
-    status = os.lstat(path)
+def _check_directory(place: str | os.PathLike[str]) -> None:
+    status, path = os.lstat(place), str(place)
     if not stat.S_ISDIR(status.st_mode):
         raise UntrustedFile(path, "it is not a directory")
     if status.st_uid not in (0, os.geteuid()):

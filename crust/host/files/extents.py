@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from crust.host.files import fiemap
+from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors
 
 
@@ -40,7 +41,7 @@ class _Placed:
     place: int | None
 
 
-def allocated(path: str) -> tuple[Extent, ...]:
+def allocated(path: AnyPath) -> tuple[Extent, ...]:
     """The parts of a file that hold data, ascending. Raises `NotFound`."""
     with oserrors.translating(f"cannot look for the data of {path}"):
         fd = _open(path)
@@ -50,7 +51,7 @@ def allocated(path: str) -> tuple[Extent, ...]:
             os.close(fd)
 
 
-def differing(base: str, target: str) -> tuple[Extent, ...]:
+def differing(base: AnyPath, target: AnyPath) -> tuple[Extent, ...]:
     """The parts of `target` that are not the same blocks as in `base`, or are in one file only; ascending.
 
     Exact if neither file is written to meanwhile. If one is, the parts left out were equal at some moment during
@@ -61,7 +62,7 @@ def differing(base: str, target: str) -> tuple[Extent, ...]:
     return tuple(_merged(_differences(old, new)))
 
 
-def _open(path: str) -> int:
+def _open(path: AnyPath) -> int:
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
@@ -78,7 +79,7 @@ def _data(fd: int) -> Iterator[Extent]:
         yield Extent(start, end - start)
 
 
-def _placed_of(path: str) -> list[_Placed]:
+def _placed_of(path: AnyPath) -> list[_Placed]:
     fd = _open(path)
     try:
         return list(_placed(fd))

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 
 from crust import errors
 from crust.host.files import durable
+from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors
 
 _FICLONE = 0x40049409  # _IOW(0x94, 9, int)
@@ -53,7 +54,7 @@ class FileNotCloneable(errors.NotReady):
         self.path = path
 
 
-def clones(directory: str) -> bool:
+def clones(directory: AnyPath) -> bool:
     """Whether files of `directory` can be cloned by reference; tried with two empty files."""
     with oserrors.translating(f"cannot try to clone in {directory}"):
         names = [_temporary_name(os.path.join(directory, "probe")) for _ in range(2)]
@@ -66,7 +67,7 @@ def clones(directory: str) -> bool:
                     os.unlink(name)
 
 
-def piles_up_extents(directory: str) -> bool:
+def piles_up_extents(directory: AnyPath) -> bool:
     """Whether each direct write to a file of `directory` makes an extent of its own, as on btrfs: clones get slow.
 
     Writes through the page cache make extents of up to 128 MiB. With checksums btrfs turns direct writes into these.
@@ -85,8 +86,8 @@ def piles_up_extents(directory: str) -> bool:
 
 
 def copy(
-    source: str,
-    target: str,
+    source: AnyPath,
+    target: AnyPath,
     *,
     least_bytes: int,
     grow_to_bytes: int = 0,
@@ -108,7 +109,7 @@ def copy(
             ):
                 if not _clone(source_fd, copy_fd):
                     if at_once:
-                        raise FileNotCloneable(source)
+                        raise FileNotCloneable(str(source))
                     _copy_segments(source_fd, copy_fd, size_bytes)
                 if grow_to_bytes > size_bytes:
                     os.ftruncate(copy_fd, grow_to_bytes)
@@ -122,13 +123,13 @@ def copy(
 
 
 @contextmanager
-def _opened(source: str, least_bytes: int) -> Iterator[tuple[int, int]]:
+def _opened(source: AnyPath, least_bytes: int) -> Iterator[tuple[int, int]]:
     """A descriptor and the size of a file that has at least `least_bytes`."""
     fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size < least_bytes:
-            raise SourceTooShort(source, status.st_size, least_bytes)
+            raise SourceTooShort(str(source), status.st_size, least_bytes)
         yield fd, status.st_size
     finally:
         os.close(fd)
@@ -177,6 +178,6 @@ def _created(path: str) -> Iterator[int]:
         os.close(fd)
 
 
-def _temporary_name(path: str) -> str:
+def _temporary_name(path: AnyPath) -> str:
     directory, name = os.path.split(path)
     return os.path.join(directory, f".{name[:200]}.{secrets.token_hex(6)}{_TEMPORARY_SUFFIX}")

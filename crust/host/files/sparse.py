@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from crust import errors
 from crust.host.files import durable
+from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors
 
 _BLOCK_BYTES = 512
@@ -38,7 +39,7 @@ class Space:
     readonly: bool
 
 
-def exists(path: str) -> bool:
+def exists(path: AnyPath) -> bool:
     """Whether `path` exists; raises where that cannot be known."""
     with oserrors.translating(f"cannot stat {path}"):
         try:
@@ -48,7 +49,7 @@ def exists(path: str) -> bool:
     return True
 
 
-def create(path: str, size_bytes: int) -> None:
+def create(path: AnyPath, size_bytes: int) -> None:
     """Create the image, or complete one that exists already and is not larger. Durable when it returns."""
     with oserrors.translating(f"cannot create the image {path}"):
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -57,7 +58,7 @@ def create(path: str, size_bytes: int) -> None:
         durable.sync_directory(os.path.dirname(path))
 
 
-def grow(path: str, size_bytes: int) -> int:
+def grow(path: AnyPath, size_bytes: int) -> int:
     """Make the image at least `size_bytes` large, durably; returns its size."""
     with (
         oserrors.translating(f"cannot grow the image {path}"),
@@ -66,16 +67,16 @@ def grow(path: str, size_bytes: int) -> int:
         return _extend(fd, size_bytes)
 
 
-def size_bytes(path: str) -> int:
+def size_bytes(path: AnyPath) -> int:
     """The apparent size; raises `NotFound`, `NotAnImage`."""
     with oserrors.translating(f"cannot stat the image {path}"):
         status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode):
-        raise NotAnImage(path)
+        raise NotAnImage(str(path))
     return status.st_size
 
 
-def is_hole(path: str) -> bool:
+def is_hole(path: AnyPath) -> bool:
     """Whether the image is one hole (SEEK_DATA), so that every byte of it reads as zero. False for an empty file.
 
     Data that only the page cache has counts as data, and so does each byte on a filesystem that cannot tell.
@@ -95,7 +96,7 @@ def is_hole(path: str) -> bool:
         return False
 
 
-def allocated_bytes(path: str) -> int:
+def allocated_bytes(path: AnyPath) -> int:
     """The blocks of the image, shared ones included; 0 for an absent one."""
     with oserrors.translating(f"cannot stat the image {path}"):
         try:
@@ -104,7 +105,7 @@ def allocated_bytes(path: str) -> int:
             return 0
 
 
-def remove(path: str) -> None:
+def remove(path: AnyPath) -> None:
     """Remove the image, durably; an absent one is a success."""
     with oserrors.translating(f"cannot remove the image {path}"):
         try:
@@ -114,7 +115,7 @@ def remove(path: str) -> None:
         durable.sync_directory(os.path.dirname(path))
 
 
-def space(directory: str) -> Space:
+def space(directory: AnyPath) -> Space:
     """The space of the filesystem of `directory`, as an unprivileged writer sees it."""
     with oserrors.translating(f"cannot read the free space of {directory}"):
         status = os.statvfs(directory)
@@ -125,14 +126,14 @@ def space(directory: str) -> Space:
     )
 
 
-def allocations(directory: str) -> dict[str, int]:
+def allocations(directory: AnyPath) -> dict[str, int]:
     """The blocks of each regular file, in bytes; one that cannot be looked at counts none."""
     with oserrors.translating(f"cannot list {directory}"), os.scandir(directory) as entries:
         files = [each for each in entries if each.is_file(follow_symlinks=False)]
         return {each.name: _blocks_bytes(each) for each in files}
 
 
-def names(directory: str, suffix: str) -> Iterator[str]:
+def names(directory: AnyPath, suffix: str) -> Iterator[str]:
     """The names of a directory's images, without `suffix`."""
     with oserrors.translating(f"cannot list {directory}"), os.scandir(directory) as entries:
         for entry in entries:
@@ -156,11 +157,11 @@ def _extend(fd: int, size_bytes: int) -> int:
 
 
 @contextmanager
-def _opened(path: str, flags: int) -> Iterator[int]:
+def _opened(path: AnyPath, flags: int) -> Iterator[int]:
     fd = os.open(path, flags, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise NotAnImage(path)
+            raise NotAnImage(str(path))
         yield fd
     finally:
         os.close(fd)

@@ -9,10 +9,11 @@ import fcntl
 import os
 import signal
 
+from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors
 
 
-def has_writers(path: str) -> bool:
+def has_writers(path: AnyPath) -> bool:
     """Whether there is a writer, or the filesystem refuses leases on the file; an absent file has none."""
     with oserrors.translating(f"cannot look at {path}"):
         try:

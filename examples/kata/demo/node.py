@@ -151,6 +151,7 @@ class Node:
                 "driver",
                 f"--socket={at.driver_socket}",
                 f"--state-dir={at.base / 'pool'}",
+                "--create-pool",
                 f"--run-dir={at.base / 'driver-run'}",
                 f"--runtime-socket={at.crust_run / 'runtime.sock'}",
                 "--node-id=demo-node",

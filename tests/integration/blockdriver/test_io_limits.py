@@ -422,7 +422,6 @@ async def test_start_sends_the_guest_an_interrupted_change(limited: Bench) -> No
         async with serve.running(
             limited.driver,
             socket=f"{short}/csi.sock",
-            state_dir=str(limited.root / "state"),
             run_dir=str(limited.root / "run"),
         ):
             await guest.limited.wait()

@@ -33,7 +33,6 @@ async def served(tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
     async with serve.running(
         driver,
         socket=f"{tmp_path}/csi.sock",
-        state_dir=f"{tmp_path}/state",
         run_dir=f"{tmp_path}/run",
     ):
         connected = channel.connect(f"{tmp_path}/csi.sock")
@@ -43,7 +42,11 @@ async def served(tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
 
 def build(root: Path) -> Driver:
     return app.build(
-        state_dir=f"{root}/state", run_dir=f"{root}/run", node_id="n", target_roots=(str(root),)
+        create_pool=True,
+        state_dir=f"{root}/state",
+        run_dir=f"{root}/run",
+        node_id="n",
+        target_roots=(str(root),),
     )
 
 
@@ -189,7 +192,6 @@ async def test_second_driver_of_a_pool_is_refused(served: grpc.aio.Channel, tmp_
         async with serve.running(
             build(tmp_path),
             socket=f"{tmp_path}/other.sock",
-            state_dir=f"{tmp_path}/state",
             run_dir=f"{tmp_path}/other-run",
         ):
             pytest.fail("a second driver serves the same pool")
@@ -197,6 +199,7 @@ async def test_second_driver_of_a_pool_is_refused(served: grpc.aio.Channel, tmp_
 
 async def test_csi_1_13_profile_omits_fields_of_1_12(tmp_path: Path) -> None:
     driver = app.build(
+        create_pool=True,
         state_dir=f"{tmp_path}/state",
         run_dir=f"{tmp_path}/run",
         node_id="n",
@@ -238,7 +241,6 @@ async def test_background_task_that_fails_is_logged(
         serve.running(
             driver,
             socket=f"{tmp_path}/csi.sock",
-            state_dir=f"{tmp_path}/state",
             run_dir=f"{tmp_path}/run",
         ),
         channel.connect(f"{tmp_path}/csi.sock") as connected,
@@ -276,7 +278,6 @@ async def test_driver_is_taken_over_without_an_error_while_volumes_are_made_and_
         return serve.running(
             build(tmp_path),
             socket=socket,
-            state_dir=f"{tmp_path}/state",
             run_dir=f"{tmp_path}/run",
             take_over=take_over,
         )

@@ -42,6 +42,7 @@ class Chain:
         """Everything, bottom up, as after a restart of all daemons."""
         root = self.places.root
         built = driver_app.build(
+            create_pool=True,
             state_dir=f"{root}/state",
             run_dir=f"{root}/driver-run",
             node_id="node-1",
@@ -52,7 +53,6 @@ class Chain:
             serve.running(
                 built,
                 socket=self.places.driver,
-                state_dir=f"{root}/state",
                 run_dir=f"{root}/driver-run",
             )
         )

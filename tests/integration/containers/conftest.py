@@ -96,7 +96,7 @@ class Pods:
         return {
             "driver": [
                 "driver", f"--socket={driver}", f"--state-dir={self.root}/pool/state",
-                f"--run-dir={run}/driver", "--node-id=node-1", runtime, roots,
+                "--create-pool", f"--run-dir={run}/driver", "--node-id=node-1", runtime, roots,
             ],
             "shim": ["shim", f"--socket={shim}", f"--driver-socket={driver}", runtime, kubelet_root],
             "proxy": [

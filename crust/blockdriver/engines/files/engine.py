@@ -13,7 +13,6 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 
 from crust import errors, volumes
 from crust.blockdriver.engines.files.snapshots import FileSnapshots
@@ -27,6 +26,7 @@ from crust.blockdriver.engines.protocol import (
 )
 from crust.host.block import devices, loop
 from crust.host.files import durable, file_copy, sparse, writers
+from crust.host.files.held_directory import Place
 
 _SUFFIX = ".img"
 _TAG_ID_BYTES = 44
@@ -67,27 +67,19 @@ class Files:
     the file shares blocks with a snapshot, and then a filesystem made with smaller sectors could not be mounted.
     """
 
-    def __init__(self, pool: str, *, sector_size: int = 512) -> None:
+    def __init__(self, pool: Place, *, sector_size: int = 512) -> None:
         self._pool = pool
         self._sector_size = sector_size
         self._known: dict[volumes.VolumeId, loop.LoopDevice] = {}
         self._foreign = 0
         self._others_bytes = 0
         self._snapshots = FileSnapshots(pool)
-
-    @cached_property
-    def _tag(self) -> str:
+        self._tag = ""
         """The tag of this pool's loop devices; `_tag_of` appends the end of the volume's id."""
-        status = os.stat(self._pool)
-        pool = hashlib.sha256(f"{status.st_dev}:{status.st_ino}".encode()).hexdigest()
-        return f"crust:{pool[:12]}:"
+        self._direct_io = True
 
     def _tag_of(self, volume_id: str) -> str:
         return self._tag + volume_id[-_TAG_ID_BYTES:]
-
-    @cached_property
-    def _direct_io(self) -> bool:
-        return not file_copy.piles_up_extents(self._pool)
 
     @property
     def modes(self) -> frozenset[volumes.AccessMode]:
@@ -103,6 +95,10 @@ class Files:
         """Create the pool's directory, find the attached volumes, and measure other files in its filesystem."""
         durable.make_directory(self._pool, 0o700)
         durable.remove_temporary_files(self._pool)
+        self._tag = _tag(os.stat(self._pool))
+        self._direct_io = not file_copy.piles_up_extents(self._pool)
+        self._known.clear()
+        self._foreign = 0
         attached = loop.list_all()
         images = self._images_by_tag()
         for device in attached:
@@ -119,9 +115,9 @@ class Files:
     def check(self) -> None:
         """Whether the pool takes writes and the kernel has loop devices."""
         if not os.path.isdir(self._pool):
-            raise PoolNotUsable(self._pool, "the directory does not exist")
+            raise PoolNotUsable(str(self._pool), "the directory does not exist")
         if sparse.space(self._pool).readonly:
-            raise PoolNotUsable(self._pool, "its filesystem is read-only")
+            raise PoolNotUsable(str(self._pool), "its filesystem is read-only")
         if not os.access("/dev/loop-control", os.R_OK | os.W_OK):
             raise PoolNotUsable("/dev/loop-control", "it is absent or not accessible")
 
@@ -328,7 +324,7 @@ class Files:
             yield
         except errors.Exhausted as err:
             available_bytes = sparse.space(self._pool).available_bytes
-            raise PoolFull(self._pool, wanted_bytes, available_bytes) from err
+            raise PoolFull(str(self._pool), wanted_bytes, available_bytes) from err
 
     def _still_attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """The cached device, if it is still the same: a disk sequence is never used twice."""
@@ -360,7 +356,7 @@ class Files:
         found = loop.find(path) if writers.has_writers(path) else ()
         if len(found) > 1:
             raise loop.LoopAttachedDifferently(
-                path, found, "more than one loop device writes to the file"
+                str(path), found, "more than one loop device writes to the file"
             )
         if not found:
             self._known.pop(volume_id, None)
@@ -374,10 +370,15 @@ class Files:
         except errors.NotFound as err:
             raise ImageMissing(volume_id) from err
 
-    def _path(self, volume_id: volumes.VolumeId) -> str:
+    def _path(self, volume_id: volumes.VolumeId) -> Place:
         if not volume_id.replace("-", "").isalnum() or not volume_id.isascii():
             raise errors.InvalidRequest(f"{volume_id!r} cannot be the name of an image")
-        return os.path.join(self._pool, volume_id + _SUFFIX)
+        return self._pool / (volume_id + _SUFFIX)
+
+
+def _tag(pool: os.stat_result) -> str:
+    digest = hashlib.sha256(f"{pool.st_dev}:{pool.st_ino}".encode()).hexdigest()
+    return f"crust:{digest[:12]}:"
 
 
 def _attachment(device: loop.LoopDevice, size_bytes: int) -> Attachment:

@@ -7,9 +7,7 @@ On xfs and btrfs a copy shares its blocks with its source until one of them is w
 compared by the positions of their blocks; on other filesystems the positions mean nothing.
 """
 
-import os
 from collections.abc import Mapping
-from functools import cached_property
 
 from crust import errors
 from crust.blockdriver.engines.protocol import (
@@ -21,6 +19,7 @@ from crust.blockdriver.engines.protocol import (
 )
 from crust.host.block import devices
 from crust.host.files import extents, file_copy, sparse
+from crust.host.files.held_directory import Place
 
 _SUFFIX = ".snap"
 _READ_ONLY = 0o400
@@ -29,32 +28,36 @@ _READ_ONLY = 0o400
 class FileSnapshots:
     """The snapshots in a pool's directory, which must exist."""
 
-    def __init__(self, pool: str) -> None:
+    def __init__(self, pool: Place) -> None:
         self._pool = pool
         self._blocks: dict[str, int] = {}
+        self._clones: bool | None = None
 
     def open(self, allocations: Mapping[str, int]) -> None:
         """Count the blocks of the snapshots among the pool's files, from `allocations`."""
+        self._clones = None
         self._blocks = {
             name.removesuffix(_SUFFIX): size
             for name, size in allocations.items()
             if name.endswith(_SUFFIX)
         }
 
+    @property
+    def by_reference(self) -> bool:
+        """Whether the pool's filesystem clones files; tried once."""
+        if self._clones is None:
+            self._clones = file_copy.clones(self._pool)
+        return self._clones
+
     def blocks_bytes(self) -> int:
         """The bytes of all snapshots' blocks, which do not change after each was taken."""
         return sum(tuple(self._blocks.values()))
-
-    @cached_property
-    def by_reference(self) -> bool:
-        """Whether the pool's filesystem clones files; tried once."""
-        return file_copy.clones(self._pool)
 
     def ids(self) -> frozenset[str]:
         """The ids of all snapshot files."""
         return frozenset(sparse.names(self._pool, _SUFFIX))
 
-    def take(self, image: Image, volume_path: str, device_path: str | None) -> None:
+    def take(self, image: Image, volume_path: Place, device_path: str | None) -> None:
         """Copy a volume's file, after writing back its device's page cache. Raises `ImageMissing`."""
         if device_path is not None:
             devices.sync(device_path)
@@ -70,7 +73,7 @@ class FileSnapshots:
             raise ImageMissing(image.volume_id) from err
         self._blocks[image.snapshot_id] = sparse.allocated_bytes(self._path(image))
 
-    def moved_on(self, image: Image, volume_path: str, device_path: str | None) -> bool:
+    def moved_on(self, image: Image, volume_path: Place, device_path: str | None) -> bool:
         """Whether the file, after writing back its device's page cache, has other blocks than the snapshot."""
         if device_path is not None:
             devices.sync(device_path)
@@ -81,7 +84,7 @@ class FileSnapshots:
         sparse.remove(self._path(image))
         self._blocks.pop(image.snapshot_id, None)
 
-    def restore(self, image: Image, volume_path: str, size_bytes: int) -> None:
+    def restore(self, image: Image, volume_path: Place, size_bytes: int) -> None:
         """Copy a snapshot to a volume's file. Raises `SnapshotMissing`."""
         try:
             file_copy.copy(
@@ -95,9 +98,9 @@ class FileSnapshots:
 
     def clone(
         self,
-        source_path: str,
+        source_path: Place,
         device_path: str | None,
-        volume_path: str,
+        volume_path: Place,
         *,
         source_bytes: int,
         size_bytes: int,
@@ -129,11 +132,11 @@ class FileSnapshots:
                 raise SnapshotMissing(image.snapshot_id)
         return _regions(extents.differing(self._path(base), self._path(target)))
 
-    def _path(self, image: Image) -> str:
+    def _path(self, image: Image) -> Place:
         name = image.snapshot_id
         if not name.replace("-", "").isalnum() or not name.isascii():
             raise errors.InvalidRequest(f"{name!r} cannot be the name of an image")
-        return os.path.join(self._pool, name + _SUFFIX)
+        return self._pool / (name + _SUFFIX)
 
 
 def _regions(found: tuple[extents.Extent, ...]) -> tuple[Region, ...]:

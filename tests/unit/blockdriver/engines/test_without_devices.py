@@ -25,6 +25,7 @@ def runtime_guests() -> FakeGuests:
 def driver(tmp_path: Path, runtime_guests: FakeGuests) -> Driver:
     (tmp_path / "state").mkdir()
     made = app.build(
+        create_pool=True,
         state_dir=str(tmp_path / "state"),
         run_dir=str(tmp_path / "run"),
         node_id="node-1",

@@ -23,7 +23,7 @@ NEW = ContentRecord(volume_id=VOLUME)
 
 @pytest.fixture
 def records(tmp_path: Path) -> ContentRecords:
-    made = ContentRecords(str(tmp_path), IDS.is_volume_id, Reserve(f"{tmp_path}.reserve"))
+    made = ContentRecords(tmp_path, IDS.is_volume_id, Reserve(Path(f"{tmp_path}.reserve")))
     made.open()
     return made
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from crust import errors
 from crust.blockdriver.records import pool
-from crust.blockdriver.records.pool import Pool, PoolIds
+from crust.blockdriver.records.pool import Pool, PoolIds, memory_beside
+from crust.host.files import durable
 from tests.support import crashes
 
 IDS = PoolIds("0123456789abcdef")
@@ -14,7 +16,7 @@ OTHERS = PoolIds("fedcba9876543210")
 
 
 def opened(directory: Path) -> PoolIds:
-    made = Pool(str(directory), f"{directory}.run")
+    made = Pool(str(directory), memory_beside(str(directory)), create=True)
     made.open()
     return made.ids
 
@@ -106,7 +108,7 @@ def test_pool_identity_killed_at_any_call_is_one_identity_after_the_next_start(
     points = 0
     for number in crashes.crash_points(
         lambda number: (tmp_path / str(number)).mkdir(),
-        lambda number: Pool(str(tmp_path / str(number)), f"{tmp_path}/{number}.run").open(),
+        lambda number: discard(opened(tmp_path / str(number))),
     ):
         points += 1
         directory = tmp_path / str(number)
@@ -116,18 +118,65 @@ def test_pool_identity_killed_at_any_call_is_one_identity_after_the_next_start(
     assert points > 3
 
 
-def test_pool_of_another_identity_than_served_since_the_boot_does_not_open(tmp_path: Path) -> None:
-    """Its disk is not mounted: the directory below is empty, or another pool."""
-    mounted, below, run_dir = tmp_path / "disk", tmp_path / "below", str(tmp_path / "run")
-    mounted.mkdir()
+def discard(_: object) -> None:
+    """For callers that want no answer."""
+
+
+def test_no_pool_is_made_unless_somebody_asks_for_one(tmp_path: Path) -> None:
+    directory = tmp_path / "pool"
+    made = Pool(str(directory), f"{tmp_path}/memory")
+    with pytest.raises(pool.PoolAbsent, match="init-pool"):
+        made.open()
+    assert not directory.exists()
+    directory.mkdir()
+    with pytest.raises(pool.PoolAbsent, match="init-pool"):
+        made.open()
+    assert not any(directory.iterdir())
+    with pytest.raises(errors.PeerUnavailable):
+        _ = made.ids
+
+
+def test_a_pool_is_remembered_outside_of_it_and_nothing_else_is_opened_in_its_place(
+    tmp_path: Path,
+) -> None:
+    """Its disk is not mounted: the directory below is empty, or another pool. That it may create changes nothing."""
+    disk, below, memory = tmp_path / "disk", tmp_path / "below", tmp_path / "memory"
     below.mkdir()
-    Pool(str(mounted), run_dir).open()
-    with pytest.raises(pool.PoolAbsent):
-        Pool(str(below), run_dir).open()
+    Pool(str(disk), str(memory), create=True).open()
+    with pytest.raises(pool.PoolAbsent, match=r"no pool\.json"):
+        Pool(str(below), str(memory), create=True).open()
     assert [*below.iterdir()] == []
     opened(below)
+    with pytest.raises(pool.PoolAbsent, match=r"the pool [0-9a-f]{16} is there"):
+        Pool(str(below), str(memory), create=True).open()
+    Pool(str(disk), str(memory)).open()
+    memory.unlink()
+    Pool(str(below), str(memory)).open()
+
+
+def test_a_memory_that_cannot_be_read_opens_no_pool(tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    memory.write_text("")
+    with pytest.raises(pool.PoolIdentityUnreadable, match="memory"):
+        Pool(str(tmp_path / "pool"), str(memory), create=True).open()
+    assert not (tmp_path / "pool").exists()
+
+
+def test_a_directory_put_in_the_place_of_an_open_pool_gets_no_write(tmp_path: Path) -> None:
+    """As when another disk is mounted over it."""
+    directory, away = tmp_path / "pool", tmp_path / "away"
+    opened_pool = Pool(str(directory), f"{tmp_path}/memory", create=True)
+    opened_pool.open()
+    opened_pool.check_in_place()
+    directory.rename(away)
+    directory.mkdir()
+    durable.publish(opened_pool.directory / "note", b"text")
+    assert (away / "note").read_bytes() == b"text"
+    assert not any(directory.iterdir())
     with pytest.raises(pool.PoolAbsent):
-        Pool(str(below), run_dir).open()
-    Pool(str(mounted), run_dir).open()
-    (tmp_path / "run" / "pool-id").unlink()
-    Pool(str(below), run_dir).open()
+        opened_pool.check_in_place()
+    directory.rmdir()
+    with pytest.raises(pool.PoolAbsent):
+        opened_pool.check_in_place()
+    away.rename(directory)
+    opened_pool.check_in_place()

@@ -16,7 +16,7 @@ ID = IDS.snapshot_id("snap")
 
 def shelf_in(directory: Path) -> SnapshotRecords[SnapshotRecord]:
     made = SnapshotRecords(
-        str(directory), SnapshotRecord, IDS.is_snapshot_id, Reserve(f"{directory}.reserve")
+        directory, SnapshotRecord, IDS.is_snapshot_id, Reserve(Path(f"{directory}.reserve"))
     )
     made.open()
     return made
@@ -97,7 +97,7 @@ def test_snapshot_record_under_another_name_is_refused(tmp_path: Path) -> None:
 def test_group_record_of_all_volumes_survives_a_restart(tmp_path: Path) -> None:
     def groups() -> SnapshotRecords[GroupRecord]:
         made = SnapshotRecords(
-            str(tmp_path), GroupRecord, IDS.is_group_id, Reserve(f"{tmp_path}.reserve")
+            tmp_path, GroupRecord, IDS.is_group_id, Reserve(Path(f"{tmp_path}.reserve"))
         )
         made.open()
         return made

@@ -18,7 +18,7 @@ VOLUME = IDS.volume_id("pvc")
 
 @pytest.fixture
 def records(tmp_path: Path) -> VolumeRecords:
-    made = VolumeRecords(str(tmp_path), IDS.is_volume_id, Reserve(f"{tmp_path}.reserve"))
+    made = VolumeRecords(tmp_path, IDS.is_volume_id, Reserve(Path(f"{tmp_path}.reserve")))
     made.open()
     return made
 

@@ -1,0 +1,143 @@
+"""Opens the pool when it is there, and closes it when it went away; the driver serves its socket all the time.
+
+A look once per period decides: no event tells of all the ways in which a directory comes and goes, and nothing
+depends on a quick answer. What runs when the pool goes away still reaches it by the held directory (`Pool`), so it
+ends as it would have; new calls are refused, then everything that holds the pool's filesystem is closed.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from crust import errors, metrics
+from crust.blockdriver.driver import Driver
+from crust.blockdriver.records.pool import PoolAbsent, PoolNotOpened
+from crust.host.files import flocks
+from crust.rpc.gate import needs_state
+
+PERIOD_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class PoolWatch:
+    """The pool of `driver`, whose problems go to `report`. `stop`, then `let_go`, at the end."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        report: Callable[[errors.CrustError | None], None],
+        *,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self._driver = driver
+        self._pool = driver.stores.pool
+        self._report = report
+        self._period_s = period_s
+        self._is_open = False
+        self._held = AsyncExitStack()
+        self._tasks = AsyncExitStack()
+
+    def check(self, method: str) -> None:
+        """Raise why the pool is not open, unless the method needs none of it."""
+        if method.startswith("/csi.v1.") and needs_state(method):
+            self._pool.check_served()
+
+    async def keep_looking(self) -> None:
+        """Look every period, until cancelled; a look that has begun ends first, because its thread goes on anyway."""
+        while True:
+            await asyncio.sleep(self._period_s)
+            look = asyncio.create_task(self.look())
+            try:
+                await asyncio.shield(look)
+            except asyncio.CancelledError:
+                await asyncio.wait([look])
+                raise
+
+    async def look(self) -> errors.CrustError | None:
+        """Open the pool if it is there, close it if it went away; returns what is wrong."""
+        try:
+            if self._is_open:
+                await asyncio.to_thread(self._pool.check_in_place)
+            else:
+                await self._open()
+        except errors.CrustError as error:
+            problem = self._named(error)
+            self._tell(problem)
+            if self._is_open:
+                _log.error("the pool is closed", extra={"error": problem})
+                await self.stop()
+                await self._driver.operations.idle()
+                await self.let_go()
+                self._is_open = False
+            return problem
+        self._tell(None)
+        return None
+
+    async def stop(self) -> None:
+        """End the background tasks."""
+        await self._tasks.aclose()
+
+    async def let_go(self) -> None:
+        """Release the pool's lock and directory: another process may have it."""
+        await self._held.aclose()
+
+    async def _open(self) -> None:
+        pool, driver = self._pool, self._driver
+        # First of all: writers wait for it, and the pool may not be there.
+        await asyncio.to_thread(driver.snapshots.thaw)
+        await asyncio.to_thread(pool.find)
+        try:
+            self._held.push_async_callback(asyncio.to_thread, pool.let_go)
+            lock = await asyncio.to_thread(
+                flocks.ProcessLock.acquire, pool.directory / "driver.lock"
+            )
+            self._held.callback(lock.close)
+            await asyncio.to_thread(driver.open)
+        except BaseException:
+            await self._held.aclose()
+            raise
+        _log.info("pool opened", extra={"pool_id": pool.ids.pool_id})
+        self._is_open = True
+        await self._start_tasks()
+
+    async def _start_tasks(self) -> None:
+        driver, enter = self._driver, self._tasks.enter_async_context
+        await enter(background("garbage collection", driver.keep_collecting_garbage()))
+        await enter(background("thaw of guests", driver.snapshots.guest_freezer.keep_recovering()))
+        await enter(background("limits of guests", driver.finish_changes()))
+
+    def _named(self, error: errors.CrustError) -> errors.CrustError:
+        if isinstance(error, PoolAbsent):
+            return error
+        named = PoolNotOpened(self._pool.directory.path, error)
+        named.__cause__ = error
+        return named
+
+    def _tell(self, problem: errors.CrustError | None) -> None:
+        metrics.pool_open.set(0 if problem else 1)
+        self._report(problem)
+        if problem is None:
+            self._pool.serve()
+        else:
+            self._pool.refuse(problem)
+
+
+@asynccontextmanager
+async def background(name: str, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `work` while the block runs; one that ends with an exception is logged."""
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_ended)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        extra = {"task": task.get_name()}
+        _log.error("a background task has ended", extra=extra, exc_info=task.exception())

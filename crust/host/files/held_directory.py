@@ -1,0 +1,117 @@
+"""A directory that is held by a descriptor, and paths below it that lead through this descriptor.
+
+A path is looked up anew by each system call: when a disk is unmounted, or another one is mounted over a directory,
+the next call writes to another filesystem. A descriptor stays with the directory that was opened. A `HeldPath` is
+used as a path in any system call, by way of /proc/self/fd, and is shown as the path that people know. It is of use in
+this process only.
+"""
+
+import os
+import pathlib
+import weakref
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from crust import errors
+from crust.host.process import oserrors
+
+
+class DirectoryNotHeld(errors.PeerUnavailable):
+    """A directory is not held, so no file below it is read or written."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} is not open", why="it was not there, or went away", hint="retry")
+        self.path = path
+
+
+class DirectoryReplaced(errors.PeerUnavailable):
+    """The directory at a path is not the one that is held."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} is not the directory that was opened",
+            why="its disk was unmounted, another one was mounted over it, or it was renamed",
+            hint="undo that",
+        )
+        self.path = path
+
+
+class HeldDirectory:
+    """The directory at `path`, once it is held. It owns the descriptor."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = -1
+        self._is_held = False
+
+    def hold(self) -> None:
+        """Hold what is at the path now, in place of what was held. Raises `NotFound`, and `Conflict` for a file."""
+        with oserrors.translating(f"cannot open {self.path}"):
+            self._put(os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        self._is_held = True
+
+    def let_go(self) -> None:
+        """Hold nothing, so that the filesystem can be unmounted."""
+        self._is_held = False
+        if self._fd >= 0:
+            with oserrors.translating("cannot open /dev/null"):
+                self._put(os.open("/dev/null", os.O_PATH | os.O_CLOEXEC))
+
+    def check_in_place(self) -> None:
+        """Raise `DirectoryReplaced` unless the path leads to the directory that is held."""
+        with oserrors.translating(f"cannot look at {self.path}"):
+            held = os.stat(self.descriptor())
+            try:
+                found = os.stat(self.path)
+            except FileNotFoundError as err:
+                raise DirectoryReplaced(self.path) from err
+        if not os.path.samestat(held, found):
+            raise DirectoryReplaced(self.path)
+
+    def descriptor(self) -> int:
+        """The descriptor. Raises `DirectoryNotHeld`."""
+        if not self._is_held:
+            raise DirectoryNotHeld(self.path)
+        return self._fd
+
+    def __truediv__(self, name: str) -> "HeldPath":
+        return HeldPath(self, name)
+
+    def _put(self, fd: int) -> None:
+        """Have `fd` under the one number that this object ever uses.
+
+        A thread that a hung disk delays may still use a path with that number: it must lead nowhere else.
+        """
+        if self._fd < 0:
+            self._fd = fd
+            weakref.finalize(self, os.close, fd)
+            return
+        try:
+            os.dup2(fd, self._fd, inheritable=False)
+        finally:
+            os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPath(os.PathLike[str]):
+    """A name, or several of them, below a held directory."""
+
+    directory: HeldDirectory
+    name: str
+
+    def __truediv__(self, name: str) -> "HeldPath":
+        return HeldPath(self.directory, f"{self.name}/{name}")
+
+    def __fspath__(self) -> str:
+        """For a system call now. Raises `DirectoryNotHeld`."""
+        return f"/proc/self/fd/{self.directory.descriptor()}/{self.name}"
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.directory.path}/{self.name}"
+
+
+AnyPath: TypeAlias = str | os.PathLike[str]
+
+Place: TypeAlias = pathlib.Path | HeldPath
+"""A path that is used with `/`, `os.fspath` and `str`."""
