@@ -75,10 +75,12 @@ async def _scan(
         try:
             await _look(hints, deferred, events, check)
             failed = 0
-        # also a bug, MemoryError, or RuntimeError when no thread can be started: there is a next look
+        # Also a bug, MemoryError, or RuntimeError when no thread can be started: a narrower class would end the watch,
+        # and the proxy would serve on without seeing any claim. There is a next look; if all fail, the process ends.
         except Exception as error:
             failed += 1
-            _log.error("cannot scan the handoff directory", extra={"error": error})
+            is_bug = not isinstance(error, errors.CrustError)
+            _log.error("cannot scan the handoff directory", extra={"error": error}, exc_info=is_bug)
             if failed == _ATTEMPTS:
                 raise HandoffNotRead(error) from error
             await asyncio.sleep(min(_FIRST_PAUSE_S * 2**failed, _MAX_PAUSE_S))

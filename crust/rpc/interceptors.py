@@ -3,7 +3,7 @@ secrets.
 
 Without it, grpc.aio would send the text of any exception to the peer as UNKNOWN. An error of crust is answered with
 its own sentence and code. Any other exception is a bug: it is logged with its traceback, and the peer gets the
-request id only. This is one of the three files where `except Exception` is right.
+request id only. So `except Exception` is right here: what it names is whatever nobody has thought of.
 """
 
 import asyncio

@@ -88,7 +88,7 @@ def failure_points(
         with at_call(number, no_space) as count:
             try:
                 operation(number)
-            except Exception as error:
+            except Exception as error:  # which one is for the test to judge
                 yield number, error
             else:
                 if count() <= number:

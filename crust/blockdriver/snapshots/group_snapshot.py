@@ -93,6 +93,7 @@ class GroupSnapshots:
             taken = await self._volume_snapshots.take(plans)
             ready = {"phase": "ready", "created_ns": taken[0].created_ns}
             return await workers.run(self._groups.save, group.model_copy(update=ready)), taken
+        # as in `VolumeSnapshots.take`: any error, a bug too, but no cancellation
         except Exception:
             await workers.run(self._discard_or_log, group)
             raise

@@ -168,6 +168,8 @@ class VolumeSnapshots:
                 async with self.guest_freezer.frozen(moving.in_guests):
                     moment_ns = await workers.run(self._copy, plans, moving)
             return await workers.run(self._settle, plans, moment_ns)
+        # Whatever it was, a bug too: records in phase "creating" must not stay. Not a cancellation, which comes only
+        # when the loop ends: the thread may still be copying then, and the next start discards what it leaves.
         except Exception:
             await workers.run(self._discard_all, plans)
             raise

@@ -45,7 +45,7 @@ async def _run(scenario: Scenario, node: Node, report: Report) -> None:
         await running
     except asyncio.CancelledError:
         report.console.print("[red]the demo was interrupted:[/] cleaning up")
-    except Exception as error:
+    except Exception as error:  # whatever it is, a person wants the daemons' logs
         report.console.print_exception(max_frames=4)
         for name in ("driver", "shim", "proxy", "runtime"):
             report.console.rule(f"{name}.log")

@@ -44,7 +44,7 @@ class VolumeOperations:
         try:
             await self._csi.unpublish(handle, target)
             self._disk.remove(target)
-        except Exception:
+        except Exception:  # whatever the error, as the kubelet does
             if there is not None:
                 there.pods[pod.uid] = MountedPod(pod, State.UNCERTAIN)
             raise
@@ -58,7 +58,7 @@ class VolumeOperations:
         try:
             await self._csi.unstage(volume.handle, staging)
             self._disk.remove(staging)
-        except Exception:
+        except Exception:  # whatever the error, as the kubelet does
             there.device = State.UNCERTAIN
             raise
         there.device = State.NOT_MOUNTED

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-import time
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -228,18 +228,37 @@ class CapacityQuery:
         raise grpc.aio.AbortError
 
 
+class Refusing(grpc.GenericRpcHandler):
+    """A peer that knows no method."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> None:
+        self.asked.set()
+
+
 @pytest.mark.parametrize("steps", range(10))
-async def test_early_refusal_arrives_with_the_peers_own_status(short: str, steps: int) -> None:
-    """The peer refuses by the method's name, at any moment before, while and after the request is written."""
+async def test_early_refusal_arrives_with_the_peers_own_status(
+    short: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peer refuses by the method's name, while a stream of requests would be between its message and its end."""
+    peer = Refusing()
+    messages = passthrough._Head.messages
+
+    async def held(head: passthrough._Head) -> AsyncIterator[bytes]:
+        async for each in messages(head):
+            yield each
+        await asyncio.to_thread(peer.asked.wait, 20)
 
     async def requests() -> AsyncIterator[bytes]:
         for _ in range(steps):
             await asyncio.sleep(0)
-        _hold_the_loop()
         yield b"request"
 
+    monkeypatch.setattr(passthrough._Head, "messages", held)
     with ThreadPoolExecutor() as threads:
-        plain = grpc.server(threads)
+        plain = grpc.server(threads, handlers=[peer])
         plain.add_insecure_port(f"unix:{short}/b.sock")
         plain.start()
         try:
@@ -274,11 +293,6 @@ async def test_unknown_method_names_are_not_cached(chain: Chain, short: str) -> 
         for each in details:
             assert handler.service(each) is not None
         assert len(handler._handlers) == 0
-
-
-def _hold_the_loop() -> None:
-    """So that the peer, in its threads, is done before the loop goes on to write."""
-    time.sleep(0.05)
 
 
 class _Details(grpc.HandlerCallDetails):

@@ -127,7 +127,7 @@ class Agent:
             return {"error": _error(fault)}
         except OSError as err:
             return {"error": _error(protocol.fault_of(err, operation))}
-        except Exception as err:
+        except Exception as err:  # a bug: the agent must go on serving the sandbox's other volumes
             traceback.print_exc()
             what = f"{operation}: {type(err).__name__}: {err}"
             return {"error": _error(protocol.Fault("internal", what[:500]))}

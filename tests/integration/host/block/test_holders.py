@@ -42,7 +42,7 @@ def in_a_thread(look: Callable[[], T]) -> T:
     def work() -> None:
         try:
             future.set_result(look())
-        except Exception as error:
+        except Exception as error:  # whatever it is, the test gets it
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
