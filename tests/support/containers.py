@@ -8,11 +8,11 @@ containers is the mount namespace of the tests, with a kubelet's root that is sh
 
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from crust.host.mounts import mount_api, mountinfo
+from tests.support import file_events
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 50
@@ -137,7 +138,10 @@ class Container:
 
     def wait_for(self, words: str) -> None:
         """Wait until its log has `words`."""
-        self._until(lambda: words in self.text())
+        found = file_events.wait_until(
+            self.log.parent, lambda: words in self.text(), timeout_s=_TIMEOUT_S
+        )
+        assert found, self.text()
 
     def kill(self, number: str = "KILL") -> None:
         """Send its process a signal, wait until it has ended, and remove the container."""
@@ -146,18 +150,23 @@ class Container:
 
     def wait_ended(self) -> None:
         """Wait until its process has ended, and remove the container."""
-        self._until(lambda: not self._runs())
+        process = self._process()
+        if process is not None:
+            ended = select.poll()
+            ended.register(process, select.POLLIN)
+            found = ended.poll(_TIMEOUT_S * 1000)
+            os.close(process)
+            assert found, self.text()
         self.containerd.remove(self.name)
 
-    def _runs(self) -> bool:
-        lines = self.containerd.ctr("task", "list").splitlines()
-        return any(line.split()[0] == self.name and "RUNNING" in line for line in lines)
-
-    def _until(self, condition: Any) -> None:
-        until = time.monotonic() + _TIMEOUT_S
-        while not condition():
-            assert time.monotonic() < until, self.text()
-            time.sleep(0.02)
+    def _process(self) -> int | None:
+        """A descriptor of its process; None if that has ended."""
+        for line in self.containerd.ctr("task", "list").splitlines():
+            name, pid, state = line.split()
+            if name == self.name and state == "RUNNING":
+                with suppress(ProcessLookupError):
+                    return os.pidfd_open(int(pid))
+        return None
 
 
 def _bind(bind: Bind) -> dict[str, Any]:
@@ -200,12 +209,12 @@ def containerd() -> Iterator[Containerd]:
         ["containerd", "--config", str(base / "config.toml")], stdout=log, stderr=log
     )
     try:
-        until = time.monotonic() + _TIMEOUT_S
-        while subprocess.run(
-            ["ctr", "--address", str(base / "c.sock"), "version"], capture_output=True, check=False
-        ).returncode:
-            assert time.monotonic() < until, (base / "containerd.log").read_text()
-            time.sleep(0.05)
+        # it listens when all of its parts are there
+        listens = file_events.wait_until(
+            base, lambda: (base / "c.sock").is_socket(), timeout_s=_TIMEOUT_S
+        )
+        assert listens, (base / "containerd.log").read_text()
+        daemon.ctr("version")
         yield daemon
     finally:
         daemon.remove_all()
