@@ -75,8 +75,8 @@ async def _scan(
         try:
             await _look(hints, deferred, events, check)
             failed = 0
-        # Also a bug, MemoryError, or RuntimeError when no thread can be started: a narrower class would end the watch,
-        # and the proxy would serve on without seeing any claim. There is a next look; if all fail, the process ends.
+        # Also a bug, MemoryError, or RuntimeError when no thread can be started: a narrower class would end the
+        # watch, and the proxy would serve on without seeing claims. If all looks fail, the process ends.
         except Exception as error:
             failed += 1
             is_bug = not isinstance(error, errors.CrustError)
