@@ -32,7 +32,8 @@ _DEFERRAL = (
     _RPC.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY,
 )
 _FOR_DEFERRED = (_RPC.GET_VOLUME_STATS, _RPC.EXPAND_VOLUME)
-"""A CO calls these only where they are advertised; the shim answers them for deferred volumes."""
+"""A CO calls these only where they are advertised, and asks that before each call. The shim answers them for deferred
+volumes, and advertises them while there are any: for the others the driver answers, or does not."""
 
 _INSPECTED = (
     "NodeGetCapabilities",
@@ -116,8 +117,13 @@ class Frontend:
             return answered
         answer = requests.parse(csi_pb2.NodeGetCapabilitiesResponse, answered)
         known = node_capabilities(answer).numbers
-        own = _DEFERRAL if extensions.deferral_requested(context) else ()
-        for number in (*_FOR_DEFERRED, *own):
+        root = self._wrapping.kubelet_root
+        needed = await asyncio.to_thread(private_directories.has_volumes, root)
+        own = (
+            *(_FOR_DEFERRED if needed else ()),
+            *(_DEFERRAL if extensions.deferral_requested(context) else ()),
+        )
+        for number in own:
             if number not in known:
                 answer.capabilities.add().rpc.type = number
         return answer.SerializeToString()

@@ -14,6 +14,7 @@ import stat
 from dataclasses import dataclass
 
 from crust import errors
+from crust.csi_shim import private_paths
 from crust.csi_shim.private_paths import PrivatePaths
 from crust.host.mounts import mountinfo
 from crust.host.process import oserrors
@@ -55,6 +56,18 @@ class Leaf:
     def is_published(self) -> bool:
         """Whether it is what one publish of a block volume makes: one bind of a device."""
         return self.kind is Kind.DEVICE and self.mounts == 1
+
+
+def has_volumes(kubelet_root: str) -> bool:
+    """Whether any volume of a wrapped driver is staged or published here."""
+    for directory in private_paths.directories(kubelet_root):
+        with (
+            oserrors.translating(f"cannot list {directory}"),
+            contextlib.suppress(FileNotFoundError),
+        ):
+            if any(name.startswith(private_paths.PREFIX) for name in os.listdir(directory)):
+                return True
+    return False
 
 
 def is_staged(paths: PrivatePaths) -> bool:

@@ -14,11 +14,19 @@ from crust import volumes
 
 _BELOW = "plugins/kubernetes.io/csi/volumeDevices"
 _DIGITS = 40
+PREFIX = "crust-"
+"""Of the names of all volumes: no PersistentVolume that a CO made is called so."""
 
 
 def root(kubelet_root: str) -> str:
     """The kubelet's directory for raw block volumes."""
     return os.path.join(kubelet_root, _BELOW)
+
+
+def directories(kubelet_root: str) -> tuple[str, str]:
+    """Where the volumes' own directories are: staged ones, published ones."""
+    above = root(kubelet_root)
+    return f"{above}/staging", f"{above}/publish"
 
 
 def _digest(text: str) -> str:
@@ -36,9 +44,9 @@ class PrivatePaths:
     @classmethod
     def of(cls, kubelet_root: str, key: volumes.VolumeKey) -> "PrivatePaths":
         """The paths of a volume."""
-        name = f"crust-{_digest(chr(0).join((key.driver, key.volume_id)))}"
-        above = root(kubelet_root)
-        return cls(key, f"{above}/staging/{name}", f"{above}/publish/{name}")
+        name = f"{PREFIX}{_digest(chr(0).join((key.driver, key.volume_id)))}"
+        staging, published = directories(kubelet_root)
+        return cls(key, f"{staging}/{name}", f"{published}/{name}")
 
     def leaf(self, target: str) -> str:
         """Where the driver publishes the device for a target of the CO."""

@@ -1,0 +1,63 @@
+"""The suite through the wrap gives what it gives without it, for volumes that are not deferred."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from crust.conformance import suite
+from crust.conformance.options import MIB, Options, Parameters
+from tests.support.foreign import cloud, process
+from tests.support.wrapping_processes import wrapping
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A directory whose name is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.mark.parametrize("kind", ["cloud", "minimal"])
+def test_wrapped_driver_conforms_as_it_does_alone(base: Path, kind: str) -> None:
+    alone, wrapped = base / "alone", base / "wrapped"
+    without = _outcome(alone, kind, wrapped=False)
+    with_wrap = _outcome(wrapped, kind, wrapped=True)
+    assert with_wrap.passed == without.passed
+    assert with_wrap.failed == without.failed
+    assert set(with_wrap.skipped) == set(without.skipped)
+
+
+def _outcome(base: Path, kind: str, *, wrapped: bool) -> suite.Outcome:
+    base.mkdir()
+    root = base / "kubelet"
+    root.mkdir()
+    with ExitStack() as stack:
+        driver = stack.enter_context(process.running(kind, str(base)))
+        socket = driver.socket
+        if wrapped:
+            socket = stack.enter_context(wrapping(base, kind, driver.socket))
+        given = Parameters(
+            secrets={"token": cloud.TOKEN},
+            size_bytes=64 * MIB,
+            unknown_parameters_refused=kind == "cloud",
+            deferral=False,
+        )
+        options = Options(
+            socket=socket,
+            target_root=root,
+            profile="1.12",
+            parameters=given,
+            log=None,
+            restart_command="",
+            junit=base / "report.xml",
+            timeout_s=60.0,
+        )
+        found = suite.run(options)
+        assert os.path.exists(base / "report.xml")
+        return found
