@@ -69,9 +69,14 @@ class MkfsCompatibility:
 
     async def _is_refused(self, path: str, fs_type: str, options: tuple[str, ...]) -> bool:
         try:
-            os.close(await workers.run(detached_mount.open_root, path, fs_type))
+            await workers.run(_mount_and_unmount, path, fs_type)
         except errors.CrustError as err:
             cause = err.__cause__
             return isinstance(cause, OSError) and cause.errno == errno.EINVAL
         self._working_options[fs_type] = options
         return False
+
+
+def _mount_and_unmount(path: str, fs_type: str) -> None:
+    """The close is the unmount, which writes and waits for the disk: never on the event loop."""
+    os.close(detached_mount.open_root(path, fs_type))
