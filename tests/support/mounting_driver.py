@@ -1,12 +1,19 @@
 """A fake driver that shows its mounts: a file on the target, over the guard or not; and what it has staged.
 
+The target of a raw block volume is a file, as CSI says. A volume that needs an attachment is used only
+with the publish_context of one.
+
 It can be downgraded: then it neither advertises deferral nor knows the flag, and mounts on the host.
 """
 
+import asyncio
 import contextlib
 import json
 import os
 from pathlib import Path
+from typing import Any
+
+import grpc
 
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.fake_driver import Context, FakeDriver, device_of
@@ -21,6 +28,11 @@ class MountingDriver(FakeDriver):
         self._sizes_file = sizes_file
         self.staged: set[tuple[str, str]] = set()
         self.host_mounts = 0
+        self.needs_attachment = False
+        self.unattached: list[str] = []
+        """Calls that came without a publish_context."""
+        self.hangs: asyncio.Event | None = None
+        """Calls are accepted, and go on when this event is set."""
 
     def downgrade(self, *, to_old: bool) -> None:
         """Make it an old driver, or a new one again."""
@@ -29,8 +41,11 @@ class MountingDriver(FakeDriver):
     async def NodePublishVolume(
         self, request: csi_pb2.NodePublishVolumeRequest, context: Context
     ) -> csi_pb2.NodePublishVolumeResponse:
+        await self._check_attached("publish", request, context)
         answer = await super().NodePublishVolume(request, context)
-        if not self.published[request.target_path].deferred:
+        if request.volume_capability.HasField("block"):
+            Path(request.target_path).touch()
+        elif not self.published[request.target_path].deferred:
             self.host_mounts += 1
             os.makedirs(request.target_path, exist_ok=True)
             Path(request.target_path, MOUNTED).touch()
@@ -39,9 +54,12 @@ class MountingDriver(FakeDriver):
     async def NodeUnpublishVolume(
         self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
-        mounted = Path(request.target_path, MOUNTED)
+        target = Path(request.target_path)
+        mounted = target / MOUNTED
         answer = await super().NodeUnpublishVolume(request, context)
-        if mounted.exists():
+        if target.is_file():
+            target.unlink()
+        elif mounted.exists():
             mounted.unlink()
             with contextlib.suppress(OSError):
                 os.rmdir(request.target_path)
@@ -50,6 +68,7 @@ class MountingDriver(FakeDriver):
     async def NodeStageVolume(
         self, request: csi_pb2.NodeStageVolumeRequest, context: Context
     ) -> csi_pb2.NodeStageVolumeResponse:
+        await self._check_attached("stage", request, context)
         answer = await super().NodeStageVolume(request, context)
         self.staged.add((request.volume_id, request.staging_target_path))
         return answer
@@ -69,3 +88,19 @@ class MountingDriver(FakeDriver):
         Path(f"{self._sizes_file}.new").write_text(json.dumps(sizes), encoding="utf-8")
         os.rename(f"{self._sizes_file}.new", self._sizes_file)
         return answer
+
+    async def _enter(self, method: str, request: Any, context: Context) -> None:
+        if self.hangs is not None:
+            await self.hangs.wait()
+        await super()._enter(method, request, context)
+
+    async def _check_attached(
+        self,
+        what: str,
+        request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
+        context: Context,
+    ) -> None:
+        is_inline = request.volume_id.startswith("csi-")
+        if self.needs_attachment and not is_inline and not request.publish_context:
+            self.unattached.append(f"{what} of {request.volume_id}")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not attached")

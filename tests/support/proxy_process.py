@@ -46,6 +46,19 @@ class Killable:
         """Whether it runs."""
         return self._process.is_alive()
 
+    def suspend(self) -> None:
+        """SIGSTOP: it goes on accepting connections, as the kernel does it, and answers nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        if self.is_alive:
+            os.kill(self._process.pid, number)
+
     async def kill(self) -> None:
         """kill -9, and wait."""
         self._process.kill()

@@ -19,6 +19,8 @@ from crust.rpc import channel
 from crust.runtime_handler import registration, service
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import fake_driver, fake_handler, proxy_process
+from tests.support.attaching_controller import AttachingController
+from tests.support.fake_driver import Gate
 from tests.support.fake_targets import GUARD, MOUNTED
 from tests.support.kubelet.csi import Answer
 from tests.support.kubelet.kubelet import Kubelet
@@ -29,30 +31,36 @@ from tests.support.node import DRIVER, Places
 from tests.support.proxy_process import NEVER, Killable
 
 SETTLES_WITHIN_S = 20
+TIMEOUT_S = 10.0
+TIMEOUT_WHILE_HUNG_S = 0.15
+"""A kubelet waits two minutes: as many times longer as its clock is slower than a simulated one."""
 
 
 @dataclass
 class Figures:
-    """What a run did, and what it found. The last four must be zero."""
+    """What a run did, and what it found. The last six must be empty."""
 
     counts: Counter[str] = field(default_factory=Counter)
     final_with_residue: list[str] = field(default_factory=list)
     expansions_given_up: list[str] = field(default_factory=list)
     two_writers: list[str] = field(default_factory=list)
     leaks: list[str] = field(default_factory=list)
+    unattached: list[str] = field(default_factory=list)
+    detached_in_use: list[str] = field(default_factory=list)
 
     @property
     def faults(self) -> list[str]:
         """Everything that must not be."""
         return [
             *self.final_with_residue, *self.expansions_given_up, *self.two_writers, *self.leaks,
+            *self.unattached, *self.detached_in_use,
         ]  # fmt: skip
 
 
 class SimulatedNode:
-    """One node. Start and stop its parts in any order."""
+    """One node. Start and stop its parts in any order. `attaches`: its driver's volumes have to be attached first."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Places, *, attaches: bool = False) -> None:
         self.places = places
         self.figures = Figures()
         self.driver = MountingDriver(places.sizes)
@@ -60,14 +68,20 @@ class SimulatedNode:
         self._parts: dict[str, AsyncExitStack] = {}
         self._proxy: Killable | None = None
         self._session: registration.Registration | None = None
+        self._shim: Killable | None = None
+        self._handler = fake_handler.FakeHandler()
+        self.controller = AttachingController(self._check_detach)
+        self.driver.needs_attachment = attaches
+        self._mount_points = FakeMountPoints(_is_mount_point)
         self.kubelet = Kubelet(
             root=places.kubelet,
             driver=DRIVER,
             socket=places.csi,
-            mount_points=FakeMountPoints(_is_mount_point),
+            mount_points=self._mount_points,
             runtime=self.sandboxes,
             on_answer=self._check_answer,
-            timeout_s=10,
+            timeout_s=TIMEOUT_S,
+            controller=self.controller if attaches else None,
         )
         self.sandboxes.disk = self.kubelet.disk
         os.mkdir(places.run, 0o700)
@@ -99,11 +113,11 @@ class SimulatedNode:
                 )
             )
         elif part == "shim":
-            await enter(proxy_process.running_shim(self.places))
+            self._shim = await enter(proxy_process.running_shim(self.places))
         elif part == "driver":
             await enter(fake_driver.serving(self.driver, self.places.driver))
         else:
-            await enter(service.serving(self.places.handler, fake_handler.FakeHandler()))
+            await enter(service.serving(self.places.handler, self._handler))
             request = registration.RegisterRequest(
                 volumes.HandlerName("kata"), "1", self.places.handler, fake_handler.FILESYSTEMS,
                 fake_handler.ALL_FEATURES,
@@ -120,9 +134,34 @@ class SimulatedNode:
             await stack.aclose()
         if part == "proxy":
             self._proxy = None
+        if part == "shim":
+            self._shim = None
+
+    def hang(self, part: str) -> None:
+        """Let the driver, the shim or the handler accept calls and not answer them, until `unhang`."""
+        self.kubelet.csi.timeout_s = TIMEOUT_WHILE_HUNG_S
+        if part == "driver":
+            self.driver.hangs = asyncio.Event()
+        elif part == "handler":
+            self._handler.gate = Gate()
+        elif self._shim is not None:
+            self._shim.suspend()
+
+    def unhang(self) -> None:
+        """Everybody answers again, those calls too that wait."""
+        self.kubelet.csi.timeout_s = TIMEOUT_S
+        if self.driver.hangs is not None:
+            self.driver.hangs.set()
+            self.driver.hangs = None
+        if self._handler.gate is not None:
+            self._handler.gate.opened.set()
+            self._handler.gate = None
+        if self._shim is not None:
+            self._shim.resume()
 
     async def stop_all(self) -> None:
         """End every part, and every sandbox."""
+        self.unhang()
         for pod in list(self.sandboxes.live):
             self.sandboxes.stop(pod)
         for part in list(self._parts):
@@ -143,6 +182,17 @@ class SimulatedNode:
             return False
         return self._session is not None and self._session.registered.is_set()
 
+    async def unpublish_lost(self) -> int:
+        """What an operator does with raw volumes that the kubelet lost: unpublish them, and remove what it left."""
+        block = self.kubelet.disk.block
+        lost = [each for each in self.kubelet.lost_block_targets if each in self.driver.published]
+        for target in lost:
+            await self.kubelet.csi.unpublish(self.driver.published[target].volume_id, target)
+        for target in self.kubelet.lost_block_targets:
+            name, pod_uid = target.split("/")[-2:]
+            block.unmap(pod_uid, name)
+        return len(lost)
+
     def check_writers(self) -> None:
         """One writer per volume: sandboxes that hold a claim, and entries."""
         for kind, held in (("sandboxes", self._claims()), ("entries", self._entries())):
@@ -152,7 +202,13 @@ class SimulatedNode:
 
     def check_clean(self) -> None:
         """Nothing of any volume is left on the node."""
+        self.figures.unattached.extend(self.driver.unattached)
         leaks = self.figures.leaks
+        leaks.extend(f"bind {target}" for target in self._mount_points.binds)
+        leaks.extend(f"loop device on {path}" for path in self.kubelet.disk.block.loops)
+        leaks.extend(f"raw target {target}" for target in self.kubelet.disk.block.targets())
+        if self.kubelet.attachments is not None:
+            leaks.extend(f"attachment of {name}" for name in self.kubelet.attachments.all)
         leaks.extend(f"entry {name}" for name in self.places.entries())
         leaks.extend(f"published {target}" for target in self.driver.published)
         found = (each.target for each in self.kubelet.disk.find_all())
@@ -186,10 +242,12 @@ class SimulatedNode:
         return Counter(each.require().key.volume_id for each in scanned)
 
     def _claims(self) -> Counter[str]:
-        pods = (
-            self.kubelet.pods[uid].pod for uid in self.sandboxes.live if uid in self.kubelet.pods
-        )
-        return Counter(volume.handle for pod in pods for volume in pod.volumes)
+        pods = (self.sandboxes.pods[uid] for uid in self.sandboxes.live)
+        return Counter(volume.handle for pod in pods for volume in pod.volumes if not volume.block)
+
+    def _check_detach(self, handle: str) -> None:
+        if self._claims()[handle]:
+            self.figures.detached_in_use.append(f"{handle} was detached under its sandbox")
 
 
 def _is_mount_point(path: str) -> bool:

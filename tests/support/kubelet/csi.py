@@ -4,7 +4,7 @@ NodeGetCapabilities comes before most of them. If that fails, the kubelet treats
 effect, whatever the code: only the operation's own call can be "in progress".
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -75,12 +75,13 @@ class CsiClient:
         self._socket = socket
         self._heard = heard
         self._now_s = now_s
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
 
-    async def stage(self, volume: Volume, staging: str) -> None:
-        """NodeStageVolume."""
+    async def stage(self, volume: Volume, staging: str, publish_context: Mapping[str, str]) -> None:
+        """NodeStageVolume. `publish_context`: from the VolumeAttachment."""
         request = csi_pb2.NodeStageVolumeRequest(
             volume_id=volume.handle,
+            publish_context=publish_context,
             staging_target_path=staging,
             volume_capability=_capability(volume),
             volume_context=volume.context,
@@ -93,19 +94,26 @@ class CsiClient:
         await self._operate("NodeUnstageVolume", request, staging)
 
     async def publish(
-        self, volume: Volume, pod: Pod, staging: str, target: str, token: str
+        self,
+        volume: Volume,
+        pod: Pod,
+        staging: str,
+        target: str,
+        token: str,
+        publish_context: Mapping[str, str],
     ) -> None:
         """NodePublishVolume, with the pod's information and, if the volume wants it, a token."""
         context = {
             **volume.context,
             "csi.storage.k8s.io/pod.name": pod.uid,
             "csi.storage.k8s.io/pod.uid": pod.uid,
-            "csi.storage.k8s.io/ephemeral": "false",
+            "csi.storage.k8s.io/ephemeral": "true" if volume.ephemeral else "false",
         }
         if volume.republish:
             context["csi.storage.k8s.io/serviceAccount.tokens"] = token
         request = csi_pb2.NodePublishVolumeRequest(
             volume_id=volume.handle,
+            publish_context=publish_context,
             staging_target_path=staging,
             target_path=target,
             volume_capability=_capability(volume),
@@ -140,7 +148,7 @@ class CsiClient:
         async with self._connected() as stub:
             try:
                 await stub.NodeGetCapabilities(
-                    csi_pb2.NodeGetCapabilitiesRequest(), timeout=self._timeout_s
+                    csi_pb2.NodeGetCapabilitiesRequest(), timeout=self.timeout_s
                 )
             except grpc.aio.AioRpcError as error:
                 raise CapabilitiesUnknown(
@@ -151,7 +159,7 @@ class CsiClient:
     async def _call(self, stub: Any, method: str, request: Any, path: str) -> None:
         code, details = Code.OK, ""
         try:
-            await getattr(stub, method)(request, timeout=self._timeout_s)
+            await getattr(stub, method)(request, timeout=self.timeout_s)
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details() or ""
         answer = Answer(self._now_s(), method, request.volume_id, path, code, details)
@@ -166,7 +174,9 @@ class CsiClient:
 
 
 def _capability(volume: Volume) -> csi_pb2.VolumeCapability:
-    return csi_pb2.VolumeCapability(
-        mount=csi_pb2.VolumeCapability.MountVolume(fs_type=volume.fs_type),
-        access_mode=MODE(mode=MODE.SINGLE_NODE_WRITER),
-    )
+    access_mode = MODE(mode=MODE.SINGLE_NODE_WRITER)
+    if volume.block:
+        block = csi_pb2.VolumeCapability.BlockVolume()
+        return csi_pb2.VolumeCapability(block=block, access_mode=access_mode)
+    mount = csi_pb2.VolumeCapability.MountVolume(fs_type=volume.fs_type)
+    return csi_pb2.VolumeCapability(mount=mount, access_mode=access_mode)

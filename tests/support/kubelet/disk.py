@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.kubelet.block_disk import BlockDisk
 from tests.support.kubelet.mount_points import MountPoints
 from tests.support.kubelet.state import Pod, Volume
 
@@ -30,6 +31,8 @@ class Found:
     volume_name: str
     handle: str
     target: str
+    block: bool = False
+    ephemeral: bool = False
 
 
 class Disk:
@@ -39,6 +42,7 @@ class Disk:
         self._root = root
         self._driver = driver
         self._mount_points = mount_points
+        self.block = BlockDisk(root, driver, mount_points)
 
     def staging(self, handle: str) -> str:
         """The global mount of a volume."""
@@ -57,21 +61,18 @@ class Disk:
         """Make the global mount's directory and its vol_data.json."""
         path = self.staging(volume.handle)
         os.makedirs(path, 0o750, exist_ok=True)
-        self._save(path, volume.name, volume.handle)
+        self._save(path, volume)
 
     def save_target(self, pod: Pod, volume: Volume) -> None:
         """Make the target's parent and its vol_data.json. The target itself is the driver's to make."""
         path = self.target(pod.uid, volume.name)
         os.makedirs(os.path.dirname(path), 0o750, exist_ok=True)
-        self._save(path, volume.name, volume.handle)
+        self._save(path, volume)
 
     def saved_handle(self, path: str) -> str | None:
         """What vol_data.json beside a target or a global mount says; None without one."""
-        try:
-            data = json.loads((Path(path).parent / _DATA).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        return str(data["volumeHandle"])
+        data = self._saved(path)
+        return None if data is None else str(data["volumeHandle"])
 
     def remove(self, path: str) -> None:
         """removeMountDir: a mount point is left; else the directory, vol_data.json and their parent go."""
@@ -103,7 +104,9 @@ class Disk:
         shutil.rmtree(os.path.dirname(os.path.dirname(bound)), ignore_errors=True)
 
     def has_mounts(self, pod_uid: str) -> bool:
-        """Whether something is mounted on a target of the pod."""
+        """Whether something is mounted on a target of the pod, or a raw volume of it is linked."""
+        if any(uid == pod_uid for uid, _ in self.block.find_all()):
+            return True
         targets = (Path(self._root) / "pods" / pod_uid / "volumes").glob("*/*/mount")
         return any(self._mount_points.is_mount_point(str(target)) for target in targets)
 
@@ -116,9 +119,17 @@ class Disk:
         pods = Path(self._root) / "pods"
         for directory in sorted(pods.glob("*/volumes/kubernetes.io~csi/*")):
             target = str(directory / "mount")
-            handle = self.saved_handle(target)
+            data = self._saved(target)
+            if data is not None:
+                ephemeral = data["volumeLifecycleMode"] == "Ephemeral"
+                yield Found(
+                    directory.parents[2].name, directory.name, data["volumeHandle"], target,
+                    ephemeral=ephemeral,
+                )  # fmt: skip
+        for pod_uid, name in self.block.find_all():
+            handle = self.block.saved_handle(name)
             if handle is not None:
-                yield Found(directory.parents[2].name, directory.name, handle, target)
+                yield Found(pod_uid, name, handle, self.block.target(pod_uid, name), block=True)
 
     def staged_handles(self) -> Iterator[str]:
         """The volumes that have a global mount directory."""
@@ -128,6 +139,18 @@ class Disk:
             if handle is not None:
                 yield handle
 
-    def _save(self, path: str, volume_name: str, handle: str) -> None:
-        data = {"specVolID": volume_name, "volumeHandle": handle, "driverName": self._driver}
+    def _saved(self, path: str) -> dict[str, str] | None:
+        try:
+            data: dict[str, str] = json.loads((Path(path).parent / _DATA).read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+        return data
+
+    def _save(self, path: str, volume: Volume) -> None:
+        data = {
+            "specVolID": volume.name,
+            "volumeHandle": volume.handle,
+            "driverName": self._driver,
+            "volumeLifecycleMode": "Ephemeral" if volume.ephemeral else "Persistent",
+        }
         (Path(path).parent / _DATA).write_text(json.dumps(data), encoding="utf-8")

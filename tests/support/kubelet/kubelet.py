@@ -7,16 +7,19 @@ pod's volumes are unpublished when its containers are gone, whether or not its s
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from tests.support.kubelet.attach import Attachments, Controller, NotAttached
+from tests.support.kubelet.block_disk import NotRemoved
+from tests.support.kubelet.block_operations import NoBlockData, StillReferenced
 from tests.support.kubelet.clock import Clock
 from tests.support.kubelet.csi import Answer, CsiClient, OperationFailed
 from tests.support.kubelet.disk import Disk, Found, TargetNotRemoved
 from tests.support.kubelet.mount_points import MountPoints
-from tests.support.kubelet.operations import NoVolumeData, VolumeOperations
+from tests.support.kubelet.operations import ModeNotSupported, NoVolumeData, VolumeOperations
 from tests.support.kubelet.pending import ANY_POD, PendingOperations
 from tests.support.kubelet.state import Actual, ActualVolume, MountedPod, Pod, State, Volume
 
@@ -26,7 +29,10 @@ POD_SYNC_S = 10.0
 REPUBLISH_EVERY_S = 5.0
 """A real one: with every pod sync, 30 to 90 s apart. Sooner here, so that it meets more."""
 
-_FAILURES = (OperationFailed, NoVolumeData, TargetNotRemoved)
+_FAILURES = (
+    OperationFailed, NoVolumeData, TargetNotRemoved, NotAttached, ModeNotSupported, NoBlockData,
+    NotRemoved, StillReferenced,
+)  # fmt: skip
 
 
 class Runtime(Protocol):
@@ -63,8 +69,18 @@ class Kubelet:
         runtime: Runtime,
         on_answer: Callable[[Answer], None] = lambda _: None,
         timeout_s: float = 120,
+        controller: Controller | None = None,
+        force_detach_after_s: float | None = None,
+        lifecycle_modes: frozenset[str] = frozenset({"Persistent", "Ephemeral"}),
     ) -> None:
+        """`controller`: the CSIDriver says attachRequired, and that is who attaches."""
         self.clock = Clock()
+        self.attachments = (
+            Attachments(controller, self.clock, force_after_s=force_detach_after_s)
+            if controller is not None
+            else None
+        )
+        self._lifecycle_modes = lifecycle_modes
         self.journal: list[Answer] = []
         self.pods: dict[str, PodStatus] = {}
         self.wanted_bytes: dict[str, int] = {}
@@ -72,8 +88,10 @@ class Kubelet:
         self._mount_points = mount_points
         self._runtime = runtime
         self._on_answer = on_answer
-        self._csi = CsiClient(socket, self._heard, lambda: self.clock.now_s, timeout_s=timeout_s)
+        self.csi = CsiClient(socket, self._heard, lambda: self.clock.now_s, timeout_s=timeout_s)
         self._next_stats_s = STATS_EVERY_S
+        self.lost_block_targets: set[str] = set()
+        """Of raw volumes that a restarted kubelet did not find again (`_note_lost_block_volumes`)."""
         self._forget_everything()
 
     def add(self, pod: Pod) -> None:
@@ -112,11 +130,15 @@ class Kubelet:
 
     @property
     def empty(self) -> bool:
-        """Whether no pod is left, and no volume in the actual state."""
-        return not self.pods and not self.actual.volumes
+        """Whether no pod is left, no volume in the actual state, and none attached."""
+        attached = self.attachments is not None and self.attachments.all
+        return not (self.pods or self.actual.volumes or attached)
 
     async def turn(self) -> None:
         """One round of the reconciler and what comes beside it; then its time passes."""
+        if self.attachments is not None:
+            of_pods = [volume for each in self.pods.values() for volume in each.pod.volumes]
+            await self.attachments.turn(of_pods, self._volumes_in_use)
         self._mark_remounts()
         begun = [*self._unmounts(), *self._mounts(), *self._device_unmounts()]
         await asyncio.gather(*begun)
@@ -138,25 +160,54 @@ class Kubelet:
         Volumes of pods that are wanted are uncertain, as since Kubernetes 1.26. (1.20 left them out of the actual
         state until they were mounted again, and forgot them if their pod was deleted before.)
         """
+        known = self.actual
         self._forget_everything()
         for status in list(self.pods.values()):
             if status.deleted:
                 del self.pods[status.pod.uid]
         for found in list(self.disk.find_all()):
             await self._reconstruct(found)
+        self._note_lost_block_volumes(known)
 
     async def _reconstruct(self, found: Found) -> None:
         wanted = self.is_desired(found.pod_uid)
         pod = self.pods[found.pod_uid].pod if wanted else Pod(found.pod_uid, ())
-        volume = Volume(found.volume_name, found.handle)
-        if self._mount_points.is_mount_point(found.target):
+        volume = Volume(
+            found.volume_name, found.handle, block=found.block, ephemeral=found.ephemeral
+        )
+        if found.block or self._mount_points.is_mount_point(found.target):
             state = State.UNCERTAIN if wanted else State.MOUNTED
             there = self.actual.attach(volume)
-            there.device = state
+            if not found.ephemeral:
+                there.device = state
             there.pods[pod.uid] = MountedPod(pod, state, reconstructed=True)
         elif not wanted:  # "volume is not mounted": unpublished once, and never unstaged
             with contextlib.suppress(*_FAILURES):
                 await self._operations.unmount(pod, volume.name)
+
+    def _note_lost_block_volumes(self, known: Actual) -> None:
+        """A raw volume whose pod has no link yet is found by nobody: it is never unpublished, never unstaged."""
+        for name, there in known.volumes.items():
+            if there.volume.block:
+                lost = [uid for uid in there.pods if not self._is_known(uid, name)]
+                self.lost_block_targets.update(self.disk.block.target(uid, name) for uid in lost)
+
+    def _is_known(self, pod_uid: str, name: str) -> bool:
+        there = self.actual.volumes.get(name)
+        return self.is_desired(pod_uid) or (there is not None and pod_uid in there.pods)
+
+    def _volumes_in_use(self) -> Iterator[str]:
+        """volumesInUse of the node's status: what is desired, and what is globally mounted or uncertain."""
+        yield from (volume.name for _, volume in self._desired())
+        for name, there in self.actual.volumes.items():
+            if there.pods or there.device is not State.NOT_MOUNTED:
+                yield name
+
+    def _published_at(self, pod_uid: str, volume: Volume) -> str:
+        """The path of a pod's volume that containers get."""
+        if volume.block:
+            return self.disk.block.target(pod_uid, volume.name)
+        return self.disk.target(pod_uid, volume.name)
 
     def describe(self) -> str:
         """What is not as it should be, for a test that gives up."""
@@ -168,7 +219,7 @@ class Kubelet:
             for each in self.journal
         }
         paths = {
-            self.disk.target(uid, volume.name)
+            self._published_at(uid, volume)
             for uid in waiting
             for volume in self.pods[uid].pod.volumes
         }
@@ -180,7 +231,12 @@ class Kubelet:
     def _forget_everything(self) -> None:
         self.actual = Actual()
         self._pending = PendingOperations(self.clock)
-        self._operations = VolumeOperations(self.actual, self.disk, self._csi)
+        self._operations = VolumeOperations(
+            self.actual, self.disk, self.csi, self._publish_context, self._lifecycle_modes
+        )
+
+    def _publish_context(self, volume: Volume) -> Mapping[str, str]:
+        return {} if self.attachments is None else self.attachments.publish_context(volume)
 
     def _heard(self, answer: Answer) -> None:
         self.journal.append(answer)
@@ -275,9 +331,11 @@ class Kubelet:
         for there in list(self.actual.volumes.values()):
             for mounted in list(there.pods.values()):
                 if self._is_well(mounted):  # an error is a line in the log, and no more
-                    target = self.disk.target(mounted.pod.uid, there.volume.name)
+                    uid, name = mounted.pod.uid, there.volume.name
+                    is_block = there.volume.block
+                    path = (self.disk.block.mapped if is_block else self.disk.target)(uid, name)
                     with contextlib.suppress(OperationFailed):
-                        await self._csi.stats(there.volume, target)
+                        await self.csi.stats(there.volume, path)
 
     async def _start_pods(self) -> None:
         for status in list(self.pods.values()):
@@ -289,7 +347,7 @@ class Kubelet:
             status.next_sync_s = self.clock.now_s + POD_SYNC_S
 
     async def _start(self, pod: Pod) -> bool:
-        sources = {volume.name: self.disk.target(pod.uid, volume.name) for volume in pod.volumes}
+        sources = {volume.name: self._published_at(pod.uid, volume) for volume in pod.volumes}
         for volume_name, name in pod.sub_paths.items():
             try:
                 self.disk.make_sub_path(pod, volume_name, name)

@@ -17,20 +17,22 @@ class Sandboxes:
     def __init__(self, volumes_root: str) -> None:
         self._root = volumes_root
         self.live: dict[str, ExitStack] = {}
+        self.pods: dict[str, Pod] = {}
         self.containers: set[str] = set()
         self.sources: dict[str, dict[str, str]] = {}
         self.disk: Disk
 
     async def start(self, pod: Pod, sources: dict[str, str]) -> bool:
-        """Claim every volume, or none."""
+        """Claim every volume, or none. A raw device is no claim's: it is a container's by its path."""
         with ExitStack() as stack:
-            for volume in pod.volumes:
+            for volume in [each for each in pod.volumes if not each.block]:
                 target = self.disk.target(pod.uid, volume.name)
                 try:
                     stack.enter_context(fake_handler.sandbox(self._root, target, name=pod.uid))
                 except errors.CrustError:
                     return False
             self.live[pod.uid] = stack.pop_all()
+        self.pods[pod.uid] = pod
         self.containers.add(pod.uid)
         self.sources[pod.uid] = sources
         return True

@@ -5,13 +5,17 @@ unmounted when it is not. What is in no state is not there, to a kubelet: nothin
 """
 
 import enum
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Volume:
-    """A PersistentVolume of a CSI driver. `republish`: the CSIDriver says requiresRepublish, with tokens."""
+    """A volume of a CSI driver. `republish`: the CSIDriver says requiresRepublish, with tokens.
+
+    `block`: a PersistentVolume of volumeMode Block. `ephemeral`: an inline volume of a pod's own.
+    """
 
     name: str
     handle: str
@@ -19,6 +23,14 @@ class Volume:
     fs_type: str = "ext4"
     readonly: bool = False
     republish: bool = False
+    block: bool = False
+    ephemeral: bool = False
+
+    @classmethod
+    def inline(cls, pod_uid: str, name: str, context: Mapping[str, str]) -> "Volume":
+        """An inline volume of a pod, with the handle that a kubelet makes for it."""
+        digest = hashlib.sha256(f"{pod_uid}{name}".encode()).hexdigest()
+        return cls(name, f"csi-{digest}", context, ephemeral=True)
 
 
 @dataclass(frozen=True)
@@ -67,7 +79,7 @@ class ActualVolume:
 
 @dataclass
 class Actual:
-    """The actual state of the world."""
+    """The actual state of the world. An inline volume has a name of its own here: a test gives it one."""
 
     volumes: dict[str, ActualVolume] = field(default_factory=dict)
     forgotten: list[str] = field(default_factory=list)

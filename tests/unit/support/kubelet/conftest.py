@@ -22,15 +22,22 @@ class MountingDriver(FakeDriver):
     def __init__(self) -> None:
         super().__init__()
         self.leaves = ""
+        self.keeps_raw_targets = False
 
     async def NodePublishVolume(self, request, context):  # type: ignore[no-untyped-def]
         answer = await super().NodePublishVolume(request, context)
-        os.makedirs(request.target_path, exist_ok=True)
+        if request.volume_capability.HasField("block"):
+            open(request.target_path, "w").close()
+        else:
+            os.makedirs(request.target_path, exist_ok=True)
         return answer
 
     async def NodeUnpublishVolume(self, request, context):  # type: ignore[no-untyped-def]
         answer = await super().NodeUnpublishVolume(request, context)
-        if self.leaves:
+        if os.path.isfile(request.target_path):
+            if not self.keeps_raw_targets:
+                os.unlink(request.target_path)
+        elif self.leaves:
             open(f"{request.target_path}/{self.leaves}", "w").close()
         elif os.path.isdir(request.target_path):
             os.rmdir(request.target_path)
