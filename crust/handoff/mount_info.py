@@ -120,6 +120,8 @@ class CrustPart(_Model):
     """Absent: no limits."""
     decided_by: Annotated[str, Field(max_length=TEXT_MAX)] | None = None
     """What decided that the volume is deferred, for people."""
+    staged_by_driver: bool | None = None
+    """The driver called RuntimeStageVolume itself (KEP-2857); absent: it did not. Of no meaning to a runtime."""
     format: Format | None = None
     """Absent: no filesystem is made, whatever is on the device."""
     encryption: Literal["luks"] | None = None

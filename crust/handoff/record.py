@@ -73,6 +73,8 @@ class Record:
     published_at: datetime.datetime
     decided_by: str = ""
     """What decided that it is deferred, for people."""
+    staged_by_driver: bool = False
+    """The driver published the entry itself, by RuntimeStageVolume: calls about the volume pass to it."""
 
     @classmethod
     def of(
@@ -83,6 +85,7 @@ class Record:
         handler: volumes.HandlerName,
         *,
         decided_by: str = "",
+        staged_by_driver: bool = False,
     ) -> Self:
         """A new record (generation 1, published now), checked.
 
@@ -97,7 +100,16 @@ class Record:
             secrets={},
         )
         now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-        record = cls(key, target, handler, normal, 1, now, decided_by[: mount_info.TEXT_MAX])
+        record = cls(
+            key,
+            target,
+            handler,
+            normal,
+            1,
+            now,
+            decided_by[: mount_info.TEXT_MAX],
+            staged_by_driver,
+        )
         record.to_bytes()
         return record
 
@@ -228,6 +240,7 @@ def _model_of(record: Record) -> dict[str, Any]:
             "published_at": record.published_at,
             "limits": _limits_of(mount.io_limits),
             "decided_by": record.decided_by or None,
+            "staged_by_driver": record.staged_by_driver or None,
             **_guest_work_of(mount),
         },
     }
@@ -263,6 +276,7 @@ def _record_of(model: mount_info.MountInfo) -> Record:
         generation=part.generation,
         published_at=part.published_at,
         decided_by=part.decided_by or "",
+        staged_by_driver=bool(part.staged_by_driver),
     )
 
 

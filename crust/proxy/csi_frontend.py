@@ -17,6 +17,7 @@ from crust.host.process.bounded_calls import BoundedCalls
 from crust.proxy import policy, reservations
 from crust.proxy.backend import Backend, Caller
 from crust.proxy.deferred import DeferredVolumes, NoDeferredVolume
+from crust.proxy.driver_calls import STAGED, PublishCall
 from crust.proxy.publish import DeferredPublish
 from crust.proxy.targets import Targets
 from crust.proxy.unpublish import DeferredUnpublish
@@ -84,6 +85,7 @@ class CsiFrontend:
         self._targets = targets
         self.policy = decisions
         self._looks = BoundedCalls(limit=64)
+        self._publish_unflagged = passthrough.call(backend.channel, _NODE + "NodePublishVolume")
         self._forward = {
             name: passthrough.forward(backend.channel, _NODE + name) for name in _INSPECTED
         }
@@ -128,7 +130,7 @@ class CsiFrontend:
     ) -> bytes:
         decision = await self._decide(request)
         if not decision.defer:
-            return await self._host_publish(request, data, context)
+            return await self._host_publish(request, data, context, decision)
         key = self._key(request.volume_id)
         caller = _caller(context)
         response = await self.operations.run(
@@ -151,8 +153,10 @@ class CsiFrontend:
             known = self._deferred.find(target)
         except errors.CrustError:
             known = None  # the publish finds it again, and knows what exists
-        if known is not None and known.key.volume_id != request.volume_id:
-            known = None
+        if known is not None and (
+            known.key.volume_id != request.volume_id or known.staged_by_driver
+        ):
+            known = None  # whose driver staged it: it decides again
         try:
             return await self.policy.decide(
                 flag=request.defer_fs_ops,
@@ -171,36 +175,67 @@ class CsiFrontend:
             return await work()
 
     async def _host_publish(
-        self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, context: passthrough.Context
+        self,
+        request: csi_pb2.NodePublishVolumeRequest,
+        data: bytes,
+        context: passthrough.Context,
+        decision: policy.Decision,
     ) -> bytes:
-        target = request.target_path
+        key, target = (
+            self._unchecked_key(request.volume_id),
+            volumes.TargetPath(request.target_path),
+        )
         with (
-            self.operations.shared(self._unchecked_key(request.volume_id)),
-            self._deferred.operations.shared(volumes.TargetPath(target), "NodePublishVolume"),
-            self._deferred.passing_publish(target),
+            self.operations.shared(key),
+            self._deferred.operations.shared(target, "NodePublishVolume"),
         ):
             self._check_host_publish(request)
             if request.volume_capability.HasField("block"):
-                self._deferred.raw.passes(target)
-            return await self._pass("NodePublishVolume", data, context)
+                self._deferred.raw.passes(target.text)
+            call = PublishCall(key, decision.handler, _readonly(request), guarded=False)
+            was_staged = self._deferred.has(target)
+            try:
+                async with self._deferred.driver_calls.publishing(target.text, call):
+                    return await self._publish_unflagged(data, context)
+            except grpc.aio.AioRpcError as error:
+                if not was_staged and self._deferred.has(target):
+                    await self._take_staged_back(key, target, error)
+                raise
+
+    async def _take_staged_back(
+        self, key: volumes.VolumeKey, target: volumes.TargetPath, error: grpc.aio.AioRpcError
+    ) -> None:
+        """A driver that staged failed its publish: nothing may stay for which the CO gets a final code."""
+        if not outcome.is_final(error):
+            return
+        try:
+            await self._calls.unpublish.remove_staged(key, target)
+        except errors.CrustError:
+            raise outcome.answer("NodePublishVolume", error, outcome.Residue.EXISTS) from error
 
     def _check_host_publish(self, request: csi_pb2.NodePublishVolumeRequest) -> None:
         """Refuse a host mount if a deferred one has the device or the target."""
         target = volumes.TargetPath(request.target_path)  # unchecked: the driver checks it
-        if self._is_ours(target.text):
-            raise policy.AlreadyDeferred(target.text)
-        readonly = request.readonly or request.volume_capability.access_mode.mode in _READER_MODES
         key = self._unchecked_key(request.volume_id)
+        if self._is_deferred(target.text, key):
+            raise policy.AlreadyDeferred(target.text)
         self._deferred.check_unreserved(
-            reservations.Reservation(key, target, None, readonly), deferred=False
+            reservations.Reservation(key, target, None, _readonly(request)), deferred=False
         )
 
-    def _is_ours(self, target: str) -> bool:
-        """Whether the target is the proxy's. An entry that cannot be read is an error that a CO must not forget."""
+    def _is_deferred(self, target: str, key: volumes.VolumeKey) -> bool:
+        """Whether the target is the proxy's. An entry that cannot be read is an error that a CO must not forget.
+
+        What the volume's driver staged itself is the driver's to publish again.
+        """
         try:
-            return self._deferred.find(target) is not None or target in self._deferred.unfinished
+            record = self._deferred.find(target)
         except errors.CrustError as error:
             raise outcome.answer("NodePublishVolume", error, outcome.Residue.EXISTS) from error
+        if record is None:
+            return target in self._deferred.unfinished
+        is_drivers = record.staged_by_driver and record.key == key
+        return not (is_drivers or record.key.driver == STAGED)
 
     async def _node_unpublish(
         self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, context: passthrough.Context
@@ -281,9 +316,10 @@ class CsiFrontend:
         record = self._deferred.find(request.volume_path)
         if record is None and not request.defer_fs_ops:
             return await self._pass("NodeGetVolumeStats", data, context)
-        self._deferred.check_key(
-            self._deferred.expect(request.volume_path), self._key(request.volume_id)
-        )
+        record = self._deferred.expect(request.volume_path)
+        self._deferred.check_key(record, self._key(request.volume_id))
+        if record.staged_by_driver:  # it asks the Runtime API itself
+            return await self._pass("NodeGetVolumeStats", data, context)
         request.defer_fs_ops = True
         response = await self._backend.stats(request, _caller(context), context.time_remaining())
         return response.SerializeToString()
@@ -311,6 +347,9 @@ class CsiFrontend:
         key = self._key(request.volume_id)
         self._deferred.check_key(record, key)
         csi.capacity_range(request.capacity_range)
+        if record.staged_by_driver:
+            with self.operations.shared(key):
+                return await self._pass("NodeExpandVolume", data, context)
         request.defer_fs_ops = True
         request.volume_path = record.target.text
         caller = _caller(context)
@@ -354,6 +393,10 @@ def _parsed(kind: type[Request], answer: Answer[Request]) -> passthrough.UnaryBe
             return await passthrough.relay_status(context, error)
 
     return behave
+
+
+def _readonly(request: csi_pb2.NodePublishVolumeRequest) -> bool:
+    return request.readonly or request.volume_capability.access_mode.mode in _READER_MODES
 
 
 def _caller(context: passthrough.Context) -> Caller:

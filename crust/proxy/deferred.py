@@ -9,7 +9,6 @@ reads the directory first, not the index.
 import asyncio
 import datetime
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +22,7 @@ from crust.host.block.device_sets import DeviceSet
 from crust.host.process import workers
 from crust.proxy import reservations
 from crust.proxy.devices import Devices
+from crust.proxy.driver_calls import DriverCalls
 from crust.proxy.handoff_index import HandoffIndex, Known, keys_of
 from crust.proxy.raw_publishes import RawPublishes
 from crust.proxy.reservations import Reservation, ReservedByUnreadableEntry
@@ -88,8 +88,7 @@ class DeferredVolumes:
 
         After a start these are all that carry a guard.
         """
-        self.passing: Counter[str] = Counter()
-        """Targets of host publishes that a driver is carrying out now."""
+        self.driver_calls = DriverCalls()
         self.raw = RawPublishes(devices)
 
     async def look(self) -> tuple[Change, ...]:
@@ -120,6 +119,10 @@ class DeferredVolumes:
             if error is not None:
                 raise error
         return record
+
+    def has(self, target: volumes.TargetPath) -> bool:
+        """Whether there is an entry for the target, as far as the index knows; an unreadable one included."""
+        return self._index.get(target.digest) is not None
 
     def expect(self, target: str) -> Record:
         """The record for a target path; raises `NoDeferredVolume`."""
@@ -178,15 +181,6 @@ class DeferredVolumes:
         finally:
             with self._reserving:
                 self._reserved.remove(reservation)
-
-    @contextmanager
-    def passing_publish(self, target: str) -> Iterator[None]:
-        """A host publish is with the driver while the block runs."""
-        self.passing[target] += 1
-        try:
-            yield
-        finally:
-            self.passing -= Counter([target])
 
     def publish(self, record: Record) -> Record:
         """Publish the entry to the runtime; returns the record that exists afterwards. Blocks.

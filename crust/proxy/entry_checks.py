@@ -19,8 +19,8 @@ from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
+from crust.proxy.driver_calls import STAGED
 from crust.proxy.events import Event, Events
-from crust.proxy.stage import DRIVER as STAGED
 from crust.proxy.targets import Targets
 from crust.rpc.health import Health
 

@@ -26,6 +26,7 @@ from crust.proxy import devices, handler_admission, reservations
 from crust.proxy import targets as targets_module
 from crust.proxy.backend import Backend, Caller
 from crust.proxy.deferred import DeferredVolumes
+from crust.proxy.driver_calls import STAGED, PublishCall
 from crust.proxy.events import Event, Events
 from crust.proxy.handlers import Handler, Handlers
 from crust.proxy.policy import CannotDeferRawBlock, Decision
@@ -160,7 +161,10 @@ class DeferredPublish:
         if attempt.is_new:
             await self._mount_guard(wanted.target, attempt)
         try:
-            response = await backend.publish(request, caller)
+            response = await self._call_driver(backend, wanted, request, decision, caller)
+            if self._is_staged(wanted, response):
+                self._deferred.unfinished.discard(wanted.target.text)
+                return csi_pb2.NodePublishVolumeResponse()
             record = self._record(wanted, attempt, decision, handler, response)
             record, shared = await workers.run(self._place, record, attempt)
             self._deferred.remember(record, shared)
@@ -173,12 +177,34 @@ class DeferredPublish:
             operations.after_answer(lambda: _report(self._events, record, decision))
         return csi_pb2.NodePublishVolumeResponse()
 
+    async def _call_driver(
+        self,
+        backend: Backend,
+        wanted: _Wanted,
+        request: csi_pb2.NodePublishVolumeRequest,
+        decision: Decision,
+        caller: Caller,
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        call = PublishCall(wanted.key, decision.handler, wanted.readonly, guarded=True)
+        async with self._deferred.driver_calls.publishing(wanted.target.text, call):
+            return await backend.publish(request, caller)
+
+    def _is_staged(self, wanted: _Wanted, response: csi_pb2.NodePublishVolumeResponse) -> bool:
+        """Whether the driver has published the entry itself (`RuntimeStage`), with the checks of its own."""
+        if response.HasField("deferred_mount"):
+            return False
+        record = self._deferred.find(wanted.target.text)
+        if record is None or not record.staged_by_driver:
+            return False
+        handler_admission.check_answer(wanted.access, record.mount)
+        return True
+
     async def _look(
         self, backend: Backend, wanted: _Wanted, caller: Caller, attempt: _Attempt
     ) -> None:
         """Find out what exists at the target: an entry, or the guard mount of an interrupted attempt."""
         attempt.residue = Residue.EXISTS  # an entry that cannot be read raises here
-        attempt.known = self._deferred.find(wanted.target.text)
+        attempt.known = self._known(wanted.target)
         if attempt.known is not None:
             if attempt.known.key != wanted.key:
                 attempt.residue = Residue.NONE  # of the volume that is asked for
@@ -198,6 +224,11 @@ class DeferredPublish:
                 attempt.residue = await self._take_back(backend, wanted, caller)
             if attempt.residue is not Residue.NONE:
                 raise
+
+    def _known(self, target: volumes.TargetPath) -> Record | None:
+        """The entry's record; None too if nobody knew its volume, because its driver stages that again."""
+        record = self._deferred.find(target.text)
+        return None if record is not None and record.key.driver == STAGED else record
 
     def _look_at_target(self, target: volumes.TargetPath) -> Residue:
         self._targets.check_usable(target)
@@ -301,7 +332,7 @@ class DeferredPublish:
                 # the driver may still work on it: the guard stays, and the CO retries
                 self._deferred.unfinished.add(wanted.target.text)
                 return Residue.UNKNOWN
-            if attempt.residue is Residue.UNKNOWN:
+            if attempt.residue is Residue.UNKNOWN and not self._deferred.has(wanted.target):
                 # nothing existed before this attempt, and the driver left nothing
                 return await workers.run(self._remove_guard, wanted.target)
         return await self._take_back(backend, wanted, caller)
@@ -312,7 +343,10 @@ class DeferredPublish:
             volume_id=wanted.key.volume_id, target_path=wanted.target.text, defer_fs_ops=True
         )
         try:
-            return await self._unpublish.undo(backend, wanted.key, wanted.target, request, caller)
+            left = await self._unpublish.undo(backend, wanted.key, wanted.target, request, caller)
+            if left is Residue.NONE:
+                self._deferred.forget(wanted.target)  # a driver may have staged it
+            return left
         except (errors.CrustError, grpc.aio.AioRpcError) as failure:
             self._deferred.unfinished.add(wanted.target.text)
             extra = {"target": wanted.target.text, "error": failure}

@@ -1,9 +1,15 @@
 """Publishes and unpublishes entries for the Runtime API: staging as in the KEP.
 
-A driver that implements the KEP sends neither a driver name nor a volume id. Its volumes get a driver name of crust's
-and a volume id made from the target path, and the proxy identifies the device itself. The driver owns the target, so
-the proxy mounts no guard on it.
+A driver that implements the KEP sends neither a driver name nor a volume id, and the proxy identifies the device
+itself. If the proxy serves the driver's CSI socket, the CO's call says whose volume it is (`DriverCalls`): the entry
+gets the CO's key and a guard mount, and is the CO's to unpublish. Otherwise the volume gets a driver name of crust's
+and a volume id made from the target path; the driver owns the target, and the proxy mounts no guard on it.
+
+The entry comes before the guard: what is killed in between is an entry, whose guard the next look restores.
 """
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from crust import errors, operations, volumes
 from crust.handoff.record import Record
@@ -12,12 +18,12 @@ from crust.host.process import workers
 from crust.proxy import handler_admission
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
+from crust.proxy.driver_calls import STAGED, PublishCall
 from crust.proxy.handlers import Handlers
 from crust.proxy.targets import Targets
 from crust.wire.v1 import runtime_pb2, types_pb2
 
 _LIMIT_S = 120.0
-DRIVER = volumes.DriverName("runtime-api.crust.dev")
 
 
 class UnsupportedVolumeType(errors.InvalidRequest):
@@ -28,17 +34,6 @@ class UnsupportedVolumeType(errors.InvalidRequest):
             "the volume cannot be published to a runtime",
             why=f"its type is {number}, and only BLOCK (1) is supported",
             hint="send volume_type BLOCK and a block device's path",
-        )
-
-
-class StagedBehindProxy(errors.Refused):
-    """A driver publishes a volume to a runtime itself, in a call that came to it through the proxy."""
-
-    def __init__(self, target: str) -> None:
-        super().__init__(
-            f"the volume at {target} cannot be published by RuntimeStageVolume",
-            why="the proxy serves the driver's CSI socket, and would not know the volume that the CO names",
-            hint="put a crust shim in front of the driver, or let the CO call the driver directly",
         )
 
 
@@ -65,35 +60,65 @@ class RuntimeStage:
             raise UnsupportedVolumeType(request.volume_type.type)
         target = volumes.TargetPath.parse(request.volume_target_path, role="volume_target_path")
         self._targets.check_allowed(target)
-        if target.text in self._deferred.passing:
-            raise StagedBehindProxy(target.text)
+        calls = self._deferred.driver_calls
+        call = calls.publish_at(target.text)
+        # the CO's call holds the target: what its driver does meanwhile is a part of it
+        key = target if call is None else (target, call)
         await self._operations.run(
-            target,
+            key,
             "RuntimeStageVolume",
             request.SerializeToString(deterministic=True),
-            lambda: self._stage(target, request),
+            lambda: self._within(
+                call, lambda: self._stage(target, request, call or calls.abandoned_at(target.text))
+            ),
             limit_s=_LIMIT_S,
         )
 
     async def unstage(self, target: volumes.TargetPath) -> None:
-        """Unpublish an entry; OK if it is absent. Raises `HeldBySandbox`."""
+        """Unpublish an entry; OK if it is absent. Raises `HeldBySandbox`.
+
+        In an unpublish of the CO the proxy removes the entry itself, when the driver has answered.
+        """
+        calls = self._deferred.driver_calls
+        if calls.is_unpublishing(target.text):
+            return
+        call = calls.publish_at(target.text)
+        key = target if call is None else (target, call)
         # checked inside the operation: a stage whose caller has given up may still be creating the entry
         await self._operations.run(
-            target,
+            key,
             "RuntimeUnstageVolume",
             target,
-            lambda: self._unpublish(target),
+            lambda: self._within(call, lambda: self._unpublish(target, call)),
             limit_s=_LIMIT_S,
         )
 
+    async def _within(self, call: PublishCall | None, work: Callable[[], Awaitable[None]]) -> None:
+        if call is None:
+            return await work()
+        with call.staging():
+            return await work()
+
     async def _stage(
-        self, target: volumes.TargetPath, request: runtime_pb2.RuntimeStageVolumeRequest
+        self,
+        target: volumes.TargetPath,
+        request: runtime_pb2.RuntimeStageVolumeRequest,
+        call: PublishCall | None,
     ) -> None:
         known = self._deferred.find(target.text)
         # a retry keeps the first choice: a second handler may have registered since
-        handler = await self._handlers.choose(known.handler if known is not None else None)
+        if known is not None and call is not None and known.key.driver == STAGED:
+            # staged when nobody knew any more whose it was, e.g. after a restart
+            await self._remove(target)
+            known = None
+        named = call.handler if call is not None else None
+        handler = await self._handlers.choose(known.handler if known is not None else named)
         mount = await workers.run(self._mount_of, request)
-        record = Record.of(mount, _key(target), target, handler.name)
+        if call is None:
+            key = known.key if known is not None and known.staged_by_driver else _key(target)
+        else:
+            key, mount = call.key, replace(mount, readonly=mount.readonly or call.readonly)
+        record = Record.of(mount, key, target, handler.name, staged_by_driver=key.driver != STAGED)
         handler_admission.check(
             handler, fs_type=mount.fs_type, group=mount.group, readonly=record.readonly
         )
@@ -101,6 +126,15 @@ class RuntimeStage:
         with self._deferred.reserved(record, shared):
             published = await workers.run(self._publish, record, shared, is_new=known is None)
             self._deferred.remember(published, shared)
+        if record.staged_by_driver:
+            await self._guard(target)
+
+    async def _guard(self, target: volumes.TargetPath) -> None:
+        try:
+            await workers.run(self._targets.mount_guard, target)
+        except errors.CrustError:
+            await self._remove(target)
+            raise
 
     def _publish(self, record: Record, shared: DeviceSet, *, is_new: bool) -> Record:
         if is_new:
@@ -108,11 +142,17 @@ class RuntimeStage:
         self._targets.check_unmounted(record.mount.source, readonly=record.readonly, probe=is_new)
         return self._deferred.publish(record)
 
-    async def _unpublish(self, target: volumes.TargetPath) -> None:
+    async def _unpublish(self, target: volumes.TargetPath, call: PublishCall | None) -> None:
         record = self._deferred.find(target.text)
         if record is None:
             return
-        self._deferred.check_key(record, _key(target))
+        if not record.staged_by_driver:
+            self._deferred.check_key(record, _key(target))
+        await self._remove(target)
+        if record.staged_by_driver and (call is None or not call.guarded):
+            await workers.run(self._targets.unmount_guard, target)
+
+    async def _remove(self, target: volumes.TargetPath) -> None:
         entry = await workers.run(self._deferred.store.begin_unpublish, target)
         try:
             await workers.run(entry.complete)
@@ -132,7 +172,7 @@ class RuntimeStage:
 
 
 def _key(target: volumes.TargetPath) -> volumes.VolumeKey:
-    return volumes.VolumeKey(DRIVER, volumes.VolumeId(target.digest))
+    return volumes.VolumeKey(STAGED, volumes.VolumeId(target.digest))
 
 
 def _group_of(request: runtime_pb2.RuntimeStageVolumeRequest) -> volumes.GroupChange | None:

@@ -82,26 +82,39 @@ class PeerNotResponding(errors.PeerUnavailable):
 
 def forward(channel: grpc.aio.Channel, method: str) -> UnaryBehaviour:
     """A behaviour that passes a unary call through unchanged."""
+    passed = call(channel, method)
+
+    async def behave(request: bytes, context: Context) -> bytes:
+        try:
+            return await passed(request, context)
+        except grpc.aio.AioRpcError as error:
+            await relay_status(context, error)
+
+    return behave
+
+
+def call(channel: grpc.aio.Channel, method: str) -> UnaryBehaviour:
+    """The same, but the peer's status is raised (`grpc.aio.AioRpcError`), for its caller to relay."""
     peer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
 
     async def behave(request: bytes, context: Context) -> bytes:
         timeout_s = _shortened(context.time_remaining())
         began_s = time.monotonic()
-        call = peer(request, metadata=metadata_of(context), timeout=timeout_s)
+        running = peer(request, metadata=metadata_of(context), timeout=timeout_s)
         try:
-            initial = await call.initial_metadata()
+            initial = await running.initial_metadata()
             if len(initial):
                 await context.send_initial_metadata(_pairs(initial))
-            response: bytes = await call
-            context.set_trailing_metadata(_pairs(await call.trailing_metadata()))
+            response: bytes = await running
+            context.set_trailing_metadata(_pairs(await running.trailing_metadata()))
         except grpc.aio.AioRpcError as error:
             elapsed_s = time.monotonic() - began_s
             if timeout_s is not None and _ran_out(error, elapsed_s, timeout_s):
                 raise PeerNotResponding(method.rpartition("/")[2], elapsed_s) from error
-            await relay_status(context, error)
+            raise
         finally:
             # awaiting initial metadata does not cancel the call by itself when our caller goes away
-            call.cancel()
+            running.cancel()
         return response
 
     return behave

@@ -185,10 +185,10 @@ class SimulatedNode:
     async def unpublish_lost(self) -> int:
         """What an operator does with raw volumes that the kubelet lost: unpublish them, and remove what it left."""
         block = self.kubelet.disk.block
-        lost = [each for each in self.kubelet.lost_block_targets if each in self.driver.published]
+        lost = [each for each in block.lost if each in self.driver.published]
         for target in lost:
             await self.kubelet.csi.unpublish(self.driver.published[target].volume_id, target)
-        for target in self.kubelet.lost_block_targets:
+        for target in block.lost:
             name, pod_uid = target.split("/")[-2:]
             block.unmap(pod_uid, name)
         return len(lost)

@@ -35,6 +35,8 @@ class BlockDisk:
         self._driver = driver
         self._mount_points = mount_points
         self.loops: set[str] = set()
+        self.lost: set[str] = set()
+        """Targets that the kubelet does not know any more, by its own doing: nobody will ever unpublish them."""
 
     def staging(self, name: str) -> str:
         """Where the volume is staged."""

@@ -90,8 +90,6 @@ class Kubelet:
         self._on_answer = on_answer
         self.csi = CsiClient(socket, self._heard, lambda: self.clock.now_s, timeout_s=timeout_s)
         self._next_stats_s = STATS_EVERY_S
-        self.lost_block_targets: set[str] = set()
-        """Of raw volumes that a restarted kubelet did not find again (`_note_lost_block_volumes`)."""
         self._forget_everything()
 
     def add(self, pod: Pod) -> None:
@@ -190,7 +188,7 @@ class Kubelet:
         for name, there in known.volumes.items():
             if there.volume.block:
                 lost = [uid for uid in there.pods if not self._is_known(uid, name)]
-                self.lost_block_targets.update(self.disk.block.target(uid, name) for uid in lost)
+                self.disk.block.lost.update(self.disk.block.target(uid, name) for uid in lost)
 
     def _is_known(self, pod_uid: str, name: str) -> bool:
         there = self.actual.volumes.get(name)

@@ -130,7 +130,11 @@ class VolumeOperations:
             else:
                 await self._publish(volume, pod, token, publish_context)
         except OperationFailed as error:
-            self._note_forgotten(volume, self._actual.attach(volume).state_for(pod.uid), error)
+            state = self._actual.attach(volume).state_for(pod.uid)
+            self._note_forgotten(volume, state, error)
+            is_unknown = isinstance(error, CapabilitiesUnknown) and state is State.UNCERTAIN
+            if volume.block and is_unknown:
+                self._disk.block.lost.add(self._disk.block.target(pod.uid, volume.name))
             self._actual.mount_failed(volume, pod, is_final=error.is_final)
             raise
 

@@ -15,9 +15,8 @@ from crust.handoff import claims, layout
 from crust.rpc import channel
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, inspect_pb2, runtime_pb2, types_pb2
 from tests.support import node as nodes
-from tests.support.fake_driver import Gate
 from tests.support.fake_targets import FakeDevices
-from tests.support.node import Node, Places, until
+from tests.support.node import Node, Places
 from tests.support.refusals import refused
 
 Code = grpc.StatusCode
@@ -149,23 +148,6 @@ async def _next(watch: Any, kind: str) -> inspect_pb2.Event:
             event: inspect_pb2.Event = await watch.read()
             if event.kind == kind:
                 return event
-
-
-async def test_stage_of_a_driver_behind_the_proxy_is_refused(kata: Node) -> None:
-    """It would know the entry by another id than the CO uses: the pod could neither be protected nor deleted."""
-    target = kata.places.target("one")
-    gate = kata.driver.gates["NodePublishVolume"] = Gate()
-    publishing = asyncio.create_task(kata.co.publish("vol-1", target, defer=False))
-    await until(gate.entered)
-    stage = kata.runtime.RuntimeStageVolume(stage_request(target), timeout=10)
-    await refused(stage, Code.PERMISSION_DENIED, target, "shim")
-    gate.opened.set()
-    await publishing
-    await kata.runtime.RuntimeUnstageVolume(
-        runtime_pb2.RuntimeUnstageVolumeRequest(volume_target_path=target), timeout=10
-    )
-    await kata.co.unpublish("vol-1", target)
-    kata.check_untouched(target)
 
 
 def stage_request(target: str, **changes: Any) -> runtime_pb2.RuntimeStageVolumeRequest:

@@ -99,4 +99,4 @@ async def test_raw_volume_without_a_link_is_lost_by_a_restart(
         await simulated.kubelet.turn()
     assert simulated.methods() == LIFE[:2]
     target = f"{root}/kubelet/{BASE}/publish/pv-raw/pod-1"
-    assert simulated.kubelet.lost_block_targets == {target}
+    assert simulated.kubelet.disk.block.lost == {target}
