@@ -16,7 +16,7 @@ from crust import errors
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo import orphans
 from examples.kata.demo.kubelet import MOUNT, Kubelet
-from examples.kata.demo.node import HANDLER, Node
+from examples.kata.demo.node import HANDLER, Node, Vendor
 from examples.kata.runtime import messages
 from examples.kata.runtime.client import Client, Finished
 from examples.kata.vm import machine
@@ -109,13 +109,16 @@ class WholeNode:
 
 
 @asynccontextmanager
-async def whole_node() -> AsyncIterator[WholeNode]:
-    """A running node; asserts at the end that no loop device, mount or process of it remains."""
+async def whole_node(vendor: Vendor | None = None) -> AsyncIterator[WholeNode]:
+    """A running node; asserts at the end that no loop device, mount or process of it remains.
+
+    With `vendor` it has that driver, and no other.
+    """
     base = Path(tempfile.mkdtemp(prefix="crust-e2e-", dir="/tmp"))  # short, for sockets' names
     before = orphans.find(base)
-    node = Node(base)
+    node = Node(base, vendor)
     at = node.paths
-    kubelet = Kubelet(at.kubelet, at.csi_socket, at.inspect_socket)
+    kubelet = Kubelet(at.kubelet, at.csi_socket, at.inspect_socket, at.controller_socket)
     try:
         await node.start_all()
         await kubelet.wait_ready(HANDLER)

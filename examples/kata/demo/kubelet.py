@@ -1,6 +1,7 @@
 """The CO of the demo: the CSI calls of a kubelet and the sidecars, over the driver's socket."""
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 
+NODE_ID = "demo-node"
 TIMEOUT_S = 120.0
 START_TIMEOUT_S = 60.0
 _PROBE_INTERVAL_S = 0.2
@@ -51,20 +53,35 @@ MOUNT = capability()
 
 
 class Kubelet:
-    """Calls the proxy's CSI socket. `close` it."""
+    """Calls the proxy's CSI socket and, as the sidecars, the controller's. `close` it.
 
-    def __init__(self, root: Path, csi_socket: str, inspect_socket: str) -> None:
+    `parameters` are the StorageClass's, `secrets` its node-stage secrets; with `attaches` a volume is published to
+    the node before it is staged.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        csi_socket: str,
+        inspect_socket: str,
+        controller_socket: str = "",
+    ) -> None:
+        self.parameters: dict[str, str] = {}
+        self.secrets: dict[str, str] = {}
+        self.attaches = False
         self._root = root
-        options = [*channel.OPTIONS, ("grpc.service_config", json.dumps(_RETRIES))]
-        self._csi = grpc.aio.insecure_channel(channel.target_of(csi_socket), options=options)
+        self._published: dict[str, dict[str, str]] = {}
+        self._csi = _connect(csi_socket)
+        self._sidecars = _connect(controller_socket or csi_socket)
         self._inspect = channel.connect(inspect_socket)
         self._identity = csi_pb2_grpc.IdentityStub(self._csi)
-        self._controller = csi_pb2_grpc.ControllerStub(self._csi)
+        self._controller = csi_pb2_grpc.ControllerStub(self._sidecars)
         self._node = csi_pb2_grpc.NodeStub(self._csi)
 
     def staging(self, volume: csi_pb2.Volume) -> Path:
         """The staging path of a volume; the kubelet creates the directory."""
-        return self._root / "plugins" / "staging" / volume.volume_id / "globalmount"
+        name = hashlib.sha256(volume.volume_id.encode()).hexdigest()
+        return self._root / "plugins" / "staging" / name / "globalmount"
 
     def target(self, pod: str) -> Path:
         """The target path of a pod's volume; the kubelet creates its parent."""
@@ -112,6 +129,7 @@ class Kubelet:
         answer = await self._controller.CreateVolume(
             csi_pb2.CreateVolumeRequest(
                 name=name,
+                parameters=self.parameters,
                 capacity_range=csi_pb2.CapacityRange(required_bytes=size_bytes),
                 volume_capabilities=[capability],
                 volume_content_source=csi_pb2.VolumeContentSource(snapshot=source)
@@ -122,17 +140,34 @@ class Kubelet:
         )
         return answer.volume
 
+    async def attach(self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability) -> None:
+        """ControllerPublishVolume."""
+        answer = await self._controller.ControllerPublishVolume(
+            csi_pb2.ControllerPublishVolumeRequest(
+                volume_id=volume.volume_id,
+                node_id=NODE_ID,
+                volume_context=volume.volume_context,
+                volume_capability=capability,
+            ),
+            timeout=TIMEOUT_S,
+        )
+        self._published[volume.volume_id] = dict(answer.publish_context)
+
     async def stage(
         self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability = MOUNT
     ) -> None:
-        """NodeStageVolume."""
+        """NodeStageVolume, after the attach if there is one."""
+        if self.attaches:
+            await self.attach(volume, capability)
         self.staging(volume).mkdir(parents=True, exist_ok=True)
         await self._node.NodeStageVolume(
             csi_pb2.NodeStageVolumeRequest(
                 volume_id=volume.volume_id,
                 volume_context=volume.volume_context,
+                publish_context=self._published.get(volume.volume_id, {}),
                 staging_target_path=str(self.staging(volume)),
                 volume_capability=capability,
+                secrets=self.secrets,
             ),
             timeout=TIMEOUT_S,
         )
@@ -152,6 +187,7 @@ class Kubelet:
             csi_pb2.NodePublishVolumeRequest(
                 volume_id=volume.volume_id,
                 volume_context=volume.volume_context,
+                publish_context=self._published.get(volume.volume_id, {}),
                 staging_target_path=str(self.staging(volume)),
                 target_path=str(target),
                 volume_capability=capability,
@@ -199,13 +235,20 @@ class Kubelet:
         )
 
     async def unstage(self, volume: csi_pb2.Volume) -> None:
-        """NodeUnstageVolume."""
+        """NodeUnstageVolume, and the detach if there was an attach."""
         await self._node.NodeUnstageVolume(
             csi_pb2.NodeUnstageVolumeRequest(
                 volume_id=volume.volume_id, staging_target_path=str(self.staging(volume))
             ),
             timeout=TIMEOUT_S,
         )
+        if self.attaches:
+            await self._controller.ControllerUnpublishVolume(
+                csi_pb2.ControllerUnpublishVolumeRequest(
+                    volume_id=volume.volume_id, node_id=NODE_ID
+                ),
+                timeout=TIMEOUT_S,
+            )
 
     async def snapshot(self, volume: csi_pb2.Volume, name: str) -> str:
         """CreateSnapshot; returns its id."""
@@ -247,4 +290,10 @@ class Kubelet:
     async def close(self) -> None:
         """Close the channels."""
         await self._csi.close()
+        await self._sidecars.close()
         await self._inspect.close()
+
+
+def _connect(socket: str) -> grpc.aio.Channel:
+    options = [*channel.OPTIONS, ("grpc.service_config", json.dumps(_RETRIES))]
+    return grpc.aio.insecure_channel(channel.target_of(socket), options=options)

@@ -1,4 +1,8 @@
-"""One node: driver, shim, proxy and runtime as processes, all below one directory, each with its own log."""
+"""One node: driver, shim, proxy and runtime as processes, all below one directory, each with its own log.
+
+With `Vendor` the driver is another one than crust's, which knows nothing of deferral: the shim wraps it, and a second
+shim stands beside its controller.
+"""
 
 import asyncio
 import signal
@@ -13,10 +17,22 @@ STOP_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
+class Vendor:
+    """A driver that is not crust's: its name, and the module that runs it.
+
+    The module takes --socket, --state-dir and --node-id.
+    """
+
+    name: str
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodePaths:
     """The paths of the node, all below `base`."""
 
     base: Path
+    driver: str = DRIVER
 
     @property
     def kubelet(self) -> Path:
@@ -26,7 +42,12 @@ class NodePaths:
     @property
     def csi_socket(self) -> str:
         """The proxy's CSI socket, which the kubelet calls."""
-        return str(self.kubelet / "plugins" / DRIVER / "csi.sock")
+        return str(self.kubelet / "plugins" / self.driver / "csi.sock")
+
+    @property
+    def controller_socket(self) -> str:
+        """The socket that the CSI sidecars call: with a vendor's driver the controller's shim, else the proxy."""
+        return self.csi_socket if self.driver == DRIVER else str(self.base / "ctl" / "csi.sock")
 
     @property
     def shim_socket(self) -> str:
@@ -105,17 +126,19 @@ class Process:
 class Node:
     """The node's processes, by name: driver, shim, proxy, runtime."""
 
-    def __init__(self, base: Path) -> None:
-        self.paths = NodePaths(base)
+    def __init__(self, base: Path, vendor: Vendor | None = None) -> None:
+        self.paths = NodePaths(base, vendor.name if vendor else DRIVER)
+        self._vendor = vendor
         self.runtime_options: tuple[str, ...] = ()
         """More options of the runtime, from its next start on."""
         self._running: dict[str, Process] = {}
 
     async def start_all(self) -> None:
-        """Start driver, shim, proxy and runtime; each waits for the others, so the order does not matter."""
+        """Start driver, shims, proxy and runtime; each waits for the others, so the order does not matter."""
         self.paths.logs.mkdir(parents=True)
-        (self.paths.kubelet / "plugins" / DRIVER).mkdir(parents=True)
-        for name in ("driver", "shim", "proxy", "runtime"):
+        Path(self.paths.csi_socket).parent.mkdir(parents=True)
+        controller = ("controller",) if self._vendor else ()
+        for name in ("driver", *controller, "shim", "proxy", "runtime"):
             await self.start(name)
 
     async def start(self, name: str) -> None:
@@ -145,7 +168,16 @@ class Node:
         at = self.paths
         # kubelet and runtime of the demo live in this mount namespace, which `make` keeps private
         root = (f"--target-root={at.kubelet}", "--no-check-propagation")
+        if self._vendor and name == "driver":
+            return self._vendors_driver(self._vendor)
         return {
+            "controller": [
+                "crust",
+                "shim",
+                "--controller",
+                f"--socket={at.controller_socket}",
+                f"--driver-socket={at.driver_socket}",
+            ],
             "driver": [
                 "crust",
                 "driver",
@@ -171,7 +203,7 @@ class Node:
                 "proxy",
                 f"--run-dir={at.crust_run}",
                 f"--volumes-root={at.volumes}",
-                f"--driver={DRIVER},{at.csi_socket},{at.shim_socket}",
+                f"--driver={at.driver},{at.csi_socket},{at.shim_socket}",
                 *root,
             ],
             "runtime": [
@@ -183,3 +215,13 @@ class Node:
                 *self.runtime_options,
             ],
         }[name]
+
+    def _vendors_driver(self, vendor: Vendor) -> list[str]:
+        at = self.paths
+        Path(at.driver_socket).parent.mkdir(exist_ok=True)
+        return [
+            vendor.module,
+            f"--socket={at.driver_socket}",
+            f"--state-dir={at.base / 'pool'}",
+            "--node-id=demo-node",
+        ]

@@ -1,0 +1,89 @@
+"""A driver that knows nothing of crust, between two shims: its volumes are formatted, mounted and grown by guests."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from crust.host.mounts import mountinfo
+from crust.wire.csi.v1 import csi_pb2
+from examples.kata.demo.kubelet import capability
+from examples.kata.demo.node import Vendor
+from tests.support.foreign import cloud
+from tests.support.whole_node import MIB, WholeNode, whole_node
+
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(240),
+]
+BYTES = csi_pb2.VolumeUsage.BYTES
+CLOUD = Vendor(cloud.NAME, "tests.support.foreign.cloud")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def wrapped_node(guest_image: object, acceleration: object) -> AsyncIterator[WholeNode]:
+    """A node with a strict vendor's driver, and a StorageClass that defers."""
+    async with whole_node(CLOUD) as node:
+        node.kubelet.parameters = {"type": "ssd", "crust.dev/defer": "always"}
+        node.kubelet.secrets = {"token": cloud.TOKEN}
+        node.kubelet.attaches = True
+        yield node
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def node(wrapped_node: WholeNode) -> AsyncIterator[WholeNode]:
+    yield wrapped_node
+    await wrapped_node.tidy()
+
+
+@pytest.mark.parametrize("fs_type", ["ext4", "xfs"])
+async def test_new_volume_is_formatted_by_its_first_guest_and_kept_for_the_next(
+    node: WholeNode, fs_type: str
+) -> None:
+    wanted = capability(fs_type)
+    volume = await node.volume(size_bytes=320 * MIB, capability=wanted)
+    assert volume.volume_context["crust.dev/created-empty"] == "true"
+    target = await node.publish(volume, defer=False, capability=wanted)
+    await node.output("one", target, "echo kept > /data/file; sync")
+    assert fs_type in await node.output("one", target, "grep ' /data ' /proc/mounts")
+    assert not _host_mounts(node, fs_type)
+    await node.runtime.stop("one")
+    await node.unpublish(volume, target)
+    await node.kubelet.unstage(volume)
+
+    await node.kubelet.stage(volume, wanted)
+    again = await node.publish(volume, defer=False, capability=wanted)
+    assert await node.output("two", again, "cat /data/file") == "kept"
+
+
+async def test_growth_goes_by_the_driver_to_the_device_and_by_the_guest_to_the_filesystem(
+    node: WholeNode,
+) -> None:
+    volume = await node.volume(size_bytes=64 * MIB)
+    target = await node.publish(volume, defer=False)
+    await node.output("one", target, "true")
+    before = await node.kubelet.stats(volume, target)
+    assert await node.kubelet.expand(volume, target, 192 * MIB) == 192 * MIB
+    after = await node.kubelet.stats(volume, target)
+    assert after[BYTES].total - before[BYTES].total > 100 * MIB
+
+
+async def test_volume_of_the_same_driver_that_says_nothing_is_mounted_on_the_host(
+    node: WholeNode,
+) -> None:
+    node.kubelet.parameters = {"type": "ssd"}
+    try:
+        volume = await node.volume()
+        target = await node.publish(volume, defer=False)
+    finally:
+        node.kubelet.parameters = {"type": "ssd", "crust.dev/defer": "always"}
+    assert not volume.volume_context
+    Path(target, "file").write_text("on the host")
+    assert _host_mounts(node, "ext4")
+
+
+def _host_mounts(node: WholeNode, fs_type: str) -> list[str]:
+    mounts = mountinfo.below(str(node.daemons.paths.kubelet))
+    return [each.target for each in mounts if each.fs_type == fs_type]
