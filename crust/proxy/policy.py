@@ -9,9 +9,9 @@ runtime-class asks for the handler of the pod's RuntimeClass. If the settings na
 runtime, the publish is deferred, to the handler of that name; otherwise it is an ordinary host mount. A pod's answer
 cannot change, but it may not be known: then the publish is refused, and the CO retries.
 
-There is no fallback: a publish that is to be deferred is deferred, or it fails. What was decided for a target stays
-decided until it is unpublished. A raw block volume has no filesystem to defer: it passes through, except that the
-CO's flag for it is an error.
+There is no fallback: a publish that is to be deferred is deferred, or it fails. A repeated publish of a volume that
+is deferred at the target does not ask for the pod again, and one that says something else is refused. A raw block
+volume has no filesystem to defer: it passes through, except that the CO's flag for it is an error.
 """
 
 from collections.abc import Mapping
@@ -120,10 +120,6 @@ class Policy:
             return Decision(defer=True, handler=named, decider="the CO's flag defer_fs_ops")
         wanted = deferral_keys.defer(context)
         decider = f"the volume context, {deferral_keys.DEFER}={wanted.value}" if wanted else ""
-        if known is not None and wanted in (None, Defer.RUNTIME_CLASS):
-            return Decision(
-                defer=True, handler=named or known, decider="the publish that was decided before"
-            )
         if wanted is None and self._default is not None:
             wanted = self._default
             decider = f"the driver's default in the settings, defer={wanted.value}"
@@ -133,6 +129,10 @@ class Policy:
             )
         if wanted is Defer.ALWAYS:
             return Decision(defer=True, handler=named, decider=decider)
+        if known is not None:
+            return Decision(
+                defer=True, handler=known, decider="the pod's RuntimeClass, at the first publish"
+            )
         return await self._by_runtime_class(context, named, decider)
 
     async def _by_runtime_class(

@@ -62,7 +62,11 @@ async def around(places: Places) -> AsyncIterator[Around]:
 async def _registering(places: Places, handler: fake_handler.FakeHandler) -> AsyncIterator[None]:
     """Registered whenever there is a proxy."""
     request = registration.RegisterRequest(
-        volumes.HandlerName("kata"), "1", places.handler, fake_handler.FILESYSTEMS
+        volumes.HandlerName("kata"),
+        "1",
+        places.handler,
+        fake_handler.FILESYSTEMS,
+        fake_handler.ALL_FEATURES,
     )
     async with (
         service.serving(places.handler, handler),

@@ -120,13 +120,23 @@ async def test_runtime_class_without_access_to_the_api_is_refused_with_the_remed
         await decide(Policy(), {DEFER: "runtime-class", **POD})
 
 
-@pytest.mark.parametrize("context", [{}, {DEFER: "runtime-class", **POD}])
-async def test_what_was_decided_for_a_target_stays_decided(context: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("context", "default"),
+    [({DEFER: "runtime-class", **POD}, None), (POD, Defer.RUNTIME_CLASS)],
+)
+async def test_pod_of_a_deferred_volume_is_not_asked_for_again(
+    context: dict[str, str], default: Defer | None
+) -> None:
     away = errors.PeerUnavailable("away")
-    decision = await decide(by_class(away, Defer.NEVER), context, known=KATA)
-    assert decision == Decision(
-        defer=True, handler=KATA, decider="the publish that was decided before"
-    )
+    decision = await decide(by_class(away, default), context, known=KATA)
+    assert (decision.defer, decision.handler) == (True, KATA)
+
+
+@pytest.mark.parametrize("context", [{}, {DEFER: "never"}])
+async def test_volume_that_is_deferred_already_decides_nothing_for_another_request(
+    context: dict[str, str],
+) -> None:
+    assert not (await decide(Policy(), context, known=KATA)).defer
 
 
 @pytest.mark.parametrize("value", ["", "Always", "yes", "true", "a" * 500])

@@ -287,7 +287,7 @@ async def test_a_storage_class_that_says_neither_yes_nor_no(kata: Node) -> None:
         kata.co.publish("vol-1", target, defer=False, volume_context=context),
         Code.INVALID_ARGUMENT,
         "'sometimes'",
-        "'always' or 'never'",
+        "always, never, runtime-class",
         "StorageClass",
     )
     await never_reached_the_driver(kata, target)
