@@ -148,7 +148,11 @@ class GuardedTargets:
     def unmount_guard(self, target: volumes.TargetPath) -> None:
         """See `Targets`."""
         while self._guard_on(target):  # never another mount that is stacked on it
-            mount_api.unmount_one(target.text)
+            parent = target_paths.open_parent(target, self._roots)
+            try:
+                mount_api.unmount_one(target.text, parent=parent)
+            finally:
+                os.close(parent)
         self._own.pop(target.text, None)
         target_paths.remove_empty_below(target, self._roots)
         target_paths.remove(target, self._roots)

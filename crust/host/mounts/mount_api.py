@@ -165,11 +165,16 @@ def unmount(target: str) -> None:
             return
 
 
-def unmount_one(target: str) -> bool:
-    """Remove the topmost mount at `target`; False if there is none. Raises as `unmount` does."""
+def unmount_one(target: str, *, parent: int | None = None) -> bool:
+    """Remove the topmost mount at `target`; False if there is none. Raises as `unmount` does.
+
+    With a descriptor of the target's directory, `parent`, only the last name is looked up: no component above can be
+    exchanged for a link meanwhile. A descriptor of the mount itself would keep it busy.
+    """
+    path = target if parent is None else f"/proc/self/fd/{parent}/{os.path.basename(target)}"
     for look in range(_LOOKS_MAX):
         try:
-            syscalls.umount(target)
+            syscalls.umount(path)
         except OSError as err:
             if _is_gone(err, target):
                 return False

@@ -187,6 +187,28 @@ def test_another_mount_is_never_taken_for_the_guard_that_was_there(
         here.unmount_guard(target)
 
 
+def test_unmount_by_the_parents_descriptor_follows_no_link_that_took_its_place(
+    places: Places,
+) -> None:
+    """A directory above the target is exchanged after it was opened: what is mounted behind the link stays."""
+    ours, other = (Path(places.kubelet, name) for name in ("ours", "other"))
+    for directory in (ours, other):
+        (directory / "mount").mkdir(parents=True)
+        mount_api.mount_guard(f"{directory}/mount")
+    parent = os.open(ours, os.O_PATH | os.O_DIRECTORY)
+    moved = f"{ours}.moved"
+    try:
+        ours.rename(moved)
+        ours.symlink_to(other)
+        assert mount_api.unmount_one(f"{ours}/mount", parent=parent)
+        assert mountinfo.at(f"{other}/mount") is not None
+        assert mountinfo.at(f"{moved}/mount") is None
+    finally:
+        os.close(parent)
+        mount_api.unmount(f"{moved}/mount")
+        mount_api.unmount(f"{other}/mount")
+
+
 async def test_a_target_with_a_mount_on_it_is_refused_and_keeps_it(node: Node) -> None:
     target = node.places.target("one")
     os.mkdir(target)
