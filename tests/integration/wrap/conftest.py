@@ -115,7 +115,7 @@ class Wrapped:
         await self.daemons.aclose()
         self.daemons = AsyncExitStack()
         await asyncio.to_thread(self.driver.kill)
-        await asyncio.to_thread(_tidy, self.places.root)
+        await asyncio.to_thread(tidy, self.places.root)
         await asyncio.to_thread(shutil.rmtree, self.places.run)
         await asyncio.to_thread(self.driver.start)
         await self.start()
@@ -341,10 +341,10 @@ async def node_with(
             driver.release()
             await wrapped.shim.aclose()
             await wrapped.daemons.aclose()
-            await asyncio.to_thread(_tidy, root)
+            await asyncio.to_thread(tidy, root)
 
 
-def _tidy(root: str) -> None:
+def tidy(root: str) -> None:
     """Clean up after a failed test."""
     for mount in sorted(mountinfo.below(root), key=lambda each: -len(each.target)):
         mount_api.unmount(mount.target)
