@@ -43,6 +43,7 @@ _INSPECTED = (
     "NodeUnpublishVolume",
     "NodeGetVolumeStats",
     "NodeExpandVolume",
+    "NodeGetVolumeHealth",
 )
 T = TypeVar("T")
 Request = TypeVar("Request", bound=Message)
@@ -104,6 +105,7 @@ class Frontend:
             "NodeUnpublishVolume": _parsed(csi_pb2.NodeUnpublishVolumeRequest, self._unpublish),
             "NodeGetVolumeStats": _parsed(csi_pb2.NodeGetVolumeStatsRequest, self._stats),
             "NodeExpandVolume": _parsed(csi_pb2.NodeExpandVolumeRequest, self._expand),
+            "NodeGetVolumeHealth": _parsed(csi_pb2.NodeGetVolumeHealthRequest, self._health),
         }
         return passthrough.Passthrough(
             self._driver, {_NODE + name: each for name, each in own.items()}
@@ -197,9 +199,10 @@ class Frontend:
     async def _host_publish(
         self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, context: passthrough.Context
     ) -> bytes:
+        volume = await self._volume(request.volume_id, context)
+        self._staging.published_on_host(volume.paths.key, request.target_path)
         if not request.volume_capability.HasField("mount"):
             return await self._pass("NodePublishVolume", request.volume_id, data, context)
-        volume = await self._volume(request.volume_id, context)
         if not await asyncio.to_thread(private_directories.is_staged, volume.paths):
             return await self._pass("NodePublishVolume", request.volume_id, data, context)
         response = await self._run(
@@ -220,7 +223,9 @@ class Frontend:
                 "defer_fs_ops"
             )  # of a volume that the driver's older version deferred
             data = request.SerializeToString()
-        return await self._pass("NodeUnpublishVolume", request.volume_id, data, context)
+        answered = await self._pass("NodeUnpublishVolume", request.volume_id, data, context)
+        self._staging.unpublished_on_host(volume.paths.key, request.target_path)
+        return answered
 
     async def _stats(
         self, request: csi_pb2.NodeGetVolumeStatsRequest, data: bytes, context: passthrough.Context
@@ -253,6 +258,19 @@ class Frontend:
 
         size = await self._run(volume, request, work)
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size).SerializeToString()
+
+    async def _health(
+        self, request: csi_pb2.NodeGetVolumeHealthRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        """The driver is asked, with the paths that it knows; the proxy adds what the guest reports."""
+        volume = await self._volume(request.volume_id, context)
+        target = request.volume_publish_path
+        if await asyncio.to_thread(private_directories.has_leaf, volume.paths, target):
+            request.volume_publish_path = volume.paths.leaf(target)
+            if volume.stages:
+                request.staging_target_path = volume.paths.staging
+            data = request.SerializeToString()
+        return await self._pass("NodeGetVolumeHealth", None, data, context)
 
     async def _defers_itself(self, volume: Volume, context: passthrough.Context) -> bool:
         """Whether a flagged call goes to the driver's own deferral, and not to what an older version left wrapped."""

@@ -47,6 +47,17 @@ class PublishedAsBlock(errors.NotReady):
         )
 
 
+class PublishedOnHost(errors.NotReady):
+    """The volume cannot be staged as block while the host has it published."""
+
+    def __init__(self, key: volumes.VolumeKey, target: str) -> None:
+        super().__init__(
+            f"volume {key} cannot be deferred",
+            why=f"it is published on this host at {target}, and would have to be unstaged",
+            hint="stop the pod that has it there",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Volume:
     """The volume that a call is about, and whether its driver stages."""
@@ -62,6 +73,7 @@ class Staging:
     def __init__(self, inner: InnerNode) -> None:
         self._inner = inner
         self._requests: dict[volumes.VolumeKey, csi_pb2.NodeStageVolumeRequest] = {}
+        self._on_host: dict[volumes.VolumeKey, set[str]] = {}
 
     def remember(self, key: volumes.VolumeKey, request: csi_pb2.NodeStageVolumeRequest) -> None:
         """Keep a request of the CO that succeeded, in memory."""
@@ -70,6 +82,18 @@ class Staging:
     def forget(self, key: volumes.VolumeKey) -> None:
         """The volume is not staged any more."""
         self._requests.pop(key, None)
+        self._on_host.pop(key, None)
+
+    def published_on_host(self, key: volumes.VolumeKey, target: str) -> None:
+        """An ordinary publish has begun: while it is there, the volume must not be unstaged."""
+        self._on_host.setdefault(key, set()).add(target)
+
+    def unpublished_on_host(self, key: volumes.VolumeKey, target: str) -> None:
+        """An ordinary unpublish has succeeded."""
+        targets = self._on_host.get(key, set())
+        targets.discard(target)
+        if not targets:
+            self._on_host.pop(key, None)
 
     async def stage_as_block(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
         """NodeStageVolume as block, also if there is a record already: a reboot leaves it, and nothing else."""
@@ -106,9 +130,16 @@ class Staging:
         known = self._requests.get(volume.paths.key)
         if known is None:
             raise StageForgotten(volume.paths.key, "as a block device for a deferred mount")
+        await asyncio.to_thread(self._check_not_on_host, volume.paths.key)
         _log.info("staged again as block", extra={"volume": str(volume.paths.key)})
         await self._inner.unstage(request.volume_id, known.staging_target_path, volume.metadata)
         await self.stage_as_block(volume, known)
+
+    def _check_not_on_host(self, key: volumes.VolumeKey) -> None:
+        """Complete where it matters: whoever knows the stage has seen all publishes since."""
+        for target in sorted(self._on_host.get(key, ())):
+            if private_directories.is_mounted(target):
+                raise PublishedOnHost(key, target)
 
     async def ensure_mount(self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest) -> None:
         """Before a publish on the host: stage as the CO asked what is staged as block. Raises `StageForgotten`."""

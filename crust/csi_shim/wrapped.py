@@ -45,11 +45,15 @@ class WrappedVolumes:
         self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest
     ) -> csi_pb2.NodePublishVolumeResponse:
         """A deferred publish. Raises a check's error or the driver's status, in a branch that its residue allows."""
-        key = volume.paths.key
-        wanted = admission.admit(key.driver, request)
-        await self._staging.ensure_block(volume, request)
-        leaf = volume.paths.leaf(request.target_path)
-        is_new = not (await asyncio.to_thread(private_directories.look, leaf)).is_published
+        key, leaf = volume.paths.key, volume.paths.leaf(request.target_path)
+        there = await asyncio.to_thread(private_directories.look, leaf)
+        is_new = not there.is_published
+        try:
+            wanted = admission.admit(key.driver, request)
+            await self._staging.ensure_block(volume, request)
+        except (grpc.aio.AioRpcError, errors.CrustError) as error:
+            residue = Residue.EXISTS if there.mounts else Residue.NONE
+            raise outcome.answer("NodePublishVolume", error, residue) from error
         try:
             if is_new:
                 await self._publish_once(volume, request, leaf)

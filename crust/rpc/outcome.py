@@ -53,6 +53,7 @@ TABLE: Mapping[tuple[str, Branch, Residue], Branch] = MappingProxyType(
     {
         **_not_final_after("NodePublishVolume", (Residue.EXISTS, Residue.OTHER, Residue.UNKNOWN)),
         ("NodePublishVolume", errors.Conflict, Residue.OTHER): errors.Conflict,
+        **_not_final_after("NodeStageVolume", (Residue.EXISTS, Residue.UNKNOWN)),
         **{
             ("RuntimeExpandVolume", errors.NotReady, each): errors.PeerUnavailable
             for each in Residue

@@ -26,6 +26,7 @@ async def staged(node: Wrapped, name: str = "pvc-1") -> tuple[Volume, str]:
     return volume, node.target("one")
 
 
+@pytest.mark.spec("D-42")
 @pytest.mark.parametrize("badly", ["directory", "no device"])
 async def test_driver_that_publishes_no_device_is_named_and_undone(
     node: Wrapped, badly: str
@@ -183,6 +184,7 @@ async def test_statistics_of_a_deferred_volume_never_come_from_the_driver(node: 
     await node.unstage(volume)
 
 
+@pytest.mark.spec("D-41")
 async def test_access_mode_that_the_driver_refuses_for_mounts_does_not_become_block(
     cloud_node: Wrapped,
 ) -> None:

@@ -68,6 +68,7 @@ async def _rebooted(node: Wrapped) -> tuple[Volume, str]:
     return volume, target
 
 
+@pytest.mark.spec("D-43")
 async def test_stage_after_a_reboot_is_forwarded_although_its_record_is_there(
     node: Wrapped,
 ) -> None:

@@ -29,6 +29,7 @@ async def test_deferred_volume_from_stage_to_unstage(node: Wrapped) -> None:
     await node.check_gone(volume, target)
 
 
+@pytest.mark.spec("D-41")
 async def test_driver_is_asked_for_a_raw_block_volume_and_sees_no_key_of_crust(
     node: Wrapped,
 ) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -71,6 +72,7 @@ async def test_one_volume_in_turn_on_the_host_and_in_a_guest(undecided: Wrapped)
     await node.check_gone(volume, target)
 
 
+@pytest.mark.spec("D-44")
 @pytest.mark.parametrize("flag", [True, False], ids=["to block", "to mount"])
 async def test_after_a_restart_without_the_secrets_it_is_refused_until_the_pod_is_made_again(
     flag: bool,  # noqa: FBT001 - pytest's
@@ -108,6 +110,27 @@ async def test_stage_without_secrets_is_repeated_from_the_publish_after_a_restar
     await node.unpublish(volume, target)
     await node.unstage(volume)
     await node.check_gone(volume, target)
+
+
+@pytest.mark.spec("D-44")
+async def test_volume_that_the_host_has_is_not_unstaged_for_a_guest(cloud_node: Wrapped) -> None:
+    node = cloud_node
+    volume, one, two = await node.volume(context=NAMED), node.target("one"), node.target("two")
+    await node.stage(volume)
+    await node.publish(volume, one)
+    Path(one, "file").write_text("data", encoding="utf-8")
+    calls = node.driver.names()
+    await refused(
+        node.publish(volume, two, flag=True), Code.FAILED_PRECONDITION, "PublishedOnHost", one
+    )
+    assert node.driver.names() == calls
+    assert Path(one, "file").read_text(encoding="utf-8") == "data"
+    await node.unpublish(volume, one)
+    await node.publish(volume, two, flag=True)
+    await refused(node.publish(volume, one), Code.FAILED_PRECONDITION, two)
+    await node.unpublish(volume, two)
+    await node.unstage(volume)
+    await node.check_gone(volume, two)
 
 
 async def test_stage_that_fails_on_the_way_to_the_host_is_tried_again(undecided: Wrapped) -> None:

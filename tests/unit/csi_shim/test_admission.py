@@ -1,0 +1,206 @@
+"""What may be deferred, judged by the original request; and what the driver is asked in its place."""
+
+from typing import Any
+
+import pytest
+
+from crust import deferral_keys, errors, mount_options, volumes
+from crust.csi_shim import admission, as_block, private_paths, vendors
+from crust.csi_shim.admission import CannotBeDeferred
+from crust.csi_shim.private_paths import PrivatePaths
+from crust.host.mounts.mount_parameters import InvalidMountOption
+from crust.wire.csi.v1 import csi_pb2
+
+MODE = csi_pb2.VolumeCapability.AccessMode
+DRIVER = "csi.example.org"
+KEY = volumes.VolumeKey(volumes.DriverName(DRIVER), volumes.VolumeId("vol-1"))
+PATHS = PrivatePaths.of("/var/lib/kubelet", KEY)
+EMPTY = {"crust.dev/created-empty": "true"}
+
+
+def publish(
+    *, mode: int = MODE.SINGLE_NODE_WRITER, context: dict[str, str] | None = None, **fields: Any
+) -> csi_pb2.NodePublishVolumeRequest:
+    mount = {"fs_type": "ext4", **fields.pop("mount", {})}
+    return csi_pb2.NodePublishVolumeRequest(
+        volume_id="vol-1",
+        target_path="/var/lib/kubelet/pods/1/mount",
+        staging_target_path="/var/lib/kubelet/plugins/kubernetes.io/csi/x/globalmount",
+        volume_capability=csi_pb2.VolumeCapability(
+            mount=csi_pb2.VolumeCapability.MountVolume(**mount),
+            access_mode=MODE(mode=MODE.Mode.ValueType(mode)),
+        ),
+        volume_context=context or {},
+        **fields,
+    )
+
+
+@pytest.mark.parametrize("mode", [MODE.MULTI_NODE_MULTI_WRITER, MODE.MULTI_NODE_SINGLE_WRITER])
+def test_mode_under_which_several_nodes_write_is_refused(mode: int) -> None:
+    with pytest.raises(CannotBeDeferred, match="several nodes write"):
+        admission.admit(DRIVER, publish(mode=mode))
+
+
+@pytest.mark.parametrize(
+    ("mode", "readonly"),
+    [
+        (MODE.SINGLE_NODE_WRITER, False),
+        (MODE.SINGLE_NODE_SINGLE_WRITER, False),
+        (MODE.SINGLE_NODE_MULTI_WRITER, False),
+        (MODE.SINGLE_NODE_READER_ONLY, True),
+        (MODE.MULTI_NODE_READER_ONLY, True),
+    ],
+)
+def test_other_modes_are_admitted_and_readers_are_read_only(mode: int, *, readonly: bool) -> None:
+    assert admission.admit(DRIVER, publish(mode=mode)).readonly is readonly
+
+
+def test_raw_block_volume_is_refused() -> None:
+    request = publish()
+    request.volume_capability.block.SetInParent()
+    with pytest.raises(CannotBeDeferred, match="raw block"):
+        admission.admit(DRIVER, request)
+
+
+@pytest.mark.parametrize("row", vendors.NOT_DEFERRABLE, ids=lambda row: str(row.key))
+@pytest.mark.parametrize("where", ["volume_context", "publish_context"])
+def test_what_cannot_be_deferred_is_refused_by_its_key(
+    row: vendors.NotDeferrable, where: str
+) -> None:
+    value = next(iter(sorted(row.values)), "1")
+    request = publish()
+    getattr(request, where)[row.key] = value
+    with pytest.raises(CannotBeDeferred, match=row.key):
+        admission.admit(DRIVER, request)
+
+
+@pytest.mark.parametrize("fs_type", sorted(vendors.NETWORK_FILESYSTEMS))
+def test_filesystem_that_is_on_no_block_device_is_refused(fs_type: str) -> None:
+    with pytest.raises(CannotBeDeferred, match=fs_type):
+        admission.admit(DRIVER, publish(mount={"fs_type": fs_type}))
+
+
+def test_block_level_encryption_of_the_driver_is_no_reason() -> None:
+    context = {"encrypted": "true", "encryptionType": "block"}
+    assert admission.admit(DRIVER, publish(context=context)).fs_type == "ext4"
+
+
+def test_filesystem_is_the_capabilitys_or_ext4_or_what_azuredisk_says_in_its_context() -> None:
+    assert admission.admit(DRIVER, publish(mount={"fs_type": ""})).fs_type == "ext4"
+    context = {"fsType": "xfs"}
+    assert admission.admit(DRIVER, publish(context=context)).fs_type == "ext4"
+    assert admission.admit("disk.csi.azure.com", publish(context=context)).fs_type == "xfs"
+
+
+def test_xfs_is_mounted_with_nouuid_as_drivers_do() -> None:
+    found = admission.admit(DRIVER, publish(mount={"fs_type": "xfs", "mount_flags": ["noatime"]}))
+    assert found.options == ("noatime", "nouuid")
+    found = admission.admit(DRIVER, publish(mount={"fs_type": "xfs", "mount_flags": ["nouuid"]}))
+    assert found.options == ("nouuid",)
+
+
+def test_options_for_the_host_do_not_reach_the_guest() -> None:
+    flags = ["_netdev", "read_ahead_kb=4096", "directmount", "btrfs-bdi-read_ahead_kb=8", "discard"]
+    assert admission.admit(DRIVER, publish(mount={"mount_flags": flags})).options == ("discard",)
+    assert mount_options.for_guest(flags).options == ("discard",)
+
+
+def test_option_that_no_guest_knows_is_refused_by_name() -> None:
+    with pytest.raises(InvalidMountOption, match="frobnicate"):
+        admission.admit(DRIVER, publish(mount={"mount_flags": ["frobnicate=1"]}))
+
+
+def test_guest_formats_only_what_was_created_empty() -> None:
+    assert admission.admit(DRIVER, publish()).format is None
+    context = {**EMPTY, "crust.dev/ext4-reserved-percent": "1"}
+    found = admission.admit(DRIVER, publish(context=context))
+    assert found.format == volumes.GuestFormat(None, 1)
+
+
+@pytest.mark.parametrize(("key", "values"), vendors.NEVER_FORMAT, ids=lambda each: str(each)[:30])
+def test_key_that_says_otherwise_beats_created_empty(key: str, values: frozenset[str]) -> None:
+    context = {**EMPTY, key: next(iter(sorted(values)), "1")}
+    assert admission.admit(DRIVER, publish(context=context)).format is None
+
+
+def test_mount_option_for_what_is_there_beats_created_empty() -> None:
+    request = publish(context=EMPTY, mount={"mount_flags": ["directmount"]})
+    assert admission.admit(DRIVER, request).format is None
+
+
+@pytest.mark.parametrize("key", vendors.MKFS_OPTIONS)
+def test_options_of_mkfs_that_a_guest_cannot_follow_are_refused_by_name(key: str) -> None:
+    with pytest.raises(CannotBeDeferred, match=key):
+        admission.admit(DRIVER, publish(context={**EMPTY, key: "4096"}))
+    assert admission.admit(DRIVER, publish(context={key: "4096"})).format is None
+
+
+def test_partition_is_a_number() -> None:
+    assert admission.admit(DRIVER, publish(context={"partition": "3"})).partition == 3
+    assert admission.admit(DRIVER, publish(context={"partition": "0"})).partition is None
+    assert admission.admit(DRIVER, publish()).partition is None
+    with pytest.raises(deferral_keys.InvalidDeferKey, match="partition"):
+        admission.admit(DRIVER, publish(context={"partition": "one"}))
+
+
+def test_volume_without_an_id_is_refused() -> None:
+    request = publish()
+    request.volume_id = ""
+    with pytest.raises(errors.InvalidRequest, match="volume_id"):
+        admission.admit(DRIVER, request)
+
+
+def test_publish_as_block_differs_in_nothing_else() -> None:
+    context = {"crust.dev/defer": "always", "csi.storage.k8s.io/pod.name": "p", "vendor": "1"}
+    request = publish(
+        context=context, readonly=True, defer_fs_ops=True, secrets={"a": "b"},
+        publish_context={"devicePath": "/dev/x"},
+    )  # fmt: skip
+    block = as_block.publish(request, PATHS, staged=True)
+    assert block.volume_capability.WhichOneof("access_type") == "block"
+    assert not block.defer_fs_ops
+    assert not block.readonly
+    assert (block.target_path, block.staging_target_path) == (
+        PATHS.leaf(request.target_path), PATHS.staging,
+    )  # fmt: skip
+    assert dict(block.volume_context) == {"csi.storage.k8s.io/pod.name": "p", "vendor": "1"}
+    for name in ("target_path", "staging_target_path", "readonly", "defer_fs_ops"):
+        block.ClearField(name)
+        request.ClearField(name)
+    block.volume_capability.mount.CopyFrom(request.volume_capability.mount)
+    block.volume_context["crust.dev/defer"] = "always"
+    assert block == request
+
+
+def test_stage_that_is_made_of_a_publish_has_no_data_of_the_pod() -> None:
+    context = {"csi.storage.k8s.io/pod.name": "p", "vendor": "1", "crust.dev/defer": "never"}
+    stage = as_block.stage_of(publish(context=context, secrets={"a": "b"}))
+    assert dict(stage.volume_context) == {"vendor": "1", "crust.dev/defer": "never"}
+    assert not stage.secrets
+
+
+def test_private_paths_have_the_kubelets_form_and_depend_on_nothing_else() -> None:
+    above = "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices"
+    assert PATHS.staging.startswith(f"{above}/staging/crust-")
+    assert PATHS.published == PATHS.staging.replace("/staging/", "/publish/")
+    leaf = PATHS.leaf("/var/lib/kubelet/pods/1/mount")
+    assert leaf.startswith(f"{PATHS.published}/")
+    names = [PATHS.staging.rpartition("/")[2], leaf.rpartition("/")[2]]
+    assert [len(each) for each in names] == [46, 40]
+    assert not any(word in leaf for word in ("pvc-", "globalmount", "/mount"))
+    assert PrivatePaths.of("/var/lib/kubelet", KEY) == PATHS
+    assert PATHS.leaf("/other") != leaf
+    other = volumes.VolumeKey(volumes.DriverName("other"), KEY.volume_id)
+    assert PrivatePaths.of("/var/lib/kubelet", other).staging != PATHS.staging
+    assert private_paths.root("/k/") == "/k/plugins/kubernetes.io/csi/volumeDevices"
+
+
+def test_keys_and_ids_cannot_be_shifted_between_driver_and_volume() -> None:
+    one = volumes.VolumeKey(volumes.DriverName("a"), volumes.VolumeId("b\0c"))
+    two = volumes.VolumeKey(volumes.DriverName("a"), volumes.VolumeId("bc"))
+    assert PrivatePaths.of("/k", one) != PrivatePaths.of("/k", two)
+
+
+def test_driver_that_fails_at_node_expand_of_block_is_not_called() -> None:
+    assert not vendors.expands_at_node("linstor.csi.linbit.com")
+    assert vendors.expands_at_node(DRIVER)
