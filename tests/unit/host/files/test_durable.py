@@ -194,6 +194,24 @@ def test_remove_syncs_the_directory_after_the_name_is_gone(tmp_path: Path) -> No
     assert steps == [("name", str(tmp_path / "a")), ("sync", str(tmp_path))]
 
 
+def test_make_directory_syncs_the_name_of_a_new_one(tmp_path: Path) -> None:
+    with recorded() as steps:
+        durable.make_directory(tmp_path / "d", 0o700)
+    assert steps == [("sync", str(tmp_path))]
+
+
+def test_publish_directory_syncs_the_names_in_it_before_its_own_and_that_after(
+    tmp_path: Path,
+) -> None:
+    aside, final = tmp_path / ".new", tmp_path / "final"
+    durable.make_staging(aside, 0o700)
+    with recorded() as steps:
+        durable.write_staged(aside / "record", b"content")
+        durable.publish_directory(aside, final)
+    expected = [("sync", aside / "record"), ("sync", aside), ("name", final), ("sync", tmp_path)]
+    assert steps == [(what, str(path)) for what, path in expected]
+
+
 def test_publish_directory_replaces_only_an_empty_directory(tmp_path: Path) -> None:
     for name in ("one", "two"):
         durable.make_staging(tmp_path / name, 0o700)

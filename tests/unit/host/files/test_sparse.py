@@ -38,6 +38,14 @@ def test_create_and_grow_sync_the_image_and_its_name(tmp_path: Path) -> None:
     assert steps == [("sync", image)]
 
 
+def test_remove_syncs_the_directory_after_the_name_is_gone(tmp_path: Path) -> None:
+    image = str(tmp_path / "a.img")
+    sparse.create(image, 1 << 20)
+    with recorded() as steps:
+        sparse.remove(image)
+    assert steps == [("name", image), ("sync", str(tmp_path))]
+
+
 def test_an_image_is_a_hole_until_a_byte_is_written_and_when_it_is_punched_again(
     tmp_path: Path,
 ) -> None:
