@@ -33,6 +33,8 @@ _UNFINISHED = re.compile(r"(\d+) +(\w+)\((.*) <unfinished \.\.\.>$")
 _RESUMED = re.compile(r"(\d+) +<\.\.\. (\w+) resumed>(.*)$")
 _KIND_OF_DEVICE = re.compile(r"<(?:block|char) \d+:\d+>")
 _DESCRIPTOR = re.compile(r"\d+<([^>]*)>")
+_BELOW_THE_POOL = re.compile(r'"/proc/self/fd/\d+/')
+"""The driver reaches its pool by a descriptor of the directory, and nothing else by a path like this."""
 _TEXT = re.compile(r'"([^"]*)"')
 _NOT_KEPT = ("records.reserve", "tools.lock", "driver.lock")
 
@@ -58,12 +60,12 @@ def run(argv: Sequence[str], trace: Path) -> None:
     subprocess.run([*strace, *argv], check=True, timeout=300)
 
 
-def events(trace: Iterable[str]) -> list[Event]:
+def events(trace: Iterable[str], pool: str) -> list[Event]:
     """The successful calls that write, name or sync, in the order in which they ended."""
     begun: dict[tuple[str, str], tuple[int, str]] = {}
     found: list[Event] = []
     for number, line in enumerate(trace):
-        line = _KIND_OF_DEVICE.sub("", line)
+        line = _BELOW_THE_POOL.sub(f'"{pool}/', _KIND_OF_DEVICE.sub("", line))
         began = number
         if match := _UNFINISHED.match(line):
             begun[match[1], match[2]] = (number, match[3])

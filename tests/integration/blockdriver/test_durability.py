@@ -34,7 +34,7 @@ def traced(home: Path, fs_type: str, trace: Path) -> list[Event]:
     argv = (sys.executable, "-m", "tests.support.traced_life", str(home), fs_type)
     sync_trace.run(argv, trace)
     with trace.open(encoding="utf-8") as lines:
-        return sync_trace.events(lines)
+        return sync_trace.events(lines, f"{home}/state")
 
 
 def late(home: Path, happened: list[Event], *known: str) -> list[str]:

@@ -33,7 +33,7 @@ LIFE = (START, *IMAGE_MADE, *RECORD_WRITTEN, *FORMATTED, *RECORD_WRITTEN, ANSWER
 
 
 def late(*lines: str) -> list[str]:
-    return list(sync_trace.late(POOL, sync_trace.events(lines)))
+    return list(sync_trace.late(POOL, sync_trace.events(lines, POOL)))
 
 
 def test_a_life_in_which_each_step_is_synced_breaks_no_rule() -> None:

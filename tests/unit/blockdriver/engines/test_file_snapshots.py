@@ -14,28 +14,28 @@ SIZE = 8192
 IMAGE = Image("snap", volumes.VolumeId("v"), SIZE)
 
 
-def take(snapshots: FileSnapshots, volume: str, device: str) -> None:
+def take(snapshots: FileSnapshots, volume: Path, device: str) -> None:
     snapshots.take(IMAGE, volume, device)
 
 
-def moved_on(snapshots: FileSnapshots, volume: str, device: str) -> None:
+def moved_on(snapshots: FileSnapshots, volume: Path, device: str) -> None:
     snapshots.moved_on(IMAGE, volume, device)
 
 
-def clone(snapshots: FileSnapshots, volume: str, device: str) -> None:
-    target = f"{volume}.copy"
+def clone(snapshots: FileSnapshots, volume: Path, device: str) -> None:
+    target = volume.with_suffix(".copy")
     snapshots.clone(volume, device, target, source_bytes=SIZE, size_bytes=SIZE)
 
 
 @pytest.mark.parametrize("call", [take, moved_on, clone])
 def test_the_device_is_written_back_before_its_file_is_copied_or_compared(
-    tmp_path: Path, call: Callable[[FileSnapshots, str, str], None]
+    tmp_path: Path, call: Callable[[FileSnapshots, Path, str], None]
 ) -> None:
     volume, device, snapshot = (tmp_path / name for name in ("v.img", "device", "snap.snap"))
     for path in (volume, device, snapshot):
         path.write_bytes(b"x" * SIZE)
-    snapshots = FileSnapshots(str(tmp_path))
-    snapshots.by_reference = False
+    snapshots = FileSnapshots(tmp_path)
+    assert snapshots.by_reference in (True, False)  # tried before the calls are recorded
     with recorded() as steps:
-        call(snapshots, str(volume), str(device))
+        call(snapshots, volume, str(device))
     assert steps[0] == ("sync", str(device))

@@ -1,0 +1,262 @@
+"""What is left of a directory after a power cut, at each point of a run: a model of files and names.
+
+`recorded` watches this process. Durable are a file's content as of its last fsync, and a directory's names as of its
+own. Everything else is lost: a file whose name was synced and its content was not is empty, a removed name whose
+directory was not synced is back. With `names_survive` all names are as they are when the power goes, as most
+filesystems' journals have it at some moment; contents that were not synced are lost just the same.
+
+What the kernel and other programs write, to a loop device or a mounted filesystem, the model does not see. When a
+program ended, a filesystem was unmounted, or something on it was synced, all files are durable as they are:
+`sync_trace` shows that programs sync what they write.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crust.host.mounts import mount_api
+from crust.host.process import commands
+
+Tree = dict[str, Path | None]
+"""Relative paths: a file's saved content, None for a directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The state after a power cut, when so many marks had been set."""
+
+    tree: Tree
+    marks: int
+
+    def rebuild(self, root: Path) -> None:
+        """Make the directory `root` hold what is left."""
+        root.mkdir(mode=0o700)
+        for path, content in sorted(self.tree.items()):
+            if content is None:
+                (root / path).mkdir(mode=0o700)
+            else:
+                copy_sparse(content, root / path)
+
+
+@dataclass
+class _File:
+    saved: Path
+    """The content as of the last sync; empty until then."""
+
+
+@dataclass
+class Recorder:
+    """The names and contents below `root`, now and durably."""
+
+    root: Path
+    store: Path
+    names_survive: bool
+    cuts: list[Cut] = field(default_factory=list)
+    _marks: int = 0
+    _now: dict[str, _File | None] = field(default_factory=dict)
+    _durable: dict[str, dict[str, _File | None]] = field(default_factory=dict)
+    _count: int = 0
+    _guard: threading.RLock = field(default_factory=threading.RLock)
+
+    def mark(self) -> None:
+        """A call was answered: from here on its work must survive."""
+        with self._guard:
+            self._marks += 1
+            self.cuts.append(Cut(self._tree(), self._marks))
+
+    def synced(self, path: str) -> None:
+        """An fsync of `path` has ended."""
+        with self._guard:
+            relative = self._relative(path)
+            if relative is None:
+                self.all_synced()
+            elif os.path.isdir(path):
+                self._durable[relative] = {
+                    name: each
+                    for name, each in self._now.items()
+                    if os.path.dirname(name) == relative
+                }
+            elif (file := self._now.get(relative)) is not None:
+                file.saved = self._save(path)
+            self._changed()
+
+    def all_synced(self) -> None:
+        """What other programs, or the kernel, wrote is durable."""
+        with self._guard:
+            for path, file in self._now.items():
+                if file is not None and path.endswith(".img"):
+                    file.saved = self._save(str(self.root / path))
+            self._changed()
+
+    def named(self, path: str, *, source: str = "", linked: bool = False) -> None:
+        """`path` exists now: made, or renamed or linked from `source`."""
+        with self._guard:
+            relative = self._relative(path)
+            if not relative:
+                return
+            if source:
+                old = self._relative(source)
+                assert old is not None, f"{source} comes from outside"
+                self._now[relative] = self._now[old] if linked else self._now.pop(old)
+            elif os.path.isdir(path):
+                self._now[relative] = None
+            elif relative not in self._now:
+                self._now[relative] = _File(self._blob())
+            self._changed()
+
+    def unnamed(self, path: str) -> None:
+        """`path` is gone."""
+        with self._guard:
+            relative = self._relative(path)
+            if relative is not None and relative in self._now:
+                del self._now[relative]
+                self._changed()
+
+    def _relative(self, path: str) -> str | None:
+        # The driver reaches its pool by a descriptor of the directory.
+        path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        if path == str(self.root):
+            return ""
+        return path[len(str(self.root)) + 1 :] if path.startswith(f"{self.root}/") else None
+
+    def _blob(self) -> Path:
+        self._count += 1
+        blob = self.store / str(self._count)
+        blob.touch(mode=0o600)
+        return blob
+
+    def _save(self, path: str) -> Path:
+        blob = self._blob()
+        blob.unlink()
+        copy_sparse(Path(path), blob)
+        return blob
+
+    def _tree(self) -> Tree:
+        found: Tree = {}
+        if self.names_survive:
+            return {path: None if each is None else each.saved for path, each in self._now.items()}
+        pending = [""]
+        while pending:
+            directory = pending.pop()
+            for path, each in self._durable.get(directory, {}).items():
+                found[path] = None if each is None else each.saved
+                if each is None:
+                    pending.append(path)
+        return found
+
+    def _changed(self) -> None:
+        tree = self._tree()
+        if not self.cuts or self.cuts[-1].tree != tree:
+            self.cuts.append(Cut(tree, self._marks))
+
+
+@contextmanager
+def recorded(root: Path, store: Path, *, names_survive: bool) -> Iterator[Recorder]:
+    """Watch what this process does to the directory `root`, which does not exist yet."""
+    recorder = Recorder(root, store, names_survive)
+    with pytest.MonkeyPatch.context() as patched:
+        for name, wrap in (
+            ("fsync", _sync), ("open", _open), ("mkdir", _mkdir), ("rename", _rename), ("link", _link),
+            ("unlink", _unlink), ("rmdir", _unlink),
+        ):  # fmt: skip
+            patched.setattr(os, name, wrap(recorder, getattr(os, name)))
+        patched.setattr(commands, "run", _program(recorder, commands.run))
+        patched.setattr(mount_api, "unmount", _unmount(recorder, mount_api.unmount))
+        yield recorder
+
+
+Real = Callable[..., Any]
+
+
+def _sync(recorder: Recorder, real: Real) -> Real:
+    def called(fd: int) -> None:
+        real(fd)
+        recorder.synced(os.readlink(f"/proc/self/fd/{fd}"))
+
+    return called
+
+
+def _open(recorder: Recorder, real: Real) -> Real:
+    def called(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        fd: int = real(path, flags, *args, **kwargs)
+        if flags & os.O_CREAT:
+            recorder.named(os.fspath(path))
+        return fd
+
+    return called
+
+
+def _mkdir(recorder: Recorder, real: Real) -> Real:
+    def called(path: Any, *args: Any, **kwargs: Any) -> None:
+        real(path, *args, **kwargs)
+        recorder.named(os.fspath(path))
+
+    return called
+
+
+def _rename(recorder: Recorder, real: Real) -> Real:
+    def called(source: Any, target: Any) -> None:
+        real(source, target)
+        recorder.named(os.fspath(target), source=os.fspath(source))
+
+    return called
+
+
+def _link(recorder: Recorder, real: Real) -> Real:
+    def called(source: Any, target: Any) -> None:
+        real(source, target)
+        recorder.named(os.fspath(target), source=os.fspath(source), linked=True)
+
+    return called
+
+
+def _unlink(recorder: Recorder, real: Real) -> Real:
+    def called(path: Any, *args: Any, **kwargs: Any) -> None:
+        real(path, *args, **kwargs)
+        recorder.unnamed(os.fspath(path))
+
+    return called
+
+
+def _program(
+    recorder: Recorder, real: Callable[..., Awaitable[Any]]
+) -> Callable[..., Awaitable[Any]]:
+    async def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await real(*args, **kwargs)
+        finally:
+            await asyncio.to_thread(recorder.all_synced)
+
+    return called
+
+
+def _unmount(recorder: Recorder, real: Real) -> Real:
+    def called(target: str) -> None:
+        real(target)
+        recorder.all_synced()
+
+    return called
+
+
+def copy_sparse(source: Path, target: Path) -> None:
+    """Copy a file's data, size and mode, and none of its holes."""
+    with source.open("rb") as old, target.open("wb") as new:
+        size = os.fstat(old.fileno()).st_size
+        new.truncate(size)
+        end = 0
+        while end < size:
+            try:
+                start = os.lseek(old.fileno(), end, os.SEEK_DATA)
+            except OSError:  # a hole up to the end
+                break
+            end = os.lseek(old.fileno(), start, os.SEEK_HOLE)
+            new.seek(start)
+            new.write(os.pread(old.fileno(), end - start, start))
+    target.chmod(source.stat().st_mode & 0o777)
