@@ -41,6 +41,17 @@ def publish(
     return rewritten
 
 
+def publish_of(request: csi_pb2.NodeStageVolumeRequest) -> csi_pb2.NodePublishVolumeRequest:
+    """A publish of a staged volume that is for the shim alone, with the CO's staging path as its target."""
+    return csi_pb2.NodePublishVolumeRequest(
+        volume_id=request.volume_id,
+        publish_context=request.publish_context,
+        target_path=request.staging_target_path,
+        volume_capability=request.volume_capability,
+        volume_context=request.volume_context,
+    )
+
+
 def expand(
     request: csi_pb2.NodeExpandVolumeRequest, paths: PrivatePaths, volume_path: str, *, staged: bool
 ) -> csi_pb2.NodeExpandVolumeRequest:

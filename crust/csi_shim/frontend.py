@@ -253,8 +253,7 @@ class Frontend:
                 return await self._wrapped.expand(volume, request, driver_expands=expands)
             if not expands:
                 return request.capacity_range.required_bytes
-            path = volume.paths.staging  # nothing is published yet: the guest grows at its mount
-            return (await self._wrapped.expand_device(volume, request, path)).capacity_bytes
+            return await self._wrapped.expand_staged(volume, request)
 
         size = await self._run(volume, request, work)
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size).SerializeToString()

@@ -79,6 +79,10 @@ class Staging:
         """Keep a request of the CO that succeeded, in memory."""
         self._requests[key] = request
 
+    def request_of(self, key: volumes.VolumeKey) -> csi_pb2.NodeStageVolumeRequest | None:
+        """The CO's request; None since a restart."""
+        return self._requests.get(key)
+
     def forget(self, key: volumes.VolumeKey) -> None:
         """The volume is not staged any more."""
         self._requests.pop(key, None)
@@ -158,7 +162,7 @@ class Staging:
 
         The record stays until the driver has staged: if we are killed in between, the retry begins again.
         """
-        await self._unstage_block(volume)
+        await self._unstage_block(volume, request.staging_target_path)
         _log.info("staged again as mount", extra={"volume": str(volume.paths.key)})
         await self._inner.stage(request, volume.metadata)
         await asyncio.to_thread(private_directories.remove_staging, volume.paths)
@@ -166,7 +170,7 @@ class Staging:
 
     async def unstage(self, volume: Volume, co_path: str) -> None:
         """NodeUnstageVolume of a volume that is staged as block. Raises `PublishedAsBlock`, `LeftByDriver`."""
-        await self._unstage_block(volume)
+        await self._unstage_block(volume, co_path)
         if await asyncio.to_thread(private_directories.is_mounted, co_path):
             # killed between the stage as mount and the removal of the record
             await self._inner.unstage(volume.paths.key.volume_id, co_path, volume.metadata)
@@ -177,18 +181,20 @@ class Staging:
         """After a publish that must not be: unstage what the driver did, and keep what a next attempt needs."""
         if not volume.stages:
             return
-        await self._unstage_block(volume)
+        await self._unstage_block(volume, "")
         await asyncio.to_thread(private_directories.remove_staging, volume.paths)
 
-    async def _unstage_block(self, volume: Volume) -> None:
+    async def _unstage_block(self, volume: Volume, co_path: str) -> None:
         for leaf in await asyncio.to_thread(private_directories.leaves, volume.paths):
-            await self._clear_leaf(volume, leaf)
+            # the staging path's own leaf is of an expansion that was interrupted: nobody has it
+            await self._clear_leaf(volume, leaf, is_ours=leaf == volume.paths.leaf(co_path))
         volume_id = volume.paths.key.volume_id
         await self._inner.unstage(volume_id, volume.paths.staging, volume.metadata)
 
-    async def _clear_leaf(self, volume: Volume, leaf: str) -> None:
+    async def _clear_leaf(self, volume: Volume, leaf: str, *, is_ours: bool) -> None:
         """What is left of a publish of an earlier boot; one that is mounted is no leftover."""
-        if (await asyncio.to_thread(private_directories.look, leaf)).mounts:
+        found = await asyncio.to_thread(private_directories.look, leaf)
+        if found.mounts and not is_ours:
             raise PublishedAsBlock(volume.paths.key, leaf)
         with contextlib.suppress(grpc.aio.AioRpcError):  # the unstage, which follows, decides
             await self._inner.unpublish(volume.paths.key.volume_id, leaf, volume.metadata)

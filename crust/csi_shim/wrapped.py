@@ -144,6 +144,25 @@ class WrappedVolumes:
             wanted = replace(wanted, required_bytes=min(wanted.required_bytes, size))
         return await self._runtime.expand(target.text, wanted, None)
 
+    async def expand_staged(self, volume: Volume, request: csi_pb2.NodeExpandVolumeRequest) -> int:
+        """Grow the device of a volume that is staged and not published, as a kubelet does before a pod starts.
+
+        Drivers look for a published device, and some try to mount any other path. So it is published for the call.
+        The filesystem grows at the guest's mount.
+        """
+        known = self._staging.request_of(volume.paths.key)
+        if (
+            known is None
+        ):  # since a restart: the leaf's path says at least that it is a block volume
+            leaf = volume.paths.leaf(request.volume_path)
+            return (await self.expand_device(volume, request, leaf)).capacity_bytes
+        leaf = volume.paths.leaf(known.staging_target_path)
+        try:
+            await self._publish_once(volume, as_block.publish_of(known), leaf)
+            return (await self.expand_device(volume, request, leaf)).capacity_bytes
+        finally:
+            await self._take_down(volume, leaf)
+
     async def expand_device(
         self, volume: Volume, request: csi_pb2.NodeExpandVolumeRequest, path: str
     ) -> csi_pb2.NodeExpandVolumeResponse:

@@ -1,0 +1,109 @@
+"""Expansion and statistics of a wrapped volume: the block layer by the driver, the filesystem by whoever has it."""
+
+import os
+from pathlib import Path
+
+import grpc
+import pytest
+
+from crust.host.block import devices
+from crust.wire.csi.v1 import csi_pb2
+from tests.integration.wrap.conftest import MIB, TIMEOUT_S, Wrapped
+from tests.support.refusals import refused
+
+pytestmark = pytest.mark.root
+Code = grpc.StatusCode
+
+
+async def test_driver_grows_the_device_as_block_with_both_private_paths(
+    cloud_node: Wrapped,
+) -> None:
+    node = cloud_node
+    volume, target = await node.volume(), node.target("one")
+    await node.stage(volume)
+    await node.publish(volume, target)
+    assert await node.expand(volume, target, 96 * MIB) == 96 * MIB
+    (asked,) = node.driver.calls("NodeExpandVolume")
+    paths = node.paths(volume)
+    assert (asked.volume_path, asked.staging_target_path) == (paths.leaf(target), paths.staging)
+    assert asked.volume_capability.HasField("block")
+    assert not asked.defer_fs_ops
+    entry = node.entry(target)
+    assert entry is not None
+    record = entry.require()
+    assert devices.size_bytes(record.device) == record.mount.capacity_bytes == 96 * MIB
+    await node.unpublish(volume, target)
+    await node.unstage(volume)
+    await node.check_gone(volume, target)
+
+
+async def test_volume_that_is_staged_only_is_published_to_the_driver_while_it_grows(
+    cloud_node: Wrapped,
+) -> None:
+    """A kubelet expands between stage and publish."""
+    node = cloud_node
+    volume, target = await node.volume(), node.target("one")
+    await node.stage(volume)
+    assert await node.expand(volume, node.staging(volume), 96 * MIB) == 96 * MIB
+    assert node.driver.names()[-3:] == [
+        "NodePublishVolume", "NodeExpandVolume", "NodeUnpublishVolume",
+    ]  # fmt: skip
+    node.check_unpublished(volume, target)
+    await node.publish(volume, target)
+    entry = node.entry(target)
+    assert entry is not None
+    assert entry.require().mount.capacity_bytes == 96 * MIB
+    await node.unpublish(volume, target)
+    await node.unstage(volume)
+    await node.check_gone(volume, target)
+
+
+async def test_expansion_of_a_staged_volume_that_fails_leaves_it_unpublished(
+    cloud_node: Wrapped,
+) -> None:
+    node = cloud_node
+    volume, target = await node.volume(), node.target("one")
+    await node.stage(volume)
+    node.driver.misbehave(NodeExpandVolume="fail INTERNAL no rescan")
+    await refused(node.expand(volume, node.staging(volume), 96 * MIB), Code.INTERNAL, "no rescan")
+    node.check_unpublished(volume, target)
+    await node.unstage(volume)
+    await node.check_gone(volume, target)
+
+
+async def test_capabilities_are_the_drivers_own_but_while_something_is_deferred(
+    node: Wrapped,
+) -> None:
+    async def advertised() -> set[int]:
+        answer = await node.node.NodeGetCapabilities(
+            csi_pb2.NodeGetCapabilitiesRequest(), timeout=TIMEOUT_S
+        )
+        return {each.rpc.type for each in answer.capabilities}
+
+    rpc = csi_pb2.NodeServiceCapability.RPC
+    before = await advertised()
+    volume, target = await node.volume(), node.target("one")
+    await node.stage(volume)
+    await node.publish(volume, target)
+    assert await advertised() == before | {rpc.GET_VOLUME_STATS, rpc.EXPAND_VOLUME}
+    await node.unpublish(volume, target)
+    await node.unstage(volume)
+    assert await advertised() == before
+    assert not before & {rpc.VOLUME_MOUNT_GROUP, rpc.SINGLE_NODE_MULTI_WRITER}
+
+
+async def test_secrets_of_a_stage_are_in_no_file(cloud_node: Wrapped) -> None:
+    node = cloud_node
+    volume, target = await node.volume(), node.target("one")
+    await node.stage(volume)
+    await node.publish(volume, target)
+    found = [
+        path
+        for place in (node.places.kubelet, node.places.run)
+        for path in Path(place).rglob("*")
+        if path.is_file() and b"correct-token" in path.read_bytes()
+    ]
+    assert found == []
+    assert os.stat(node.paths(volume).staging).st_mode & 0o7777 == 0o1750
+    await node.unpublish(volume, target)
+    await node.unstage(volume)
