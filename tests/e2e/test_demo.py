@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.mark.vm
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 async def test_demo_succeeds_and_leaves_nothing_behind(guest_image: object) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -22,4 +22,5 @@ async def test_demo_succeeds_and_leaves_nothing_behind(guest_image: object) -> N
     printed = out.decode()
     assert process.returncode == 0, printed
     assert "FAILED  " not in printed
-    assert "check that no orphans remain" in printed
+    # both scenarios ran to their end
+    assert printed.count("no loop device, no mount, no process, no directory") == 4

@@ -63,11 +63,9 @@ class Report:
                 if text:
                     self.console.print(Padding(text, (0, 0, 0, 5)), markup=False)
 
-    def table(self) -> None:
+    def table(self, title: str) -> None:
         """The closing table."""
-        table = Table(
-            title="a deferred volume, from CreateVolume to DeleteVolume", title_justify="left"
-        )
+        table = Table(title=title, title_justify="left")
         for column in ("step", "result", "time"):
             side: Literal["left", "right"] = "right" if column == "time" else "left"
             table.add_column(column, justify=side, overflow="fold")

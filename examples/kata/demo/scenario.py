@@ -60,6 +60,8 @@ class State:
 class Scenario:
     """Acts as the kubelet through the volume's life."""
 
+    title = "a deferred volume of crust's own driver, from CreateVolume to DeleteVolume"
+
     def __init__(self, node: Node, report: Report) -> None:
         at = node.paths
         self._node = node
