@@ -23,11 +23,12 @@ directory, which is the root of the guard mount here. This module reads that gro
 that the guest applies it to the files.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import datetime
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Self
 
 from crust import errors, volumes
@@ -110,8 +111,25 @@ class Claim:
         lock_fd = self._lock.fd if self._lock is not None else -1
         return tuple(fd for fd in (lock_fd, self._device_fd) if fd >= 0)
 
-    def report(self, state: claims.State, error: str = "") -> None:
-        """Write the state into claim.json. Raises `ClaimLost` after `hand_over`: adopt the claim again first."""
+    async def mounted(self, grow: Callable[[], Awaitable[object]]) -> None:
+        """The sandbox has mounted the volume: grow its filesystem to its device, then write that into claim.json.
+
+        `grow` is called unless the volume is read-only: a device grows while nobody has it mounted, and a clone can
+        be larger than its source (H-48). It does nothing to a filesystem that fills its device. Raises `ClaimLost` as
+        `report_error` does, and what `grow` raises; then the state is not written.
+        """
+        if not self.record.readonly:
+            await grow()
+        await asyncio.to_thread(self._report, claims.State.MOUNTED)
+
+    def report_error(self, error: str) -> None:
+        """Write into claim.json why the sandbox cannot use the volume, for people.
+
+        Raises `ClaimLost` after `hand_over`: adopt the claim again first.
+        """
+        self._report(claims.State.ERROR, error)
+
+    def _report(self, state: claims.State, error: str = "") -> None:
         if self._lock is None:
             why = "the lock is handed over, so the claim may have ended and another have begun"
             raise ClaimLost(self.record.target, self.sandbox_id, why)
@@ -190,7 +208,7 @@ def claim_volume(
         device_fd = _open_device(record)
         undo.append(lambda: os.close(device_fd))
         claim = Claim(paths, record, sandbox_id, lock=lock, device_fd=device_fd)
-        claim.report(claims.State.CLAIMED)
+        claim._report(claims.State.CLAIMED)
     except BaseException:
         for step in reversed(undo):
             step()
@@ -227,7 +245,7 @@ def reclaim_volume(
         claim = Claim(
             paths, record, sandbox_id, lock=lock, device_fd=device_fd, claimed_at=found.claimed_at
         )
-        claim.report(found.state, found.error)
+        claim._report(found.state, found.error)
     except BaseException:
         if device_fd >= 0:
             os.close(device_fd)

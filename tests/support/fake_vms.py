@@ -8,7 +8,7 @@ import asyncio
 import collections
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,9 +103,15 @@ class FakeClaim:
         held = {fd for body in alive for fds in body.nodes.values() for fd in fds}
         return self.ours or self.numbers[0] in held
 
-    def report(self, state: State, error: str = "") -> None:
+    async def mounted(self, grow: Callable[[], Awaitable[object]]) -> None:
+        if not self.record.readonly:
+            await grow()
         assert self.ours, "written without the lock"
-        self.states.append((state, error))
+        self.states.append((State.MOUNTED, ""))
+
+    def report_error(self, error: str) -> None:
+        assert self.ours, "written without the lock"
+        self.states.append((State.ERROR, error))
 
     def hold_device(self) -> None:
         assert self.ours, "the device of a claim that is handed over"

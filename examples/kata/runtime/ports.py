@@ -3,13 +3,12 @@
 `qemu_vms` and `handoff` implement them. The implementations enforce the deadlines.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from crust import volumes
-from crust.handoff.claims import State
 from crust.handoff.record import Record
 from crust.runtime_handler import NotDeferred, Resolved
 from examples.kata.vm import disks, values, vm_directory
@@ -163,8 +162,11 @@ class Claim(Protocol):
     def fds(self) -> tuple[int, ...]:
         """The claim lock and the exclusive hold on the device; empty after `hand_over`."""
 
-    def report(self, state: State, error: str = "") -> None:
-        """Write the state into claim.json."""
+    async def mounted(self, grow: Callable[[], Awaitable[object]]) -> None:
+        """Grow the filesystem, and write "mounted" into claim.json."""
+
+    def report_error(self, error: str) -> None:
+        """Write the reason into claim.json."""
 
     def hold_device(self) -> None:
         """Open the device again, after what had it has ended."""

@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crust import errors, volumes
-from crust.handoff.claims import State
 from crust.handoff.record import Record
 from examples.kata.runtime import ports
-from examples.kata.vm import disks, values
+from examples.kata.vm import values
 
 _log = logging.getLogger(__name__)
 
@@ -146,14 +145,15 @@ async def _attach_and_mount(volume: SandboxVolume, vm: ports.Vm) -> None:
     record = volume.record
     disk = await vm.attach(volume.serial, Path(record.device), read_only=record.readonly)
     await vm.limit(volume.serial, record.mount.io_limits)
-    await _mount(volume, vm, disk)
-    await asyncio.to_thread(volume.claim.report, State.MOUNTED)
+    await _mount(volume, vm)
+    await volume.claim.mounted(lambda: vm.guest.grow(volume.serial, disk.size_bytes))
+    _log.info("mounted", extra={"target": record.target.text, "vm": vm.name})
 
 
-async def _mount(volume: SandboxVolume, vm: ports.Vm, disk: disks.Disk) -> None:
+async def _mount(volume: SandboxVolume, vm: ports.Vm) -> None:
     record = volume.record
     group = record.mount.group
-    mounted = await vm.guest.mount(
+    await vm.guest.mount(
         values.VolumeMount(
             volume=volume.serial,
             fstype=record.mount.fs_type,
@@ -164,17 +164,6 @@ async def _mount(volume: SandboxVolume, vm: ports.Vm, disk: disks.Disk) -> None:
     )
     if group is not None and not record.readonly:
         await vm.guest.own(volume.serial, values.FsGroup(group.gid, group.policy.value))
-    total_bytes = mounted.usage.total_bytes
-    if not record.readonly:
-        grown = await vm.guest.grow(volume.serial, disk.size_bytes)
-        total_bytes = grown.usage.total_bytes
-    extra = {
-        "target": record.target.text,
-        "vm": vm.name,
-        "bytes": total_bytes,
-        "grew": total_bytes > mounted.usage.total_bytes,
-    }
-    _log.info("mounted", extra=extra)
 
 
 async def _remove_disk(serial: str, vm: ports.Vm) -> None:
@@ -198,6 +187,6 @@ async def _report(claim: ports.Claim, error: BaseException) -> None:
     if isinstance(error, errors.CrustError):
         reason = error.shown()
     try:
-        await asyncio.to_thread(claim.report, State.ERROR, reason)
+        await asyncio.to_thread(claim.report_error, reason)
     except errors.CrustError as err:
         _log.warning("reason not written to the claim", extra={"error": err})

@@ -2,6 +2,7 @@
 lives.
 """
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from crust.runtime_handler import (
 )
 from tests.integration.runtime_handler.conftest import MakeDevice, StartHypervisor, record_of
 from tests.support import crashes
-from tests.support.records import HANDLER, TARGET
+from tests.support.records import HANDLER, TARGET, nothing_to_grow
 
 pytestmark = pytest.mark.root
 
@@ -57,7 +58,7 @@ def test_claim_names_its_sandbox_and_holds_the_device_exclusively(
     subprocess.run(["mkfs.ext4", "-q", volume.path], check=True, timeout=30)
     store.publish(record_of(volume, TARGET))
     with _claim(store) as claim:
-        claim.report(State.MOUNTED)
+        asyncio.run(claim.mounted(nothing_to_grow))
         held = store.claim_state(TARGET)
         assert held is not None
         assert (held.sandbox_id, held.state, held.live) == (ONE, State.MOUNTED, True)
@@ -170,8 +171,8 @@ def test_sandboxes_share_a_volume_that_all_of_them_only_read(
     for target in (TARGET, OTHER):
         store.publish(record_of(volume, target, readonly=True))
     with _claim(store, ONE) as one, _claim(store, TWO, OTHER) as two:
-        one.report(State.MOUNTED)
-        two.report(State.MOUNTED)
+        asyncio.run(one.mounted(nothing_to_grow))
+        asyncio.run(two.mounted(nothing_to_grow))
         assert [entry.live for entry in store.scan()] == [True, True]
 
 
@@ -181,7 +182,7 @@ def test_a_restarted_handler_adopts_the_claims_of_its_own_sandboxes(
     store.publish(record_of(device("a"), TARGET))
     with hypervisor_of(_claim(store)) as hypervisor:
         adopted = adopt_volume(store.root, TARGET, ONE, HANDLER, hypervisor.holder_pid)
-        adopted.report(State.ERROR, "the guest lost the filesystem")
+        adopted.report_error("the guest lost the filesystem")
         adopted.hand_over()
         found = store.claim_state(TARGET)
         assert found is not None
@@ -212,7 +213,7 @@ def test_adopted_claim_cannot_end_before_it_is_written(
         hypervisor.kill()
     with pytest.raises(HeldBySandbox, match="sandbox-1"):
         _claim(store, TWO)
-    adopted.report(State.MOUNTED)
+    asyncio.run(adopted.mounted(nothing_to_grow))
     adopted.hand_over()
     with _claim(store, TWO):
         found = store.claim_state(TARGET)
@@ -244,7 +245,7 @@ def test_report_does_not_overwrite_another_sandboxs_claim(store: Store, device: 
     old.hand_over()  # to nobody: the hypervisor is dead
     with _claim(store, TWO):
         with pytest.raises(ClaimLost, match="handed over"):
-            old.report(State.MOUNTED)
+            asyncio.run(old.mounted(nothing_to_grow))
         with pytest.raises(HeldBySandbox, match="sandbox-2"):
             old.release()
     found = store.claim_state(TARGET)
@@ -349,3 +350,36 @@ def test_group_of_the_record_has_priority_over_the_guard_mounts(
     with _claim(store, target=target) as claim:
         assert claim.record.mount.group == wanted
     mount_api.unmount(target.text)
+
+
+def test_writable_volume_is_mounted_only_when_it_was_grown(
+    store: Store, device: MakeDevice
+) -> None:
+    for readonly in (False, True):
+        target = volumes.TargetPath(f"{TARGET.text}-{readonly}")
+        grown: list[volumes.TargetPath] = []
+        record = record_of(device(str(readonly)), target)
+        store.publish(replace(record, mount=replace(record.mount, readonly=readonly)))
+
+        async def grow() -> None:
+            grown.append(target)  # noqa: B023 - called before the next round
+
+        async def fails() -> None:
+            raise errors.RuntimeFailed("the guest cannot grow it")
+
+        claim = claim_volume(store.root, target, ONE, HANDLER)
+        if not readonly:
+            with pytest.raises(errors.RuntimeFailed):
+                asyncio.run(claim.mounted(fails))
+            assert claim_of(store, target).state is State.CLAIMED
+        asyncio.run(claim.mounted(grow))
+        assert grown == ([] if readonly else [target])
+        assert claim_of(store, target).state is State.MOUNTED
+        claim.release()
+
+
+def claim_of(store: Store, target: volumes.TargetPath) -> claims.Claim:
+    entry = store.read(target)
+    assert entry is not None
+    assert entry.claim is not None
+    return entry.claim

@@ -1,5 +1,6 @@
 """Keeper and standby are killed while the VM lives: its claims are had again, or it is killed (H-46)."""
 
+import asyncio
 import os
 import select
 import signal
@@ -23,7 +24,7 @@ from tests.integration.runtime_handler.conftest import (
     vm_process,
 )
 from tests.support.keeper_processes import kill_all_keepers
-from tests.support.records import HANDLER, TARGET
+from tests.support.records import HANDLER, TARGET, nothing_to_grow
 
 pytestmark = [pytest.mark.root, pytest.mark.spec("H-46")]
 
@@ -60,7 +61,7 @@ def record(store: Store, device: MakeDevice, vm: kept_vm.KeptVm) -> Record:
     claim = claim_volume(store.root, TARGET, ONE, HANDLER)
     with keepers.start(vm.socket, vm.pid) as line:
         line.hold("a", claim.fds)
-    claim.report(State.MOUNTED)
+    asyncio.run(claim.mounted(nothing_to_grow))
     claim.hand_over()
     return record
 
@@ -102,7 +103,7 @@ def test_vm_is_killed_if_another_sandbox_has_the_volume_whose_claim_is_not_touch
 ) -> None:
     kill_all_keepers(vm.socket)
     with claim_volume(store.root, TARGET, TWO, HANDLER) as other:
-        other.report(State.MOUNTED)
+        asyncio.run(other.mounted(nothing_to_grow))
         with pytest.raises(kept_vm.VmKilled, match="sandbox-2"):
             vm.recover({"a": TARGET})
         assert process.wait() == -signal.SIGKILL

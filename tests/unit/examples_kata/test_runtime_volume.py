@@ -1,6 +1,7 @@
 """One volume in one sandbox: the claim lives exactly as long as the guest may have the device."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,7 +156,10 @@ async def test_dead_vm_holds_no_claim(world: World) -> None:
 class FullDisk(FakeClaim):
     """A claim whose claim.json cannot be written."""
 
-    def report(self, state: State, error: str = "") -> None:
+    async def mounted(self, grow: Callable[[], Awaitable[object]]) -> None:
+        raise errors.Exhausted("no space left")
+
+    def report_error(self, error: str) -> None:
         raise errors.Exhausted("no space left")
 
 
