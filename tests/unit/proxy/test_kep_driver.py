@@ -52,6 +52,7 @@ def _check_published(node: Node, target: str, volume_id: str = "vol-1") -> None:
     assert node.targets.has_guard(volumes.TargetPath(target))
 
 
+@pytest.mark.spec("D-45")
 async def test_volume_is_published_under_the_cos_id_with_a_guard_and_unpublished(
     node: Node,
 ) -> None:
@@ -65,6 +66,7 @@ async def test_volume_is_published_under_the_cos_id_with_a_guard_and_unpublished
     assert len(node.driver.called("NodeUnpublishVolume")) == 2
 
 
+@pytest.mark.spec("D-46")
 async def test_driver_that_leaves_the_unstage_to_the_proxy_is_unpublished_as_well(
     node: Node, driver: KepDriver
 ) -> None:
@@ -89,6 +91,7 @@ async def test_unstage_and_unpublish_are_refused_while_a_sandbox_has_the_volume(
     await node.co.node.NodeUnstageVolume(unstage, timeout=10)
 
 
+@pytest.mark.spec("D-46")
 async def test_statistics_and_expansion_come_from_the_sandbox(
     places: Places, driver: KepDriver
 ) -> None:
@@ -120,6 +123,7 @@ async def test_second_target_of_the_device_is_refused_and_leaves_nothing(node: N
     _check_published(node, one)
 
 
+@pytest.mark.spec("D-47")
 async def test_publish_that_the_driver_fails_after_its_stage_leaves_nothing(
     node: Node, driver: KepDriver
 ) -> None:
@@ -130,6 +134,7 @@ async def test_publish_that_the_driver_fails_after_its_stage_leaves_nothing(
     assert not node.targets.has_guard(volumes.TargetPath(target))
 
 
+@pytest.mark.spec("D-47")
 async def test_publish_that_fails_with_a_non_final_code_keeps_what_the_driver_staged(
     node: Node, driver: KepDriver
 ) -> None:

@@ -83,6 +83,7 @@ def driver(tmp_path: Path, backend: HangingBackend) -> Driver:
         run_dir=str(tmp_path / "run"),
         node_id="node-1",
         target_roots=(str(tmp_path),),
+        create_pool=True,
         backend=backend,
         threads=Workers("the driver", limit=_THREADS),
     )
