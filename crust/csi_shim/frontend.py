@@ -153,7 +153,7 @@ class Frontend:
             else:
                 await self._staging.stage_as_mount(volume, request)
 
-        await self._run(volume, request, work)
+        await self._run(volume, request, context, work)
         return csi_pb2.NodeStageVolumeResponse().SerializeToString()
 
     async def _wants_block(
@@ -182,7 +182,7 @@ class Frontend:
             self._staging.forget(volume.paths.key)
             return answered
         path = request.staging_target_path
-        await self._run(volume, request, lambda: self._staging.unstage(volume, path))
+        await self._run(volume, request, context, lambda: self._staging.unstage(volume, path))
         return csi_pb2.NodeUnstageVolumeResponse().SerializeToString()
 
     async def _publish(
@@ -193,7 +193,9 @@ class Frontend:
         volume = await self._volume(request.volume_id, context)
         if await self._defers_itself(volume, context):
             return (await self._deferral.publish(request, context)).SerializeToString()
-        response = await self._run(volume, request, lambda: self._wrapped.publish(volume, request))
+        response = await self._run(
+            volume, request, context, lambda: self._wrapped.publish(volume, request)
+        )
         return response.SerializeToString()
 
     async def _host_publish(
@@ -206,7 +208,7 @@ class Frontend:
         if not await asyncio.to_thread(private_directories.is_staged, volume.paths):
             return await self._pass("NodePublishVolume", request.volume_id, data, context)
         response = await self._run(
-            volume, request, lambda: self._wrapped.publish_on_host(volume, request)
+            volume, request, context, lambda: self._wrapped.publish_on_host(volume, request)
         )
         return response.SerializeToString()
 
@@ -216,7 +218,9 @@ class Frontend:
         volume = await self._volume(request.volume_id, context)
         if await asyncio.to_thread(_is_private, volume.paths, request):
             target = request.target_path
-            await self._run(volume, request, lambda: self._wrapped.unpublish(volume, target))
+            await self._run(
+                volume, request, context, lambda: self._wrapped.unpublish(volume, target)
+            )
             return csi_pb2.NodeUnpublishVolumeResponse().SerializeToString()
         if request.defer_fs_ops and not (await self._capabilities(context)).defers:
             request.ClearField(
@@ -255,7 +259,7 @@ class Frontend:
                 return request.capacity_range.required_bytes
             return await self._wrapped.expand_staged(volume, request)
 
-        size = await self._run(volume, request, work)
+        size = await self._run(volume, request, context, work)
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size).SerializeToString()
 
     async def _health(
@@ -287,10 +291,20 @@ class Frontend:
     async def _capabilities(self, context: passthrough.Context) -> NodeCapabilities:
         return await self._facts.node_capabilities(context.time_remaining())
 
-    async def _run(self, volume: Volume, request: Message, work: Callable[[], Awaitable[T]]) -> T:
+    async def _run(
+        self,
+        volume: Volume,
+        request: Message,
+        context: passthrough.Context,
+        work: Callable[[], Awaitable[T]],
+    ) -> T:
         name = type(request).__name__.removesuffix("Request")
         return await self._operations.run(
-            volume.paths.key.volume_id, name, requests.identity(request), work
+            volume.paths.key.volume_id,
+            name,
+            requests.identity(request),
+            work,
+            left_s=context.time_remaining(),
         )
 
     async def _pass(

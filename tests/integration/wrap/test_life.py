@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from crust import deferral_keys, volumes
 from crust.host.block import devices
 from tests.integration.wrap.conftest import DEFERRED, MIB, Wrapped
 
@@ -95,6 +96,21 @@ async def test_same_publish_again_asks_the_driver_once(node: Wrapped) -> None:
     await node.unpublish(volume, target)
     await node.unpublish(volume, target)
     await node.unstage(volume)
+    await node.unstage(volume)
+    await node.check_gone(volume, target)
+
+
+async def test_blank_volume_that_was_created_empty_is_left_to_the_guest(node: Wrapped) -> None:
+    context = {**DEFERRED, deferral_keys.CREATED_EMPTY: "true"}
+    volume, target = await node.volume(context=context, mkfs=False), node.target("one")
+    await node.stage(volume)
+    await node.publish(volume, target)
+    entry = node.entry(target)
+    assert entry is not None
+    record = entry.require()
+    assert record.mount.format == volumes.GuestFormat()
+    assert devices.is_blank(record.device)
+    await node.unpublish(volume, target)
     await node.unstage(volume)
     await node.check_gone(volume, target)
 

@@ -22,6 +22,8 @@ except errors.CrustError as error:
     print(error.error_name, error)
 """
 
+_SEEN = _CHECK.replace("check([sys.argv[1]])", "check_seen(sys.argv[1])")
+
 
 @pytest.fixture
 def kubelet(tmp_path: Path) -> Iterator[Path]:
@@ -44,12 +46,12 @@ def _run(*argv: object) -> str:
     return done.stdout
 
 
-def _checked(root: Path, *, propagation: str, before: str = "true") -> str:
+def _checked(root: Path, *, propagation: str, before: str = "true", check: str = _CHECK) -> str:
     """What the check says in a mount namespace of its own, in which `before` was done."""
     script = f'{before} && exec "$@"'
     return _run(
         "unshare", "--mount", "--propagation", propagation,
-        "sh", "-ec", script, "sh", sys.executable, "-c", _CHECK, root,
+        "sh", "-ec", script, "sh", sys.executable, "-c", check, root,
     )  # fmt: skip
 
 
@@ -86,3 +88,18 @@ def test_a_private_mount_below_the_kubelets_root_is_refused(kubelet: Path) -> No
 
 def test_a_root_that_is_not_there_yet_is_judged_by_its_parent(kubelet: Path) -> None:
     assert _checked(kubelet / "later" / "still", propagation="unchanged") == "propagates\n"
+
+
+@pytest.mark.parametrize("propagation", ["unchanged", "slave"])
+def test_a_driver_mounts_are_seen_by_a_peer_and_by_a_slave(kubelet: Path, propagation: str) -> None:
+    below = kubelet / "plugins" / "kubernetes.io" / "csi" / "volumeDevices"
+    assert _checked(below, propagation=propagation, check=_SEEN) == "propagates\n"
+
+
+def test_a_shim_that_would_not_see_the_drivers_mounts_is_refused_with_the_remedy(
+    kubelet: Path,
+) -> None:
+    told = _checked(kubelet / "plugins", propagation="private", check=_SEEN)
+    assert told.startswith("MountsNotSeen")
+    for word in ("HostToContainer", "check_propagation = false", "wrap = false", str(kubelet)):
+        assert word in told
