@@ -9,6 +9,7 @@ refused, because a driver that is staged without them may make a plain volume of
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import grpc.aio
@@ -17,7 +18,7 @@ from crust import errors, volumes
 from crust.csi_shim import as_block, private_directories
 from crust.csi_shim.inner import InnerNode, Metadata
 from crust.csi_shim.private_paths import PrivatePaths
-from crust.rpc import outcome
+from crust.rpc import outcome, redaction
 from crust.rpc.outcome import Residue
 from crust.wire.csi.v1 import csi_pb2
 
@@ -137,7 +138,8 @@ class Staging:
         await asyncio.to_thread(self._check_not_on_host, volume.paths.key)
         _log.info("staged again as block", extra={"volume": str(volume.paths.key)})
         await self._inner.unstage(request.volume_id, known.staging_target_path, volume.metadata)
-        await self.stage_as_block(volume, known)
+        with _hiding_secrets(known):
+            await self.stage_as_block(volume, known)
 
     def _check_not_on_host(self, key: volumes.VolumeKey) -> None:
         """Complete where it matters: whoever knows the stage has seen all publishes since."""
@@ -155,7 +157,8 @@ class Staging:
             if await asyncio.to_thread(private_directories.had_secrets, paths):
                 raise StageForgotten(paths.key, "as a filesystem for a mount on the host")
             known = as_block.stage_of(request)
-        await self.stage_as_mount(volume, known)
+        with _hiding_secrets(known):
+            await self.stage_as_mount(volume, known)
 
     async def stage_as_mount(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
         """Stage what is staged as block as the CO asked.
@@ -199,3 +202,21 @@ class Staging:
         with contextlib.suppress(grpc.aio.AioRpcError):  # the unstage, which follows, decides
             await self._inner.unpublish(volume.paths.key.volume_id, leaf, volume.metadata)
         await asyncio.to_thread(private_directories.remove_leaf, leaf)
+
+
+@contextlib.contextmanager
+def _hiding_secrets(request: csi_pb2.NodeStageVolumeRequest) -> Iterator[None]:
+    """The caller of a publish has not sent the secrets of the stage: a driver's error must not show them to it."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        text = error.details() or ""
+        hidden = redaction.without_secrets(text, "", request)
+        if hidden == text:
+            raise
+        raise grpc.aio.AioRpcError(
+            error.code(), error.initial_metadata(), grpc.aio.Metadata(), details=hidden
+        ) from None
+    except errors.CrustError as error:
+        error.what = redaction.without_secrets(error.what, "", request)
+        raise

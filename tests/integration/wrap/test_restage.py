@@ -147,6 +147,24 @@ async def test_stage_that_fails_on_the_way_to_the_host_is_tried_again(undecided:
     await node.check_gone(volume, target)
 
 
+@pytest.mark.parametrize("flag", [True, False], ids=["to block", "to mount"])
+async def test_secret_of_the_stage_is_not_in_the_error_of_a_publish(
+    flag: bool,  # noqa: FBT001 - pytest's
+) -> None:
+    default = Defer.NEVER if flag else Defer.RUNTIME_CLASS
+    async with node_with("cloud", default=default) as node:
+        volume, target = await node.volume(context=NAMED), node.target("one")
+        await node.stage(volume)
+        node.driver.misbehave(NodeStageVolume="fail INTERNAL cannot log in with correct-token")
+        told = await refused(
+            node.publish(volume, target, flag=flag), Code.INTERNAL, "cannot log in with"
+        )
+        assert "correct-token" not in told
+        node.driver.misbehave()
+        await node.unstage(volume)
+        await node.check_gone(volume, target)
+
+
 async def test_shim_killed_on_the_way_to_the_host_leaves_what_an_unstage_clears(
     undecided: Wrapped,
 ) -> None:
