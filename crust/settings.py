@@ -72,16 +72,20 @@ class ServedDriver(BaseModel):
     """Whether the proxy registers it with the kubelet, if `plugins_registry` is set."""
 
 
-class KubernetesSettings(BaseModel):
-    """Access to the Kubernetes API, for volumes whose pod's RuntimeClass decides."""
+class KubernetesAccess(BaseModel):
+    """How the Kubernetes API is reached."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    kubeconfig: AbsolutePath | Literal[""] = ""
+    """Empty: by the service account of the pod that the program runs in."""
+
+
+class KubernetesSettings(KubernetesAccess):
+    """Access to the Kubernetes API, for volumes whose pod's RuntimeClass decides."""
+
     runtime_handlers: Annotated[tuple[str, ...], Field(min_length=1)]
     """The handlers (RuntimeClass.handler) whose pods get deferred volumes. The runtime registers by the same name."""
-
-    kubeconfig: AbsolutePath | Literal[""] = ""
-    """How the API is reached. Empty: by the service account of the pod that the proxy runs in."""
 
     node_name: Annotated[str, Field(min_length=1, max_length=253)] = os.uname().nodename
     """The name of this node's Node object. Default: the host's name."""
@@ -162,6 +166,9 @@ class ShimSettings(ProgramSettings):
 
     controller: bool = False
     """Whether it stands beside the driver's controller, and is called by the CSI sidecars."""
+
+    kubernetes: KubernetesAccess | None = None
+    """With `controller`: access to the Kubernetes API, a table of its own. Without it every detach passes."""
 
     @pydantic.model_validator(mode="after")
     def _controller_wraps(self) -> Self:

@@ -1,20 +1,23 @@
 """The shim beside a vendor's controller: between the CSI sidecars and the driver's controller socket.
 
-It looks at four calls. A volume that says nothing of crust passes byte for byte in all of them, and so does every
+It looks at five calls. A volume that says nothing of crust passes byte for byte in all of them, and so does every
 other call. Nothing is kept: what a later call must know is in the volume context.
 
 ControllerExpandVolume has no volume context. Where the CO says that the volume is mounted, the filesystem must grow,
 and if the volume is deferred nobody on this side can know that it has: so `node_expansion_required` is always true
 then. For a volume that the host mounts, this asks the node's driver once more than it wants, and changes nothing.
+
+With access to the Kubernetes API it refuses ControllerUnpublishVolume of a deferred volume that the node reports in
+use: a detach by force would take the device from a guest that writes to it.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import grpc.aio
 from google.protobuf.message import Message
 
-from crust import deferral_keys
+from crust import deferral_keys, errors
 from crust.csi_shim.created_volume import Wish, as_block, context_of, remove_keys, to_driver
 from crust.deferral_keys import Defer
 from crust.rpc import passthrough, requests
@@ -25,10 +28,35 @@ _CONTROLLER = "/csi.v1.Controller/"
 Request = TypeVar("Request", bound=Message)
 
 
-class ControllerShim:
-    """Answers the calls. `default` decides about volumes that say nothing."""
+class Users(Protocol):
+    """Knows which node uses a volume."""
 
-    def __init__(self, driver: grpc.aio.Channel, facts: DriverFacts, default: Defer) -> None:
+    async def user_of(self, driver: str, volume_id: str, node_id: str) -> str:
+        """The node that reports the deferred volume in use; empty if none does."""
+
+
+class UsedOnNode(errors.NotReady):
+    """A deferred volume is to be detached from a node that uses it."""
+
+    def __init__(self, volume_id: str, node: str) -> None:
+        super().__init__(
+            f"volume {volume_id[:128]} is not detached from node {node}",
+            why="the node reports it in use: a guest may write to it, whatever became of its pod",
+            hint="stop the guest on that node; if the node is dead, taint it node.kubernetes.io/out-of-service",
+        )
+
+
+class ControllerShim:
+    """Answers the calls. `default` decides about volumes that say nothing; without `users` every detach passes."""
+
+    def __init__(
+        self,
+        driver: grpc.aio.Channel,
+        facts: DriverFacts,
+        default: Defer,
+        users: Users | None = None,
+    ) -> None:
+        self._users = users
         self._driver = driver
         self._facts = facts
         self._default = default
@@ -46,6 +74,11 @@ class ControllerShim:
                     "ValidateVolumeCapabilities",
                     csi_pb2.ValidateVolumeCapabilitiesRequest,
                     self._validate,
+                ),
+                self._own(
+                    "ControllerUnpublishVolume",
+                    csi_pb2.ControllerUnpublishVolumeRequest,
+                    self._unpublish,
                 ),
                 self._own(
                     "ControllerExpandVolume", csi_pb2.ControllerExpandVolumeRequest, self._expand
@@ -99,6 +132,16 @@ class ControllerShim:
         return await self._stub.ControllerPublishVolume(
             request, metadata=passthrough.metadata_of(context), timeout=context.time_remaining()
         )
+
+    async def _unpublish(
+        self, request: csi_pb2.ControllerUnpublishVolumeRequest, context: passthrough.Context
+    ) -> Message | None:
+        if self._users is not None and request.node_id:
+            driver = await self._facts.name(context.time_remaining())
+            node = await self._users.user_of(driver, request.volume_id, request.node_id)
+            if node:
+                raise UsedOnNode(request.volume_id, node)
+        return None
 
     async def _validate(
         self, request: csi_pb2.ValidateVolumeCapabilitiesRequest, context: passthrough.Context

@@ -6,17 +6,22 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from crust.csi_shim.controller import ControllerShim
+from crust.csi_shim.controller import ControllerShim, Users
 from crust.deferral_keys import Defer
 from crust.rpc import channel, server
 from crust.rpc.daemon import Daemon, starting
 from crust.rpc.driver_facts import DriverFacts
-from crust.settings import ShimSettings
+from crust.settings import InvalidSettings, ShimSettings
 
 
 @asynccontextmanager
 async def serving(
-    *, socket_path: str, driver_socket: str, default: Defer, take_over: bool = False
+    *,
+    socket_path: str,
+    driver_socket: str,
+    default: Defer,
+    users: Users | None = None,
+    take_over: bool = False,
 ) -> AsyncIterator[Daemon]:
     """Serve while the block runs. Raises what `server.serving` raises, before anything is served.
 
@@ -28,7 +33,7 @@ async def serving(
         contextlib.aclosing(DriverFacts(driver)) as facts,
         starting(f"{socket_path}.lock", take_over=take_over) as daemon,
     ):
-        shim = ControllerShim(driver, facts, default)
+        shim = ControllerShim(driver, facts, default, users)
         serves = server.serving(
             socket_path,
             name="controller shim",
@@ -41,11 +46,33 @@ async def serving(
 
 
 async def run(settings: ShimSettings) -> None:
-    """Serve until cancelled; raises as `serving` does."""
-    async with serving(
-        socket_path=settings.socket,
-        driver_socket=settings.driver_socket,
-        default=Defer(settings.defer),
-        take_over=settings.take_over,
-    ) as daemon:
+    """Serve until cancelled; raises as `serving` does, and `UnusableKubeconfig`."""
+    async with (
+        _users(settings) as users,
+        serving(
+            socket_path=settings.socket,
+            driver_socket=settings.driver_socket,
+            default=Defer(settings.defer),
+            users=users,
+            take_over=settings.take_over,
+        ) as daemon,
+    ):
         await daemon.forever()
+
+
+@asynccontextmanager
+async def _users(settings: ShimSettings) -> AsyncIterator[Users | None]:
+    if settings.kubernetes is None:
+        yield None
+        return
+    try:
+        from crust.kubernetes_api import pod_runtimes, volumes_in_use
+    except ImportError as error:
+        raise InvalidSettings(
+            "shim", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"
+        ) from error
+    client = await asyncio.to_thread(pod_runtimes.client, settings.kubernetes.kubeconfig)
+    try:
+        yield volumes_in_use.VolumesInUse(client)
+    finally:
+        await client.close()

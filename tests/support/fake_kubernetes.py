@@ -53,6 +53,7 @@ class FakeKubernetes:
         self._compacted = 0
         self._pods: dict[tuple[str, str], dict[str, Any]] = {}
         self._old: dict[tuple[str, str], dict[str, Any]] = {}
+        self._objects: dict[str, dict[str, dict[str, Any]]] = {}
         self._classes: dict[str, dict[str, Any]] = {}
         self._events: list[_Event] = []
         self._closed = False
@@ -86,6 +87,15 @@ class FakeKubernetes:
             self._pods["default", name] = pod
             self._events.append(_Event(self._version, "ADDED", pod))
             self._changed.notify_all()
+
+    def add_object(self, collection: str, name: str, **content: Any) -> None:
+        """Create or replace an object of another kind; `collection` is its plural, e.g. "csinodes"."""
+        objects = self._objects.setdefault(collection, {})
+        objects[name] = {"metadata": {"name": name, "resourceVersion": "1"}, **content}
+
+    def remove_object(self, collection: str, name: str) -> None:
+        """Delete it."""
+        del self._objects[collection][name]
 
     def remove_pod(self, name: str) -> None:
         """Delete a pod."""
@@ -122,6 +132,11 @@ class FakeKubernetes:
                 return 200, {"kind": "PodList", "metadata": metadata, "items": items}
             if parts[:3] == ["api", "v1", "namespaces"] and parts[4] == "pods":
                 return _found(pods.get((parts[3], parts[5])), f"pods {parts[5]!r}")
+            if parts[-1] in self._objects:
+                listed = list(self._objects[parts[-1]].values())
+                return 200, {"metadata": {"resourceVersion": "1"}, "items": listed}
+            if parts[-2] in self._objects:
+                return _found(self._objects[parts[-2]].get(parts[-1]), parts[-1])
             if parts[0] == "apis" and parts[-2] == "runtimeclasses":
                 return _found(self._classes.get(parts[-1]), f"runtimeclasses {parts[-1]!r}")
         return _found(None, path)

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from crust.csi_shim import controller_process
+from crust.csi_shim.controller import Users
 from crust.deferral_keys import Defer
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -50,6 +51,10 @@ class Controller(csi_pb2_grpc.ControllerServicer, csi_pb2_grpc.IdentityServicer)
         self.requests.append(request)
         return csi_pb2.ControllerPublishVolumeResponse(publish_context={"device": "/dev/x"})
 
+    async def ControllerUnpublishVolume(self, request: Any, context: Any) -> Any:
+        self.requests.append(request)
+        return csi_pb2.ControllerUnpublishVolumeResponse()
+
     async def ValidateVolumeCapabilities(self, request: Any, context: Any) -> Any:
         self.requests.append(request)
         answer = csi_pb2.ValidateVolumeCapabilitiesResponse()
@@ -76,7 +81,14 @@ class Served:
     stub: Any
 
 
-async def serve(default: Defer) -> AsyncIterator[Served]:
+class OneUser:
+    """Node "node-a", whose id is "n", uses volume "vol-1"."""
+
+    async def user_of(self, driver: str, volume_id: str, node_id: str) -> str:
+        return "node-a" if (volume_id, node_id) == ("vol-1", "n") else ""
+
+
+async def serve(default: Defer, users: Users | None = None) -> AsyncIterator[Served]:
     driver = Controller()  # type: ignore[abstract]
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
         server = grpc.aio.server()
@@ -85,7 +97,10 @@ async def serve(default: Defer) -> AsyncIterator[Served]:
         server.add_insecure_port(f"unix:{root}/driver.sock")
         await server.start()
         shim = controller_process.serving(
-            socket_path=f"{root}/csi.sock", driver_socket=f"{root}/driver.sock", default=default
+            socket_path=f"{root}/csi.sock",
+            driver_socket=f"{root}/driver.sock",
+            default=default,
+            users=users,
         )
         async with shim, channel.connect(f"{root}/csi.sock") as connected:
             yield Served(driver, csi_pb2_grpc.ControllerStub(connected))
@@ -101,6 +116,12 @@ async def shim() -> AsyncIterator[Served]:
 @pytest_asyncio.fixture
 async def always() -> AsyncIterator[Served]:
     async for served in serve(Defer.ALWAYS):
+        yield served
+
+
+@pytest_asyncio.fixture
+async def with_api() -> AsyncIterator[Served]:
+    async for served in serve(Defer.NEVER, OneUser()):
         yield served
 
 
@@ -299,3 +320,27 @@ async def test_default_of_the_settings_is_written_into_the_volume_context(always
     assert always.driver.last.volume_capabilities[0].HasField("mount")
     await always.stub.ControllerPublishVolume(attach({}))
     assert always.driver.last.volume_capability.HasField("block")
+
+
+def detach(volume_id: str = "vol-1", node_id: str = "n") -> Any:
+    return csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume_id, node_id=node_id)
+
+
+async def test_detach_from_a_node_that_uses_the_volume_is_refused_with_the_remedy(
+    with_api: Served,
+) -> None:
+    call = with_api.stub.ControllerUnpublishVolume(detach())
+    await refused(call, Code.FAILED_PRECONDITION, "node-a", "node.kubernetes.io/out-of-service")
+    assert with_api.driver.requests == []
+
+
+@pytest.mark.parametrize(("volume_id", "node_id"), [("vol-2", "n"), ("vol-1", "m"), ("vol-1", "")])
+async def test_other_detach_passes(with_api: Served, volume_id: str, node_id: str) -> None:
+    request = detach(volume_id, node_id)
+    await with_api.stub.ControllerUnpublishVolume(request)
+    assert with_api.driver.last == request
+
+
+async def test_without_the_kubernetes_api_every_detach_passes(shim: Served) -> None:
+    await shim.stub.ControllerUnpublishVolume(detach())
+    assert shim.driver.last == detach()

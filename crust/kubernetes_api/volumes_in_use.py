@@ -1,0 +1,86 @@
+"""Whether a deferred volume is still in use on the node that it is to be detached from.
+
+Kubernetes detaches by force when an unmount takes more than six minutes: "not safe to detach" then means nothing any
+more. A guest that outlives its pod keeps the volume for that long. On the node nobody is asked, and the driver's
+controller knows of no guest. But the kubelet reports in Node.status.volumesInUse what it has not unmounted yet.
+
+A node that is gone, or that a person has declared dead (taint node.kubernetes.io/out-of-service), uses nothing.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx2
+import lightkube
+from lightkube.resources.core_v1 import Node, PersistentVolume
+from lightkube.resources.storage_v1 import CSINode
+
+from crust import deferral_keys
+from crust.deferral_keys import Defer
+from crust.kubernetes_api.pod_runtimes import KubernetesApiUnavailable
+
+_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+_NOT_FOUND = 404
+
+
+class VolumesInUse:
+    """Asks the Kubernetes API about the volumes of one cluster."""
+
+    def __init__(self, client: lightkube.AsyncClient) -> None:
+        self._client = client
+
+    async def user_of(self, driver: str, volume_id: str, node_id: str) -> str:
+        """The node that reports the deferred volume in use; empty if none does, or the volume is not deferred.
+
+        `node_id` is the driver's id of the node. Raises `KubernetesApiUnavailable`.
+        """
+        async with _asking(f"the use of volume {volume_id[:128]}"):
+            name = await self._name_of(driver, node_id)
+            if not name or not await self._reports(name, driver, volume_id):
+                return ""
+            return name if await self._is_deferred(driver, volume_id) else ""
+
+    async def _name_of(self, driver: str, node_id: str) -> str:
+        async for each in self._client.list(CSINode):
+            drivers = each.spec.drivers or ()
+            if any(found.name == driver and found.nodeID == node_id for found in drivers):
+                return _name(each)
+        return ""
+
+    async def _reports(self, node_name: str, driver: str, volume_id: str) -> bool:
+        try:
+            node = await self._client.get(Node, node_name)
+        except lightkube.ApiError as error:
+            if error.status.code == _NOT_FOUND:
+                return False
+            raise
+        taints = (node.spec.taints if node.spec is not None else None) or ()
+        if any(taint.key == _OUT_OF_SERVICE for taint in taints):
+            return False
+        in_use = (node.status.volumesInUse if node.status is not None else None) or ()
+        return f"kubernetes.io/csi/{driver}^{volume_id}" in in_use
+
+    async def _is_deferred(self, driver: str, volume_id: str) -> bool:
+        async for each in self._client.list(PersistentVolume):
+            csi = each.spec.csi if each.spec is not None else None
+            if csi is not None and (csi.driver, csi.volumeHandle) == (driver, volume_id):
+                return _may_defer(csi.volumeAttributes or {})
+        return False
+
+
+def _may_defer(attributes: Mapping[str, str]) -> bool:
+    wanted = attributes.get(deferral_keys.DEFER)
+    return wanted in (Defer.ALWAYS.value, Defer.RUNTIME_CLASS.value)
+
+
+def _name(found: Any) -> str:
+    return str(found.metadata.name)
+
+
+@contextlib.asynccontextmanager
+async def _asking(what: str) -> AsyncIterator[None]:
+    try:
+        yield
+    except httpx2.HTTPError as error:
+        raise KubernetesApiUnavailable(what, str(error) or type(error).__name__) from error

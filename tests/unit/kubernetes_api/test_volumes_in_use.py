@@ -1,0 +1,103 @@
+"""A deferred volume that a node reports in use is not detached from it, by force either."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from crust.kubernetes_api import pod_runtimes
+from crust.kubernetes_api.volumes_in_use import VolumesInUse
+from tests.support import fake_kubernetes
+from tests.support.fake_kubernetes import FakeKubernetes
+
+DRIVER, VOLUME = "csi.example.com", "vol-1"
+ALWAYS = {"crust.dev/defer": "always"}
+
+
+def report(api: FakeKubernetes, *volumes: str, taint: str = "") -> None:
+    """What the node reports in use."""
+    status = {"volumesInUse": [f"kubernetes.io/csi/{DRIVER}^{each}" for each in volumes]}
+    taints = [{"key": taint, "effect": "NoExecute"}] if taint else []
+    api.add_object("nodes", "node-a", spec={"taints": taints}, status=status)
+
+
+def volume(api: FakeKubernetes, attributes: dict[str, str]) -> None:
+    csi = {"driver": DRIVER, "volumeHandle": VOLUME, "volumeAttributes": attributes}
+    api.add_object("persistentvolumes", "pv-1", spec={"csi": csi})
+
+
+@pytest.fixture
+def api() -> FakeKubernetes:
+    api = FakeKubernetes()
+    drivers = [{"name": DRIVER, "nodeID": "id-of-a"}, {"name": "other", "nodeID": "id-of-b"}]
+    api.add_object("csinodes", "node-a", spec={"drivers": drivers})
+    report(api, VOLUME)
+    volume(api, ALWAYS)
+    return api
+
+
+@pytest.fixture
+def kubeconfig(api: FakeKubernetes, tmp_path: Path) -> Iterator[str]:
+    with fake_kubernetes.serving(api, tmp_path) as path:
+        yield path
+
+
+@pytest_asyncio.fixture
+async def users(kubeconfig: str) -> AsyncIterator[VolumesInUse]:
+    client = pod_runtimes.client(kubeconfig)
+    yield VolumesInUse(client)
+    await client.close()
+
+
+async def user(users: VolumesInUse, node_id: str = "id-of-a") -> str:
+    return await users.user_of(DRIVER, VOLUME, node_id)
+
+
+@pytest.mark.parametrize("wanted", ["always", "runtime-class"])
+async def test_deferred_volume_that_the_node_reports_is_in_use(
+    api: FakeKubernetes, users: VolumesInUse, wanted: str
+) -> None:
+    volume(api, {"crust.dev/defer": wanted})
+    assert await user(users) == "node-a"
+
+
+@pytest.mark.parametrize("attributes", [{}, {"crust.dev/defer": "never"}])
+async def test_volume_that_is_not_deferred_is_kubernetes_business(
+    api: FakeKubernetes, users: VolumesInUse, attributes: dict[str, str]
+) -> None:
+    volume(api, attributes)
+    assert await user(users) == ""
+
+
+async def test_volume_that_the_node_has_unmounted_is_free(
+    api: FakeKubernetes, users: VolumesInUse
+) -> None:
+    report(api, "vol-2")
+    assert await user(users) == ""
+
+
+async def test_node_that_a_person_declared_dead_uses_nothing(
+    api: FakeKubernetes, users: VolumesInUse
+) -> None:
+    report(api, VOLUME, taint="node.kubernetes.io/not-ready")
+    assert await user(users) == "node-a"
+    report(api, VOLUME, taint="node.kubernetes.io/out-of-service")
+    assert await user(users) == ""
+
+
+async def test_node_that_is_gone_uses_nothing(api: FakeKubernetes, users: VolumesInUse) -> None:
+    api.remove_object("nodes", "node-a")
+    assert await user(users) == ""
+
+
+async def test_id_of_another_node_or_driver_is_not_that_node(
+    api: FakeKubernetes, users: VolumesInUse
+) -> None:
+    assert await user(users, "id-of-b") == ""
+
+
+async def test_api_that_is_away_decides_nothing(api: FakeKubernetes, users: VolumesInUse) -> None:
+    api.weather.status = 503
+    with pytest.raises(pod_runtimes.KubernetesApiUnavailable, match="vol-1"):
+        await user(users)
