@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.host.block import holders, loopctl
-from crust.host.files import flocks
+from crust.host.files import flocks, writers
 from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors
 
@@ -339,7 +339,7 @@ def _opened(path: str, *, writable: bool = False) -> Iterator[int]:
 def _open_backing(backing: AnyPath, *, readonly: bool) -> Iterator[int]:
     with oserrors.translating(f"cannot open {backing}"):
         flags = os.O_RDONLY if readonly else os.O_RDWR
-        fd = os.open(backing, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = writers.open_file(backing, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise errors.InvalidRequest(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust import errors
-from crust.host.files import durable
+from crust.host.files import durable, writers
 from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors
 
@@ -52,7 +52,7 @@ def exists(path: AnyPath) -> bool:
 def create(path: AnyPath, size_bytes: int) -> None:
     """Create the image, or complete one that exists already and is not larger. Durable when it returns."""
     with oserrors.translating(f"cannot create the image {path}"):
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with _opened(path, flags) as fd:
             _extend(fd, size_bytes)
         durable.sync_directory(os.path.dirname(path))
@@ -62,7 +62,7 @@ def grow(path: AnyPath, size_bytes: int) -> int:
     """Make the image at least `size_bytes` large, durably; returns its size."""
     with (
         oserrors.translating(f"cannot grow the image {path}"),
-        _opened(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC) as fd,
+        _opened(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC) as fd,
     ):
         return _extend(fd, size_bytes)
 
@@ -83,7 +83,7 @@ def is_hole(path: AnyPath) -> bool:
     """
     with (
         oserrors.translating(f"cannot look for the data of {path}"),
-        _opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC) as fd,
+        _opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as fd,
     ):
         if not os.fstat(fd).st_size:
             return False
@@ -158,7 +158,7 @@ def _extend(fd: int, size_bytes: int) -> int:
 
 @contextmanager
 def _opened(path: AnyPath, flags: int) -> Iterator[int]:
-    fd = os.open(path, flags, 0o600)
+    fd = writers.open_file(path, flags)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise NotAnImage(str(path))

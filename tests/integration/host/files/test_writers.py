@@ -5,13 +5,14 @@ import os
 import select
 import signal
 import subprocess
-import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from crust.host.block import loop
-from crust.host.files import writers
+from crust.host.files import sparse, writers
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import MIB, Attach, MakeFile
 
@@ -46,16 +47,34 @@ def test_has_writers_works_on_every_pool_filesystem(
         assert writers.has_writers(str(path))
 
 
-def test_has_writers_during_an_open_neither_fails_nor_is_signalled(
-    sparse_file: MakeFile, monkeypatch: pytest.MonkeyPatch
+def _open_and_close(path: str) -> None:
+    os.close(os.open(path, os.O_RDWR))
+
+
+def _grow(path: str) -> None:
+    assert sparse.grow(path, 128 * MIB) == 128 * MIB
+
+
+def _create(path: str) -> None:
+    sparse.create(path, 128 * MIB)
+
+
+def _attach(path: str) -> None:
+    loop.detach(loop.attach(path))
+
+
+@pytest.mark.parametrize("open_it", [_open_and_close, _grow, _create, _attach])
+def test_has_writers_during_an_open_lets_both_succeed_and_is_not_signalled(
+    sparse_file: MakeFile, monkeypatch: pytest.MonkeyPatch, open_it: Callable[[str], None]
 ) -> None:
     path = sparse_file()
-    opener = threading.Thread(target=lambda: os.close(os.open(path, os.O_RDWR)))
+    opener = ThreadPoolExecutor(1)
+    opened: list[Future[None]] = []
     real = fcntl.fcntl
 
     def meanwhile(fd: int, command: int, argument: int) -> int:
-        if (command, argument) == (fcntl.F_SETLEASE, fcntl.F_UNLCK):
-            opener.start()
+        if (command, argument) == (fcntl.F_SETLEASE, fcntl.F_UNLCK) and not opened:
+            opened.append(opener.submit(open_it, path))
             assert select.select([signalled], [], [], 30)[0]
         return real(fd, command, argument)
 
@@ -65,8 +84,9 @@ def test_has_writers_during_an_open_neither_fails_nor_is_signalled(
     before = signal.signal(signal.SIGURG, lambda *_: None), signal.set_wakeup_fd(signal_to)
     try:
         assert not writers.has_writers(path)
-        opener.join()
-        assert os.read(signalled, 8) == bytes([signal.SIGURG])
+        opener.shutdown()
+        opened[0].result()
+        assert set(os.read(signalled, 8)) == {signal.SIGURG}
     finally:
         signal.set_wakeup_fd(before[1])
         signal.signal(signal.SIGURG, before[0])
