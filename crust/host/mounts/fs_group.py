@@ -4,17 +4,35 @@ Every file gets the group and group read-write; a directory also gets set-gid an
 have the group too. A symbolic link is changed itself and never followed, other filesystems below the volume are left
 alone, and each step is by descriptor, so a writer inside the volume cannot redirect it. The root comes last: its
 having the group proves that an earlier pass was complete (OnRootMismatch).
+
+However deep a tree is, few descriptors are open: the lowest directories' and no others. Those above are opened again
+on the way back, as "..", and compared with what they were: a directory that a writer moved meanwhile must not lead
+the walk out of the volume.
 """
 
 import os
 import stat
+from dataclasses import dataclass
 
-from crust import volumes
+from crust import errors, volumes
 from crust.host.process import oserrors
 
 _FILE_BITS = 0o660
 _DIRECTORY_BITS = 0o2770
+_HELD = 64
+"""The descriptors of one walk: for most trees all of their levels, so that a writer may move what it likes."""
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class TreeMoved(errors.OperationPending):
+    """A directory deep in the tree was moved while the walk was below it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the group of the volume's files is not set everywhere",
+            why=f"a directory more than {_HELD} levels above the present one was moved meanwhile",
+            hint="retry: the next pass begins anew",
+        )
 
 
 def apply(root: str, change: volumes.GroupChange) -> None:
@@ -38,30 +56,67 @@ def _matches(status: os.stat_result, gid: int) -> bool:
     return status.st_gid == gid and mode & _DIRECTORY_BITS == _DIRECTORY_BITS
 
 
+@dataclass(slots=True)
+class _Level:
+    """A directory on the way down; `fd` is -1 while it is closed."""
+
+    fd: int
+    inode: tuple[int, int]
+    names: list[str]
+
+
 def _walk(root: int, device: int, gid: int) -> None:
-    """Depth first without recursion: a tree may be deeper than Python's stack. Raises `OSError`."""
-    stack = [(os.dup(root), os.listdir(root))]
+    """Depth first without recursion: a tree may be deeper than Python's stack. Raises `OSError`, `TreeMoved`."""
+    levels: list[_Level] = []
     try:
-        while stack:
-            directory, names = stack[-1]
-            if not names:
-                _leave(stack, gid, is_root=len(stack) == 1)
-                continue
-            name = names.pop()
-            if (child := _visit(directory, name, device, gid)) >= 0:
-                stack.append((child, os.listdir(child)))
+        _go_down(levels, os.dup(root))
+        while levels:
+            level = levels[-1]
+            if not level.names:
+                _leave(levels, gid)
+            elif (child := _visit(level.fd, level.names.pop(), device, gid)) >= 0:
+                _go_down(levels, child)
     finally:
-        for directory, _ in stack:
-            os.close(directory)
+        for level in levels:
+            _close(level)
 
 
-def _leave(stack: list[tuple[int, list[str]]], gid: int, *, is_root: bool) -> None:
-    directory, _ = stack.pop()
+def _go_down(levels: list[_Level], directory: int) -> None:
+    level = _Level(directory, _inode(directory), [])
+    levels.append(level)
+    level.names = os.listdir(directory)
+    if len(levels) > _HELD:
+        _close(levels[-_HELD])
+
+
+def _leave(levels: list[_Level], gid: int) -> None:
+    level = levels.pop()
     try:
-        if not is_root:
-            _change_directory(directory, os.fstat(directory), gid)
+        if not levels:
+            return  # the root, which the caller changes last
+        _change_directory(level.fd, os.fstat(level.fd), gid)
+        if levels[-1].fd < 0:
+            _open_again(levels[-1], level.fd)
     finally:
-        os.close(directory)
+        _close(level)
+
+
+def _open_again(level: _Level, child: int) -> None:
+    """Open a closed directory as the parent of the one below it, if it still is that."""
+    level.fd = os.open("..", _OPEN, dir_fd=child)
+    if _inode(level.fd) != level.inode:
+        raise TreeMoved
+
+
+def _close(level: _Level) -> None:
+    if level.fd >= 0:
+        os.close(level.fd)
+        level.fd = -1
+
+
+def _inode(directory: int) -> tuple[int, int]:
+    status = os.fstat(directory)
+    return status.st_dev, status.st_ino
 
 
 def _visit(parent: int, name: str, device: int, gid: int) -> int:

@@ -2,7 +2,10 @@
 
 import os
 import stat
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -115,19 +118,61 @@ def before_open(monkeypatch: pytest.MonkeyPatch, act: Callable[[str, int], None]
     monkeypatch.setattr(os, "open", opened)
 
 
-def test_apply_walks_a_tree_deeper_than_the_python_stack(tmp_path: Path) -> None:
-    depth = 1500
-    parent = os.open(tmp_path, os.O_RDONLY)
+WITH_FEW_DESCRIPTORS = """
+import resource, sys
+from crust import volumes
+from crust.host.mounts import fs_group
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+fs_group.apply(sys.argv[1], volumes.GroupChange(int(sys.argv[2]), volumes.GroupPolicy.ALWAYS))
+"""
+
+
+@contextmanager
+def deep_tree(top: Path, depth: int) -> Iterator[list[int]]:
+    """A chain of directories "d"; yields a descriptor of each, the top's first."""
+    chain = [os.open(top, os.O_RDONLY)]
     for _ in range(depth):
-        os.mkdir("d", dir_fd=parent)
-        child = os.open("d", os.O_RDONLY, dir_fd=parent)
-        os.close(parent)
-        parent = child
-    fs_group.apply(str(tmp_path), ALWAYS)
-    assert os.fstat(parent).st_gid == GID
-    for _ in range(depth):  # by hand: what removes old test directories recurses
-        above = os.open("..", os.O_RDONLY, dir_fd=parent)
-        os.close(parent)
-        os.rmdir("d", dir_fd=above)
-        parent = above
-    os.close(parent)
+        os.mkdir("d", dir_fd=chain[-1])
+        chain.append(os.open("d", os.O_RDONLY, dir_fd=chain[-1]))
+    try:
+        yield chain
+    finally:
+        for fd in reversed(chain):  # by hand: what removes old test directories recurses
+            with suppress(FileNotFoundError):
+                os.rmdir("d", dir_fd=fd)
+            os.close(fd)
+
+
+def test_apply_walks_a_tree_deeper_than_the_limit_of_open_files_and_the_python_stack(
+    tmp_path: Path,
+) -> None:
+    with deep_tree(tmp_path, 1500) as chain:
+        side = os.open("side", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=chain[700])
+        argv = [sys.executable, "-c", WITH_FEW_DESCRIPTORS, str(tmp_path), str(GID)]
+        subprocess.run(argv, check=True)
+        assert {os.fstat(each).st_gid for each in (*chain, side)} == {GID}
+        os.close(side)
+        os.unlink("side", dir_fd=chain[700])
+
+
+def test_apply_does_not_follow_a_directory_that_is_moved_out_while_the_walk_is_deep_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its descriptor was closed, and ".." of what is below it leads out of the volume now."""
+    volume, outside = tmp_path / "volume", tmp_path / "outside"
+    volume.mkdir()
+    outside.mkdir()
+    (outside / "file").touch(mode=0o600)
+    with deep_tree(volume, 200) as chain:
+        deepest = os.fstat(chain[-2]).st_ino
+
+        def move(_name: str, directory: int) -> None:
+            if os.fstat(directory).st_ino == deepest and not (outside / "moved").exists():
+                (volume / "d" / "d").rename(outside / "moved")
+
+        before_open(monkeypatch, move)
+        with pytest.raises(fs_group.TreeMoved):
+            fs_group.apply(str(volume), ALWAYS)
+        assert [os.fstat(chain[each]).st_gid == GID for each in (0, 1, 2)] == [False, False, True]
+        assert {each.stat().st_gid for each in (outside, outside / "file")} == {os.getgid()}
+        (outside / "moved").rename(volume / "d" / "d")
