@@ -10,6 +10,7 @@
         .writer.lock                    locked by the process that writes records
         .new-<digest>.<random>/         an entry that is being built
         .gone-<digest>.<random>/        an entry that is being removed
+        .gone-<digest>.<random>.target/ the same, and its target may still have the guard mount
 
 Readers ignore names that begin with a dot. All other names are unknown: they are reported, never interpreted and
 never deleted. A reader that guesses the meaning of an unknown file makes later formats impossible.
@@ -39,6 +40,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _WRITER_LOCK = ".writer.lock"
 _STAGING = ".new-"
 _GONE = ".gone-"
+_TO_CLEAR = ".target"
+_GONE_TO_CLEAR = re.compile(r"\.gone-([0-9a-f]{64})\.[0-9a-f]+\.target")
 _ENTRY_NAMES = frozenset({RECORD, CLAIM, CLAIM_LOCK})
 
 
@@ -105,9 +108,10 @@ class Layout:
         """A new path for building an entry: on the same filesystem, and hidden."""
         return f"{self.root}/{_STAGING}{digest}.{secrets.token_hex(8)}"
 
-    def new_gone(self, digest: str) -> str:
+    def new_gone(self, digest: str, *, is_target_clear: bool = True) -> str:
         """A new path to which an entry is renamed before it is deleted."""
-        return f"{self.root}/{_GONE}{digest}.{secrets.token_hex(8)}"
+        suffix = "" if is_target_clear else _TO_CLEAR
+        return f"{self.root}/{_GONE}{digest}.{secrets.token_hex(8)}{suffix}"
 
     def record_path(self, key: volumes.TargetPath | str) -> str:
         """Path of `mountInfo.json`."""
@@ -149,3 +153,9 @@ def is_hidden(name: str) -> bool:
 def is_temporary(name: str) -> bool:
     """Whether it names an entry that is being built or removed."""
     return name.startswith((_STAGING, _GONE))
+
+
+def digest_to_clear(name: str) -> str | None:
+    """The entry's digest, if the name says that it is being removed and that its target may not be clear yet."""
+    match = _GONE_TO_CLEAR.fullmatch(name)
+    return match.group(1) if match else None

@@ -2,12 +2,14 @@
 
     publish    build the entry in a dot-directory, fsync, rename it to its name, fsync the root
     rewrite    replace mountInfo.json by rename; the entry, its lock and its claim stay
-    unpublish  take the claim lock, let the caller do its work, rename the entry away, then delete it
+    unpublish  take the claim lock, let the caller work, rename the entry away, clear its target, then delete it
 
 The removal is one rename too, so no reader finds a partial entry, and no later publish finds remains of it. After a
-crash such remains have dot-names: readers ignore them, and `remove_orphans` deletes them. One process writes records
-(the proxy, which holds the lock in the root); any number of processes read. Reading takes no lock. Functions block: a
-caller uses one thread hop for each.
+crash such remains have dot-names: readers ignore them, and `remove_orphans` deletes them. If the target of one was
+not clear yet, its name says so, and the target is cleared first: otherwise an entry could stay that no CO knows of,
+because a restarted kubelet takes only a mount point for a volume. One process writes records (the proxy, which holds
+the lock in the root); any number of processes read. Reading takes no lock. Functions block: a caller uses one thread
+hop for each.
 
 Never used and never deleted: a directory that belongs to another user or that others may write to, and an unreadable
 record.
@@ -17,6 +19,7 @@ import contextlib
 import logging
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -52,6 +55,9 @@ _log = logging.getLogger(__name__)
 
 _LOCKS = 64
 """Entries share locks by their names, so that the locks need no bookkeeping."""
+
+Clear = Callable[[volumes.TargetPath], None]
+"""Removes from a target what belongs to its entry: the guard mount and the directory. Idempotent."""
 
 
 class EntryDiffers(errors.Conflict):
@@ -104,12 +110,23 @@ class Unpublish:
         self._writing = writing
         self.entry = entry
 
-    def complete(self) -> None:
-        """Remove the entry. If the process dies after the rename, `remove_orphans` deletes the rest."""
-        gone = self._layout.new_gone(self._lock.paths.digest)
-        with self._writing, oserrors.translating(f"cannot unpublish {self._lock.paths.directory}"):
-            os.rename(self._lock.paths.directory, gone)
-        durable.sync_directory(self._layout.root)
+    def complete(self, clear: Callable[[], None] | None = None) -> None:
+        """Remove the entry, and clear its target meanwhile. If that fails, the entry is there again.
+
+        If the process dies after the rename, `remove_orphans` does the rest.
+        """
+        directory = self._lock.paths.directory
+        gone = self._layout.new_gone(self._lock.paths.digest, is_target_clear=clear is None)
+        with self._writing, oserrors.translating(f"cannot unpublish {directory}"):
+            os.rename(directory, gone)
+        try:
+            durable.sync_directory(self._layout.root)
+            if clear is not None:
+                clear()
+        except BaseException:
+            with self._writing:
+                _put_back(gone, directory)
+            raise
         _delete_files(gone)
 
     def close(self) -> None:
@@ -237,14 +254,37 @@ class Store:
         )  # this process holds the lock that was read as a claim
         return Unpublish(lock, unclaimed, self.layout, self._writing(paths.digest))
 
-    def remove_orphans(self) -> tuple[str, ...]:
+    def remove_orphans(self, clear: Clear = lambda _: None) -> tuple[str, ...]:
         """Delete entries that a crash left half-built or half-removed; returns the paths that had to be kept.
 
-        Directories with unknown names are kept. Only the directory's writer may call this, before it publishes.
+        A target that an interrupted unpublish has not cleared is cleared first; if that fails, its entry is there
+        again. Directories with unknown names are kept. Only the directory's writer may call this, and before it
+        publishes.
         """
         orphans = filter(layout.is_temporary, names(self.root))
-        paths = (f"{self.root}/{name}" for name in orphans)
-        return tuple(path for path in paths if not _delete_files(path))
+        return tuple(
+            f"{self.root}/{name}"
+            for name in orphans
+            if not (self._is_put_back(name, clear) or _delete_files(f"{self.root}/{name}"))
+        )
+
+    def _is_put_back(self, name: str, clear: Clear) -> bool:
+        """Clear the target of an entry that was being removed; True if that failed, and the entry is there again."""
+        digest = layout.digest_to_clear(name)
+        if digest is None:
+            return False
+        directory, gone = self.layout.entry(digest).directory, f"{self.root}/{name}"
+        held = reserved.read(EntryPaths(digest, gone))
+        if held is None or os.path.lexists(directory):  # published again since
+            return False
+        try:
+            clear(held.target)
+        except errors.CrustError as error:
+            extra = {"target": held.target.text, "error": str(error)}
+            _log.error("an interrupted unpublish cannot be finished", extra=extra)
+            _put_back(gone, directory)
+            return True
+        return False
 
     def _writing(self, digest: str) -> threading.RLock:
         return self._locks[int(digest[:8], 16) % _LOCKS]
@@ -278,6 +318,13 @@ class Store:
             raise ClaimLockMissing(paths.directory)
         claims.create_lock(paths.claim_lock)
         return claims.ClaimLock.acquire(paths, target)
+
+
+def _put_back(gone: str, directory: str) -> None:
+    """Undo the rename of an unpublish: what stands must be visible."""
+    with oserrors.translating(f"cannot restore {directory}"):
+        os.rename(gone, directory)
+    durable.sync_directory(os.path.dirname(directory))
 
 
 def _delete_files(directory: str) -> bool:

@@ -137,13 +137,13 @@ def _watched(store: stores.Store, parts: _Parts) -> AbstractAsyncContextManager[
 async def _load(
     deferred: DeferredVolumes, targets: Targets, roots: Sequence[str], daemon: Daemon
 ) -> None:
-    """Open and lock the handoff directory, remove the orphans of a crash, and load the deferred volumes."""
+    """Open and lock the handoff directory, finish what a crash has interrupted, and load the deferred volumes."""
     store = deferred.store
 
     def prepare() -> Iterable[str]:
         store.open()
         daemon.owned.callback(store.lock().close)
-        for path in store.remove_orphans():
+        for path in store.remove_orphans(targets.unmount_guard):
             _log.warning("orphan kept", extra={"path": path})
         return targets.guards()
 

@@ -1,8 +1,11 @@
 """NodeUnpublishVolume of a deferred volume. The device is never detached while a guest uses it.
 
 The proxy takes the claim lock first, so that no sandbox can claim the volume meanwhile; if a sandbox has it, the call
-fails with the sandbox's name. Then it calls the driver, then removes the guard mount and the directory, and the entry
-last: if the proxy is killed at any point before, the entry is still there and the CO's retry unpublishes it.
+fails with the sandbox's name. Then it calls the driver. Then it renames the entry away, removes the guard mount and
+the directory, and deletes the entry. If the proxy is killed before the rename, entry and guard are still there, and
+the CO unpublishes again: it retries, and a restarted kubelet finds the volume by its mount point, the guard. After
+the rename the driver has nothing any more, and the next start removes the rest without the CO: a kubelet that
+restarts then may find no mount point, and would never ask again.
 """
 
 import logging
@@ -126,9 +129,10 @@ class DeferredUnpublish:
             self._deferred.check_key(record, key)
 
     def _finish(self, target: volumes.TargetPath, entry: stores.Unpublish | None) -> None:
-        self._targets.unmount_guard(target)
-        if entry is not None:
-            entry.complete()
+        if entry is None:
+            self._targets.unmount_guard(target)
+        else:
+            entry.complete(lambda: self._targets.unmount_guard(target))
 
 
 def _report(events: Events, record: Record) -> None:

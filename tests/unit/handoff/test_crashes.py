@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust import errors, volumes
 from crust.handoff import claims
 from crust.handoff.store import Store
 from tests.support import crashes
@@ -106,6 +106,66 @@ def test_unpublish_killed_at_any_call_leaves_the_entry_or_none_and_can_be_repeat
         store.remove_orphans()
         assert _names(store) == []
     assert outcomes == {True, False}
+
+
+def test_unpublish_killed_at_any_call_leaves_the_entry_or_a_target_that_is_cleared_later(
+    stores: Stores, tmp_path: Path
+) -> None:
+    def targets_file(number: int) -> Path:
+        return tmp_path / f"target-{number}"
+
+    def published(number: int) -> None:
+        stores.published(number)
+        targets_file(number).touch()
+
+    def unpublish(number: int) -> None:
+        with stores(number).begin_unpublish(TARGET) as entry:
+            entry.complete(lambda: os.unlink(targets_file(number)))
+
+    kept = set()
+    for number in crashes.crash_points(published, unpublish):
+        store, file = stores(number), targets_file(number)
+        entry = store.read(TARGET)
+        assert entry is None or file.exists(), "an entry without its guard"
+        kept.add((entry is not None, file.exists()))
+        cleared: list[volumes.TargetPath] = []
+        store.remove_orphans(cleared.append)
+        assert cleared == ([TARGET] if entry is None and file.exists() else cleared)
+        assert _names(store) == ([] if entry is None else [TARGET.digest])
+    assert kept == {(True, True), (False, True), (False, False)}
+
+
+def test_unpublish_whose_target_cannot_be_cleared_restores_the_entry(stores: Stores) -> None:
+    def fail(*_: object) -> None:
+        raise errors.Conflict("busy")
+
+    stores.published(0)
+    store = stores(0)
+    with store.begin_unpublish(TARGET) as entry, pytest.raises(errors.Conflict):
+        entry.complete(fail)
+    found = store.read(TARGET)
+    assert found is not None
+    assert found.record == RECORD
+    _leave_uncleared(store)
+    assert store.remove_orphans(fail) == ()
+    assert store.scan() == (found,)
+    claims.ClaimLock.acquire(store.layout.entry(TARGET), TARGET).close()
+
+
+def test_a_target_that_was_published_again_is_not_cleared(stores: Stores) -> None:
+    stores.published(0)
+    store = stores(0)
+    _leave_uncleared(store)
+    again = store.publish(RECORD)
+    cleared: list[volumes.TargetPath] = []
+    assert store.remove_orphans(cleared.append) == ()
+    assert cleared == []
+    assert store.scan() == (again,)
+
+
+def _leave_uncleared(store: Store) -> None:
+    directory = store.layout.entry(TARGET).directory
+    os.rename(directory, store.layout.new_gone(TARGET.digest, is_target_clear=False))
 
 
 def test_claim_write_killed_at_any_call_leaves_the_old_or_the_new_claim_and_never_live(

@@ -151,6 +151,28 @@ async def test_unpublish_killed_at_any_call_is_finished_by_the_retry(around: Aro
     assert number >= 5, "the seam saw too few changes to prove anything"
 
 
+@pytest.mark.spec("D-23")
+async def test_unpublish_killed_at_any_call_leaves_nothing_that_a_restarted_kubelet_does_not_find(
+    around: Around,
+) -> None:
+    target = around.places.target("one")
+    targets = FakeTargets(around.places.kubelet)
+    forgotten = 0
+    for number in range(POINTS_AT_MOST):
+        async with proxy_process.running(around.places):
+            await _again(around, "publish", target)
+        if await _survives(around, "unpublish", target, number):
+            break
+        # the kubelet restarts before the proxy does: only a mount point is a volume to it
+        is_found = targets.has_guard(volumes.TargetPath(target))
+        async with proxy_process.running(around.places):
+            if is_found:
+                await _again(around, "unpublish", target)
+            around.check_untouched(target)
+        forgotten += not is_found
+    assert forgotten >= 3, "no kill came after the guard was unmounted"
+
+
 @pytest.mark.parametrize("call", ["publish", "unpublish"])
 async def test_a_proxy_killed_while_the_driver_works(around: Around, call: str) -> None:
     target = around.places.target("one")
