@@ -42,6 +42,15 @@ def detach(image: str) -> None:
         run("losetup", "--detach", device)
 
 
+def detach_below(directory: str) -> None:
+    """Detach what has its file below a directory, deleted files included."""
+    listed = run("losetup", "--list", "--noheadings", "--output", "NAME,BACK-FILE")
+    for line in listed.splitlines():
+        device, _, backing = line.strip().partition(" ")
+        if backing.strip().startswith(f"{directory}/"):
+            run("losetup", "--detach", device)
+
+
 def rescan(device: str) -> None:
     """Let the device have the size of its image."""
     run("losetup", "--set-capacity", device)

@@ -134,5 +134,4 @@ def running(kind: str, base: str) -> Iterator[ForeignDriver]:
         yield driver
     finally:
         driver.kill()
-        for image in driver.images():
-            disks.detach(image)
+        disks.detach_below(state_dir)
