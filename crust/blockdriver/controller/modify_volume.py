@@ -93,11 +93,11 @@ class VolumeModifier:
         return tuple(each for each in self.node.attached_ids() if self._is_interrupted(each))
 
     def _is_interrupted(self, volume_id: volumes.VolumeId) -> bool:
-        if not self.node.deferred_targets(volume_id):
-            return False
         try:
+            if not self.node.deferred_targets(volume_id):
+                return False
             record = self.volume_records.find(volume_id)
-        except UNREADABLE:  # reported with the volume's health
+        except UNREADABLE:  # reported, and other volumes' changes do not wait for it
             return False
         return record is not None and record.limits_before is not None
 

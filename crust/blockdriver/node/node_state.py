@@ -211,7 +211,11 @@ class NodeState:
             for boot in entries:
                 ours = _BOOT.fullmatch(boot.name) and boot.is_dir(follow_symlinks=False)
                 if ours and boot.path != self._boot:
-                    _remove_boot(boot.path)
+                    try:
+                        _remove_boot(boot.path)
+                    except OSError as err:  # nobody reads it, and the next start tries again
+                        extra = {"path": boot.path, "error": err}
+                        _log.warning("the node state of another boot stays", extra=extra)
 
 
 def _remove_boot(path: str) -> None:

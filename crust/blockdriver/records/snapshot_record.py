@@ -22,6 +22,7 @@ from crust.blockdriver.records.reserve import Reserve
 from crust.blockdriver.records.volume_record import Phase
 from crust.host.files import durable
 from crust.host.files.held_directory import Place
+from crust.host.process import oserrors
 
 SCHEMA: Literal[1] = 1
 _LIMIT_BYTES = 16 * 1024 * 1024
@@ -113,7 +114,9 @@ class SnapshotRecords(Generic[M]):
         with self._guard:
             self._records.clear()
             self._unreadable.clear()
-        for name in os.listdir(self._directory):
+        with oserrors.translating(f"cannot list {self._directory}"):
+            names = os.listdir(self._directory)
+        for name in names:
             if name.endswith(_SUFFIX) and self.is_id(name.removesuffix(_SUFFIX)):
                 self._read(name.removesuffix(_SUFFIX))
 

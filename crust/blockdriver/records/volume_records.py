@@ -15,6 +15,7 @@ from crust.blockdriver.records.stored_record import UNREADABLE
 from crust.blockdriver.records.volume_record import UnreadableVolumeRecord, VolumeRecord
 from crust.host.files import durable
 from crust.host.files.held_directory import Place
+from crust.host.process import oserrors
 
 _SUFFIX = ".json"
 
@@ -118,17 +119,21 @@ class VolumeRecords:
 
     def age_s(self, volume_id: volumes.VolumeId) -> float:
         """The seconds since the last write of the volume's record; 0 if there is none."""
-        try:
-            return max(time.time() - os.stat(self._path(volume_id)).st_mtime, 0.0)
-        except FileNotFoundError:
-            return 0.0
+        path = self._path(volume_id)
+        with oserrors.translating(f"cannot stat {path}"):
+            try:
+                return max(time.time() - os.stat(path).st_mtime, 0.0)
+            except FileNotFoundError:
+                return 0.0
 
     def ids(self) -> tuple[volumes.VolumeId, ...]:
         """The ids of all records, readable or not, sorted."""
         return self.index.page("", 0)
 
     def _on_disk(self) -> Iterator[volumes.VolumeId]:
-        for name in sorted(os.listdir(self._directory)):
+        with oserrors.translating(f"cannot list {self._directory}"):
+            names = sorted(os.listdir(self._directory))
+        for name in names:
             volume_id = name.removesuffix(_SUFFIX)
             if name.endswith(_SUFFIX) and self._is_id(volume_id):
                 yield volumes.VolumeId(volume_id)

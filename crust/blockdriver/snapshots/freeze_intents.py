@@ -57,14 +57,14 @@ class Intents:
     def _read(self, volume_id: volumes.VolumeId) -> Intent | None:
         try:
             data = durable.read(self._path(volume_id), limit_bytes=_LIMIT_BYTES)
+            boot_id, _, what = data.decode("utf-8", "replace").removesuffix("\n").partition(" ")
+            if boot_id != boot.boot_id():
+                self.forget(volume_id)
+                return None
         except errors.CrustError as err:  # the writers of other volumes must not wait for this one
             _log.error(
                 "a freeze intent cannot be read", extra={"volume_id": volume_id, "error": err}
             )
-            return None
-        boot_id, _, what = data.decode("utf-8", "replace").removesuffix("\n").partition(" ")
-        if boot_id != boot.boot_id():
-            self.forget(volume_id)
             return None
         if what.startswith(_GUEST):
             return Intent(volume_id, target=what.removeprefix(_GUEST))

@@ -8,6 +8,7 @@ A read refuses what another user could have written: a symbolic link, a pipe or 
 or may write.
 """
 
+import logging
 import os
 import secrets
 import stat
@@ -15,6 +16,8 @@ from collections.abc import Callable
 
 from crust import errors
 from crust.host.process import oserrors
+
+_log = logging.getLogger(__name__)
 
 _TEMPORARY_SUFFIX = ".crust-tmp"
 
@@ -176,11 +179,17 @@ def remove_temporary_files(directory: str | os.PathLike[str]) -> None:
     """Remove the temporary files that a crash left in a directory.
 
     Only the directory's one writer may call it, while it writes nothing: a file in progress looks the same.
+    One that cannot be removed, a damaged one for example, stays: nothing ever reads it.
     """
     with oserrors.translating(f"cannot remove temporary files from {directory}"):
-        for name in os.listdir(directory):
-            if name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX):
+        names = os.listdir(directory)
+    for name in names:
+        if name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX):
+            try:
                 os.unlink(os.path.join(directory, name))
+            except OSError as err:
+                extra = {"directory": str(directory), "file": name, "error": err}
+                _log.warning("a temporary file of a crash cannot be removed", extra=extra)
 
 
 def _place(

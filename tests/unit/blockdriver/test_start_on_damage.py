@@ -1,0 +1,48 @@
+"""A start finds files that nobody can remove, and directories that nobody can list."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from crust import errors
+from crust.host.process import boot
+from tests.support import driver_state
+
+OTHER_BOOT = "11111111-2222-3333-4444-555555555555"
+DIRECTORIES = ("state/records", "state/content", "state/snapshots", "state/groups", "run/freezes")
+
+
+async def test_start_leaves_what_a_crash_left_if_it_cannot_be_removed(tmp_path: Path) -> None:
+    state = driver_state.opened(tmp_path)
+    made = await state.controller_rules.provisioner.create(driver_state.create())
+    run = tmp_path / "run"
+    for each in (run / boot.boot_id() / "staged", *(tmp_path / each for each in DIRECTORIES)):
+        (each / ".name.0123.crust-tmp" / "in it").mkdir(parents=True)
+    (run / OTHER_BOOT / "staged" / "directory" / "in it").mkdir(parents=True)
+    state.stores.pool.let_go()
+    again = driver_state.opened(tmp_path)
+    assert again.stores.volume_records.ids() == (made.volume_id,)
+    assert (run / OTHER_BOOT / "staged" / "directory").is_dir()
+
+
+@pytest.mark.parametrize("name", ["records", "snapshots", "groups"])
+async def test_start_with_a_directory_that_cannot_be_listed_is_an_error_that_the_watch_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    state = driver_state.opened(tmp_path)
+    listed = (tmp_path / "state" / name).stat()
+    real, looks = os.listdir, 0
+
+    def failing(path: str) -> list[str]:
+        nonlocal looks
+        if os.path.samestat(os.stat(path), listed):
+            looks += 1
+            if looks > 1:  # the first look is for temporary files
+                raise OSError(5, "Input/output error")
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", failing)
+    with pytest.raises(errors.RuntimeFailed, match="cannot list"):
+        state.open()
+    assert looks == 2
