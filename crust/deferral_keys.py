@@ -16,6 +16,10 @@ DEFER = "crust.dev/defer"
 RUNTIME_HANDLER = "crust.dev/runtime-handler"
 CREATED_EMPTY = "crust.dev/created-empty"
 """True: nobody has written the volume but the kernels it was published to; the guest may format it if it is blank."""
+FORMAT_IN = "crust.dev/format-in"
+ENCRYPTION = "crust.dev/encryption"
+PASSPHRASE = "passphrase"
+"""The key of the secret that opens an encrypted volume: in a stage or a publish, and in a deferred mount."""
 EXT4_BYTES_PER_INODE = "crust.dev/ext4-bytes-per-inode"
 EXT4_RESERVED_PERCENT = "crust.dev/ext4-reserved-percent"
 
@@ -27,6 +31,42 @@ class Defer(enum.Enum):
     NEVER = "never"
     RUNTIME_CLASS = "runtime-class"
     """The RuntimeClass of each pod decides."""
+
+
+class EncryptedOnHost(errors.NotReady):
+    """A publish on the host of a volume whose filesystem is in a container that only guests open."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"volume {volume_id[:128]!r} cannot be published on this host",
+            why=f"{ENCRYPTION} says that it is encrypted, and only a guest opens it: the host would show a pod the "
+            "encrypted bytes, or keep its data unencrypted",
+            hint="run the pod with a runtime class whose handler offers LUKS, with crust.dev/defer: always",
+        )
+
+
+class FilesystemOfGuest(errors.NotReady):
+    """A mount on the host of a volume whose filesystem this host must not read."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"volume {volume_id[:128]!r} cannot be mounted on this host",
+            why=f"{FORMAT_IN} is guest: its filesystem is untrusted, and no host parses it",
+            hint="run the pod with a runtime class whose handler offers FORMAT, with crust.dev/defer: always",
+        )
+
+
+class PassphraseMissing(errors.NotReady):
+    """The volume is encrypted, and neither its publish nor what is known of its stage has the passphrase."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"volume {volume_id[:128]!r} is encrypted, and its passphrase is not known",
+            why=f"the publish has no secret {PASSPHRASE!r}, and the stage had none, or this process was started "
+            "after it: secrets are kept in memory only",
+            hint="delete the pod, so that the kubelet stages the volume again; or set "
+            "csi.storage.k8s.io/node-publish-secret-name in the StorageClass, so that each publish has it",
+        )
 
 
 class InvalidDeferKey(errors.InvalidRequest):
@@ -65,6 +105,55 @@ def guest_format(context: Mapping[str, str]) -> volumes.GuestFormat | None:
     )
     made.check()
     return made
+
+
+def encryption(context: Mapping[str, str]) -> volumes.Encryption | None:
+    """What is between device and filesystem; None if nothing is. Raises `InvalidDeferKey`."""
+    value = context.get(ENCRYPTION)
+    if value is None:
+        return None
+    if value != volumes.Encryption.LUKS.value:
+        raise InvalidDeferKey(ENCRYPTION, value, "luks")
+    _check_not_never(context, ENCRYPTION)
+    return volumes.Encryption.LUKS
+
+
+def formats_in_guest(context: Mapping[str, str]) -> bool:
+    """Whether only a guest may make and read the filesystem; an encrypted one is such. Raises `InvalidDeferKey`."""
+    value = context.get(FORMAT_IN)
+    if value is None:
+        return encryption(context) is not None
+    if value != "guest":
+        raise InvalidDeferKey(FORMAT_IN, value, "guest")
+    _check_not_never(context, FORMAT_IN)
+    encryption(context)
+    return True
+
+
+def passphrase(volume_id: str, *secrets: Mapping[str, str]) -> str:
+    """The passphrase from the first of `secrets` that has it. Raises `PassphraseMissing`."""
+    for each in secrets:
+        if each.get(PASSPHRASE):
+            return each[PASSPHRASE]
+    raise PassphraseMissing(volume_id)
+
+
+def check_host_publish(volume_id: str, context: Mapping[str, str], *, is_block: bool) -> None:
+    """Raise `EncryptedOnHost`, `FilesystemOfGuest` for a publish on the host that the volume forbids.
+
+    An encrypted volume is refused as a raw device too: a pod would write its data there as it is.
+    """
+    if ENCRYPTION in context:
+        raise EncryptedOnHost(volume_id)
+    if FORMAT_IN in context and not is_block:
+        raise FilesystemOfGuest(volume_id)
+
+
+def _check_not_never(context: Mapping[str, str], key: str) -> None:
+    if defer(context) is Defer.NEVER:
+        raise InvalidDeferKey(
+            DEFER, Defer.NEVER.value, f"always or runtime-class where {key} is set"
+        )
 
 
 def without(context: Mapping[str, str]) -> dict[str, str]:

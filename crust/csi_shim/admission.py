@@ -49,6 +49,7 @@ class Admitted:
     group: volumes.GroupChange | None
     partition: int | None
     format: volumes.GuestFormat | None
+    encryption: volumes.Encryption | None
 
 
 def check_stage(driver: str, request: csi_pb2.NodeStageVolumeRequest) -> None:
@@ -75,6 +76,7 @@ def admit(driver: str, request: csi_pb2.NodePublishVolumeRequest) -> Admitted:
         group=access.group,
         partition=_partition(request.volume_context),
         format=_format(request, access),
+        encryption=_encryption(request.volume_context),
     )
 
 
@@ -112,6 +114,11 @@ def _partition(context: Mapping[str, str]) -> int | None:
     if not (text.isascii() and text.isdecimal()):
         raise deferral_keys.InvalidDeferKey(vendors.PARTITION, text, "a decimal number")
     return int(text)
+
+
+def _encryption(context: Mapping[str, str]) -> volumes.Encryption | None:
+    deferral_keys.formats_in_guest(context)  # always so for a wrapped driver; checked all the same
+    return deferral_keys.encryption(context)
 
 
 def _format(

@@ -1,8 +1,9 @@
 """The requests that the driver gets in place of the CO's: the same volume, as a raw block device at private paths.
 
 Different are the kind of access, the paths, `readonly` (some drivers refuse a read-only block volume, and where they
-take it, nothing enforces it), the flag, and the keys of crust in the volume context. Everything else stays: access
-mode, publish context, secrets, the pod's data, the vendor's keys.
+take it, nothing enforces it), the flag, the keys of crust in the volume context, and of an encrypted volume the
+passphrase, which is the guest's. Everything else stays: access mode, publish context, other secrets, the pod's data,
+the vendor's keys.
 """
 
 from crust import deferral_keys
@@ -87,6 +88,8 @@ def stage_of(request: csi_pb2.NodePublishVolumeRequest) -> csi_pb2.NodeStageVolu
 def _take_own_keys(
     request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
 ) -> None:
+    if deferral_keys.ENCRYPTION in request.volume_context:
+        request.secrets.pop(deferral_keys.PASSPHRASE, None)
     kept = deferral_keys.without(request.volume_context)
     request.ClearField("volume_context")
     request.volume_context.update(kept)

@@ -23,6 +23,8 @@ from crust.wire.csi.v1 import csi_pb2
 _PARAMETERS = (
     deferral_keys.DEFER,
     deferral_keys.RUNTIME_HANDLER,
+    deferral_keys.FORMAT_IN,
+    deferral_keys.ENCRYPTION,
     deferral_keys.EXT4_BYTES_PER_INODE,
     deferral_keys.EXT4_RESERVED_PERCENT,
 )
@@ -63,6 +65,7 @@ class Wish:
         }
         keys = {**translated, **wish.keys}
         deferral_keys.guest_format({**keys, deferral_keys.CREATED_EMPTY: "true"})
+        deferral_keys.formats_in_guest(keys)
         return cls(keys, wish.defer)
 
     @classmethod
@@ -78,7 +81,8 @@ class Wish:
     @property
     def may_defer(self) -> bool:
         """Whether some publish of the volume may be deferred."""
-        return self.defer in (Defer.ALWAYS, Defer.RUNTIME_CLASS)
+        decided = self.defer in (Defer.ALWAYS, Defer.RUNTIME_CLASS)
+        return decided or deferral_keys.formats_in_guest(self.keys)
 
     @property
     def is_block(self) -> bool:

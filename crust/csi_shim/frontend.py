@@ -161,14 +161,15 @@ class Frontend:
     ) -> bool:
         """Whether the volume is staged as block: it is deferred, or its publish decides."""
         said = deferral_keys.defer(request.volume_context)
-        if (said or self._wrapping.default) is deferral_keys.Defer.NEVER:
+        in_guest = deferral_keys.formats_in_guest(request.volume_context)
+        if (said or self._wrapping.default) is deferral_keys.Defer.NEVER and not in_guest:
             return False
         if (await self._capabilities(context)).defers:
             return False
         try:
             admission.check_stage(await self._facts.name(), request)
         except admission.CannotBeDeferred:
-            if said is deferral_keys.Defer.ALWAYS:
+            if said is deferral_keys.Defer.ALWAYS or in_guest:
                 raise
             return False  # for the host; a deferred publish is refused with this reason
         return True
@@ -201,6 +202,11 @@ class Frontend:
     async def _host_publish(
         self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, context: passthrough.Context
     ) -> bytes:
+        deferral_keys.check_host_publish(
+            request.volume_id,
+            request.volume_context,
+            is_block=request.volume_capability.HasField("block"),
+        )
         volume = await self._volume(request.volume_id, context)
         self._staging.published_on_host(volume.paths.key, request.target_path)
         if not request.volume_capability.HasField("mount"):

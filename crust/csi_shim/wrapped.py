@@ -7,11 +7,12 @@ method is the work of an operation: it outlives its caller, and the caller runs 
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 
 import grpc.aio
 
-from crust import errors, volumes
+from crust import deferral_keys, errors, volumes
 from crust.csi_shim import (
     admission,
     as_block,
@@ -50,6 +51,7 @@ class WrappedVolumes:
         is_new = not there.is_published
         try:
             wanted = admission.admit(key.driver, request)
+            secrets = self._secrets(wanted, key, request)
             await self._staging.ensure_block(volume, request)
         except (grpc.aio.AioRpcError, errors.CrustError) as error:
             residue = Residue.EXISTS if there.mounts else Residue.NONE
@@ -64,8 +66,23 @@ class WrappedVolumes:
             residue = await self._undo(volume, leaf, error) if is_new else Residue.EXISTS
             raise outcome.answer("NodePublishVolume", error, residue) from error
         answer = csi_pb2.NodePublishVolumeResponse()
-        answer.deferred_mount.CopyFrom(csi.deferred_mount_to_wire(_mount(wanted, source, size)))
+        answer.deferred_mount.CopyFrom(
+            csi.deferred_mount_to_wire(_mount(wanted, source, size, secrets))
+        )
         return answer
+
+    def _secrets(
+        self,
+        wanted: admission.Admitted,
+        key: volumes.VolumeKey,
+        request: csi_pb2.NodePublishVolumeRequest,
+    ) -> Mapping[str, str]:
+        """What the guest needs to open the volume: of this publish, else of the stage. Raises `PassphraseMissing`."""
+        if wanted.encryption is None:
+            return {}
+        staged = self._staging.request_of(key)
+        known = (request.secrets, staged.secrets if staged is not None else {})
+        return {deferral_keys.PASSPHRASE: deferral_keys.passphrase(key.volume_id, *known)}
 
     async def publish_on_host(
         self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest
@@ -176,7 +193,7 @@ class WrappedVolumes:
 
 
 def _mount(
-    wanted: admission.Admitted, source: volumes.BlockSource, size: int
+    wanted: admission.Admitted, source: volumes.BlockSource, size: int, secrets: Mapping[str, str]
 ) -> volumes.DeferredMount:
     return volumes.DeferredMount(
         source=source,
@@ -186,4 +203,6 @@ def _mount(
         readonly=wanted.readonly,
         capacity_bytes=size,
         format=wanted.format,
+        encryption=wanted.encryption,
+        secrets=secrets,
     )

@@ -169,7 +169,9 @@ async def _serve_proxy_sockets(
     )
     expand = DeferredExpand(*common, parts.devices, parts.deferred.operations)
     runtime = RuntimeApi(*common, Mutations(stage, expand, freeze, io_limits))
-    registry = HandlerRegistry(parts.handlers, parts.peers, parts.events, settings.volumes_root)
+    registry = HandlerRegistry(
+        parts.handlers, parts.peers, parts.events, parts.deferred, settings.volumes_root
+    )
     inspect = Inspect(drivers, parts.handlers, parts.deferred, parts.events, parts.daemon.health)
     await stack.enter_async_context(
         server.serving(

@@ -11,7 +11,7 @@ from typing import TypeVar
 import grpc.aio
 from google.protobuf.message import Message
 
-from crust import errors, operations, volumes
+from crust import deferral_keys, errors, operations, volumes
 from crust.handoff.record import Record
 from crust.host.process.bounded_calls import BoundedCalls
 from crust.proxy import policy, reservations
@@ -190,6 +190,11 @@ class CsiFrontend:
             self._deferred.operations.shared(target, "NodePublishVolume"),
         ):
             self._check_host_publish(request)
+            deferral_keys.check_host_publish(
+                request.volume_id,
+                request.volume_context,
+                is_block=request.volume_capability.HasField("block"),
+            )
             if request.volume_capability.HasField("block"):
                 self._deferred.raw.passes(target.text)
             call = PublishCall(key, decision.handler, _readonly(request), guarded=False)

@@ -26,6 +26,7 @@ from crust.proxy.driver_calls import DriverCalls
 from crust.proxy.handoff_index import HandoffIndex, Known, keys_of
 from crust.proxy.raw_publishes import RawPublishes
 from crust.proxy.reservations import Reservation, ReservedByUnreadableEntry
+from crust.proxy.volume_secrets import VolumeSecrets
 
 Holder = tuple[str, datetime.datetime | None]
 """A sandbox and the time of its claim; the name is empty until the sandbox has written claim.json."""
@@ -90,6 +91,7 @@ class DeferredVolumes:
         """
         self.driver_calls = DriverCalls()
         self.raw = RawPublishes(devices)
+        self.secrets = VolumeSecrets(store)
 
     async def look(self) -> tuple[Change, ...]:
         """Scan the directory, and put what has changed into the index; returns the entries that were read."""
@@ -242,7 +244,8 @@ class DeferredVolumes:
         self._written(record.digest, Known(entry, reservations.of(record, devices)))
 
     def forget(self, target: volumes.TargetPath) -> None:
-        """Remove an unpublished record from the index."""
+        """Remove an unpublished record from the index, and its secrets."""
+        self.secrets.drop(target)
         self._written(target.digest, None)
 
     def _written(self, digest: str, known: Known | None) -> None:

@@ -17,7 +17,7 @@ from typing import Self
 
 import grpc.aio
 
-from crust import errors, metrics, mount_options, operations, volumes
+from crust import deferral_keys, errors, metrics, mount_options, operations, volumes
 from crust.handoff.record import Record
 from crust.handoff.store import EntryDiffers
 from crust.host.block.device_sets import DeviceSet
@@ -46,6 +46,18 @@ class DriverIgnoredDeferral(errors.RuntimeFailed):
             f"volume {key} was not deferred",
             why="the driver answered without deferred_mount; the proxy called unpublish",
             hint="put a crust shim between the proxy and the driver",
+        )
+
+
+class DriverIgnoredEncryption(errors.RuntimeFailed):
+    """The volume context says that the volume is encrypted, and the driver's answer does not."""
+
+    def __init__(self, key: volumes.VolumeKey, asked: volumes.Encryption) -> None:
+        super().__init__(
+            f"volume {key} was not deferred",
+            why=f"{deferral_keys.ENCRYPTION} is {asked.value}, and the driver answered without encryption: the guest "
+            "would write it unencrypted",
+            hint="update the driver, or the crust shim in front of it",
         )
 
 
@@ -165,9 +177,11 @@ class DeferredPublish:
             if self._is_staged(wanted, response):
                 self._deferred.unfinished.discard(wanted.target.text)
                 return csi_pb2.NodePublishVolumeResponse()
-            record = self._record(wanted, attempt, decision, handler, response)
-            record, shared = await workers.run(self._place, record, attempt)
-            self._deferred.remember(record, shared)
+            mount = _mount(wanted, request, response)
+            record = self._record(wanted, attempt, decision, handler, mount)
+            with self._deferred.secrets.kept(record, mount.secrets):
+                record, shared = await workers.run(self._place, record, attempt)
+                self._deferred.remember(record, shared)
             self._deferred.unfinished.discard(wanted.target.text)
         except BaseException as error:
             if attempt.is_new:
@@ -273,18 +287,9 @@ class DeferredPublish:
         attempt: _Attempt,
         decision: Decision,
         handler: Handler | None,
-        response: csi_pb2.NodePublishVolumeResponse,
+        mount: volumes.DeferredMount,
     ) -> Record:
         """The record, checked with the driver's answer."""
-        if not response.HasField("deferred_mount"):
-            raise DriverIgnoredDeferral(wanted.key)
-        answer = csi.deferred_mount(response.deferred_mount)
-        mount = replace(
-            answer,
-            readonly=answer.readonly or wanted.readonly,
-            # asked for, and perhaps not repeated by the driver: they must reach the runtime (KEP-2857)
-            mount_options=(*answer.mount_options, *wanted.options),
-        )
         handler_admission.check_answer(wanted.access, mount)
         if handler is not None:
             handler_admission.check(
@@ -361,6 +366,29 @@ class DeferredPublish:
             _log.warning("guard mount not removed", extra={"target": target.text, "error": error})
             return Residue.EXISTS
         return Residue.NONE
+
+
+def _mount(
+    wanted: _Wanted,
+    request: csi_pb2.NodePublishVolumeRequest,
+    response: csi_pb2.NodePublishVolumeResponse,
+) -> volumes.DeferredMount:
+    """What the driver answered, with what the CO asked for.
+
+    Raises `DriverIgnoredDeferral`, `DriverIgnoredEncryption`.
+    """
+    if not response.HasField("deferred_mount"):
+        raise DriverIgnoredDeferral(wanted.key)
+    answer = csi.deferred_mount(response.deferred_mount)
+    asked = deferral_keys.encryption(request.volume_context)
+    if asked is not None and answer.encryption is not asked:
+        raise DriverIgnoredEncryption(wanted.key, asked)
+    return replace(
+        answer,
+        readonly=answer.readonly or wanted.readonly,
+        # asked for, and perhaps not repeated by the driver: they must reach the runtime (KEP-2857)
+        mount_options=(*answer.mount_options, *wanted.options),
+    )
 
 
 def _report(events: Events, record: Record, decision: Decision) -> None:

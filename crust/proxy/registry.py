@@ -10,6 +10,7 @@ import grpc.aio
 
 import crust
 from crust import errors, volumes
+from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.events import Event, Events
 from crust.proxy.handlers import Feature, Handler, Handlers
 from crust.proxy.peers import HandlerPeers
@@ -38,8 +39,14 @@ class HandlerRegistry(handlers_pb2_grpc.HandlerRegistryServicer):
     """The service HandlerRegistry: the open stream is the handler session."""
 
     def __init__(
-        self, handlers: Handlers, peers: HandlerPeers, events: Events, volumes_directory: str
+        self,
+        handlers: Handlers,
+        peers: HandlerPeers,
+        events: Events,
+        deferred: DeferredVolumes,
+        volumes_directory: str,
     ) -> None:
+        self._deferred = deferred
         self._handlers = handlers
         self._peers = peers
         self._events = events
@@ -66,6 +73,18 @@ class HandlerRegistry(handlers_pb2_grpc.HandlerRegistryServicer):
             finally:
                 self._report("handler-lost", handler)
                 await self._peers.drop(handler)
+
+    async def GetVolumeSecrets(
+        self,
+        request: handlers_pb2.GetVolumeSecretsRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> handlers_pb2.GetVolumeSecretsResponse:
+        """The secrets of a volume that a live sandbox of the handler has claimed."""
+        target = volumes.TargetPath.parse(request.target_path, role="target_path")
+        record = self._deferred.expect(target.text)
+        await self._handlers.owner(volumes.HandlerName(request.handler))
+        found = await self._deferred.secrets.of(record, request.handler)
+        return handlers_pb2.GetVolumeSecretsResponse(secrets=found)
 
     def _report(self, kind: str, handler: Handler) -> None:
         _log.info(kind, extra={"handler": handler.name, "endpoint": handler.endpoint})

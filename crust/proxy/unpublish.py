@@ -53,8 +53,8 @@ class DeferredUnpublish:
         response = await self._remove(
             backend, target, flagged, caller, lambda: self._begin(target, key)
         )
+        self._deferred.forget(target)
         if record is not None:
-            self._deferred.forget(target)
             operations.after_answer(lambda: _report(self._events, record))
         return response
 

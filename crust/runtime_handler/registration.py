@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 import grpc.aio
@@ -25,6 +25,7 @@ __all__ = [
     "RegisterRequest",
     "RegisterResponse",
     "Registration",
+    "keeping",
     "registered",
 ]
 
@@ -32,6 +33,7 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 5.0
+_SECRETS_S = 30.0
 
 
 Feature = volumes.HandlerFeature
@@ -73,6 +75,12 @@ class Registration:
         self.error: errors.CrustError | None = None
         self._socket = proxy_socket
         self._request = request
+        self._stub: handlers_pb2_grpc.HandlerRegistryAsyncStub | None = None
+
+    @property
+    def name(self) -> volumes.HandlerName:
+        """The handler's name."""
+        return self._request.name
 
     async def run(self) -> None:
         """Stay registered until cancelled.
@@ -89,6 +97,29 @@ class Registration:
             await asyncio.sleep(random.uniform(pause_s / 2, pause_s))
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
+    async def secrets_of(self, target: volumes.TargetPath) -> Mapping[str, str]:
+        """The secrets of a volume that a sandbox of this handler has claimed; empty for one that needs none.
+
+        Keep them in memory only, no longer than it takes to open the volume. Raises `errors.NotReady` if the proxy
+        does not see the claim, or was started after the publish and does not know them; `errors.NotFound`;
+        `errors.PeerUnavailable` without a session.
+        """
+        stub = self._stub
+        if stub is None:
+            raise errors.PeerUnavailable(
+                f"the secrets of the volume at {target} cannot be had",
+                why="this handler is not registered with the proxy now",
+                hint="retry when it is; the log says why it is not",
+            )
+        request = handlers_pb2.GetVolumeSecretsRequest(
+            target_path=target.text, handler=self._request.name
+        )
+        try:
+            answer = await stub.GetVolumeSecrets(request, timeout=_SECRETS_S)
+        except grpc.aio.AioRpcError as err:
+            raise status.to_error(err) from err
+        return dict(answer.secrets)
+
     async def _hold_session(self, to_proxy: grpc.aio.Channel) -> bool:
         """Register and wait until the stream ends; returns whether the proxy had accepted the registration."""
         stub: handlers_pb2_grpc.HandlerRegistryAsyncStub
@@ -98,6 +129,7 @@ class Registration:
             # wait_for_ready: without a proxy this waits for the channel, which reconnects all the time.
             async for answer in stub.Register(_to_wire(self._request), wait_for_ready=True):
                 answered = True
+                self._stub = stub
                 self._session_began(answer)
             self.error = errors.PeerUnavailable("the proxy ended the registration")
         except grpc.aio.AioRpcError as err:
@@ -121,6 +153,7 @@ class Registration:
             raise error
 
     def _session_ended(self, *, answered: bool) -> None:
+        self._stub = None
         self.registered.clear()
         self.lost.set()
         event = "lost the session with the proxy" if answered else "not registered"
@@ -135,10 +168,17 @@ async def registered(proxy_socket: str, request: RegisterRequest) -> AsyncIterat
     group.
     """
     registration = Registration(proxy_socket, request)
+    async with keeping(registration):
+        yield registration
+
+
+@contextlib.asynccontextmanager
+async def keeping(registration: Registration) -> AsyncIterator[None]:
+    """The same for a registration that was made before: parts of the program may need it first."""
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(registration.run(), name=f"registration of {request.name}")
+        task = group.create_task(registration.run(), name=f"registration of {registration.name}")
         try:
-            yield registration
+            yield
         finally:
             task.cancel()
 

@@ -48,3 +48,45 @@ def test_invalid_format_option_is_refused(key: str, value: str) -> None:
 def test_a_wrapped_driver_gets_no_key_of_crust() -> None:
     context = {"crust.dev/defer": "always", "vendor/key": "1", "plain": "2"}
     assert deferral_keys.without(context) == {"vendor/key": "1", "plain": "2"}
+
+
+def test_encryption_is_luks_or_nothing_and_is_formatted_by_guests_alone() -> None:
+    assert deferral_keys.encryption({}) is None
+    assert not deferral_keys.formats_in_guest({})
+    luks = {"crust.dev/encryption": "luks"}
+    assert deferral_keys.encryption(luks) is volumes.Encryption.LUKS
+    assert deferral_keys.formats_in_guest(luks)
+    assert deferral_keys.formats_in_guest({"crust.dev/format-in": "guest"})
+
+
+@pytest.mark.parametrize(
+    ("context", "allowed"),
+    [
+        ({"crust.dev/encryption": "LUKS"}, "it must be luks"),
+        ({"crust.dev/encryption": ""}, "it must be luks"),
+        ({"crust.dev/format-in": "host"}, "it must be guest"),
+        ({"crust.dev/encryption": "luks", "crust.dev/defer": "never"}, "always or runtime-class"),
+        ({"crust.dev/format-in": "guest", "crust.dev/defer": "never"}, "always or runtime-class"),
+    ],
+)
+def test_context_that_contradicts_itself_is_refused(context: dict[str, str], allowed: str) -> None:
+    with pytest.raises(deferral_keys.InvalidDeferKey, match=allowed):
+        deferral_keys.formats_in_guest(context)
+
+
+def test_passphrase_is_the_first_that_is_given() -> None:
+    of_stage, of_publish = {"passphrase": "old"}, {"passphrase": "new", "other": "x"}
+    assert deferral_keys.passphrase("vol-1", of_publish, of_stage) == "new"
+    assert deferral_keys.passphrase("vol-1", {"passphrase": ""}, of_stage) == "old"
+    with pytest.raises(deferral_keys.PassphraseMissing, match="node-publish-secret-name"):
+        deferral_keys.passphrase("vol-1", {}, {"other": "x"})
+
+
+def test_encrypted_volume_is_not_published_on_the_host_not_even_raw() -> None:
+    luks, guest = {"crust.dev/encryption": "luks"}, {"crust.dev/format-in": "guest"}
+    for is_block in (False, True):
+        with pytest.raises(deferral_keys.EncryptedOnHost):
+            deferral_keys.check_host_publish("vol-1", luks, is_block=is_block)
+    with pytest.raises(deferral_keys.FilesystemOfGuest):
+        deferral_keys.check_host_publish("vol-1", guest, is_block=False)
+    deferral_keys.check_host_publish("vol-1", guest, is_block=True)

@@ -145,6 +145,72 @@ class RegisterResponse(_message.Message):
 Global___RegisterResponse: _TypeAlias = RegisterResponse  # noqa: Y015
 
 @_typing.final
+class GetVolumeSecretsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_PATH_FIELD_NUMBER: _builtins.int
+    HANDLER_FIELD_NUMBER: _builtins.int
+    target_path: _builtins.str
+    """REQUIRED."""
+    handler: _builtins.str
+    """REQUIRED. The name under which the caller is registered."""
+    def __init__(
+        self,
+        *,
+        target_path: _builtins.str = ...,
+        handler: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handler", b"handler", "target_path", b"target_path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetVolumeSecretsRequest: _TypeAlias = GetVolumeSecretsRequest  # noqa: Y015
+
+@_typing.final
+class GetVolumeSecretsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SecretsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SECRETS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """"passphrase" for a volume whose record says that it is encrypted. Empty for one that needs none."""
+
+    def __init__(
+        self,
+        *,
+        secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["secrets", b"secrets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetVolumeSecretsResponse: _TypeAlias = GetVolumeSecretsResponse  # noqa: Y015
+
+@_typing.final
 class GetVolumeStatsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

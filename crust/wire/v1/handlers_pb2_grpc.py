@@ -39,6 +39,11 @@ class HandlerRegistryStub:
                 request_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.RegisterRequest.SerializeToString,
                 response_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.RegisterResponse.FromString,
                 _registered_method=True)
+        self.GetVolumeSecrets = channel.unary_unary(
+                '/crust.v1.HandlerRegistry/GetVolumeSecrets',
+                request_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.GetVolumeSecretsRequest.SerializeToString,
+                response_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.GetVolumeSecretsResponse.FromString,
+                _registered_method=True)
 
 
 class HandlerRegistryServicer:
@@ -53,6 +58,15 @@ class HandlerRegistryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetVolumeSecrets(self, request, context):
+        """The secrets of a published volume, for the handler whose sandbox has claimed it. The proxy has them in memory only.
+        NOT_FOUND: no deferred volume is published there. FAILED_PRECONDITION: no live sandbox of the handler has claimed
+        the volume; or the proxy was started after the publish, and knows the secrets again after the next one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_HandlerRegistryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +74,11 @@ def add_HandlerRegistryServicer_to_server(servicer, server):
                     servicer.Register,
                     request_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.RegisterRequest.FromString,
                     response_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.RegisterResponse.SerializeToString,
+            ),
+            'GetVolumeSecrets': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetVolumeSecrets,
+                    request_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.GetVolumeSecretsRequest.FromString,
+                    response_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.GetVolumeSecretsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -89,6 +108,33 @@ class HandlerRegistry:
             '/crust.v1.HandlerRegistry/Register',
             crust_dot_wire_dot_v1_dot_handlers__pb2.RegisterRequest.SerializeToString,
             crust_dot_wire_dot_v1_dot_handlers__pb2.RegisterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetVolumeSecrets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crust.v1.HandlerRegistry/GetVolumeSecrets',
+            crust_dot_wire_dot_v1_dot_handlers__pb2.GetVolumeSecretsRequest.SerializeToString,
+            crust_dot_wire_dot_v1_dot_handlers__pb2.GetVolumeSecretsResponse.FromString,
             options,
             channel_credentials,
             insecure,

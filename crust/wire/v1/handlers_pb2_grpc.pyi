@@ -38,6 +38,11 @@ class HandlerRegistryStub:
     reason, the proxy forgets the handler. The proxy sends one message at once; then the stream stays open and silent.
     INVALID_ARGUMENT: the request is malformed. ALREADY_EXISTS: a registered handler has the name.
     """
+    GetVolumeSecrets: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.GetVolumeSecretsRequest, _handlers_pb2.GetVolumeSecretsResponse]
+    """The secrets of a published volume, for the handler whose sandbox has claimed it. The proxy has them in memory only.
+    NOT_FOUND: no deferred volume is published there. FAILED_PRECONDITION: no live sandbox of the handler has claimed
+    the volume; or the proxy was started after the publish, and knows the secrets again after the next one.
+    """
 
 @_typing.type_check_only
 class HandlerRegistryAsyncStub(HandlerRegistryStub):
@@ -46,6 +51,11 @@ class HandlerRegistryAsyncStub(HandlerRegistryStub):
     """Opens a handler session. The handler is registered while the stream is open: when the stream ends, for whatever
     reason, the proxy forgets the handler. The proxy sends one message at once; then the stream stays open and silent.
     INVALID_ARGUMENT: the request is malformed. ALREADY_EXISTS: a registered handler has the name.
+    """
+    GetVolumeSecrets: _aio.UnaryUnaryMultiCallable[_handlers_pb2.GetVolumeSecretsRequest, _handlers_pb2.GetVolumeSecretsResponse]  # type: ignore[assignment]
+    """The secrets of a published volume, for the handler whose sandbox has claimed it. The proxy has them in memory only.
+    NOT_FOUND: no deferred volume is published there. FAILED_PRECONDITION: no live sandbox of the handler has claimed
+    the volume; or the proxy was started after the publish, and knows the secrets again after the next one.
     """
 
 class HandlerRegistryServicer(metaclass=_abc_1.ABCMeta):
@@ -58,6 +68,17 @@ class HandlerRegistryServicer(metaclass=_abc_1.ABCMeta):
         """Opens a handler session. The handler is registered while the stream is open: when the stream ends, for whatever
         reason, the proxy forgets the handler. The proxy sends one message at once; then the stream stays open and silent.
         INVALID_ARGUMENT: the request is malformed. ALREADY_EXISTS: a registered handler has the name.
+        """
+
+    @_abc_1.abstractmethod
+    def GetVolumeSecrets(
+        self,
+        request: _handlers_pb2.GetVolumeSecretsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_handlers_pb2.GetVolumeSecretsResponse, _abc.Awaitable[_handlers_pb2.GetVolumeSecretsResponse]]:
+        """The secrets of a published volume, for the handler whose sandbox has claimed it. The proxy has them in memory only.
+        NOT_FOUND: no deferred volume is published there. FAILED_PRECONDITION: no live sandbox of the handler has claimed
+        the volume; or the proxy was started after the publish, and knows the secrets again after the next one.
         """
 
 def add_HandlerRegistryServicer_to_server(servicer: HandlerRegistryServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

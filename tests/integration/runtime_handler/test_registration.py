@@ -9,6 +9,8 @@ import grpc.aio
 import pytest
 
 from crust import errors, volumes
+from crust.handoff.store import Store
+from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.events import Events
 from crust.proxy.handlers import Feature as ProxysFeature
 from crust.proxy.handlers import Handler, Handlers
@@ -18,6 +20,7 @@ from crust.rpc import server
 from crust.runtime_handler import registration
 from crust.runtime_handler.registration import Feature, RegisterRequest, Registration
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
+from tests.support.fake_targets import FakeDevices
 
 DEADLINE_S = 20.0
 
@@ -65,7 +68,8 @@ class WatchedRegistration(Registration):
 @asynccontextmanager
 async def _proxy(run_dir: str) -> AsyncIterator[WatchedHandlers]:
     handlers = WatchedHandlers()
-    registry = HandlerRegistry(handlers, HandlerPeers(), Events(), "/run/crust/volumes")
+    deferred = DeferredVolumes(Store(f"{run_dir}/volumes"), FakeDevices())
+    registry = HandlerRegistry(handlers, HandlerPeers(), Events(), deferred, "/run/crust/volumes")
 
     def register(into: grpc.aio.Server) -> None:
         handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(registry, into)
