@@ -293,4 +293,7 @@ def _from_environment(model: type[BaseModel], environ: Mapping[str, str]) -> dic
 def reasons(err: pydantic.ValidationError) -> str:
     """What is wrong with which setting."""
     lines = err.errors(include_url=False, include_context=False, include_input=False)
-    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in lines)
+    found = ((".".join(map(str, each["loc"])), each["msg"]) for each in lines)
+    return "; ".join(
+        f"{place}: {why}" if place else why.removeprefix("Value error, ") for place, why in found
+    )

@@ -18,10 +18,13 @@ from crust.blockdriver.node import guests
 from crust.blockdriver.pool_watch import PoolWatch, background
 from crust.blockdriver.services.node_identity import CsiProfile
 from crust.host.files import durable, flocks
-from crust.rpc import server
+from crust.rpc import wiring
 from crust.rpc.daemon import Daemon, starting
 from crust.rpc.gate import Gate
 from crust.wire.csi.v1 import csi_pb2_grpc
+
+LOCK = "driver.lock"
+"""In the run directory."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,15 +37,31 @@ async def running(
 
     Raises `flocks.LockHeld` when another process has the pool, and what `server.serving` raises.
     """
+    await asyncio.to_thread(durable.make_directories, run_dir, 0o700)
+    async with (
+        starting(os.path.join(run_dir, LOCK), take_over=take_over) as daemon,
+        part(driver, daemon, socket=socket, run_dir=run_dir),
+        daemon.serves(),
+    ):
+        yield daemon
+
+
+@asynccontextmanager
+async def part(
+    driver: Driver,
+    daemon: Daemon,
+    *,
+    socket: str,
+    run_dir: str,
+    wires: wiring.Wiring = wiring.SOCKETS,
+) -> AsyncIterator[None]:
+    """Serve as a part of the process `daemon` while the block runs; raises as `running`."""
     async with AsyncExitStack() as stack:
-        await asyncio.to_thread(durable.make_directories, run_dir, 0o700)
-        lock_path = os.path.join(run_dir, "driver.lock")
-        daemon = await stack.enter_async_context(starting(lock_path, take_over=take_over))
         daemon.before_release(driver.operations.idle)
         with driver.workers.used():  # also by the tasks that are started here
             watch = await _opened(driver, daemon)
         await stack.enter_async_context(
-            server.serving(
+            wires.serving(
                 socket,
                 lambda s: csi_pb2_grpc.add_IdentityServicer_to_server(driver.identity, s),
                 lambda s: csi_pb2_grpc.add_ControllerServicer_to_server(driver.controller, s),
@@ -60,9 +79,8 @@ async def running(
                 admit=watch.check,
             )
         )
-        await stack.enter_async_context(daemon.serves())
         _log.info("driver serves", extra={"driver": driver.name, "socket": socket})
-        yield daemon
+        yield
 
 
 async def _opened(driver: Driver, daemon: Daemon) -> PoolWatch:

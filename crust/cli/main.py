@@ -53,6 +53,20 @@ def main() -> None:
 @_LOG_FORMAT
 @_METRICS
 @_TAKE_OVER
+def node(**flags: Any) -> None:
+    """Proxy, shim and driver in one process: the usual way on a node."""
+    from crust.node import process
+    from crust.node.settings import NodeSettings
+
+    daemons.serve(NodeSettings, "node", process.run, flags)
+
+
+@main.command()
+@_CONFIG
+@_LOG_LEVEL
+@_LOG_FORMAT
+@_METRICS
+@_TAKE_OVER
 @_ROOT
 @_PROPAGATION
 @click.option("--run-dir", help="The proxy's own sockets. Default: /run/crust.")

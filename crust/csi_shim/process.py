@@ -22,7 +22,7 @@ from crust.csi_shim.runtime_client import RuntimeClient
 from crust.csi_shim.staging import Staging
 from crust.csi_shim.wrapped import WrappedVolumes
 from crust.host.mounts import propagation
-from crust.rpc import channel, extensions, passthrough, requests, server
+from crust.rpc import extensions, passthrough, requests, wiring
 from crust.rpc.daemon import Daemon, starting
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.gate import Gate
@@ -120,10 +120,36 @@ async def serving(
     directory = os.path.dirname(socket_path)
     await asyncio.to_thread(os.makedirs, directory, 0o700, exist_ok=True)
     async with (
-        channel.connect(driver_socket) as driver,
-        channel.connect(runtime_socket) as back,
-        contextlib.aclosing(DriverFacts(driver)) as facts,
         starting(f"{socket_path}.lock", take_over=take_over) as daemon,
+        part(
+            daemon,
+            socket_path=socket_path,
+            driver_socket=driver_socket,
+            runtime_socket=runtime_socket,
+            report_condition=report_condition,
+            wrapping=wrapping,
+        ),
+        daemon.serves(),
+    ):
+        yield daemon
+
+
+@asynccontextmanager
+async def part(  # noqa: PLR0913 - one per setting
+    daemon: Daemon,
+    *,
+    socket_path: str,
+    driver_socket: str,
+    runtime_socket: str,
+    report_condition: bool,
+    wrapping: Wrapping | None = None,
+    wires: wiring.Wiring = wiring.SOCKETS,
+) -> AsyncIterator[None]:
+    """Serve as a part of the process `daemon` while the block runs."""
+    async with (
+        wires.connect(driver_socket) as driver,
+        wires.connect(runtime_socket) as back,
+        contextlib.aclosing(DriverFacts(driver)) as facts,
         contextlib.AsyncExitStack() as stack,
     ):
         runtime = RuntimeClient(back)
@@ -134,12 +160,11 @@ async def serving(
             stack.push_async_callback(frontend.drain)
             daemon.before_release(frontend.idle)
             generic, gate = frontend.handler(), Gate(frontend.holds)
-        serves = server.serving(
+        serves = wires.serving(
             socket_path, name="shim", lock_path=None, generic=[generic], daemon=daemon, gate=gate
         )
         await stack.enter_async_context(serves)
-        async with daemon.serves():
-            yield daemon
+        yield
 
 
 def _frontend(
@@ -160,21 +185,30 @@ async def run(settings: ShimSettings) -> None:
     if settings.controller:
         await controller_process.run(settings)
         return
-    wrapping = None
-    if settings.wrap:
-        if settings.check_propagation:
-            directory = private_paths.root(settings.kubelet_root)
-            await asyncio.to_thread(propagation.check_seen, directory)
-        wrapping = Wrapping(settings.kubelet_root, deferral_keys.Defer(settings.defer))
+    await check(settings)
     async with serving(
         socket_path=settings.socket,
         driver_socket=settings.driver_socket,
         runtime_socket=settings.runtime_socket,
         report_condition=settings.csi_profile == "1.12",
-        wrapping=wrapping,
+        wrapping=wrapping_of(settings),
         take_over=settings.take_over,
     ) as daemon:
         await daemon.forever()
+
+
+async def check(settings: ShimSettings) -> None:
+    """Raise `propagation.MountsNotSeen` where a wrapped driver's mounts would not be seen."""
+    if settings.wrap and settings.check_propagation:
+        directory = private_paths.root(settings.kubelet_root)
+        await asyncio.to_thread(propagation.check_seen, directory)
+
+
+def wrapping_of(settings: ShimSettings) -> Wrapping | None:
+    """How a driver that does not defer is wrapped; None: it is not."""
+    if not settings.wrap:
+        return None
+    return Wrapping(settings.kubelet_root, deferral_keys.Defer(settings.defer))
 
 
 def _metadata(context: Context) -> passthrough.Metadata:

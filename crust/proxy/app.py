@@ -8,7 +8,7 @@ order and waits for every running operation.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ from crust.proxy.targets import GuardedTargets, Targets
 from crust.proxy.unpublish import DeferredUnpublish
 from crust.proxy.volume_health import DeferredHealth
 from crust.proxy.worker_watch import WorkerWatch
-from crust.rpc import server
+from crust.rpc import wiring
 from crust.rpc.daemon import Daemon, starting
 from crust.rpc.gate import Gate
 from crust.settings import InvalidSettings, ProxySettings, ServedDriver
@@ -68,10 +68,15 @@ class Sockets:
 
 async def run(settings: ProxySettings) -> None:
     """Serve until cancelled. If the start fails, it raises the reason and leaves no socket served."""
-    if settings.check_propagation:
-        await asyncio.to_thread(propagation.check, settings.target_roots)
+    await check(settings)
     async with running(settings) as daemon:
         await daemon.forever()
+
+
+async def check(settings: ProxySettings) -> None:
+    """Raise what would make a running proxy useless on this host."""
+    if settings.check_propagation:
+        await asyncio.to_thread(propagation.check, settings.target_roots)
 
 
 @asynccontextmanager
@@ -83,13 +88,42 @@ async def running(
     threads: Workers | None = None,
 ) -> AsyncIterator[Daemon]:
     """Run the proxy while the block runs. `targets` and `devices` are the kernel's unless they are given."""
+    async with (
+        owning(settings) as daemon,
+        part(settings, daemon, targets=targets, devices=devices, threads=threads),
+        daemon.serves(),
+    ):
+        yield daemon
+
+
+@asynccontextmanager
+async def owning(settings: ProxySettings) -> AsyncIterator[Daemon]:
+    """The process that has the run directory while the block runs; raises as `starting`."""
+    await asyncio.to_thread(durable.make_directory, settings.run_dir, 0o700)
+    lock_path = f"{settings.run_dir}/proxy.lock"
+    async with starting(lock_path, take_over=settings.take_over) as daemon:
+        yield daemon
+
+
+@asynccontextmanager
+async def part(  # noqa: PLR0913 - the kernel's side, and the process's
+    settings: ProxySettings,
+    daemon: Daemon,
+    *,
+    targets: Targets | None = None,
+    devices: Devices = host_devices,
+    threads: Workers | None = None,
+    wires: wiring.Wiring = wiring.SOCKETS,
+    holds: Callable[[str], bool] = CsiFrontend.holds,
+) -> AsyncIterator[None]:
+    """Serve as a part of the process `daemon` while the block runs.
+
+    `holds` says which calls of a CO wait while the process is taken over.
+    """
     targets = targets or GuardedTargets(settings.target_roots)
     threads = threads or Workers("the proxy", limit=64)
     store = stores.Store(settings.volumes_root)
     async with AsyncExitStack() as stack:
-        await asyncio.to_thread(durable.make_directory, settings.run_dir, 0o700)
-        lock_path = f"{settings.run_dir}/proxy.lock"
-        daemon = await stack.enter_async_context(starting(lock_path, take_over=settings.take_over))
         watch = WorkerWatch(threads, daemon.health)
         await stack.enter_async_context(watch.running())  # ends when all operations have ended
         deferred = DeferredVolumes(store, devices, threads)
@@ -103,15 +137,14 @@ async def running(
         daemon.before_release(deferred.operations.idle)
         parts = _Parts(deferred, handlers, peers, events, targets, devices, daemon)
         runtimes = await _runtimes(settings, stack)
-        drivers = _driver_sockets(settings, parts, runtimes)
+        drivers = _driver_sockets(settings, parts, runtimes, wires, holds)
         watch.overdue.append(drivers.overdue)
         await daemon.owned.enter_async_context(_watched(store, parts))
-        await _serve_proxy_sockets(settings, parts, drivers, stack)
+        await _serve_proxy_sockets(settings, parts, drivers, wires, stack)
         await _serve_drivers(settings, drivers, daemon, stack)
-        await stack.enter_async_context(daemon.serves())
         extra = {"drivers": len(drivers.all()), "entries": len(deferred.all())}
         _log.info("proxy serves", extra=extra)
-        yield daemon
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +189,11 @@ async def _load(
 
 
 async def _serve_proxy_sockets(
-    settings: ProxySettings, parts: _Parts, drivers: DriverSockets, stack: AsyncExitStack
+    settings: ProxySettings,
+    parts: _Parts,
+    drivers: DriverSockets,
+    wires: wiring.Wiring,
+    stack: AsyncExitStack,
 ) -> None:
     sockets = Sockets.below(settings.run_dir)
     stage = RuntimeStage(
@@ -174,7 +211,7 @@ async def _serve_proxy_sockets(
     )
     inspect = Inspect(drivers, parts.handlers, parts.deferred, parts.events, parts.daemon.health)
     await stack.enter_async_context(
-        server.serving(
+        wires.serving(
             sockets.handlers,
             lambda to: handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(registry, to),
             name="handlers",
@@ -185,7 +222,7 @@ async def _serve_proxy_sockets(
     stack.callback(registry.stop)
     parts.daemon.after_takeover(registry.stop)
     await stack.enter_async_context(
-        server.serving(
+        wires.serving(
             sockets.inspect,
             lambda to: inspect_pb2_grpc.add_InspectServicer_to_server(inspect, to),
             name="inspect",
@@ -196,7 +233,7 @@ async def _serve_proxy_sockets(
     stack.callback(inspect.stop)
     parts.daemon.after_takeover(inspect.stop)
     await stack.enter_async_context(
-        server.serving(
+        wires.serving(
             sockets.runtime,
             lambda to: runtime_pb2_grpc.add_RuntimeServicer_to_server(runtime, to),
             name="runtime",
@@ -223,7 +260,11 @@ async def _runtimes(settings: ProxySettings, stack: AsyncExitStack) -> Runtimes 
 
 
 def _driver_sockets(
-    settings: ProxySettings, parts: _Parts, runtimes: Runtimes | None
+    settings: ProxySettings,
+    parts: _Parts,
+    runtimes: Runtimes | None,
+    wires: wiring.Wiring,
+    holds: Callable[[str], bool],
 ) -> DriverSockets:
     known = settings.kubernetes
     deferring = frozenset(known.runtime_handlers) if known else frozenset()
@@ -247,6 +288,8 @@ def _driver_sockets(
         parts.daemon,
         run_dir=settings.run_dir,
         plugins_registry=settings.plugins_registry,
+        connect=wires.connect,
+        holds=holds,
     )
 
 

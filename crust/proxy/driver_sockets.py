@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+import grpc.aio
+
 from crust import operations
 from crust.proxy.backend import Backend
 from crust.proxy.csi_frontend import CsiFrontend
@@ -37,7 +39,7 @@ Frontend = Callable[[ServedDriver, Backend], CsiFrontend]
 class DriverSockets:
     """Serves drivers. `run_dir` has their sockets' locks: CSI allows no other file beside a plugin's socket."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the process gives
         self,
         frontend: Frontend,
         deferred: DeferredVolumes,
@@ -45,12 +47,16 @@ class DriverSockets:
         *,
         run_dir: str,
         plugins_registry: str,
+        connect: Callable[[str], grpc.aio.Channel] = channel.connect,
+        holds: Callable[[str], bool] = CsiFrontend.holds,
     ) -> None:
         self._frontend = frontend
         self._deferred = deferred
         self._daemon = daemon
         self._run_dir = run_dir
         self._registry = plugins_registry
+        self._connect = connect
+        self._holds = holds
         self._drivers: dict[str, Driver] = {}
 
     def all(self) -> Sequence[Driver]:
@@ -60,7 +66,7 @@ class DriverSockets:
     async def add(self, served: ServedDriver) -> None:
         """Serve one more. Raises what keeps its socket from being served, and then nothing is changed."""
         async with AsyncExitStack() as parts:
-            backend = Backend(channel.connect(served.backend))
+            backend = Backend(self._connect(served.backend))
             parts.push_async_callback(backend.aclose)
             front = self._frontend(served, backend)
             parts.push_async_callback(front.drain)
@@ -70,7 +76,7 @@ class DriverSockets:
                 lock_path=self._lock_path(served.socket),
                 generic=[front.handler()],
                 daemon=self._daemon,
-                gate=Gate(front.holds),
+                gate=Gate(self._holds),
             )
             await parts.enter_async_context(serving)
             registration = await self._register(served, parts)

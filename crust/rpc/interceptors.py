@@ -56,15 +56,22 @@ class UnexpectedError(errors.RuntimeFailed):
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Maps errors, and identifies, logs and counts calls; refuses a Probe while the process is unhealthy.
 
-    `server` is the server's name in logs and metrics; `admit` raises why a method cannot be served now.
+    `server` is the server's name in logs and metrics; `admit` raises why a method cannot be served now. An inner call
+    is made by this process for a call that it got: it has that call's id, and its line is for DEBUG.
     """
 
     def __init__(
-        self, server: str, health: Health, admit: Callable[[str], None] | None = None
+        self,
+        server: str,
+        health: Health,
+        admit: Callable[[str], None] | None = None,
+        *,
+        is_inner: bool = False,
     ) -> None:
         self._server = server
         self._health = health
         self._admit = admit
+        self._is_inner = is_inner
 
     async def intercept_service(
         self,
@@ -77,7 +84,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return None
         # an unknown pass-through method: the caller chooses its name, and a metric would keep that name for good
         counted_as = _UNKNOWN if handler.stream_stream is not None else ""
-        call = _Call(self._server, handler_call_details.method, counted_as, self._admit)
+        method = handler_call_details.method
+        call = _Call(self._server, method, counted_as, self._admit, is_inner=self._is_inner)
         if call.name == "Probe" and handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(
                 call.unary(self._healthy(handler.unary_unary)),
@@ -121,14 +129,18 @@ class _Call:
         method: str,
         counted_as: str,
         admit: Callable[[str], None] | None = None,
+        *,
+        is_inner: bool = False,
     ) -> None:
         self._server = server
-        self._method = method
         self._admit = admit
+        self._is_inner = is_inner
         self.name = method.rpartition("/")[2]
         self._method = method
         self._is_csi = method.startswith("/csi.")
         self._counted_as = counted_as or self.name
+        is_quiet = is_inner or self.name in _QUIET
+        self._level = logging.DEBUG if is_quiet else logging.INFO
 
     def unary(self, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[Any]]:
         async def handle(request: Any, context: Context) -> Any:
@@ -172,7 +184,8 @@ class _Call:
             self._admit(self._method)
 
     def _begin(self) -> float:
-        logs.context.set({"request_id": secrets.token_hex(6)})
+        if not (self._is_inner and "request_id" in (logs.context.get() or {})):
+            logs.context.set({"request_id": secrets.token_hex(6)})
         return time.monotonic()
 
     async def _answer(
@@ -228,8 +241,7 @@ class _Call:
         self, request: Any, elapsed_s: float, code: grpc.StatusCode, error: dict[str, str]
     ) -> None:
         metrics.rpc_seconds.labels(self._server, self._counted_as, code.name).observe(elapsed_s)
-        level = logging.DEBUG if self.name in _QUIET else logging.INFO
-        if not _log.isEnabledFor(level):
+        if not _log.isEnabledFor(self._level):
             return
         extra: dict[str, Any] = {
             "rpc": self.name,
@@ -241,7 +253,7 @@ class _Call:
             extra["error"] = redaction.without_secrets(extra["error"], self._method, request)
         if _log.isEnabledFor(logging.DEBUG) and isinstance(request, Message):
             extra["request"] = redaction.describe(request)
-        _log.log(level, "served", extra=extra)
+        _log.log(self._level, "served", extra=extra)
 
 
 def _peer_error(context: Context) -> dict[str, str]:

@@ -5,7 +5,10 @@ has the methods of a gRPC channel that crust uses. So a part does not know which
 are serialised, deadlines and cancellation reach the handler, statuses and metadata come back. What differs is the
 cost: a call is a task, where a socket takes system calls and passes through gRPC's threads each way.
 
-Requests of more than one message are refused: no method of CSI or crust.v1 has them.
+Requests of more than one message are refused: no method of CSI or crust.v1 has them. A server may be made before its
+servicers are: until it is opened a call is UNAVAILABLE, as at a socket that nobody serves yet.
+
+A call here is one step of a call that came in by a socket. So it keeps that call's id, and is logged at DEBUG.
 """
 
 import asyncio
@@ -16,6 +19,7 @@ from typing import Any, NoReturn, cast
 import grpc
 import grpc.aio
 
+from crust import errors
 from crust.rpc import interceptors
 from crust.rpc.health import Health
 
@@ -26,15 +30,41 @@ _Serialize = Callable[[Any], bytes] | None
 _Parse = Callable[[bytes], Any] | None
 
 
-class LocalServer:
-    """Servicers of this process. `name` is the server's in logs and metrics."""
+class NotServedYet(errors.PeerUnavailable):
+    """A part of this process is not started yet, or has ended."""
 
-    def __init__(
-        self, name: str, health: Health, generic: Sequence[grpc.GenericRpcHandler] = ()
-    ) -> None:
-        self._interceptor = interceptors.CallInterceptor(name, health)
-        self._generic = list(generic)
+    def __init__(self, method: str) -> None:
+        super().__init__(
+            f"{method.rpartition('/')[2]} cannot be answered",
+            why="the part of this process that answers it does not run",
+            hint="retry: the process is starting or stopping",
+        )
+
+
+class LocalServer:
+    """Servicers of this process, once it is opened."""
+
+    def __init__(self) -> None:
+        self._interceptor: interceptors.CallInterceptor | None = None
+        self._generic: list[grpc.GenericRpcHandler] = []
         self._handlers: dict[str, Handler] = {}
+
+    def open(
+        self,
+        name: str,
+        health: Health,
+        generic: Sequence[grpc.GenericRpcHandler] = (),
+        admit: Callable[[str], None] | None = None,
+    ) -> None:
+        """Answer calls. `name` is the server's in logs and metrics; `admit` as at `server.serving`."""
+        self._generic.extend(generic)
+        self._interceptor = interceptors.CallInterceptor(name, health, admit, is_inner=True)
+
+    def close(self) -> None:
+        """Answer no more calls; those that run go on."""
+        self._interceptor = None
+        self._generic.clear()
+        self._handlers.clear()
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """As grpc.aio.Server has it: what the generated `add_…Servicer_to_server` calls."""
@@ -50,6 +80,8 @@ class LocalServer:
     async def handler(self, method: str) -> Handler:
         """The handler of a method, with the interceptor around it; None if there is none."""
         if method not in self._handlers:
+            if self._interceptor is None:
+                raise NotServedYet(method)
             found = await self._interceptor.intercept_service(self._find, _Details(method))
             if found is None:
                 return None
@@ -269,9 +301,7 @@ class _StreamCall(_Call):
 
 
 async def _answer(server: LocalServer, method: str, data: bytes, context: _Context) -> bytes:
-    handler = await server.handler(method)
-    if handler is None:
-        raise context.failed(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+    handler = await _handler(server, method, context)
     try:
         async with asyncio.timeout(context.timeout_s):
             if handler.unary_unary is None:
@@ -291,9 +321,7 @@ async def _pump(
     context: _Context,
     answers: "asyncio.Queue[bytes]",
 ) -> None:
-    handler = await server.handler(method) if method else None
-    if handler is None:
-        raise context.failed(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+    handler = await _handler(server, method, context)
     try:
         async with asyncio.timeout(context.timeout_s):
             async for answer in _answers(handler, data, context):
@@ -303,6 +331,16 @@ async def _pump(
         raise context.failed(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
     except grpc.aio.AbortError:
         raise context.failed() from None
+
+
+async def _handler(server: LocalServer, method: str, context: _Context) -> Handler:
+    try:
+        handler = await server.handler(method) if method else None
+    except NotServedYet as error:
+        raise context.failed(grpc.StatusCode.UNAVAILABLE, error.shown()) from error
+    if handler is None:
+        raise context.failed(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+    return handler
 
 
 async def _answers(handler: Handler, data: bytes, context: _Context) -> AsyncIterator[bytes]:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -21,8 +22,8 @@ from crust.rpc import channel, interceptors, sockets
 from crust.rpc.daemon import Daemon
 from crust.rpc.gate import Gate, GateInterceptor
 
-AddServicer = Callable[[grpc.aio.Server], None]
-"""Adds a servicer to a server, e.g. `lambda s: add_NodeServicer_to_server(node, s)`."""
+AddServicer = Callable[[Any], None]
+"""Adds a servicer to a server, on a socket or local, e.g. `lambda s: add_NodeServicer_to_server(node, s)`."""
 
 
 class SocketBindFailed(errors.RuntimeFailed):

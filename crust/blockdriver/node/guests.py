@@ -8,6 +8,7 @@ An error is the proxy's own, with its code, and `PeerUnavailable` while the prox
 guest's state is unknown, which is not the same as "no guest has it".
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import grpc.aio
@@ -87,8 +88,11 @@ class UnreachableGuests:
 class RuntimeApiGuests:
     """`Guests` behind the proxy's socket. Connects at the first call, until `close`."""
 
-    def __init__(self, socket_path: str) -> None:
+    def __init__(
+        self, socket_path: str, connect: Callable[[str], grpc.aio.Channel] = channel.connect
+    ) -> None:
         channel.target_of(socket_path)  # an invalid path is refused at the start
+        self._connect = connect
         self._socket_path = socket_path
         self._channel: grpc.aio.Channel | None = None
 
@@ -134,10 +138,12 @@ class RuntimeApiGuests:
 
     def _stub(self) -> "runtime_pb2_grpc.RuntimeAsyncStub":
         if self._channel is None:
-            self._channel = channel.connect(self._socket_path)
+            self._channel = self._connect(self._socket_path)
         return runtime_pb2_grpc.RuntimeStub(self._channel)
 
 
-def runtime_guests(runtime_socket: str) -> Guests:
+def runtime_guests(
+    runtime_socket: str, connect: Callable[[str], grpc.aio.Channel] = channel.connect
+) -> Guests:
     """The guests behind `runtime_socket`; unreachable if it is empty. Raises what `channel.target_of` raises."""
-    return RuntimeApiGuests(runtime_socket) if runtime_socket else UnreachableGuests()
+    return RuntimeApiGuests(runtime_socket, connect) if runtime_socket else UnreachableGuests()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -17,10 +18,13 @@ from crust.blockdriver import serve
 from crust.handoff import store
 from crust.host.block import devices, loop
 from crust.host.mounts import mount_api, mountinfo
+from crust.node import process as node_process
+from crust.node.settings import NodeSettings
 from crust.proxy import app as proxy_app
 from crust.proxy import targets
 from crust.rpc import channel
 from crust.runtime_handler import claim_volume
+from crust.settings import ProgramSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import node as nodes
 from tests.support.fake_handler import FakeHandler, running
@@ -35,11 +39,46 @@ class Chain:
     """A node's daemons, and a CO that calls them."""
 
     places: Places
+    way: str = "processes"
+    """As a process for each part, or as `crust node`."""
+
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     connected: grpc.aio.Channel = field(init=False)
 
     async def start(self) -> None:
         """Everything, bottom up, as after a restart of all daemons."""
+        await (self._start_node() if self.way == "node" else self._start_parts())
+        enter = self.stack.enter_async_context
+        handlers = self.places.sockets.handlers
+        await enter(running(FakeHandler(), proxy_socket=handlers, endpoint=self.places.handler))
+        self.connected = await enter(channel.connect(self.places.csi))
+
+    async def _start_node(self) -> None:
+        await self.stack.enter_async_context(node_process.running(self.node_settings()))
+
+    def node_settings(self, **process: Any) -> NodeSettings:
+        """The settings of one process with all parts."""
+        root = self.places.root
+        proxy = self.places.settings(grace_s=10, driver="block.csi.crust.dev")
+        own = set(ProgramSettings.model_fields)
+        driver = {
+            "socket": self.places.driver,
+            "run_dir": f"{root}/driver-run",
+            "state_dir": f"{root}/state",
+            "create_pool": True,
+            "node_id": "node-1",
+            "target_roots": [self.places.kubelet],
+        }
+        return NodeSettings.model_validate(
+            {
+                "proxy": proxy.model_dump(exclude=own),
+                "shim": {"socket": self.places.shim, "kubelet_root": self.places.kubelet},
+                "driver": driver,
+                **process,
+            }
+        )
+
+    async def _start_parts(self) -> None:
         root = self.places.root
         built = driver_app.build(
             create_pool=True,
@@ -64,9 +103,6 @@ class Chain:
             )
         )
         await enter(nodes.shim(self.places))
-        handlers = self.places.sockets.handlers
-        await enter(running(FakeHandler(), proxy_socket=handlers, endpoint=self.places.handler))
-        self.connected = await enter(channel.connect(self.places.csi))
 
     async def restart(self) -> None:
         """All daemons stop and start."""
@@ -171,8 +207,8 @@ class Chain:
 
 
 @asynccontextmanager
-async def _chain(root: str) -> AsyncIterator[Chain]:
-    chain = Chain(Places.make(root))
+async def _chain(root: str, way: str) -> AsyncIterator[Chain]:
+    chain = Chain(Places.make(root), way)
     await chain.start()
     try:
         yield chain
@@ -190,9 +226,9 @@ def _tidy(root: str) -> None:
             loop.detach(device)
 
 
-@pytest.fixture
-async def chain() -> AsyncIterator[Chain]:
-    """A node that serves."""
+@pytest.fixture(params=["processes", "node"])
+async def chain(request: pytest.FixtureRequest) -> AsyncIterator[Chain]:
+    """A node that serves, its parts in processes of their own or in one."""
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        async with _chain(root) as running_chain:
+        async with _chain(root, request.param) as running_chain:
             yield running_chain

@@ -17,6 +17,7 @@ from crust.blockdriver.records import health
 from crust.blockdriver.snapshots import health as snapshot_health
 from crust.cli import main
 from crust.host.filesystems import mkfs_options, supported
+from crust.node.settings import NodeSettings
 from crust.proxy import volume_health
 from tests.support import error_table
 
@@ -36,6 +37,7 @@ PROGRAMS: dict[str, type[settings.ProgramSettings]] = {
     "shim": settings.ShimSettings,
     "driver": settings.DriverSettings,
 }
+WITH_NODE: dict[str, type[settings.ProgramSettings]] = {**PROGRAMS, "node": NodeSettings}
 
 
 def table_after(words: str) -> dict[str, str]:
@@ -44,6 +46,12 @@ def table_after(words: str) -> dict[str, str]:
     assert rest, f"there is no line {words!r}"
     rows = [line.split(" | ") for line in rest.split("\n\n")[0].splitlines()[2:]]
     return {row[0].strip("| `"): row[1].strip("| `") for row in rows}
+
+
+def test_the_tables_of_the_node() -> None:
+    assert list(table_after("`crust node`:")) == [
+        name for name in NodeSettings.model_fields if name not in COMMON
+    ]
 
 
 def documented(model: type[pydantic.BaseModel]) -> dict[str, str]:
@@ -72,19 +80,19 @@ def test_the_settings_of_a_program_and_their_defaults(program: str) -> None:
     }
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", WITH_NODE)
 def test_every_setting_has_a_flag(program: str) -> None:
     command = main.main.commands[program]
     flags = {each.name for each in command.params}
-    tables = {"kubernetes"}  # of settings of its own: they come from the file
-    assert flags - {"config"} == set(PROGRAMS[program].model_fields) - tables
+    tables = {"kubernetes", *PROGRAMS}  # of settings of its own: they come from the file
+    assert flags - {"config"} == set(WITH_NODE[program].model_fields) - tables
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", WITH_NODE)
 def test_the_example_settings_are_accepted(program: str) -> None:
     text = (DEPLOY / "crust" / f"{program}.toml").read_text(encoding="utf-8")
     given = {"node_id": "n"} if program == "driver" else {}
-    settings.load(PROGRAMS[program], program, toml=text, environ={}, flags=given)
+    settings.load(WITH_NODE[program], program, toml=text, environ={}, flags=given)
 
 
 def test_the_example_settings_lead_from_one_program_to_the_next() -> None:
@@ -95,7 +103,7 @@ def test_the_example_settings_lead_from_one_program_to_the_next() -> None:
     assert all(f"`{path}`" in PAGE for path in (files["shim"]["socket"], files["driver"]["socket"]))
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", WITH_NODE)
 def test_a_unit_starts_its_program_with_its_settings_and_keeps_the_hosts_mounts(
     program: str,
 ) -> None:

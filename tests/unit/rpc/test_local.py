@@ -77,7 +77,8 @@ def add(node: Node, to: Any) -> None:
 @pytest_asyncio.fixture(params=["local", "socket"])
 async def connected(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[grpc.aio.Channel]:
     if request.param == "local":
-        local = LocalServer("test", Health())
+        local = LocalServer()
+        local.open("test", Health())
         add(node, local)
         async with local.channel() as to:
             yield to
@@ -193,7 +194,8 @@ async def test_stream_that_is_left_ends_its_handler(
 
 
 async def test_pass_through_calls_reach_it(connected: grpc.aio.Channel) -> None:
-    local = LocalServer("outer", Health(), [passthrough.Passthrough(connected)])
+    local = LocalServer()
+    local.open("outer", Health(), [passthrough.Passthrough(connected)])
     async with local.channel() as outer:
         assert (await stats(outer)).usage[0].total == 7
         await refused(stats(outer, "error"), Code.NOT_FOUND, "no such volume")
@@ -205,7 +207,7 @@ async def test_pass_through_calls_reach_it(connected: grpc.aio.Channel) -> None:
 
 
 async def test_a_local_channel_is_connected_until_it_is_closed() -> None:
-    channel_ = LocalServer("test", Health()).channel()
+    channel_ = LocalServer().channel()
     assert channel_.get_state() is grpc.ChannelConnectivity.READY
     waiting = asyncio.create_task(channel_.wait_for_state_change(grpc.ChannelConnectivity.READY))
     await channel_.close()

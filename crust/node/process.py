@@ -1,0 +1,105 @@
+"""Proxy, shims and the block driver as one process.
+
+The process has one `Daemon`: the lock of the proxy's run directory, one health, one watchdog, one takeover. A
+takeover hands over the state of all parts together, because everything that only one process may have is in
+`Daemon.owned`. Calls wait at the sockets that others call; between the parts there is no gate, because a call there
+is a step of one that has passed.
+
+The driver starts first and the CO's sockets last, so that what a CO can call is complete.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from crust.blockdriver import serve
+from crust.blockdriver.app import build
+from crust.blockdriver.node import guests
+from crust.csi_shim import process as shim_process
+from crust.csi_shim.frontend import Frontend
+from crust.host.files import durable, flocks
+from crust.host.mounts import propagation
+from crust.node.settings import NodeSettings
+from crust.proxy import app as proxy_app
+from crust.proxy.csi_frontend import CsiFrontend
+from crust.rpc.daemon import Daemon
+from crust.rpc.gate import needs_state
+from crust.rpc.wiring import Wiring
+from crust.settings import DriverSettings, ShimSettings
+
+
+async def run(settings: NodeSettings) -> None:
+    """Serve until cancelled. If the start fails, it raises the reason and leaves no socket served."""
+    await proxy_app.check(settings.proxy)
+    for shim in settings.shim:
+        await shim_process.check(shim)
+    if settings.driver is not None and settings.driver.check_propagation:
+        await asyncio.to_thread(propagation.check, settings.driver.target_roots)
+    async with running(settings) as daemon:
+        await daemon.forever()
+
+
+@asynccontextmanager
+async def running(settings: NodeSettings) -> AsyncIterator[Daemon]:
+    """Run the node's process while the block runs."""
+    wires = Wiring(inner=settings.inner_sockets, shared=[settings.runtime_socket])
+    proxy = settings.proxy.model_copy(update={"take_over": settings.take_over})
+    async with proxy_app.owning(proxy) as daemon, AsyncExitStack() as stack:
+        if settings.driver is not None:
+            await stack.enter_async_context(_driver(settings.driver, daemon, wires))
+        for shim in settings.shim:
+            await stack.enter_async_context(_shim(shim, daemon, wires))
+        held = _held(settings)
+        await stack.enter_async_context(proxy_app.part(proxy, daemon, wires=wires, holds=held))
+        await stack.enter_async_context(daemon.serves())
+        yield daemon
+
+
+def _held(settings: NodeSettings) -> Callable[[str], bool]:
+    """Which calls of a CO wait while the process is taken over: those that need the state of any part."""
+    if settings.driver is not None:
+        return needs_state
+    return lambda method: CsiFrontend.holds(method) or Frontend.holds(method)
+
+
+@asynccontextmanager
+async def _driver(settings: DriverSettings, daemon: Daemon, wires: Wiring) -> AsyncIterator[None]:
+    await asyncio.to_thread(durable.make_directories, settings.run_dir, 0o700)
+    # a `crust driver` of the same directory has it: the process's own lock is the proxy's
+    lock = await asyncio.to_thread(
+        flocks.ProcessLock.acquire, os.path.join(settings.run_dir, serve.LOCK)
+    )
+    daemon.owned.callback(lock.close)
+    driver = build(
+        state_dir=settings.state_dir,
+        run_dir=settings.run_dir,
+        node_id=settings.node_id,
+        pool_id_file=settings.pool_id_file,
+        create_pool=settings.create_pool,
+        csi_profile=settings.csi_profile,
+        target_roots=settings.target_roots,
+        overcommit=settings.overcommit,
+        max_volumes=settings.max_volumes,
+        runtime_guests=guests.runtime_guests(settings.runtime_socket, wires.connect),
+        io_cgroup=settings.io_cgroup,
+        modify_window_s=settings.modify_window_s,
+    )
+    async with serve.part(
+        driver, daemon, socket=settings.socket, run_dir=settings.run_dir, wires=wires
+    ):
+        yield
+
+
+@asynccontextmanager
+async def _shim(settings: ShimSettings, daemon: Daemon, wires: Wiring) -> AsyncIterator[None]:
+    async with shim_process.part(
+        daemon,
+        socket_path=settings.socket,
+        driver_socket=settings.driver_socket,
+        runtime_socket=settings.runtime_socket,
+        report_condition=settings.csi_profile == "1.12",
+        wrapping=shim_process.wrapping_of(settings),
+        wires=wires,
+    ):
+        yield

@@ -1,0 +1,117 @@
+"""The settings of `crust node`: what may be left out, and what cannot work in one process."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crust import settings
+from crust.node.settings import NodeSettings
+from crust.settings import InvalidSettings
+
+DEPLOY = Path(__file__).parents[3] / "deploy" / "crust"
+FOREIGN = """
+[[proxy.drivers]]
+name = "csi.example.com"
+socket = "/run/co.sock"
+backend = "/run/crust/shim/csi.sock"
+[shim]
+driver_socket = "/run/inner.sock"
+"""
+
+
+def load(toml: str = "", **environ: str) -> NodeSettings:
+    return settings.load(NodeSettings, "node", toml=toml, environ=environ, flags={})
+
+
+def test_with_no_settings_at_all_it_serves_our_driver_to_the_kubelet() -> None:
+    found = load()
+    assert found.driver is not None
+    (served,) = found.proxy.drivers
+    (shim,) = found.shim
+    assert served.name == "block.csi.crust.dev"
+    assert served.socket == "/var/lib/kubelet/plugins/block.csi.crust.dev/csi.sock"
+    assert (served.backend, shim.driver_socket) == (shim.socket, found.driver.socket)
+    assert shim.runtime_socket == found.driver.runtime_socket == "/run/crust/runtime.sock"
+    assert found.driver.node_id == os.uname().nodename
+    assert found.inner_sockets == {shim.socket, found.driver.socket}
+
+
+def test_a_run_directory_moves_everything_that_is_below_it() -> None:
+    found = load('[proxy]\nrun_dir = "/run/b"\n')
+    assert found.driver is not None
+    below = (found.shim[0].socket, found.shim[0].runtime_socket, found.driver.run_dir)
+    assert all(each.startswith("/run/b/") for each in below)
+    assert found.inner_sockets == {"/run/b/shim/csi.sock", "/run/b/driver/csi.sock"}
+
+
+def test_our_driver_is_served_behind_the_shim_whatever_its_socket_is() -> None:
+    found = load("[shim]\nsocket = '/run/o.sock'\n")
+    assert found.proxy.drivers[0].backend == found.shim[0].socket == "/run/o.sock"
+
+
+def test_the_three_programs_settings_files_mean_the_same_as_tables() -> None:
+    text = 'log_format = "json"\n'
+    for part in ("driver", "shim"):
+        lines = (DEPLOY / f"{part}.toml").read_text().replace('log_format = "json"\n', "")
+        text += f"[{part}]\n{lines}\n"
+    found = load(text)
+    assert found.driver is not None
+    assert found.log_format == "json"
+    assert found.driver.runtime_socket == found.runtime_socket
+
+
+def test_a_driver_socket_that_is_not_ours_means_that_our_driver_does_not_run() -> None:
+    found = load(FOREIGN)
+    assert found.driver is None
+    assert found.inner_sockets == {"/run/crust/shim/csi.sock"}
+
+
+def test_several_drivers_have_a_shim_each() -> None:
+    found = load("""
+[[proxy.drivers]]
+name = "block.csi.crust.dev"
+socket = "/run/a.sock"
+backend = "/run/crust/shim/csi.sock"
+[[proxy.drivers]]
+name = "csi.example.com"
+socket = "/run/b.sock"
+backend = "/run/crust/shim-b/csi.sock"
+[[shim]]
+[[shim]]
+socket = "/run/crust/shim-b/csi.sock"
+driver_socket = "/run/inner.sock"
+""")
+    assert found.driver is not None
+    assert [each.driver_socket for each in found.shim] == [found.driver.socket, "/run/inner.sock"]
+
+
+@pytest.mark.parametrize(
+    ("toml", "why"),
+    [
+        ("[proxy]\nrun_dri = '/run/x'\n", r"proxy\.run_dri: Extra inputs are not permitted"),
+        ("[driver]\nsocket = 'x'\n", r"driver\.socket: String should match"),
+        ("proxies = 1\n", "proxies: Extra inputs"),
+        ("shim = 3\n", "shim: "),
+        ("driver = 'ours'\n", "driver: "),
+        ("[proxy]\nlog_level = 'debug'\n", "log_level is a setting of the process"),
+        ("[driver]\ntake_over = true\n", "take_over is a setting of the process"),
+        ("[shim]\ncontroller = true\n", "a controller's shim is a process of its own"),
+        ("[shim]\nruntime_socket = '/run/o.sock'\n", r"shim\.runtime_socket is '/run/o\.sock'"),
+        ("[driver]\nruntime_socket = '/run/o.sock'\n", r"the proxy of this process serves"),
+        (FOREIGN + "[driver]\n", "nothing calls the driver at /run/crust/driver/csi.sock"),
+        (FOREIGN.replace("/run/crust/shim", "/run/x"), "nothing calls the shim at /run/crust/shim"),
+        ("[[shim]]\n[[shim]]\n", "two tables of shim have the socket"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_in_a_sentence(toml: str, why: str) -> None:
+    with pytest.raises(InvalidSettings, match=why) as caught:
+        load(toml)
+    assert "crust node cannot start" in str(caught.value)
+    assert "Value error" not in str(caught.value)
+
+
+def test_the_process_has_the_settings_of_every_daemon() -> None:
+    found: Any = load('log_level = "debug"\ntake_over = true\n', CRUST_LOG_FORMAT="json")
+    assert (found.log_level, found.take_over, found.log_format) == ("debug", True, "json")
