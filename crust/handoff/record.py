@@ -170,10 +170,30 @@ def _bytes_of(record: Record) -> bytes:
     except pydantic.ValidationError as err:
         raise UnrecordableMount(record.target, reasons(err)) from None
     plain = model.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return _encode(plain, record.target)
+
+
+def _encode(plain: dict[str, Any], target: volumes.TargetPath) -> bytes:
     data = f"{json.dumps(plain, separators=(',', ':'))}\n".encode("ascii")
     if len(data) > LIMIT_BYTES:
-        raise UnrecordableMount(record.target, f"its record would have {len(data)} bytes")
+        raise UnrecordableMount(target, f"its record would have {len(data)} bytes")
     return data
+
+
+def rewritten(record: Record, before: bytes) -> bytes:
+    """The bytes of `record`, with the keys of a later version that `before` has.
+
+    `before` is readable, so none of them is one that a reader must know.
+    """
+    plain, old = json.loads(record.to_bytes()), json.loads(before)
+    known = _keys_of(mount_info.CrustPart)
+    part = {key: value for key, value in old["crust"].items() if key not in known}
+    kept = {key: value for key, value in old.items() if key not in _keys_of(mount_info.MountInfo)}
+    return _encode({**plain, "crust": {**plain["crust"], **part}, **kept}, record.target)
+
+
+def _keys_of(model: type[pydantic.BaseModel]) -> frozenset[str]:
+    return frozenset(each.alias or name for name, each in model.model_fields.items())
 
 
 def parse(data: bytes, *, path: str = layout.RECORD, digest: str | None = None) -> Record:

@@ -36,7 +36,7 @@ from crust.handoff.entry import (
     names,
 )
 from crust.handoff.layout import EntryPaths, Layout
-from crust.handoff.record import Record
+from crust.handoff.record import LIMIT_BYTES, Record, rewritten
 from crust.host.files import durable, flocks
 from crust.host.process import oserrors
 
@@ -223,7 +223,8 @@ class Store:
                 raise NotPublished(there.target)
             if entry.require() != there:
                 raise EntryChanged(there.target)
-            return self._replace(replace(there, mount=mount), entry)
+            before = durable.read(self.layout.entry(there.target).record, limit_bytes=LIMIT_BYTES)
+            return self._replace(replace(there, mount=mount), entry, before=before)
 
     def read(self, target: volumes.TargetPath) -> Entry | None:
         """The entry of a target path; None if there is none. A record that cannot be read is in `Entry.error`."""
@@ -289,12 +290,14 @@ class Store:
     def _writing(self, digest: str) -> threading.RLock:
         return self._locks[int(digest[:8], 16) % _LOCKS]
 
-    def _replace(self, record: Record, entry: Entry) -> Entry:
+    def _replace(self, record: Record, entry: Entry, *, before: bytes = b"") -> Entry:
+        """`before`: the bytes of a record of which only the mount changes."""
         new = replace(record, generation=entry.require().generation + 1)
         paths = self.layout.entry(record.target)
         if reserved.to_bytes(new) != reserved.to_bytes(entry.require()):
             durable.publish(paths.reserved, reserved.to_bytes(new), mode=layout.FILE_MODE)
-        durable.publish(paths.record, new.to_bytes(), mode=layout.FILE_MODE)
+        data = rewritten(new, before) if before else new.to_bytes()
+        durable.publish(paths.record, data, mode=layout.FILE_MODE)
         claims.touch(paths)
         return replace(entry, record=new)
 

@@ -182,12 +182,12 @@ class SnapshotRecords(Generic[M]):
             return [each for each in self._records.values() if each.phase != "ready"]
 
     def _read(self, record_id: str) -> None:
-        path = self._path(record_id)
+        data = b""
         try:
-            record = self._model.model_validate_json(durable.read(path, limit_bytes=_LIMIT_BYTES))
+            data = durable.read(self._path(record_id), limit_bytes=_LIMIT_BYTES)
+            record = self._model.model_validate_json(data)
         except pydantic.ValidationError as err:
-            first = err.errors(include_input=False, include_url=False)[0]
-            self._unreadable[record_id] = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            self._unreadable[record_id] = _why_unreadable(data, err)
             return
         except errors.CrustError as err:
             self._unreadable[record_id] = str(err)
@@ -200,3 +200,11 @@ class SnapshotRecords(Generic[M]):
 
     def _path(self, record_id: str) -> Place:
         return self._directory / (record_id + _SUFFIX)
+
+
+def _why_unreadable(data: bytes, err: pydantic.ValidationError) -> str:
+    found = stored_record.schema_of(data)
+    if found is not None and found > SCHEMA:
+        return f"it has schema {found}, and this version of the driver knows schemas up to {SCHEMA}"
+    first = err.errors(include_input=False, include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

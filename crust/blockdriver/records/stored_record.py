@@ -41,12 +41,11 @@ class StoredRecord(pydantic.BaseModel):
     @classmethod
     def parse(cls, data: bytes, path: str) -> Self:
         """Decode a record; raises the kind's errors."""
-        try:
-            head = _Head.model_validate_json(data)
-        except pydantic.ValidationError as err:
-            raise cls.UNREADABLE(path, "it is not JSON with a schema number") from err
-        if head.version > SCHEMA:
-            raise cls.NEWER(path, head.version)
+        found = schema_of(data)
+        if found is None:
+            raise cls.UNREADABLE(path, "it is not JSON with a schema number")
+        if found > SCHEMA:
+            raise cls.NEWER(path, found)
         try:
             return cls.model_validate_json(data)
         except pydantic.ValidationError as err:
@@ -68,3 +67,11 @@ class _Head(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="ignore", strict=True)
 
     version: Annotated[int, pydantic.Field(alias="schema")]
+
+
+def schema_of(data: bytes) -> int | None:
+    """The schema number of a record of any kind and version; None if it has none."""
+    try:
+        return _Head.model_validate_json(data).version
+    except pydantic.ValidationError:
+        return None

@@ -1,0 +1,185 @@
+"""One of each file that crust keeps, with every field set, as today's code writes them.
+
+python -m tests.support.stored_records DIRECTORY
+
+pool/            the block driver's pool: pool.json, records, content, snapshots, groups
+pool.pool-id     the id of the pool that the node serves
+run/<boot id>/   its node state
+handoff/         an entry of the handoff directory, with a claim
+"""
+
+import datetime
+import sys
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+from crust import volumes
+from crust.blockdriver.node.node_state import NodeState, Published, Staged
+from crust.blockdriver.records.content_record import ContentRecord
+from crust.blockdriver.records.content_records import ContentRecords
+from crust.blockdriver.records.pool import Pool, PoolIds
+from crust.blockdriver.records.reserve import Reserve
+from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
+from crust.blockdriver.records.volume_record import (
+    Attached,
+    ContentSource,
+    Limits,
+    Usage,
+    VolumeRecord,
+)
+from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.handoff import claims
+from crust.handoff.store import Store
+from tests.support.records import PUBLISHED_AT, TARGET, a_record
+
+BOOT = "11111111-2222-3333-4444-555555555555"
+IDS = PoolIds("0123456789abcdef")
+VOLUME = IDS.volume_id("pvc-1")
+SNAPSHOT = IDS.member_id("group-1", VOLUME)
+GROUP = IDS.group_id("group-1")
+_UUID = "11111111-0000-4000-8000-000000000000"
+_MOUNTED = Usage(kind="mount", fs_type="ext4", mode=7)
+_LIMITS = volumes.IoLimits(100, 200, 1 << 20, 2 << 20)
+_CREATED_NS = 1770091506000000000
+
+RECORD = replace(
+    a_record(
+        readonly=True,
+        io_limits=_LIMITS,
+        format=volumes.GuestFormat(ext4_bytes_per_inode=16384, ext4_reserved_percent=5),
+        encryption=volumes.Encryption.LUKS,
+    ),
+    decided_by="the volume context says crust.dev/defer: always",
+    staged_by_driver=True,
+)
+
+
+class Stores:
+    """What reads and writes the records below a directory."""
+
+    def __init__(self, root: Path) -> None:
+        reserve = Reserve(root / "reserve")
+        below = root / "pool"
+        self.pool = Pool(str(below), f"{below}.pool-id", create=True)
+        self.volumes = VolumeRecords(below / "records", IDS.is_volume_id, reserve)
+        self.contents = ContentRecords(below / "content", IDS.is_volume_id, reserve)
+        self.snapshots = SnapshotRecords(
+            below / "snapshots", SnapshotRecord, IDS.is_snapshot_id, reserve
+        )
+        self.groups = SnapshotRecords(below / "groups", GroupRecord, IDS.is_group_id, reserve)
+        self.node = NodeState(str(root / "run"))
+        self.handoff = Store(str(root / "handoff"))
+
+    def open(self) -> None:
+        """Read what is there, as a start does."""
+        self.pool.open()
+        for each in (self.volumes, self.contents, self.snapshots, self.groups):
+            each.open()
+        self.node.open(BOOT)
+        self.handoff.open()
+
+
+def write(root: Path) -> None:
+    """Write one of each below `root`."""
+    stores = Stores(root)
+    with (
+        mock.patch("crust.blockdriver.records.pool.secrets.token_hex", return_value=IDS.pool_id),
+        mock.patch("crust.blockdriver.records.pool.datetime.datetime", _Then),
+    ):
+        stores.open()
+    _write_volume(stores)
+    _write_snapshots(stores)
+    _write_node_state(stores.node)
+    entry = stores.handoff.publish(RECORD)
+    claim = claims.Claim(
+        "sandbox-1", "kata", claims.State.ERROR, "no such disk", 42, PUBLISHED_AT, live=False
+    )
+    claims.write(stores.handoff.layout.entry(entry.require().target), claim)
+    (root / "reserve").unlink(missing_ok=True)
+
+
+class _Then(datetime.datetime):
+    @classmethod
+    def now(cls, _zone: datetime.tzinfo | None = None) -> "_Then":
+        return cls(2026, 2, 3, 4, 5, 6, tzinfo=datetime.UTC)
+
+
+def _write_volume(stores: Stores) -> None:
+    source = ContentSource(kind="snapshot", id=SNAPSHOT, size_bytes=1 << 26, fs_type="ext4")
+    stores.volumes.save(
+        VolumeRecord(
+            volume_id=VOLUME,
+            name="pvc-1",
+            phase="ready",
+            capacity_bytes=1 << 26,
+            parameters={"fsType": "ext4"},
+            usages=(_MOUNTED,),
+            content_source=source,
+            nodes=(Attached(node_id="node-1", usage=_MOUNTED, readonly=False),),
+            limits=Limits.of(_LIMITS),
+            limits_before=Limits(),
+        )
+    )
+    stores.contents.save(
+        ContentRecord(
+            volume_id=VOLUME,
+            state="formatting",
+            fs_type="ext4",
+            planned_uuid=_UUID,
+            filled_bytes=1 << 25,
+            growth_refused="the filesystem needs a check",
+            generation=3,
+            in_guest=True,
+        )
+    )
+
+
+def _write_snapshots(stores: Stores) -> None:
+    stores.snapshots.save(
+        SnapshotRecord(
+            snapshot_id=SNAPSHOT,
+            name="",
+            phase="ready",
+            source_volume_id=VOLUME,
+            size_bytes=1 << 26,
+            created_ns=_CREATED_NS,
+            state="formatted",
+            fs_type="ext4",
+            planned_uuid=_UUID,
+            filled_bytes=1 << 26,
+            in_guest=True,
+            group_id=GROUP,
+        )
+    )
+    stores.groups.save(
+        GroupRecord(
+            group_id=GROUP,
+            name="group-1",
+            phase="ready",
+            created_ns=_CREATED_NS,
+            members=((VOLUME, SNAPSHOT),),
+        )
+    )
+
+
+def _write_node_state(node: NodeState) -> None:
+    node.note_staged(Staged(volume_id=VOLUME, kind="mount", fs_type="ext4", paths=("/staging",)))
+    node.note_published(
+        Published(
+            volume_id=VOLUME,
+            target=TARGET.text,
+            kind="mount",
+            fs_type="ext4",
+            mode=7,
+            options=("noatime",),
+            readonly=True,
+            deferred=True,
+            fingerprint="f" * 64,
+            done=True,
+        )
+    )
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

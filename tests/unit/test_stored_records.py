@@ -1,0 +1,262 @@
+"""Upgrade and way back: files of earlier versions are read, those of later ones are kept or refused alone.
+
+tests/data/records-N holds what a version of crust wrote: `complete` has every field, `required` only those that the
+first version of the schema had. These files are never changed.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crust import errors
+from crust.blockdriver.records.content_record import NewerContentRecord
+from crust.blockdriver.records.snapshot_record import UnreadableSnapshotRecord
+from crust.blockdriver.records.volume_record import NewerVolumeRecord
+from crust.handoff import reserved
+from crust.handoff.entry import Entry
+from crust.handoff.record import NewerHandoffSchema
+from crust.wire.csi.v1 import csi_pb2
+from tests.support import stored_records
+from tests.support.block_driver import MIB, Bench, caller
+from tests.support.records import TARGET, a_record
+from tests.support.stored_records import GROUP, IDS, RECORD, SNAPSHOT, VOLUME, Stores
+
+_DATA = Path(__file__).parent.parent / "data"
+_VERSIONS = sorted(_DATA.glob("records-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+_KINDS = ("complete", "required")
+_FREE_OR_CLOSED = {"parameters", "metadata"}
+"""Objects whose keys are the user's, or that take no others because one could be a secret."""
+
+
+def _frozen(version: Path, kind: str, root: Path) -> Path:
+    """A copy, with the modes that git does not keep."""
+    shutil.copytree(version / kind, root, dirs_exist_ok=True)
+    for path in root.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    return root
+
+
+def _opened(root: Path) -> Stores:
+    stores = Stores(root)
+    stores.open()
+    return stores
+
+
+def _texts(root: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(root)): path.read_text()
+        for path in root.rglob("*.*")
+        if path.is_file()
+    }
+
+
+def test_newest_frozen_records_are_what_the_code_writes(tmp_path: Path) -> None:
+    """It fails: a format has changed. Do not change the files that are there: nodes have such files on their disks.
+
+    Ask first whether versions before can live with the change: a new field is optional, and its default means what
+    its absence meant. Else the schema number goes up. Then set the field in `tests.support.stored_records`, write a
+    directory with the next number (`python -m tests.support.stored_records tests/data/records-N/complete`, and a copy
+    of `required` as it is), and say in docs/operations.md, "Upgrade", what operators need to know.
+    """
+    stored_records.write(tmp_path)
+    assert _texts(tmp_path) == _texts(_VERSIONS[-1] / "complete")
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("version", _VERSIONS, ids=lambda path: path.name)
+def test_records_of_every_version_are_read(tmp_path: Path, version: Path, kind: str) -> None:
+    stores = _opened(_frozen(version, kind, tmp_path))
+    assert stores.pool.ids == IDS
+    assert stores.volumes.load(VOLUME).capacity_bytes == 64 * MIB
+    assert stores.contents.load(VOLUME).volume_id == VOLUME
+    snapshot, group = stores.snapshots.find(SNAPSHOT), stores.groups.find(GROUP)
+    assert snapshot is not None
+    assert snapshot.source_volume_id == VOLUME
+    assert group is not None
+    assert group.members == ((VOLUME, SNAPSHOT),)
+    staged, published = stores.node.staged(VOLUME), stores.node.published(TARGET)
+    assert staged is not None
+    assert staged.paths == ("/staging",)
+    assert published is not None
+    assert published.deferred
+    _check_handoff(stores)
+
+
+def _check_handoff(stores: Stores) -> None:
+    entry = _entry(stores)
+    assert (entry.require().key, entry.claim_error) == (RECORD.key, None)
+    assert entry.claim is not None
+    assert entry.claim.sandbox_id == "sandbox-1"
+    paths = stores.handoff.layout.entry(TARGET)
+    Path(paths.record).write_text("damaged")
+    held = reserved.read(paths)
+    assert held is not None
+    assert held.key == RECORD.key
+
+
+def test_complete_records_of_this_version_are_read_with_every_field(tmp_path: Path) -> None:
+    stores = _opened(_frozen(_VERSIONS[-1], "complete", tmp_path))
+    assert _entry(stores).require() == RECORD
+
+
+def _save_volume(stores: Stores) -> None:
+    stores.volumes.save(stores.volumes.load(VOLUME).but(capacity_bytes=128 * MIB))
+
+
+def _save_content(stores: Stores) -> None:
+    stores.contents.save(stores.contents.load(VOLUME).but(generation=9))
+
+
+def _save_snapshot(stores: Stores) -> None:
+    found = stores.snapshots.find(SNAPSHOT)
+    assert found is not None
+    stores.snapshots.save(found.model_copy(update={"phase": "deleting"}))
+
+
+def _save_group(stores: Stores) -> None:
+    found = stores.groups.find(GROUP)
+    assert found is not None
+    stores.groups.save(found.model_copy(update={"phase": "deleting"}))
+
+
+def _save_staged(stores: Stores) -> None:
+    found = stores.node.staged(VOLUME)
+    assert found is not None
+    stores.node.note_staged(found.model_copy(update={"paths": ("/other",)}))
+
+
+def _save_published(stores: Stores) -> None:
+    found = stores.node.published(TARGET)
+    assert found is not None
+    stores.node.note_published(found.model_copy(update={"done": False}))
+
+
+_REWRITTEN: dict[str, Callable[[Stores], None]] = {
+    "pool/records/*": _save_volume,
+    "pool/content/*": _save_content,
+    "pool/snapshots/*": _save_snapshot,
+    "pool/groups/*": _save_group,
+    "run/*/staged/*": _save_staged,
+    "run/*/published/*": _save_published,
+}
+
+
+@pytest.mark.parametrize("where", _REWRITTEN)
+def test_fields_of_a_later_version_are_kept_by_a_rewrite(tmp_path: Path, where: str) -> None:
+    [path] = _frozen(_VERSIONS[-1], "complete", tmp_path).glob(where)
+    path.write_text(json.dumps(_with_later(json.loads(path.read_text()))))
+    before = path.read_text()
+    _REWRITTEN[where](_opened(tmp_path))
+    after = path.read_text()
+    assert json.loads(before) != json.loads(after), "it was not rewritten"
+    assert _count_later(json.loads(after)) == _count_later(json.loads(before))
+
+
+def _with_later(value: Any) -> Any:
+    """Each object with one more field."""
+    if isinstance(value, list):
+        return [_with_later(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    fields = {
+        key: each if key in _FREE_OR_CLOSED else _with_later(each) for key, each in value.items()
+    }
+    return {**fields, "later": {"shiny": True}}
+
+
+def _count_later(value: Any) -> int:
+    children = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    )
+    return ("later" in value if isinstance(value, dict) else 0) + sum(map(_count_later, children))
+
+
+def test_keys_of_a_later_version_in_a_handoff_record_are_kept_by_a_rewrite(tmp_path: Path) -> None:
+    """An earlier proxy that grows a volume must not take away what a later one reads again after the way back."""
+    stores = _opened(_frozen(_VERSIONS[-1], "complete", tmp_path))
+    path = Path(stores.handoff.layout.entry(TARGET).record)
+    path.write_text(json.dumps(_with_later(json.loads(path.read_text()))))
+    stores.handoff.rewrite(RECORD, replace(RECORD.mount, capacity_bytes=7))
+    now = json.loads(path.read_text())
+    assert (now["crust"]["capacity_bytes"], now["crust"]["generation"]) == (7, 2)
+    assert now["later"] == now["crust"]["later"] == {"shiny": True}
+    assert stores.handoff.publish(a_record(), replace=True).require().generation == 3
+    assert "later" not in path.read_text(), "another publish is another record"
+
+
+def test_files_that_are_never_rewritten_may_have_fields_of_a_later_version(tmp_path: Path) -> None:
+    root = _frozen(_VERSIONS[-1], "complete", tmp_path)
+    for where in ("pool/pool.json", "handoff/*/claim.json", "handoff/*/.reserved"):
+        [path] = root.glob(where)
+        path.write_text(json.dumps(_with_later(json.loads(path.read_text()))))
+    before = (root / "pool" / "pool.json").read_text()
+    stores = _opened(root)
+    assert stores.pool.ids == IDS
+    assert (root / "pool" / "pool.json").read_text() == before
+    _check_handoff(stores)
+
+
+_NEWER: dict[str, tuple[type[errors.CrustError], Callable[[Stores], object]]] = {
+    "pool/records/*": (NewerVolumeRecord, lambda stores: stores.volumes.load(VOLUME)),
+    "pool/content/*": (NewerContentRecord, lambda stores: stores.contents.load(VOLUME)),
+    "pool/snapshots/*": (UnreadableSnapshotRecord, lambda stores: stores.snapshots.find(SNAPSHOT)),
+    "pool/groups/*": (UnreadableSnapshotRecord, lambda stores: stores.groups.find(GROUP)),
+    "handoff/*/mountInfo.json": (NewerHandoffSchema, lambda stores: _entry(stores).require()),
+}
+
+
+def _entry(stores: Stores) -> Entry:
+    entry = stores.handoff.read(TARGET)
+    assert entry is not None
+    return entry
+
+
+@pytest.mark.parametrize("where", _NEWER)
+def test_record_of_a_newer_schema_is_refused_with_its_number_and_the_start_goes_on(
+    tmp_path: Path, where: str
+) -> None:
+    [path] = _frozen(_VERSIONS[-1], "complete", tmp_path).glob(where)
+    _make_newer(path)
+    data = path.read_bytes()
+    stores = _opened(tmp_path)
+    refused, read = _NEWER[where]
+    with pytest.raises(refused, match=r"schema (is )?7"):
+        read(stores)
+    for other in _NEWER.keys() - {where}:
+        _NEWER[other][1](stores)
+    assert path.read_bytes() == data
+
+
+def _make_newer(path: Path) -> None:
+    plain = json.loads(path.read_text())
+    plain.get("crust", plain)["schema"] = 7
+    path.write_text(json.dumps(plain))
+
+
+async def test_driver_with_a_volume_and_a_content_of_newer_schemas_serves_all_others(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    ids = [(await bench.create(name)).volume_id for name in ("newer", "content", "good")]
+    _make_newer(tmp_path / "state" / "records" / f"{ids[0]}.json")
+    _make_newer(tmp_path / "state" / "content" / f"{ids[1]}.json")
+    bench.restart()
+
+    listed = await bench.driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
+    assert {each.volume.volume_id for each in listed.entries} == set(ids)
+    room = await bench.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
+    assert room.available_capacity > 0
+    for refused in (bench.grow(ids[0], 128 * MIB), bench.delete(ids[0])):
+        with pytest.raises(NewerVolumeRecord, match="schema 7"):
+            await refused
+    with pytest.raises(NewerContentRecord, match="schema 7"):
+        await bench.stage(ids[1])
+    await bench.grow(ids[2], 128 * MIB)
+    await bench.create("another")
+    await bench.delete(ids[2])
+    assert (tmp_path / "state" / "images" / f"{ids[0]}.img").exists()
