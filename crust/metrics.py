@@ -18,6 +18,10 @@ deferred_publishes = Counter(
 )
 deferred_volumes = Gauge("crust_deferred_volumes", "Entries in the handoff directory.", ("driver",))
 pool_open = Gauge("crust_pool_open", "1 while the block driver's pool is there and open, else 0.")
+unused_ephemeral_volumes = Gauge(
+    "crust_unused_ephemeral_volumes",
+    "Inline ephemeral volumes that are neither attached nor published; deleted after a grace.",
+)
 handlers = Gauge("crust_runtime_handlers", "Registered runtime handlers.")
 log_lines_dropped = Counter(
     "crust_log_lines_dropped_total", "Log lines that were lost because their reader was too slow."

@@ -233,6 +233,9 @@ class DriverSettings(ProgramSettings):
     """How long a change of a volume waits for more changes of the same volume, to coalesce them: a CO's sidecars send
     them one by one."""
 
+    ephemeral_grace_s: Annotated[float, Field(ge=60, le=30 * 86400)] = 3600
+    """How long an inline ephemeral volume may be neither attached nor published before it is deleted."""
+
 
 Settings = TypeVar("Settings", bound=ProgramSettings)
 

@@ -1,5 +1,6 @@
 """Composition of the driver: the only file that knows all its parts."""
 
+import itertools
 import logging
 from dataclasses import dataclass
 
@@ -17,7 +18,17 @@ from crust.blockdriver.engines.files.engine import Files
 from crust.blockdriver.engines.protocol import Backend
 from crust.blockdriver.node import guests
 from crust.blockdriver.node.deferred_publish import DeferredNodePublish
-from crust.blockdriver.node.ephemeral import EphemeralVolume, EphemeralVolumes
+from crust.blockdriver.node.ephemeral import (
+    EphemeralProvisioner,
+    EphemeralVolume,
+    EphemeralVolumes,
+)
+from crust.blockdriver.node.ephemeral_orphans import (
+    GRACE_S,
+    EphemeralGarbageCollector,
+    UnusedSince,
+    UnusedVolumes,
+)
 from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
@@ -82,6 +93,7 @@ def build(  # noqa: PLR0913 - one per setting
     throttle: throttling.Throttle | None = None,
     io_cgroup: str = "",
     modify_window_s: float = 0,
+    ephemeral_grace_s: float = GRACE_S,
     threads: Workers | None = None,
 ) -> Driver:
     """Compose a driver, without I/O. Volumes are sparse files below `state_dir` unless there is a `backend`.
@@ -101,14 +113,18 @@ def build(  # noqa: PLR0913 - one per setting
     reachable = runtime_guests or guests.UnreachableGuests()
     io_limits = IoLimits(live, throttle or throttling.Cgroups(io_cgroup), reachable)
     snapshots, sources = _snapshots(stores, live, reachable, run_dir)
+    unused = UnusedVolumes(stores.volume_records, live, UnusedSince(run_dir))
     health_check = HealthCheck(
         stores.pool,
         stores.volume_records,
         stores.content_records,
         stores.backend,
         stores.capacity.available_bytes,
-        lambda: snapshot_findings(
-            snapshots.volume_snapshots.snapshot_records, snapshots.groups, stores.backend
+        lambda: itertools.chain(
+            snapshot_findings(
+                snapshots.volume_snapshots.snapshot_records, snapshots.groups, stores.backend
+            ),
+            unused.findings(),
         ),
     )
     calls = SnapshotCalls(here, snapshots.volume_snapshots, snapshots.group_snapshots, running)
@@ -122,7 +138,8 @@ def build(  # noqa: PLR0913 - one per setting
         slots,
         io_limits,
         health_check,
-        controller_rules.provisioner,
+        _EphemeralProvisioner(controller_rules.provisioner),
+        unused,
         target_roots,
     )
     return Driver(
@@ -155,6 +172,9 @@ def build(  # noqa: PLR0913 - one per setting
         ),
         attachment_orphans=AttachmentGarbageCollector(
             here.driver, stores.node_state, stores.backend, io_limits, running
+        ),
+        ephemeral_orphans=EphemeralGarbageCollector(
+            here.driver, unused, node_rules.ephemeral.provisioner, running, ephemeral_grace_s
         ),
         operations=running,
         workers=threads,
@@ -283,7 +303,8 @@ def _node_rules(  # noqa: PLR0913 - composition
     attach_slots: AttachSlots,
     io_limits: IoLimits,
     health_check: HealthCheck,
-    provisioner: Provisioner,
+    provisioner: EphemeralProvisioner,
+    unused: UnusedVolumes,
     target_roots: tuple[str, ...],
 ) -> NodeRules:
     volume_records, content_records = stores.volume_records, stores.content_records
@@ -327,10 +348,11 @@ def _node_rules(  # noqa: PLR0913 - composition
             pool=stores.pool,
             volume_records=volume_records,
             live=live,
-            provisioner=_EphemeralProvisioner(provisioner),
+            provisioner=provisioner,
             node_stage=node_stage,
             node_unstage=node_unstage,
             node_unpublish=node_unpublish,
+            about_to_use=unused.forget,
         ),
         node_expand=node_expand,
         node_stats=NodeStats(

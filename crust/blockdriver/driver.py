@@ -8,6 +8,7 @@ from crust import errors, operations, volumes
 from crust.blockdriver.controller import capacity
 from crust.blockdriver.controller.orphans import GRACE_S, VolumeGarbageCollector
 from crust.blockdriver.engines.protocol import Backend
+from crust.blockdriver.node.ephemeral_orphans import EphemeralGarbageCollector
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
 from crust.blockdriver.node.tool_lock import ToolLocks
@@ -63,6 +64,7 @@ class Driver:
     volume_orphans: VolumeGarbageCollector
     snapshot_orphans: SnapshotGarbageCollector
     attachment_orphans: AttachmentGarbageCollector
+    ephemeral_orphans: EphemeralGarbageCollector
     operations: operations.KeyedOperations
     workers: Workers
     """The threads of the engine, and of the host calls for its volumes."""
@@ -73,11 +75,14 @@ class Driver:
         await rules.coalescer.finish(await workers.run(rules.modifier.interrupted))
 
     async def collect_garbage(self, *, grace_s: float = GRACE_S) -> tuple[volumes.VolumeId, ...]:
-        """Remove orphaned volumes, snapshots and attachments; returns the volumes that were deleted."""
+        """Remove orphaned volumes, snapshots and attachments; returns the volumes that were deleted.
+
+        `grace_s` is of incomplete volumes.
+        """
         deleted = await self.volume_orphans.collect(grace_s=grace_s)
         await self.snapshot_orphans.collect()
         await self.attachment_orphans.collect()
-        return deleted
+        return deleted + await self.ephemeral_orphans.collect()
 
     async def keep_collecting_garbage(self) -> None:
         """Collect now and every hour, until cancelled; a failure does not end it."""

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from crust.blockdriver.app import build
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.node import guests
+from crust.blockdriver.node.ephemeral_orphans import GRACE_S
 from crust.blockdriver.pool_watch import PoolWatch, background
 from crust.blockdriver.services.node_identity import CsiProfile
 from crust.host.files import durable, flocks
@@ -114,6 +115,7 @@ async def run(  # noqa: PLR0913 - one per setting
     runtime_socket: str = "",
     io_cgroup: str = "",
     modify_window_s: float = 0,
+    ephemeral_grace_s: float = GRACE_S,
     take_over: bool = False,
 ) -> None:
     """Serve until cancelled. Raises what keeps the driver from starting, after undoing the steps before it."""
@@ -130,6 +132,7 @@ async def run(  # noqa: PLR0913 - one per setting
         runtime_guests=guests.runtime_guests(runtime_socket),
         io_cgroup=io_cgroup,
         modify_window_s=modify_window_s,
+        ephemeral_grace_s=ephemeral_grace_s,
     )
     async with running(driver, socket=socket, run_dir=run_dir, take_over=take_over) as daemon:
         await daemon.forever()

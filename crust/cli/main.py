@@ -158,6 +158,11 @@ def shim(**flags: Any) -> None:
 @click.option(
     "--modify-window-s", type=float, help="How long a change waits for others to coalesce with."
 )
+@click.option(
+    "--ephemeral-grace-s",
+    type=float,
+    help="Delete an inline ephemeral volume that is unused so long. Default: 3600.",
+)
 def driver(context: click.Context, /, **flags: Any) -> None:
     """Serve block.csi.crust.dev, the block-volume CSI driver."""
     if context.invoked_subcommand is not None:
@@ -183,6 +188,7 @@ def driver(context: click.Context, /, **flags: Any) -> None:
             runtime_socket=settings.runtime_socket,
             io_cgroup=settings.io_cgroup,
             modify_window_s=settings.modify_window_s,
+            ephemeral_grace_s=settings.ephemeral_grace_s,
             take_over=settings.take_over,
         )
 

@@ -80,6 +80,7 @@ class Bench:
     io_cgroup: str = ""
     throttle: throttling.Throttle | None = None
     overcommit: float = 1.0
+    ephemeral_grace_s: float = 3600
     driver: Driver = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,6 +102,7 @@ class Bench:
             io_cgroup=self.io_cgroup,
             throttle=self.throttle,
             overcommit=self.overcommit,
+            ephemeral_grace_s=self.ephemeral_grace_s,
         )
         self.driver.open()
 

@@ -104,6 +104,8 @@ class EphemeralVolumes:
     node_stage: NodeStage
     node_unstage: NodeUnstage
     node_unpublish: NodeUnpublish
+    about_to_use: Callable[[volumes.VolumeId], None]
+    """Told of each publish before its first step, in a thread."""
 
     def id_of(self, volume_id: str) -> volumes.VolumeId:
         """The driver's own id of the volume that the CO calls `volume_id`."""
@@ -139,6 +141,7 @@ class EphemeralVolumes:
             volume_id=self.id_of(request.volume_id),
             staging=_staging(request.target),
         )
+        await workers.run(self.about_to_use, own.volume_id)
         record = await workers.run(self.volume_records.find, own.volume_id)
         existed = record is not None and record.phase == "ready"
         try:

@@ -19,7 +19,7 @@ from crust.blockdriver.records.volume_record import VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
 
 _SHOWN = 100
-"""The most findings about snapshots in one answer."""
+"""The most findings of this kind in one answer."""
 
 
 class Kind(enum.Enum):
@@ -72,15 +72,15 @@ class HealthCheck:
         content_records: ContentRecords,
         backend: Backend,
         free_bytes: Callable[[], int],
-        snapshot_findings: Callable[[], Iterable[PoolFinding]] = tuple,
+        other_findings: Callable[[], Iterable[PoolFinding]] = tuple,
     ) -> None:
-        """`free_bytes` gives the free capacity, `snapshot_findings` the problems of snapshots."""
+        """`free_bytes` gives the free capacity, `other_findings` the problems of what no volume's health can tell."""
         self._pool = pool
         self._volume_records = known
         self._content_records = content_records
         self._backend = backend
         self._free_bytes = free_bytes
-        self._snapshot_findings = snapshot_findings
+        self._other_findings = other_findings
 
     def examine(self, volume_id: volumes.VolumeId) -> Health:
         """A volume's health; raises `volume_records.VolumeNotFound` without a record and an image."""
@@ -147,7 +147,7 @@ class HealthCheck:
         try:
             self._backend.check()
             room_bytes = self._free_bytes()
-            found = list(itertools.islice(self._snapshot_findings(), _SHOWN))
+            found = list(itertools.islice(self._other_findings(), _SHOWN))
         except errors.CrustError as err:
             return (PoolFinding(reachable=False, reason="PoolNotUsable", message=str(err)),)
         if room_bytes == 0:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from crust import volumes
+from crust.blockdriver.records import ephemeral_names
 from crust.blockdriver.records.volume_record import VolumeRecord
 
 
@@ -18,6 +19,7 @@ class _Entry:
     capacity_bytes: int
     nodes: tuple[str, ...]
     finished: bool
+    ephemeral: bool
 
 
 class Index:
@@ -42,7 +44,8 @@ class Index:
         """Set a volume's record; None for one that cannot be read."""
         nodes = tuple(each.node_id for each in record.nodes) if record else ()
         finished = record is None or record.phase == "ready"
-        entry = _Entry(record.capacity_bytes if record else 0, nodes, finished)
+        ephemeral = record is not None and ephemeral_names.is_name(record.name)
+        entry = _Entry(record.capacity_bytes if record else 0, nodes, finished, ephemeral)
         with self._guard:
             if volume_id in self._entries:
                 self._subtract(volume_id)
@@ -82,6 +85,12 @@ class Index:
         """The volumes that are being created or deleted, interrupted ones included."""
         with self._guard:
             return tuple(each for each in self._ids if not self._entries[each].finished)
+
+    def ephemeral(self) -> tuple[volumes.VolumeId, ...]:
+        """The inline ephemeral volumes with a readable record that are not being created or deleted."""
+        with self._guard:
+            found = self._entries.items()
+            return tuple(each for each, entry in found if entry.ephemeral and entry.finished)
 
     def reserved_bytes(self) -> int:
         """The sum of all sizes."""

@@ -1,18 +1,21 @@
 """Inline ephemeral volumes: created by their publish, removed by their unpublish, and by nothing else."""
 
 import asyncio
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crust import errors, operations
+from crust import errors, metrics, operations, volumes
 from crust.blockdriver.controller import create_volume
-from crust.blockdriver.node import ephemeral
+from crust.blockdriver.node import ephemeral, ephemeral_orphans
 from crust.blockdriver.node.node_unstage import NodeUnstage
 from crust.host.block import loop
 from crust.host.filesystems import mkfs
-from crust.host.mounts import mount_api
+from crust.host.mounts import mount_api, mountinfo
+from crust.host.process import boot
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import MIB, Bench, block, caller, is_there, mount
 
@@ -188,6 +191,117 @@ async def test_ephemeral_unpublish_of_a_damaged_volume_succeeds(bench: Bench) ->
         bench.restart()
     health = bench.driver.node._rules.health_check.examine(own)
     assert [each.reason for each in health.findings] == ["RecordUnreadable"]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds since boot, which a test sets."""
+    now = [100.0]
+    monkeypatch.setattr(ephemeral_orphans, "seconds_since_boot", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def reboot(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Mounts and devices go, and the boot id changes."""
+
+    def act() -> None:
+        for mounted in mountinfo.below(str(bench.root)):
+            mount_api.unmount(mounted.target)
+        for device in loop.list_all():
+            if str(bench.root) in device.backing:
+                loop.detach(device)
+        new = str(uuid.uuid4())
+        monkeypatch.setattr(boot, "boot_id", lambda: new)
+        bench.restart()
+
+    return act
+
+
+async def test_ephemeral_volume_that_the_co_forgot_is_deleted_after_the_grace(
+    bench: Bench,
+    clock: list[float],
+    reboot: Callable[[], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    own = bench.driver.node_rules.ephemeral.id_of(VOLUME)
+    kept = (await bench.create()).volume_id
+    await bench.inline(VOLUME, bench.target("a"), attributes={"size": "64Mi"})
+    assert await bench.driver.collect_garbage() == ()
+    reboot()
+    assert await bench.driver.collect_garbage() == ()
+    assert metrics.unused_ephemeral_volumes._value.get() == 1
+    [finding] = bench.driver.controller_rules.health_check.pool()
+    assert (finding.reachable, finding.reason) == (True, "EphemeralVolumesUnused")
+    clock[0] += 3599
+    bench.restart()
+    assert await bench.driver.collect_garbage() == ()
+    clock[0] += 1
+    assert await bench.driver.collect_garbage() == (own,)
+    [told] = [each for each in caplog.records if each.message.startswith("deleted an ephemeral")]
+    assert (told.__dict__["volume_id"], told.__dict__["unused_s"]) == (own, 3600)
+    assert bench.driver.stores.volume_records.ids() == (kept,)
+    assert remains(bench) == [f"{kept}.img", kept]
+    assert await bench.driver.collect_garbage() == ()
+    assert bench.driver.controller_rules.health_check.pool() == ()
+    assert list((bench.root / "run" / "unused").iterdir()) == []
+
+
+async def test_ephemeral_volume_in_use_is_never_deleted_however_old(
+    bench: Bench, clock: list[float]
+) -> None:
+    shown, deferred = bench.target("shown"), bench.target("deferred")
+    other = f"csi-{'0b' * 32}"
+    await bench.inline(VOLUME, shown, attributes={"size": "64Mi"})
+    await bench.inline(other, deferred, attributes={"size": "64Mi"}, deferred=True)
+    attached = bench.driver.node_rules.ephemeral.id_of(VOLUME)
+    for _ in range(3):
+        clock[0] += 10_000
+        assert await bench.driver.collect_garbage() == ()
+        bench.restart()
+    # without an entry of the node state the device alone says that it is used
+    bench.driver.stores.node_state.forget_staged(attached)
+    bench.driver.stores.node_state.forget_published(volumes.TargetPath(shown))
+    for _ in range(2):
+        clock[0] += 10_000
+        assert await bench.driver.collect_garbage() == ()
+    for volume_id, target in ((VOLUME, shown), (other, deferred)):
+        await bench.unpublish(volume_id, target)
+    assert remains(bench) == []
+
+
+async def test_grace_of_an_unused_ephemeral_volume_begins_anew_with_a_reboot_and_a_tried_publish(
+    bench: Bench, clock: list[float], reboot: Callable[[], None]
+) -> None:
+    target = bench.target("a")
+    await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
+    Path(target, "file").write_text("words")
+    for restart in (reboot, reboot):
+        restart()
+        assert await bench.driver.collect_garbage() == ()
+        clock[0] += 3000
+    with pytest.raises(errors.InvalidRequest, match="bogus"):
+        await bench.inline(VOLUME, target, mount("ext4", "bogus"), attributes={"size": "64Mi"})
+    clock[0] += 3000
+    assert await bench.driver.collect_garbage() == ()
+    await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
+    assert Path(target, "file").read_text() == "words"
+    await bench.unpublish(VOLUME, target)
+    assert remains(bench) == []
+
+
+async def test_unreadable_note_of_an_unused_ephemeral_volume_begins_the_grace_anew(
+    bench: Bench, clock: list[float], reboot: Callable[[], None]
+) -> None:
+    own = bench.driver.node_rules.ephemeral.id_of(VOLUME)
+    await bench.inline(VOLUME, bench.target("a"), attributes={"size": "64Mi"})
+    reboot()
+    await bench.driver.collect_garbage()
+    (bench.root / "run" / "unused" / own).write_bytes(b"\xff")
+    clock[0] += 10_000
+    assert await bench.driver.collect_garbage() == ()
+    clock[0] += 3600
+    assert await bench.driver.collect_garbage() == (own,)
 
 
 def test_ephemeral_size_accepts_kubernetes_quantities() -> None:
