@@ -7,6 +7,7 @@ file. Parameters that it does not know are ignored, and so is `readonly` of a ra
 import argparse
 import contextlib
 import os
+import threading
 import uuid
 
 from crust.wire.csi.v1 import csi_pb2
@@ -23,6 +24,7 @@ class Minimal:
         self.switches = Switches(state_dir)
         self._volumes = controller.Volumes(state_dir)
         self._node_id = node_id
+        self._one_at_a_time = threading.Lock()
 
     def GetPluginInfo(self, _: object) -> csi_pb2.GetPluginInfoResponse:
         return csi_pb2.GetPluginInfoResponse(name=NAME, vendor_version="0.1")
@@ -78,6 +80,12 @@ class Minimal:
             raise Refused(Code.INVALID_ARGUMENT, "no volume or no target")
         controller.check_capability(request.volume_capability)
         self._volumes.state.get(request.volume_id)
+        with self._one_at_a_time:  # a call that was cancelled may still run beside its retry
+            self._publish(request)
+        return csi_pb2.NodePublishVolumeResponse()
+
+    def _publish(self, request: csi_pb2.NodePublishVolumeRequest) -> None:
+        target = request.target_path
         device = disks.attach(self._volumes.image(request.volume_id))
         badly = self.switches.of("NodePublishVolume")
         mount = request.volume_capability.mount
@@ -88,7 +96,6 @@ class Minimal:
         elif not disks.is_mounted(target):
             flags = [*mount.mount_flags, *(["ro"] if request.readonly else [])]
             disks.format_and_mount(device, target, mount.fs_type, flags)
-        return csi_pb2.NodePublishVolumeResponse()
 
     def NodeUnpublishVolume(
         self, request: csi_pb2.NodeUnpublishVolumeRequest
@@ -96,15 +103,18 @@ class Minimal:
         target = request.target_path
         if not (request.volume_id and target):
             raise Refused(Code.INVALID_ARGUMENT, "no volume or no target")
+        with self._one_at_a_time:
+            self._unpublish(target, self._volumes.image(request.volume_id))
+        return csi_pb2.NodeUnpublishVolumeResponse()
+
+    def _unpublish(self, target: str, image: str) -> None:
         disks.unmount_one(target)
         if os.path.isdir(target):
             os.rmdir(target)
-        image = self._volumes.image(request.volume_id)
         if os.path.exists(image):
             device = disks.device_of(image)
             if device and not disks.has_binds(device):
                 disks.detach(image)
-        return csi_pb2.NodeUnpublishVolumeResponse()
 
 
 def main() -> None:
