@@ -3,17 +3,30 @@
 A gate is normally open. When a successor asks for the state, the gate closes: new calls wait, running calls finish.
 Once the successor has the state, calls that wait, and later calls on old connections, are forwarded to it as bytes.
 So a caller waits and sees no error, and two processes never write at the same time.
+
+When this process then ends, its callers must leave it without an error. gRPC refuses calls that reach a server
+between its stop and the moment when the caller knows of it: with CANCELLED, which no client repeats by itself. So
+answers are held for a moment, until no more calls come, and are sent after the notice to leave (GOAWAY): a caller
+that waits for an answer before it calls again calls the successor. A caller that sends its call at that very moment,
+without waiting for another, may still get CANCELLED, and nobody has carried that call out.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from crust.rpc import passthrough, requests, status
+
+QUIET_S = 0.05
+"""So long no call has come: then every caller waits for an answer, or has none to ask for."""
+
+HOLD_S = 1.0
+"""How long answers are held at most, if calls go on to come."""
 
 Handler = Any
 """grpc.RpcMethodHandler, which is generic in its stubs only."""
@@ -39,6 +52,11 @@ class Gate:
         self._idle.set()
         self._running = 0
         self._successor: grpc.aio.Channel | None = None
+        self._may_answer = asyncio.Event()
+        self._may_answer.set()
+        self._arrivals = 0
+        self._streams: set[asyncio.Task[Any]] = set()
+        self.is_left = False
 
     def close(self) -> None:
         """Let new calls wait."""
@@ -52,6 +70,43 @@ class Gate:
         """Forward the calls that wait, and all later ones."""
         self._successor = successor
         self._open.set()
+
+    async def hold_answers(self) -> None:
+        """Keep the answers until `leave`; returns when no more calls come, or after `HOLD_S`."""
+        self._may_answer.clear()
+        seen = -1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HOLD_S):
+                while seen != self._arrivals:
+                    seen = self._arrivals
+                    await asyncio.sleep(QUIET_S)
+
+    def leave(self) -> None:
+        """The callers have been told to leave: send the answers, and end the streams that are forwarded."""
+        self.is_left = True
+        self._may_answer.set()
+        for stream in self._streams:
+            stream.cancel()
+
+    @asynccontextmanager
+    async def answering(self) -> AsyncIterator[None]:
+        """Around a call; its end waits while answers are held."""
+        self._arrivals += 1
+        try:
+            yield
+        finally:
+            await self._may_answer.wait()
+
+    @contextmanager
+    def streaming(self) -> Iterator[None]:
+        """Around a forwarded stream, which `leave` cancels."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
+        try:
+            yield
+        finally:
+            self._streams.discard(task)
 
     async def idle(self) -> None:
         """Wait until no call runs in this process."""
@@ -80,6 +135,9 @@ class Gate:
                 self._idle.set()
 
 
+_LEFT = "this process was taken over and ends; call again, on a new connection"
+
+
 class GateInterceptor(grpc.aio.ServerInterceptor):
     """Puts a gate before a server's methods. The outermost interceptor: a forwarded call is not logged or counted."""
 
@@ -94,24 +152,51 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         """Wrap the method's handler, which gets its messages as bytes."""
         method: str = handler_call_details.method
         handler = await continuation(handler_call_details)
-        if handler is None or not self._gate.gated(method):
-            return handler
+        if handler is None:
+            return None
+        if not self._gate.gated(method):
+            return self._ungated(handler)
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(self._unary(method, handler))
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(self._streaming(method, handler))
         return handler
 
+    def _ungated(self, handler: Handler) -> Handler:
+        if handler.unary_unary is None:
+            return handler
+
+        async def behave(request: Any, context: passthrough.Context) -> Any:
+            async with self._gate.answering():
+                return await handler.unary_unary(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(
+            behave, handler.request_deserializer, handler.response_serializer
+        )
+
     def _unary(self, method: str, handler: Handler) -> passthrough.UnaryBehaviour:
         async def behave(data: bytes, context: passthrough.Context) -> bytes:
             async with self._gate.entered() as successor:
                 if successor is not None:
-                    return await passthrough.forward(successor, method)(data, context)
+                    return await self._forward(successor, method, data, context)
                 request = await _decoded(handler, method, data, context)
                 answer = await handler.unary_unary(request, context)
                 return _encoded(handler, answer)
 
         return behave
+
+    async def _forward(
+        self,
+        successor: grpc.aio.Channel,
+        method: str,
+        data: bytes,
+        context: passthrough.Context,
+    ) -> bytes:
+        try:
+            async with self._gate.answering():
+                return await passthrough.call(successor, method)(data, context)
+        except grpc.aio.AioRpcError as error:
+            await passthrough.relay_status(context, error)
 
     def _streaming(
         self, method: str, handler: Handler
@@ -119,8 +204,15 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         async def behave(data: bytes, context: passthrough.Context) -> AsyncIterator[bytes]:
             successor = await self._gate.opened()
             if successor is not None:
-                async for each in passthrough.forward_stream(successor, method, data, context):
-                    yield each
+                try:
+                    with self._gate.streaming():
+                        answers = passthrough.forward_stream(successor, method, data, context)
+                        async for each in answers:
+                            yield each
+                except asyncio.CancelledError:
+                    if not self._gate.is_left:
+                        raise
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, _LEFT)
                 return
             request = await _decoded(handler, method, data, context)
             async for answer in handler.unary_stream(request, context):

@@ -81,7 +81,7 @@ async def serving(  # noqa: PLR0913 - one per part of a server
             watch.cancel()
             await asyncio.wait([watch])
             await asyncio.to_thread(own.remove)
-            await server.stop(grace=GRACE_S)
+            await _stop(server, gate if daemon.taken_over else None)
     finally:
         if lock is not None:
             lock.close()
@@ -89,6 +89,9 @@ async def serving(  # noqa: PLR0913 - one per part of a server
 
 GRACE_S = 5.0
 """How long a stopping server waits for running calls. The owner of the operations drains those."""
+
+FORWARDED_GRACE_S = 60.0
+"""The same, for calls that were forwarded to a successor: nobody else waits for those."""
 
 CHECK_S = 3.0
 """How often a server checks that its socket is still its own."""
@@ -125,6 +128,18 @@ async def _start(server: grpc.aio.Server, socket_path: str) -> sockets.OwnSocket
     except BaseException:
         await server.stop(grace=None)
         raise
+
+
+async def _stop(server: grpc.aio.Server, forwards: Gate | None) -> None:
+    """Stop; the callers of a gate that forwards go over to the successor."""
+    if forwards is None:
+        await server.stop(grace=GRACE_S)
+        return
+    await forwards.hold_answers()
+    stops = asyncio.ensure_future(server.stop(grace=FORWARDED_GRACE_S))
+    await asyncio.sleep(0)  # it has begun: on each connection the notice to leave goes out first
+    forwards.leave()
+    await stops
 
 
 async def _watch(own: sockets.OwnSocket, daemon: Daemon) -> None:

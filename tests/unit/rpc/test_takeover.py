@@ -13,7 +13,7 @@ import pytest
 from crust.host.files import flocks
 from crust.rpc import channel, daemon, server, takeover
 from crust.rpc.daemon import Daemon
-from crust.rpc.gate import Gate
+from crust.rpc.gate import Gate, needs_state
 
 CALL = "/csi.v1.Node/NodePublishVolume"
 
@@ -31,8 +31,10 @@ class Service(grpc.GenericRpcHandler):
         self.may_write = False
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        is_free = not needs_state(handler_call_details.method)
+
         async def behave(request: bytes, _: object) -> bytes:
-            assert self.may_write
+            assert self.may_write or is_free
             if request == b"slow":
                 self.slow_began.set()
                 await self.slow_ends.wait()
@@ -286,3 +288,49 @@ async def test_a_second_successor_is_refused_while_the_first_one_takes_over(shor
         await takeover.ask(f"{short}/lock.takeover")
     await first.report_serving()
     await old.stop()
+
+
+async def test_callers_see_no_error_when_the_predecessor_ends_under_them(short: str) -> None:
+    """20 connections with four callers each, which call without a pause, and ask what a gate does not hold too."""
+    old = await start(short, b"old")
+    clients = Clients(f"{short}/a.sock")
+
+    async def calls(connected: grpc.aio.Channel, method: str) -> None:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(method)
+        while True:
+            clients.answers.append(await call(b"", timeout=20))
+
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+        tasks: list[asyncio.Task[None]] = []
+        for number in range(20):
+            connected = await stack.enter_async_context(channel.connect(clients.path))
+            method = CALL if number % 4 else "/csi.v1.Node/NodeGetCapabilities"
+            tasks += [group.create_task(calls(connected, method)) for _ in range(4)]
+        await clients.until(b"old", 100)
+        new = await start(short, b"new", take_over=True)
+        await clients.until(b"new", 100)
+        await old.stop()
+        await clients.until(b"new", 100)
+        for task in tasks:
+            task.cancel()
+    await new.stop()
+
+
+async def test_a_forwarded_call_is_answered_after_the_predecessor_was_told_to_end(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "GRACE_S", 0)
+    old = await start(short, b"old")
+    async with channel.connect(f"{short}/a.sock") as connected:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(CALL)
+        assert await call(b"", timeout=20) == b"old"
+        new = await start(short, b"new", take_over=True)
+        slow = asyncio.ensure_future(call(b"slow", timeout=20))
+        await new.service.slow_began.wait()
+        ends = asyncio.create_task(old.stop())
+        done, _ = await asyncio.wait([slow, ends], timeout=0.2)
+        assert not done
+        new.service.slow_ends.set()
+        assert await slow == b"new"
+        await ends
+    await new.stop()
