@@ -254,9 +254,13 @@ class Frontend:
         if request.defer_fs_ops and await self._defers_itself(volume, context):
             return (await self._deferral.expand(request, context)).SerializeToString()
         is_staged = await asyncio.to_thread(private_directories.is_staged, volume.paths)
-        if not (request.defer_fs_ops or is_staged):
-            return await self._pass("NodeExpandVolume", request.volume_id, data, context)
         expands = (await self._capabilities(context)).expands
+        if not (request.defer_fs_ops or is_staged):
+            if expands:
+                return await self._pass("NodeExpandVolume", request.volume_id, data, context)
+            # the CO calls because of the shim: by its capabilities, the driver needs nothing of a node
+            size = request.capacity_range.required_bytes
+            return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size).SerializeToString()
 
         async def work() -> int:
             if request.defer_fs_ops:

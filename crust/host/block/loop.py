@@ -113,6 +113,25 @@ def attach(
         )
 
 
+@contextmanager
+def scratch(size_bytes: int) -> Iterator[str]:
+    """The path of a blank device in memory, while the block runs.
+
+    The kernel detaches it at its last close, so a process that is killed leaves nothing.
+    """
+    with oserrors.translating("cannot make a scratch device"):
+        memory = os.memfd_create("crust-scratch")
+        try:
+            os.ftruncate(memory, size_bytes)
+            number, fd = _configure(memory, "crust-scratch", loopctl.AUTOCLEAR, 0, "")
+        finally:
+            os.close(memory)  # the device has its own reference
+    try:
+        yield loopctl.node(number)
+    finally:
+        os.close(fd)
+
+
 def attach_once(
     backing: AnyPath,
     *,
@@ -205,20 +224,35 @@ def _attach(
     backing_fd: int, backing: AnyPath, flags: int, sector_size: int, tag: str = ""
 ) -> LoopDevice:
     with oserrors.translating(f"cannot attach {backing} to a loop device"):
-        config = loopctl.configuration(backing_fd, flags, sector_size, tag or str(backing))
-        for _ in range(_ATTEMPTS):
-            number = loopctl.free_number()
-            try:
-                with _opened(loopctl.node(number), writable=not flags & loopctl.READ_ONLY) as fd:
-                    fcntl.ioctl(fd, loopctl.CONFIGURE, config)
-                    if not flags & loopctl.READ_ONLY:
-                        loopctl.make_writable(fd)
-                    return _describe(number, loopctl.status(fd))
-            except OSError as err:
-                # Between "number is free" and now another caller took it (EBUSY), or removed it (ENXIO, ENOENT).
-                if err.errno not in (errno.EBUSY, errno.ENXIO, errno.ENOENT):
-                    raise
-    raise NoFreeLoopDevice(str(backing))
+        number, fd = _configure(backing_fd, str(backing), flags, sector_size, tag)
+        try:
+            return _describe(number, loopctl.status(fd))
+        finally:
+            os.close(fd)
+
+
+def _configure(
+    backing_fd: int, backing: str, flags: int, sector_size: int, tag: str
+) -> tuple[int, int]:
+    """Attach to a free number; returns it and an open descriptor of the device."""
+    config = loopctl.configuration(backing_fd, flags, sector_size, tag or backing)
+    mode = os.O_RDONLY if flags & loopctl.READ_ONLY else os.O_RDWR
+    for _ in range(_ATTEMPTS):
+        number, fd = loopctl.free_number(), -1
+        try:
+            fd = os.open(loopctl.node(number), mode | os.O_CLOEXEC)
+            fcntl.ioctl(fd, loopctl.CONFIGURE, config)
+            if not flags & loopctl.READ_ONLY:
+                loopctl.make_writable(fd)
+        except OSError as err:
+            if fd >= 0:
+                os.close(fd)
+            # Between "number is free" and now another caller took it (EBUSY), or removed it (ENXIO, ENOENT).
+            if err.errno not in (errno.EBUSY, errno.ENXIO, errno.ENOENT):
+                raise
+        else:
+            return number, fd
+    raise NoFreeLoopDevice(backing)
 
 
 def _clear(device: LoopDevice, fd: int) -> None:

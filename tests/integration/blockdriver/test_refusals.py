@@ -89,6 +89,7 @@ async def test_first_stage_of_a_volume_without_data_reads_nothing_of_the_device(
     def refused(*_: object) -> None:
         raise AssertionError("the device was probed")
 
+    await bench.stage((await bench.create("before")).volume_id)  # mkfs is tried out at the first
     volume = await bench.create()
     with monkeypatch.context() as patched:
         for module, name in (

@@ -106,11 +106,20 @@ def _fields(pid: str) -> list[str]:
     return Path("/proc", pid, "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
 
 
+def _know_mkfs(bench: Bench, fs_type: str) -> None:
+    """A stage of another volume, so that the driver knows the options and the next mkfs is of a volume."""
+    capability = mount(fs_type)
+    other = asyncio.run(bench.create("other", capability, size=_SIZES[fs_type])).volume_id
+    asyncio.run(bench.stage(other, capability))
+    asyncio.run(bench.unstage(other))
+
+
 @pytest.mark.parametrize("fs_type", list(_SIZES))
 def test_stage_while_the_mkfs_of_a_killed_driver_runs_is_refused_until_it_ends(
     bench: Bench, stopping: Callable[[str], None], reap: Callable[[], None], fs_type: str
 ) -> None:
     capability = mount(fs_type)
+    _know_mkfs(bench, fs_type)
     volume = asyncio.run(bench.create("v", capability, size=_SIZES[fs_type]))
     image = str(bench.root / "state" / "images" / f"{volume.volume_id}.img")
     stopping(f"mkfs.{fs_type}")

@@ -8,7 +8,7 @@ import pytest
 
 from crust.host.block import devices
 from crust.wire.csi.v1 import csi_pb2
-from tests.integration.wrap.conftest import MIB, TIMEOUT_S, Wrapped
+from tests.integration.wrap.conftest import MIB, TIMEOUT_S, Wrapped, node_with
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.root
@@ -69,6 +69,27 @@ async def test_expansion_of_a_staged_volume_that_fails_leaves_it_unpublished(
     node.check_unpublished(volume, target)
     await node.unstage(volume)
     await node.check_gone(volume, target)
+
+
+@pytest.mark.parametrize("kind", ["cloud", "minimal"])
+async def test_expansion_of_an_ordinary_volume_is_the_drivers_or_nothing_where_it_has_none(
+    kind: str,
+) -> None:
+    async with node_with(kind) as node:
+        volume, target = await node.volume(context={}), node.target("one")
+        await node.stage(volume)
+        await node.publish(volume, target)
+        request = csi_pb2.NodeExpandVolumeRequest(
+            volume_id=volume.volume_id,
+            volume_path=target,
+            capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
+        )
+        answer = await node.node.NodeExpandVolume(request, timeout=TIMEOUT_S)
+        assert answer.capacity_bytes == 64 * MIB
+        assert ("NodeExpandVolume" in node.driver.names()) is (kind == "cloud")
+        await node.unpublish(volume, target)
+        await node.unstage(volume)
+        await node.check_gone(volume, target)
 
 
 async def test_capabilities_are_the_drivers_own_but_while_something_is_deferred(

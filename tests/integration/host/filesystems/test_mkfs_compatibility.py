@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from crust.host.block import devices, signatures
+from crust.host.block import devices, loop, loopctl, signatures
 from crust.host.filesystems import mkfs
 from crust.host.filesystems.mkfs_compatibility import MkfsCompatibility
 from crust.host.mounts import mount_api
@@ -23,35 +23,47 @@ _OF_THE_FUTURE = {
 
 
 @pytest.mark.parametrize("fs_type", list(SIZES))
-async def test_make_of_a_mountable_filesystem_runs_mkfs_once(
+async def test_a_volume_is_formatted_once_and_tried_elsewhere_before(
     attach: Attach, monkeypatch: pytest.MonkeyPatch, fs_type: str
 ) -> None:
-    asked = record(monkeypatch)
+    made = record(monkeypatch)
     compatibility = MkfsCompatibility()
-    for name in ("one", "two"):
-        device = attach(SIZES[fs_type], name)
-        await compatibility.make(device.path, fs_type)
-        found = signatures.probe(device.path)
+    volumes = [attach(SIZES[fs_type], name).path for name in ("one", "two")]
+    for path in volumes:
+        await compatibility.make(path, fs_type)
+        found = signatures.probe(path)
         assert isinstance(found, signatures.Filesystem)
         assert found.type == fs_type
-        os.close(devices.open_exclusive(device.path))
-    assert asked == [(), ()]
+        os.close(devices.open_exclusive(path))
+    assert [path for path, _ in made][1:] == volumes
+    assert made[0][0] not in volumes
 
 
 @pytest.mark.parametrize("fs_type", list(_OF_THE_FUTURE))
-async def test_make_leaves_out_features_unknown_to_the_kernel_and_remembers(
+async def test_features_unknown_to_the_kernel_are_left_out_and_the_volume_is_formatted_once(
     attach: Attach, monkeypatch: pytest.MonkeyPatch, mountpoint: str, fs_type: str
 ) -> None:
-    asked = record(monkeypatch, future=_OF_THE_FUTURE[fs_type])
+    made = record(monkeypatch, future=_OF_THE_FUTURE[fs_type])
     compatibility = MkfsCompatibility()
-    for name in ("one", "two"):
-        device = attach(SIZES[fs_type], name)
-        await compatibility.make(device.path, fs_type)
-        mount_api.mount_device(device.path, mountpoint, fs_type)
+    volumes = [attach(SIZES[fs_type], name).path for name in ("one", "two")]
+    for path in volumes:
+        await compatibility.make(path, fs_type)
+        mount_api.mount_device(path, mountpoint, fs_type)
         mount_api.unmount(mountpoint)
-    assert asked[0] == ()
-    assert () not in asked[1:]
-    assert asked[-1] == asked[-2]
+    of_volumes = [(path, options) for path, options in made if path in volumes]
+    assert [path for path, _ in of_volumes] == volumes
+    assert made[0][1] == ()
+    assert all(options for _, options in of_volumes)
+
+
+async def test_scratch_device_is_detached_at_its_end() -> None:
+    with loop.scratch(64 * MIB) as path:
+        assert devices.size_bytes(path) == 64 * MIB
+        assert devices.is_blank(path)
+        number = int(path.removeprefix("/dev/loop"))
+        assert loopctl.is_bound(number)
+    with loopctl.Changes() as changes:
+        assert changes.wait_until(lambda: not loopctl.is_bound(number))
 
 
 async def test_make_with_invalid_options_reports_mkfs_message(attach: Attach) -> None:
@@ -59,39 +71,20 @@ async def test_make_with_invalid_options_reports_mkfs_message(attach: Attach) ->
         await MkfsCompatibility().make(attach().path, "ext4", extra_options=("-O", "bogus"))
 
 
-async def test_make_on_a_held_device_does_not_clear_it(
-    attach: Attach, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = attach()
-    record(monkeypatch, future=_OF_THE_FUTURE["ext4"])
-    real = mkfs.make
-    held: list[int] = []
-
-    async def make(path: str, fs_type: str, **how: Any) -> None:
-        await real(path, fs_type, **how)
-        held.append(os.open(path, os.O_RDONLY | os.O_EXCL))
-
-    monkeypatch.setattr(mkfs, "make", make)
-    try:
-        await MkfsCompatibility().make(device.path, "ext4")
-    finally:
-        os.close(held[0])
-    assert len(held) == 1
-    assert isinstance(signatures.probe(device.path), signatures.Filesystem)
-
-
-def record(monkeypatch: pytest.MonkeyPatch, *, future: Sequence[str] = ()) -> list[tuple[str, ...]]:
-    """The options that mkfs gets; without any it makes, with `future`, what no kernel knows."""
-    asked: list[tuple[str, ...]] = []
+def record(
+    monkeypatch: pytest.MonkeyPatch, *, future: Sequence[str] = ()
+) -> list[tuple[str, tuple[str, ...]]]:
+    """The devices and options that mkfs gets; without options it makes, with `future`, what no kernel knows."""
+    made: list[tuple[str, tuple[str, ...]]] = []
     real = mkfs.make
 
     async def make(
         path: str, fs_type: str, *, extra_options: Sequence[str] = (), **how: Any
     ) -> None:
-        asked.append(tuple(extra_options))
+        made.append((path, tuple(extra_options)))
         await real(path, fs_type, extra_options=extra_options, **how)
         if future and not extra_options:
             run(*future, path)
 
     monkeypatch.setattr(mkfs, "make", make)
-    return asked
+    return made

@@ -2,10 +2,13 @@
 
 import os
 import threading
+from contextlib import nullcontext
+from unittest.mock import AsyncMock
 
 import pytest
 
-from crust.host.filesystems import mkfs_compatibility
+from crust.host.block import loop
+from crust.host.filesystems import mkfs, mkfs_compatibility
 from crust.host.mounts import detached_mount
 
 
@@ -24,8 +27,9 @@ async def test_the_trial_mount_is_unmounted_in_a_thread_and_not_on_the_event_loo
 
     monkeypatch.setattr(detached_mount, "open_root", lambda *_: root)
     monkeypatch.setattr(os, "close", watched)
-    tried = mkfs_compatibility.MkfsCompatibility()
-    assert not await tried._is_refused("/dev/null", "ext4", ())
+    monkeypatch.setattr(loop, "scratch", lambda _: nullcontext("/dev/null"))
+    monkeypatch.setattr(mkfs, "make", AsyncMock())
+    assert await mkfs_compatibility.MkfsCompatibility()._is_mountable("ext4", ())
     assert len(closed_by) == 1
     assert closed_by[0] is not threading.main_thread()
     close(other)
