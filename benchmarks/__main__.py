@@ -15,6 +15,7 @@ from benchmarks import (
     large_pool,
     look_at_rest,
     machine,
+    one_process,
     page,
     pass_through,
     plot,
@@ -28,6 +29,7 @@ from benchmarks import (
 BENCHMARKS: dict[str, Callable[[], Coroutine[Any, Any, figures.Result]]] = {
     publish.NAME: publish.measure,
     pass_through.NAME: pass_through.measure,
+    one_process.NAME: one_process.measure,
     watch_latency.NAME: watch_latency.measure,
     proxy_restart.NAME: proxy_restart.measure,
     look_at_rest.NAME: look_at_rest.measure,

@@ -68,6 +68,10 @@ def directories() -> Iterator[NodePaths]:
 
 async def start(paths: NodePaths, name: str, *, volumes_root: Path | None = None) -> Process:
     """Start `python -m crust name …`; it may not serve yet when this returns."""
+    if name == "node":
+        (paths.base / "node.toml").write_text(_node_toml(paths))
+        config = f"--config={paths.base / 'node.toml'}"
+        return await Process.start(paths.logs / "node.log", "crust", "node", config)
     arguments = _arguments(paths, volumes_root or paths.volumes)[name]
     return await Process.start(paths.logs / f"{name}.log", "crust", name, *arguments)
 
@@ -85,17 +89,26 @@ async def driver(paths: NodePaths) -> AsyncIterator[Kubelet]:
 @contextlib.asynccontextmanager
 async def serving(paths: NodePaths) -> AsyncIterator[Kubelet]:
     """Driver, shim, proxy and a registered handler; yields a kubelet that calls the proxy's socket."""
+    async with serving_with_pids(paths) as (co, _):
+        yield co
+
+
+@contextlib.asynccontextmanager
+async def serving_with_pids(paths: NodePaths) -> AsyncIterator[tuple[Kubelet, tuple[int, ...]]]:
+    """The same, and the processes."""
     async with contextlib.AsyncExitStack() as stack:
+        pids = []
         for name in ("driver", "shim", "proxy"):
             process = await start(paths, name)
             stack.push_async_callback(process.stop)
+            pids.append(process.running.pid)
         await stack.enter_async_context(registered(paths))
         # In this order, because the proxy does not wait for a shim, nor the shim for a driver.
         for socket in (paths.driver_socket, paths.shim_socket):
             await wait_until_serving(socket)
         co = await stack.enter_async_context(caller(paths, paths.csi_socket))
         await co.wait_ready(HANDLER)
-        yield co
+        yield co, tuple(pids)
 
 
 @contextlib.asynccontextmanager
@@ -164,6 +177,31 @@ def _arguments(paths: NodePaths, volumes_root: Path) -> dict[str, list[str]]:
             *root,
         ],
     }
+
+
+def _node_toml(paths: NodePaths) -> str:
+    return f"""
+[proxy]
+run_dir = "{paths.crust_run}"
+volumes_root = "{paths.volumes}"
+target_roots = ["{paths.kubelet}"]
+check_propagation = false
+[[proxy.drivers]]
+name = "{DRIVER}"
+socket = "{paths.csi_socket}"
+backend = "{paths.shim_socket}"
+[shim]
+socket = "{paths.shim_socket}"
+kubelet_root = "{paths.kubelet}"
+check_propagation = false
+[driver]
+state_dir = "{paths.base / "pool"}"
+create_pool = true
+run_dir = "{paths.base / "driver-run"}"
+node_id = "bench"
+target_roots = ["{paths.kubelet}"]
+check_propagation = false
+"""
 
 
 def _clean_up(base: Path) -> None:

@@ -120,6 +120,10 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         "runtime_socket": f"{run_dir}/runtime.sock",
     }
     shims = [{**shim, **each} if isinstance(each, Mapping) else each for each in shims]
+    for each in shims:
+        is_own = isinstance(each, dict) and each["driver_socket"] == own["socket"]
+        if is_own and not each.get("controller"):
+            each.setdefault("wrap", False)  # it defers by itself, in the same version
     proxy = dict(tables["proxy"])
     if not (proxy.get("drivers") or proxy.get("drivers_dir")):
         first = shims[0] if shims and isinstance(shims[0], Mapping) else shim

@@ -1,4 +1,4 @@
-"""crust's driver as processes, alone or behind the shim and the proxy, with a shell command that kills the driver.
+"""crust's driver: alone, behind shim and proxy, or in one process with them; and a shell command that kills it.
 
 The command is the suite's `--restart-command`: it kills the driver with kill -9, and a shell starts it again. The
 driver is therefore no child of the test; a file has its pid. The new driver is started when the old one is dead with
@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tests.support import killing
 
+Way = Literal["alone", "behind-proxy", "node"]
 NAME = "block.csi.crust.dev"
 TIMEOUT_S = 30.0
 POOL_BYTES = 64 << 30
@@ -33,22 +35,23 @@ class OwnDriver:
 
 
 @contextmanager
-def serving(base: Path, profile: str, *, behind_proxy: bool) -> Iterator[OwnDriver]:
+def serving(base: Path, profile: str, way: Way) -> Iterator[OwnDriver]:
     """The processes, while the block runs; killed at its end."""
     root = base / "kubelet"
     root.mkdir()
     front = base / "front" / "csi.sock"
     front.parent.mkdir()
     with ExitStack() as stack:
-        commands = _commands(base, root, front, profile, behind_proxy=behind_proxy)
+        commands = _commands(base, root, front, profile, way)
         stack.enter_context(_reflinking_pool(base))
         for name, arguments in commands.items():
             start = _started(base, name, arguments)
             stack.callback(killing.kill, base / f"{name}.pid")
             subprocess.run(["/bin/sh", str(start)], check=True, timeout=TIMEOUT_S)
         restart = base / "restart.sh"
-        kill = shlex.join([sys.executable, killing.__file__, str(base / "driver.pid")])
-        restart.write_text(f"{kill} || exit 1\n. {base}/driver.sh\n")
+        killed = "node" if way == "node" else "driver"
+        kill = shlex.join([sys.executable, killing.__file__, str(base / f"{killed}.pid")])
+        restart.write_text(f"{kill} || exit 1\n. {base}/{killed}.sh\n")
         yield OwnDriver(front, root, base / "log", f"sh {shlex.quote(str(restart))}")
 
 
@@ -68,9 +71,12 @@ def _reflinking_pool(base: Path) -> Iterator[None]:
         subprocess.run(["umount", str(pool)], check=True, timeout=TIMEOUT_S)
 
 
-def _commands(
-    base: Path, root: Path, front: Path, profile: str, *, behind_proxy: bool
-) -> dict[str, list[str]]:
+def _commands(base: Path, root: Path, front: Path, profile: str, way: Way) -> dict[str, list[str]]:
+    if way == "node":
+        config = base / "node.toml"
+        config.write_text(_node_toml(base, root, front, profile))
+        return {"node": ["node", f"--config={config}"]}
+    behind_proxy = way == "behind-proxy"
     alone = {
         "driver": [
             "driver",
@@ -108,6 +114,32 @@ def _commands(
             "--no-check-propagation",
         ],
     }
+
+
+def _node_toml(base: Path, root: Path, front: Path, profile: str) -> str:
+    return f"""
+[proxy]
+run_dir = "{base}/run"
+volumes_root = "{base}/run/volumes"
+target_roots = ["{root}"]
+check_propagation = false
+[[proxy.drivers]]
+name = "{NAME}"
+socket = "{front}"
+backend = "{base}/run/shim/csi.sock"
+[shim]
+kubelet_root = "{root}"
+check_propagation = false
+csi_profile = "{profile}"
+[driver]
+state_dir = "{base}/pool/state"
+create_pool = true
+node_id = "conformance-node"
+max_volumes = {MAX_VOLUMES}
+csi_profile = "{profile}"
+target_roots = ["{root}"]
+check_propagation = false
+"""
 
 
 def _started(base: Path, name: str, arguments: list[str]) -> Path:

@@ -1,4 +1,4 @@
-"""Proxy and shim as processes around a driver's socket, for a CO that may be any program."""
+"""Proxy and shim, in two processes or in one, around a driver's socket, for a CO that may be any program."""
 
 import subprocess
 import sys
@@ -15,11 +15,44 @@ NAMES = {"cloud": cloud.NAME, "minimal": minimal.NAME}
 
 
 @contextmanager
-def wrapping(base: Path, kind: str, driver_socket: str) -> Iterator[str]:
+def wrapping(base: Path, kind: str, driver_socket: str, *, as_node: bool) -> Iterator[str]:
     """The proxy's CSI socket while the block runs."""
-    front, run, shim = base / "csi.sock", base / "run", base / "shim.sock"
-    root = base / "kubelet"
-    arguments = [
+    front = base / "csi.sock"
+    ways = _node if as_node else _parts
+    with ExitStack() as stack, (base / "crust.log").open("wb") as log:
+        for each in ways(base, kind, driver_socket, front):
+            command = [sys.executable, "-m", "crust", *each]
+            started = subprocess.Popen(command, stdout=log, stderr=log)
+            stack.callback(started.wait)
+            stack.callback(started.terminate)
+        with grpc.insecure_channel(f"unix:{front}") as channel:
+            grpc.channel_ready_future(channel).result(timeout=TIMEOUT_S)
+        yield str(front)
+
+
+def _node(base: Path, kind: str, driver_socket: str, front: Path) -> list[list[str]]:
+    config = base / "node.toml"
+    config.write_text(f"""
+[proxy]
+run_dir = "{base}/run"
+volumes_root = "{base}/run/volumes"
+target_roots = ["{base}/kubelet"]
+check_propagation = false
+[[proxy.drivers]]
+name = "{NAMES[kind]}"
+socket = "{front}"
+backend = "{base}/run/shim/csi.sock"
+[shim]
+driver_socket = "{driver_socket}"
+kubelet_root = "{base}/kubelet"
+check_propagation = false
+""")
+    return [["node", f"--config={config}"]]
+
+
+def _parts(base: Path, kind: str, driver_socket: str, front: Path) -> list[list[str]]:
+    run, shim, root = base / "run", base / "shim.sock", base / "kubelet"
+    return [
         [
             "shim",
             f"--socket={shim}",
@@ -37,12 +70,3 @@ def wrapping(base: Path, kind: str, driver_socket: str) -> Iterator[str]:
             "--no-check-propagation",
         ],
     ]
-    with ExitStack() as stack, (base / "crust.log").open("wb") as log:
-        for each in arguments:
-            command = [sys.executable, "-m", "crust", *each]
-            started = subprocess.Popen(command, stdout=log, stderr=log)
-            stack.callback(started.wait)
-            stack.callback(started.terminate)
-        with grpc.insecure_channel(f"unix:{front}") as channel:
-            grpc.channel_ready_future(channel).result(timeout=TIMEOUT_S)
-        yield str(front)

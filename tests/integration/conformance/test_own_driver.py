@@ -1,6 +1,6 @@
-"""crust's own driver passes the suite, in both profiles, alone and behind the shim and the proxy.
+"""crust's own driver passes the suite, in both profiles: alone, behind shim and proxy, in one process with them.
 
-With CRUST_REPORTS, a directory, each of the four runs leaves a JUnit report there (`make conformance`).
+With CRUST_REPORTS, a directory, each of the six runs leaves a JUnit report there (`make conformance`).
 """
 
 import os
@@ -39,9 +39,9 @@ def base() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("profile", ["1.12", "1.13"])
-@pytest.mark.parametrize("behind_proxy", [False, True], ids=["alone", "behind-proxy"])
-def test_the_driver_conforms(base: Path, profile: Profile, *, behind_proxy: bool) -> None:
-    with own_driver.serving(base, profile, behind_proxy=behind_proxy) as driver:
+@pytest.mark.parametrize("way", ["alone", "behind-proxy", "node"])
+def test_the_driver_conforms(base: Path, profile: Profile, way: own_driver.Way) -> None:
+    with own_driver.serving(base, profile, way) as driver:
         given = Parameters(
             ephemeral_context={"size": "320Mi"},
             # No limit, which every host keeps: the suite sees answers and not effects.
@@ -49,7 +49,7 @@ def test_the_driver_conforms(base: Path, profile: Profile, *, behind_proxy: bool
             size_bytes=SIZE_BYTES,
             raw_size_bytes=RAW_SIZE_BYTES,
             fs_types=("xfs", "ext4", "btrfs"),
-            deferral=not behind_proxy,
+            deferral=way == "alone",
         )
         outcome = suite.run(
             Options(
@@ -59,18 +59,17 @@ def test_the_driver_conforms(base: Path, profile: Profile, *, behind_proxy: bool
                 parameters=given,
                 log=driver.log,
                 restart_command=driver.restart_command,
-                junit=_report(profile, behind_proxy=behind_proxy),
+                junit=_report(profile, way),
                 timeout_s=60.0,
             )
         )
         assert not outcome.failed
         assert outcome.exit_code == 0
-    skipped = _NOT_APPLICABLE | _OTHER_PROFILE[profile] | (_DEFERRAL if behind_proxy else set())
+    skipped = _NOT_APPLICABLE | _OTHER_PROFILE[profile] | (set() if way == "alone" else _DEFERRAL)
     assert set(outcome.skipped) == skipped
 
 
-def _report(profile: Profile, *, behind_proxy: bool) -> Path | None:
+def _report(profile: Profile, way: str) -> Path | None:
     if "CRUST_REPORTS" not in os.environ:
         return None
-    way = "behind-proxy" if behind_proxy else "alone"
     return Path(os.environ["CRUST_REPORTS"], f"csi-{profile}-{way}.xml").absolute()

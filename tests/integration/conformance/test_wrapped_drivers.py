@@ -26,22 +26,24 @@ def base() -> Iterator[Path]:
 @pytest.mark.parametrize("kind", ["cloud", "minimal"])
 def test_wrapped_driver_conforms_as_it_does_alone(base: Path, kind: str) -> None:
     alone, wrapped = base / "alone", base / "wrapped"
-    without = _outcome(alone, kind, wrapped=False)
-    with_wrap = _outcome(wrapped, kind, wrapped=True)
-    assert with_wrap.passed == without.passed
-    assert with_wrap.failed == without.failed
-    assert set(with_wrap.skipped) == set(without.skipped)
+    without = _outcome(alone, kind, way="alone")
+    for way in ("processes", "node"):
+        with_wrap = _outcome(wrapped / way, kind, way=way)
+        assert with_wrap.passed == without.passed
+        assert with_wrap.failed == without.failed
+        assert set(with_wrap.skipped) == set(without.skipped)
 
 
-def _outcome(base: Path, kind: str, *, wrapped: bool) -> suite.Outcome:
-    base.mkdir()
+def _outcome(base: Path, kind: str, *, way: str) -> suite.Outcome:
+    base.mkdir(parents=True)
     root = base / "kubelet"
     root.mkdir()
     with ExitStack() as stack:
         driver = stack.enter_context(process.running(kind, str(base)))
         socket = driver.socket
-        if wrapped:
-            socket = stack.enter_context(wrapping(base, kind, driver.socket))
+        if way != "alone":
+            front = wrapping(base, kind, driver.socket, as_node=way == "node")
+            socket = stack.enter_context(front)
         given = Parameters(
             secrets={"token": cloud.TOKEN},
             size_bytes=64 * MIB,

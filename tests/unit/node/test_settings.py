@@ -34,6 +34,7 @@ def test_with_no_settings_at_all_it_serves_our_driver_to_the_kubelet() -> None:
     assert served.socket == "/var/lib/kubelet/plugins/block.csi.crust.dev/csi.sock"
     assert (served.backend, shim.driver_socket) == (shim.socket, found.driver.socket)
     assert shim.runtime_socket == found.driver.runtime_socket == "/run/crust/runtime.sock"
+    assert not shim.wrap
     assert found.driver.node_id == os.uname().nodename
     assert found.inner_sockets == {shim.socket, found.driver.socket}
 
@@ -65,6 +66,7 @@ def test_the_three_programs_settings_files_mean_the_same_as_tables() -> None:
 def test_a_driver_socket_that_is_not_ours_means_that_our_driver_does_not_run() -> None:
     found = load(FOREIGN)
     assert found.driver is None
+    assert found.shim[0].wrap
     assert found.inner_sockets == {"/run/crust/shim/csi.sock"}
 
 
