@@ -124,6 +124,7 @@ _fsmount = _declared(432, _LONG, _LONG, _LONG)
 _openat2 = _declared(437, _LONG, _TEXT, ctypes.c_void_p, _LONG)
 _pidfd_getfd = _declared(438, _LONG, _LONG, _LONG)
 _mount_setattr = _declared(442, _LONG, _TEXT, _LONG, ctypes.c_void_p, _LONG)
+_statmount = _declared(457, _TEXT, ctypes.c_void_p, _LONG, _LONG)
 
 
 def fsopen(fs_type: str) -> int:
@@ -215,6 +216,11 @@ def _unique_id(found: _Statx) -> int | None:
     if found.mask & _STATX_MNT_ID_UNIQUE and found.attributes & _STATX_ATTR_MOUNT_ROOT:
         return int(found.mount_id)
     return None
+
+
+def statmount(request: bytes, answer: "ctypes.Array[ctypes.c_char]") -> None:
+    """Describe a mount by its unique id, statmount(2); Linux 6.8."""
+    _statmount(request, ctypes.addressof(answer), len(answer), 0)
 
 
 def is_mount_root(descriptor: int) -> bool:

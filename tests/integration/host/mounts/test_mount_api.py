@@ -204,7 +204,7 @@ def test_at_does_not_keep_the_mount_busy(mountpoint: str) -> None:
     sys.addaudithook(note)
     assert mountinfo.at(mountpoint) is not None
     watching = False
-    assert opened == ["/proc/self/mountinfo"]
+    assert set(opened) <= {"/proc/self/mountinfo"}
 
 
 def test_unmount_busy_names_mounts_and_loop_devices_on_it(
