@@ -19,10 +19,13 @@ from crust.csi_shim.private_paths import PrivatePaths
 from crust.handoff import store
 from crust.host.block import devices, loop
 from crust.host.mounts import mount_api, mountinfo
+from crust.node import process as node_process
+from crust.node.settings import NodeSettings
 from crust.proxy import app as proxy_app
 from crust.proxy import targets
 from crust.rpc import channel
 from crust.runtime_handler import claim_volume
+from crust.settings import ProgramSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import node as nodes
 from tests.support import proxy_process
@@ -71,17 +74,38 @@ class Wrapped:
     daemons: AsyncExitStack = field(default_factory=AsyncExitStack)
     shim: AsyncExitStack = field(default_factory=AsyncExitStack)
     co: grpc.aio.Channel = field(init=False)
+    is_one_process: bool = False
+    """Whether proxy and shim are one process: then the shim cannot end alone."""
 
     async def start(self) -> None:
         """Proxy, shim and a handler."""
         enter = self.daemons.enter_async_context
-        guarded = targets.GuardedTargets([self.places.kubelet])
-        settings = self.places.settings(grace_s=10, driver=NAMES[self.driver.kind])
-        await enter(proxy_app.running(settings, targets=guarded, devices=devices))
-        await self.start_shim()
+        if self.is_one_process:
+            await enter(node_process.running(self._node_settings()))
+        else:
+            await self._start_parts()
         handlers = self.places.sockets.handlers
         await enter(running(FakeHandler(), proxy_socket=handlers, endpoint=self.places.handler))
         self.co = await enter(channel.connect(self.places.csi))
+
+    async def _start_parts(self) -> None:
+        guarded = targets.GuardedTargets([self.places.kubelet])
+        settings = self.places.settings(grace_s=10, driver=NAMES[self.driver.kind])
+        proxy = proxy_app.running(settings, targets=guarded, devices=devices)
+        await self.daemons.enter_async_context(proxy)
+        await self.start_shim()
+
+    def _node_settings(self) -> NodeSettings:
+        proxy = self.places.settings(grace_s=10, driver=NAMES[self.driver.kind])
+        shim = {
+            "socket": self.places.shim,
+            "driver_socket": self.driver.socket,
+            "kubelet_root": self.places.kubelet,
+            "defer": self.default.value,
+        }
+        own = set(ProgramSettings.model_fields)
+        tables = {"proxy": proxy.model_dump(exclude=own), "shim": shim}
+        return NodeSettings.model_validate(tables)
 
     async def start_shim(self) -> None:
         """The shim alone, with nothing in its memory."""
@@ -326,14 +350,17 @@ class Wrapped:
 
 @asynccontextmanager
 async def node_with(
-    kind: str, *, default: deferral_keys.Defer = deferral_keys.Defer.NEVER
+    kind: str,
+    *,
+    default: deferral_keys.Defer = deferral_keys.Defer.NEVER,
+    is_one_process: bool = False,
 ) -> AsyncIterator[Wrapped]:
     """A node that serves."""
     with (
         tempfile.TemporaryDirectory(prefix="crust-") as root,
         process.running(kind, root) as driver,
     ):
-        wrapped = Wrapped(Places.make(root), driver, default)
+        wrapped = Wrapped(Places.make(root), driver, default, is_one_process=is_one_process)
         await wrapped.start()
         try:
             yield wrapped

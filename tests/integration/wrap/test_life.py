@@ -1,15 +1,24 @@
 """The life of a deferred volume of a driver that knows nothing of deferral, beside an ordinary one."""
 
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from crust import deferral_keys, volumes
 from crust.host.block import devices
-from tests.integration.wrap.conftest import DEFERRED, MIB, Wrapped
+from tests.integration.wrap.conftest import DEFERRED, MIB, Wrapped, node_with
 
 pytestmark = pytest.mark.root
+
+
+@pytest.fixture(params=["cloud", "minimal", "cloud in crust node", "minimal in crust node"])
+async def node(request: pytest.FixtureRequest) -> AsyncIterator[Wrapped]:
+    """Each of the two drivers, wrapped by two processes and by one."""
+    kind, _, one = request.param.partition(" in ")
+    async with node_with(kind, is_one_process=bool(one)) as running_node:
+        yield running_node
 
 
 async def test_deferred_volume_from_stage_to_unstage(node: Wrapped) -> None:
