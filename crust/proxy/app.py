@@ -38,6 +38,7 @@ from crust.proxy.policy import Policy, Runtimes
 from crust.proxy.publish import DeferredPublish
 from crust.proxy.registry import HandlerRegistry
 from crust.proxy.runtime_api import Mutations, RuntimeApi
+from crust.proxy.runtime_cli import RuntimeCli
 from crust.proxy.stage import RuntimeStage
 from crust.proxy.targets import GuardedTargets, Targets
 from crust.proxy.unpublish import DeferredUnpublish
@@ -204,8 +205,9 @@ async def _serve_proxy_sockets(
         DeferredFreeze(*common, parts.events),
         DeferredIoLimits(*common, parts.events, parts.deferred.operations),
     )
-    expand = DeferredExpand(*common, parts.devices, parts.deferred.operations)
-    runtime = RuntimeApi(*common, Mutations(stage, expand, freeze, io_limits))
+    cli = RuntimeCli(parts.deferred.store.layout)
+    expand = DeferredExpand(*common, parts.devices, parts.deferred.operations, cli)
+    runtime = RuntimeApi(*common, Mutations(stage, expand, freeze, io_limits), cli)
     registry = HandlerRegistry(
         parts.handlers, parts.peers, parts.events, parts.deferred, settings.volumes_root
     )

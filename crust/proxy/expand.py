@@ -14,8 +14,9 @@ from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.devices import Devices
-from crust.proxy.handlers import Feature, Handlers
+from crust.proxy.handlers import Feature, HandlerDisconnected, Handlers
 from crust.proxy.peers import EXPAND_TIMEOUT_S, HandlerPeers
+from crust.proxy.runtime_cli import RuntimeCli
 from crust.rpc import outcome
 
 _ANSWER_AT = 0.97
@@ -87,12 +88,14 @@ class DeferredExpand:
         peers: HandlerPeers,
         devices: Devices,
         running: operations.KeyedOperations,
+        cli: RuntimeCli,
     ) -> None:
         self._deferred = deferred
         self._handlers = handlers
         self._peers = peers
         self._devices = devices
         self._operations = running
+        self._cli = cli
 
     async def expand(
         self, record: Record, wanted: volumes.CapacityRange, time_left_s: float | None
@@ -130,12 +133,23 @@ class DeferredExpand:
         return size_bytes
 
     async def _expand_in_sandbox(self, record: Record, size_bytes: int, limit_bytes: int) -> None:
-        handler = await self._handlers.owner(record.handler)
-        if Feature.ONLINE_EXPAND not in handler.features:
+        capacity = volumes.CapacityRange(size_bytes, limit_bytes)
+        try:
+            handler = await self._handlers.owner(record.handler)
+            can_expand = Feature.ONLINE_EXPAND in handler.features
+        except HandlerDisconnected:
+            filled_bytes = await self._cli.resize(record.target, capacity)
+            if filled_bytes is None:
+                raise
+        else:
+            if can_expand:
+                filled_bytes = await self._peers.expand(
+                    handler, record.target, capacity, EXPAND_TIMEOUT_S
+                )
+            else:
+                filled_bytes = await self._cli.resize(record.target, capacity)
+        if filled_bytes is None:
             await self._deferred.change_capacity(record.target, size_bytes)
-            raise OfflineExpansionOnly(handler.name, record.target.text)
-        filled_bytes = await self._peers.expand(
-            handler, record.target, volumes.CapacityRange(size_bytes, limit_bytes), EXPAND_TIMEOUT_S
-        )
+            raise OfflineExpansionOnly(record.handler, record.target.text)
         if not 0 < filled_bytes <= size_bytes:
             raise ImplausibleSize(record.device, size_bytes, filled_bytes)

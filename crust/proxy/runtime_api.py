@@ -14,9 +14,10 @@ from crust.handoff.record import Record
 from crust.proxy.deferred import DeferredVolumes
 from crust.proxy.expand import DeferredExpand
 from crust.proxy.freeze import DeferredFreeze
-from crust.proxy.handlers import Feature, Handlers
+from crust.proxy.handlers import Feature, HandlerDisconnected, Handlers
 from crust.proxy.io_limits import DeferredIoLimits
 from crust.proxy.peers import HandlerPeers
+from crust.proxy.runtime_cli import RuntimeCli
 from crust.proxy.stage import RuntimeStage
 from crust.rpc import crust_v1
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
@@ -65,11 +66,13 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
         handlers: Handlers,
         peers: HandlerPeers,
         mutations: Mutations,
+        cli: RuntimeCli,
     ) -> None:
         self._deferred = deferred
         self._handlers = handlers
         self._peers = peers
         self._mutations = mutations
+        self._cli = cli
 
     async def RuntimeGetVolumeStats(
         self, request: runtime_pb2.RuntimeGetVolumeStatsRequest, context: Context
@@ -78,15 +81,25 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
         record = self._expect(request.volume_target_path)
         if not await self._deferred.is_claimed(record):
             raise NotMountedInSandbox(record.target.text)
-        handler = await self._handlers.owner(record.handler)
-        if Feature.STATS not in handler.features:
-            raise HandlerCannotReport(record.target, handler.name)
-        stats = await self._peers.stats(handler, record.target, context.time_remaining())
+        stats = await self._stats(record, context)
         await self._deferred.check_fits(record, stats)
         response = runtime_pb2.RuntimeGetVolumeStatsResponse(usage=crust_v1.usages_to_wire(stats))
         if stats.condition is not None:
             response.volume_condition.CopyFrom(crust_v1.condition_to_wire(stats.condition))
         return response
+
+    async def _stats(self, record: Record, context: Context) -> volumes.VolumeStats:
+        """By the handler; where it does not answer such calls, by the program that the runtime has left."""
+        try:
+            handler = await self._handlers.owner(record.handler)
+            if Feature.STATS not in handler.features:
+                raise HandlerCannotReport(record.target, handler.name)
+        except (HandlerDisconnected, HandlerCannotReport):
+            stats = await self._cli.stats(record.target, context.time_remaining())
+            if stats is None:
+                raise
+            return stats
+        return await self._peers.stats(handler, record.target, context.time_remaining())
 
     async def RuntimeExpandVolume(
         self, request: runtime_pb2.RuntimeExpandVolumeRequest, context: Context

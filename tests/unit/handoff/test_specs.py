@@ -47,6 +47,7 @@ TESTS = {
     31: (f"{INTEGRATION}/handoff/test_watch.py", "changes_report_publish_rewrite_claim_and_unpublish"),
     32: ("tests/unit/runtime_handler/test_resolve.py", "the_longest_target_wins"),
     33: (KERNEL, "sub_path_that_a_kubelet_prepares_leads_to_the_volume"),
+    35: ("tests/unit/proxy/test_runtime_cli.py", "a_program_that_others_could_have_named_or_written_is_not_run"),
     36: (VOLUME, "record_limits_are_set_before_mount"),
     37: (VOLUME, "resume_sets_the_current_limits_of_the_record"),
     38: (CLAIM, "group_that_a_kubelet_gave_to_the_guard_mount_becomes_the_volumes"),
@@ -65,7 +66,6 @@ TESTS = {
 ELSEWHERE = {
     12: "the kernel that mounts: the runtime's guest",
     34: "the kernel that mounts: the runtime's guest",
-    35: "the proxy's call of a runtime's command",
 }
 
 
