@@ -158,6 +158,7 @@ def test_volume_whose_mkfs_was_killed_with_its_group_is_busy_until_the_last_copy
     bench: Bench, stops: Stops, reap: Callable[[], None], tmp_path: Path, group: str, fs_type: str
 ) -> None:
     capability = mount(fs_type)
+    asyncio.run(_know_mkfs(bench, fs_type))
     volume_id = asyncio.run(bench.create("v", capability, size=_SIZES[fs_type])).volume_id
     image = str(bench.root / "state" / "images" / f"{volume_id}.img")
     stops.stop(f"mkfs.{fs_type}", after_writes=8)
@@ -202,6 +203,13 @@ def test_volume_whose_e2fsck_was_killed_with_its_group_is_busy_until_the_last_co
         _refused_until_closed(bench, volume_id, copies, "ext4")
     asyncio.run(_use(bench, volume_id, "ext4", "before", "after"))
     assert superblocks.read(image, "ext4").uuid == made
+
+
+async def _know_mkfs(bench: Bench, fs_type: str) -> None:
+    """Stage another volume, so that the driver knows mkfs's options, and its next mkfs is the one of a volume."""
+    other = await bench.create("other", mount(fs_type), size=_SIZES[fs_type])
+    await bench.stage(other.volume_id, mount(fs_type))
+    await bench.unstage(other.volume_id)
 
 
 @contextmanager
