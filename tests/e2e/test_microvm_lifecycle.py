@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust import errors, volumes
 from examples.kata.guest import image
 from examples.kata.vm import faults, machine, spec, values
 from tests.e2e.conftest import MIB, make_disk, shell
@@ -269,6 +269,27 @@ async def _with_another_agent(vm: machine.Machine) -> machine.Machine:
         await vm.close()
         vm = await machine.adopt(vm.directory)
     return vm
+
+
+async def test_restarted_agent_finds_the_container_that_is_open(
+    vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
+) -> None:
+    """Without the passphrase, which no agent keeps."""
+    disk = await asyncio.to_thread(make_disk, tmp_path / "disk", "", 128 * MIB)
+    secret = values.VolumeMount(
+        "vol", "ext4", format=volumes.GuestFormat(), encrypted=True, passphrase="correct horse"
+    )
+    vm = await machine.start(wanted, vm_directory)
+    await vm.attach("vol", disk)
+    before = await vm.guest.mount(secret)
+    vm = await _with_another_agent(vm)
+    await vm.guest.mount(dataclasses.replace(secret, passphrase=None))
+    assert not (await vm.guest.health("vol")).abnormal
+    await asyncio.to_thread(os.truncate, disk, 256 * MIB)
+    grown = await vm.grow("vol", 256 * MIB)
+    assert grown.total_bytes > before.usage.total_bytes + 64 * MIB
+    assert await vm.guest.shutdown() == []
+    await vm.kill()
 
 
 async def test_dead_agent_is_restarted_and_volumes_stay_mounted(

@@ -1,11 +1,13 @@
 """A driver that knows nothing of crust, between two shims: its volumes are formatted, mounted and grown by guests."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from crust import errors
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import capability
@@ -19,6 +21,8 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 BYTES = csi_pb2.VolumeUsage.BYTES
+PASSPHRASE = "correct horse battery staple"
+PLAINTEXT = "what a pod wrote"
 CLOUD = Vendor(cloud.NAME, "tests.support.foreign.cloud")
 
 
@@ -68,6 +72,48 @@ async def test_growth_goes_by_the_driver_to_the_device_and_by_the_guest_to_the_f
     assert await node.kubelet.expand(volume, target, 192 * MIB) == 192 * MIB
     after = await node.kubelet.stats(volume, target)
     assert after[BYTES].total - before[BYTES].total > 100 * MIB
+
+
+async def test_encrypted_volume_is_opened_by_the_next_guest_and_its_passphrase_is_in_no_file(
+    node: WholeNode,
+) -> None:
+    parameters, secrets = dict(node.kubelet.parameters), dict(node.kubelet.secrets)
+    node.kubelet.parameters = {**parameters, "crust.dev/encryption": "luks"}
+    node.kubelet.secrets = {**secrets, "passphrase": PASSPHRASE}
+    try:
+        volume = await node.volume(size_bytes=64 * MIB)
+        target = await node.publish(volume, defer=False)
+        await node.output("one", target, f"echo '{PLAINTEXT}' > /data/file; sync")
+        await node.runtime.stop("one")
+        await node.unpublish(volume, target)
+        await node.kubelet.unstage(volume)
+
+        node.kubelet.secrets = {**secrets, "passphrase": "wrong horse"}
+        await node.kubelet.stage(volume)
+        wrong = await node.publish(volume, defer=False)
+        with pytest.raises(errors.CrustError, match="the passphrase does not open it"):
+            await node.run("two", wrong, "cat /data/file")
+        await node.runtime.stop("two")
+        await node.unpublish(volume, wrong)
+        await node.kubelet.unstage(volume)
+
+        node.kubelet.secrets = {**secrets, "passphrase": PASSPHRASE}
+        await node.kubelet.stage(volume)
+        again = await node.publish(volume, defer=False)
+        assert await node.output("three", again, "cat /data/file") == PLAINTEXT
+        files = await asyncio.to_thread(_contents, node.daemons.paths.base)
+        assert any(content.startswith(b"LUKS\xba\xbe\x00\x02") for content in files.values())
+        assert [path for path, content in files.items() if PASSPHRASE.encode() in content] == []
+        assert [path for path, content in files.items() if PLAINTEXT.encode() in content] == []
+        await node.tidy()
+    finally:
+        node.kubelet.parameters, node.kubelet.secrets = parameters, secrets
+
+
+def _contents(base: Path) -> dict[str, bytes]:
+    """Every file of the node: state, records, entries, logs of all its processes, images of volumes."""
+    files = (path for path in base.rglob("*") if path.is_file() and not path.is_symlink())
+    return {str(path): path.read_bytes() for path in files}
 
 
 async def test_volume_of_the_same_driver_that_says_nothing_is_mounted_on_the_host(

@@ -8,7 +8,7 @@ import asyncio
 import collections
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,6 +64,7 @@ class World:
     calls: list[str] = field(default_factory=list)
     numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(100))
     handler: str = "kata"
+    secrets: dict[str, str] = field(default_factory=dict)
     container: "FakeContainer | None" = None
     killed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -156,6 +157,10 @@ class FakeHandoff:
             raise runtime_handler.ClaimLost(target, sandbox, "no process holds the lock")
         held.ours = True
         return held
+
+    async def secrets(self, target: volumes.TargetPath) -> Mapping[str, str]:
+        await self.world.step("secrets")
+        return self.world.secrets
 
     def recover(self, lost: ports.LostClaims) -> None:
         raise AssertionError("QEMU holds the claims of these VMs")

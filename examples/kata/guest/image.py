@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples.kata.guest import archive, closure, kernel, packages
-from examples.kata.guest.agent import format
+from examples.kata.guest.agent import format, luks
 
 _HERE = Path(__file__).parent
 _LOADER = "lib64/ld-linux-x86-64.so.2"
@@ -50,6 +50,7 @@ class GuestImage:
     digest: str
     flavour: packages.Flavour
     filesystems: tuple[str, ...]
+    opens_luks: bool
 
     @property
     def vmlinux(self) -> Path:
@@ -89,6 +90,7 @@ def load(directory: Path) -> GuestImage:
         digest=directory.name.removeprefix("image-"),
         flavour=manifest["flavour"],
         filesystems=tuple(manifest["filesystems"]),
+        opens_luks=manifest["opens_luks"],
     )
 
 
@@ -128,7 +130,11 @@ def _assemble(base: Path, directory: Path, flavour: packages.Flavour) -> None:
     # Not compressed: an emulated processor takes 0.5 s to inflate what QEMU copies in milliseconds.
     (directory / "initramfs").write_bytes(archive.pack(entries))
     os.link(base / "vmlinux", directory / "vmlinux")
-    manifest = {"flavour": flavour, "filesystems": sorted(filesystems)}
+    manifest = {
+        "flavour": flavour,
+        "filesystems": sorted(filesystems),
+        "opens_luks": bool(modules.encryption()),
+    }
     (directory / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
 
 
@@ -150,8 +156,9 @@ def _skeleton() -> list[archive.Entry]:
 
 
 def _modules(modules: kernel.ModuleTree, filesystems: dict[str, list[str]]) -> list[archive.Entry]:
-    plan = {"boot": modules.boot_order(), "filesystems": filesystems}
-    needed = {name for names in (plan["boot"], *filesystems.values()) for name in names}
+    boot, encryption = modules.boot_order(), modules.encryption()
+    plan = {"boot": boot, "filesystems": filesystems, "encryption": encryption}
+    needed = {name for names in (boot, encryption, *filesystems.values()) for name in names}
     files = [archive.file(f"lib/modules/{n}.ko", modules.path(n).read_bytes()) for n in needed]
     listing = json.dumps(plan, sort_keys=True).encode()
     return [*files, archive.file("lib/modules/plan.json", listing)]
@@ -162,7 +169,7 @@ def _userland(tree: Path, scratch: Path) -> list[archive.Entry]:
         files = _imported(tree, Path(output))
         content = {place: Path(source).read_bytes() for place, source in files.items()}
     extensions = [Path(source) for source in files.values() if source.endswith(".so")]
-    tools = [tree / "sbin" / name for name in format.PROGRAMS]
+    tools = [tree / "sbin" / name for name in (*format.PROGRAMS, luks.CRYPTSETUP)]
     libraries = _libraries(tree, [tree / _PYTHON, *tools, *extensions])
     busybox = (tree / "bin/busybox").read_bytes()
     applets = packages.run((str(tree / "bin/busybox"), "--list")).decode().split()

@@ -37,6 +37,11 @@ _NEEDS_CRYPTO: Mapping[str, tuple[str, ...]] = {
 }
 
 
+ENCRYPTION_MODULES = ("dm_crypt", "xts", "ecb")
+"""What opens a LUKS container: the two modes are looked up by the crypto API under an alias."""
+_FASTER_ENCRYPTION = ("aesni_intel",)
+
+
 def extract_vmlinux(image: Path) -> bytes:
     """Return the ELF that a bzImage carries (boot protocol 2.08, x86/boot.rst). Raises UnknownKernelFormat."""
     data = image.read_bytes()
@@ -98,6 +103,14 @@ class ModuleTree:
         known = self._paths.keys() | self._builtin
         present = {fs: mods for fs, mods in FILESYSTEM_MODULES.items() if known.issuperset(mods)}
         return {fs: self._with_crypto(fs, modules) for fs, modules in present.items()}
+
+    def encryption(self) -> list[str]:
+        """The modules that open a LUKS container, in order; none if this kernel cannot."""
+        known = self._paths.keys() | self._builtin
+        if not known.issuperset(ENCRYPTION_MODULES):
+            return []
+        faster = (name for name in _FASTER_ENCRYPTION if name in self._paths)
+        return self.order((*faster, *ENCRYPTION_MODULES))
 
     def order(self, wanted: Sequence[str]) -> list[str]:
         """`wanted` and all their dependencies, dependencies first, without built-in modules.

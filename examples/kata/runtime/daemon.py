@@ -69,24 +69,31 @@ async def running(options: Options) -> AsyncIterator[Sandboxes]:
         accelerator = await accel.probe(guest_image, options.cache)
         _log.info("accelerator", extra={"kind": accelerator.kind, "why": accelerator.reason})
         vms = QemuVms(guest_image, accelerator.kind, options.claims)
-        volumes_here = handoff.Directory(options.volumes_root, options.name)
+        endpoint = str(options.run_dir / "handler.sock")
+        session = _session(options, guest_image, endpoint)
+        volumes_here = handoff.Directory(options.volumes_root, options.name, session)
         sandboxes = Sandboxes(options.run_dir / "sandboxes", vms, volumes_here)
         stack.push_async_callback(sandboxes.close)
         await sandboxes.adopt_all()
-        endpoint = str(options.run_dir / "handler.sock")
         await stack.enter_async_context(service.serving(endpoint, handler.Volumes(sandboxes)))
         socket = options.run_dir / "control.sock"
         await stack.enter_async_context(control.serving(socket, control.Control(sandboxes)))
-        request = registration.RegisterRequest(
-            name=options.name,
-            version=crust.__version__,
-            endpoint=endpoint,
-            filesystems=FILESYSTEMS & frozenset(guest_image.filesystems),
-            features=FEATURES,
-            max_volumes_per_sandbox=spec.VOLUME_SLOTS,
-        )
-        await stack.enter_async_context(registration.registered(options.handlers_socket, request))
+        await stack.enter_async_context(registration.keeping(session))
         yield sandboxes
+
+
+def _session(options: Options, guest: image.GuestImage, endpoint: str) -> registration.Registration:
+    """The registration, which begins when it is kept."""
+    luks = frozenset({Feature.LUKS}) if guest.opens_luks else frozenset[Feature]()
+    request = registration.RegisterRequest(
+        name=options.name,
+        version=crust.__version__,
+        endpoint=endpoint,
+        filesystems=FILESYSTEMS & frozenset(guest.filesystems),
+        features=FEATURES | luks,
+        max_volumes_per_sandbox=spec.VOLUME_SLOTS,
+    )
+    return registration.Registration(options.handlers_socket, request)
 
 
 def _own(run_dir: Path) -> flocks.ProcessLock:

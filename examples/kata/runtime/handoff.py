@@ -4,13 +4,14 @@ The name is this runtime's own and never the record's. A volume that was handed 
 the proxy would send its calls about the volume to that handler.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from crust import runtime_handler, volumes
 from crust.handoff import store
 from crust.handoff.record import Record
 from crust.runtime_handler import kept_vm
+from crust.runtime_handler.registration import Registration
 from examples.kata.runtime import ports
 
 
@@ -20,6 +21,7 @@ class Directory:
 
     root: str
     handler: volumes.HandlerName
+    registration: Registration
 
     def resolve(self, source: str) -> runtime_handler.Resolved | runtime_handler.NotDeferred:
         """See `runtime_handler.resolve_source`."""
@@ -36,6 +38,10 @@ class Directory:
     ) -> runtime_handler.Claim:
         """See `runtime_handler.adopt_volume`."""
         return runtime_handler.adopt_volume(self.root, target, sandbox, self.handler, holder_pid)
+
+    async def secrets(self, target: volumes.TargetPath) -> Mapping[str, str]:
+        """See `runtime_handler.registration.Registration.secrets_of`."""
+        return await self.registration.secrets_of(target)
 
     def recover(self, lost: ports.LostClaims) -> None:
         """See `runtime_handler.kept_vm.KeptVm.recover`."""

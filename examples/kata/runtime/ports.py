@@ -190,7 +190,7 @@ class LostClaims:
 
 
 class Handoff(Protocol):
-    """The handoff directory, under this runtime handler's name. All methods block."""
+    """The handoff directory, under this runtime handler's name. All methods but `secrets` block."""
 
     def resolve(self, source: str) -> Resolved | NotDeferred:
         """Resolve a mount source to a deferred volume."""
@@ -202,6 +202,9 @@ class Handoff(Protocol):
         self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int
     ) -> Claim:
         """Adopt the claim whose lock that process holds for the sandbox, until `hand_over`."""
+
+    async def secrets(self, target: volumes.TargetPath) -> Mapping[str, str]:
+        """The secrets of a volume that a sandbox has claimed; does not block."""
 
     def recover(self, lost: LostClaims) -> None:
         """Have the claims of a VM again whose keeper has ended, or kill it; raises `kept_vm.VmKilled`."""

@@ -3,7 +3,8 @@
     claim    lock the entry, open the device exclusively     on the host, by crust's SDK
     hold     give both descriptors to QEMU, or its keeper    from here on the claim lives as long as the VM
     attach   hot-plug the device, and set its I/O limits
-    mount    in the guest, which formats a blank volume first if it was created empty
+    mount    in the guest, which formats a blank volume first if it was created empty, and opens an encrypted one
+             with the passphrase that the proxy gives for a claimed volume
     own      give its files to the requested fsGroup, for as long as that makes progress
     grow     the filesystem, if the device grew while it was not mounted
 
@@ -18,13 +19,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from crust import errors, volumes
+from crust import deferral_keys, errors, volumes
 from crust.handoff.record import Record
 from examples.kata.runtime import ports
-from examples.kata.vm import values
+from examples.kata.vm import faults, values
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ async def claim_and_mount(
     async with in_hand.having(serial, claim):
         try:
             await vm.descriptors.hold(serial, claim.fds)
-            await _attach_and_mount(volume, vm)
+            await _attach_and_mount(volume, vm, handoff)
         except BaseException as error:
             await _report(claim, error)
             await _undo(volume, vm)
@@ -134,34 +135,39 @@ async def _resume(
         try:
             with contextlib.suppress(errors.NotFound):  # the earlier attempt had not mounted it
                 await vm.guest.thaw(volume.serial)
-            await _attach_and_mount(volume, vm)
+            await _attach_and_mount(volume, vm, handoff)
         except BaseException as error:
             await _report(claim, error)
             raise
     return volume
 
 
-async def _attach_and_mount(volume: SandboxVolume, vm: ports.Vm) -> None:
+async def _attach_and_mount(volume: SandboxVolume, vm: ports.Vm, handoff: ports.Handoff) -> None:
     record = volume.record
     disk = await vm.attach(volume.serial, Path(record.device), read_only=record.readonly)
     await vm.limit(volume.serial, record.mount.io_limits)
-    await _mount(volume, vm)
+    await _mount(volume, vm, handoff)
     await volume.claim.mounted(lambda: vm.guest.grow(volume.serial, disk.size_bytes))
     _log.info("mounted", extra={"target": record.target.text, "vm": vm.name})
 
 
-async def _mount(volume: SandboxVolume, vm: ports.Vm) -> None:
+async def _mount(volume: SandboxVolume, vm: ports.Vm, handoff: ports.Handoff) -> None:
     record = volume.record
     group = record.mount.group
-    await vm.guest.mount(
-        values.VolumeMount(
-            volume=volume.serial,
-            fstype=record.mount.fs_type,
-            options=record.mount.mount_options,
-            read_only=record.readonly,
-            format=record.mount.format,
-        )
+    wanted = values.VolumeMount(
+        volume=volume.serial,
+        fstype=record.mount.fs_type,
+        options=record.mount.mount_options,
+        read_only=record.readonly,
+        format=record.mount.format,
+        encrypted=record.mount.encryption is not None,
     )
+    try:
+        await vm.guest.mount(wanted)
+    except faults.GuestNeedsPassphrase:
+        # Asked for only now: a volume that is open needs none, whether or not the proxy still knows it.
+        secrets = await handoff.secrets(record.target)
+        await vm.guest.mount(replace(wanted, passphrase=secrets[deferral_keys.PASSPHRASE]))
     if group is not None and not record.readonly:
         await vm.guest.own(volume.serial, values.FsGroup(group.gid, group.policy.value))
 

@@ -245,6 +245,14 @@ class GuestRefused(errors.Refused):
     """The guest refused the request."""
 
 
+class GuestNeedsPassphrase(errors.NotReady):
+    """The volume is encrypted, its container is not open, and the request had no passphrase."""
+
+
+class WrongPassphrase(errors.NotReady):
+    """The passphrase does not open the volume's LUKS container."""
+
+
 class GuestReadOnly(errors.Refused):
     """It is read-only."""
 
@@ -272,6 +280,8 @@ _BY_CODE: dict[str, type[errors.CrustError]] = {
     "corrupt": GuestFilesystemCorrupt,
     "exhausted": GuestExhausted,
     "not_found": GuestNotFound,
+    "passphrase_needed": GuestNeedsPassphrase,
+    "passphrase_wrong": WrongPassphrase,
     "read_only": GuestReadOnly,
     "refused": GuestRefused,
     "timeout": GuestTimedOut,

@@ -36,7 +36,8 @@ class Guest:
     async def mount(self, volume: values.VolumeMount, timeout_s: float = 120.0) -> values.Mounted:
         """Wait for the disk, format it if it is blank and shall be, and mount it. Idempotent.
 
-        Other options than those of the mount are GuestConflict.
+        Other options than those of the mount are GuestConflict. An encrypted volume that is not open, without a
+        passphrase, is GuestNeedsPassphrase; with one that does not open it, WrongPassphrase.
         """
         args: dict[str, object] = {
             "volume": volume.volume,
@@ -50,6 +51,10 @@ class Guest:
                 "bytes_per_inode": volume.format.ext4_bytes_per_inode or 0,
                 "reserved_percent": volume.format.ext4_reserved_percent or 0,
             }
+        if volume.encrypted:
+            args["encrypted"] = True
+        if volume.passphrase is not None:
+            args["passphrase"] = volume.passphrase
         return await self._client.call("mount", args, values.Mounted, timeout_s)
 
     async def own(

@@ -5,7 +5,7 @@ list a maximum length.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import pydantic
@@ -31,6 +31,10 @@ class VolumeMount:
     read_only: bool = False
     format: volumes.GuestFormat | None = None
     """Make the filesystem first, if the disk is blank."""
+    encrypted: bool = False
+    """The filesystem is in a LUKS container, which is made first, if the disk is blank and `format` is set."""
+    passphrase: str | None = field(default=None, repr=False)
+    """Opens the container; not needed for one that is open."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from crust import errors, runtime_handler, volumes
 from crust.handoff import claims, store
 from crust.handoff.claims import State
 from crust.handoff.record import Record
+from crust.runtime_handler.registration import RegisterRequest, Registration
 from examples.kata.runtime import handoff, volume
 from examples.kata.vm import faults
 from tests.support.fake_vms import Body, FakeClaim, FakeHandoff, FakeVm, World
@@ -179,7 +180,38 @@ def published(root: Path) -> Record:
 
 def test_a_volume_of_another_handler_is_refused(tmp_path: Path) -> None:
     record = published(tmp_path / "volumes")
-    other = handoff.Directory(str(tmp_path / "volumes"), volumes.HandlerName("other"))
+    name = volumes.HandlerName("other")
+    request = RegisterRequest(name, "1", "/other.sock", frozenset({"ext4"}))
+    session = Registration(str(tmp_path / "proxy.sock"), request)
+    other = handoff.Directory(str(tmp_path / "volumes"), name, session)
     with pytest.raises(runtime_handler.WrongHandler, match="published to kata"):
         other.claim(record.target, ONE)
     assert other.records() == (record,)
+
+
+async def test_passphrase_is_asked_for_only_if_the_container_is_not_open(world: World) -> None:
+    world.records[TARGET.text] = a_record(encryption=volumes.Encryption.LUKS)
+    await take(world, ONE)
+    assert "secrets" not in world.calls
+
+
+async def test_passphrase_is_asked_for_while_the_claim_is_held(world: World) -> None:
+    world.records[TARGET.text] = a_record(encryption=volumes.Encryption.LUKS)
+    world.secrets["passphrase"] = "correct horse"
+    world.failures["mount"].append(faults.GuestNeedsPassphrase("it is not open"))
+    await take(world, ONE)
+    assert world.calls[:8] == [
+        "held", "hold", "attach", "limit", "mount", "secrets", "mount", "own",
+    ]  # fmt: skip
+
+
+async def test_wrong_passphrase_is_written_into_the_claim_and_gives_it_back(world: World) -> None:
+    world.records[TARGET.text] = a_record(encryption=volumes.Encryption.LUKS)
+    world.secrets["passphrase"] = "wrong horse"
+    reason = faults.WrongPassphrase("the passphrase does not open it")
+    world.failures["mount"] += [faults.GuestNeedsPassphrase("it is not open"), reason]
+    with pytest.raises(faults.WrongPassphrase):
+        await take(world, ONE)
+    said = "[WrongPassphrase] the passphrase does not open it"
+    assert world.claims[TARGET].states[-1] == (State.ERROR, said)
+    assert not world.claims[TARGET].is_locked()

@@ -14,7 +14,7 @@ import pytest
 from examples.kata.guest import image
 from examples.kata.vm import accel, console, disks, faults, process, spec, vm_directory
 
-_IMAGE = image.GuestImage(Path("/images/x"), "digest", "cloud", ("ext4",))
+_IMAGE = image.GuestImage(Path("/images/x"), "digest", "cloud", ("ext4",), opens_luks=True)
 
 
 def _fifo(directory: Path) -> Path:

@@ -60,6 +60,7 @@ TESTS = {
     45: (KEEPER, "keeper_or_standby_killed_releases_nothing"),
     46: (KEPT_VM, "vm_is_killed_if_another_sandbox_had_the_volume_and_gave_it_back"),
     47: ("tests/e2e/test_microvm_format.py", "blank_disk_is_formatted_once"),
+    49: ("tests/e2e/test_microvm_luks.py", "wrong_passphrase_is_an_error_that_says_so_and_changes_nothing"),
     48: ("tests/e2e/test_deferred_volume.py", "filesystem_of_offline_expanded_volume_grows_at_next_mount"),
 }  # fmt: skip
 

@@ -56,12 +56,23 @@ def make_if_blank(disk: str, fstype: str, wanted: Format) -> bool:
 
     Faults: unsupported; io_error if mkfs fails. Raises OSError for a disk that cannot be read.
     """
+    check_known(fstype)
+    if not is_blank(disk):
+        return False
+    make(disk, fstype, wanted)
+    return True
+
+
+def check_known(fstype: str) -> None:
+    """Faults: unsupported."""
     if fstype not in _MKFS:
         raise protocol.Fault(
             "unsupported", f"this guest cannot make {fstype}", f"it makes {', '.join(_MKFS)}"
         )
-    if not is_blank(disk):
-        return False
+
+
+def make(disk: str, fstype: str, wanted: Format) -> None:
+    """Make the filesystem on a disk that the caller knows to be blank. Faults: io_error."""
     command = (*_MKFS[fstype], *(_ext4_options(wanted) if fstype == "ext4" else ()), disk)
     done = subprocess.run(
         (f"{_HOME}/{command[0]}", *command[1:]),
@@ -79,7 +90,6 @@ def make_if_blank(disk: str, fstype: str, wanted: Format) -> bool:
             "the volume is not mounted; if it is no longer blank, it is not formatted again",
         )
     _sync(disk)
-    return True
 
 
 def is_blank(disk: str) -> bool:

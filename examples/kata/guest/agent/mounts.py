@@ -17,6 +17,15 @@ from . import linux, protocol
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import TypedDict
+
+    class Plan(TypedDict):
+        """Which modules to load, in order; `encryption` is empty if the kernel has no dm-crypt."""
+
+        boot: list[str]
+        filesystems: dict[str, list[str]]
+        encryption: list[str]
+
 
 _PLAN = "/lib/modules/plan.json"
 _ATTRIBUTES = {
@@ -107,15 +116,25 @@ def _load_filesystem(fstype: str) -> None:
             linux.load_module(f"/lib/modules/{name}.ko")
 
 
+def load_encryption() -> None:
+    """Load what opens LUKS containers. Faults: unsupported."""
+    modules = _plan()["encryption"]
+    if not modules:
+        raise protocol.Fault("unsupported", "this guest's kernel has no dm-crypt")
+    with _load:
+        for name in modules:
+            linux.load_module(f"/lib/modules/{name}.ko")
+
+
 def load_boot_modules() -> None:
     """Load the modules through which the host reaches the agent."""
     for name in _plan()["boot"]:
         linux.load_module(f"/lib/modules/{name}.ko")
 
 
-def _plan() -> dict[str, dict[str, list[str]]]:
+def _plan() -> Plan:
     with open(_PLAN, encoding="utf-8") as source:
-        plan: dict[str, dict[str, list[str]]] = json.load(source)
+        plan: Plan = json.load(source)
     return plan
 
 

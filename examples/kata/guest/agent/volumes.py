@@ -15,7 +15,7 @@ import os
 import threading
 import time
 
-from . import devices, filesystems, format, fs_group, linux, mounts, protocol, volume_users
+from . import devices, filesystems, format, fs_group, linux, luks, mounts, protocol, volume_users
 from .freeze import VolumeFreeze
 from .ownership import GroupChange
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         options: list[str]
         read_only: bool
         format: format.Format | None
+        encrypted: bool
 
 
 ROOT = "/run/volumes"
@@ -71,11 +72,13 @@ class Volumes:
             "options": args.texts("options"),
             "read_only": args.flag("read_only", default=False),
             "format": _format_of(args.optional("format")),
+            "encrypted": args.flag("encrypted", default=False),
         }
+        passphrase = args.text("passphrase", limit=8192, default="") or None
         timeout_s = args.integer("timeout_s", 0, 3600, 30)
         args.end()
         with self._lock(name):
-            self._mount(name, wanted, timeout_s)
+            self._mount(name, wanted, passphrase, timeout_s)
             return {"usage": filesystems.usage(self.path(name))}
 
     def own(self, args: protocol.Args) -> dict[str, Any]:
@@ -102,6 +105,7 @@ class Volumes:
             was_mounted = os.path.ismount(self.path(name))
             if was_mounted:
                 self._unmount(name)
+            luks.close(name)
             self._check_released(name)
             self._forget(name)
             return {"was_mounted": was_mounted}
@@ -128,7 +132,11 @@ class Volumes:
             disk = self._disk(name)
             actual_bytes = devices.wait_for_size(disk, disk_bytes, timeout_s)
             with self._freeze_of(name).changing():
-                filesystems.grow(path, wanted["fstype"], actual_bytes)
+                usable_bytes = actual_bytes
+                if wanted["encrypted"]:
+                    luks.resize(name)
+                    usable_bytes = luks.usable_bytes(name)
+                filesystems.grow(path, wanted["fstype"], usable_bytes)
             return {"usage": filesystems.usage(path), "disk_bytes": actual_bytes}
 
     def freeze(self, args: protocol.Args) -> dict[str, Any]:
@@ -160,6 +168,8 @@ class Volumes:
         shared = wanted["fstype"] in _SHARED
         # A mount whose disk was removed cannot be found by serial number any more.
         disk = None if shared else devices.find(name) or "(removed)"
+        if wanted["encrypted"] and disk != "(removed)":
+            disk = luks.device(name) or "(removed)"
         message = filesystems.condition(path, disk, wanted_read_only=wanted["read_only"])
         return {"abnormal": bool(message), "message": message}
 
@@ -200,7 +210,7 @@ class Volumes:
             self._groups[name].cancel()
             del self._groups[name]
 
-    def _mount(self, name: str, wanted: Wanted, timeout_s: float) -> None:
+    def _mount(self, name: str, wanted: Wanted, passphrase: str | None, timeout_s: float) -> None:
         path = self.path(name)
         if os.path.ismount(path):
             if self._wanted(name) != wanted:
@@ -216,12 +226,19 @@ class Volumes:
         with open(f"{_STATE}/{name}.json", "w", encoding="utf-8") as state:
             json.dump(wanted, state)
         try:
-            if wanted["format"] is not None and not shared and not _is_read_only(wanted):
+            if wanted["encrypted"]:
+                source = _opened(source, name, wanted, passphrase)
+            elif wanted["format"] is not None and not shared and not _is_read_only(wanted):
                 format.make_if_blank(source, wanted["fstype"], wanted["format"])
             mounts.mount(
                 source, path, wanted["fstype"], wanted["options"], read_only=wanted["read_only"]
             )
         except BaseException:
+            if wanted["encrypted"]:
+                with contextlib.suppress(
+                    OSError, protocol.Fault
+                ):  # the unmount that follows tries it again
+                    luks.close(name)
             self._forget(name)
             raise
 
@@ -300,6 +317,20 @@ def _disk_for(name: str, wanted: Wanted, timeout_s: float) -> str:
             "read_only", f"the disk of volume {name} is read-only", "mount it read-only"
         )
     return f"/dev/{disk}"
+
+
+def _opened(disk: str, name: str, wanted: Wanted, passphrase: str | None) -> str:
+    """The mapping of an encrypted volume; container and filesystem are made if the disk is blank and shall be."""
+    wishes = wanted["format"] if not _is_read_only(wanted) else None
+    if wishes is None or luks.device(name) is not None or not format.is_blank(disk):
+        return luks.open_(disk, name, passphrase, read_only=_is_read_only(wanted))
+    format.check_known(wanted["fstype"])
+    if passphrase is None:
+        raise luks.needed(name)
+    luks.make(disk, passphrase)
+    mapped = luks.open_(disk, name, passphrase, read_only=False)
+    format.make(mapped, wanted["fstype"], wishes)
+    return mapped
 
 
 def _at_once(work: Callable[[str], None], names: list[str], timeout_s: float) -> list[str]:

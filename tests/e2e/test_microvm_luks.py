@@ -1,0 +1,146 @@
+"""The guest opens encrypted volumes, and makes the container of a new one (specs/handoff.md, H-49)."""
+
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from crust import errors, volumes
+from examples.kata.vm import faults, machine, values
+from tests.e2e.conftest import MIB, SMALLEST, shell
+
+pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+
+EMPTY = volumes.GuestFormat()
+PASSPHRASE = "correct horse battery staple"
+MARKER = "the plaintext of the file"
+BIND = values.Bind("secret", "/data")
+
+
+@pytest.fixture
+def blank(tmp_path: Path) -> Path:
+    path = tmp_path / "disk"
+    with path.open("wb") as image:
+        image.truncate(512 * MIB)
+    return path
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def disk(vm: machine.Machine, blank: Path) -> AsyncIterator[str]:
+    """The serial number of the blank disk, attached."""
+    await vm.attach("secret", blank)
+    yield "secret"
+    await vm.detach("secret")
+
+
+def encrypted(
+    passphrase: str | None = PASSPHRASE,
+    *,
+    fstype: str = "ext4",
+    format: volumes.GuestFormat | None = EMPTY,
+    read_only: bool = False,
+) -> values.VolumeMount:
+    return values.VolumeMount(
+        "secret", fstype, read_only=read_only, format=format, encrypted=True, passphrase=passphrase
+    )
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("fstype", sorted(SMALLEST))
+async def test_blank_disk_gets_a_container_and_holds_no_plaintext(
+    vm: machine.Machine, blank: Path, disk: str, fstype: str
+) -> None:
+    await vm.guest.mount(encrypted(fstype=fstype))
+    await shell(vm, f"echo '{MARKER}' > /data/file; sync", BIND)
+    await vm.guest.unmount(disk)
+    image = blank.read_bytes()
+    assert image.startswith(b"LUKS\xba\xbe\x00\x02")
+    assert MARKER.encode() not in image
+    assert PASSPHRASE.encode() not in image
+    await vm.guest.mount(encrypted(fstype=fstype))
+    assert await shell(vm, "cat /data/file", BIND) == f"{MARKER}\n"
+
+
+async def test_wrong_passphrase_is_an_error_that_says_so_and_changes_nothing(
+    vm: machine.Machine, blank: Path, disk: str
+) -> None:
+    await vm.guest.mount(encrypted())
+    await vm.guest.unmount(disk)
+    before = digest(blank)
+    with pytest.raises(faults.WrongPassphrase, match="the passphrase does not open it"):
+        await vm.guest.mount(encrypted("wrong horse"))
+    with pytest.raises(faults.GuestNeedsPassphrase):
+        await vm.guest.mount(encrypted(None))
+    assert digest(blank) == before
+
+
+async def test_disk_that_was_not_created_empty_is_not_made_a_container(
+    vm: machine.Machine, blank: Path, disk: str
+) -> None:
+    before = digest(blank)
+    for wanted in (encrypted(format=None), encrypted(read_only=True)):
+        with pytest.raises(errors.CrustError, match="opening the LUKS container"):
+            await vm.guest.mount(wanted)
+    assert digest(blank) == before
+
+
+async def test_disk_with_anything_on_it_is_not_made_a_container(
+    vm: machine.Machine, blank: Path, disk: str
+) -> None:
+    with blank.open("r+b") as image:
+        image.seek(-512, 2)
+        image.write(b"EFI PART")
+    before = digest(blank)
+    with pytest.raises(errors.CrustError, match="opening the LUKS container"):
+        await vm.guest.mount(encrypted())
+    assert digest(blank) == before
+
+
+@pytest.mark.parametrize("fstype", ["ext4", "xfs"])
+async def test_container_and_filesystem_grow_while_they_are_in_use(
+    vm: machine.Machine, blank: Path, disk: str, fstype: str
+) -> None:
+    mounted = await vm.guest.mount(encrypted(fstype=fstype))
+    os.truncate(blank, 1024 * MIB)
+    grown = await vm.grow(disk, 1024 * MIB)
+    assert grown.total_bytes - mounted.usage.total_bytes > 450 * MIB
+    assert (await vm.guest.grow(disk, 1024 * MIB)).usage == await vm.guest.usage(disk)
+
+
+async def test_container_that_grew_while_it_was_closed_is_filled(
+    vm: machine.Machine, blank: Path, disk: str
+) -> None:
+    mounted = await vm.guest.mount(encrypted())
+    await vm.detach(disk)
+    os.truncate(blank, 1024 * MIB)
+    await vm.attach(disk, blank)
+    await vm.guest.mount(encrypted())
+    grown = await vm.guest.grow(disk, 1024 * MIB)
+    assert grown.usage.total_bytes - mounted.usage.total_bytes > 450 * MIB
+
+
+async def test_freeze_thaw_and_health_are_those_of_the_filesystem_inside(
+    vm: machine.Machine, blank: Path, disk: str
+) -> None:
+    await vm.guest.mount(encrypted())
+    await vm.guest.freeze(disk, 30)
+    assert await vm.guest.thaw(disk)
+    assert not (await vm.guest.health(disk)).abnormal
+
+
+async def test_open_container_needs_no_passphrase_and_is_closed_by_the_unmount(
+    vm: machine.Machine, blank: Path, disk: str
+) -> None:
+    await vm.guest.mount(encrypted())
+    await shell(vm, "echo kept > /data/file", BIND)
+    await vm.guest.mount(encrypted(None))
+    assert await shell(vm, "cat /data/file", BIND) == "kept\n"
+    assert await vm.guest.unmount(disk)
+    with pytest.raises(faults.GuestNeedsPassphrase):
+        await vm.guest.mount(encrypted(None))
