@@ -119,8 +119,7 @@ class Frontend:
             return answered
         answer = requests.parse(csi_pb2.NodeGetCapabilitiesResponse, answered)
         known = node_capabilities(answer).numbers
-        root = self._wrapping.kubelet_root
-        needed = await asyncio.to_thread(private_directories.has_volumes, root)
+        needed = await self._has_volumes()
         own = (
             *(_FOR_DEFERRED if needed else ()),
             *(_DEFERRAL if extensions.deferral_requested(context) else ()),
@@ -256,7 +255,7 @@ class Frontend:
         is_staged = await asyncio.to_thread(private_directories.is_staged, volume.paths)
         expands = (await self._capabilities(context)).expands
         if not (request.defer_fs_ops or is_staged):
-            if expands:
+            if expands or not await self._has_volumes():
                 return await self._pass("NodeExpandVolume", request.volume_id, data, context)
             # the CO calls because of the shim: by its capabilities, the driver needs nothing of a node
             size = request.capacity_range.required_bytes
@@ -290,6 +289,11 @@ class Frontend:
         if not (await self._capabilities(context)).defers:
             return False
         return not await asyncio.to_thread(_is_wrapped, volume.paths)
+
+    async def _has_volumes(self) -> bool:
+        """Whether there are deferred volumes: then the shim advertises what it answers for them."""
+        root = self._wrapping.kubelet_root
+        return await asyncio.to_thread(private_directories.has_volumes, root)
 
     async def _volume(self, volume_id: str, context: passthrough.Context) -> Volume:
         name = await self._facts.name(context.time_remaining())

@@ -77,6 +77,7 @@ async def test_expansion_of_an_ordinary_volume_is_the_drivers_or_nothing_where_i
 ) -> None:
     async with node_with(kind) as node:
         volume, target = await node.volume(context={}), node.target("one")
+        deferred, other = await node.volume("deferred"), node.target("other")
         await node.stage(volume)
         await node.publish(volume, target)
         request = csi_pb2.NodeExpandVolumeRequest(
@@ -84,9 +85,19 @@ async def test_expansion_of_an_ordinary_volume_is_the_drivers_or_nothing_where_i
             volume_path=target,
             capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
         )
+        if kind == "minimal":  # nothing is deferred, so nothing was advertised that it has not
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await node.node.NodeExpandVolume(request, timeout=TIMEOUT_S)
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        await node.stage(deferred)
+        await node.publish(deferred, other)
+        asked = len(node.driver.names())
         answer = await node.node.NodeExpandVolume(request, timeout=TIMEOUT_S)
         assert answer.capacity_bytes == 64 * MIB
-        assert ("NodeExpandVolume" in node.driver.names()) is (kind == "cloud")
+        assert ("NodeExpandVolume" in node.driver.names()[asked:]) is (kind == "cloud")
+        await node.unpublish(deferred, other)
+        await node.unstage(deferred)
+        await node.delete(deferred)
         await node.unpublish(volume, target)
         await node.unstage(volume)
         await node.check_gone(volume, target)
