@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from crust import errors, volumes
 from crust.host.block.device_sets import DeviceSet
@@ -77,7 +76,8 @@ class FakeTargets:
         target_paths.remove(target, [self.root])
 
     def guards(self) -> Iterable[str]:
-        return {str(path.parent) for path in Path(self.root).rglob(GUARD)}
+        # not rglob, which fails when a directory goes away meanwhile
+        return {directory for directory, _, files in os.walk(self.root) if GUARD in files}
 
     def restore_guard(self, target: volumes.TargetPath) -> None:
         self.mount_guard(target)

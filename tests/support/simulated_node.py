@@ -186,11 +186,13 @@ class SimulatedNode:
         """What an operator does with raw volumes that the kubelet lost: unpublish them, and remove what it left."""
         block = self.kubelet.disk.block
         lost = [each for each in block.lost if each in self.driver.published]
+        self.driver.failures_after.clear()  # the operator would repeat the command
         for target in lost:
             await self.kubelet.csi.unpublish(self.driver.published[target].volume_id, target)
         for target in block.lost:
             name, pod_uid = target.split("/")[-2:]
             block.unmap(pod_uid, name)
+        block.lost.clear()
         return len(lost)
 
     def check_writers(self) -> None:

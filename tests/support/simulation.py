@@ -5,8 +5,8 @@
 runs it and prints the figures. A run ends with good weather: everything is up, and then every pod that should run
 must run, and after the last pod is deleted nothing may be left. What a kubelet forgets by its own doing
 (NodeGetCapabilities failed while a volume was uncertain) is found by the reconstruction after its restart, so such a
-run ends with one. A raw block volume that was lost by a restart is found by nobody: there an operator unpublishes it,
-by hand. Odd seeds have a driver whose volumes are attached first.
+run ends with one. A raw block volume that was lost by a restart is found by nobody, and keeps its device: there an
+operator unpublishes it, by hand. Odd seeds have a driver whose volumes are attached first.
 """
 
 import argparse
@@ -176,6 +176,7 @@ class Simulation:
         self._stop_ended_sandboxes()
         self._drop_pods_that_wait_for_each_other()
         await self._help_a_kubelet_that_forgot()
+        await self._unpublish_lost()  # else the kubelet never gets rid of the device
         await self._kubelet.until(lambda: self._kubelet.settled, within_s=SETTLE_S)
         self._count["pods that ran at the end"] += len(self._kubelet.pods)
         for uid in list(self._kubelet.pods):
@@ -185,8 +186,11 @@ class Simulation:
         await self._kubelet.until(lambda: not self._kubelet.actual.volumes, within_s=SETTLE_S)
         await self._help_a_kubelet_that_forgot()
         await self._kubelet.until(lambda: self._kubelet.empty, within_s=SETTLE_S)
-        self._count["raw block volumes lost by the kubelet"] += await self._node.unpublish_lost()
+        await self._unpublish_lost()
         self._node.check_clean()
+
+    async def _unpublish_lost(self) -> None:
+        self._count["raw block volumes lost by the kubelet"] += await self._node.unpublish_lost()
 
     async def _help_a_kubelet_that_forgot(self) -> None:
         if self._kubelet.forgotten:
