@@ -1,7 +1,8 @@
 """Which container runtime handler a pod has: by its RuntimeClass, as the Kubernetes API has it.
 
 A pod's runtimeClassName and a RuntimeClass's handler are immutable, so an answer about a pod's UID is true for as
-long as the pod lives, however old it is. Therefore answers are kept by UID. A watch of the node's pods fetches them
+long as the pod lives, however old it is. Therefore answers are kept by UID; classes are read again with each list,
+because one can be deleted and made again. A watch of the node's pods fetches them
 ahead of the publishes, so that a pod that was seen can start while the API server is away; a publish for a pod that
 the watch has not brought asks directly. An object of the same name with another UID is another pod.
 """
@@ -144,7 +145,9 @@ class PodRuntimes:
     async def _list(self) -> str:
         pods = self._client.list(Pod, namespace="*", fields={"spec.nodeName": self._node_name})
         listed = {_uid(pod): _class_of(pod) async for pod in pods}
-        self._classes = listed
+        classes = self._client.list(RuntimeClass)
+        handlers = {_name(each): str(each.handler) async for each in classes}
+        self._classes, self._handlers = listed, handlers
         return str(pods.resourceVersion)
 
     async def _watch(self, version: str) -> None:
@@ -207,3 +210,7 @@ def _uid(pod: Any) -> str:
 
 def _class_of(pod: Any) -> str:
     return (pod.spec.runtimeClassName if pod.spec is not None else None) or ""
+
+
+def _name(found: Any) -> str:
+    return str(found.metadata.name)

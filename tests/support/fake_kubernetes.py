@@ -132,6 +132,9 @@ class FakeKubernetes:
                 return 200, {"kind": "PodList", "metadata": metadata, "items": items}
             if parts[:3] == ["api", "v1", "namespaces"] and parts[4] == "pods":
                 return _found(pods.get((parts[3], parts[5])), f"pods {parts[5]!r}")
+            if parts[-1] == "runtimeclasses":
+                listed = list(self._classes.values())
+                return 200, {"metadata": {"resourceVersion": "1"}, "items": listed}
             if parts[-1] in self._objects:
                 listed = list(self._objects[parts[-1]].values())
                 return 200, {"metadata": {"resourceVersion": "1"}, "items": listed}

@@ -118,7 +118,7 @@ async def test_pod_that_was_followed_is_known_while_the_server_is_away(
     async with pod_runtimes.following(runtimes):
         await watched(api)
         api.add_pod("web", "uid-1", "microvm")
-        await runtimes.handler_of(WEB)  # asks for the class too
+        assert await runtimes.handler_of(WEB) == "kata"
         api.weather.status = 503
         assert await runtimes.handler_of(WEB) == "kata"
         assert await runtimes.handler_of(PodName("default", "listed", "uid-0")) == "kata"
@@ -149,7 +149,7 @@ async def test_following_continues_after_an_outage(
         await watched(api)
         api.requests.clear()
         assert await runtimes.handler_of(WEB) == "kata"
-        assert api.requests == ["/apis/node.k8s.io/v1/runtimeclasses/microvm"]
+        assert api.requests == []
 
 
 def test_publish_that_does_not_name_its_pod_says_what_is_missing() -> None:
@@ -175,3 +175,16 @@ def test_no_service_account_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(pod_runtimes.UnusableKubeconfig, match="service account"):
         pod_runtimes.client("")
+
+
+async def test_class_that_was_made_again_counts_from_the_next_list_on(
+    api: FakeKubernetes, runtimes: PodRuntimes
+) -> None:
+    api.add_pod("web", "uid-1", "microvm")
+    async with pod_runtimes.following(runtimes):
+        await watched(api)
+        assert await runtimes.handler_of(WEB) == "kata"
+        api.add_class("microvm", "other")
+        api.compact()
+        await watched(api)
+        assert await runtimes.handler_of(WEB) == "other"
