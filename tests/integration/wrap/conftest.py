@@ -81,7 +81,7 @@ class Wrapped:
         """Proxy, shim and a handler."""
         enter = self.daemons.enter_async_context
         if self.is_one_process:
-            await enter(node_process.running(self._node_settings()))
+            await enter(node_process.running(self.node_settings()))
         else:
             await self._start_parts()
         handlers = self.places.sockets.handlers
@@ -95,7 +95,8 @@ class Wrapped:
         await self.daemons.enter_async_context(proxy)
         await self.start_shim()
 
-    def _node_settings(self) -> NodeSettings:
+    def node_settings(self, **process_: Any) -> NodeSettings:
+        """The settings of one process with proxy and shim."""
         proxy = self.places.settings(grace_s=10, driver=NAMES[self.driver.kind])
         shim = {
             "socket": self.places.shim,
@@ -105,7 +106,7 @@ class Wrapped:
         }
         own = set(ProgramSettings.model_fields)
         tables = {"proxy": proxy.model_dump(exclude=own), "shim": shim}
-        return NodeSettings.model_validate(tables)
+        return NodeSettings.model_validate({**tables, **process_})
 
     async def start_shim(self) -> None:
         """The shim alone, with nothing in its memory."""
