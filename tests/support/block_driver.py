@@ -176,10 +176,12 @@ class Bench:
         capability: volumes.VolumeCapability | None = None,
         *,
         path: str = "",
+        secrets: dict[str, str] | None = None,
     ) -> None:
         """NodeStageVolume."""
         request = csi_pb2.NodeStageVolumeRequest(
             volume_id=volume_id,
+            secrets=secrets or {},
             staging_target_path=path or self.staging(volume_id),
             volume_capability=csi.capability_to_wire(capability or mount()),
         )
@@ -202,10 +204,12 @@ class Bench:
         deferred: bool = False,
         context: dict[str, str] | None = None,
         path: str = "",
+        secrets: dict[str, str] | None = None,
     ) -> csi_pb2.NodePublishVolumeResponse:
         """NodePublishVolume."""
         request = csi_pb2.NodePublishVolumeRequest(
             volume_id=volume_id,
+            secrets=secrets or {},
             staging_target_path=path or self.staging(volume_id),
             target_path=target,
             volume_capability=csi.capability_to_wire(capability or mount(), deferred=deferred),

@@ -7,16 +7,17 @@ An unknown key is refused: a misspelt one would have no effect for the life of t
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crust import errors, volumes
+from crust import deferral_keys, errors, volumes
 from crust.blockdriver.controller import io_limit_parameters
-from crust.deferral_keys import DEFER, RUNTIME_HANDLER
+from crust.deferral_keys import DEFER, ENCRYPTION, FORMAT_IN, RUNTIME_HANDLER
 from crust.host.filesystems import mkfs_options
 
 FS_TYPE = "csi.storage.k8s.io/fstype"
 _SIDECARS = "csi.storage.k8s.io/"
 _IN_CONTEXTS = (_SIDECARS, "storage.kubernetes.io/")
 """The attributes of a PersistentVolume hold the provisioner's identity under the second prefix."""
-_KEYS = (FS_TYPE, DEFER, RUNTIME_HANDLER, *mkfs_options.KEYS, *io_limit_parameters.KEYS)
+_IN_CONTEXT = (DEFER, RUNTIME_HANDLER, FORMAT_IN, ENCRYPTION)
+_KEYS = (FS_TYPE, *_IN_CONTEXT, *mkfs_options.KEYS, *io_limit_parameters.KEYS)
 _DEFER_VALUES = ("always", "never")
 
 
@@ -56,17 +57,22 @@ class Parameters:
     @property
     def volume_context(self) -> dict[str, str]:
         """The keys that every later call gets: who mounts, and nothing that may change."""
-        return {key: self.kept[key] for key in (DEFER, RUNTIME_HANDLER) if key in self.kept}
+        return {key: self.kept[key] for key in _IN_CONTEXT if key in self.kept}
 
 
 def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameters:
-    """Read parameters; raises `UnknownParameter`, `InvalidParameter`, `io_limit_parameters.InvalidIoLimit`."""
+    """Read parameters.
+
+    Raises `UnknownParameter`, `InvalidParameter`, `deferral_keys.InvalidDeferKey`,
+    `io_limit_parameters.InvalidIoLimit`.
+    """
     kept: dict[str, str] = {}
     for key, value in parameters.items():
         if key in _KEYS:
             kept[key] = _checked(key, value, fs_types)
         elif not key.startswith(_SIDECARS):
             raise UnknownParameter(key)
+    deferral_keys.formats_in_guest(kept)
     limits = io_limit_parameters.changed(volumes.IoLimits(), io_limit_parameters.among(kept))
     return Parameters(kept.get(FS_TYPE, ""), kept, limits)
 

@@ -6,9 +6,10 @@ read-only too, because a writable one keeps a journal that a reading guest would
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crust import errors, volumes
+from crust import deferral_keys, errors, volumes
 from crust.blockdriver.node import io_limits
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState
@@ -70,7 +71,7 @@ class DeferredNodePublish:
         """Publish the volume to a guest; published at this target already is a success.
 
         Raises `RawVolumeNotDeferrable`, `RootGroupNotDeferrable`, what `PublishCheck.check` raises,
-        `FilesystemMountedOnHost`, `devices.DeviceInUse`.
+        `FilesystemMountedOnHost`, `devices.DeviceInUse`, `deferral_keys.PassphraseMissing`.
         """
         return await workers.run(self._publish, request)
 
@@ -81,12 +82,13 @@ class DeferredNodePublish:
         if access.group is not None and access.group.gid == 0:
             raise RootGroupNotDeferrable(request.volume_id)
         ready = self.publish_check.check(request)
+        secrets = _secrets(ready)
         is_free = devices.is_free(ready.device, ready.attachment.source.identity)
         if not is_free:
             _check_host(ready)
         if ready.present is None:
             self._grant(ready, is_free=is_free)
-        return _describe(ready, access.group)
+        return _describe(ready, access.group, secrets)
 
     def _grant(self, ready: Ready, *, is_free: bool) -> None:
         if not ready.entry.readonly:
@@ -116,7 +118,31 @@ def _check_host(ready: Ready) -> None:
         raise FilesystemMountedOnHost(ready.entry.volume_id, in_the_way)
 
 
-def _describe(ready: Ready, group: volumes.GroupChange | None) -> volumes.DeferredMount:
+def _secrets(ready: Ready) -> Mapping[str, str]:
+    """What opens an encrypted volume. Raises `deferral_keys.PassphraseMissing`."""
+    if deferral_keys.encryption(ready.record.parameters) is None:
+        return {}
+    given = {deferral_keys.PASSPHRASE: ready.request.passphrase}
+    return {deferral_keys.PASSPHRASE: deferral_keys.passphrase(ready.entry.volume_id, given)}
+
+
+def _format(ready: Ready) -> volumes.GuestFormat | None:
+    """How the guest makes the filesystem; None unless the volume was created empty and no pod had it as a raw device.
+
+    It stays "new" while guests have it: the first may be gone before it has made anything. The guest looks whether
+    the device is blank.
+    """
+    parameters = ready.record.parameters
+    if not deferral_keys.formats_in_guest(parameters) or ready.content.state != "new":
+        return None
+    if ready.record.content_source is not None:
+        return None
+    return deferral_keys.guest_format({**parameters, deferral_keys.CREATED_EMPTY: "true"})
+
+
+def _describe(
+    ready: Ready, group: volumes.GroupChange | None, secrets: Mapping[str, str]
+) -> volumes.DeferredMount:
     return volumes.DeferredMount(
         source=ready.attachment.source,
         fs_type=ready.entry.fs_type,
@@ -126,4 +152,7 @@ def _describe(ready: Ready, group: volumes.GroupChange | None) -> volumes.Deferr
         capacity_bytes=ready.attachment.size_bytes,
         content_generation=ready.content.generation,
         io_limits=ready.record.io_limits,
+        format=_format(ready),
+        encryption=deferral_keys.encryption(ready.record.parameters),
+        secrets=secrets,
     )

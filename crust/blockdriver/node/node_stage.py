@@ -17,7 +17,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from crust import errors, volumes
+from crust import deferral_keys, errors, volumes
 from crust.blockdriver.engines.protocol import Attachment, Backend
 from crust.blockdriver.node import format_decision
 from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation
@@ -126,6 +126,8 @@ class NodeStage:
         published_nodes.check_not_elsewhere(record, self.node_id)
         self._check(request)
         entry = self._entry(request, record, content)
+        if entry.kind == "block":  # before it is given out: afterwards no guest would format it
+            deferral_keys.check_host_publish(request.volume_id, record.parameters, is_block=True)
         staged = self.node_state.staged(request.volume_id)
         if staged is not None and (staged.kind, staged.fs_type) != (entry.kind, entry.fs_type):
             raise StagedDifferently(request.volume_id, staged)
@@ -140,6 +142,8 @@ class NodeStage:
         if entry.kind == "block":
             self.preparation.give_out_raw(content, attachment)
             return _Begun(entry, record, content, attachment, None)
+        if deferral_keys.formats_in_guest(record.parameters):
+            return _Begun(entry, record, content, attachment, None)  # the host does not even look
         action = self.preparation.judge(content, entry.fs_type, attachment)
         return _Begun(entry, record, content, attachment, action)
 

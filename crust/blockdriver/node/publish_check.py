@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from crust import deferral_keys, volumes
 from crust.blockdriver.engines.protocol import Attachment
 from crust.blockdriver.node import publish_rules
 from crust.blockdriver.node.live_volumes import LiveVolumes, NotStaged
@@ -45,11 +46,17 @@ class PublishCheck:
 
     def check(self, request: Publish) -> Ready:
         """Raises `volume_records.VolumeNotFound`, `content_records.ContentRecordMissing`,
+        `deferral_keys.EncryptedOnHost`, `deferral_keys.FilesystemOfGuest`,
         `capability_check.CapabilityExceeded`, `NotStaged`, `publish_rules.TargetPublishedDifferently`,
         `publish_rules.PublishedElsewhere`.
         """
         record = self.volume_records.load(request.volume_id)
         content = self.content_records.load(request.volume_id)
+        if not request.deferred:
+            is_block = isinstance(request.capability.access, volumes.BlockAccess)
+            deferral_keys.check_host_publish(
+                request.volume_id, record.parameters, is_block=is_block
+            )
         if why := self.supported.obstacle(request.capability):
             raise capability_check.CapabilityExceeded(request.volume_id, why)
         attachment = self.live.staged_attachment(request.volume_id)

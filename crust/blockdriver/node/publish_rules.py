@@ -62,6 +62,8 @@ class Publish:
     deferred: bool
     volume_context: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     publish_context: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    passphrase: str = field(default="", repr=False, compare=False)
+    """Of an encrypted volume: the publish's, or the stage's as far as it is known."""
 
 
 def fingerprint(request: Publish) -> str:

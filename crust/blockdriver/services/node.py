@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from crust import errors, operations, volumes
+from crust import deferral_keys, errors, operations, volumes
 from crust.blockdriver.node import ephemeral
 from crust.blockdriver.node.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.ephemeral import EphemeralVolumes
@@ -93,6 +93,8 @@ class Node(csi_pb2_grpc.NodeServicer):
         self._reads = reads
         self._rules = rules
         self._running = running
+        self._passphrases: dict[tuple[volumes.VolumeId, str], str] = {}
+        """Of staged volumes, by staging path, in memory only."""
 
     async def NodeGetCapabilities(
         self, request: csi_pb2.NodeGetCapabilitiesRequest, context: Context
@@ -166,6 +168,9 @@ class Node(csi_pb2_grpc.NodeServicer):
             lambda: self._rules.node_stage.stage(stage),
             context,
         )
+        passphrase = request.secrets.get(deferral_keys.PASSPHRASE)
+        if passphrase:
+            self._passphrases[stage.volume_id, stage.path.text] = passphrase
         return csi_pb2.NodeStageVolumeResponse()
 
     async def NodeUnstageVolume(
@@ -181,6 +186,7 @@ class Node(csi_pb2_grpc.NodeServicer):
             lambda: self._rules.node_unstage.unstage(volume_id, path),
             context,
         )
+        self._passphrases.pop((volume_id, path.text), None)
         return csi_pb2.NodeUnstageVolumeResponse()
 
     async def NodePublishVolume(
@@ -188,6 +194,9 @@ class Node(csi_pb2_grpc.NodeServicer):
     ) -> csi_pb2.NodePublishVolumeResponse:
         """Mount on the host, or return what a guest needs to mount."""
         publish = _publish(request)
+        if not publish.passphrase:
+            of_stage = self._passphrases.get((publish.volume_id, publish.staging.text), "")
+            publish = replace(publish, passphrase=of_stage)
         inline = ephemeral.is_wanted(publish)
         granted = await self._run(
             publish.volume_id,
@@ -326,6 +335,7 @@ def _publish(request: csi_pb2.NodePublishVolumeRequest) -> Publish:
         deferred=request.defer_fs_ops,
         volume_context=tuple(sorted(request.volume_context.items())),
         publish_context=tuple(sorted(request.publish_context.items())),
+        passphrase=request.secrets.get(deferral_keys.PASSPHRASE, ""),
     )
 
 

@@ -151,9 +151,11 @@ def _fs_type(known: ContentRecord | SnapshotRecord) -> str:
 
 
 def _filled(volume_id: volumes.VolumeId, known: ContentRecord | SnapshotRecord) -> ContentRecord:
+    # Of a volume that guests format, "new" does not say that nobody has written it.
+    of_guest = known.state == "new" and known.in_guest
     return ContentRecord(
         volume_id=volume_id,
-        state=known.state,
+        state="raw" if of_guest else known.state,
         fs_type=known.fs_type,
         planned_uuid=known.planned_uuid,
         filled_bytes=known.filled_bytes,
