@@ -14,7 +14,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from crust import deferral_keys
-from crust.csi_shim import controller_process, private_paths
+from crust.csi_shim import private_paths
 from crust.csi_shim.deferral import Context, Deferral
 from crust.csi_shim.frontend import Frontend, Wrapping
 from crust.csi_shim.inner import InnerNode
@@ -183,6 +183,8 @@ def _frontend(
 async def run(settings: ShimSettings) -> None:
     """Serve the shim until cancelled; raises as `serving` does, and `propagation.MountsNotSeen`."""
     if settings.controller:
+        from crust.csi_shim import controller_process  # a node need not load it
+
         await controller_process.run(settings)
         return
     await check(settings)
