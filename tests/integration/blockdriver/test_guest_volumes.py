@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from crust import deferral_keys
+from crust.blockdriver.node import format_decision
+from crust.rpc import csi
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.block_driver import Bench, block
+from tests.support.block_driver import MIB, Bench, block, caller, mount
 
 pytestmark = pytest.mark.root
 GUEST = {"crust.dev/format-in": "guest", "crust.dev/ext4-reserved-percent": "3"}
@@ -114,3 +116,30 @@ async def test_encrypted_volume_is_published_on_no_host(bench: Bench) -> None:
     assert answer.deferred_mount.HasField("format")
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)
+
+
+async def test_copy_of_a_volume_that_a_guest_had_is_formatted_by_nobody(bench: Bench) -> None:
+    volume, target = await bench.create(parameters=GUEST), bench.target("pod-a")
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, target, deferred=True)
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+    for name, parameters in (("guest", GUEST), ("host", None)):
+        source = csi_pb2.VolumeContentSource.VolumeSource(volume_id=volume.volume_id)
+        request = csi_pb2.CreateVolumeRequest(
+            name=name,
+            volume_capabilities=[csi.capability_to_wire(mount())],
+            capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
+            parameters=parameters or {},
+            volume_content_source=csi_pb2.VolumeContentSource(volume=source),
+        )
+        copy = (await bench.driver.controller.CreateVolume(request, caller())).volume
+        if parameters is None:
+            with pytest.raises(format_decision.NoFilesystemOnDevice):
+                await bench.stage(copy.volume_id)
+            continue
+        await bench.stage(copy.volume_id)
+        answer = await bench.publish(copy.volume_id, target, deferred=True)
+        assert not answer.deferred_mount.HasField("format")
+        await bench.unpublish(copy.volume_id, target)
+        await bench.unstage(copy.volume_id)
