@@ -84,6 +84,7 @@ async def _driver(settings: DriverSettings, daemon: Daemon, wires: Wiring) -> As
         runtime_guests=guests.runtime_guests(settings.runtime_socket, wires.connect),
         io_cgroup=settings.io_cgroup,
         modify_window_s=settings.modify_window_s,
+        ephemeral_grace_s=settings.ephemeral_grace_s,
     )
     async with serve.part(
         driver, daemon, socket=settings.socket, run_dir=settings.run_dir, wires=wires

@@ -1,5 +1,6 @@
 """The settings of `crust node`: what may be left out, and what cannot work in one process."""
 
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import pytest
 
 from crust import settings
+from crust.cli import main
+from crust.node import process
 from crust.node.settings import NodeSettings
-from crust.settings import InvalidSettings
+from crust.settings import DriverSettings, InvalidSettings, ProgramSettings
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "crust"
 FOREIGN = """
@@ -117,3 +120,11 @@ def test_what_contradicts_itself_is_refused_in_a_sentence(toml: str, why: str) -
 def test_the_process_has_the_settings_of_every_daemon() -> None:
     found: Any = load('log_level = "debug"\ntake_over = true\n', CRUST_LOG_FORMAT="json")
     assert (found.log_level, found.take_over, found.log_format) == ("debug", True, "json")
+
+
+def test_every_setting_of_the_driver_reaches_it() -> None:
+    """`crust driver` and `crust node` name them one by one, so a new one could be forgotten in one of the two."""
+    own = set(DriverSettings.model_fields) - set(ProgramSettings.model_fields)
+    for module in (process, main):
+        source = inspect.getsource(module)
+        assert {name for name in own if f".{name}" not in source} == set(), module.__name__
