@@ -165,7 +165,7 @@ class ShimSettings(ProgramSettings):
     """Refuse to start where the driver's mounts would not be seen. False: driver and shim share a mount namespace."""
 
     controller: bool = False
-    """Whether it stands beside the driver's controller, and is called by the CSI sidecars."""
+    """Whether it runs beside the driver's controller, and is called by the CSI sidecars."""
 
     kubernetes: KubernetesAccess | None = None
     """With `controller`: access to the Kubernetes API, a table of its own. Without it every detach passes."""

@@ -195,7 +195,7 @@ class Staging:
         await self._inner.unstage(volume_id, volume.paths.staging, volume.metadata)
 
     async def _clear_leaf(self, volume: Volume, leaf: str, *, is_ours: bool) -> None:
-        """What is left of a publish of an earlier boot; one that is mounted is no leftover."""
+        """What is left of a publish of an earlier boot: only what is not mounted."""
         found = await asyncio.to_thread(private_directories.look, leaf)
         if found.mounts and not is_ours:
             raise PublishedAsBlock(volume.paths.key, leaf)

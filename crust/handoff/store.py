@@ -324,7 +324,7 @@ class Store:
 
 
 def _put_back(gone: str, directory: str) -> None:
-    """Undo the rename of an unpublish: what stands must be visible."""
+    """Undo the rename of an unpublish: what exists must be visible."""
     with oserrors.translating(f"cannot restore {directory}"):
         os.rename(gone, directory)
     durable.sync_directory(os.path.dirname(directory))

@@ -177,7 +177,7 @@ def _count_later(value: Any) -> int:
 
 
 def test_keys_of_a_later_version_in_a_handoff_record_are_kept_by_a_rewrite(tmp_path: Path) -> None:
-    """An earlier proxy that grows a volume must not take away what a later one reads again after the way back."""
+    """An earlier proxy that grows a volume must not remove what a later one reads again after the way back."""
     stores = _opened(_frozen(_VERSIONS[-1], "complete", tmp_path))
     path = Path(stores.handoff.layout.entry(TARGET).record)
     path.write_text(json.dumps(_with_later(json.loads(path.read_text()))))
@@ -249,8 +249,8 @@ async def test_driver_with_a_volume_and_a_content_of_newer_schemas_serves_all_ot
 
     listed = await bench.driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
     assert {each.volume.volume_id for each in listed.entries} == set(ids)
-    room = await bench.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
-    assert room.available_capacity > 0
+    capacity = await bench.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
+    assert capacity.available_capacity > 0
     for refused in (bench.grow(ids[0], 128 * MIB), bench.delete(ids[0])):
         with pytest.raises(NewerVolumeRecord, match="schema 7"):
             await refused

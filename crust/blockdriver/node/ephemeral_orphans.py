@@ -3,7 +3,7 @@
 Nobody else can find them: they are in no list, and the CO does not know the driver's id. One is deleted when it has
 been unused for the grace: no entry of the node state, staged or published, and no device, so no mount either. After a
 reboot all are unused until the CO publishes them again, and a publish that fails is tried again. So the grace begins
-when the driver first finds the volume unused in this boot, and anew with each publish that is tried:
+when the driver first finds the volume unused in this boot, and again with each publish that is tried:
 
     <run dir>/unused/<volume id>    one line: the boot, and the seconds since boot when it was found unused
 

@@ -1,6 +1,6 @@
 """A directory that is held by a descriptor, and paths below it that lead through this descriptor.
 
-A path is looked up anew by each system call: when a disk is unmounted, or another one is mounted over a directory,
+A path is looked up again by each system call: when a disk is unmounted, or another one is mounted over a directory,
 the next call writes to another filesystem. A descriptor stays with the directory that was opened. A `HeldPath` is
 used as a path in any system call, by way of /proc/self/fd, and is shown as the path that people know. It is of use in
 this process only.

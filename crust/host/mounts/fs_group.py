@@ -31,7 +31,7 @@ class TreeMoved(errors.OperationPending):
         super().__init__(
             "the group of the volume's files is not set everywhere",
             why=f"a directory more than {_HELD} levels above the present one was moved meanwhile",
-            hint="retry: the next pass begins anew",
+            hint="retry: the next pass begins again",
         )
 
 

@@ -1,7 +1,7 @@
 """One node: driver, shim, proxy and runtime as processes, all below one directory, each with its own log.
 
 With `Vendor` the driver is another one than crust's, which knows nothing of deferral: the shim wraps it, and a second
-shim stands beside its controller.
+shim runs beside its controller.
 """
 
 import asyncio

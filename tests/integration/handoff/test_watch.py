@@ -44,7 +44,7 @@ async def _next(changes: AsyncIterator[Change]) -> Change:
         return await anext(changes)
 
 
-def _withdraw(store: Store) -> None:
+def _unpublish(store: Store) -> None:
     with store.begin_unpublish(TARGET) as unpublish:
         unpublish.complete()
 
@@ -78,7 +78,7 @@ async def test_changes_report_publish_rewrite_claim_and_unpublish(
         (released,) = (await _next(changes)).changed
         assert released.claim is not None
         assert released.claim.sandbox_id == ""
-    _withdraw(store)
+    _unpublish(store)
     assert (await _next(changes)).gone == (released,)
 
 
@@ -172,7 +172,7 @@ async def test_new_root_with_the_inode_of_the_deleted_one_is_watched(
         store.publish(a_record())
         async with asyncio.timeout(DEADLINE_S):
             await anext(aiter(looking))
-        _withdraw(store)
+        _unpublish(store)
         await _until_watched(looking)
 
 
@@ -198,7 +198,7 @@ async def test_entries_that_vanish_before_their_events_are_read_leave_the_watch_
                 shutil.rmtree(f"{store.root}/moved")
         entry = store.publish(a_record())
         assert (await _next(changes)).appeared == (entry,)
-        _withdraw(store)
+        _unpublish(store)
         assert (await _next(changes)).gone == (entry,)
     assert watched == []
 

@@ -221,7 +221,7 @@ def test_acquire_of_an_entry_replaced_meanwhile_starts_again(
     real = ofdlocks.try_lock
     fds: list[int] = []
 
-    def withdrawn_meanwhile(fd: int) -> bool:
+    def unpublished_meanwhile(fd: int) -> bool:
         fds.append(fd)
         if len(fds) == 1:
             with store.begin_unpublish(TARGET) as unpublish:
@@ -229,7 +229,7 @@ def test_acquire_of_an_entry_replaced_meanwhile_starts_again(
             store.publish(a_record())
         return real(fd)
 
-    monkeypatch.setattr(ofdlocks, "try_lock", withdrawn_meanwhile)
+    monkeypatch.setattr(ofdlocks, "try_lock", unpublished_meanwhile)
     with ClaimLock.acquire(paths, TARGET) as lock:
         assert os.path.samestat(os.fstat(lock.fd), os.stat(paths.claim_lock))
 
@@ -239,13 +239,13 @@ def test_acquire_of_an_entry_unpublished_meanwhile_raises_not_published(
 ) -> None:
     real = ofdlocks.try_lock
 
-    def withdrawn_meanwhile(fd: int) -> bool:
+    def unpublished_meanwhile(fd: int) -> bool:
         monkeypatch.setattr(ofdlocks, "try_lock", real)
         with store.begin_unpublish(TARGET) as unpublish:
             unpublish.complete()
         return real(fd)
 
-    monkeypatch.setattr(ofdlocks, "try_lock", withdrawn_meanwhile)
+    monkeypatch.setattr(ofdlocks, "try_lock", unpublished_meanwhile)
     with pytest.raises(NotPublished):
         ClaimLock.acquire(paths, TARGET)
     assert os.listdir(store.root) == []

@@ -50,7 +50,7 @@ def _names(store: Store) -> list[str]:
     return sorted(os.listdir(store.root))
 
 
-def _withdraw(store: Store) -> None:
+def _unpublish(store: Store) -> None:
     try:
         with store.begin_unpublish(TARGET) as unpublish:
             unpublish.complete()
@@ -84,7 +84,7 @@ def test_rewrite_killed_at_any_call_leaves_the_old_or_the_new_record(stores: Sto
         seen.add(entry.require().mount.capacity_bytes)
         assert entry.require().same_content(RECORD) or entry.require().same_content(GROWN)
         assert store.rewrite(entry.require(), GROWN.mount).require().same_content(GROWN)
-        _withdraw(store)
+        _unpublish(store)
         assert _names(store) == []
     assert len(seen) == 2
 
@@ -97,12 +97,12 @@ def test_unpublish_killed_at_any_call_leaves_the_entry_or_none_and_can_be_repeat
         claims.write(stores(number).layout.entry(TARGET), CLAIM)
 
     outcomes = set()
-    for number in crashes.crash_points(claimed, lambda n: _withdraw(stores(n))):
+    for number in crashes.crash_points(claimed, lambda n: _unpublish(stores(n))):
         store = stores(number)
         entry = store.read(TARGET)
         outcomes.add(entry is None)
         assert entry is None or (entry.record == RECORD and not entry.live)
-        _withdraw(store)
+        _unpublish(store)
         store.remove_orphans()
         assert _names(store) == []
     assert outcomes == {True, False}
@@ -182,7 +182,7 @@ def test_claim_write_killed_at_any_call_leaves_the_old_or_the_new_claim_and_neve
         assert found is None or (found.sandbox_id == "sandbox-1" and not found.live)
         claim(number)
         assert store.claim_state(TARGET) is not None
-        _withdraw(store)
+        _unpublish(store)
         assert _names(store) == []
 
 
@@ -205,9 +205,9 @@ def test_publish_without_space_raises_crust_error_and_leaves_no_partial_entry(
 def test_unpublish_that_fails_at_any_call_raises_crust_error_and_can_be_repeated(
     stores: Stores,
 ) -> None:
-    for number, error in crashes.failure_points(stores.published, lambda n: _withdraw(stores(n))):
+    for number, error in crashes.failure_points(stores.published, lambda n: _unpublish(stores(n))):
         store = stores(number)
         assert isinstance(error, errors.Exhausted)
-        _withdraw(store)
+        _unpublish(store)
         store.remove_orphans()
         assert _names(store) == []

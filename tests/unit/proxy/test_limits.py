@@ -141,7 +141,7 @@ async def test_unpublish_is_refused_while_limits_are_written_and_succeeds_afterw
     target = node.places.target("one")
     rewrite, loop = Store.rewrite, asyncio.get_running_loop()
 
-    def rewrite_then_withdraw(self: Store, *change: Any) -> Any:
+    def rewrite_then_unpublish(self: Store, *change: Any) -> Any:
         made = rewrite(self, *change)
         unpublishing = asyncio.run_coroutine_threadsafe(node.co.unpublish("vol-1", target), loop)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -151,7 +151,7 @@ async def test_unpublish_is_refused_while_limits_are_written_and_succeeds_afterw
 
     async with node.handler():
         await node.co.publish("vol-1", target)
-        monkeypatch.setattr(Store, "rewrite", rewrite_then_withdraw)
+        monkeypatch.setattr(Store, "rewrite", rewrite_then_unpublish)
         await limit(node, target)
         monkeypatch.undo()
         await node.co.unpublish("vol-1", target)

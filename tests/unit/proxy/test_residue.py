@@ -151,7 +151,7 @@ async def test_publish_whose_guard_mount_stays_is_not_final(places: Places) -> N
         node.check_untouched(target)
 
 
-async def test_drivers_final_code_passes_when_nothing_stands(kata: Node) -> None:
+async def test_drivers_final_code_passes_when_nothing_exists(kata: Node) -> None:
     target = kata.places.target("one")
     kata.driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
     await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "disk on fire")

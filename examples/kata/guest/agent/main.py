@@ -171,7 +171,7 @@ class Agent:
     def _shutdown(self, args: protocol.Args) -> dict[str, Any]:
         """Stop all containers, unmount all volumes; the guest powers off once the answer is sent.
 
-        What hangs is left behind after a while, so that the others are unmounted before the host loses patience.
+        What hangs is given up after a while, so that the others are unmounted before the host loses patience.
         """
         args.end()
         self._volumes.thaw_all(_THAW_S)

@@ -190,7 +190,7 @@ async def test_coalescer_refuses_a_join_that_the_next_application_would_undo(
     ]
 
 
-async def test_coalescer_cancelled_caller_does_not_withdraw_its_request(
+async def test_coalescer_cancelled_caller_does_not_cancel_its_request(
     applications: Applications, running: operations.KeyedOperations
 ) -> None:
     gathering = coalescer(applications, running, LONG_S)

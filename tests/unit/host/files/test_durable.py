@@ -236,7 +236,7 @@ def test_publish_directory_without_staging_is_not_found(tmp_path: Path) -> None:
         durable.publish_directory(tmp_path / "none", tmp_path / "final")
 
 
-def test_sweep_removes_only_temporary_files(tmp_path: Path) -> None:
+def test_remove_temporary_files_removes_nothing_else(tmp_path: Path) -> None:
     (tmp_path / ".a.0123456789ab.crust-tmp").touch()
     (tmp_path / ".hidden").touch()
     (tmp_path / "a").touch()

@@ -68,8 +68,8 @@ async def test_run_outside_of_any_pool_uses_the_process_threads(dead: threading.
 
 
 async def test_pool_whose_threads_hang_leaves_another_pool_alone(dead: threading.Event) -> None:
-    sick, well = Workers("sick", limit=2), Workers("well", limit=2)
-    hung = [asyncio.create_task(sick.run(dead.wait)) for _ in range(20)]
+    hung_disk, well = Workers("hung_disk", limit=2), Workers("well", limit=2)
+    hung = [asyncio.create_task(hung_disk.run(dead.wait)) for _ in range(20)]
     await asyncio.sleep(0)
     await well.check_free()
     with well.used():
