@@ -53,9 +53,13 @@ def serve(
     )
     _log.info("settings", extra={"program": program, **loaded.model_dump(mode="json")})
     os.umask(0o077)
+
+    async def measured() -> None:
+        with _metrics(loaded.metrics_address):  # from here on a signal ends the process in order
+            await run(loaded)
+
     try:
-        with _metrics(loaded.metrics_address):
-            asyncio.run(until_signal(run(loaded)), debug=False)
+        asyncio.run(until_signal(measured()), debug=False)
     except errors.CrustError as error:
         _log.error("cannot serve", extra={"program": program, "error": error})
         sys.exit(1)
