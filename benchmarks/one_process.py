@@ -23,8 +23,8 @@ from examples.kata.demo.kubelet import Kubelet
 from examples.kata.demo.node import HANDLER, NodePaths, Process
 
 NAME = "one-process"
-ROUNDS = 100
-STARTS = 7
+ROUNDS = 50
+STARTS = 5
 POLLS = 200
 SIZE_BYTES = 256 << 20
 DRIVER = "driver alone"
