@@ -13,14 +13,14 @@ RUN = "from crust.cli.main import main; main()"
 
 
 async def shim(directory: Path, *flags: str) -> Process:
-    """A shim, which starts without its peers."""
+    """A shim, which starts without its peers. It wraps nothing: a private mount namespace would end its start."""
     sockets = (
         f"--socket={directory}/shim.sock",
         f"--driver-socket={directory}/driver.sock",
         f"--runtime-socket={directory}/runtime.sock",
     )
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", RUN, "shim", *sockets, *flags, stdout=PIPE, stderr=PIPE
+        sys.executable, "-c", RUN, "shim", "--no-wrap", *sockets, *flags, stdout=PIPE, stderr=PIPE
     )
 
 
