@@ -19,7 +19,7 @@ PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs 
 # pytest keeps the directories of old runs; this removes them. The path is short, for the sockets below it.
 # If this machine lacks a capability named in REQUIRED, the tests that need it fail; without REQUIRED they skip.
 PYTEST = scratch=$$(mktemp -d /tmp/ct-XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
-	CRUST_REQUIRE=$(REQUIRED) $(WITHIN) $(PY) -m pytest --basetemp="$$scratch/t"
+	TESTS_REQUIRE=$(REQUIRED) $(WITHIN) $(PY) -m pytest --basetemp="$$scratch/t"
 
 # Unit tests share nothing and run side by side. The others share this machine's loop devices.
 JOBS ?= 2
@@ -88,7 +88,7 @@ integration: root setup ## the tests on real loop devices, mounts and sockets (r
 	@$(PYTEST) tests/integration
 
 .PHONY: conformance
-conformance: export CRUST_REPORTS = build/conformance
+conformance: export TESTS_REPORTS = build/conformance
 conformance: root setup ## crust's driver against its suite, four ways; reports in build/conformance (root)
 	@$(PYTEST) tests/integration/conformance
 

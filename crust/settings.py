@@ -4,7 +4,9 @@ Unknown keys are refused. `load` takes its sources as arguments, so a test does 
 the module that composes a program sees its settings object: constructors get the two or three values that they need.
 """
 
+import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -15,13 +17,25 @@ from pydantic import BaseModel, ConfigDict, Field
 from crust import errors
 
 ENVIRONMENT_PREFIX = "CRUST_"
+_SERVICE_LINK = re.compile(
+    r"_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$"
+)
+"""Variables that a kubelet sets in each pod for a Service whose name begins with "crust"."""
 
 CsiProfile = Literal["1.12", "1.13"]
-AbsolutePath = Annotated[str, Field(pattern=r"^/", max_length=4095)]
-SocketPath = Annotated[str, Field(pattern=r"^/", max_length=107)]
-MetricsAddress = Annotated[
-    str, Field(pattern=r"^$|^([0-9A-Za-z.-]+|\[[0-9a-f:.]+\]):[0-9]{1,5}$", max_length=261)
-]
+_PATH = r"^/"
+_ADDRESS = r"^$|^([0-9A-Za-z.-]+|\[[0-9a-f:.]+\]):[0-9]{1,5}$"
+_DRIVER_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+_MEANT = {
+    _PATH: "an absolute path, without unix://",
+    _ADDRESS: "host:port or [IPv6]:port, e.g. 127.0.0.1:9090",
+    _DRIVER_NAME: "a driver's name: letters, digits, '.', '-', '_', at most 63",
+}
+"""The patterns of settings, in words."""
+
+AbsolutePath = Annotated[str, Field(pattern=_PATH, max_length=4095)]
+SocketPath = Annotated[str, Field(pattern=_PATH, max_length=107)]
+MetricsAddress = Annotated[str, Field(pattern=_ADDRESS, max_length=261)]
 
 
 class InvalidSettings(errors.InvalidRequest):
@@ -56,7 +70,7 @@ class ServedDriver(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
+    name: Annotated[str, Field(pattern=_DRIVER_NAME)]
     """The driver's name, as GetPluginInfo reports it."""
 
     socket: SocketPath
@@ -127,7 +141,10 @@ class ProxySettings(ProgramSettings):
     @pydantic.model_validator(mode="after")
     def _some_driver(self) -> Self:
         if not (self.drivers or self.drivers_dir):
-            raise ValueError("drivers is empty, and there is no drivers_dir to add some")
+            raise ValueError(
+                "drivers is empty, and there is no drivers_dir to add some: name one as [[drivers]] in the settings "
+                "file, or by --driver"
+            )
         return self
 
     check_propagation: bool = True
@@ -220,7 +237,7 @@ class DriverSettings(ProgramSettings):
     runtime_socket: SocketPath | Literal[""] = ""
     """The proxy's Runtime API, for calls to guests with deferred volumes; empty: the driver cannot call them."""
 
-    io_cgroup: Annotated[str, Field(pattern=r"^$|^/", max_length=4095)] = ""
+    io_cgroup: AbsolutePath | Literal[""] = ""
     """The pod cgroup, as a path in its hierarchy; empty: /kubepods.slice or /kubepods."""
 
     @pydantic.model_validator(mode="after")
@@ -264,7 +281,7 @@ def load(
     endpoint = "/" + endpoint.lstrip("/") if endpoint.startswith("//") else endpoint
     if endpoint and "socket" in model.model_fields:
         merged["socket"] = endpoint
-    merged |= _from_environment(model, environ)
+    merged |= _from_environment(model, program, environ)
     merged |= {name: value for name, value in flags.items() if value is not None}
     if endpoint and "drivers" in model.model_fields:
         merged["drivers"] = _with_endpoint(merged.get("drivers", ()), endpoint)
@@ -282,21 +299,50 @@ def _with_endpoint(drivers: Any, endpoint: str) -> Any:
     return tuple({**each, "socket": endpoint} if each is lacking[0] else each for each in drivers)
 
 
-def _from_environment(model: type[BaseModel], environ: Mapping[str, str]) -> dict[str, Any]:
+def _from_environment(
+    model: type[BaseModel], program: str, environ: Mapping[str, str]
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, field in model.model_fields.items():
-        text = environ.get(ENVIRONMENT_PREFIX + name.upper())
-        if text is None:
+    for key, text in environ.items():
+        name = key.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if not key.startswith(ENVIRONMENT_PREFIX) or _SERVICE_LINK.search(key):
             continue
+        field = model.model_fields.get(name)
+        if field is None:
+            near = difflib.get_close_matches(name, model.model_fields, n=1)
+            meant = f"; did you mean {ENVIRONMENT_PREFIX}{near[0].upper()}?" if near else ""
+            raise InvalidSettings(
+                program, f"there is no setting for the environment's {key}{meant}"
+            )
         is_list = "tuple" in str(field.annotation)
         found[name] = tuple(part for part in text.split(",") if part) if is_list else text
     return found
 
 
 def reasons(err: pydantic.ValidationError) -> str:
-    """What is wrong with which setting."""
-    lines = err.errors(include_url=False, include_context=False, include_input=False)
-    found = ((".".join(map(str, each["loc"])), each["msg"]) for each in lines)
-    return "; ".join(
-        f"{place}: {why}" if place else why.removeprefix("Value error, ") for place, why in found
-    )
+    """What is wrong with which setting, without its value."""
+    lines = err.errors(include_url=False, include_input=False)
+    found = ((".".join(map(str, each["loc"])), _sentence(each)) for each in lines)
+    return "; ".join(f"{place} {why}" if place else why for place, why in found)
+
+
+_SENTENCES = {
+    "missing": "is missing",
+    "extra_forbidden": "is no setting",
+    "model_type": "must be a table",
+    "dict_type": "must be a table",
+    "tuple_type": "must be a list",
+    "too_short": "is empty, and needs at least one",
+}
+"""Why a value is refused, by pydantic's name for it."""
+
+
+def _sentence(line: Any) -> str:
+    match line["type"]:
+        case "string_pattern_mismatch":
+            return f"must be {_MEANT[line['ctx']['pattern']]}"
+        case "string_too_long":
+            return f"is longer than {line['ctx']['max_length']} bytes"
+        case "value_error":
+            return str(line["ctx"]["error"])
+    return _SENTENCES.get(line["type"], str(line["msg"]).replace("Input should be", "must be"))

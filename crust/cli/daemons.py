@@ -22,6 +22,9 @@ _THREADS = 64
 """A system call on a dead disk keeps its thread. Python's own number follows the processors: six hung volumes would
 stop a node of two. They are made when they are needed."""
 
+CONFIG_DIR = Path("/etc/crust")
+"""Its `<program>.toml` is read where no --config is given."""
+
 Settings = TypeVar("Settings", bound=settings_module.ProgramSettings)
 
 
@@ -73,7 +76,7 @@ def settings_of(
     defaults: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Load the settings; exits 2 for bad ones."""
-    config = flags.pop("config", None)
+    config = flags.pop("config", None) or _installed(program)
     flags = {name: value for name, value in flags.items() if value not in (None, ())}
     try:
         toml = _text(program, config) if config else ""
@@ -107,6 +110,11 @@ def _metrics(address: str) -> Iterator[None]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def _installed(program: str) -> Path | None:
+    path = CONFIG_DIR / f"{program}.toml"
+    return path if path.exists() else None
 
 
 def _text(program: str, path: Path) -> str:

@@ -15,7 +15,9 @@ import crust
 from crust.cli import daemons
 
 _CONFIG = click.option(
-    "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML settings."
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML settings. Default: /etc/crust/<program>.toml, if it is there.",
 )
 _LOG_LEVEL = click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 _LOG_FORMAT = click.option("--log-format", type=click.Choice(["json", "console"]))

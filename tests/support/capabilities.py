@@ -1,6 +1,6 @@
 """What this machine lets tests do, found by trying the real thing once and undoing it.
 
-A test that needs more than there is skips, and says what was missing. With `CRUST_REQUIRE=mount,loop,vm` a missing
+A test that needs more than there is skips, and says what was missing. With `TESTS_REQUIRE=mount,loop,vm` a missing
 capability is a failure instead, so that a CI which lost one cannot stay green by skipping.
 """
 
@@ -28,7 +28,7 @@ def need(*names: str) -> None:
     for name in names:
         if not (reason := missing(name)):
             continue
-        if name in os.environ.get("CRUST_REQUIRE", "").split(","):
+        if name in os.environ.get("TESTS_REQUIRE", "").split(","):
             pytest.fail(f"{name} is required and missing: {reason}", pytrace=False)
         pytest.skip(f"needs {name}: {reason}")
 

@@ -50,7 +50,31 @@ def test_a_list_in_the_environment_is_split_at_commas() -> None:
 
 
 def test_other_environment_variables_are_ignored() -> None:
-    assert proxy(TOML, {"RUN_DIR": "/x", "CRUST_OTHER": "1"}).run_dir == "/run/file"
+    assert proxy(TOML, {"RUN_DIR": "/x", "_CRUST_COMPLETE": "1"}).run_dir == "/run/file"
+
+
+def test_variables_of_a_kubernetes_service_are_ignored() -> None:
+    """A Service named "crust" gives these to every pod of its namespace."""
+    environ = {
+        "CRUST_SERVICE_HOST": "10.0.0.1",
+        "CRUST_SERVICE_PORT_METRICS": "9090",
+        "CRUST_PORT": "tcp://10.0.0.1:9090",
+        "CRUST_PORT_9090_TCP_ADDR": "10.0.0.1",
+    }
+    assert proxy(TOML, environ).run_dir == "/run/file"
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("CRUST_NONSENSE", "there is no setting for the environment's CRUST_NONSENSE"),
+        ("CRUST_LOG_LEVL", "did you mean CRUST_LOG_LEVEL?"),
+    ],
+)
+def test_unknown_environment_key_is_refused(key: str, words: str) -> None:
+    with pytest.raises(InvalidSettings) as caught:
+        proxy(TOML, {key: "x"})
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The driver as a process, killed with -9 again and again under 64 callers: no leak and no lost byte.
 
-`CRUST_STRESS_SEED` makes the choices other ones, `CRUST_STRESS_ROUNDS` makes it long: a round is 200 volumes.
+`TESTS_STRESS_SEED` makes the choices other ones, `TESTS_STRESS_ROUNDS` makes it long: a round is 200 volumes.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from tests.support.block_driver import MIB
 from tests.support.killed_driver import Co, KilledDriver
 from tests.support.lives import Life, Volume
 
-SEED = int(os.environ.get("CRUST_STRESS_SEED", "1"))
-ROUNDS = int(os.environ.get("CRUST_STRESS_ROUNDS", "1"))
+SEED = int(os.environ.get("TESTS_STRESS_SEED", "1"))
+ROUNDS = int(os.environ.get("TESTS_STRESS_ROUNDS", "1"))
 CALLERS = 64
 VOLUMES = 200
 TURNS = 1 if ROUNDS == 1 else 3

@@ -1,6 +1,6 @@
 """crust's own driver passes the suite, in both profiles: alone, behind shim and proxy, in one process with them.
 
-With CRUST_REPORTS, a directory, each of the six runs leaves a JUnit report there (`make conformance`).
+With TESTS_REPORTS, a directory, each of the six runs leaves a JUnit report there (`make conformance`).
 """
 
 import os
@@ -70,6 +70,6 @@ def test_the_driver_conforms(base: Path, profile: Profile, way: own_driver.Way) 
 
 
 def _report(profile: Profile, way: str) -> Path | None:
-    if "CRUST_REPORTS" not in os.environ:
+    if "TESTS_REPORTS" not in os.environ:
         return None
-    return Path(os.environ["CRUST_REPORTS"], f"csi-{profile}-{way}.xml").absolute()
+    return Path(os.environ["TESTS_REPORTS"], f"csi-{profile}-{way}.xml").absolute()

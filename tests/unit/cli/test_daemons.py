@@ -4,9 +4,13 @@ import asyncio
 import os
 import signal
 import threading
+from pathlib import Path
+
+import pytest
 
 from crust import operations
 from crust.cli import daemons
+from crust.settings import DriverSettings
 
 
 def test_forty_hanging_calls_leave_threads_for_others() -> None:
@@ -50,3 +54,16 @@ def test_second_sigterm_cancels_no_running_operation() -> None:
 
     asyncio.run(daemons.until_signal(serve()))
     assert ended == ["the operation", "the daemon"]
+
+
+def test_settings_file_in_etc_is_read_where_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemons, "CONFIG_DIR", tmp_path)
+    flags = {"socket": "/run/s.sock", "node_id": "n"}
+    assert daemons.settings_of(DriverSettings, "driver", dict(flags)).overcommit == 1
+    (tmp_path / "driver.toml").write_text("overcommit = 2")
+    assert daemons.settings_of(DriverSettings, "driver", dict(flags)).overcommit == 2
+    (tmp_path / "other.toml").write_text("overcommit = 3")
+    named = {**flags, "config": tmp_path / "other.toml"}
+    assert daemons.settings_of(DriverSettings, "driver", named).overcommit == 3

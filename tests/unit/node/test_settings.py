@@ -95,11 +95,11 @@ driver_socket = "/run/inner.sock"
 @pytest.mark.parametrize(
     ("toml", "why"),
     [
-        ("[proxy]\nrun_dri = '/run/x'\n", r"proxy\.run_dri: Extra inputs are not permitted"),
-        ("[driver]\nsocket = 'x'\n", r"driver\.socket: String should match"),
-        ("proxies = 1\n", "proxies: Extra inputs"),
-        ("shim = 3\n", "shim: "),
-        ("driver = 'ours'\n", "driver: "),
+        ("[proxy]\nrun_dri = '/run/x'\n", r"proxy\.run_dri is no setting"),
+        ("[driver]\nsocket = 'x'\n", r"driver\.socket must be an absolute path"),
+        ("proxies = 1\n", "proxies is no setting"),
+        ("shim = 3\n", "shim must be a list"),
+        ("driver = 'ours'\n", "driver must be a table"),
         ("[proxy]\nlog_level = 'debug'\n", "log_level is a setting of the process"),
         ("[driver]\ntake_over = true\n", "take_over is a setting of the process"),
         ("[shim]\ncontroller = true\n", "a controller's shim is a process of its own"),

@@ -16,12 +16,12 @@ def test_what_is_there_lets_the_test_run() -> None:
 
 
 def test_what_is_missing_skips_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CRUST_REQUIRE", "mount,loop")
+    monkeypatch.setenv("TESTS_REQUIRE", "mount,loop")
     with pytest.raises(pytest.skip.Exception, match="needs wings: none grew"):
         capabilities.need("legs", "wings")
 
 
 def test_what_is_missing_and_required_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CRUST_REQUIRE", "mount,wings")
+    monkeypatch.setenv("TESTS_REQUIRE", "mount,wings")
     with pytest.raises(pytest.fail.Exception, match="wings is required and missing"):
         capabilities.need("wings")
