@@ -107,7 +107,7 @@ def build(  # noqa: PLR0913 - one per setting
     threads = threads or Workers("the block driver")
     running, reads = operations.KeyedOperations(threads), Reads()
     pool = Pool(state_dir, pool_id_file or memory_beside(state_dir), create=create_pool)
-    stores = _stores(pool, backend or Files(pool.directory / "images"), run_dir, overcommit)
+    stores = _stores(pool, backend or _files(pool), run_dir, overcommit)
     live = LiveVolumes(stores.node_state, stores.backend, max_volumes)
     slots = AttachSlots(node_id, stores.volume_records.index, live.attached_ids, live.attach_limit)
     reachable = runtime_guests or guests.UnreachableGuests()
@@ -179,6 +179,10 @@ def build(  # noqa: PLR0913 - one per setting
         operations=running,
         workers=threads,
     )
+
+
+def _files(pool: Pool) -> Files:
+    return Files(pool.directory / "images", lambda text: pool.ids.is_volume_id(text))
 
 
 def _stores(pool: Pool, backend: Backend, run_dir: str, overcommit: float) -> Stores:

@@ -20,6 +20,7 @@ from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
 
 _SHOWN = 5
+_IN_MEMORY = ("devtmpfs", "tmpfs", "ramfs")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -212,20 +213,33 @@ def _loops_below(target: str) -> tuple[str, ...]:
 
 
 def _loops_on(number: int) -> tuple[str, ...]:
-    """The loop devices backed by a block device: a kubelet keeps one on each raw volume."""
-    return tuple(
-        f"/dev/loop{each}" for each in loopctl.bound_numbers() if _is_backed_by(each, number)
-    )
+    """The loop devices backed by a block device: a kubelet keeps one on each raw volume.
+
+    Nodes of devices are in memory. Others are not asked: the kernel would ask the file's server, which may hang.
+    """
+    mounts = sorted(mountinfo.read_all(), key=lambda each: len(each.target))[
+        ::-1
+    ]  # a cover before what it covers
+    found: list[str] = []
+    for each in loopctl.bound_numbers():
+        with suppress(OSError):
+            backing = loopctl.backing_file(each)
+            mount = next((mount for mount in mounts if _covers(mount, backing)), None)
+            if mount and mount.fs_type in _IN_MEMORY and _is_backed_by(each, number):
+                found.append(f"/dev/loop{each}")
+    return tuple(found)
+
+
+def _covers(mount: mountinfo.Mount, path: str) -> bool:
+    return path == mount.target or path.startswith(mount.target.rstrip("/") + "/")
 
 
 def _is_backed_by(loop_number: int, number: int) -> bool:
-    with suppress(OSError):
-        fd = os.open(loopctl.node(loop_number), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return loopctl.status(fd).backing_device == number
-        finally:
-            os.close(fd)
-    return False
+    fd = os.open(loopctl.node(loop_number), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return loopctl.status(fd).backing_device == number
+    finally:
+        os.close(fd)
 
 
 def _links_below(process: Path, target: str) -> Iterator[str]:

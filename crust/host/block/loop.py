@@ -7,13 +7,18 @@ a device compares its disk sequence first.
 
 Devices are matched with files by (device, inode), never by name: names are cut at 63 bytes and go stale. The name
 that the kernel keeps is the attacher's own mark, a `tag`: it is still there when the file is not.
+
+But both are known only to who opens the device and asks, and the kernel then asks the filesystem of the backing file:
+with one file server that hangs, a search would. So a search goes by the last part of the backing file's present path
+first, which sysfs tells without the file, and opens only devices whose file has the name. A file that root bound over
+one of another name is not found; of a file with several names any device may be, and each is opened.
 """
 
 import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -149,7 +154,7 @@ def attach_once(
         if not flocks.try_lock(fd):
             raise LoopAttachPending(str(backing))
         try:
-            if found := _find(os.fstat(fd)):
+            if found := _of_file(fd):
                 return _the_one(backing, found, readonly=readonly)
             flags = _flags(readonly=readonly, direct_io=direct_io)
             return _attach(fd, backing, flags, sector_size or 0, tag)
@@ -161,15 +166,29 @@ def find(backing: AnyPath) -> tuple[LoopDevice, ...]:
     """The loop devices of a file, found by (device, inode). An absent file has none."""
     with oserrors.translating(f"cannot stat {backing}"):
         try:
-            status = os.stat(backing)
+            fd = os.open(backing, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:
             return ()
-    return _find(status)
+    try:
+        return _of_file(fd)
+    finally:
+        os.close(fd)
 
 
 def list_all() -> tuple[LoopDevice, ...]:
-    """Every attached loop device, by number; `backing` of a removed file ends in " (deleted)"."""
-    return tuple(_attached(None))
+    """Every attached loop device, by number; `backing` of a removed file ends in " (deleted)". Opens each."""
+    return list_named(lambda _: True)
+
+
+def list_named(is_wanted: Callable[[str], bool]) -> tuple[LoopDevice, ...]:
+    """The attached devices whose file's name is wanted, or was when the file was removed. Opens no other device."""
+    return tuple(_described(number for number, name in _bound_names() if is_wanted(name)))
+
+
+def count() -> int:
+    """How many loop devices are attached. Opens none."""
+    with oserrors.translating("cannot list the loop devices"):
+        return len(loopctl.bound_numbers())
 
 
 def numbers() -> int:
@@ -304,22 +323,45 @@ def _is_same(device: LoopDevice, fd: int) -> bool:
         raise
 
 
-def _find(status: os.stat_result) -> tuple[LoopDevice, ...]:
-    return tuple(_attached((status.st_dev, status.st_ino)))
-
-
-def _attached(wanted: tuple[int, int] | None) -> Iterator[LoopDevice]:
-    """The attached devices, only those of the file (device, inode) if `wanted` names one.
-
-    A device without a size writes into no file: it is left out when `wanted` names a file.
-    """
+def _of_file(fd: int) -> tuple[LoopDevice, ...]:
+    """The devices that write into an open file: one without a size does not."""
     with oserrors.translating("cannot list the loop devices"):
-        for number in loopctl.bound_numbers() if wanted is None else loopctl.sized_numbers():
+        status, name = os.fstat(fd), _last_part(os.readlink(f"/proc/self/fd/{fd}"))
+        numbers = loopctl.sized_numbers()
+        if status.st_nlink <= 1:
+            numbers = [each for each in numbers if _name_of(each) == name]
+    file = status.st_dev, status.st_ino
+    return tuple(each for each in _described(numbers) if each.file == file)
+
+
+def _bound_names() -> Iterator[tuple[int, str]]:
+    with oserrors.translating("cannot list the loop devices"):
+        for number in loopctl.bound_numbers():
+            name = _name_of(number)
+            if name is not None:
+                yield number, name
+
+
+def _name_of(number: int) -> str | None:
+    """The name of a device's file, or its last one; None if the device is detached, or the path too long."""
+    try:
+        return _last_part(loopctl.backing_file(number))
+    except OSError as err:
+        if err.errno not in (errno.ENOENT, errno.ENODEV, errno.ENAMETOOLONG):
+            raise
+        return None
+
+
+def _last_part(path: str) -> str:
+    return os.path.basename(path).removesuffix(_DELETED)
+
+
+def _described(numbers: Iterable[int]) -> Iterator[LoopDevice]:
+    with oserrors.translating("cannot list the loop devices"):
+        for number in numbers:
             try:
                 with _opened(loopctl.node(number)) as fd:
-                    status = loopctl.status(fd)
-                    if wanted in (None, (status.device, status.inode)):
-                        yield _describe(number, status)
+                    yield _describe(number, loopctl.status(fd))
             except (FileNotFoundError, errors.NotFound):
                 continue  # detached meanwhile
             except OSError as err:

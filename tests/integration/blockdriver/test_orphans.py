@@ -1,6 +1,7 @@
 """Orphans of crashes are collected after the grace period; what is in use stays."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from crust import errors, volumes
 from crust.blockdriver import driver
 from crust.blockdriver.controller import orphans
 from crust.blockdriver.node import node_state
-from crust.host.block import loop
+from crust.host.block import loop, loopctl
 from crust.host.process import boot
 from tests.support.block_driver import MIB, Bench, block, mount
 
@@ -138,6 +139,35 @@ async def test_gc_never_touches_a_device_attached_by_others(bench: Bench, tmp_pa
     assert sorted(devices(bench)) == sorted([ours.path, theirs.path])
     for each in (ours, theirs):
         loop.detach(each)
+
+
+async def test_start_and_gc_open_no_device_of_another_program(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel asks the filesystem of the backing file about each open one: a dead file server would hang both."""
+    volume_id = volumes.VolumeId((await bench.create()).volume_id)
+    await bench.stage(volume_id)
+    other = tmp_path / "disk.img"
+    other.write_bytes(bytes(MIB))
+    stranger = loop.attach(str(other))
+    opened: set[int] = set()
+    status = loopctl.status
+
+    def seen(fd: int) -> loopctl.Status:
+        opened.add(os.minor(os.fstat(fd).st_rdev))
+        return status(fd)
+
+    monkeypatch.setattr(loopctl, "status", seen)
+    try:
+        bench.restart()
+        await collect(bench)
+        ours = bench.driver.stores.backend.attached(volume_id)
+        assert ours is not None
+        assert opened == {ours.source.identity.minor}
+        assert bench.driver.stores.backend.attach_limit() < loop.numbers()
+    finally:
+        loop.detach(stranger)
+    await bench.unstage(volume_id)
 
 
 async def test_gc_runs_again_after_a_failure(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

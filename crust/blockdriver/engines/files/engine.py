@@ -6,12 +6,13 @@ cached, and used only after a comparison of its disk sequence, which no second a
 
 Each device carries a tag: the identity of the pool's directory and the end of the volume's id. So the driver
 recognises its device after the file was unlinked, and never takes another program's device for its own, even one of
-its images.
+its images. Only devices of files that are named as an image of this pool are opened to see the tag: what other
+programs have attached may hang. An image that was renamed by hand while it was attached keeps its device.
 """
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from crust import errors, volumes
@@ -61,14 +62,18 @@ class PoolFull(errors.Exhausted):
 
 
 class Files:
-    """Sparse files in one directory. `sector_size` of the loop devices, in bytes.
+    """Sparse files in one directory. `is_id`: whether a text is the id of a volume of this pool. `sector_size` of the
+    loop devices, in bytes.
 
     It is always set: the kernel would use the alignment that the file needs for direct I/O, which on xfs changes when
     the file shares blocks with a snapshot, and then a filesystem made with smaller sectors could not be mounted.
     """
 
-    def __init__(self, pool: Place, *, sector_size: int = 512) -> None:
+    def __init__(
+        self, pool: Place, is_id: Callable[[str], bool], *, sector_size: int = 512
+    ) -> None:
         self._pool = pool
+        self._is_id = is_id
         self._sector_size = sector_size
         self._known: dict[volumes.VolumeId, loop.LoopDevice] = {}
         self._foreign = 0
@@ -98,13 +103,11 @@ class Files:
         self._tag = _tag(os.stat(self._pool))
         self._direct_io = not file_copy.piles_up_extents(self._pool)
         self._known.clear()
-        self._foreign = 0
-        attached = loop.list_all()
+        ours = self._devices()
+        self._foreign = max(loop.count() - len(ours), 0)
         images = self._images_by_tag()
-        for device in attached:
-            if not device.tag.startswith(self._tag):
-                self._foreign += 1
-            elif (volume_id := self._volume_of(device, images)) is not None:
+        for device in ours:
+            if (volume_id := self._volume_of(device, images)) is not None:
                 self._known[volume_id] = device
         allocations = sparse.allocations(self._pool)
         self._snapshots.open(allocations)
@@ -210,9 +213,17 @@ class Files:
                 loop.detach(device)
 
     def _stray_devices(self) -> list[loop.LoopDevice]:
-        ours = [each for each in loop.list_all() if each.tag.startswith(self._tag)]
+        ours = self._devices()
         images = self._images_by_tag() if ours else {}
         return [each for each in ours if self._volume_of(each, images) is None]
+
+    def _devices(self) -> list[loop.LoopDevice]:
+        """The loop devices with this pool's tag."""
+        named = loop.list_named(self._is_image)
+        return [each for each in named if each.tag.startswith(self._tag)]
+
+    def _is_image(self, name: str) -> bool:
+        return name.endswith(_SUFFIX) and self._is_id(name.removesuffix(_SUFFIX))
 
     def _images_by_tag(self) -> dict[str, volumes.VolumeId]:
         return {self._tag_of(each): each for each in self.image_ids()}
@@ -352,7 +363,7 @@ class Files:
         if known is not None and loop.size_bytes(known):
             return known
         path = self._path(volume_id)
-        # The search opens every loop device of the node; most volumes have none.
+        # The search asks for the file of every loop device of the node; most volumes have none.
         found = loop.find(path) if writers.has_writers(path) else ()
         if len(found) > 1:
             raise loop.LoopAttachedDifferently(

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from crust.host.block import devices, holders, loop
+from crust.host.block import devices, holders, loop, loopctl
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import Attach
 
@@ -79,3 +79,14 @@ def test_device_in_use_names_a_loop_device_on_it(attach: Attach, tmp_path: Path)
     finally:
         subprocess.run(["losetup", "--detach", upper], check=True)
     mount_api.unmount(target)
+
+
+def test_device_in_use_asks_no_loop_device_on_a_file(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LOOP_GET_STATUS64 asks the filesystem of the backing file, and its server may hang."""
+    device, _ = attach(), attach(name="other.img")
+    asked: list[int] = []
+    monkeypatch.setattr(loopctl, "status", asked.append)
+    assert not holders.device_in_use(device.path).loops
+    assert asked == []

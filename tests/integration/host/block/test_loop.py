@@ -95,6 +95,62 @@ def test_find_ignores_a_new_file_under_an_old_name(attach: Attach, sparse_file: 
     loop.detach(device)
 
 
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the devices that are opened, in order."""
+    paths: list[str] = []
+    really = os.open
+
+    def counting(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if str(path).startswith("/dev/loop"):
+            paths.append(str(path))
+        return really(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", counting)
+    return paths
+
+
+def test_find_opens_only_devices_whose_file_has_the_name(
+    attach: Attach, sparse_file: MakeFile, opened: list[str]
+) -> None:
+    device, _, absent = attach(), attach(name="other.img"), sparse_file(name="detached.img")
+    opened.clear()
+    assert loop.find(device.backing) == (device,)
+    assert opened == [device.path]
+    opened.clear()
+    assert loop.find(absent) == ()
+    assert opened == []
+
+
+def test_attach_once_opens_only_devices_whose_file_has_the_name(
+    attach: Attach, opened: list[str]
+) -> None:
+    device = attach()
+    attach(name="other.img")
+    opened.clear()
+    assert loop.attach_once(device.backing) == device
+    assert opened == [device.path]
+
+
+def test_find_of_a_name_with_the_kernels_ending_for_removed_files_finds_the_device(
+    attach: Attach,
+) -> None:
+    device = attach(name="volume.img (deleted)")
+    assert loop.find(device.backing) == (device,)
+
+
+def test_list_named_opens_only_devices_of_wanted_files_removed_ones_included(
+    attach: Attach, opened: list[str]
+) -> None:
+    device, _ = attach(name="mine.img"), attach(name="other.img")
+    os.unlink(device.backing)
+    opened.clear()
+    [found] = loop.list_named(lambda name: name == "mine.img")
+    assert found.identity == device.identity
+    assert opened == [device.path]
+    loop.detach(device)
+
+
 def test_attach_once_returns_the_existing_device(attach: Attach) -> None:
     device = attach()
     assert loop.attach_once(device.backing) == device
