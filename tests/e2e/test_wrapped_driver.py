@@ -10,9 +10,9 @@ import pytest_asyncio
 from crust import errors
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
+from examples.drivers import cloud
 from examples.kata.demo.kubelet import capability
 from examples.kata.demo.node import Vendor
-from tests.support.foreign import cloud
 from tests.support.whole_node import MIB, WholeNode, whole_node
 
 pytestmark = [
@@ -23,7 +23,7 @@ pytestmark = [
 BYTES = csi_pb2.VolumeUsage.BYTES
 PASSPHRASE = "correct horse battery staple"
 PLAINTEXT = "what a pod wrote"
-CLOUD = Vendor(cloud.NAME, "tests.support.foreign.cloud")
+CLOUD = Vendor(cloud.NAME, "examples.drivers.cloud")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

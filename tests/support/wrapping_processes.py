@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from tests.support.foreign import cloud, minimal
+from examples.drivers import cloud, minimal
 
 TIMEOUT_S = 30.0
 NAMES = {"cloud": cloud.NAME, "minimal": minimal.NAME}

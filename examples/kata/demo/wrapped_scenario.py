@@ -19,7 +19,7 @@ from examples.kata.demo.report import Report, require
 from examples.kata.runtime import messages
 from examples.kata.runtime.client import Client
 
-VENDOR = Vendor("cloud.csi.example.org", "tests.support.foreign.cloud")
+VENDOR = Vendor("cloud.csi.example.org", "examples.drivers.cloud")
 _SECRETS = {"token": "correct-token"}
 _PLAIN = {"type": "ssd"}
 _DEFERRED = {**_PLAIN, deferral_keys.DEFER: "always"}

@@ -10,7 +10,8 @@ import pytest
 
 from crust.conformance import suite
 from crust.conformance.options import MIB, Options, Parameters
-from tests.support.foreign import cloud, process
+from examples.drivers import cloud
+from tests.support import vendor_driver
 from tests.support.wrapping_processes import wrapping
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
@@ -39,7 +40,7 @@ def _outcome(base: Path, kind: str, *, way: str) -> suite.Outcome:
     root = base / "kubelet"
     root.mkdir()
     with ExitStack() as stack:
-        driver = stack.enter_context(process.running(kind, str(base)))
+        driver = stack.enter_context(vendor_driver.running(kind, str(base)))
         socket = driver.socket
         if way != "alone":
             front = wrapping(base, kind, driver.socket, as_node=way == "node")

@@ -27,10 +27,10 @@ from crust.rpc import channel
 from crust.runtime_handler import claim_volume
 from crust.settings import ProgramSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from examples.drivers import cloud, disks, minimal
 from tests.support import node as nodes
-from tests.support import proxy_process
+from tests.support import proxy_process, vendor_driver
 from tests.support.fake_handler import FakeHandler, running
-from tests.support.foreign import cloud, disks, minimal, process
 from tests.support.node import Places
 
 MIB = 1 << 20
@@ -69,7 +69,7 @@ class Wrapped:
     """The processes of the node, and its CO."""
 
     places: Places
-    driver: process.ForeignDriver
+    driver: vendor_driver.VendorDriver
     default: deferral_keys.Defer = deferral_keys.Defer.NEVER
     daemons: AsyncExitStack = field(default_factory=AsyncExitStack)
     shim: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -150,7 +150,9 @@ class Wrapped:
         if self.driver.kind != "cloud":
             return volume
         request = csi_pb2.ControllerPublishVolumeRequest(
-            volume_id=volume.volume_id, node_id=process.NODE, volume_capability=volume.capability
+            volume_id=volume.volume_id,
+            node_id=vendor_driver.NODE,
+            volume_capability=volume.capability,
         )
         answer = await self.controller.ControllerPublishVolume(request, timeout=TIMEOUT_S)
         return replace(volume, publish_context=dict(answer.publish_context))
@@ -359,7 +361,7 @@ async def node_with(
     """A node that serves."""
     with (
         tempfile.TemporaryDirectory(prefix="crust-") as root,
-        process.running(kind, root) as driver,
+        vendor_driver.running(kind, root) as driver,
     ):
         wrapped = Wrapped(Places.make(root), driver, default, is_one_process=is_one_process)
         await wrapped.start()

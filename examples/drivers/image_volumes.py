@@ -1,12 +1,12 @@
-"""The part of a controller that both drivers have: volumes by name, of a size."""
+"""The part of a controller that both drivers have: volumes by name, of a size, each an image file."""
 
 import hashlib
 import os
 from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.foreign import disks
-from tests.support.foreign.server import Code, Refused, State
+from examples.drivers import disks
+from examples.drivers.serving import Code, Refused, State
 
 MIB = 1 << 20
 MODE = csi_pb2.VolumeCapability.AccessMode
@@ -47,6 +47,22 @@ class Volumes:
             volume_id=volume_id, capacity_bytes=known["size"], volume_context=known["context"]
         )
         return csi_pb2.CreateVolumeResponse(volume=volume)
+
+    def validate(
+        self, request: csi_pb2.ValidateVolumeCapabilitiesRequest
+    ) -> csi_pb2.ValidateVolumeCapabilitiesResponse:
+        """Confirmed if the driver supports them."""
+        self.state.get(request.volume_id)
+        answer = csi_pb2.ValidateVolumeCapabilitiesResponse()
+        if not request.volume_capabilities:
+            raise Refused(Code.INVALID_ARGUMENT, "Volume capabilities not provided")
+        try:
+            check_capabilities(request.volume_capabilities)
+        except Refused as refused:
+            answer.message = str(refused)
+            return answer
+        answer.confirmed.volume_capabilities.extend(request.volume_capabilities)
+        return answer
 
     def delete(self, volume_id: str) -> csi_pb2.DeleteVolumeResponse:
         """Forget it, and its bytes."""

@@ -1,24 +1,25 @@
 """What both drivers are served with: a thread pool, a log of requests, and switches for bad behaviour.
 
 The log (`calls.jsonl`) has every request as it came. The switches (`switches.json`) say, by method, what the driver
-does wrong there: a test writes the file while the driver runs.
+does wrong there: a test writes the file while the driver runs. To hang, a call opens two FIFOs, which the test made:
+`hanging` to say so, and `release`, which opens once the test does.
 """
 
+import argparse
 import base64
 import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from concurrent import futures
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.foreign.disks import CommandFailed
+from examples.drivers.disks import CommandFailed
 
 Code = grpc.StatusCode
 
@@ -58,9 +59,9 @@ class Switches:
         if wanted == "die before":
             die()
         if wanted == "hang":
-            Path(self._dir, "hanging").touch()
-            while not Path(self._dir, "release").exists():
-                time.sleep(0.01)
+            with open(f"{self._dir}/hanging", "wb") as told:
+                told.write(b".")
+            os.close(os.open(f"{self._dir}/release", os.O_RDONLY))
         if wanted.startswith("fail "):
             _, name, text = wanted.split(" ", 2)
             raise Refused(getattr(Code, name), text)
@@ -81,8 +82,56 @@ def die() -> NoReturn:
     raise SystemExit(9)
 
 
-def handlers(servicer: Any, switches: Switches) -> list[grpc.GenericRpcHandler]:
-    """gRPC's handlers of the methods that a driver has."""
+_SERVICE = csi_pb2.PluginCapability.Service
+_CONTROLLER = csi_pb2.ControllerServiceCapability.RPC.Type
+_NODE = csi_pb2.NodeServiceCapability.RPC.Type
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What a driver says of itself; the capabilities are names of CSI's enumerations."""
+
+    name: str
+    version: str
+    node_id: str
+    controller: tuple[str, ...]
+    node: tuple[str, ...] = ()
+    max_volumes: int = 0
+
+    def GetPluginInfo(self, _: object) -> csi_pb2.GetPluginInfoResponse:
+        return csi_pb2.GetPluginInfoResponse(name=self.name, vendor_version=self.version)
+
+    def GetPluginCapabilities(self, _: object) -> csi_pb2.GetPluginCapabilitiesResponse:
+        answer = csi_pb2.GetPluginCapabilitiesResponse()
+        answer.capabilities.add().service.type = _SERVICE.CONTROLLER_SERVICE
+        if "EXPAND_VOLUME" in self.controller:
+            online = csi_pb2.PluginCapability.VolumeExpansion.ONLINE
+            answer.capabilities.add().volume_expansion.type = online
+        return answer
+
+    def Probe(self, _: object) -> csi_pb2.ProbeResponse:
+        return csi_pb2.ProbeResponse()
+
+    def ControllerGetCapabilities(self, _: object) -> csi_pb2.ControllerGetCapabilitiesResponse:
+        answer = csi_pb2.ControllerGetCapabilitiesResponse()
+        for each in self.controller:
+            answer.capabilities.add().rpc.type = _CONTROLLER.Value(each)
+        return answer
+
+    def NodeGetInfo(self, _: object) -> csi_pb2.NodeGetInfoResponse:
+        return csi_pb2.NodeGetInfoResponse(
+            node_id=self.node_id, max_volumes_per_node=self.max_volumes
+        )
+
+    def NodeGetCapabilities(self, _: object) -> csi_pb2.NodeGetCapabilitiesResponse:
+        answer = csi_pb2.NodeGetCapabilitiesResponse()
+        for each in self.node:
+            answer.capabilities.add().rpc.type = _NODE.Value(each)
+        return answer
+
+
+def handlers(servicers: tuple[Any, ...], switches: Switches) -> list[grpc.GenericRpcHandler]:
+    """gRPC's handlers of the methods that the servicers of a driver have."""
     found: list[grpc.GenericRpcHandler] = []
     for service in csi_pb2.DESCRIPTOR.services_by_name.values():
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
@@ -91,6 +140,7 @@ def handlers(servicer: Any, switches: Switches) -> list[grpc.GenericRpcHandler]:
                 response_serializer=lambda answer: answer.SerializeToString(),
             )
             for each in service.methods
+            for servicer in servicers
             if hasattr(servicer, each.name)
         }
         if methods:
@@ -117,10 +167,28 @@ def _behaviour(
     return behave
 
 
-def serve(servicer: Any, socket: str, switches: Switches) -> None:
+@dataclass(frozen=True)
+class Arguments:
+    """What a driver's process is started with."""
+
+    socket: str
+    state_dir: str
+    node_id: str
+
+    @classmethod
+    def parse(cls) -> "Arguments":
+        """From the command line."""
+        parser = argparse.ArgumentParser()
+        for each in ("--socket", "--state-dir", "--node-id"):
+            parser.add_argument(each, required=True)
+        given = parser.parse_args()
+        return cls(given.socket, given.state_dir, given.node_id)
+
+
+def serve(socket: str, switches: Switches, *servicers: Any) -> None:
     """Serve until the process is ended."""
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
-    server.add_generic_rpc_handlers(handlers(servicer, switches))
+    server.add_generic_rpc_handlers(handlers(servicers, switches))
     if os.path.exists(socket):
         os.unlink(socket)
     server.add_insecure_port(f"unix:{socket}")

@@ -4,50 +4,29 @@ A raw device that is published again goes on top; an unpublish takes one layer o
 file. Parameters that it does not know are ignored, and so is `readonly` of a raw device.
 """
 
-import argparse
-import contextlib
 import os
 import threading
 import uuid
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.foreign import controller, disks
-from tests.support.foreign.server import Code, Refused, Switches, serve
+from examples.drivers import disks, image_volumes
+from examples.drivers.serving import Arguments, Code, Plugin, Refused, Switches, serve
 
 NAME = "minimal.csi.example.org"
 
 
 class Minimal:
-    """All three services."""
+    """Its volumes, at the controller and at the node."""
 
-    def __init__(self, state_dir: str, node_id: str) -> None:
+    def __init__(self, state_dir: str) -> None:
         self.switches = Switches(state_dir)
-        self._volumes = controller.Volumes(state_dir)
-        self._node_id = node_id
+        self._volumes = image_volumes.Volumes(state_dir)
         self._one_at_a_time = threading.Lock()
-
-    def GetPluginInfo(self, _: object) -> csi_pb2.GetPluginInfoResponse:
-        return csi_pb2.GetPluginInfoResponse(name=NAME, vendor_version="0.1")
-
-    def GetPluginCapabilities(self, _: object) -> csi_pb2.GetPluginCapabilitiesResponse:
-        answer = csi_pb2.GetPluginCapabilitiesResponse()
-        answer.capabilities.add().service.type = csi_pb2.PluginCapability.Service.CONTROLLER_SERVICE
-        return answer
-
-    def Probe(self, _: object) -> csi_pb2.ProbeResponse:
-        return csi_pb2.ProbeResponse()
-
-    def ControllerGetCapabilities(self, _: object) -> csi_pb2.ControllerGetCapabilitiesResponse:
-        answer = csi_pb2.ControllerGetCapabilitiesResponse()
-        answer.capabilities.add().rpc.type = (
-            csi_pb2.ControllerServiceCapability.RPC.CREATE_DELETE_VOLUME
-        )
-        return answer
 
     def CreateVolume(self, request: csi_pb2.CreateVolumeRequest) -> csi_pb2.CreateVolumeResponse:
         if not request.name:
             raise Refused(Code.INVALID_ARGUMENT, "no name")
-        controller.check_capabilities(request.volume_capabilities)
+        image_volumes.check_capabilities(request.volume_capabilities)
         volume_id = str(uuid.uuid5(uuid.NAMESPACE_URL, request.name))
         return self._volumes.create(volume_id, request, {})
 
@@ -57,20 +36,7 @@ class Minimal:
     def ValidateVolumeCapabilities(
         self, request: csi_pb2.ValidateVolumeCapabilitiesRequest
     ) -> csi_pb2.ValidateVolumeCapabilitiesResponse:
-        self._volumes.state.get(request.volume_id)
-        if not request.volume_capabilities:
-            raise Refused(Code.INVALID_ARGUMENT, "no capabilities")
-        answer = csi_pb2.ValidateVolumeCapabilitiesResponse()
-        with contextlib.suppress(Refused):
-            controller.check_capabilities(request.volume_capabilities)
-            answer.confirmed.volume_capabilities.extend(request.volume_capabilities)
-        return answer
-
-    def NodeGetInfo(self, _: object) -> csi_pb2.NodeGetInfoResponse:
-        return csi_pb2.NodeGetInfoResponse(node_id=self._node_id)
-
-    def NodeGetCapabilities(self, _: object) -> csi_pb2.NodeGetCapabilitiesResponse:
-        return csi_pb2.NodeGetCapabilitiesResponse()
+        return self._volumes.validate(request)
 
     def NodePublishVolume(
         self, request: csi_pb2.NodePublishVolumeRequest
@@ -78,7 +44,7 @@ class Minimal:
         target = request.target_path
         if not (request.volume_id and target):
             raise Refused(Code.INVALID_ARGUMENT, "no volume or no target")
-        controller.check_capability(request.volume_capability)
+        image_volumes.check_capability(request.volume_capability)
         self._volumes.state.get(request.volume_id)
         with self._one_at_a_time:  # a call that was cancelled may still run beside its retry
             self._publish(request)
@@ -119,12 +85,10 @@ class Minimal:
 
 def main() -> None:
     """Serve."""
-    parser = argparse.ArgumentParser()
-    for each in ("--socket", "--state-dir", "--node-id"):
-        parser.add_argument(each, required=True)
-    given = parser.parse_args()
-    driver = Minimal(given.state_dir, given.node_id)
-    serve(driver, given.socket, driver.switches)
+    given = Arguments.parse()
+    driver = Minimal(given.state_dir)
+    plugin = Plugin(NAME, "0.1", given.node_id, controller=("CREATE_DELETE_VOLUME",))
+    serve(given.socket, driver.switches, plugin, driver)
 
 
 if __name__ == "__main__":

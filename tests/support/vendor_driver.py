@@ -1,11 +1,11 @@
-"""A foreign driver as a process of its own, seen by a test: started, killed, told to misbehave, asked what it got."""
+"""A driver of examples/drivers in a process, as a test sees it: started, killed, told to misbehave, read."""
 
 import base64
 import json
 import os
+import select
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,30 +15,32 @@ from typing import Any
 import grpc
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.foreign import disks
+from examples.drivers import disks
 
 NODE = "node-1"
 START_S = 30.0
 
 
 @dataclass
-class ForeignDriver:
+class VendorDriver:
     """One driver, `cloud` or `minimal`."""
 
     kind: str
     socket: str
     state_dir: str
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _hanging: int = field(default=-1, init=False)
+    _released: int = field(default=-1, init=False)
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        command = [sys.executable, "-m", f"tests.support.foreign.{self.kind}"]
+        command = [sys.executable, "-m", f"examples.drivers.{self.kind}"]
         arguments = [
             f"--socket={self.socket}",
             f"--state-dir={self.state_dir}",
             f"--node-id={NODE}",
         ]
-        root = Path(__file__).parents[3]
+        root = Path(__file__).parents[2]
         self.process = subprocess.Popen([*command, *arguments], cwd=root)
         with grpc.insecure_channel(f"unix:{self.socket}") as channel:
             grpc.channel_ready_future(channel).result(timeout=START_S)
@@ -65,17 +67,26 @@ class ForeignDriver:
 
     def wait_hanging(self) -> None:
         """Wait until a call hangs."""
-        self._wait_for("hanging")
+        ready, _, _ = select.select([self._hanging], [], [], START_S)
+        assert ready, "no call hangs"
+        os.read(self._hanging, 1)
 
     def release(self) -> None:
-        """Let the calls that hang go on."""
-        Path(self.state_dir, "release").touch()
+        """Let the calls that hang go on, and those that will."""
+        if self._released < 0:
+            self._released = os.open(f"{self.state_dir}/release", os.O_RDWR)
 
-    def _wait_for(self, name: str) -> None:
-        until = time.monotonic() + START_S
-        while not Path(self.state_dir, name).exists():
-            assert time.monotonic() < until, f"no {name}"
-            time.sleep(0.01)
+    def make_fifos(self) -> None:
+        """What a call that hangs opens."""
+        for each in ("hanging", "release"):
+            os.mkfifo(f"{self.state_dir}/{each}")
+        self._hanging = os.open(f"{self.state_dir}/hanging", os.O_RDWR | os.O_NONBLOCK)
+
+    def close_fifos(self) -> None:
+        """At the end of the test."""
+        for each in (self._hanging, self._released):
+            if each >= 0:
+                os.close(each)
 
     def calls(self, *methods: str) -> list[Any]:
         """The requests that it got, of these methods or of all, as messages."""
@@ -124,14 +135,16 @@ class ForeignDriver:
 
 
 @contextmanager
-def running(kind: str, base: str) -> Iterator[ForeignDriver]:
+def running(kind: str, base: str) -> Iterator[VendorDriver]:
     """A driver that serves on `driver.sock` below `base`; at the end it is dead and its devices are detached."""
     state_dir = f"{base}/{kind}-state"
     os.makedirs(state_dir, exist_ok=True)
-    driver = ForeignDriver(kind, f"{base}/driver.sock", state_dir)
+    driver = VendorDriver(kind, f"{base}/driver.sock", state_dir)
+    driver.make_fifos()
     driver.start()
     try:
         yield driver
     finally:
         driver.kill()
+        driver.close_fifos()
         disks.detach_below(state_dir)

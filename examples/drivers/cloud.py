@@ -7,61 +7,35 @@ and an unpublish takes one off. A read-only raw device is refused. The size that
 the device only when the node expands it, and for a raw device the controller says that this is not required.
 """
 
-import argparse
 import hashlib
 import json
 import os
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.foreign import controller, disks
-from tests.support.foreign.server import Code, Refused, Switches, serve
+from examples.drivers import disks, image_volumes
+from examples.drivers.serving import Arguments, Code, Plugin, Refused, Switches, serve
 
 NAME = "cloud.csi.example.org"
 TOKEN = "correct-token"
 _PARAMETERS = ("type", "encrypted")
 _STASH = "attach-info.json"
-_NODE_RPC = csi_pb2.NodeServiceCapability.RPC
-_CONTROLLER_RPC = csi_pb2.ControllerServiceCapability.RPC
-_SERVICE = csi_pb2.PluginCapability.Service
+_CONTROLLER = ("CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "EXPAND_VOLUME")
+_NODE = ("STAGE_UNSTAGE_VOLUME", "EXPAND_VOLUME", "GET_VOLUME_STATS")
 
 
 class Cloud:
-    """All three services."""
+    """Its volumes, at the controller and at the node."""
 
     def __init__(self, state_dir: str, node_id: str) -> None:
         self.switches = Switches(state_dir)
-        self._volumes = controller.Volumes(state_dir)
+        self._volumes = image_volumes.Volumes(state_dir)
         self._state = self._volumes.state
         self._node_id = node_id
-
-    def GetPluginInfo(self, _: object) -> csi_pb2.GetPluginInfoResponse:
-        return csi_pb2.GetPluginInfoResponse(name=NAME, vendor_version="7.1")
-
-    def GetPluginCapabilities(self, _: object) -> csi_pb2.GetPluginCapabilitiesResponse:
-        answer = csi_pb2.GetPluginCapabilitiesResponse()
-        answer.capabilities.add().service.type = _SERVICE.CONTROLLER_SERVICE
-        answer.capabilities.add().volume_expansion.type = (
-            csi_pb2.PluginCapability.VolumeExpansion.ONLINE
-        )
-        return answer
-
-    def Probe(self, _: object) -> csi_pb2.ProbeResponse:
-        return csi_pb2.ProbeResponse()
-
-    def ControllerGetCapabilities(self, _: object) -> csi_pb2.ControllerGetCapabilitiesResponse:
-        answer = csi_pb2.ControllerGetCapabilitiesResponse()
-        for each in (
-            _CONTROLLER_RPC.CREATE_DELETE_VOLUME,
-            _CONTROLLER_RPC.PUBLISH_UNPUBLISH_VOLUME,
-            _CONTROLLER_RPC.EXPAND_VOLUME,
-        ):
-            answer.capabilities.add().rpc.type = each
-        return answer
 
     def CreateVolume(self, request: csi_pb2.CreateVolumeRequest) -> csi_pb2.CreateVolumeResponse:
         if not request.name:
             raise Refused(Code.INVALID_ARGUMENT, "Volume name not provided")
-        controller.check_capabilities(request.volume_capabilities)
+        image_volumes.check_capabilities(request.volume_capabilities)
         for key in request.parameters:
             if key not in _PARAMETERS and not key.startswith("csi.storage.k8s.io/"):
                 raise Refused(
@@ -77,17 +51,9 @@ class Cloud:
     def ValidateVolumeCapabilities(
         self, request: csi_pb2.ValidateVolumeCapabilitiesRequest
     ) -> csi_pb2.ValidateVolumeCapabilitiesResponse:
-        self._state.get(request.volume_id)
-        answer = csi_pb2.ValidateVolumeCapabilitiesResponse()
-        if not request.volume_capabilities:
-            raise Refused(Code.INVALID_ARGUMENT, "Volume capabilities not provided")
-        try:
-            controller.check_capabilities(request.volume_capabilities)
-        except Refused as refused:
-            answer.message = str(refused)
-            return answer
-        answer.confirmed.volume_capabilities.extend(request.volume_capabilities)
-        answer.confirmed.volume_context.update(request.volume_context)
+        answer = self._volumes.validate(request)
+        if answer.HasField("confirmed"):
+            answer.confirmed.volume_context.update(request.volume_context)
         return answer
 
     def ControllerPublishVolume(
@@ -97,7 +63,7 @@ class Cloud:
             known = self._state.get(request.volume_id)
             if not request.node_id:
                 raise Refused(Code.INVALID_ARGUMENT, "Node ID not provided")
-            controller.check_capabilities([request.volume_capability])
+            image_volumes.check_capabilities([request.volume_capability])
             if request.node_id != self._node_id:
                 raise Refused(Code.NOT_FOUND, f"Instance {request.node_id} not found")
             device = disks.attach(self._volumes.image(request.volume_id))
@@ -126,26 +92,13 @@ class Cloud:
             node_expansion_required=not request.volume_capability.HasField("block"),
         )
 
-    def NodeGetInfo(self, _: object) -> csi_pb2.NodeGetInfoResponse:
-        return csi_pb2.NodeGetInfoResponse(node_id=self._node_id, max_volumes_per_node=20)
-
-    def NodeGetCapabilities(self, _: object) -> csi_pb2.NodeGetCapabilitiesResponse:
-        answer = csi_pb2.NodeGetCapabilitiesResponse()
-        for each in (
-            _NODE_RPC.STAGE_UNSTAGE_VOLUME,
-            _NODE_RPC.EXPAND_VOLUME,
-            _NODE_RPC.GET_VOLUME_STATS,
-        ):
-            answer.capabilities.add().rpc.type = each
-        return answer
-
     def NodeStageVolume(
         self, request: csi_pb2.NodeStageVolumeRequest
     ) -> csi_pb2.NodeStageVolumeResponse:
         staging = request.staging_target_path
         if not (request.volume_id and staging):
             raise Refused(Code.INVALID_ARGUMENT, "Volume ID or staging target not provided")
-        controller.check_capability(request.volume_capability)
+        image_volumes.check_capability(request.volume_capability)
         self._state.get(request.volume_id)
         needs_secret = self.switches.of("secrets") != "not needed"
         if needs_secret and request.secrets.get("token") != TOKEN:
@@ -177,7 +130,7 @@ class Cloud:
     ) -> csi_pb2.NodePublishVolumeResponse:
         if not (request.volume_id and request.target_path and request.staging_target_path):
             raise Refused(Code.INVALID_ARGUMENT, "Volume ID, staging or target path not provided")
-        controller.check_capability(request.volume_capability)
+        image_volumes.check_capability(request.volume_capability)
         self._state.get(request.volume_id)
         if request.volume_capability.HasField("block"):
             self._publish_device(request)
@@ -270,12 +223,10 @@ class Cloud:
 
 def main() -> None:
     """Serve."""
-    parser = argparse.ArgumentParser()
-    for each in ("--socket", "--state-dir", "--node-id"):
-        parser.add_argument(each, required=True)
-    given = parser.parse_args()
+    given = Arguments.parse()
     driver = Cloud(given.state_dir, given.node_id)
-    serve(driver, given.socket, driver.switches)
+    plugin = Plugin(NAME, "7.1", given.node_id, _CONTROLLER, _NODE, max_volumes=20)
+    serve(given.socket, driver.switches, plugin, driver)
 
 
 if __name__ == "__main__":
