@@ -103,6 +103,8 @@ class Driver:
         self.stores.volume_records.open()
         self.stores.content_records.open()
         self.stores.backend.open()
+        is_id, images = self.stores.pool.ids.is_volume_id, self.stores.backend.image_ids()
+        self.stores.capacity.open(each for each in images if is_id(each))
         self.stores.node_state.open(boot.boot_id())
         self.node_rules.io_limits.recover(self.stores.volume_records)
         self.snapshots.open()

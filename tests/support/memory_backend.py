@@ -118,6 +118,10 @@ class MemoryBackend:
         """No limit."""
         return 0
 
+    def image_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """The image's number."""
+        return self.images.get(volume_id, 0)
+
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
         """An image that is smaller than it should be."""
         return "" if self.images.get(volume_id, 0) >= size_bytes else "too small"

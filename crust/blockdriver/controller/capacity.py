@@ -7,16 +7,20 @@ both take the last bytes.
 
     free = min(pool free - spare, (pool size - spare) x overcommit - reserved - blocks of snapshots)
 
+A volume whose record is damaged or gone keeps its data, and a pod may write to it: its image's size is reserved. That
+is asked for each time, so what an operator repairs or removes counts at once.
+
 The spare is never given, at any overcommit: records, the images' extent maps and the pool filesystem's metadata need
 it. A snapshot reserves nothing, because it does not grow; all its blocks count, shared ones too, because its volume
 may overwrite all of them. What a copy is about to take is set aside until it is written.
 
-The pool is asked for two numbers, before any lock is taken.
+The engine is asked before any lock is taken.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.blockdriver.controller.volume_size import MIB
@@ -44,6 +48,14 @@ def spare_bytes(space: PoolSpace) -> int:
     return max(space.size_bytes // 100, _LEAST_SPARE_BYTES)
 
 
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """What the engine said, and the size of the images whose record is damaged or gone."""
+
+    pool: PoolSpace
+    without_record_bytes: int
+
+
 class PoolCapacity:
     """Reserves a pool's capacity. With an `overcommit` of 1.5 volumes may reserve 150 % of the pool."""
 
@@ -54,11 +66,16 @@ class PoolCapacity:
         self._guard = threading.Lock()
         self._pending: dict[volumes.VolumeId, int] = {}
         self._aside: dict[str, int] = {}
+        self._unrecorded: tuple[volumes.VolumeId, ...] = ()
+
+    def open(self, images: Iterable[volumes.VolumeId]) -> None:
+        """Find those of the pool's `images` that have no record. After the records were read."""
+        self._unrecorded = tuple(each for each in images if not self._index.has(each))
 
     @contextmanager
     def reserved(self, volume_id: volumes.VolumeId, size_bytes: int) -> Iterator[None]:
         """Reserve `size_bytes` for a volume until its record has it. Raises `OutOfCapacity`."""
-        space = self._backend.space()
+        space = self._space()
         with self._guard:
             self._check(space, size_bytes - self._index.capacity_bytes(volume_id))
             self._pending[volume_id] = size_bytes
@@ -70,7 +87,7 @@ class PoolCapacity:
 
     def set_aside(self, what: str, size_bytes: int) -> None:
         """Reserve what a copy is about to allocate, until `give_back`. Raises `OutOfCapacity`."""
-        space = self._backend.space()
+        space = self._space()
         with self._guard:
             self._check(space, size_bytes)
             self._aside[what] = size_bytes
@@ -82,20 +99,27 @@ class PoolCapacity:
 
     def available_bytes(self) -> int:
         """The free capacity now, rounded down to mebibytes."""
-        space = self._backend.space()
+        space = self._space()
         with self._guard:
             return self._free_bytes(space) // MIB * MIB
 
-    def _check(self, space: PoolSpace, wanted_bytes: int) -> None:
+    def _space(self) -> _Space:
+        gone = [each for each in self._unrecorded if not self._index.has(each)]
+        unknown = (*self._index.unreadable(), *gone)
+        return _Space(self._backend.space(), sum(map(self._backend.image_bytes, unknown)))
+
+    def _check(self, space: _Space, wanted_bytes: int) -> None:
         free_bytes = self._free_bytes(space)
         if wanted_bytes > free_bytes:
             raise OutOfCapacity(wanted_bytes, free_bytes)
 
-    def _free_bytes(self, space: PoolSpace) -> int:
+    def _free_bytes(self, asked: _Space) -> int:
+        space = asked.pool
         spare, aside = spare_bytes(space), sum(self._aside.values())
         begun = sum(
             max(size - self._index.capacity_bytes(each), 0) for each, size in self._pending.items()
         )
-        taken = self._index.reserved_bytes() + begun + space.snapshot_bytes
+        reserved = self._index.reserved_bytes() + asked.without_record_bytes
+        taken = reserved + begun + space.snapshot_bytes
         unreserved = int((space.size_bytes - spare) * self._overcommit) - taken
         return max(min(space.free_bytes - spare, unreserved) - aside, 0)

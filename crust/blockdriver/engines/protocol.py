@@ -210,6 +210,10 @@ class Backend(Protocol):
         """How many volumes this node can have attached at once; 0 for no limit."""
         ...
 
+    def image_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """The image's size; 0 if there is none, or none that can be looked at."""
+        ...
+
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
         """The problem of an image that should have `size_bytes`; empty if there is none."""
         ...

@@ -87,7 +87,8 @@ class HealthCheck:
         try:
             record = self._volume_records.find(volume_id)
         except UNREADABLE as err:
-            return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordUnreadable", str(err)),))
+            text = f"{err}; {self._kept(volume_id)}"
+            return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordUnreadable", text),))
         if record is None:
             return self._without_record(volume_id)
         if record.phase != "ready":
@@ -128,8 +129,11 @@ class HealthCheck:
     def _without_record(self, volume_id: volumes.VolumeId) -> Health:
         if not self._pool.ids.is_volume_id(volume_id) or not self._is_there(volume_id):
             raise volume_records.VolumeNotFound(volume_id)
-        text = f"the image of {volume_id} has no record; it is kept"
+        text = f"the image of {volume_id} has no record; {self._kept(volume_id)}"
         return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordMissing", text),))
+
+    def _kept(self, volume_id: volumes.VolumeId) -> str:
+        return f"the image is kept, and the {self._backend.image_bytes(volume_id)} bytes of its size stay reserved"
 
     def _is_there(self, volume_id: volumes.VolumeId) -> bool:
         try:

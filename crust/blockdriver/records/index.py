@@ -20,6 +20,7 @@ class _Entry:
     nodes: tuple[str, ...]
     finished: bool
     ephemeral: bool
+    readable: bool
 
 
 class Index:
@@ -45,7 +46,8 @@ class Index:
         nodes = tuple(each.node_id for each in record.nodes) if record else ()
         finished = record is None or record.phase == "ready"
         ephemeral = record is not None and ephemeral_names.is_name(record.name)
-        entry = _Entry(record.capacity_bytes if record else 0, nodes, finished, ephemeral)
+        size_bytes = record.capacity_bytes if record else 0
+        entry = _Entry(size_bytes, nodes, finished, ephemeral, readable=record is not None)
         with self._guard:
             if volume_id in self._entries:
                 self._subtract(volume_id)
@@ -92,8 +94,13 @@ class Index:
             found = self._entries.items()
             return tuple(each for each, entry in found if entry.ephemeral and entry.finished)
 
+    def unreadable(self) -> tuple[volumes.VolumeId, ...]:
+        """The volumes whose record cannot be read; their size is not known here."""
+        with self._guard:
+            return tuple(each for each in self._ids if not self._entries[each].readable)
+
     def reserved_bytes(self) -> int:
-        """The sum of all sizes."""
+        """The sum of all sizes that are known."""
         with self._guard:
             return self._reserved_bytes
 

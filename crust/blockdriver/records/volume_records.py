@@ -56,7 +56,8 @@ class VolumeRecords:
     def open(self) -> None:
         """Create the directory, remove the temporary files of a crash, and read every record once.
 
-        A record that cannot be read is in the index without a size: its volume exists, and is unhealthy.
+        A record that cannot be read is in the index without a size: its volume exists, is unhealthy, and the size of
+        its image stays reserved (`PoolCapacity`).
         """
         durable.make_directory(self._directory, 0o700)
         durable.remove_temporary_files(self._directory)

@@ -167,7 +167,10 @@ async def check_told(bench: Bench, what: str, damaged: Owned) -> None:
         told = any(each.reason.startswith("Snapshot") for each in pool)
     else:
         entries, _ = rules.lister.health_page(0, "")
-        told = any(each.findings for each in entries if each.volume_id == damaged.volume_id)
+        findings = [each.findings for each in entries if each.volume_id == damaged.volume_id]
+        told = any(findings)
+        if what == "volume record":
+            assert f"the {16 * MIB} bytes of its size stay reserved" in findings[0][0].message
     assert told
 
 

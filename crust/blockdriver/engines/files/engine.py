@@ -257,6 +257,13 @@ class Files:
         """The loop devices that there can be, less those that other programs had at the start."""
         return max(loop.numbers() - self._foreign, 1)
 
+    def image_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """The file's apparent size."""
+        try:
+            return self._size_bytes(volume_id)
+        except errors.CrustError:
+            return 0
+
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
         """The file is absent or shorter than it was created."""
         try:

@@ -66,6 +66,35 @@ async def test_capacity_does_not_count_written_bytes_twice(
         await provisioner.create(sized("c", 16 * MIB))
 
 
+DAMAGES = ("", "{", '{"schema":9}', "\0" * 100, None)
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=["empty", "cut", "later", "zeros", "gone"])
+async def test_capacity_keeps_the_room_of_a_volume_whose_record_is_damaged(
+    state: Driver, provisioner: Provisioner, tmp_path: Path, damage: str | None
+) -> None:
+    """Its pod may still write all of it. What the record says again, or who removes the image, counts at once."""
+    backend = state.stores.backend
+    assert isinstance(backend, MemoryBackend)
+    made = await provisioner.create(sized("a", 8 * GIB))
+    record = tmp_path / "state" / "records" / f"{made.volume_id}.json"
+    if damage is None:
+        record.unlink()
+    else:
+        record.write_text(damage)
+    state.stores.pool.let_go()
+    again = driver_state.opened(tmp_path, backend=backend).controller_rules.provisioner
+    assert again.capacity.available_bytes() == POOL_BYTES - 8 * GIB
+    with pytest.raises(capacity.OutOfCapacity):
+        await again.create(sized("b", 3 * GIB))
+    await again.create(sized("b", POOL_BYTES - 8 * GIB))
+    del backend.images[made.volume_id]
+    assert again.capacity.available_bytes() == 8 * GIB
+    if damage is None:
+        await again.create(sized("a", 8 * GIB))
+        assert again.capacity.available_bytes() == 0
+
+
 @pytest.mark.parametrize(
     ("size", "spare"), [(GIB, 64 * MIB), (100 * GIB, GIB)], ids=["64 MiB", "1 %"]
 )

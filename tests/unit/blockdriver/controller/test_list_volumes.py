@@ -141,6 +141,10 @@ async def test_list_reports_lost_and_damaged_volumes(
         orphan: ["RecordMissing"],
     }
     assert found[lost].findings[0].kind is Kind.DATA_LOSS
+    for each, size_bytes in ((unreadable, 16 * MIB), (orphan, MIB)):
+        assert (
+            f"the {size_bytes} bytes of its size stay reserved" in found[each].findings[0].message
+        )
     listed = {each.volume.volume_id: each for each in lister.page(0, "")[0]}
     assert set(listed) == {well, lost, short, unreadable}
     assert not listed[well].health.condition.abnormal
