@@ -3,26 +3,23 @@
 from collections.abc import Sequence
 
 import click
-import grpc.aio
 
-from crust.rpc import channel
-from crust.rpc import status as codes
-from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
+from crust import errors
+from crust.cli import asking
+from crust.wire.v1 import inspect_pb2
 
 TIMEOUT_S = 15.0
 """The Kubernetes API may be asked."""
 
 
-async def volume(socket: str, *, volume: str, target: str) -> int:
+async def volume(run_dir: str, *, volume: str, target: str) -> int:
     """Every deferred publish of a volume id, or the one at a target; exit code 1 if there is none."""
-    async with channel.connect(socket) as connected:
-        stub = inspect_pb2_grpc.InspectStub(connected)
-        try:
-            answer = await stub.ListDeferredVolumes(
-                inspect_pb2.ListDeferredVolumesRequest(), timeout=TIMEOUT_S
-            )
-        except grpc.aio.AioRpcError as err:
-            return _failed(socket, err)
+    request = inspect_pb2.ListDeferredVolumesRequest()
+    try:
+        async with asking.inspecting(run_dir) as stub:
+            answer = await stub.ListDeferredVolumes(request, timeout=TIMEOUT_S)
+    except errors.CrustError as error:
+        return asking.failed(error)
     found = [
         each for each in answer.volumes if each.target_path == target or each.volume_id == volume
     ]
@@ -45,18 +42,17 @@ async def volume(socket: str, *, volume: str, target: str) -> int:
 
 
 async def policy(
-    socket: str, *, driver: str, pairs: Sequence[str], pod: str | None, flag: bool, block: bool
+    run_dir: str, *, driver: str, pairs: Sequence[str], pod: str | None, flag: bool, block: bool
 ) -> int:
     """What would be decided for a publish; exit code 1 if it would be refused."""
     request = inspect_pb2.ExplainPolicyRequest(
         driver=driver, defer_fs_ops=flag, block=block, volume_context=_context(pairs, pod)
     )
-    async with channel.connect(socket) as connected:
-        stub = inspect_pb2_grpc.InspectStub(connected)
-        try:
+    try:
+        async with asking.inspecting(run_dir) as stub:
             answer = await stub.ExplainPolicy(request, timeout=TIMEOUT_S)
-        except grpc.aio.AioRpcError as err:
-            return _failed(socket, err)
+    except errors.CrustError as error:
+        return asking.failed(error)
     handler = answer.handler or "the only one that is registered"
     _print(
         ("decision", "deferred" if answer.deferred else "ordinary mount on the host"),
@@ -86,9 +82,3 @@ def _print(*lines: tuple[str, str]) -> None:
     for title, text in lines:
         if text:
             click.echo(f"{title:<12}{text}")
-
-
-def _failed(socket: str, err: grpc.aio.AioRpcError) -> int:
-    error = codes.to_error(err)
-    click.echo(f"the proxy at {socket}: {error.shown()}", err=True)
-    return 1

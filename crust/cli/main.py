@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import crust
-from crust.cli import daemons
+from crust.cli import daemons, inspecting
 
 _CONFIG = click.option(
     "--config",
@@ -223,38 +223,15 @@ def _here() -> dict[str, Any]:
     return {"node_id": os.uname().nodename}
 
 
-@main.command()
-@click.option("--run-dir", default="/run/crust", show_default=True)
-def status(run_dir: str) -> None:
-    """Drivers, handlers and deferred volumes of this node."""
-    from crust.cli import tables
-
-    sys.exit(asyncio.run(tables.status(f"{run_dir}/inspect.sock")))
-
-
-@main.command()
-@click.option("--run-dir", default="/run/crust", show_default=True)
-def volumes(run_dir: str) -> None:
-    """Deferred volumes of this node."""
-    from crust.cli import tables
-
-    sys.exit(asyncio.run(tables.volumes(f"{run_dir}/inspect.sock")))
-
-
-@main.command()
-@click.option("--run-dir", default="/run/crust", show_default=True)
-def handlers(run_dir: str) -> None:
-    """Registered runtime handlers of this node."""
-    from crust.cli import tables
-
-    sys.exit(asyncio.run(tables.handlers(f"{run_dir}/inspect.sock")))
+for _each in inspecting.COMMANDS:
+    main.add_command(_each)
 
 
 @main.command()
 @click.argument("name", required=False)
 @click.option("--volume", help="Why this volume is deferred, by its id, and where it is.")
 @click.option("--target", help="Why the volume at this target path is deferred.")
-@click.option("--run-dir", default="/run/crust", show_default=True)
+@inspecting.RUN_DIR
 def explain(name: str | None, volume: str | None, target: str | None, run_dir: str) -> None:
     """What an error means, who retries, what to do: `crust explain MountFailed`.
 
@@ -269,8 +246,7 @@ def explain(name: str | None, volume: str | None, target: str | None, run_dir: s
         return
     from crust.cli import decisions
 
-    socket = f"{run_dir}/inspect.sock"
-    sys.exit(asyncio.run(decisions.volume(socket, volume=volume or "", target=target or "")))
+    sys.exit(asyncio.run(decisions.volume(run_dir, volume=volume or "", target=target or "")))
 
 
 @main.group()
@@ -286,15 +262,15 @@ def policy() -> None:
 @click.option("--pod", metavar="NAMESPACE/NAME/UID", help="The pod that the volume is for.")
 @click.option("--flag", is_flag=True, help="The CO's flag defer_fs_ops is set.")
 @click.option("--block", is_flag=True, help="The volume is published as a raw block device.")
-@click.option("--run-dir", default="/run/crust", show_default=True)
+@inspecting.RUN_DIR
 def policy_explain(run_dir: str, **question: Any) -> None:
     """Whether a publish would be deferred, to which handler, and which rule says so.
 
-    Exit codes: 0 it was decided, 1 it is refused or the proxy does not answer, 2 the command cannot be understood.
+    Exit codes: 0 it was decided, 1 it is refused, 2 the command cannot be understood, 3 the proxy does not answer.
     """
     from crust.cli import decisions
 
-    sys.exit(asyncio.run(decisions.policy(f"{run_dir}/inspect.sock", **question)))
+    sys.exit(asyncio.run(decisions.policy(run_dir, **question)))
 
 
 @main.command()

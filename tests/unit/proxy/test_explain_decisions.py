@@ -91,9 +91,9 @@ async def test_policy_refuses_what_it_cannot_read(node: Node, words: tuple[str, 
     assert result.exit_code == 2
 
 
-async def test_proxy_that_is_not_there_exits_1() -> None:
+async def test_proxy_that_is_not_there_exits_3() -> None:
     result = await asyncio.to_thread(
         CliRunner().invoke, main.main, ["explain", "--volume", "v", "--run-dir", "/nonexistent"]
     )
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "/nonexistent/inspect.sock" in result.output

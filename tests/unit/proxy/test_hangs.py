@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from crust import operations, volumes
-from crust.cli import tables
+from crust.cli import show
 from crust.host.process import workers
 from crust.host.process.workers import Workers
 from crust.proxy import csi_frontend, entry_checks, worker_watch
@@ -160,7 +160,6 @@ async def test_proxy_whose_threads_all_hang_is_unhealthy_until_one_is_free(
     places: Places,
     targets: HangingTargets,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(worker_watch, "CHECK_S", 0.01)
     async with running(places, targets) as node:
@@ -169,8 +168,9 @@ async def test_proxy_whose_threads_all_hang_is_unhealthy_until_one_is_free(
         calls = await hang(node, targets, _THREADS)
         monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
         await until_probe(identity, Code.UNAVAILABLE)
-        assert await tables.status(places.sockets.inspect) == 1
-        assert "NoWorkerFree" in capsys.readouterr().out
+        shown = await show.answer(places.run, show.status)
+        assert not shown.healthy
+        assert "NoWorkerFree" in shown.rendered("table").plain
         await refused(
             node.co.publish("vol-2", places.target("two"), timeout_s=60),
             Code.UNAVAILABLE,

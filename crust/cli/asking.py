@@ -1,0 +1,96 @@
+"""Questions to the daemons of this node, and the answer of one that does not run: a sentence of ours.
+
+gRPC's own text for a socket that nobody serves names no reason that an operator knows. So the socket itself is asked
+before the first call: is it there, may we open it, does anybody listen?
+"""
+
+import asyncio
+import errno
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+import click
+import grpc
+import grpc.aio
+
+from crust import errors
+from crust.rpc import channel
+from crust.rpc import status as codes
+from crust.wire.v1 import inspect_pb2_grpc
+
+Stub: TypeAlias = "inspect_pb2_grpc.InspectAsyncStub"  # a name of the type stubs only
+
+NO_ANSWER = 3
+"""The exit code when the daemon that was asked does not answer."""
+
+_CONNECT_S = 2.0
+
+
+class DaemonNotResponding(errors.PeerUnavailable):
+    """Nobody answers on the socket of a daemon."""
+
+    def __init__(self, who: str, path: str, why: str, hint: str) -> None:
+        super().__init__(f"{who} does not answer on {path}", why=why, hint=hint)
+
+
+def check_socket(who: str, path: str, *, start: str) -> None:
+    """Raise `DaemonNotResponding` unless somebody listens on the unix socket `path`. `start`: what starts it."""
+    channel.target_of(path)
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            raise DaemonNotResponding(who, path, "another kind of file is there", "move it away")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connected:
+            connected.settimeout(_CONNECT_S)
+            connected.connect(path)
+    except OSError as err:
+        why, hint = _reason(err, start)
+        raise DaemonNotResponding(who, path, why, hint) from err
+
+
+@asynccontextmanager
+async def inspecting(run_dir: str) -> AsyncIterator[Stub]:
+    """The proxy's API for operators. Raises `DaemonNotResponding`, and what the proxy answers as errors of ours."""
+    path = f"{run_dir}/inspect.sock"
+    start = "start crust-node or crust-proxy"
+    await asyncio.to_thread(check_socket, "the proxy", path, start=start)
+    async with channel.connect(path) as connected:
+        try:
+            yield inspect_pb2_grpc.InspectStub(connected)
+        except grpc.aio.AioRpcError as err:
+            raise answer_of("the proxy", path, err) from err
+
+
+def answer_of(who: str, path: str, err: grpc.aio.AioRpcError) -> errors.CrustError:
+    """The error that a daemon answered with; `DaemonNotResponding` if it did not answer."""
+    if codes.name_in(err.trailing_metadata()):
+        return codes.to_error(err)
+    if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DaemonNotResponding(who, path, "it took too long", "read its log")
+    if err.code() is grpc.StatusCode.UNAVAILABLE:
+        return DaemonNotResponding(who, path, "the connection was lost", "ask again")
+    return codes.to_error(err)
+
+
+def failed(error: errors.CrustError) -> int:
+    """Print the error; returns the exit code."""
+    click.echo(error.shown(), err=True)
+    if isinstance(error, DaemonNotResponding):
+        return NO_ANSWER
+    return 2 if isinstance(error, errors.InvalidRequest) else 1
+
+
+def _reason(err: OSError, start: str) -> tuple[str, str]:
+    reasons = {
+        errno.ENOENT: ("there is no such socket", f"{start}, or give its own --run-dir"),
+        errno.ECONNREFUSED: ("the socket is left over, nobody listens on it", start),
+        errno.EACCES: ("this user may not open it", "run the command as root"),
+        errno.ENOTDIR: ("a part of its path is not a directory", "correct the path"),
+        errno.EAGAIN: ("it accepts no more connections", "read its log, restart it"),
+    }
+    if isinstance(err, TimeoutError):
+        return "it does not accept the connection", "read its log, restart it"
+    return reasons.get(err.errno or 0, (err.strerror or str(err), "look at the path"))

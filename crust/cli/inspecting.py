@@ -1,0 +1,90 @@
+"""The commands for operators that show what the proxy knows, and their options."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from crust.cli.output import Format
+
+Command = Callable[..., None]
+
+RUN_DIR = click.option(
+    "--run-dir", default="/run/crust", show_default=True, help="The proxy's run directory."
+)
+_FORMAT = click.option(
+    "-o",
+    "--output",
+    "form",
+    type=click.Choice(["table", "wide", "json", "name"]),
+    default="table",
+    show_default=True,
+)
+_WATCH = click.option("-w", "--watch", is_flag=True, help="Show every change, until Ctrl-C.")
+_CODES = """\b
+    Exit codes: 0 all is as it should be, 1 something is not, 2 the command cannot be understood,
+    3 the proxy does not answer, 130 interrupted."""
+
+
+def _shows(command: Command) -> Command:
+    """The options that all of these commands have."""
+    command.__doc__ = f"{command.__doc__}\n\n    {_CODES}"
+    return RUN_DIR(_FORMAT(_WATCH(command)))
+
+
+@click.command()
+@_shows
+def status(run_dir: str, form: Format, *, watch: bool) -> None:
+    """Whether this node is ready: the proxy, its drivers (each is asked by Probe), handlers, volumes."""
+    from crust.cli import show, watching
+
+    sys.exit(watching.run(run_dir, show.status, form, watch=watch))
+
+
+@click.command()
+@_shows
+@click.option("--driver", default="", help="Of this driver.")
+@click.option("--handler", default="", help="For this runtime handler.")
+@click.option("--state", default="", help="published, claimed, mounted, error or unreadable.")
+@click.option("--target", default="", help="At or below this path.")
+@click.option("--pod", default="", help="Of the pod whose UID begins so.")
+def volumes(run_dir: str, form: Format, *, watch: bool, **filters: Any) -> None:
+    """Deferred volumes of this node."""
+    from crust.cli import show, watching
+
+    sys.exit(watching.run(run_dir, show.volumes(show.Filters(**filters)), form, watch=watch))
+
+
+@click.command()
+@_shows
+@click.option("--handler", default="", help="This one only.")
+def handlers(run_dir: str, form: Format, *, watch: bool, handler: str) -> None:
+    """Registered runtime handlers of this node."""
+    from crust.cli import show, watching
+
+    sys.exit(watching.run(run_dir, show.handlers(handler), form, watch=watch))
+
+
+@click.command()
+@_shows
+@click.option("--driver", default="", help="This one only.")
+@click.option("--state", type=click.Choice(["", "ready", "not-ready"]), default="")
+def drivers(run_dir: str, form: Format, *, watch: bool, driver: str, state: str) -> None:
+    """CSI drivers of this node; each is asked by Probe, within five seconds."""
+    from crust.cli import show, watching
+
+    sys.exit(watching.run(run_dir, show.drivers(driver, state), form, watch=watch))
+
+
+@click.command()
+@_shows
+@click.argument("volume")
+def describe(run_dir: str, form: Format, volume: str, *, watch: bool) -> None:
+    """One deferred volume: by its id, its target path or the name of its entry."""
+    from crust.cli import show, watching
+
+    sys.exit(watching.run(run_dir, show.describe(volume, run_dir), form, watch=watch))
+
+
+COMMANDS: tuple[click.Command, ...] = (status, volumes, handlers, drivers, describe)

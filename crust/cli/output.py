@@ -1,0 +1,104 @@
+"""How the commands for operators print lists: as a table, a wide table, JSON or names.
+
+A line of a table is never wrapped or cut, so that grep, awk and copying work: a terminal wraps it by itself. A cell
+is never empty ("-") and shows control characters escaped, because ids and messages come from other programs. Colour
+says how things stand, on a terminal only, and not with NO_COLOR; the words say it as well.
+"""
+
+import dataclasses
+import datetime
+import enum
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+from rich import cells
+from rich.text import Text
+
+Format = Literal["table", "wide", "json", "name"]
+
+Row = TypeVar("Row")
+
+GOOD, BUSY, BAD = "green", "yellow", "bold red"
+_TITLE = "bold"
+
+
+@dataclass(
+    frozen=True
+)  # without slots: a generic dataclass with them cannot be made as Column[Row](…)
+class Column(Generic[Row]):
+    """A column of a table; `wide`: shown with `-o wide` only."""
+
+    title: str
+    cell: Callable[[Row], str]
+    wide: bool = False
+    styles: Mapping[str, str] = field(default_factory=dict)
+    """The colour of a cell, by its text."""
+
+
+def table(columns: Sequence[Column[Row]], rows: Sequence[Row], *, wide: bool) -> Text:
+    """The rows below the titles, each column as wide as its widest cell."""
+    shown = [each for each in columns if wide or not each.wide]
+    texts = [[printable(each.cell(row)) or "-" for each in shown] for row in rows]
+    titles = [each.title.upper() for each in shown]
+    widths = [max(map(cells.cell_len, column)) for column in zip(titles, *texts, strict=True)]
+    lines = [_line([(title, _TITLE) for title in titles], widths)]
+    for row in texts:
+        styled = [(text, each.styles.get(text, "")) for text, each in zip(row, shown, strict=True)]
+        lines.append(_line(styled, widths))
+    return Text("\n").join(lines)
+
+
+def fields(pairs: Iterable[tuple[str, str]]) -> Text:
+    """One fact per line, those without a text left out."""
+    lines = [
+        Text.assemble((f"{title:<14}", _TITLE), printable(text)) for title, text in pairs if text
+    ]
+    return Text("\n").join(lines)
+
+
+def document(value: Any) -> str:
+    """JSON of frozen dataclasses and lists of them."""
+    return json.dumps(value, default=_plain, indent=2, ensure_ascii=False)
+
+
+def printable(text: str) -> str:
+    """The text on one line, with control characters escaped."""
+    return "".join(each if each.isprintable() else _escaped(each) for each in text)
+
+
+def age(since: datetime.datetime | None, now: datetime.datetime) -> str:
+    """How long ago, in one or two units: 45s, 12m, 3h5m, 9d."""
+    if since is None:
+        return ""
+    seconds = max(0, int((now - since).total_seconds()))
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+    if minutes < 2:
+        return f"{seconds}s"
+    if hours < 2:
+        return f"{minutes}m"
+    return f"{hours}h{minutes % 60}m" if days < 2 else f"{days}d"
+
+
+def _line(styled: Sequence[tuple[str, str]], widths: Sequence[int]) -> Text:
+    line = Text()
+    for (text, style), width in zip(styled, widths, strict=True):
+        line.append(text, style)
+        line.append(" " * (width - cells.cell_len(text) + 2))
+    line.rstrip()
+    return line
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if isinstance(value, datetime.datetime):
+        return value.isoformat()
+    if isinstance(value, enum.Enum):
+        return value.value
+    raise TypeError(f"no JSON for {type(value).__name__}")

@@ -1,0 +1,112 @@
+"""Whether a driver answers, asked through the proxy and its shim: CSI's Probe, with a deadline.
+
+The driver's socket is the one that the kubelet calls, so the whole chain is asked. If the proxy is healthy and the
+chain is not, the shim's socket says which part is away.
+"""
+
+import asyncio
+import os
+
+import grpc
+import grpc.aio
+
+from crust import errors
+from crust.cli import asking
+from crust.cli.views import Driver
+from crust.rpc import channel, extensions
+from crust.rpc import status as codes
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.v1 import inspect_pb2
+
+TIMEOUT_S = 5.0
+_METADATA = ((extensions.KEY, extensions.ERROR_INFO),)
+
+
+class DriverStarting(errors.NotReady):
+    """A driver answers its Probe with `ready = false`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the driver {name} is not ready",
+            why="it says so itself: it has not finished its start",
+            hint="wait; if it stays so, read its log",
+        )
+
+
+class NotRegisteredYet(errors.NotReady):
+    """The kubelet has not looked at a driver that the proxy offers to it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the driver {name} is not registered with the kubelet",
+            why="the kubelet has not answered to its socket in plugins_registry",
+            hint="start the kubelet; check that plugins_registry is below the kubelet's root directory",
+        )
+
+
+async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> Driver:
+    """The driver as it is now, with the reason if it is not ready."""
+    version = ""
+    problem: errors.CrustError | None = None
+    try:
+        version = await _probe(answer.name, answer.socket)
+        if answer.registration == "waiting":
+            problem = NotRegisteredYet(answer.name)
+    except grpc.aio.AioRpcError as err:
+        problem = await asyncio.to_thread(_diagnosed, answer, err)
+    except errors.CrustError as err:
+        problem = err
+    return Driver(
+        name=answer.name,
+        socket=answer.socket,
+        backend=answer.backend,
+        state="not-ready" if problem else "ready",
+        version=version,
+        registration=answer.registration,
+        deferred_volumes=answer.deferred_volumes,
+        message=problem.shown() if problem else "",
+    )
+
+
+async def _probe(name: str, socket: str) -> str:
+    await asyncio.to_thread(
+        asking.check_socket, f"the proxy for driver {name}", socket, start="restart the proxy"
+    )
+    async with channel.connect(socket) as connected:
+        identity: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(connected)
+        answered = await identity.Probe(
+            csi_pb2.ProbeRequest(), timeout=TIMEOUT_S, metadata=_METADATA
+        )
+        if answered.HasField("ready") and not answered.ready.value:
+            raise DriverStarting(name)
+        info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=TIMEOUT_S)
+    return info.vendor_version
+
+
+def _diagnosed(
+    answer: inspect_pb2.ListDriversResponse.Driver, err: grpc.aio.AioRpcError
+) -> errors.CrustError:
+    """What is wrong with the chain. Only a status that no process of crust gave is looked into."""
+    away = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    if codes.name_in(err.trailing_metadata()) or err.code() not in away:
+        return codes.to_error(err)
+    if os.path.lexists(answer.backend):  # in `crust node` the shim has no socket
+        try:
+            asking.check_socket(
+                f"the shim of driver {answer.name}", answer.backend, start="start crust-shim"
+            )
+        except errors.CrustError as error:
+            return error
+    elif err.code() is grpc.StatusCode.UNAVAILABLE:
+        return asking.DaemonNotResponding(
+            f"the shim of driver {answer.name}", answer.backend,
+            "there is no such socket", "start crust-shim, or correct `backend`",
+        )  # fmt: skip
+    why = (
+        f"it did not answer a Probe in {TIMEOUT_S:.0f} s"
+        if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        else "nobody answers on its own socket"
+    )
+    return asking.DaemonNotResponding(
+        f"the driver {answer.name}", answer.socket, why, "start the driver, and read its log"
+    )

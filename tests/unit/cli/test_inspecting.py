@@ -1,0 +1,180 @@
+"""`crust status`, `volumes`, `handlers`, `drivers`, `describe`, against a running proxy, shim and driver."""
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from click.testing import CliRunner, Result
+
+from crust.cli import main
+from crust.wire.csi.v1 import csi_pb2
+from tests.support import fake_driver
+from tests.support import node as nodes
+from tests.support.node import DRIVER, Node, Places
+
+
+class StartingDriver(fake_driver.FakeDriver):
+    """A driver whose Probe can say that it is not ready."""
+
+    ready = True
+
+    async def Probe(self, request: Any, context: Any) -> csi_pb2.ProbeResponse:
+        answer = csi_pb2.ProbeResponse()
+        answer.ready.value = self.ready
+        return answer
+
+
+@pytest.fixture
+def places() -> Iterator[Places]:
+    with tempfile.TemporaryDirectory(prefix="crust-") as root:
+        yield Places.make(root)
+
+
+@pytest_asyncio.fixture
+async def node(places: Places) -> AsyncIterator[Node]:
+    async with nodes.running(places, driver=StartingDriver()) as running, running.handler():
+        yield running
+
+
+async def crust(node: Node, *words: str) -> Result:
+    arguments = [*words, "--run-dir", node.places.run]
+    return await asyncio.to_thread(CliRunner().invoke, main.main, arguments)
+
+
+async def published(node: Node, volume: str = "vol-1", pod: str = "pod-1") -> str:
+    target = node.places.target(pod)
+    await node.co.publish(volume, target)
+    return target
+
+
+async def test_node_that_is_ready_exits_0(node: Node) -> None:
+    result = await crust(node, "status", "-o", "json")
+    found = json.loads(result.output)
+    assert (result.exit_code, found["ready"], found["problems"]) == (0, True, [])
+    assert [each["state"] for each in found["drivers"]] == ["ready"]
+
+
+async def test_driver_that_is_starting_makes_status_exit_1(node: Node) -> None:
+    node.driver.ready = False  # type: ignore[attr-defined]
+    result = await crust(node, "status", "-o", "name")
+    assert (result.exit_code, result.output) == (1, f"driver {DRIVER}\n")
+    table = await crust(node, "drivers")
+    assert table.exit_code == 1
+    assert "[DriverStarting]" in table.output
+
+
+async def test_no_handler_makes_status_exit_1_and_says_what_to_do(places: Places) -> None:
+    async with nodes.running(places) as node:
+        result = await crust(node, "status")
+    assert result.exit_code == 1
+    assert "HandlerNotRegistered" in result.output
+    assert "start the runtime's daemon" in result.output
+
+
+async def test_driver_that_is_away_is_named_without_grpcs_words(places: Places) -> None:
+    async with nodes.running(places, backend=f"{places.root}/nobody.sock") as node:
+        result = await crust(node, "drivers")
+    assert result.exit_code == 1
+    assert "there is no such socket; start crust-shim" in result.output
+    assert "failed to connect" not in result.output
+
+
+async def test_proxy_that_does_not_run_exits_3_with_what_to_do(tmp_path: Path) -> None:
+    words = ["status", "--run-dir", str(tmp_path)]
+    result = await asyncio.to_thread(CliRunner().invoke, main.main, words)
+    assert result.exit_code == 3
+    assert "there is no such socket; start crust-node or crust-proxy" in result.output
+
+
+async def test_stale_socket_is_called_stale(places: Places) -> None:
+    os.mkdir(places.run)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(places.sockets.inspect)
+    words = ["volumes", "--run-dir", places.run]
+    result = await asyncio.to_thread(CliRunner().invoke, main.main, words)
+    assert result.exit_code == 3
+    assert "the socket is left over" in result.output
+
+
+async def test_relative_run_dir_exits_2() -> None:
+    result = await asyncio.to_thread(CliRunner().invoke, main.main, ["status", "--run-dir", "rel"])
+    assert result.exit_code == 2
+    assert "it is not absolute" in result.output
+
+
+async def test_filters_admit_what_matches_alone(node: Node) -> None:
+    one, two = await published(node), await published(node, "vol-2", "pod-2")
+    for words, names in (
+        (("--target", one), ["vol-1"]),
+        (("--pod", "pod-2"), ["vol-2"]),
+        (("--state", "published", "--driver", DRIVER, "--handler", "kata"), ["vol-1", "vol-2"]),
+        (("--state", "mounted"), []),
+    ):
+        result = await crust(node, "volumes", "-o", "name", *words)
+        assert sorted(result.output.split()) == names
+    assert two in (await crust(node, "volumes", "-o", "wide")).output
+
+
+async def test_described_volume_has_sandbox_process_and_times(node: Node) -> None:
+    target = await published(node)
+    with node.sandbox(target):
+        result = await crust(node, "describe", "vol-1", "-o", "json")
+    (found,) = json.loads(result.output)["volumes"]
+    assert found["claimed_by_pid"] == os.getpid()
+    assert found["published_at"]
+    text = (await crust(node, "describe", target)).output
+    assert f"target        {target}" in text
+
+
+async def test_unknown_volume_exits_1(node: Node) -> None:
+    result = await crust(node, "describe", "vol-9")
+    assert result.exit_code == 1
+    assert "[VolumeNotDeferred]" in result.output
+
+
+async def _started(node: Node, *words: str, stdout: int) -> asyncio.subprocess.Process:
+    arguments = (*words, "--watch", "--run-dir", node.places.run)
+    environ = {**os.environ, "TERM": "xterm"}
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "crust", *arguments, stdout=stdout, env=environ
+    )
+
+
+async def test_watch_prints_each_change_and_ctrl_c_exits_130(node: Node) -> None:
+    process = await _started(node, "volumes", "-o", "json", stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        assert json.loads(await process.stdout.readline()) == {"volumes": []}
+        await published(node)
+        found = json.loads(await process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130
+    assert [each["volume_id"] for each in found["volumes"]] == ["vol-1"]
+
+
+async def test_watch_on_a_terminal_restores_it(node: Node) -> None:
+    leader, follower = pty.openpty()
+    process = await _started(node, "volumes", stdout=follower)
+    os.close(follower)
+    text = b""
+    try:
+        async with asyncio.timeout(30):
+            while b"VOLUME" not in text:
+                text += await asyncio.to_thread(os.read, leader, 4096)
+            process.send_signal(signal.SIGINT)
+            assert await process.wait() == 130
+            while b"\x1b[?1049l" not in text:
+                text += await asyncio.to_thread(os.read, leader, 4096)
+    finally:
+        os.close(leader)
+    assert text.index(b"\x1b[?1049h") < text.index(b"VOLUME") < text.index(b"\x1b[?1049l")
