@@ -36,14 +36,28 @@ def generate(into: Path) -> list[Path]:
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
     )
+    made = sorted(path for path in (into / "crust" / "wire").rglob("*_pb2*.py*") if path.is_file())
+    made = [path for path in made if "__pycache__" not in path.parts]
+    for path in made:
+        _into_own_pool(path)
     from crust.handoff import mount_info
 
     schema = into / SCHEMA
     schema.parent.mkdir(parents=True, exist_ok=True)
     schema.write_text(mount_info.json_schema())
-    made = sorted(path for path in (into / "crust" / "wire").rglob("*_pb2*.py*") if path.is_file())
-    made = [path for path in made if "__pycache__" not in path.parts]
     return [path.relative_to(into) for path in (*made, schema)]
+
+
+def _into_own_pool(module: Path) -> None:
+    """Define a module's messages in the pool of `crust/wire/pool.py`: protoc knows the default pool only."""
+    if not module.name.endswith("_pb2.py"):
+        return
+    text = module.read_text()
+    text = text.replace(
+        "from google.protobuf import descriptor_pool as _descriptor_pool\n",
+        "from crust.wire import pool as _pool\n",
+    )
+    module.write_text(text.replace("_descriptor_pool.Default().", "_pool.POOL."))
 
 
 def differing() -> list[Path]:

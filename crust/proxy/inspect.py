@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.timestamp_pb2 import Timestamp
+from google.protobuf import timestamp_pb2
 
 from crust import errors
 from crust.handoff.store import Entry
@@ -15,8 +15,10 @@ from crust.proxy.driver_sockets import DriverSockets
 from crust.proxy.events import Event, Events
 from crust.proxy.handlers import Handler, Handlers
 from crust.rpc.health import Health
+from crust.wire import pool
 from crust.wire.v1 import handlers_pb2, inspect_pb2, inspect_pb2_grpc, types_pb2
 
+_Timestamp = pool.class_of(timestamp_pb2.Timestamp)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -182,5 +184,5 @@ def _event(event: Event) -> inspect_pb2.Event:
     )
 
 
-def _timestamp(seconds: float) -> Timestamp:
-    return Timestamp(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))
+def _timestamp(seconds: float) -> timestamp_pb2.Timestamp:
+    return _Timestamp(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))

@@ -44,12 +44,17 @@ class RpcNotServed(errors.Unsupported):
 
 
 class UnexpectedError(errors.RuntimeFailed):
-    """A bug: an exception that crust does not know. The log has its traceback under the request id."""
+    """A bug: an exception that crust does not know. The log of the process has its traceback under the request id.
 
-    def __init__(self, rpc: str, request_id: str) -> None:
+    `server` is the part that was called: a daemon of crust, or an author's driver or runtime that is served with
+    crust's code.
+    """
+
+    def __init__(self, rpc: str, server: str, request_id: str) -> None:
         super().__init__(
-            f"{rpc} failed inside crust",
-            hint=f"the log has the reason under request id {request_id}",
+            f"{rpc} failed",
+            why=f"{server} raised an unexpected error",
+            hint=f"the log of {server} has the reason under request id {request_id}",
         )
 
 
@@ -203,9 +208,17 @@ class _Call:
         if isinstance(error, grpc.aio.AbortError):  # the behaviour has answered already
             self._record_now(request, started_s, _status_of(context), _peer_error(context))
             raise error
-        _log.error("unexpected error", extra={"rpc": self.name}, exc_info=error)
         request_id = (logs.context.get() or {}).get("request_id", "")
-        await self._answer(context, request, started_s, UnexpectedError(self.name, request_id))
+        # in the message, too: a process of an author has the standard logging, which shows no extra fields
+        _log.error(
+            "unexpected error in %s, request id %s",
+            self.name,
+            request_id,
+            extra={"rpc": self.name},
+            exc_info=error,
+        )
+        bug = UnexpectedError(self.name, self._server, request_id)
+        await self._answer(context, request, started_s, bug)
 
     async def _answer_cancelled(self, context: Context, request: Any, started_s: float) -> NoReturn:
         """Either the caller has cancelled; or only something that the handler awaited was cancelled: then answer.

@@ -8,6 +8,7 @@ A driver's error may repeat a secret of the request that it answers. Its status 
 has sent the secret; in our log its values are hidden, whatever they look like.
 """
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from google.protobuf import descriptor, message_factory
 from google.protobuf.message import DecodeError, Message
 
 from crust import credentials
+from crust.wire import pool
 from crust.wire.csi.v1 import csi_pb2
 
 REDACTED = credentials.HIDDEN
@@ -43,8 +45,14 @@ def _fields(message: Message) -> Iterator[tuple[str, Any]]:
 
 
 def _is_secret(field: descriptor.FieldDescriptor) -> bool:
-    marked: bool = field.GetOptions().Extensions[csi_pb2.csi_secret]
-    return marked or field.name in _SENSITIVE_FIELDS
+    return is_marked(field) or field.name in _SENSITIVE_FIELDS
+
+
+@functools.cache
+def is_marked(field: descriptor.FieldDescriptor) -> bool:
+    """Whether CSI marks a field of one of crust's messages as a secret."""
+    marked: bool = pool.options_of(field).Extensions[csi_pb2.csi_secret]
+    return marked
 
 
 def _is_sensitive(key: object) -> bool:
@@ -81,7 +89,7 @@ def _secrets(message: Message) -> Iterator[str]:
     """The values of its secrets. CSI marks nothing but maps."""
     for field, value in message.ListFields():
         if isinstance(value, Mapping):
-            marked = field.GetOptions().Extensions[csi_pb2.csi_secret]
+            marked = is_marked(field)
             for key, each in value.items():
                 if each and isinstance(each, str) and (marked or _is_sensitive(key)):
                     yield each

@@ -10,6 +10,7 @@ from typing import Any
 
 from google.protobuf import descriptor
 
+from crust.wire import pool
 from crust.wire.csi.v1 import csi_pb2
 
 TABLE = Path(__file__).with_name("csi-1.13-wire.txt")
@@ -82,7 +83,7 @@ def _of_field(name: str, field: Any) -> str:
     if field.containing_oneof is not None:
         line += f" (oneof {field.containing_oneof.name})"
     marks = _alpha(field, csi_pb2.alpha_field)
-    if field.GetOptions().Extensions[csi_pb2.csi_secret]:
+    if pool.options_of(field).Extensions[csi_pb2.csi_secret]:
         marks.append("csi_secret")
     return _marked(line, marks)
 
@@ -111,7 +112,7 @@ def _local(thing: Any) -> str:
 
 
 def _alpha(thing: Any, option: Any) -> list[str]:
-    return ["alpha"] if thing.GetOptions().Extensions[option] else []
+    return ["alpha"] if pool.options_of(thing).Extensions[option] else []
 
 
 def _marks(line: str) -> list[str]:
