@@ -64,6 +64,11 @@ class ProgramSettings(BaseModel):
     metrics_address: MetricsAddress = ""
     """Where Prometheus reads the metrics, host:port or [IPv6]:port; empty: no metrics. There is no authentication."""
 
+    @classmethod
+    def at_endpoint(cls, given: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
+        """The settings of a program whose CSI socket is `endpoint`. Raises `ValueError` if it cannot be."""
+        return {**given, "socket": endpoint}
+
 
 class ServedDriver(BaseModel):
     """A CSI driver that the proxy serves."""
@@ -146,6 +151,24 @@ class ProxySettings(ProgramSettings):
                 "file, or by --driver"
             )
         return self
+
+    @classmethod
+    def at_endpoint(cls, given: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
+        """`endpoint` is the socket of the one driver that has none."""
+        drivers = given.get("drivers", ())
+        if not isinstance(drivers, list | tuple):
+            return dict(given)  # refused by its type
+        sockets = [_socket_of(each) for each in drivers]
+        if endpoint in sockets:
+            return dict(given)
+        if sockets.count("") != 1:
+            raise ValueError(
+                "CSI_ENDPOINT is set, and it is the socket of the one driver that has no socket: of "
+                f"{len(drivers)} drivers {sockets.count('')} have none"
+            )
+        named = zip(drivers, sockets, strict=True)
+        served = [each if socket else {**each, "socket": endpoint} for each, socket in named]
+        return {**given, "drivers": tuple(served)}
 
     check_propagation: bool = True
     """Refuse to start where mounts would not reach the host. False: CO and runtimes live in our mount namespace."""
@@ -254,6 +277,11 @@ class DriverSettings(ProgramSettings):
     """How long an inline ephemeral volume may be neither attached nor published before it is deleted."""
 
 
+def _socket_of(driver: Any) -> str:
+    """Of a driver that is not checked yet; what is no table has something, to be refused for."""
+    return str(driver.get("socket") or "") if isinstance(driver, Mapping) else "?"
+
+
 Settings = TypeVar("Settings", bound=ProgramSettings)
 
 
@@ -270,33 +298,34 @@ def load(
 
     `toml` is the file's text. Environment variables are CRUST_<SETTING> for simple values, comma-separated for lists;
     nested settings come from the file or from flags. CSI_ENDPOINT, with or without `unix://`, is the CSI socket (CSI
-    "Packaging"): of the proxy, that of its one driver without a `socket`. `defaults` are weaker than any source: what
-    only the machine knows.
+    "Packaging"), stronger than the file alone. `defaults` are weaker than any source: what only the machine knows.
     """
     try:
         merged = {**(defaults or {}), **tomllib.loads(toml)}
     except tomllib.TOMLDecodeError as err:
         raise InvalidSettings(program, f"the settings file is not TOML: {err}") from err
-    endpoint = environ.get("CSI_ENDPOINT", "").removeprefix("unix:")
-    endpoint = "/" + endpoint.lstrip("/") if endpoint.startswith("//") else endpoint
-    if endpoint and "socket" in model.model_fields:
-        merged["socket"] = endpoint
-    merged |= _from_environment(model, program, environ)
-    merged |= {name: value for name, value in flags.items() if value is not None}
-    if endpoint and "drivers" in model.model_fields:
-        merged["drivers"] = _with_endpoint(merged.get("drivers", ()), endpoint)
+    own = _from_environment(model, program, environ)
+    own |= {name: value for name, value in flags.items() if value is not None}
+    merged |= own
     try:
+        if environ.get("CSI_ENDPOINT") and "socket" not in own:
+            merged = model.at_endpoint(merged, _path(environ["CSI_ENDPOINT"]))
         return model.model_validate(merged)
     except pydantic.ValidationError as err:
         raise InvalidSettings(program, reasons(err)) from err
+    except ValueError as err:
+        raise InvalidSettings(program, str(err)) from err
 
 
-def _with_endpoint(drivers: Any, endpoint: str) -> Any:
-    """The drivers, the one without a socket with it; as they are if none or several are without."""
-    lacking = [each for each in drivers if isinstance(each, Mapping) and not each.get("socket")]
-    if len(lacking) != 1:
-        return drivers
-    return tuple({**each, "socket": endpoint} if each is lacking[0] else each for each in drivers)
+def _path(endpoint: str) -> str:
+    """The path of CSI_ENDPOINT, which may begin with unix:// or unix: and may lack nothing else."""
+    path = endpoint.removeprefix("unix:")
+    path = "/" + path.lstrip("/") if path.startswith("//") else path
+    if not path.startswith("/"):
+        raise ValueError(
+            f"CSI_ENDPOINT is {endpoint[:128]!r}: it must be the path of a UNIX socket, e.g. unix:///run/csi/csi.sock"
+        )
+    return path
 
 
 def _from_environment(

@@ -76,10 +76,10 @@ def settings_of(
     defaults: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Load the settings; exits 2 for bad ones."""
-    config = flags.pop("config", None) or _installed(program)
+    config = flags.pop("config", None) or installed(program)
     flags = {name: value for name, value in flags.items() if value not in (None, ())}
     try:
-        toml = _text(program, config) if config else ""
+        toml = text(program, config) if config else ""
         return settings_module.load(
             model, program, toml=toml, environ=os.environ, flags=flags, defaults=defaults
         )
@@ -112,12 +112,14 @@ def _metrics(address: str) -> Iterator[None]:
         server.server_close()
 
 
-def _installed(program: str) -> Path | None:
+def installed(program: str) -> Path | None:
+    """The settings file that is read where none is named."""
     path = CONFIG_DIR / f"{program}.toml"
     return path if path.exists() else None
 
 
-def _text(program: str, path: Path) -> str:
+def text(program: str, path: Path) -> str:
+    """A settings file. Raises `InvalidSettings`."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as err:

@@ -202,21 +202,13 @@ def driver(context: click.Context, /, **flags: Any) -> None:
 @_STATE_DIR
 @_POOL_ID_FILE
 def init_pool(**flags: Any) -> None:
-    """Make this node's pool, once, and print its id. If it is there already, nothing is changed."""
-    from crust import errors
-    from crust.blockdriver.records.pool import Pool, memory_beside
-    from crust.settings import DriverSettings
+    """Make this node's pool, once, and print its id. If it is there already, nothing is changed.
 
-    defaults = {"socket": "/run/crust/driver/csi.sock", **_here()}
-    found = daemons.settings_of(DriverSettings, "driver", flags, defaults=defaults)
-    memory = found.pool_id_file or memory_beside(found.state_dir)
-    pool = Pool(found.state_dir, memory, create=True)
-    try:
-        pool.open()
-    except errors.CrustError as error:
-        click.echo(error.shown(), err=True)
-        sys.exit(1)
-    click.echo(pool.ids.pool_id)
+    The settings may be those of `crust driver` or of `crust node`.
+    """
+    from crust.cli import init_pool
+
+    sys.exit(init_pool.run(flags))
 
 
 def _here() -> dict[str, Any]:

@@ -41,6 +41,16 @@ class NodeSettings(ProgramSettings):
         shims = {each.socket for each in self.shim}
         return frozenset(shims | ({self.driver.socket} if self.driver else set()))
 
+    @classmethod
+    def at_endpoint(cls, given: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
+        """As `crust proxy`; without drivers it is the socket of our own."""
+        proxy = given.get("proxy", {})
+        if not isinstance(proxy, Mapping):
+            return dict(given)  # refused by its type
+        if not (proxy.get("drivers") or proxy.get("drivers_dir")):
+            proxy = {**proxy, "drivers": ({"name": OWN_DRIVER},)}
+        return {**given, "proxy": ProxySettings.at_endpoint(proxy, endpoint)}
+
     @pydantic.model_validator(mode="before")
     @classmethod
     def _complete(cls, given: Any) -> Any:
@@ -124,11 +134,8 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         is_own = isinstance(each, dict) and each["driver_socket"] == own["socket"]
         if is_own and not each.get("controller"):
             each.setdefault("wrap", False)  # it defers by itself, in the same version
-    proxy = dict(tables["proxy"])
-    if not (proxy.get("drivers") or proxy.get("drivers_dir")):
-        first = shims[0] if shims and isinstance(shims[0], Mapping) else shim
-        served = {"name": OWN_DRIVER, "socket": _KUBELET_SOCKET, "backend": first["socket"]}
-        proxy["drivers"] = (served,)
+    first = shims[0] if shims and isinstance(shims[0], Mapping) else shim
+    proxy = _serving(tables["proxy"], first["socket"])
     wraps_own = any(
         isinstance(each, Mapping) and each["driver_socket"] == own["socket"] for each in shims
     )
@@ -136,6 +143,22 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
     if isinstance(tables["driver"], Mapping) or (wraps_own and tables["driver"] is None):
         found["driver"] = own
     return found
+
+
+def _serving(proxy: Mapping[str, Any], shim_socket: str) -> dict[str, Any]:
+    """The proxy's table: without drivers it serves our own, of which CSI_ENDPOINT may have given the socket."""
+    drivers = proxy.get("drivers") or ()
+    if not (drivers or proxy.get("drivers_dir")):
+        drivers = ({"name": OWN_DRIVER, "socket": _KUBELET_SOCKET},)
+    if not isinstance(drivers, list | tuple):
+        return dict(proxy)
+    served = [
+        {"backend": shim_socket, **each}
+        if isinstance(each, Mapping) and each.get("name") == OWN_DRIVER
+        else each
+        for each in drivers
+    ]
+    return {**proxy, "drivers": tuple(served)}
 
 
 def _check_own(*parts: Any) -> None:

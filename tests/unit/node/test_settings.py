@@ -42,6 +42,38 @@ def test_with_no_settings_at_all_it_serves_our_driver_to_the_kubelet() -> None:
     assert found.inner_sockets == {shim.socket, found.driver.socket}
 
 
+def test_csi_endpoint_is_the_socket_of_the_one_driver_that_has_none() -> None:
+    """CSI, "Packaging": a plugin listens at CSI_ENDPOINT."""
+    found = load(CSI_ENDPOINT="unix:///run/csi/csi.sock")
+    (own,) = found.proxy.drivers
+    assert (own.name, own.socket) == ("block.csi.crust.dev", "/run/csi/csi.sock")
+    assert own.backend == found.shim[0].socket
+    without = FOREIGN.replace('socket = "/run/co.sock"\n', "")
+    (wrapped,) = load(without, CSI_ENDPOINT="unix:///run/csi/csi.sock").proxy.drivers
+    assert (wrapped.name, wrapped.socket) == ("csi.example.com", "/run/csi/csi.sock")
+    (same,) = load(FOREIGN, CSI_ENDPOINT="unix:///run/co.sock").proxy.drivers
+    assert same.socket == "/run/co.sock"
+
+
+@pytest.mark.parametrize(
+    ("toml", "endpoint", "sentence"),
+    [
+        (FOREIGN, "unix:///run/csi.sock", "of 1 drivers 0 have none"),
+        ('[proxy]\ndrivers_dir = "/d"\n', "unix:///run/csi.sock", "of 0 drivers 0 have none"),
+        ("", "tcp://127.0.0.1:10000", "it must be the path of a UNIX socket"),
+        ("", f"unix:///{'x' * 108}", "proxy.drivers.0.socket is longer than 107 bytes"),
+        ("[proxy]\ndrivers = 3\n", "unix:///run/csi.sock", "proxy.drivers must be a list"),
+        ("[proxy]\ndrivers = [3]\n", "unix:///run/csi.sock", "of 1 drivers 0 have none"),
+        ("proxy = 3\n", "unix:///run/csi.sock", "proxy must be a table"),
+    ],
+)
+def test_csi_endpoint_that_is_nobodys_socket_is_refused(
+    toml: str, endpoint: str, sentence: str
+) -> None:
+    with pytest.raises(InvalidSettings, match=sentence):
+        load(toml, CSI_ENDPOINT=endpoint)
+
+
 def test_a_run_directory_moves_everything_that_is_below_it() -> None:
     found = load('[proxy]\nrun_dir = "/run/b"\n')
     assert found.driver is not None

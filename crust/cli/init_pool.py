@@ -1,0 +1,65 @@
+"""`crust driver init-pool`: makes the pool that the settings name, of whichever program they are.
+
+A node's settings file is `driver.toml` where the driver is a process of its own, and `node.toml` with a table
+`driver` where it is a part of `crust node`. The pool is the same: whoever makes it must read the file that is used.
+"""
+
+import os
+import tomllib
+from typing import Any
+
+import click
+
+from crust import errors
+from crust import settings as settings_module
+from crust.blockdriver.records.pool import Pool, memory_beside
+from crust.cli import daemons
+from crust.node.settings import NodeSettings
+from crust.settings import DriverSettings, InvalidSettings
+
+_TABLES = frozenset(NodeSettings.model_fields) - frozenset(DriverSettings.model_fields)
+
+
+def run(flags: dict[str, Any]) -> int:
+    """Make the pool and print its id; returns the exit code."""
+    try:
+        found = _settings(flags)
+    except InvalidSettings as error:
+        click.echo(error.shown(), err=True)
+        return 2
+    memory = found.pool_id_file or memory_beside(found.state_dir)
+    pool = Pool(found.state_dir, memory, create=True)
+    try:
+        pool.open()
+    except errors.CrustError as error:
+        click.echo(error.shown(), err=True)
+        return 1
+    click.echo(pool.ids.pool_id)
+    return 0
+
+
+def _settings(flags: dict[str, Any]) -> DriverSettings:
+    """Of the file that --config names, else of the one that is installed; flags are stronger."""
+    config = flags.pop("config", None) or daemons.installed("driver") or daemons.installed("node")
+    given = {name: value for name, value in flags.items() if value is not None}
+    text = daemons.text("driver", config) if config else ""
+    if not _is_of_node(text):
+        defaults = {"socket": "/run/crust/driver/csi.sock", "node_id": os.uname().nodename}
+        return settings_module.load(
+            DriverSettings, "driver", toml=text, environ=os.environ, flags=given, defaults=defaults
+        )
+    node = settings_module.load(NodeSettings, "node", toml=text, environ=os.environ, flags={})
+    if node.driver is None:
+        raise InvalidSettings(
+            "driver init-pool",
+            f"{config} is of a node that wraps another driver, and runs none of ours: it has no pool",
+        )
+    own = node.driver.model_dump()
+    return settings_module.load(DriverSettings, "driver", environ={}, flags=given, defaults=own)
+
+
+def _is_of_node(text: str) -> bool:
+    try:
+        return bool(_TABLES & set(tomllib.loads(text)))
+    except tomllib.TOMLDecodeError:
+        return False  # loading it says what is wrong

@@ -1,0 +1,69 @@
+"""`crust driver init-pool` makes the pool of the settings that the node runs by, whichever program they are of."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from crust.cli import daemons, main
+
+OTHER = """
+[[proxy.drivers]]
+name = "csi.example.com"
+socket = "/run/co.sock"
+backend = "/run/crust/shim/csi.sock"
+[shim]
+driver_socket = "/run/inner.sock"
+"""
+
+
+def init_pool(tmp_path: Path, toml: str, *flags: str) -> Result:
+    config = tmp_path / "settings.toml"
+    config.write_text(toml)
+    return CliRunner().invoke(main.main, ["driver", "init-pool", f"--config={config}", *flags])
+
+
+def test_init_pool_reads_the_driver_table_of_node_settings(tmp_path: Path) -> None:
+    at = f'state_dir = "{tmp_path}/pool"\npool_id_file = "{tmp_path}/id"\n'
+    made = init_pool(tmp_path, f"[driver]\n{at}")
+    assert made.exit_code == 0, made.output
+    assert (tmp_path / "pool" / "pool.json").exists()
+    assert (tmp_path / "id").exists()
+    again = init_pool(tmp_path, at)
+    assert again.output == made.output
+
+
+def test_init_pool_flags_are_stronger_than_the_driver_table(tmp_path: Path) -> None:
+    toml = f'[driver]\nstate_dir = "{tmp_path}/pool"\n'
+    made = init_pool(tmp_path, toml, f"--state-dir={tmp_path}/other")
+    assert made.exit_code == 0, made.output
+    assert (tmp_path / "other" / "pool.json").exists()
+    assert not (tmp_path / "pool").exists()
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        (OTHER, "runs none of ours: it has no pool"),
+        ('[driver]\nstate_dri = "/x"\n', "driver.state_dri is no setting"),
+        ('[proxy]\ndrivers = 3\n[driver]\nstate_dir = "/x"\n', "proxy.drivers must be a list"),
+        ('driver = "own"\n', "driver must be a table"),
+        ("[driver\n", "the settings file is not TOML"),
+    ],
+)
+def test_init_pool_settings_that_name_no_pool_are_refused(
+    tmp_path: Path, toml: str, sentence: str
+) -> None:
+    refused = init_pool(tmp_path, toml)
+    assert refused.exit_code == 2
+    assert sentence in refused.output
+
+
+def test_init_pool_without_config_reads_the_installed_settings_of_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemons, "CONFIG_DIR", tmp_path)
+    (tmp_path / "node.toml").write_text(f'[driver]\nstate_dir = "{tmp_path}/pool"\n')
+    made = CliRunner().invoke(main.main, ["driver", "init-pool"])
+    assert made.exit_code == 0, made.output
+    assert (tmp_path / "pool" / "pool.json").exists()
