@@ -66,13 +66,13 @@ async def _users(settings: ShimSettings) -> AsyncIterator[Users | None]:
         yield None
         return
     try:
-        from crust.kubernetes_api import pod_runtimes, volumes_in_use
+        from crust.kubernetes_api import api, volumes_in_use
     except ImportError as error:
         raise InvalidSettings(
             "shim", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"
         ) from error
-    client = await asyncio.to_thread(pod_runtimes.client, settings.kubernetes.kubeconfig)
+    client = await asyncio.to_thread(api.client, settings.kubernetes.kubeconfig)
     try:
-        yield volumes_in_use.VolumesInUse(client)
+        yield volumes_in_use.VolumesInUse(client, Defer(settings.defer))
     finally:
         await client.close()

@@ -15,43 +15,19 @@ from typing import Any
 
 import httpx2
 import lightkube
-import yaml
 from lightkube.resources.core_v1 import Pod
 from lightkube.resources.node_v1 import RuntimeClass
 
 from crust import errors
+from crust.kubernetes_api.api import asking, reason
 from crust.kubernetes_api.pod_name import PodName
 
 _log = logging.getLogger(__name__)
 
-_ASK_S = 10.0
-"""For one question. A kubelet waits two minutes for its publish, and repeats it."""
 _RELIST_S = 600.0
 """A watch that lost events without an error is repaired by the next list."""
 _PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 _GONE = 410
-
-
-class KubernetesApiUnavailable(errors.PeerUnavailable):
-    """The Kubernetes API did not answer, or refused to."""
-
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(
-            f"{what} cannot be looked up",
-            why=f"the Kubernetes API: {why[:500]}",
-            hint="the caller will retry; check the API server, and the proxy's kubeconfig and role",
-        )
-
-
-class UnusableKubeconfig(errors.InvalidRequest):
-    """The Kubernetes API cannot be reached by the kubeconfig, or by the pod's service account."""
-
-    def __init__(self, kubeconfig: str, why: str) -> None:
-        super().__init__(
-            "the Kubernetes API cannot be used",
-            why=f"{kubeconfig or 'the service account'}: {why}",
-            hint="correct kubernetes.kubeconfig, or run the proxy in a pod with a service account",
-        )
 
 
 class PodUnknown(errors.PeerUnavailable):
@@ -101,7 +77,7 @@ class PodRuntimes:
         return self._handlers[class_name]
 
     async def _ask_class(self, pod: PodName) -> str:
-        async with _asking(f"pod {pod}"):
+        async with asking(f"pod {pod}"):
             try:
                 found = await self._client.get(Pod, pod.name, namespace=pod.namespace)
             except lightkube.ApiError as error:
@@ -113,7 +89,7 @@ class PodRuntimes:
         return _class_of(found)
 
     async def _ask_handler(self, pod: PodName, name: str) -> str:
-        async with _asking(f"RuntimeClass {name}"):
+        async with asking(f"RuntimeClass {name}"):
             try:
                 found = await self._client.get(RuntimeClass, name)
             except lightkube.ApiError as error:
@@ -138,7 +114,7 @@ class PodRuntimes:
                     continue  # the version is too old for the server: list again
                 pause_s = _PAUSES_S[min(failures, len(_PAUSES_S) - 1)]
                 failures += 1
-                extra = {"error": _reason(error), "again_in_s": pause_s}
+                extra = {"error": reason(error), "again_in_s": pause_s}
                 _log.warning("the pods of this node are not followed", extra=extra)
                 await asyncio.sleep(pause_s)
 
@@ -173,35 +149,6 @@ async def following(runtimes: PodRuntimes) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.wait([task])
-
-
-def client(kubeconfig: str) -> lightkube.AsyncClient:
-    """A client by a kubeconfig; empty: by the pod's service account. Raises `UnusableKubeconfig`."""
-    config = lightkube.KubeConfig
-    try:
-        found = config.from_file(kubeconfig) if kubeconfig else config.from_service_account()
-        return lightkube.AsyncClient(found, timeout=httpx2.Timeout(_ASK_S), trust_env=False)
-    except (lightkube.ConfigError, OSError) as error:
-        raise UnusableKubeconfig(kubeconfig, str(error)) from error
-    except KeyError as error:
-        raise UnusableKubeconfig(kubeconfig, f"{error} is not set") from error
-    except yaml.YAMLError:
-        raise UnusableKubeconfig(kubeconfig, "it is not YAML") from None  # its text shows the file
-
-
-@contextlib.asynccontextmanager
-async def _asking(what: str) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(_ASK_S):
-            yield
-    except TimeoutError as error:
-        raise KubernetesApiUnavailable(what, f"no answer within {_ASK_S:g} s") from error
-    except httpx2.HTTPError as error:
-        raise KubernetesApiUnavailable(what, _reason(error)) from error
-
-
-def _reason(error: httpx2.HTTPError) -> str:
-    return str(error) or type(error).__name__
 
 
 def _uid(pod: Any) -> str:

@@ -7,35 +7,37 @@ controller knows of no guest. But the kubelet reports in Node.status.volumesInUs
 A node that is gone, or that a person has declared dead (taint node.kubernetes.io/out-of-service), uses nothing.
 """
 
-import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import httpx2
 import lightkube
 from lightkube.resources.core_v1 import Node, PersistentVolume
 from lightkube.resources.storage_v1 import CSINode
 
 from crust import deferral_keys
 from crust.deferral_keys import Defer
-from crust.kubernetes_api.pod_runtimes import KubernetesApiUnavailable
+from crust.kubernetes_api.api import asking
 
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _NOT_FOUND = 404
 
 
 class VolumesInUse:
-    """Asks the Kubernetes API about the volumes of one cluster."""
+    """Asks the Kubernetes API about the volumes of one cluster.
 
-    def __init__(self, client: lightkube.AsyncClient) -> None:
+    `default` decides about a volume that says nothing, as it does on the nodes.
+    """
+
+    def __init__(self, client: lightkube.AsyncClient, default: Defer) -> None:
         self._client = client
+        self._default = default
 
     async def user_of(self, driver: str, volume_id: str, node_id: str) -> str:
         """The node that reports the deferred volume in use; empty if none does, or the volume is not deferred.
 
         `node_id` is the driver's id of the node. Raises `KubernetesApiUnavailable`.
         """
-        async with _asking(f"the use of volume {volume_id[:128]}"):
+        async with asking(f"the use of volume {volume_id[:128]}"):
             name = await self._name_of(driver, node_id)
             if not name or not await self._reports(name, driver, volume_id):
                 return ""
@@ -65,22 +67,13 @@ class VolumesInUse:
         async for each in self._client.list(PersistentVolume):
             csi = each.spec.csi if each.spec is not None else None
             if csi is not None and (csi.driver, csi.volumeHandle) == (driver, volume_id):
-                return _may_defer(csi.volumeAttributes or {})
-        return False
+                return self._may_defer(csi.volumeAttributes or {})
+        return self._may_defer({})  # migrated from an in-tree plugin, or its object is gone
 
-
-def _may_defer(attributes: Mapping[str, str]) -> bool:
-    wanted = attributes.get(deferral_keys.DEFER)
-    return wanted in (Defer.ALWAYS.value, Defer.RUNTIME_CLASS.value)
+    def _may_defer(self, attributes: Mapping[str, str]) -> bool:
+        wanted = attributes.get(deferral_keys.DEFER, self._default.value)
+        return wanted in (Defer.ALWAYS.value, Defer.RUNTIME_CLASS.value)
 
 
 def _name(found: Any) -> str:
     return str(found.metadata.name)
-
-
-@contextlib.asynccontextmanager
-async def _asking(what: str) -> AsyncIterator[None]:
-    try:
-        yield
-    except httpx2.HTTPError as error:
-        raise KubernetesApiUnavailable(what, str(error) or type(error).__name__) from error

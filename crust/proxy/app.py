@@ -249,12 +249,12 @@ async def _runtimes(settings: ProxySettings, stack: AsyncExitStack) -> Runtimes 
     if settings.kubernetes is None:
         return None
     try:
-        from crust.kubernetes_api import pod_runtimes
+        from crust.kubernetes_api import api, pod_runtimes
     except ImportError as error:
         raise InvalidSettings(
             "proxy", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"
         ) from error
-    client = await asyncio.to_thread(pod_runtimes.client, settings.kubernetes.kubeconfig)
+    client = await asyncio.to_thread(api.client, settings.kubernetes.kubeconfig)
     stack.push_async_callback(client.close)
     found = pod_runtimes.PodRuntimes(client, settings.kubernetes.node_name)
     await stack.enter_async_context(pod_runtimes.following(found))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api import pod_runtimes
 from crust.kubernetes_api.pod_name import PodInfoMissing, PodName
 from crust.kubernetes_api.pod_runtimes import PodRuntimes
@@ -32,7 +33,7 @@ def kubeconfig(api: FakeKubernetes, tmp_path: Path) -> Iterator[str]:
 
 @pytest_asyncio.fixture
 async def runtimes(kubeconfig: str) -> AsyncIterator[PodRuntimes]:
-    client = pod_runtimes.client(kubeconfig)
+    client = kubernetes_api.client(kubeconfig)
     yield PodRuntimes(client, NODE)
     await client.close()
 
@@ -84,7 +85,7 @@ async def test_refusal_of_the_server_is_unavailable_and_shows_no_token(
     api: FakeKubernetes, runtimes: PodRuntimes, status: int
 ) -> None:
     api.weather.status = status
-    with pytest.raises(pod_runtimes.KubernetesApiUnavailable) as caught:
+    with pytest.raises(kubernetes_api.KubernetesApiUnavailable) as caught:
         await runtimes.handler_of(WEB)
     assert fake_kubernetes.TOKEN not in caught.value.shown()
 
@@ -92,10 +93,10 @@ async def test_refusal_of_the_server_is_unavailable_and_shows_no_token(
 async def test_slow_server_is_unavailable_when_the_time_is_over(
     api: FakeKubernetes, runtimes: PodRuntimes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pod_runtimes, "_ASK_S", 0.2)
+    monkeypatch.setattr(kubernetes_api, "_ASK_S", 0.2)
     api.weather.hangs = threading.Event()
     try:
-        with pytest.raises(pod_runtimes.KubernetesApiUnavailable, match="no answer"):
+        with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="no answer"):
             await runtimes.handler_of(WEB)
     finally:
         api.weather.hangs.set()
@@ -103,9 +104,9 @@ async def test_slow_server_is_unavailable_when_the_time_is_over(
 
 async def test_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
     with fake_kubernetes.serving(FakeKubernetes(), tmp_path) as kubeconfig:
-        client = pod_runtimes.client(kubeconfig)
+        client = kubernetes_api.client(kubeconfig)
     try:
-        with pytest.raises(pod_runtimes.KubernetesApiUnavailable):
+        with pytest.raises(kubernetes_api.KubernetesApiUnavailable):
             await PodRuntimes(client, NODE).handler_of(WEB)
     finally:
         await client.close()
@@ -165,16 +166,16 @@ def test_unusable_kubeconfig_is_refused_and_its_text_not_shown(
     path = tmp_path / "kubeconfig"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(pod_runtimes.UnusableKubeconfig) as caught:
-        pod_runtimes.client(str(path))
+    with pytest.raises(kubernetes_api.UnusableKubeconfig) as caught:
+        kubernetes_api.client(str(path))
     assert str(path) in str(caught.value)
     assert "secret" not in caught.value.shown()
 
 
 def test_no_service_account_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(pod_runtimes.UnusableKubeconfig, match="service account"):
-        pod_runtimes.client("")
+    with pytest.raises(kubernetes_api.UnusableKubeconfig, match="service account"):
+        kubernetes_api.client("")
 
 
 async def test_class_that_was_made_again_counts_from_the_next_list_on(

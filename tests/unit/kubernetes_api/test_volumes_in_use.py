@@ -1,12 +1,14 @@
 """A deferred volume that a node reports in use is not detached from it, by force either."""
 
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from crust.kubernetes_api import pod_runtimes
+from crust.deferral_keys import Defer
+from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.volumes_in_use import VolumesInUse
 from tests.support import fake_kubernetes
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -45,8 +47,16 @@ def kubeconfig(api: FakeKubernetes, tmp_path: Path) -> Iterator[str]:
 
 @pytest_asyncio.fixture
 async def users(kubeconfig: str) -> AsyncIterator[VolumesInUse]:
-    client = pod_runtimes.client(kubeconfig)
-    yield VolumesInUse(client)
+    client = kubernetes_api.client(kubeconfig)
+    yield VolumesInUse(client, Defer.NEVER)
+    await client.close()
+
+
+@pytest_asyncio.fixture
+async def deferring(kubeconfig: str) -> AsyncIterator[VolumesInUse]:
+    """On whose nodes a volume that says nothing is deferred."""
+    client = kubernetes_api.client(kubeconfig)
+    yield VolumesInUse(client, Defer.RUNTIME_CLASS)
     await client.close()
 
 
@@ -68,6 +78,25 @@ async def test_volume_that_is_not_deferred_is_kubernetes_business(
 ) -> None:
     volume(api, attributes)
     assert await user(users) == ""
+
+
+async def test_volume_that_says_nothing_is_in_use_where_the_default_defers(
+    api: FakeKubernetes, deferring: VolumesInUse
+) -> None:
+    """A PersistentVolume that was made by hand, or before crust was there."""
+    volume(api, {})
+    assert await user(deferring) == "node-a"
+    volume(api, {"crust.dev/defer": "never"})
+    assert await user(deferring) == ""
+
+
+async def test_volume_that_no_csi_source_names_is_judged_by_the_default(
+    api: FakeKubernetes, users: VolumesInUse, deferring: VolumesInUse
+) -> None:
+    """One that Kubernetes has migrated from an in-tree plugin has no volume attributes."""
+    api.remove_object("persistentvolumes", "pv-1")
+    assert await user(users) == ""
+    assert await user(deferring) == "node-a"
 
 
 async def test_volume_that_the_node_has_unmounted_is_free(
@@ -99,5 +128,17 @@ async def test_id_of_another_node_or_driver_is_not_that_node(
 
 async def test_api_that_is_away_decides_nothing(api: FakeKubernetes, users: VolumesInUse) -> None:
     api.weather.status = 503
-    with pytest.raises(pod_runtimes.KubernetesApiUnavailable, match="vol-1"):
+    with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="vol-1"):
         await user(users)
+
+
+async def test_slow_api_decides_nothing(
+    api: FakeKubernetes, users: VolumesInUse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_api, "_ASK_S", 0.2)
+    api.weather.hangs = held = threading.Event()
+    try:
+        with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="no answer within"):
+            await user(users)
+    finally:
+        held.set()
