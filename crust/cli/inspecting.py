@@ -87,4 +87,22 @@ def describe(run_dir: str, form: Format, volume: str, *, watch: bool) -> None:
     sys.exit(watching.run(run_dir, show.describe(volume, run_dir), form, watch=watch))
 
 
-COMMANDS: tuple[click.Command, ...] = (status, volumes, handlers, drivers, describe)
+@click.command()
+@RUN_DIR
+@_FORMAT
+@click.option("--check", "only", multiple=True, metavar="NAME", help="Run this check only.")
+def doctor(run_dir: str, form: Format, only: tuple[str, ...]) -> None:
+    """Check what this node needs: kernel, programs, settings, the kubelet's directories, sockets, versions.
+
+    Exit codes: 0 no error was found (warnings may be), 1 an error, 2 the command cannot be understood.
+    """
+    from crust.cli.doctor import run
+    from crust.cli.doctor.finding import CHECKS
+
+    unknown = [each for each in only if each not in CHECKS]
+    if unknown:
+        raise click.UsageError(f"no check is called {unknown[0]!r}: there are {', '.join(CHECKS)}")
+    sys.exit(run.run(run_dir, form, only))
+
+
+COMMANDS: tuple[click.Command, ...] = (status, volumes, handlers, drivers, describe, doctor)

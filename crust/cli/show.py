@@ -161,6 +161,13 @@ def describe(name: str, run_dir: str) -> Question:
     return ask
 
 
+async def parts(
+    stub: Stub,
+) -> tuple[tuple[views.Driver, ...], tuple[views.Handler, ...], tuple[views.Problem, ...]]:
+    """Drivers, handlers, and what is wrong with the proxy itself."""
+    return await asyncio.gather(_drivers(stub), _handlers(stub), _conditions(stub))
+
+
 async def answer(run_dir: str, question: Question) -> Shown:
     """Ask the proxy once. Raises what `asking.inspecting` does."""
     async with asking.inspecting(run_dir) as stub:

@@ -44,13 +44,18 @@ def run(run_dir: str, question: show.Question, form: output.Format, *, watch: bo
         return 0
 
 
+def print_once(found: show.Shown, form: output.Format) -> int:
+    """Print an answer; returns the exit code."""
+    _printed(Console(), found.rendered(form))
+    return 0 if found.healthy else 1
+
+
 async def _once(run_dir: str, question: show.Question, form: output.Format) -> int:
     try:
         found = await show.answer(run_dir, question)
     except errors.CrustError as error:
         return asking.failed(error)
-    _printed(Console(), found.rendered(form))
-    return 0 if found.healthy else 1
+    return print_once(found, form)
 
 
 async def _watch(run_dir: str, question: show.Question, form: output.Format) -> None:

@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 from google.protobuf import timestamp_pb2
 
+import crust
 from crust import errors
 from crust.handoff.store import Entry
 from crust.proxy.deferred import DeferredVolumes
@@ -111,12 +112,13 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
     ) -> inspect_pb2.GetHealthResponse:
         """The problems of the proxy itself."""
         return inspect_pb2.GetHealthResponse(
+            version=crust.__version__,
             conditions=[
                 inspect_pb2.GetHealthResponse.Condition(
                     part=part, error_name=problem.error_name, message=str(problem)
                 )
                 for part, problem in self._health.problems.items()
-            ]
+            ],
         )
 
     async def Watch(

@@ -388,6 +388,9 @@ class GetHealthResponse(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     CONDITIONS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """Of the crust that this process runs; empty from a version that did not report it."""
     @_builtins.property
     def conditions(self) -> _containers.RepeatedCompositeFieldContainer[Global___GetHealthResponse.Condition]:
         """Empty when nothing is wrong."""
@@ -396,10 +399,11 @@ class GetHealthResponse(_message.Message):
         self,
         *,
         conditions: _abc.Iterable[Global___GetHealthResponse.Condition] | None = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conditions", b"conditions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conditions", b"conditions", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

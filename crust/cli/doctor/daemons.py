@@ -1,0 +1,95 @@
+"""The daemons: their sockets, their versions, what they say of themselves, the handlers."""
+
+from collections.abc import Iterator
+
+import crust
+from crust import errors
+from crust.cli import asking
+from crust.cli.doctor.finding import Finding, check, error, of, ok, warning
+from crust.cli.doctor.node import Node
+from crust.node.settings import OWN_DRIVER
+
+_OWN = ("runtime.sock", "handlers.sock", "inspect.sock")
+
+
+@check("sockets")
+def sockets(node: Node) -> Iterator[Finding]:
+    """Each socket of the proxy is alive, or not there; none is left over."""
+    found = node.proxy_settings()
+    paths = [f"{node.run_dir}/{each}" for each in _OWN]
+    paths += [each.socket for each in found.drivers] if found else []
+    missing = [path for path in paths if not node.at(path).exists()]
+    for path in (each for each in paths if each not in missing):
+        try:
+            asking.check_socket("the proxy", str(node.at(path)), start="start it")
+        except errors.CrustError as problem:
+            yield of(problem)
+        else:
+            yield ok(f"{path} is served")
+    if missing:
+        yield error(
+            f"{', '.join(missing)}: not there",
+            "the proxy that serves them does not run",
+            "start crust-node or crust-proxy; its log says why it does not start",
+        )
+
+
+@check("proxy")
+def proxy(node: Node) -> Iterator[Finding]:
+    """The proxy answers, and is healthy."""
+    if isinstance(node.proxy, errors.CrustError):
+        yield of(node.proxy)
+    elif node.proxy is not None:
+        for problem in node.proxy.problems:
+            yield error(
+                f"{problem.part}: {problem.message}", "", f"crust explain {problem.error_name}"
+            )
+        if not node.proxy.problems:
+            yield ok("the proxy is healthy")
+
+
+@check("drivers")
+def drivers(node: Node) -> Iterator[Finding]:
+    """Each driver answers a Probe."""
+    if node.proxy is None or isinstance(node.proxy, errors.CrustError):
+        return
+    for driver in node.proxy.drivers:
+        if driver.state == "ready":
+            yield ok(f"driver {driver.name} answers")
+        else:
+            todo = "docs/operations.md, A daemon is unhealthy"
+            yield error(f"driver {driver.name} is not ready", driver.message, todo)
+
+
+@check("versions")
+def versions(node: Node) -> Iterator[Finding]:
+    """Each daemon that runs is of the version that is installed."""
+    if node.proxy is None or isinstance(node.proxy, errors.CrustError):
+        return
+    running = {"the proxy": node.proxy.version}
+    own = (each for each in node.proxy.drivers if each.name == OWN_DRIVER)
+    running |= {f"driver {each.name}": each.version for each in own if each.version}
+    for name, version in running.items():
+        if version == crust.__version__:
+            yield ok(f"{name} runs {version}")
+        else:
+            yield warning(
+                f"{name} runs {version or 'an older version'}, installed is {crust.__version__}",
+                "it was not restarted since the upgrade",
+                "restart it: first the runtimes, then the proxy, then shims, then the driver",
+            )
+
+
+@check("handlers")
+def handlers(node: Node) -> Iterator[Finding]:
+    """A runtime handler is registered."""
+    if node.proxy is None or isinstance(node.proxy, errors.CrustError):
+        return
+    for handler in node.proxy.handlers:
+        yield ok(f"handler {handler.name} is registered")
+    if not node.proxy.handlers:
+        yield error(
+            "no runtime handler is registered",
+            "every publish that is to be deferred is refused",
+            "start the runtime's daemon: docs/operations.md, No handler is registered",
+        )

@@ -1,0 +1,88 @@
+"""The kernel: its version, loop devices, filesystems, control groups."""
+
+import re
+from collections.abc import Iterator
+
+from crust.cli.doctor.finding import Finding, check, error, ok, warning
+from crust.cli.doctor.node import Node
+
+_LEAST = (5, 15)
+_STATMOUNT = (6, 14)
+_FILESYSTEMS = ("ext4", "xfs", "btrfs")
+_POD_GROUPS = ("kubepods.slice", "kubepods")
+
+
+@check("kernel")
+def version(node: Node) -> Iterator[Finding]:
+    """Linux 5.15: openat2(2), and diskseq, by which a device is known again."""
+    found = re.match(r"(\d+)\.(\d+)", node.release)
+    number = (int(found[1]), int(found[2])) if found else (0, 0)
+    if number < _LEAST:
+        yield error(
+            f"the kernel is {node.release}",
+            "crust knows a device again by its diskseq, which Linux 5.15 and later have",
+            "install a newer kernel",
+        )
+    elif number < _STATMOUNT:
+        yield ok(f"Linux {node.release}; without statmount(2), so all mounts are read at each look")
+    else:
+        yield ok(f"Linux {node.release}")
+
+
+@check("loop")
+def loop(node: Node) -> Iterator[Finding]:
+    """Loop devices, of which crust's own driver makes one per volume."""
+    if node.at("/dev/loop-control").exists():
+        yield ok("the kernel has loop devices")
+    else:
+        yield error(
+            "/dev/loop-control is not there",
+            "crust's driver attaches its volumes as loop devices",
+            "modprobe loop, and put it into /etc/modules-load.d; in a container mount the host's /dev",
+        )
+
+
+@check("filesystems")
+def filesystems(node: Node) -> Iterator[Finding]:
+    """What the host can mount; a guest mounts with its own kernel."""
+    for name in _FILESYSTEMS:
+        if _has_module(node, name):
+            yield ok(f"the kernel has {name}")
+        else:
+            yield warning(
+                f"the kernel has no {name}",
+                f"an ordinary mount of a volume with {name} fails on this node; a guest does not need it",
+                f"install the module {name}, if volumes have it",
+            )
+
+
+def _has_module(node: Node, name: str) -> bool:
+    if re.search(rf"\b{name}$", node.text("/proc/filesystems"), re.MULTILINE):
+        return True
+    modules = f"/lib/modules/{node.release}"
+    listed = node.text(f"{modules}/modules.builtin") + node.text(f"{modules}/modules.dep")
+    return f"/{name}.ko" in listed
+
+
+@check("cgroups")
+def cgroups(node: Node) -> Iterator[Finding]:
+    """Control groups v2 with the io controller, for I/O limits on the host."""
+    controllers = node.text("/sys/fs/cgroup/cgroup.controllers").split()
+    without = (
+        "a volume with I/O limits is refused on the host; for a guest its hypervisor keeps them"
+    )
+    if not controllers:
+        yield warning(
+            "control groups v2 are not mounted at /sys/fs/cgroup", without,
+            "boot with systemd.unified_cgroup_hierarchy=1; in a container mount the host's /sys/fs/cgroup",
+        )  # fmt: skip
+    elif "io" not in controllers:
+        yield warning("control groups have no io controller", without, "enable it in the kernel")
+    elif "io" not in node.text("/sys/fs/cgroup/cgroup.subtree_control").split():
+        todo = "echo +io > /sys/fs/cgroup/cgroup.subtree_control"
+        yield warning("the io controller is not given to the groups below the root", without, todo)
+    elif not any(node.at(f"/sys/fs/cgroup/{name}").is_dir() for name in _POD_GROUPS):
+        todo = "start the kubelet, or set io_cgroup of the driver to the group that holds the pods"
+        yield warning("there is no group kubepods.slice or kubepods", without, todo)
+    else:
+        yield ok("control groups v2 with io, and a group that holds the pods")

@@ -1,0 +1,74 @@
+"""The kubelet's directories, and what the cluster must have that no node can see."""
+
+from collections.abc import Iterator
+
+from crust import errors
+from crust.cli.doctor.finding import Finding, check, error, of, ok, warning
+from crust.cli.doctor.node import Node
+
+
+@check("kubelet-root")
+def root(node: Node) -> Iterator[Finding]:
+    """The directories in which a kubelet has pods, plugins and registrations."""
+    for path in node.kubelet_roots():
+        missing = [each for each in ("pods", "plugins") if not node.at(f"{path}/{each}").is_dir()]
+        if not node.at(path).is_dir():
+            yield error(
+                f"the kubelet's root {path} is not there",
+                "targets of volumes are below it",
+                "set target_roots (and kubelet_root of a shim) to what --root-dir of the kubelet says",
+            )
+        elif missing:
+            yield warning(
+                f"{path} has no {' and no '.join(missing)}",
+                "a kubelet makes them at its start",
+                "start the kubelet, or correct target_roots",
+            )
+        else:
+            yield ok(f"the kubelet's root {path} has pods and plugins")
+
+
+@check("kubelet-registry")
+def registry(node: Node) -> Iterator[Finding]:
+    """Where the proxy registers its drivers."""
+    found = node.proxy_settings()
+    if found is None or not found.plugins_registry:
+        yield warning(
+            "the proxy registers no driver with the kubelet",
+            "plugins_registry is not set, or there are no settings of the proxy",
+            "set plugins_registry, unless node-driver-registrar runs beside each driver",
+        )
+    elif not node.at(found.plugins_registry).is_dir():
+        yield error(
+            f"{found.plugins_registry} is not there",
+            "the kubelet looks for drivers there, so it will not know them",
+            "correct plugins_registry, or start the kubelet once",
+        )
+    else:
+        yield ok(f"drivers are registered in {found.plugins_registry}")
+
+
+@check("mount-propagation")
+def propagation(node: Node) -> Iterator[Finding]:
+    """What this process would mount reaches the host. A daemon looks again at its own start."""
+    if node.check_propagation is None:
+        return
+    for path in node.kubelet_roots():
+        try:
+            node.check_propagation(path)
+        except errors.CrustError as problem:
+            yield of(problem)
+        else:
+            yield ok(f"mounts below {path} reach the host")
+
+
+@check("forced-detach")
+def forced_detach(_: Node) -> Iterator[Finding]:
+    """A switch of kube-controller-manager, which runs elsewhere."""
+    yield warning(
+        "whether the cluster detaches volumes by force cannot be seen from a node",
+        "six minutes after a pod's deletion kube-controller-manager detaches its volume, even under a live guest",
+        "check that it runs with --disable-force-detach-on-timeout=true (Kubernetes 1.30 and later): "
+        "kubectl -n kube-system get pod -l component=kube-controller-manager -o yaml | grep force-detach; "
+        "or run crust shim --controller with a table [kubernetes]. With attachRequired: false nothing is detached so",
+    )

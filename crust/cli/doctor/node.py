@@ -1,0 +1,105 @@
+"""What the checks look at: the files of a node below a root directory, its settings, and what the proxy answered."""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crust import errors, settings
+from crust.cli import views
+from crust.node.settings import NodeSettings
+
+PROGRAMS: dict[str, type[settings.ProgramSettings]] = {
+    "node": NodeSettings,
+    "proxy": settings.ProxySettings,
+    "shim": settings.ShimSettings,
+    "driver": settings.DriverSettings,
+}
+CONFIG_DIR = "/etc/crust"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a proxy that runs says of itself."""
+
+    version: str
+    drivers: tuple[views.Driver, ...]
+    handlers: tuple[views.Handler, ...]
+    problems: tuple[views.Problem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node. Tests replace everything that is not a file."""
+
+    root: Path = Path("/")
+    run_dir: str = "/run/crust"
+    release: str = field(default_factory=lambda: os.uname().release)
+    proxy: Answered | errors.CrustError | None = None
+    """None: it was not asked."""
+    check_propagation: Callable[[str], None] | None = None
+    """Raises what is wrong with the mounts below a directory; None: it is not looked at."""
+
+    def at(self, path: str) -> Path:
+        """An absolute path of the node."""
+        return self.root / path.lstrip("/")
+
+    def text(self, path: str) -> str:
+        """The text of a file; empty if it cannot be read."""
+        try:
+            return self.at(path).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    def has_program(self, name: str) -> bool:
+        """Whether a program is installed."""
+        directories = os.pathsep.join(str(self.at(each)) for each in _PATH.split(":"))
+        return shutil.which(name, path=directories) is not None
+
+    def has_library(self, name: str) -> bool:
+        """Whether a shared library is installed where Debian and Fedora have theirs."""
+        places = ("usr/lib", "lib", "usr/lib64", "lib64")
+        return any(
+            found
+            for place in places
+            for pattern in (name, f"*/{name}")
+            for found in (self.root / place).glob(pattern)
+        )
+
+    def installed(self) -> dict[str, str]:
+        """The settings files that are there: program to path."""
+        paths = {program: f"{CONFIG_DIR}/{program}.toml" for program in PROGRAMS}
+        return {program: path for program, path in paths.items() if self.at(path).exists()}
+
+    def settings_of(self, program: str) -> settings.ProgramSettings | None:
+        """The settings of a program; None if there is no file, or it is refused."""
+        try:
+            return self.load(program)
+        except errors.InvalidRequest:
+            return None
+
+    def load(self, program: str) -> settings.ProgramSettings | None:
+        """The same. Raises `InvalidSettings` if the file is refused."""
+        if program not in self.installed():
+            return None
+        text = self.text(f"{CONFIG_DIR}/{program}.toml")
+        defaults = {"node_id": "this-node"} if program == "driver" else {}
+        return settings.load(
+            PROGRAMS[program], program, toml=text, environ={}, flags={}, defaults=defaults
+        )
+
+    def proxy_settings(self) -> settings.ProxySettings | None:
+        """The proxy's part: its own file's, else that of `crust node`."""
+        found = self.settings_of("proxy") or self.settings_of("node")
+        return found.proxy if isinstance(found, NodeSettings) else _proxy(found)
+
+    def kubelet_roots(self) -> tuple[str, ...]:
+        """Where targets are."""
+        found = self.proxy_settings()
+        return found.target_roots if found else ("/var/lib/kubelet",)
+
+
+def _proxy(found: settings.ProgramSettings | None) -> settings.ProxySettings | None:
+    return found if isinstance(found, settings.ProxySettings) else None

@@ -1,0 +1,94 @@
+"""Runs the checks and prints what they found. Exit code 1 if there is an error; warnings do not count."""
+
+import asyncio
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.text import Text
+
+from crust import errors
+from crust.cli import asking, output, show, watching
+from crust.cli.doctor import configuration, daemons, kernel, kubelet, programs
+from crust.cli.doctor.finding import CHECKS, Finding, Level, error
+from crust.cli.doctor.node import Answered, Node
+from crust.host.mounts import propagation
+from crust.wire.v1 import inspect_pb2
+
+MODULES = (kernel, programs, configuration, kubelet, daemons)
+"""Importing one registers its checks."""
+
+_STYLES = {"ok": output.GOOD, "warning": output.BUSY, "error": output.BAD}
+_COLUMNS = (
+    output.Column[Finding]("level", lambda row: row.level.value, styles=_STYLES),
+    output.Column[Finding]("check", lambda row: row.check),
+    output.Column[Finding]("found", lambda row: row.what),
+    output.Column[Finding]("why", lambda row: row.why, wide=True),
+    output.Column[Finding]("what to do", lambda row: row.todo, wide=True),
+)
+
+
+async def examine(run_dir: str, only: Iterable[str] = ()) -> show.Shown:
+    """All checks on this node, or those that are named."""
+    return shown(await asyncio.to_thread(findings, await _node(run_dir), tuple(only)))
+
+
+def findings(node: Node, only: tuple[str, ...] = ()) -> tuple[Finding, ...]:
+    """What the checks find, in their order. A check that fails itself is an error that it found. Blocks."""
+    return tuple(
+        dataclasses.replace(found, check=name)
+        for name in (only or CHECKS)
+        for found in _guarded(name, node)
+    )
+
+
+def shown(found: tuple[Finding, ...]) -> show.Shown:
+    """In every format; `-o name` names the checks that found an error."""
+    bad = [each for each in found if each.level is Level.ERROR]
+
+    def table(wide: bool) -> Text:  # noqa: FBT001 - one flag, and its caller is `Shown`
+        if wide:
+            return output.table(_COLUMNS, found, wide=True)
+        return Text("\n").join(_sentence(each) for each in found)
+
+    names = tuple(dict.fromkeys(each.check for each in bad))
+    return show.Shown({"healthy": not bad, "findings": found}, names, table, healthy=not bad)
+
+
+def run(run_dir: str, form: output.Format, only: tuple[str, ...]) -> int:
+    """Check this node and print; returns the exit code."""
+    return watching.print_once(asyncio.run(examine(run_dir, only)), form)
+
+
+def _guarded(name: str, node: Node) -> tuple[Finding, ...]:
+    try:
+        return tuple(CHECKS[name](node))
+    except (errors.CrustError, OSError) as err:
+        what = f"the check {name} could not look"
+        return (error(what, str(err), "run the command as root"),)
+
+
+def _sentence(found: Finding) -> Text:
+    level = found.level.value
+    line = Text.assemble((f"{level:<8}", _STYLES[level]), f"{found.check}: ")
+    line.append(output.printable(found.what))
+    for title, text in (("why", found.why), ("do", found.todo)):
+        if text:
+            line.append(f"\n{'':<8}{title}: {output.printable(text)}")
+    return line
+
+
+async def _node(run_dir: str) -> Node:
+    answered: Answered | errors.CrustError
+    try:
+        async with asking.inspecting(run_dir) as stub:
+            health = await stub.GetHealth(inspect_pb2.GetHealthRequest(), timeout=show.TIMEOUT_S)
+            answered = Answered(health.version, *await show.parts(stub))
+    except errors.CrustError as problem:
+        answered = problem
+    return Node(
+        root=Path("/"),
+        run_dir=run_dir,
+        proxy=answered,
+        check_propagation=lambda path: propagation.check((path,)),
+    )

@@ -1,0 +1,251 @@
+"""`crust doctor`: each check, against a root directory that a test fills."""
+
+import asyncio
+import json
+import socket
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import crust
+from crust import errors
+from crust.cli import main, views
+from crust.cli.doctor import run
+from crust.cli.doctor.finding import CHECKS, Finding, Level
+from crust.cli.doctor.node import Answered, Node
+from crust.host.mounts import mountinfo, propagation
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+RELEASE = "6.1.0-18-amd64"
+DRIVER = views.Driver("block.csi.crust.dev", "/s", "/b", "ready", crust.__version__, "", 0, "")
+HANDLER_ANSWER = (views.Handler("kata", "1", "/h", (), (), 0, None),)  # type: ignore[arg-type]
+HEALTHY = Answered(crust.__version__, (DRIVER,), HANDLER_ANSWER, ())
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="crust-") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def good(root: Path) -> Node:
+    """A node on which every check is content, as far as it can be."""
+    write(root, "dev/loop-control")
+    write(root, "proc/filesystems", "nodev\ttmpfs\n\text4\n\txfs\n\tbtrfs\n")
+    write(root, "sys/fs/cgroup/cgroup.controllers", "cpu io memory\n")
+    write(root, "sys/fs/cgroup/cgroup.subtree_control", "io\n")
+    for directory in (
+        "sys/fs/cgroup/kubepods.slice", "var/lib/kubelet/pods", "var/lib/kubelet/plugins",
+        "var/lib/kubelet/plugins_registry",
+    ):  # fmt: skip
+        (root / directory).mkdir(parents=True)
+    for program in ("mkfs.ext4", "e2fsck", "mkfs.xfs", "mkfs.btrfs", "btrfs", "bwrap"):
+        write(root, f"usr/sbin/{program}").chmod(0o755)
+    for library in ("libblkid.so.1", "libseccomp.so.2"):
+        write(root, f"usr/lib/x86_64-linux-gnu/{library}")
+    for name in ("proxy", "shim", "driver", "node"):
+        write(root, f"etc/crust/{name}.toml", (DEPLOY / "crust" / f"{name}.toml").read_text())
+    return Node(root=root, release=RELEASE, proxy=HEALTHY, check_propagation=lambda _: None)
+
+
+def write(root: Path, path: str, text: str = "") -> Path:
+    """A file below the root."""
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def found(node: Node, name: str) -> tuple[Finding, ...]:
+    return run.findings(node, (name,))
+
+
+def bad(node: Node, name: str, level: Level) -> str:
+    """The text of the first finding that is not ok; it says what, why and what to do."""
+    first = next(each for each in found(node, name) if each.level is not Level.OK)
+    assert first.level is level
+    assert first.todo
+    return f"{first.what}: {first.why}; {first.todo}"
+
+
+@pytest.mark.parametrize(
+    "name", [each for each in CHECKS if each not in ("sockets", "forced-detach")]
+)
+def test_good_node_passes(good: Node, name: str) -> None:
+    assert {each.level for each in found(good, name)} == {Level.OK}
+
+
+def test_forced_detach_is_always_a_warning_with_a_command(good: Node) -> None:
+    assert "grep force-detach" in bad(good, "forced-detach", Level.WARNING)
+
+
+@pytest.mark.parametrize("release", ["5.14.21-default", "4.18.0", "?"])
+def test_old_kernel_is_an_error(good: Node, release: str) -> None:
+    assert "diskseq" in bad(replace(good, release=release), "kernel", Level.ERROR)
+
+
+@pytest.mark.parametrize(
+    ("removed", "name", "level", "words"),
+    [
+        ("dev/loop-control", "loop", Level.ERROR, "modprobe loop"),
+        ("proc/filesystems", "filesystems", Level.WARNING, "install the module ext4"),
+        ("sys/fs/cgroup/cgroup.controllers", "cgroups", Level.WARNING, "not mounted"),
+        ("sys/fs/cgroup/cgroup.subtree_control", "cgroups", Level.WARNING, "echo +io"),
+        ("sys/fs/cgroup/kubepods.slice", "cgroups", Level.WARNING, "io_cgroup"),
+        ("usr/sbin/bwrap", "programs", Level.ERROR, "install bubblewrap"),
+        ("usr/lib/x86_64-linux-gnu/libblkid.so.1", "programs", Level.ERROR, "libblkid1"),
+        ("var/lib/kubelet/pods", "kubelet-root", Level.WARNING, "start the kubelet"),
+        ("var/lib/kubelet/plugins_registry", "kubelet-registry", Level.ERROR, "plugins_registry"),
+    ],
+)
+def test_what_is_missing_is_found(
+    good: Node, removed: str, name: str, level: Level, words: str
+) -> None:
+    path = good.root / removed
+    path.rmdir() if path.is_dir() else path.unlink()
+    assert words in bad(good, name, level)
+
+
+def test_module_that_is_not_loaded_counts(good: Node) -> None:
+    write(good.root, "proc/filesystems", "\text4\n\txfs\n")
+    write(good.root, f"lib/modules/{RELEASE}/modules.dep", "kernel/fs/btrfs/btrfs.ko.xz: a.ko\n")
+    assert {each.level for each in found(good, "filesystems")} == {Level.OK}
+
+
+@pytest.mark.parametrize(
+    ("present", "name", "cure"),
+    [
+        ("run/udev/control", "udev", "etc/udev/rules.d/59-crust.rules"),
+        ("usr/sbin/multipathd", "multipath", "etc/multipath/conf.d/crust.conf"),
+    ],
+)
+def test_tool_of_the_node_without_its_filter_is_a_warning(
+    good: Node, present: str, name: str, cure: str
+) -> None:
+    write(good.root, present).chmod(0o755)
+    bad(good, name, Level.WARNING)
+    write(good.root, cure)
+    assert {each.level for each in found(good, name)} == {Level.OK}
+
+
+def test_lvm_needs_a_filter_or_a_list_that_exists(good: Node) -> None:
+    write(good.root, "usr/sbin/lvm").chmod(0o755)
+    write(good.root, "etc/lvm/lvm.conf", "devices {\n\t# use_devicesfile = 1\n}\n")
+    bad(good, "lvm", Level.WARNING)
+    write(good.root, "etc/lvm/lvm.conf", (DEPLOY / "host" / "lvm.conf").read_text())
+    bad(good, "lvm", Level.WARNING)
+    write(good.root, "etc/lvm/devices/system.devices")
+    assert {each.level for each in found(good, "lvm")} == {Level.OK}
+
+
+def test_unknown_setting_is_an_error_with_its_name(good: Node) -> None:
+    write(good.root, "etc/crust/shim.toml", 'socket = "/a"\ndriver_socket = "/b"\nfoo = 1\n')
+    text = bad(good, "settings", Level.ERROR)
+    assert "/etc/crust/shim.toml is refused" in text
+    assert "foo" in text
+
+
+def test_settings_that_others_can_write_are_an_error(good: Node) -> None:
+    (good.root / "etc/crust/proxy.toml").chmod(0o666)
+    assert "chmod go-w /etc/crust/proxy.toml" in bad(good, "settings", Level.ERROR)
+
+
+def test_node_without_settings_is_a_warning(root: Path) -> None:
+    bad(Node(root=root), "settings", Level.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("program", "old", "new", "words"),
+    [
+        ("shim", 'socket = "/run/crust/shim', 'socket = "/run/x', "nobody calls the shim at /run/x"),
+        ("driver", 'socket = "/run/crust/driver', 'socket = "/run/x', "nobody calls the driver"),
+        ("driver", "/run/crust/runtime.sock", "/run/x.sock", "the driver asks the proxy at /run/x"),
+    ],
+)  # fmt: skip
+def test_sockets_that_do_not_match_are_an_error(
+    good: Node, program: str, old: str, new: str, words: str
+) -> None:
+    file = good.root / f"etc/crust/{program}.toml"
+    text = file.read_text()
+    if program == "shim":  # a drivers_dir may hold the driver that calls it
+        proxy = good.root / "etc/crust/proxy.toml"
+        proxy.write_text(proxy.read_text().replace("drivers_dir", "# "))
+    file.write_text(text.replace(old, new, 1))
+    assert words in bad(good, "sockets-match", Level.ERROR)
+
+
+def test_sockets_are_served_or_left_over_or_missing(good: Node) -> None:
+    (good.root / "run/crust").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as served, socket.socket(socket.AF_UNIX) as left:
+        served.bind(str(good.root / "run/crust/runtime.sock"))
+        served.listen()
+        left.bind(str(good.root / "run/crust/handlers.sock"))
+        levels = [each.level for each in found(good, "sockets")]
+        text = " ".join(f"{each.what} {each.why}" for each in found(good, "sockets"))
+    assert levels == [Level.OK, Level.ERROR, Level.ERROR]
+    assert "the socket is left over" in text
+    assert "inspect.sock" in text
+
+
+def test_proxy_that_is_away_is_one_error(good: Node) -> None:
+    node = replace(good, proxy=errors.PeerUnavailable("no proxy", why="down", hint="start it"))
+    assert "no proxy" in bad(node, "proxy", Level.ERROR)
+    assert [found(node, name) for name in ("drivers", "versions", "handlers")] == [(), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("name", "answered", "level"),
+    [
+        ("proxy", replace(HEALTHY, problems=(views.Problem("threads", "X", "hangs"),)), Level.ERROR),
+        ("drivers", replace(HEALTHY, drivers=(replace(DRIVER, state="not-ready"),)), Level.ERROR),
+        ("versions", replace(HEALTHY, version="0.0.1"), Level.WARNING),
+        ("versions", replace(HEALTHY, drivers=(replace(DRIVER, version="9"),)), Level.WARNING),
+        ("handlers", replace(HEALTHY, handlers=()), Level.ERROR),
+    ],
+)  # fmt: skip
+def test_what_the_proxy_says_is_found(
+    good: Node, name: str, answered: Answered, level: Level
+) -> None:
+    bad(replace(good, proxy=answered), name, level)
+
+
+def test_mounts_that_do_not_propagate_are_an_error(good: Node) -> None:
+    def refuse(path: str) -> None:
+        (mount,) = mountinfo.parse(b"1 0 0:1 / / rw master:1 - tmpfs tmpfs rw")
+        raise propagation.MountsNotPropagated(path, mount, "is a slave")
+
+    node = replace(good, check_propagation=refuse)
+    assert "[MountsNotPropagated]" in bad(node, "mount-propagation", Level.ERROR)
+
+
+def test_check_that_fails_itself_is_an_error(good: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Node) -> Iterator[Finding]:
+        raise PermissionError("not allowed")
+
+    monkeypatch.setitem(CHECKS, "kernel", fail)
+    assert "not allowed" in bad(good, "kernel", Level.ERROR)
+
+
+def test_every_check_of_the_page_exists_and_none_is_missing() -> None:
+    page = (DEPLOY.parent / "docs" / "operations.md").read_text()
+    section = page.partition("### crust doctor")[2].partition("\n##")[0]
+    assert {each for each in CHECKS if f"`{each}`" not in section} == set()
+
+
+async def test_command_prints_json_and_exits_1_for_an_error(root: Path) -> None:
+    words = ["doctor", "--check", "proxy", "--run-dir", str(root), "-o", "json"]
+    result = await asyncio.to_thread(CliRunner().invoke, main.main, words)
+    document = json.loads(result.output)
+    assert (result.exit_code, document["healthy"]) == (1, False)
+    assert [each["check"] for each in document["findings"]] == ["proxy"]
+
+
+async def test_unknown_check_is_wrong_usage() -> None:
+    result = await asyncio.to_thread(CliRunner().invoke, main.main, ["doctor", "--check", "x"])
+    assert result.exit_code == 2
+    assert "there are" in result.output
