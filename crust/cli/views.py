@@ -195,7 +195,7 @@ def access(row: Volume) -> str:
 
 def _feature(number: "handlers_pb2.HandlerFeature.ValueType") -> str:
     name = handlers_pb2.HandlerFeature.Name(number)
-    return name.removeprefix("HANDLER_FEATURE_").lower().replace("_", "-")
+    return name.removeprefix("HANDLER_FEATURE_")
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:

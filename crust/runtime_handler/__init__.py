@@ -1,6 +1,7 @@
 """The SDK for runtimes: resolve a container's mounts, claim volumes for sandboxes, answer the proxy's calls.
 
     resolve       find the volume, and the path in it, that a mount source of the OCI bundle names
+    needs         what a volume needs of a runtime, e.g. I/O limits: `claim_volume(features=…)` refuses the rest
     claim         take a volume for a sandbox, check it, hold it, report its state, release it
     keepers       start the process that holds the claims of a hypervisor that takes no descriptors
     kept_vm       when that process was killed: claim again for the same sandbox, or kill its hypervisor
@@ -22,10 +23,12 @@ from crust.runtime_handler.claim import (
     claim_volume,
     reclaim_volume,
 )
+from crust.runtime_handler.needs import FeatureMissing
 from crust.runtime_handler.resolve import (
     GuardWithoutEntry,
     NotDeferred,
     Resolved,
+    SubPathUnsupported,
     resolve_source,
 )
 
@@ -33,11 +36,13 @@ __all__ = [
     "Claim",
     "ClaimLost",
     "DeviceChanged",
+    "FeatureMissing",
     "GuardWithoutEntry",
     "NotDeferred",
     "Record",
     "Resolved",
     "State",
+    "SubPathUnsupported",
     "WrongHandler",
     "adopt_volume",
     "claim_volume",

@@ -28,7 +28,7 @@ import contextlib
 import dataclasses
 import datetime
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Self
 
 from crust import errors, volumes
@@ -37,6 +37,7 @@ from crust.handoff.record import Record
 from crust.host.block import devices, holders
 from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import oserrors
+from crust.runtime_handler import needs
 
 
 class WrongHandler(errors.NotReady):
@@ -155,16 +156,22 @@ class Claim:
             os.close(self._device_fd)
             self._device_fd = -1
 
-    def release(self) -> None:
+    def release(self, *, error: str = "") -> None:
         """Remove claim.json, then close device and lock. Only after the sandbox has given the device back or ended.
 
-        Idempotent. After `hand_over` it raises `HeldBySandbox` while the hypervisor still runs.
+        With `error`, the reason why the sandbox could not use the volume, claim.json stays with it: `crust volumes`
+        shows it until the next claim. It must hold no secret. Idempotent. After `hand_over` it raises
+        `HeldBySandbox` while the hypervisor still runs.
         """
+        last = self._content(claims.State.ERROR, error) if error else None
         if self._lock is None:
-            _remove_dead(self._paths, self.record.target)
+            _end_dead(self._paths, self.record.target, last)
             return
         try:
-            claims.remove(self._paths)
+            if last is not None:
+                claims.write(self._paths, last)
+            else:
+                claims.remove(self._paths)
         finally:  # if claim.json could not be removed, it is a dead claim without the lock
             self.hand_over()
 
@@ -182,8 +189,8 @@ class Claim:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.release(error=_reason(error))
 
 
 def claim_volume(
@@ -191,11 +198,14 @@ def claim_volume(
     target: volumes.TargetPath,
     sandbox_id: volumes.SandboxId,
     handler: volumes.HandlerName,
+    *,
+    features: Collection[volumes.HandlerFeature] = frozenset(),
 ) -> Claim:
     """Claim the volume that is published at `target`, or raise and change nothing.
 
-    Raises `claims.NotPublished`, `claims.HeldBySandbox`, `WrongHandler`, `DeviceChanged`, `devices.DeviceInUse`, and
-    the record's own error if it cannot be read.
+    `features` are those of the runtime's RegisterRequest: a volume that needs another one is refused. Raises
+    `FeatureMissing`, `claims.NotPublished`, `claims.HeldBySandbox`, `WrongHandler`, `DeviceChanged`,
+    `devices.DeviceInUse`, and the record's own error if it cannot be read.
     """
     paths = layout.Layout(root).entry(target)
     undo: list[Callable[[], None]] = []
@@ -205,6 +215,7 @@ def claim_volume(
         record = _record(root, target)
         if record.handler != handler:
             raise WrongHandler(record, handler)
+        needs.check(record, features)
         device_fd = _open_device(record)
         undo.append(lambda: os.close(device_fd))
         claim = Claim(paths, record, sandbox_id, lock=lock, device_fd=device_fd)
@@ -309,10 +320,22 @@ def _with_group_of_guard(record: Record) -> Record:
     return dataclasses.replace(record, mount=dataclasses.replace(record.mount, group=group))
 
 
-def _remove_dead(paths: layout.EntryPaths, target: volumes.TargetPath) -> None:
-    """Remove the claim of a hypervisor that has ended; raises `HeldBySandbox` if it still runs."""
+def _reason(error: BaseException | None) -> str:
+    """What people may read of an exception. One that is not of crust may hold anything, a passphrase too."""
+    if error is None:
+        return ""
+    return error.shown() if isinstance(error, errors.CrustError) else type(error).__name__
+
+
+def _end_dead(
+    paths: layout.EntryPaths, target: volumes.TargetPath, last: claims.Claim | None
+) -> None:
+    """Remove the claim of a hypervisor that has ended, or leave its error; `HeldBySandbox` if it still runs."""
     with contextlib.suppress(errors.NotFound):  # already unpublished: nothing is left to remove
-        claims.ClaimLock.acquire(paths, target).release()  # taking the lock removes a dead claim
+        # taking the lock removes a dead claim
+        with claims.ClaimLock.acquire(paths, target):
+            if last is not None:
+                claims.write(paths, last)
         claims.touch(paths)
 
 

@@ -82,6 +82,11 @@ class Registration:
         """The handler's name."""
         return self._request.name
 
+    @property
+    def features(self) -> frozenset[Feature]:
+        """The handler's features, for `claim_volume`."""
+        return self._request.features
+
     async def run(self) -> None:
         """Stay registered until cancelled.
 
@@ -143,7 +148,9 @@ class Registration:
         self.lost.clear()
         self.registered.set()
         _log.info(
-            "registered with the proxy",
+            "registered with the proxy at %s as %s",
+            self._socket,
+            self._request.name,
             extra={"proxy": self._socket, "handler": self._request.name},
         )
 
@@ -156,16 +163,24 @@ class Registration:
         self._stub = None
         self.registered.clear()
         self.lost.set()
-        event = "lost the session with the proxy" if answered else "not registered"
-        _log.warning(event, extra={"proxy": self._socket, "error": str(self.error or "")})
+        event = "lost the session with the proxy" if answered else "not registered with the proxy"
+        reason = str(self.error or "the registration was stopped")
+        # the facts are in the message: a process of an author has the standard logging
+        _log.warning(
+            "%s at %s as %s: %s",
+            event,
+            self._socket,
+            self._request.name,
+            reason,
+            extra={"proxy": self._socket, "handler": self._request.name, "error": reason},
+        )
 
 
 @contextlib.asynccontextmanager
 async def registered(proxy_socket: str, request: RegisterRequest) -> AsyncIterator[Registration]:
     """Keep a registration while the block runs. The block starts at once, even without a proxy.
 
-    If the proxy will never accept the request, the block is cancelled, and its end raises the refusal in an exception
-    group.
+    If the proxy will never accept the request, the block is cancelled, and its end raises the refusal.
     """
     registration = Registration(proxy_socket, request)
     async with keeping(registration):
@@ -175,12 +190,20 @@ async def registered(proxy_socket: str, request: RegisterRequest) -> AsyncIterat
 @contextlib.asynccontextmanager
 async def keeping(registration: Registration) -> AsyncIterator[None]:
     """The same for a registration that was made before: parts of the program may need it first."""
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(registration.run(), name=f"registration of {registration.name}")
-        try:
-            yield
-        finally:
-            task.cancel()
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(
+                registration.run(), name=f"registration of {registration.name}"
+            )
+            try:
+                yield
+            finally:
+                task.cancel()
+    except BaseExceptionGroup as failed:
+        if len(failed.exceptions) > 1:
+            raise
+        # one sentence says it: the refusal of the proxy, or the block's own exception
+        raise failed.exceptions[0] from failed.exceptions[0].__cause__
 
 
 def _to_wire(request: RegisterRequest) -> handlers_pb2.RegisterRequest:

@@ -34,6 +34,19 @@ class GuardWithoutEntry(errors.NotReady):
         self.target = target
 
 
+class SubPathUnsupported(errors.NotReady):
+    """The container wants a path inside the volume, and the runtime mounts whole volumes only."""
+
+    def __init__(self, record: Record, sub_path: str) -> None:
+        super().__init__(
+            f"{sub_path!r} of the volume at {record.target} cannot be mounted",
+            why=f"{record.handler} mounts whole volumes only",
+            hint="mount the volume without subPath, or use another runtime",
+        )
+        self.record = record
+        self.sub_path = sub_path
+
+
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """The source names a deferred volume and a path in it: `sub_path`, relative, "" for the whole volume.
@@ -43,6 +56,12 @@ class Resolved:
 
     record: Record
     sub_path: str
+
+    def require_whole(self) -> Record:
+        """The record, for a runtime that can only mount whole volumes. Raises `SubPathUnsupported`."""
+        if self.sub_path:
+            raise SubPathUnsupported(self.record, self.sub_path)
+        return self.record
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ guest until a freeze has ended, and must not block the thaw that ends it. A thaw
 caller that gave up waiting for the freeze can still end it.
 
 A runtime that cannot report, grow, freeze or limit leaves the feature out of its RegisterRequest: then the proxy
-never makes such calls. If it is called all the same, the runtime raises `FeatureNotOffered`.
+never makes such calls. If it is called all the same, the runtime raises `FeatureNotOffered`, as `HandlerBase` does.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 __all__ = [
     "FeatureNotOffered",
     "Handler",
+    "HandlerBase",
     "serving",
 ]
 
@@ -67,6 +68,34 @@ class Handler(Protocol):
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
         """Replace the device's I/O limits. All or nothing; idempotent."""
+
+
+class HandlerBase:
+    """A `Handler` that offers nothing: a runtime overrides the calls of the features that it registers."""
+
+    async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
+        """Not offered."""
+        raise FeatureNotOffered(volumes.HandlerFeature.STATS)
+
+    async def expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
+        """Not offered."""
+        raise FeatureNotOffered(volumes.HandlerFeature.ONLINE_EXPAND)
+
+    async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
+        """Not offered."""
+        raise FeatureNotOffered(volumes.HandlerFeature.HEALTH)
+
+    async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
+        """Not offered."""
+        raise FeatureNotOffered(volumes.HandlerFeature.FREEZE)
+
+    async def thaw(self, target: volumes.TargetPath) -> bool:
+        """Not offered."""
+        raise FeatureNotOffered(volumes.HandlerFeature.FREEZE)
+
+    async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
+        """Not offered."""
+        raise FeatureNotOffered(volumes.HandlerFeature.IO_LIMITS)
 
 
 @contextlib.asynccontextmanager

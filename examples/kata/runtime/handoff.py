@@ -31,7 +31,9 @@ class Directory:
         self, target: volumes.TargetPath, sandbox: volumes.SandboxId
     ) -> runtime_handler.Claim:
         """See `runtime_handler.claim_volume`."""
-        return runtime_handler.claim_volume(self.root, target, sandbox, self.handler)
+        return runtime_handler.claim_volume(
+            self.root, target, sandbox, self.handler, features=self.registration.features
+        )
 
     def adopt(
         self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int

@@ -190,6 +190,7 @@ class Chain:
             volumes.TargetPath(target),
             volumes.SandboxId(name),
             volumes.HandlerName("kata"),
+            features=frozenset(volumes.HandlerFeature),
         )
         with claim:
             yield claim.record.device

@@ -103,6 +103,7 @@ def _claimed(node: Node, target: str) -> Any:
         volumes.TargetPath(target),
         volumes.SandboxId("box-1"),
         volumes.HandlerName("kata"),
+        features=frozenset(volumes.HandlerFeature),
     )
 
 

@@ -76,6 +76,7 @@ async def test_volume_that_its_driver_staged_is_guarded_claimed_and_unpublished(
         volumes.TargetPath(target),
         volumes.SandboxId("box-1"),
         volumes.HandlerName("kata"),
+        features=frozenset(volumes.HandlerFeature),
     )
     with claim:
         await refused(node.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "box-1")

@@ -252,6 +252,7 @@ async def test_sdk_claim_blocks_host_mounts_and_unpublish(
         volumes.TargetPath(target),
         volumes.SandboxId("box-7"),
         volumes.HandlerName("kata"),
+        features=frozenset(volumes.HandlerFeature),
     )
     with claim:
         await refused(node.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "box-7")

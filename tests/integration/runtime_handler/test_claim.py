@@ -40,7 +40,9 @@ OTHER = volumes.TargetPath.parse("/var/lib/kubelet/pods/other/mount")
 def _claim(
     store: Store, sandbox: volumes.SandboxId = ONE, target: volumes.TargetPath = TARGET
 ) -> Claim:
-    return claim_volume(store.root, target, sandbox, HANDLER)
+    return claim_volume(
+        store.root, target, sandbox, HANDLER, features=frozenset(volumes.HandlerFeature)
+    )
 
 
 def _is_free(store: Store, path: str) -> bool:
@@ -367,7 +369,7 @@ def test_writable_volume_is_mounted_only_when_it_was_grown(
         async def fails() -> None:
             raise errors.RuntimeFailed("the guest cannot grow it")
 
-        claim = claim_volume(store.root, target, ONE, HANDLER)
+        claim = _claim(store, ONE, target)
         if not readonly:
             with pytest.raises(errors.RuntimeFailed):
                 asyncio.run(claim.mounted(fails))

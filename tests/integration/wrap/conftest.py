@@ -317,6 +317,7 @@ class Wrapped:
             volumes.TargetPath(target),
             volumes.SandboxId("box-1"),
             volumes.HandlerName("kata"),
+            features=frozenset(volumes.HandlerFeature),
         )
         with claim:
             yield claim.record.device
