@@ -14,6 +14,7 @@ A call here is one step of a call that came in by a socket. So it keeps that cal
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from functools import partial
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -93,6 +94,32 @@ class LocalServer:
         return next((found for found in services if found is not None), None)
 
 
+class Passed:
+    """A method of a local server, for a call that its caller's own context goes with, unchanged."""
+
+    def __init__(self, server: LocalServer, method: str) -> None:
+        self._server = server
+        self._method = method
+
+    async def __call__(self, data: bytes, context: Any) -> bytes:
+        """Answer the bytes of a request; raises `NotServedYet`, and ends the call where the method would."""
+        handler = await self._server.handler(self._method)
+        if handler is None or handler.unary_unary is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, _NO_METHOD)
+        answer = await handler.unary_unary(_parsed(handler, data), context)
+        return _encoded(handler, answer)
+
+
+def passed(channel: grpc.aio.Channel, method: str) -> Passed | None:
+    """The method of one answer behind a local channel; None for a channel to a socket."""
+    if not isinstance(channel, _Channel):
+        return None
+    return Passed(channel.server, method)
+
+
+_NO_METHOD = "Method not found!"
+
+
 class _Details(grpc.HandlerCallDetails):
     def __init__(self, method: str) -> None:
         self.method = method
@@ -103,7 +130,7 @@ class _Channel:
     """What crust uses of grpc.aio.Channel. It is always connected."""
 
     def __init__(self, server: LocalServer) -> None:
-        self._server = server
+        self.server = server
         self._closed = asyncio.Event()
 
     def unary_unary(
@@ -122,7 +149,7 @@ class _Channel:
         ) -> _UnaryCall:
             data = request if request_serializer is None else request_serializer(request)
             context = _Context(metadata or (), timeout)
-            return _UnaryCall(self._server, method, data, context, response_deserializer)
+            return _UnaryCall(self.server, method, data, context, response_deserializer)
 
         return call
 
@@ -142,13 +169,13 @@ class _Channel:
         ) -> _StreamCall:
             data = request if request_serializer is None else request_serializer(request)
             context = _Context(metadata or (), timeout)
-            return _StreamCall(self._server, method, data, context, response_deserializer)
+            return _StreamCall(self.server, method, data, context, response_deserializer)
 
         return call
 
     def stream_stream(self, method: str, *_: Any, **__: Any) -> Callable[..., "_StreamCall"]:
         def call(_requests: Any, **_: Any) -> _StreamCall:
-            return _StreamCall(self._server, "", b"", _Context((), None), None)
+            return _StreamCall(self.server, "", b"", _Context((), None), None)
 
         return call
 
@@ -178,7 +205,8 @@ class _Context:
         self._metadata = tuple(metadata)
         self.timeout_s = timeout_s
         self._ends_s = None if timeout_s is None else time.monotonic() + timeout_s
-        self.initial: asyncio.Future[Metadata] = asyncio.get_running_loop().create_future()
+        self.initial: Metadata | None = None
+        self.on_initial: Callable[[], None] = lambda: None
         self.trailing: Metadata = ()
         self._code = grpc.StatusCode.OK
         self._details = ""
@@ -190,8 +218,9 @@ class _Context:
         return None if self._ends_s is None else max(0.0, self._ends_s - time.monotonic())
 
     async def send_initial_metadata(self, initial_metadata: Metadata) -> None:
-        if not self.initial.done():
-            self.initial.set_result(tuple(initial_metadata))
+        if self.initial is None:
+            self.initial = tuple(initial_metadata)
+            self.on_initial()
 
     def set_trailing_metadata(self, trailing_metadata: Metadata) -> None:
         self.trailing = tuple(trailing_metadata)
@@ -222,31 +251,75 @@ class _Context:
         self, code: grpc.StatusCode | None = None, details: str = ""
     ) -> grpc.aio.AioRpcError:
         """The error that the caller gets."""
-        initial = self.initial.result() if self.initial.done() else ()
         return grpc.aio.AioRpcError(
             code or self._code,
-            grpc.aio.Metadata(*initial),
+            grpc.aio.Metadata(*(self.initial or ())),
             grpc.aio.Metadata(*self.trailing),
             details or self._details,
         )
 
 
-class _Call:
-    """A call under way, as gRPC's calls are: awaitable metadata, and cancel."""
+class _UnaryCall:
+    """A call with one answer, which one task awaits: it runs there, from the first await on."""
 
-    def __init__(self, context: _Context, task: "asyncio.Task[Any]") -> None:
+    def __init__(
+        self, server: LocalServer, method: str, data: bytes, context: _Context, parse: _Parse
+    ) -> None:
+        self._begin = partial(_answer, server, method, data, context)
         self._context = context
-        self._task = task
-        task.add_done_callback(self._ended)
+        self._parse = parse
+        self._answered: bytes | grpc.aio.AioRpcError | None = None
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield from self._end().__await__()
+        if isinstance(self._answered, grpc.aio.AioRpcError):
+            raise self._answered
+        assert self._answered is not None
+        return self._answered if self._parse is None else self._parse(self._answered)
+
+    async def initial_metadata(self) -> Metadata:
+        await self._end()
+        return self._context.initial or ()
+
+    async def trailing_metadata(self) -> Metadata:
+        await self._end()
+        return self._context.trailing
+
+    def cancel(self) -> bool:
+        """Nothing to do: the call is cancelled with the task that awaits it."""
+        return False
+
+    async def _end(self) -> None:
+        if self._answered is None:
+            try:
+                self._answered = await self._begin()
+            except grpc.aio.AioRpcError as error:
+                self._answered = error
+
+
+class _StreamCall:
+    """A call with a stream of answers. It has a task of its own, because its reader may be slow."""
+
+    def __init__(
+        self, server: LocalServer, method: str, data: bytes, context: _Context, parse: _Parse
+    ) -> None:
+        self._context = context
+        self._begun = asyncio.Event()
+        context.on_initial = self._begun.set
+        self._answers: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
+        pumped = _pump(server, method, data, context, self._answers)
+        self._task = asyncio.create_task(pumped, name=f"local {method}")
+        self._task.add_done_callback(self._ended)
+        self._parse = parse
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
-        if not self._context.initial.done():
-            self._context.initial.set_result(())
+        self._begun.set()
         if not task.cancelled():
             task.exception()  # the caller may not look at it
 
     async def initial_metadata(self) -> Metadata:
-        return await asyncio.shield(self._context.initial)
+        await self._begun.wait()
+        return self._context.initial or ()
 
     async def trailing_metadata(self) -> Metadata:
         await asyncio.wait([self._task])
@@ -254,29 +327,6 @@ class _Call:
 
     def cancel(self) -> bool:
         return self._task.cancel()
-
-
-class _UnaryCall(_Call):
-    def __init__(
-        self, server: LocalServer, method: str, data: bytes, context: _Context, parse: _Parse
-    ) -> None:
-        answer = _answer(server, method, data, context)
-        super().__init__(context, asyncio.create_task(answer, name=f"local {method}"))
-        self._parse = parse
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        answered: bytes = yield from self._task.__await__()
-        return answered if self._parse is None else self._parse(answered)
-
-
-class _StreamCall(_Call):
-    def __init__(
-        self, server: LocalServer, method: str, data: bytes, context: _Context, parse: _Parse
-    ) -> None:
-        self._answers: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
-        pumped = _pump(server, method, data, context, self._answers)
-        super().__init__(context, asyncio.create_task(pumped, name=f"local {method}"))
-        self._parse = parse
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         try:
@@ -339,7 +389,7 @@ async def _handler(server: LocalServer, method: str, context: _Context) -> Handl
     except NotServedYet as error:
         raise context.failed(grpc.StatusCode.UNAVAILABLE, error.shown()) from error
     if handler is None:
-        raise context.failed(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        raise context.failed(grpc.StatusCode.UNIMPLEMENTED, _NO_METHOD)
     return handler
 
 

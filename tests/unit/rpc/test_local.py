@@ -193,17 +193,39 @@ async def test_stream_that_is_left_ends_its_handler(
         await node.cancelled.wait()
 
 
-async def test_pass_through_calls_reach_it(connected: grpc.aio.Channel) -> None:
+async def test_pass_through_calls_reach_it(connected: grpc.aio.Channel, node: Node) -> None:
     local = LocalServer()
     local.open("outer", Health(), [passthrough.Passthrough(connected)])
     async with local.channel() as outer:
         assert (await stats(outer)).usage[0].total == 7
-        await refused(stats(outer, "error"), Code.NOT_FOUND, "no such volume")
+        await refused(stats(outer, "error"), Code.NOT_FOUND, "[NotFound] no such volume")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stats(outer, "abort")
+        assert caught.value.code() is Code.ABORTED
+        assert dict(caught.value.trailing_metadata())["peer"] == "said"
+        call = stats(outer, metadata=(("asked", "yes"),))
+        assert dict(await call.initial_metadata()) == {"first": "1"}
+        assert dict(await call.trailing_metadata()) == {"last": "2"}
+        assert node.metadata["asked"] == "yes"
         found = [each.volume_capacity_bytes async for each in allocated(outer)]
         assert found == list(range(5))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await _raw(outer, "/csi.v1.Node/Nothing")
         assert caught.value.code() is Code.UNIMPLEMENTED
+
+
+async def test_pass_through_call_that_goes_away_ends_the_handler(
+    connected: grpc.aio.Channel, node: Node
+) -> None:
+    local = LocalServer()
+    local.open("outer", Health(), [passthrough.Passthrough(connected)])
+    async with local.channel() as outer, asyncio.timeout(20):
+        call = asyncio.ensure_future(_awaited(stats(outer, "hang")))
+        await node.entered.wait()
+        call.cancel()
+        await node.cancelled.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await call
 
 
 async def test_a_local_channel_is_connected_until_it_is_closed() -> None:
