@@ -26,15 +26,16 @@ _WRITES = ("write", "pwrite64", "writev", "pwritev", "pwritev2", "ftruncate", "f
 _NAMES = ("rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat", "unlink", "unlinkat",
           "mkdir", "mkdirat", "rmdir", "creat", "open", "openat", "truncate")  # fmt: skip
 _SYNCS = ("fsync", "fdatasync", "syncfs", "sync", "sync_file_range", "msync")
-_OTHER = ("copy_file_range", "sendfile", "ioctl")
+_OTHER = ("copy_file_range", "sendfile", "ioctl", "dup2", "dup3")
 _WRITING_IOCTLS = ("BTRFS_IOC_CLONE", "FICLONE", "BLKZEROOUT", "BLKDISCARD")
 _LINE = re.compile(r"(\d+) +(\w+)\((.*)\) += (-?\d+|0x[0-9a-f]+)")
 _UNFINISHED = re.compile(r"(\d+) +(\w+)\((.*) <unfinished \.\.\.>$")
 _RESUMED = re.compile(r"(\d+) +<\.\.\. (\w+) resumed>(.*)$")
 _KIND_OF_DEVICE = re.compile(r"<(?:block|char) \d+:\d+>")
 _DESCRIPTOR = re.compile(r"\d+<([^>]*)>")
-_BELOW_THE_POOL = re.compile(r'"/proc/self/fd/\d+/')
-"""The driver reaches its pool by a descriptor of the directory, and nothing else by a path like this."""
+_BELOW_A_DESCRIPTOR = re.compile(r'"/proc/self/fd/(\d+)/(\./|\.(?="))?')
+"""The driver reaches its pool by descriptors of the directory and its folders, and nothing else in this way."""
+_DESCRIPTOR_OF = re.compile(r"\d+ +(?:openat\(.*O_PATH.*|dup[23]\(.*) = (\d+)<([^>]*)>$")
 _TEXT = re.compile(r'"([^"]*)"')
 _NOT_KEPT = ("records.reserve", "tools.lock", "driver.lock")
 
@@ -64,8 +65,13 @@ def events(trace: Iterable[str], pool: str) -> list[Event]:
     """The successful calls that write, name or sync, in the order in which they ended."""
     begun: dict[tuple[str, str], tuple[int, str]] = {}
     found: list[Event] = []
+    held: dict[str, str] = {}
+
+    def leads_to(match: re.Match[str]) -> str:
+        return f'"{held.get(match[1], pool)}/'
+
     for number, line in enumerate(trace):
-        line = _BELOW_THE_POOL.sub(f'"{pool}/', _KIND_OF_DEVICE.sub("", line))
+        line = _BELOW_A_DESCRIPTOR.sub(leads_to, _KIND_OF_DEVICE.sub("", line.rstrip("\n")))
         began = number
         if match := _UNFINISHED.match(line):
             begun[match[1], match[2]] = (number, match[3])
@@ -73,6 +79,8 @@ def events(trace: Iterable[str], pool: str) -> list[Event]:
         if match := _RESUMED.match(line):
             began, start = begun.pop((match[1], match[2]))
             line = f"{match[1]} {match[2]}({start}{match[3]}"
+        if (match := _DESCRIPTOR_OF.match(line)) and match[2].startswith(f"{pool}/"):
+            held[match[1]] = match[2]
         if match := _LINE.match(line):
             made = _event(match[2], match[3], failed=match[4].startswith("-"))
             if made is not None:
@@ -92,6 +100,8 @@ def _event(call: str, arguments: str, *, failed: bool) -> tuple[Kind, str, str] 
         return "sync", _descriptors(arguments)[0], ""
     if call in _NAMES:
         return _named(call, arguments, paths)
+    if call.startswith("dup"):
+        return None
     opened = _descriptors(arguments)
     if call == "ioctl":
         writes = any(name in arguments for name in _WRITING_IOCTLS)

@@ -18,7 +18,8 @@ directory that is not empty never becomes one. The id of the pool is remembered 
     <state dir>.pool-id          the id of the pool that this node serves, or the file that the settings name
 
 Where it names another pool than is there, or none is there, nothing is served. All files of the pool are reached by
-way of the directory that was opened (`held_directory`), so what is mounted over it later gets no write.
+way of the directory and the folders that were opened (`held_directory`), so what is mounted over one later gets no
+write. Nothing is served with a mount over a folder: its volumes would seem to be lost.
 """
 
 import datetime
@@ -208,19 +209,30 @@ class Pool:
             raise
 
     def open(self) -> None:
-        """Read the identity, or make the pool if that was asked for; remember it. Durable. Raises as `find` does."""
+        """Read the identity, or make the pool if that was asked for; remember it. Durable. Raises as `find` does, and
+        `FolderCovered`.
+        """
         self.find()
         durable.remove_temporary_files(self.directory / ".")
         identity = self._read() or self._make()
         if self._remembered() != identity.pool_id:
             durable.publish(self._memory, identity.pool_id.encode() + b"\n")
         self._ids = PoolIds(identity.pool_id)
+        for name in _FOLDERS:
+            self._hold(name)
+        # A start that was killed may have left their names unsynced, and a held folder is not reached by its parent.
+        durable.sync_directory(os.fspath(self.directory / "."))
 
     def check_in_place(self) -> None:
-        """Raise `PoolAbsent` unless the directory that was opened is still at its path."""
+        """Raise `PoolAbsent` unless the directory that was opened is still at its path.
+
+        `DirectoryReplaced` for a folder of it that is not.
+        """
         try:
             self.directory.check_in_place()
         except DirectoryReplaced as err:
+            if err.path != self.directory.path:
+                raise
             remembered = self._remembered()
             raise PoolAbsent(
                 self.directory.path,
@@ -240,6 +252,13 @@ class Pool:
     def let_go(self) -> None:
         """Hold the directory no more, so that its filesystem can be unmounted."""
         self.directory.let_go()
+
+    def _hold(self, name: str) -> None:
+        try:
+            self.directory.hold_folder(name)
+        except errors.NotFound:
+            durable.make_directory(self.directory / name, 0o700)
+            self.directory.hold_folder(name)
 
     def _find(self) -> None:
         if self._create and not self._remembered():

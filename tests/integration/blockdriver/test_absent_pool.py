@@ -44,9 +44,9 @@ class Node:
     def state(self) -> Path:
         return self.root / "state"
 
-    def mount(self, disk: str) -> None:
-        """Have the disk at the mount point, above what is mounted there."""
-        subprocess.run(["mount", "--bind", self.root / disk, self.state], check=True)
+    def mount(self, disk: str, folder: str = "") -> None:
+        """Have the disk at the mount point or a folder below it, above what is mounted there."""
+        subprocess.run(["mount", "--bind", self.root / disk, self.state / folder], check=True)
 
     async def start(self, *, create_pool: bool = False) -> None:
         driver = app.build(
@@ -175,6 +175,51 @@ async def test_a_disk_mounted_over_the_pool_is_noticed_and_gets_no_write(disks: 
         }
 
 
+@pytest.mark.parametrize("folder", ["records", "images"])
+async def test_a_disk_mounted_over_a_folder_of_the_pool_is_noticed_and_gets_no_write(
+    disks: Path, folder: str
+) -> None:
+    """Volumes would seem to be deleted, or their images lost, and new ones would be made on that disk."""
+    node = Node(disks)
+    node.mount("ours")
+    async with running(node):
+        controller = csi_pb2_grpc.ControllerStub(node.connected)
+        first = await controller.CreateVolume(CREATE)
+        before = {each.name for each in (disks / "ours" / folder).iterdir()}
+        node.mount("other", folder)
+        late = csi_pb2.CreateVolumeRequest(
+            name="late", volume_capabilities=CREATE.volume_capabilities
+        )
+        with suppress(
+            grpc.aio.AioRpcError
+        ):  # before the driver has looked it goes to the right disk
+            late_id = (await controller.CreateVolume(late)).volume.volume_id
+            assert (disks / "ours" / "images" / f"{late_id}.img").exists()
+            await controller.DeleteVolume(csi_pb2.DeleteVolumeRequest(volume_id=late_id))
+        await node.until(ready=False)
+        assert str(node.state / folder) in await node.refused()
+        assert not any((disks / "other").iterdir())
+        assert {each.name for each in (disks / "ours" / folder).iterdir()} == before
+        mount_api.unmount_one(str(node.state / folder))
+        await node.until(ready=True)
+        assert (await controller.CreateVolume(CREATE)).volume == first.volume
+
+
+@pytest.mark.parametrize("folder", ["content", "snapshots", "groups"])
+async def test_a_pool_with_a_mount_over_a_folder_is_not_opened_until_it_is_gone(
+    disks: Path, folder: str
+) -> None:
+    node = Node(disks)
+    node.mount("ours")
+    node.mount("other", folder)
+    async with running(node):
+        assert not await node.is_ready()
+        assert f"{node.state / folder} is a mount point" in await node.refused()
+        assert not any((disks / "other").iterdir())
+        mount_api.unmount_one(str(node.state / folder))
+        await node.until(ready=True)
+
+
 async def test_a_pool_that_went_away_is_let_go_so_that_its_disk_can_be_repaired(
     disks: Path,
 ) -> None:
@@ -182,7 +227,10 @@ async def test_a_pool_that_went_away_is_let_go_so_that_its_disk_can_be_repaired(
     node.mount("ours")
 
     def held() -> set[str]:
-        ours = {(each.stat().st_dev, each.stat().st_ino) for each in (disks / "ours", *locks())}
+        below = (each for each in (disks / "ours").iterdir() if each.is_dir())
+        ours = {
+            (each.stat().st_dev, each.stat().st_ino) for each in (disks / "ours", *below, *locks())
+        }
         found = set()
         for descriptor in os.listdir("/proc/self/fd"):
             with suppress(FileNotFoundError):  # the listing's own

@@ -6,7 +6,7 @@ import pytest
 
 from crust import errors
 from crust.host.files import durable
-from crust.host.files.held_directory import DirectoryNotHeld, HeldDirectory
+from crust.host.files.held_directory import DirectoryNotHeld, DirectoryReplaced, HeldDirectory
 
 
 def held(path: Path) -> HeldDirectory:
@@ -49,3 +49,52 @@ def test_a_directory_that_was_let_go_is_reached_by_no_path(tmp_path: Path) -> No
     directory.hold()
     assert f"/proc/self/fd/{directory.descriptor()}/file" == path
     durable.publish(directory / "file", b"")
+
+
+def with_folder(tmp_path: Path) -> HeldDirectory:
+    directory = held(tmp_path / "a")
+    durable.make_directory(directory / "folder", 0o700)
+    directory.hold_folder("folder")
+    return directory
+
+
+def test_a_held_folder_is_reached_after_another_one_took_its_name(tmp_path: Path) -> None:
+    directory, folder = with_folder(tmp_path), tmp_path / "a" / "folder"
+    directory.check_in_place()
+    folder.rename(tmp_path / "moved")
+    folder.mkdir()
+    durable.make_directory(directory / "folder", 0o700)
+    durable.publish(directory / "folder" / "file", b"1")
+    durable.make_directory(directory / "folder" / "deep", 0o700)
+    assert {each.name for each in (tmp_path / "moved").iterdir()} == {"file", "deep"}
+    assert not any(folder.iterdir())
+    with pytest.raises(DirectoryReplaced, match=f"{folder} is not the directory"):
+        directory.check_in_place()
+    folder.rmdir()
+    with pytest.raises(DirectoryReplaced, match=f"{folder} is not the directory"):
+        directory.check_in_place()
+
+
+def test_a_folder_is_let_go_with_its_directory_and_held_anew(tmp_path: Path) -> None:
+    directory, folder = with_folder(tmp_path), tmp_path / "a" / "folder"
+    path = (directory / "folder" / "file").__fspath__()
+    directory.let_go()
+    with pytest.raises(DirectoryNotHeld):
+        durable.publish(directory / "folder" / "file", b"")
+    with pytest.raises(NotADirectoryError):
+        Path(path).write_bytes(b"")
+    folder.rename(tmp_path / "moved")
+    folder.mkdir()
+    directory.hold()
+    directory.hold_folder("folder")
+    directory.check_in_place()
+    durable.publish(directory / "folder" / "file", b"")
+    assert (folder / "file").exists()
+
+
+def test_a_link_is_not_held_as_a_folder(tmp_path: Path) -> None:
+    directory = held(tmp_path / "a")
+    (tmp_path / "a" / "folder").symlink_to(tmp_path)
+    with pytest.raises(errors.CrustError):
+        directory.hold_folder("folder")
+    assert (directory / "folder").__fspath__() == f"/proc/self/fd/{directory.descriptor()}/folder"
