@@ -5,6 +5,7 @@ python -m tests.support.stored_records DIRECTORY
 pool/            the block driver's pool: pool.json, records, content, snapshots, groups
 pool.pool-id     the id of the pool that the node serves
 run/<boot id>/   its node state
+run/freezes/     its freeze intents, on the host and in a guest
 handoff/         an entry of the handoff directory, with a claim
 """
 
@@ -29,13 +30,16 @@ from crust.blockdriver.records.volume_record import (
     VolumeRecord,
 )
 from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
 from crust.handoff import claims
 from crust.handoff.store import Store
+from crust.host.process import boot
 from tests.support.records import PUBLISHED_AT, TARGET, a_record
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 IDS = PoolIds("0123456789abcdef")
 VOLUME = IDS.volume_id("pvc-1")
+IN_GUEST = IDS.volume_id("pvc-2")
 SNAPSHOT = IDS.member_id("group-1", VOLUME)
 GROUP = IDS.group_id("group-1")
 _UUID = "11111111-0000-4000-8000-000000000000"
@@ -55,6 +59,12 @@ RECORD = replace(
 )
 
 
+INTENTS = {
+    VOLUME: Intent(VOLUME, identity=str(volumes.DeviceIdentity(7, 3, 42))),
+    IN_GUEST: Intent(IN_GUEST, target=TARGET.text),
+}
+
+
 class Stores:
     """What reads and writes the records below a directory."""
 
@@ -69,6 +79,7 @@ class Stores:
         )
         self.groups = SnapshotRecords(below / "groups", GroupRecord, IDS.is_group_id, reserve)
         self.node = NodeState(str(root / "run"))
+        self.intents = Intents(str(root / "run"))
         self.handoff = Store(str(root / "handoff"))
 
     def open(self) -> None:
@@ -91,6 +102,7 @@ def write(root: Path) -> None:
     _write_volume(stores)
     _write_snapshots(stores)
     _write_node_state(stores.node)
+    _write_intents(stores.intents)
     entry = stores.handoff.publish(RECORD)
     claim = claims.Claim(
         "sandbox-1", "kata", claims.State.ERROR, "no such disk", 42, PUBLISHED_AT, live=False
@@ -179,6 +191,19 @@ def _write_node_state(node: NodeState) -> None:
             done=True,
         )
     )
+
+
+def read_intents(intents: Intents) -> dict[volumes.VolumeId, Intent]:
+    """The intents of the boot that the files name, by volume."""
+    with mock.patch.object(boot, "boot_id", return_value=BOOT):
+        return {each.volume_id: each for each in intents.open()}
+
+
+def _write_intents(intents: Intents) -> None:
+    read_intents(intents)
+    with mock.patch.object(boot, "boot_id", return_value=BOOT):
+        for each in INTENTS.values():
+            intents.note(each)
 
 
 if __name__ == "__main__":

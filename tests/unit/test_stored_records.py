@@ -24,7 +24,7 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.support import stored_records
 from tests.support.block_driver import MIB, Bench, caller
 from tests.support.records import TARGET, a_record
-from tests.support.stored_records import GROUP, IDS, RECORD, SNAPSHOT, VOLUME, Stores
+from tests.support.stored_records import GROUP, IDS, INTENTS, RECORD, SNAPSHOT, VOLUME, Stores
 
 _DATA = Path(__file__).parent.parent / "data"
 _VERSIONS = sorted(_DATA.glob("records-*"), key=lambda path: int(path.name.rpartition("-")[2]))
@@ -50,8 +50,8 @@ def _opened(root: Path) -> Stores:
 def _texts(root: Path) -> dict[str, str]:
     return {
         str(path.relative_to(root)): path.read_text()
-        for path in root.rglob("*.*")
-        if path.is_file()
+        for path in root.rglob("*")
+        if path.is_file() and ("." in path.name or path.parent.name == "freezes")
     }
 
 
@@ -84,6 +84,7 @@ def test_records_of_every_version_are_read(tmp_path: Path, version: Path, kind: 
     assert staged.paths == ("/staging",)
     assert published is not None
     assert published.deferred
+    assert stored_records.read_intents(stores.intents) == INTENTS
     _check_handoff(stores)
 
 
@@ -174,6 +175,20 @@ def _count_later(value: Any) -> int:
         value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     )
     return ("later" in value if isinstance(value, dict) else 0) + sum(map(_count_later, children))
+
+
+def test_what_a_later_version_adds_to_a_freeze_intent_is_not_read_and_stays_until_the_thaw(
+    tmp_path: Path,
+) -> None:
+    """What is left frozen is thawed on the way back as well."""
+    stores = _opened(_frozen(_VERSIONS[-1], "complete", tmp_path))
+    for path in (tmp_path / "run" / "freezes").iterdir():
+        path.write_text(path.read_text().removesuffix("\n") + '\0{"later": true}\n')
+    assert stored_records.read_intents(stores.intents) == INTENTS
+    for each in INTENTS.values():
+        assert "later" in (tmp_path / "run" / "freezes" / each.volume_id).read_text()
+        stores.intents.forget(each.volume_id)
+    assert not any((tmp_path / "run" / "freezes").iterdir())
 
 
 def test_keys_of_a_later_version_in_a_handoff_record_are_kept_by_a_rewrite(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@
 
 That is a device (major:minor@disk sequence) whose filesystem this host has mounted, or "guest:" and the target path
 of a deferred publish. The line is removed when the thaw is confirmed. A reboot thaws everything, so nothing is
-synced, and lines of another boot are ignored.
+synced, and lines of another boot are ignored. No path holds a NUL: a later version may add to a line after one, and
+what it added is not read and stays until the thaw.
 """
 
 import logging
@@ -66,6 +67,7 @@ class Intents:
                 "a freeze intent cannot be read", extra={"volume_id": volume_id, "error": err}
             )
             return None
+        what = what.partition("\0")[0]
         if what.startswith(_GUEST):
             return Intent(volume_id, target=what.removeprefix(_GUEST))
         return Intent(volume_id, identity=what)
