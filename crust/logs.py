@@ -5,6 +5,8 @@ id of the call that is being served. An error of crust in `extra` becomes two fi
 name in `error_name`; `code` is gRPC's. `crust.rpc.redaction` decides what a log line may show of a protobuf message,
 and `crust.credentials` hides what looks like a credential in any text.
 
+Where standard error is the journal, each line begins with its priority.
+
 Lines are formatted by the caller and written by a thread: a reader of standard error that stops reading (a full pipe)
 must not stop the event loop, and with it every CSI call of the node. What does not fit into the queue is dropped and
 counted: the log says how many lines are missing as soon as it can be written again, and a metric says it at once.
@@ -20,17 +22,17 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TextIO
 
 from crust import credentials, errors
 
 Format = Literal["json", "console"]
 
-context: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar(
+context: contextvars.ContextVar[Mapping[str, str] | None] = contextvars.ContextVar(
     "context", default=None
 )
-"""Fields that are added to every line within this context, e.g. the request id."""
+"""Fields that are added to every line within this context: of the call that is being served."""
 
 QUEUE_BYTES = 4 << 20
 """The lines that may wait for their reader."""
@@ -47,7 +49,8 @@ def extra_of(record: logging.LogRecord) -> dict[str, Any]:
     error = vars(record).get("error")
     if isinstance(error, errors.CrustError):
         fields["error_name"] = error.error_name
-    return {**(context.get() or {}), **fields}
+    around = {key: _safe(value) for key, value in (context.get() or {}).items()}
+    return {**around, **fields}
 
 
 def _safe(value: object) -> object:
@@ -90,6 +93,37 @@ def _plain(value: object) -> str:
     """Keep it on one line: the text of a peer must not look like a line of crust's log."""
     text = str(value)
     return text if text.isprintable() else repr(text)
+
+
+class JournalFormatter(logging.Formatter):
+    """Another formatter's lines, each with the priority that the journal reads from it (sd-daemon(3))."""
+
+    def __init__(self, lines: logging.Formatter) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, or lines, without the last newline."""
+        prefix = next(text for level, text in _PRIORITIES if record.levelno >= level)
+        return "\n".join(prefix + line for line in self._lines.format(record).splitlines())
+
+
+_PRIORITIES = (
+    (logging.CRITICAL, "<2>"),
+    (logging.ERROR, "<3>"),
+    (logging.WARNING, "<4>"),
+    (logging.INFO, "<6>"),
+    (logging.NOTSET, "<7>"),
+)
+
+
+def is_journal(fd: int, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the descriptor is the journal's: JOURNAL_STREAM is its device and inode (systemd.exec(5))."""
+    named = environ.get("JOURNAL_STREAM")
+    if not named:
+        return False
+    found = os.fstat(fd)
+    return named == f"{found.st_dev}:{found.st_ino}"
 
 
 class QueuedHandler(logging.Handler):
@@ -179,10 +213,13 @@ def configure(
 
     A stream in memory, which never blocks, is written at once.
     """
-    handler = _handler(stream or sys.stderr, on_drop)
+    stream = stream or sys.stderr
+    handler = _handler(stream, on_drop)
     formatter: logging.Formatter = JsonFormatter() if fmt == "json" else ConsoleFormatter()
     if fmt == "json":
         formatter.converter = time.gmtime
+    if isinstance(handler, QueuedHandler) and is_journal(stream.fileno()):
+        formatter = JournalFormatter(formatter)
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]

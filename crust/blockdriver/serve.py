@@ -78,6 +78,7 @@ async def part(
                 daemon=daemon,
                 gate=Gate(),
                 admit=watch.check,
+                driver=lambda: driver.name,
             )
         )
         _log.info("driver serves", extra={"driver": driver.name, "socket": socket})

@@ -40,6 +40,7 @@ async def serving(
             lock_path=None,
             generic=[shim.handler()],
             daemon=daemon,
+            driver=facts.known_name,
         )
         async with serves, daemon.serves():
             yield daemon

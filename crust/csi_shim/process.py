@@ -161,7 +161,13 @@ async def part(  # noqa: PLR0913 - one per setting
             daemon.before_release(frontend.idle)
             generic, gate = frontend.handler(), Gate(frontend.holds)
         serves = wires.serving(
-            socket_path, name="shim", lock_path=None, generic=[generic], daemon=daemon, gate=gate
+            socket_path,
+            name="shim",
+            lock_path=None,
+            generic=[generic],
+            daemon=daemon,
+            gate=gate,
+            driver=facts.known_name,
         )
         await stack.enter_async_context(serves)
         yield

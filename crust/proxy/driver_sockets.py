@@ -72,7 +72,8 @@ class DriverSockets:
             parts.push_async_callback(front.drain)
             serving = server.serving(
                 served.socket,
-                name=f"csi {served.name}",
+                name="csi",
+                driver=lambda: served.name,
                 lock_path=self._lock_path(served.socket),
                 generic=[front.handler()],
                 daemon=self._daemon,

@@ -12,7 +12,7 @@ import grpc.aio
 
 from crust import errors, volumes
 from crust.proxy.handlers import Handler
-from crust.rpc import channel, crust_v1, status
+from crust.rpc import calls, channel, crust_v1, status
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 
 Answer = TypeVar("Answer")
@@ -65,7 +65,7 @@ class HandlerPeers:
         """Statistics; raises the handler's error, `HandlerNotResponding` or `crust_v1.ImplausibleStats`."""
         request = handlers_pb2.GetVolumeStatsRequest(target_path=target.text)
         call = self._stub(handler).GetVolumeStats(
-            request, timeout=_shorter(timeout_s, STATS_TIMEOUT_S)
+            request, timeout=_shorter(timeout_s, STATS_TIMEOUT_S), metadata=calls.volume_metadata()
         )
         answer = await _answer(handler, call)
         condition = answer.volume_condition if answer.HasField("volume_condition") else None
@@ -77,7 +77,7 @@ class HandlerPeers:
         """The volume's health in the guest. Raises as `stats` does."""
         request = handlers_pb2.GetVolumeHealthRequest(target_path=target.text)
         call = self._stub(handler).GetVolumeHealth(
-            request, timeout=_shorter(timeout_s, STATS_TIMEOUT_S)
+            request, timeout=_shorter(timeout_s, STATS_TIMEOUT_S), metadata=calls.volume_metadata()
         )
         return crust_v1.condition((await _answer(handler, call)).volume_condition)
 
@@ -93,7 +93,7 @@ class HandlerPeers:
             target_path=target.text, capacity_range=crust_v1.capacity_range_to_wire(capacity)
         )
         call = self._stub(handler).ExpandVolume(
-            request, timeout=_shorter(timeout_s, EXPAND_TIMEOUT_S)
+            request, timeout=_shorter(timeout_s, EXPAND_TIMEOUT_S), metadata=calls.volume_metadata()
         )
         return (await _answer(handler, call)).capacity_bytes
 
@@ -111,7 +111,9 @@ class HandlerPeers:
         await _answer(
             handler,
             self._stub(handler).FreezeVolume(
-                request, timeout=_shorter(timeout_s, FREEZE_TIMEOUT_S)
+                request,
+                timeout=_shorter(timeout_s, FREEZE_TIMEOUT_S),
+                metadata=calls.volume_metadata(),
             ),
         )
 
@@ -120,7 +122,9 @@ class HandlerPeers:
     ) -> bool:
         """Thaw; return whether the filesystem was frozen all the time. Raises as `stats` does."""
         request = handlers_pb2.ThawVolumeRequest(target_path=target.text)
-        call = self._stub(handler).ThawVolume(request, timeout=_shorter(timeout_s, THAW_TIMEOUT_S))
+        call = self._stub(handler).ThawVolume(
+            request, timeout=_shorter(timeout_s, THAW_TIMEOUT_S), metadata=calls.volume_metadata()
+        )
         return (await _answer(handler, call)).was_frozen
 
     async def set_limits(
@@ -131,7 +135,10 @@ class HandlerPeers:
             target_path=target.text, limits=crust_v1.io_limits_to_wire(limits)
         )
         await _answer(
-            handler, self._stub(handler).SetVolumeLimits(request, timeout=LIMITS_TIMEOUT_S)
+            handler,
+            self._stub(handler).SetVolumeLimits(
+                request, timeout=LIMITS_TIMEOUT_S, metadata=calls.volume_metadata()
+            ),
         )
 
     async def drop(self, handler: Handler) -> None:
@@ -172,7 +179,8 @@ def _error(handler: Handler, err: grpc.aio.AioRpcError) -> errors.CrustError:
         grpc.StatusCode.CANCELLED,
     )
     if err.code() in away and not status.name_in(err.trailing_metadata()):
-        return HandlerNotResponding(handler.name, err.details() or err.code().name)
+        error = status.to_error(err)
+        return HandlerNotResponding(handler.name, error.why or error.what)
     if err.code() is grpc.StatusCode.NOT_FOUND:
         # passed on unchanged, it would mean that the volume is not deferred or does not exist
         return VolumeUnknownToHandler(handler.name, err.details() or "")

@@ -19,7 +19,7 @@ from crust.proxy.io_limits import DeferredIoLimits
 from crust.proxy.peers import HandlerPeers
 from crust.proxy.runtime_cli import RuntimeCli
 from crust.proxy.stage import RuntimeStage
-from crust.rpc import crust_v1
+from crust.rpc import call_fields, crust_v1
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -152,4 +152,8 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
 
     def _expect(self, text: str) -> Record:
         target = volumes.TargetPath.parse(text, role="volume_target_path")
-        return self._deferred.expect(target.text)
+        record = self._deferred.expect(target.text)
+        call = call_fields.current()
+        if call is not None:
+            call.name_volume(record.key.driver, record.key.volume_id)
+        return record

@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 
 from crust import errors
+from crust.rpc import calls
 
 SOCKET_PATH_MAX_BYTES = 107
 """sun_path of unix(7), less the final NUL."""
@@ -60,4 +61,5 @@ def connect(socket_path: str) -> grpc.aio.Channel:
     Raises `SocketPathTooLong`, and `InvalidRequest` for a path that is not absolute.
     """
     options = [*OPTIONS, ("grpc.default_authority", "localhost")]
-    return grpc.aio.insecure_channel(target_of(socket_path), options=options)
+    channel = grpc.aio.insecure_channel(target_of(socket_path), options=options)
+    return calls.through(channel, socket_path)

@@ -6,6 +6,7 @@ therefore believed for as long as the channel stays READY, and no longer: a driv
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -134,11 +135,29 @@ class DriverFacts:
         async def name(timeout_s: float | None) -> str:
             request = csi_pb2.GetPluginInfoRequest()
             name: str = (await identity.GetPluginInfo(request, timeout=timeout_s)).name
+            self._last_name = name
             return name
 
+        self._channel = channel
+        self._last_name = ""
+        self._asks: asyncio.Task[None] | None = None
         self._defers = PerConnection(channel, defers)
         self._name = PerConnection(channel, name)
         self._capabilities = PerConnection(channel, capabilities)
+
+    def known_name(self) -> str:
+        """The driver's name for logs and metrics; empty until it has answered once.
+
+        It is asked only over a connection that is there: to look for one that is not would delay the next call.
+        """
+        is_ready = self._channel.get_state() is grpc.ChannelConnectivity.READY
+        if not self._last_name and is_ready and (self._asks is None or self._asks.done()):
+            self._asks = asyncio.create_task(self._ask_name(), name="driver name")
+        return self._last_name
+
+    async def _ask_name(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError):  # then it is asked again
+            await self.name()
 
     async def defers(self, timeout_s: float | None = TIMEOUT_S) -> bool:
         """Whether the driver advertises DEFER_FS_OPS; raises `grpc.aio.AioRpcError`."""
@@ -168,6 +187,9 @@ class DriverFacts:
         await self._defers.aclose()
         await self._name.aclose()
         await self._capabilities.aclose()
+        if self._asks is not None:
+            self._asks.cancel()
+            await asyncio.wait([self._asks])
 
 
 def node_capabilities(answer: csi_pb2.NodeGetCapabilitiesResponse) -> NodeCapabilities:

@@ -8,9 +8,9 @@ request id only. So `except Exception` is right here: what it names is whatever 
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -18,7 +18,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from crust import errors, logs, metrics
-from crust.rpc import limits, redaction, status
+from crust.rpc import call_fields, limits, redaction, status
 from crust.rpc.health import Health
 
 _log = logging.getLogger(__name__)
@@ -33,6 +33,10 @@ _STATUS: dict[object, grpc.StatusCode] = {code.value[0]: code for code in grpc.S
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its stubs only
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+_OURS = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNKNOWN})
+"""Failures of crust, or of the driver or handler behind it. All other codes but OK are refusals."""
 
 
 class RpcNotServed(errors.Unsupported):
@@ -58,22 +62,30 @@ class UnexpectedError(errors.RuntimeFailed):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Who answers calls: a server by its name, and the CSI driver whose calls they are."""
+
+    name: str
+    driver: Callable[[], str] = lambda: ""
+
+
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Maps errors, and identifies, logs and counts calls; refuses a Probe while the process is unhealthy.
 
-    `server` is the server's name in logs and metrics; `admit` raises why a method cannot be served now. An inner call
-    is made by this process for a call that it got: it has that call's id, and its line is for DEBUG.
+    `admit` raises why a method cannot be served now. An inner call is made by this process for a call that it got: it
+    has that call's fields, and its line is for DEBUG.
     """
 
     def __init__(
         self,
-        server: str,
+        served: Served,
         health: Health,
         admit: Callable[[str], None] | None = None,
         *,
         is_inner: bool = False,
     ) -> None:
-        self._server = server
+        self._served = served
         self._health = health
         self._admit = admit
         self._is_inner = is_inner
@@ -90,7 +102,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         # an unknown pass-through method: the caller chooses its name, and a metric would keep that name for good
         counted_as = _UNKNOWN if handler.stream_stream is not None else ""
         method = handler_call_details.method
-        call = _Call(self._server, method, counted_as, self._admit, is_inner=self._is_inner)
+        call = _Call(self._served, method, counted_as, self._admit, is_inner=self._is_inner)
         if call.name == "Probe" and handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(
                 call.unary(self._healthy(handler.unary_unary)),
@@ -130,14 +142,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 class _Call:
     def __init__(
         self,
-        server: str,
+        served: Served,
         method: str,
         counted_as: str,
         admit: Callable[[str], None] | None = None,
         *,
         is_inner: bool = False,
     ) -> None:
-        self._server = server
+        self._served = served
         self._admit = admit
         self._is_inner = is_inner
         self.name = method.rpartition("/")[2]
@@ -149,7 +161,7 @@ class _Call:
 
     def unary(self, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[Any]]:
         async def handle(request: Any, context: Context) -> Any:
-            started_s = self._begin()
+            started_s = self._begin(request, context)
             try:
                 self._check(request)
                 response = await behaviour(request, context)
@@ -168,7 +180,7 @@ class _Call:
         self, behaviour: Callable[..., Any]
     ) -> Callable[[Any, Context], AsyncIterator[Any]]:
         async def handle(request: Any, context: Context) -> AsyncIterator[Any]:
-            started_s = self._begin()
+            started_s = self._begin(request, context)
             try:
                 self._check(request)
                 async for response in behaviour(request, context):
@@ -188,9 +200,12 @@ class _Call:
         if self._admit is not None:
             self._admit(self._method)
 
-    def _begin(self) -> float:
-        if not (self._is_inner and "request_id" in (logs.context.get() or {})):
-            logs.context.set({"request_id": secrets.token_hex(6)})
+    def _begin(self, request: Any, context: Context) -> float:
+        if not (self._is_inner and call_fields.current()):
+            fields = call_fields.CallFields(
+                self._method, request, self._served.driver, context.invocation_metadata()
+            )
+            logs.context.set(fields)
         return time.monotonic()
 
     async def _answer(
@@ -208,7 +223,8 @@ class _Call:
         if isinstance(error, grpc.aio.AbortError):  # the behaviour has answered already
             self._record_now(request, started_s, _status_of(context), _peer_error(context))
             raise error
-        request_id = (logs.context.get() or {}).get("request_id", "")
+        fields = call_fields.current()
+        request_id = fields.request_id if fields else ""
         # in the message, too: a process of an author has the standard logging, which shows no extra fields
         _log.error(
             "unexpected error in %s, request id %s",
@@ -217,7 +233,7 @@ class _Call:
             extra={"rpc": self.name},
             exc_info=error,
         )
-        bug = UnexpectedError(self.name, self._server, request_id)
+        bug = UnexpectedError(self.name, self._served.name, request_id)
         await self._answer(context, request, started_s, bug)
 
     async def _answer_cancelled(self, context: Context, request: Any, started_s: float) -> NoReturn:
@@ -253,11 +269,33 @@ class _Call:
     def _record(
         self, request: Any, elapsed_s: float, code: grpc.StatusCode, error: dict[str, str]
     ) -> None:
-        metrics.rpc_seconds.labels(self._server, self._counted_as, code.name).observe(elapsed_s)
-        if not _log.isEnabledFor(self._level):
-            return
+        metrics.rpc_seconds.labels(self._served.name, self._counted_as, code.name).observe(
+            elapsed_s
+        )
+        level = self._level_of(code)
+        if _log.isEnabledFor(level):
+            self._log_served(level, request, elapsed_s, code, error)
+        fields = call_fields.current()
+        if fields is not None and not self._is_inner:
+            fields.settle()
+
+    def _level_of(self, code: grpc.StatusCode) -> int:
+        """Refusals are warnings. An inner call's failure is the outer one's, too."""
+        if self._is_inner or code is grpc.StatusCode.OK:
+            return self._level
+        return logging.ERROR if code in _OURS else logging.WARNING
+
+    def _log_served(
+        self,
+        level: int,
+        request: Any,
+        elapsed_s: float,
+        code: grpc.StatusCode,
+        error: dict[str, str],
+    ) -> None:
         extra: dict[str, Any] = {
             "rpc": self.name,
+            "server": self._served.name,
             "code": code.name,
             "ms": round(elapsed_s * 1000, 1),
             **error,
@@ -266,7 +304,7 @@ class _Call:
             extra["error"] = redaction.without_secrets(extra["error"], self._method, request)
         if _log.isEnabledFor(logging.DEBUG) and isinstance(request, Message):
             extra["request"] = redaction.describe(request)
-        _log.log(self._level, "served", extra=extra)
+        _log.log(level, "served", extra=extra)
 
 
 def _peer_error(context: Context) -> dict[str, str]:

@@ -56,10 +56,12 @@ class LocalServer:
         health: Health,
         generic: Sequence[grpc.GenericRpcHandler] = (),
         admit: Callable[[str], None] | None = None,
+        driver: Callable[[], str] = lambda: "",
     ) -> None:
-        """Answer calls. `name` is the server's in logs and metrics; `admit` as at `server.serving`."""
+        """Answer calls. `name`, `admit` and `driver` are as at `server.serving`."""
         self._generic.extend(generic)
-        self._interceptor = interceptors.CallInterceptor(name, health, admit, is_inner=True)
+        served = interceptors.Served(name, driver)
+        self._interceptor = interceptors.CallInterceptor(served, health, admit, is_inner=True)
 
     def close(self) -> None:
         """Answer no more calls; those that run go on."""

@@ -13,10 +13,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from google.protobuf import descriptor, message_factory
-from google.protobuf.message import DecodeError, Message
+from google.protobuf import descriptor
+from google.protobuf.message import Message
 
 from crust import credentials
+from crust.rpc import call_fields
 from crust.wire import pool
 from crust.wire.csi.v1 import csi_pb2
 
@@ -71,7 +72,7 @@ def _text(value: Any) -> Any:
 
 def without_secrets(text: str, method: str, request: object) -> str:
     """`text`, an error of `method` (`/csi.v1.Node/…`), without the secrets of its request, a message or its bytes."""
-    message = _decoded(method, request) if isinstance(request, bytes) else request
+    message = call_fields.decoded(method, request) if isinstance(request, bytes) else request
     if isinstance(message, Message):
         for value in sorted(_secrets(message), key=len, reverse=True):
             pattern = (
@@ -96,16 +97,3 @@ def _secrets(message: Message) -> Iterator[str]:
         elif field.message_type is not None:
             for part in value if field.is_repeated else [value]:
                 yield from _secrets(part)
-
-
-def _decoded(method: str, request: bytes) -> Message | None:
-    """A request that passed as bytes; None if it is not one of CSI."""
-    service, _, name = method.removeprefix("/csi.v1.").partition("/")
-    found = csi_pb2.DESCRIPTOR.services_by_name.get(service)
-    if found is None or name not in found.methods_by_name:
-        return None
-    try:
-        kind = message_factory.GetMessageClass(found.methods_by_name[name].input_type)
-        return kind.FromString(request)
-    except DecodeError:
-        return None

@@ -48,13 +48,15 @@ async def serving(  # noqa: PLR0913 - one per part of a server
     daemon: Daemon | None = None,
     gate: Gate | None = None,
     admit: Callable[[str], None] | None = None,
+    driver: Callable[[], str] = lambda: "",
 ) -> AsyncIterator[grpc.aio.Server]:
     """Serve on `socket_path` while the block runs; then wait for running calls.
 
     `lock_path` defaults to the socket's path with `.lock` added; None: a lock of `daemon` is enough. `name` is the
-    server's in logs and metrics. `daemon` is the process, `gate` what holds calls back when it is taken over, `admit`
-    raises why a method cannot be served now. Raises `sockets.SocketInUse`, `sockets.NotASocket`, `SocketBindFailed`,
-    `flocks.LockHeld`, `channel.SocketPathTooLong`.
+    server's in logs and errors, `driver` has the name of the CSI driver whose calls these are.
+    `daemon` is the process, `gate` what holds calls back when it is taken over, `admit` raises why a method cannot be
+    served now. Raises `sockets.SocketInUse`, `sockets.NotASocket`, `SocketBindFailed`, `flocks.LockHeld`,
+    `channel.SocketPathTooLong`.
     """
     channel.target_of(socket_path)
     daemon = daemon or Daemon()
@@ -65,7 +67,9 @@ async def serving(  # noqa: PLR0913 - one per part of a server
         server = grpc.aio.server(
             interceptors=[
                 *([GateInterceptor(gate)] if gate is not None else []),
-                interceptors.CallInterceptor(name, daemon.health, admit),
+                interceptors.CallInterceptor(
+                    interceptors.Served(name, driver), daemon.health, admit
+                ),
             ],
             handlers=list(generic),
             options=[*channel.OPTIONS, ("grpc.so_reuseport", 0)],

@@ -17,11 +17,14 @@ from google.protobuf import message as protobuf
 from google.rpc import error_details_pb2, status_pb2
 
 from crust import errors, logs
-from crust.rpc import extensions
+from crust.rpc import calls, extensions
 
 DOMAIN = "crust.dev"
 _DETAILS_KEY = "grpc-status-details-bin"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
+
+_TIMED_OUT = "Deadline Exceeded"
+"""What gRPC says, which says nothing more than the code."""
 
 _MESSAGE_MAX_CHARS = 2000
 """gRPC refuses 8 KiB or more of metadata, message and details together. The log has the whole sentence."""
@@ -78,11 +81,14 @@ async def abort(
         await context.abort(code, message)
     details = status_pb2.Status(code=code.value[0], message=message)
     details.details.add().Pack(
-        error_details_pb2.ErrorInfo(
-            reason=error.error_name, domain=DOMAIN, metadata=logs.context.get()
-        )
+        error_details_pb2.ErrorInfo(reason=error.error_name, domain=DOMAIN, metadata=_request_id())
     )
     await context.abort(code, message, ((_DETAILS_KEY, details.SerializeToString()),))
+
+
+def _request_id() -> dict[str, str]:
+    fields = logs.context.get() or {}
+    return {"request_id": fields["request_id"]} if "request_id" in fields else {}
 
 
 def name_in(trailing_metadata: Any) -> str:
@@ -106,10 +112,16 @@ def _name_of(details: bytes) -> str:
 
 def to_error(error: grpc.aio.AioRpcError) -> errors.CrustError:
     """The error for a peer's status: the branch of its code, its sentence, and its name if it is one of crust's."""
+    if isinstance(error, calls.PeerAway):
+        return error.error
     code = error.code()
     message = error.details() or code.name
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return errors.PeerUnavailable("the other process did not answer in time", why=message)
+        return errors.PeerUnavailable(
+            "the other process did not answer in time",
+            why="" if message == _TIMED_OUT else message,
+            hint="look at its log, and at the storage or the guest behind it; the caller may retry",
+        )
     branch = _BRANCHES.get(code, errors.RuntimeFailed)
     name = name_in(error.trailing_metadata())
     if not name:

@@ -40,6 +40,7 @@ class Wiring:
         generic: Sequence[grpc.GenericRpcHandler] = (),
         gate: Gate | None = None,
         admit: Callable[[str], None] | None = None,
+        driver: Callable[[], str] = lambda: "",
     ) -> AsyncIterator[None]:
         """Serve at `path` while the block runs, as `server.serving` does where others call it.
 
@@ -47,7 +48,7 @@ class Wiring:
         """
         local = self._servers.get(path)
         if local is not None:
-            local.open(name, daemon.health, generic, admit)
+            local.open(name, daemon.health, generic, admit, driver)
             for add_servicer in add_servicers:
                 add_servicer(local)
         try:
@@ -63,6 +64,7 @@ class Wiring:
                 daemon=daemon,
                 gate=gate,
                 admit=admit,
+                driver=driver,
             )
             async with served:
                 yield

@@ -113,7 +113,10 @@ async def serving(
         handlers_pb2_grpc.add_RuntimeHandlerServicer_to_server(servicer, into)
 
     async with server.serving(
-        socket_path, add_servicer, name="runtime-handler", lock_path=lock_path
+        socket_path,
+        add_servicer,
+        name="runtime-handler",
+        lock_path=lock_path,
     ) as serving_now:
         try:
             yield serving_now

@@ -151,3 +151,30 @@ def test_exit_waits_for_the_last_line(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-c", program], stderr=log, check=False)
     assert done.returncode == 1
     assert (tmp_path / "log").read_text().splitlines()[-1].count("cannot serve") == 1
+
+
+def test_lines_to_the_journal_begin_with_their_priority(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    script = (
+        "import logging, os; from crust import logs\n"
+        "found = os.fstat(2); os.environ['JOURNAL_STREAM'] = f'{found.st_dev}:{found.st_ino}'\n"
+        "logs.configure(level='debug')\n"
+        "for level in (10, 20, 30, 40, 50): logging.getLogger('x').log(level, 'said')\n"
+        "try: 1 / 0\n"
+        "except ArithmeticError: logging.getLogger('x').exception('failed')\n"
+    )
+    with path.open("wb") as journal:
+        subprocess.run([sys.executable, "-c", script], stderr=journal, check=True)
+    lines = path.read_text().splitlines()
+    assert [line[:3] for line in lines[:5]] == ["<7>", "<6>", "<4>", "<3>", "<2>"]
+    assert len(lines) > 6  # a traceback
+    assert {line[:3] for line in lines[5:]} == {"<3>"}
+
+
+def test_only_the_journals_own_descriptor_is_the_journal(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+        found = os.fstat(file.fileno())
+        named = f"{found.st_dev}:{found.st_ino}"
+        assert logs.is_journal(file.fileno(), {"JOURNAL_STREAM": named})
+        assert not logs.is_journal(file.fileno(), {"JOURNAL_STREAM": "1:2"})
+        assert not logs.is_journal(file.fileno(), {})

@@ -1,0 +1,130 @@
+"""What every call of crust to a peer has: the request id in its metadata, and our words if the peer is away.
+
+gRPC's own text names its internals, a status code that is not the call's, and nothing to do. It is replaced here, at
+the one place where all calls begin, and keeps its code: whoever gets the status, passes it on or logs it, has our
+sentence and its name. Only what gRPC itself reports is replaced: a peer that answers is connected.
+
+This is not an interceptor of gRPC: each of those costs a task per call.
+"""
+
+from collections.abc import AsyncIterator, Callable, Generator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from crust import errors, logs
+from crust.rpc import call_fields
+
+_REASONS = (
+    ("No such file or directory", "there is no such socket"),
+    ("Connection refused", "no process listens there any more"),
+    ("Permission denied", "this user may not connect to it"),
+)
+
+
+class PeerNotReachable(errors.PeerUnavailable):
+    """The process at the other end of a socket does not run, or it ended during the call."""
+
+    def __init__(self, socket_path: str, why: str) -> None:
+        super().__init__(
+            f"the process that serves {socket_path} cannot be reached",
+            why=why,
+            hint="start it, and look at its log; as root, if this user may not connect",
+        )
+
+
+class PeerAway(grpc.aio.AioRpcError):
+    """A status that gRPC itself made, because the peer is away, in our words."""
+
+    def __init__(self, status: grpc.aio.AioRpcError, error: PeerNotReachable) -> None:
+        super().__init__(
+            status.code(),
+            status.initial_metadata(),
+            status.trailing_metadata(),
+            error.shown(),
+            status.debug_error_string(),
+        )
+        self.error = error
+
+
+def through(channel: grpc.aio.Channel, socket_path: str) -> grpc.aio.Channel:
+    """The channel, whose calls are as above."""
+    for kind in ("unary_unary", "unary_stream", "stream_stream"):
+        setattr(channel, kind, _calls(channel, getattr(channel, kind), socket_path))
+    return channel
+
+
+def _calls(
+    channel: grpc.aio.Channel, make: Callable[..., Any], socket_path: str
+) -> Callable[..., Callable[..., Any]]:
+    def method(*args: Any, **kwargs: Any) -> Callable[..., Any]:
+        call = make(*args, **kwargs)
+
+        def begin(*requests: Any, metadata: Any = None, **options: Any) -> _Call:
+            return _Call(
+                call(*requests, metadata=identified(metadata), **options), channel, socket_path
+            )
+
+        return begin
+
+    return method
+
+
+def volume_metadata() -> tuple[tuple[str, bytes], ...]:
+    """Which volume the call is about that is being served, for a peer that only gets its target."""
+    fields = logs.context.get() or {}
+    if "volume_id" not in fields:
+        return ()
+    named = f"{fields.get('driver', '')}\0{fields['volume_id']}"
+    return ((call_fields.VOLUME_KEY, named.encode()),)
+
+
+def identified(metadata: Any) -> Any:
+    """The metadata with the id of the call that is being served; as it is outside of a call."""
+    fields = logs.context.get()
+    if fields is None or "request_id" not in fields:
+        return metadata
+    kept = (pair for pair in metadata or () if pair[0] != call_fields.ID_KEY)
+    return (*kept, (call_fields.ID_KEY, fields["request_id"]))
+
+
+class _Call:
+    """A call of gRPC, of which only the errors are others."""
+
+    def __init__(self, call: Any, channel: grpc.aio.Channel, socket_path: str) -> None:
+        self._call = call
+        self._channel = channel
+        self._socket_path = socket_path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        try:
+            return (yield from self._call.__await__())
+        except grpc.aio.AioRpcError as error:
+            raise self._worded(error) from None
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        try:
+            async for each in self._call:
+                yield each
+        except grpc.aio.AioRpcError as error:
+            raise self._worded(error) from None
+
+    async def read(self) -> Any:
+        """As gRPC has it."""
+        try:
+            return await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise self._worded(error) from None
+
+    def _worded(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
+        if error.code() is not grpc.StatusCode.UNAVAILABLE or error.trailing_metadata():
+            return error
+        if self._channel.get_state() is grpc.ChannelConnectivity.READY:
+            return error
+        text = error.details() or ""
+        why = next((why for words, why in _REASONS if words in text), "the connection has ended")
+        return PeerAway(error, PeerNotReachable(self._socket_path, why))
