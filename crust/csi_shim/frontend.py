@@ -6,9 +6,9 @@ wrapped stays so until it is unpublished and unstaged, which its private directo
 through as bytes.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import grpc.aio
@@ -20,6 +20,9 @@ from crust.csi_shim.deferral import Deferral
 from crust.csi_shim.private_paths import PrivatePaths
 from crust.csi_shim.staging import Staging, Volume
 from crust.csi_shim.wrapped import WrappedVolumes
+from crust.host.process import workers
+from crust.host.process.bounded_calls import BoundedCalls
+from crust.host.process.workers import Workers
 from crust.rpc import extensions, passthrough, requests
 from crust.rpc.driver_facts import DriverFacts, NodeCapabilities, node_capabilities
 from crust.wire.csi.v1 import csi_pb2
@@ -34,6 +37,12 @@ _DEFERRAL = (
 _FOR_DEFERRED = (_RPC.GET_VOLUME_STATS, _RPC.EXPAND_VOLUME)
 """A CO calls these only where they are advertised, and asks that before each call. The shim answers them for deferred
 volumes, and advertises them while there are any: for the others the driver answers, or does not."""
+
+_LOOK_S = 10.0
+"""For a look at a volume's directories, which takes microseconds unless a mount there hangs."""
+
+_OPERATION_S = 120.0
+"""After this, callers are told that an operation is overdue: as long as a kubelet waits."""
 
 _INSPECTED = (
     "NodeGetCapabilities",
@@ -76,7 +85,8 @@ class Frontend:
         self._wrapped = wrapped
         self._staging = staging
         self._wrapping = wrapping
-        self._operations = operations.KeyedOperations()
+        self._operations = operations.KeyedOperations(Workers("the shim", limit=64))
+        self._looks = BoundedCalls(limit=32)
         self._forward = {name: passthrough.forward(driver, _NODE + name) for name in _INSPECTED}
 
     async def drain(self) -> None:
@@ -136,17 +146,17 @@ class Frontend:
             return await self._pass("NodeStageVolume", request.volume_id, data, context)
         volume = await self._volume(request.volume_id, context)
         wants_block = await self._wants_block(request, context)
-        is_staged = await asyncio.to_thread(private_directories.is_staged, volume.paths)
+        is_staged = await self._look(volume, private_directories.is_staged)
         if not is_staged and wants_block:
             path = request.staging_target_path
-            wants_block = not await asyncio.to_thread(private_directories.is_mounted, path)
+            wants_block = not await self._look(volume, _is_mounted, path)
         if not (is_staged or wants_block):
             answered = await self._pass("NodeStageVolume", request.volume_id, data, context)
             self._staging.remember(volume.paths.key, request)
             return answered
 
         async def work() -> None:
-            in_use = await asyncio.to_thread(private_directories.is_in_use, volume.paths)
+            in_use = await workers.run(private_directories.is_in_use, volume.paths)
             if wants_block or in_use:
                 await self._staging.stage_as_block(volume, request)
             else:
@@ -177,7 +187,7 @@ class Frontend:
         self, request: csi_pb2.NodeUnstageVolumeRequest, data: bytes, context: passthrough.Context
     ) -> bytes:
         volume = await self._volume(request.volume_id, context)
-        if not await asyncio.to_thread(private_directories.is_staged, volume.paths):
+        if not await self._look(volume, private_directories.is_staged):
             answered = await self._pass("NodeUnstageVolume", request.volume_id, data, context)
             self._staging.forget(volume.paths.key)
             return answered
@@ -210,7 +220,7 @@ class Frontend:
         self._staging.published_on_host(volume.paths.key, request.target_path)
         if not request.volume_capability.HasField("mount"):
             return await self._pass("NodePublishVolume", request.volume_id, data, context)
-        if not await asyncio.to_thread(private_directories.is_staged, volume.paths):
+        if not await self._look(volume, private_directories.is_staged):
             return await self._pass("NodePublishVolume", request.volume_id, data, context)
         response = await self._run(
             volume, request, context, lambda: self._wrapped.publish_on_host(volume, request)
@@ -221,7 +231,7 @@ class Frontend:
         self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, context: passthrough.Context
     ) -> bytes:
         volume = await self._volume(request.volume_id, context)
-        if await asyncio.to_thread(_is_private, volume.paths, request):
+        if await self._look(volume, _is_private, request.target_path, request.defer_fs_ops):
             target = request.target_path
             await self._run(
                 volume, request, context, lambda: self._wrapped.unpublish(volume, target)
@@ -242,7 +252,7 @@ class Frontend:
         if not request.defer_fs_ops:
             volume = await self._volume(request.volume_id, context)
             path = request.volume_path
-            if not await asyncio.to_thread(private_directories.has_leaf, volume.paths, path):
+            if not await self._look(volume, private_directories.has_leaf, path):
                 return await self._pass("NodeGetVolumeStats", None, data, context)
         return (await self._deferral.stats(request)).SerializeToString()
 
@@ -252,7 +262,7 @@ class Frontend:
         volume = await self._volume(request.volume_id, context)
         if request.defer_fs_ops and await self._defers_itself(volume, context):
             return (await self._deferral.expand(request, context)).SerializeToString()
-        is_staged = await asyncio.to_thread(private_directories.is_staged, volume.paths)
+        is_staged = await self._look(volume, private_directories.is_staged)
         expands = (await self._capabilities(context)).expands
         if not (request.defer_fs_ops or is_staged):
             if expands or not await self._has_volumes():
@@ -277,7 +287,7 @@ class Frontend:
         """The driver is asked, with the paths that it knows; the proxy adds what the guest reports."""
         volume = await self._volume(request.volume_id, context)
         target = request.volume_publish_path
-        if await asyncio.to_thread(private_directories.has_leaf, volume.paths, target):
+        if await self._look(volume, private_directories.has_leaf, target):
             request.volume_publish_path = volume.paths.leaf(target)
             if volume.stages:
                 request.staging_target_path = volume.paths.staging
@@ -288,12 +298,23 @@ class Frontend:
         """Whether a flagged call goes to the driver's own deferral, and not to what an older version left wrapped."""
         if not (await self._capabilities(context)).defers:
             return False
-        return not await asyncio.to_thread(_is_wrapped, volume.paths)
+        return not await self._look(volume, _is_wrapped)
 
     async def _has_volumes(self) -> bool:
         """Whether there are deferred volumes: then the shim advertises what it answers for them."""
         root = self._wrapping.kubelet_root
-        return await asyncio.to_thread(private_directories.has_volumes, root)
+        look = partial(private_directories.has_volumes, root)
+        return await self._looks.call(root, look, timeout_s=_LOOK_S, fresh=True)
+
+    async def _look(self, volume: Volume, function: Callable[..., bool], *args: object) -> bool:
+        """A look at a volume's directories that is no part of an operation: one at a time, or retries add threads."""
+        return await self._looks.call(
+            (function, volume.paths, args),
+            partial(function, volume.paths, *args),
+            timeout_s=_LOOK_S,
+            shown=f"volume {volume.paths.key}",
+            fresh=True,
+        )
 
     async def _volume(self, volume_id: str, context: passthrough.Context) -> Volume:
         name = await self._facts.name(context.time_remaining())
@@ -318,6 +339,7 @@ class Frontend:
             name,
             requests.identity(request),
             work,
+            limit_s=_OPERATION_S,
             left_s=context.time_remaining(),
         )
 
@@ -330,13 +352,18 @@ class Frontend:
             return await self._forward[name](data, context)
 
 
-def _is_private(paths: PrivatePaths, request: csi_pb2.NodeUnpublishVolumeRequest) -> bool:
+def _is_mounted(_: PrivatePaths, path: str) -> bool:
+    """Whether the volume is mounted at the CO's path."""
+    return private_directories.is_mounted(path)
+
+
+def _is_private(paths: PrivatePaths, target: str, is_deferred: bool) -> bool:  # noqa: FBT001 - by position
     """Whether the target is published at a leaf, or may be."""
-    if private_directories.has_leaf(paths, request.target_path):
+    if private_directories.has_leaf(paths, target):
         return True
     if private_directories.is_staged(paths):
         return True
-    return request.defer_fs_ops and private_directories.has_publishes(paths)
+    return is_deferred and private_directories.has_publishes(paths)
 
 
 def _is_wrapped(paths: PrivatePaths) -> bool:

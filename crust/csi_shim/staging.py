@@ -6,7 +6,6 @@ its secrets, in memory and nowhere else; after a restart it has none. A volume w
 refused, because a driver that is staged without them may make a plain volume of an encrypted one.
 """
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from crust import errors, volumes
 from crust.csi_shim import as_block, private_directories
 from crust.csi_shim.inner import InnerNode, Metadata
 from crust.csi_shim.private_paths import PrivatePaths
+from crust.host.process import workers
 from crust.rpc import outcome, redaction
 from crust.rpc.outcome import Residue
 from crust.wire.csi.v1 import csi_pb2
@@ -103,7 +103,7 @@ class Staging:
     async def stage_as_block(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
         """NodeStageVolume as block, also if there is a record already: a reboot leaves it, and nothing else."""
         paths = volume.paths
-        is_new = await asyncio.to_thread(
+        is_new = await workers.run(
             private_directories.make_staging, paths, secrets=bool(request.secrets)
         )
         try:
@@ -118,9 +118,9 @@ class Staging:
     async def _take_record_back(self, volume: Volume) -> Residue:
         """The driver refused the first stage: nothing of it may be left, or the record stays and the CO unstages."""
         try:
-            if await asyncio.to_thread(private_directories.is_mounted, volume.paths.staging):
+            if await workers.run(private_directories.is_mounted, volume.paths.staging):
                 return Residue.EXISTS
-            await asyncio.to_thread(private_directories.remove_staging, volume.paths)
+            await workers.run(private_directories.remove_staging, volume.paths)
         except errors.CrustError as error:
             _log.warning("private staging directory kept", extra={"error": error})
             return Residue.UNKNOWN
@@ -130,12 +130,12 @@ class Staging:
         """Before a deferred publish: whatever is staged as mount is staged as block. Raises `StageForgotten`."""
         if not volume.stages:
             return
-        if await asyncio.to_thread(private_directories.is_staged, volume.paths):
+        if await workers.run(private_directories.is_staged, volume.paths):
             return
         known = self._requests.get(volume.paths.key)
         if known is None:
             raise StageForgotten(volume.paths.key, "as a block device for a deferred mount")
-        await asyncio.to_thread(self._check_not_on_host, volume.paths.key)
+        await workers.run(self._check_not_on_host, volume.paths.key)
         _log.info("staged again as block", extra={"volume": str(volume.paths.key)})
         await self._inner.unstage(request.volume_id, known.staging_target_path, volume.metadata)
         with _hiding_secrets(known):
@@ -150,11 +150,11 @@ class Staging:
     async def ensure_mount(self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest) -> None:
         """Before a publish on the host: stage as the CO asked what is staged as block. Raises `StageForgotten`."""
         paths = volume.paths
-        if not await asyncio.to_thread(private_directories.is_staged, paths):
+        if not await workers.run(private_directories.is_staged, paths):
             return
         known = self._requests.get(paths.key)
         if known is None:
-            if await asyncio.to_thread(private_directories.had_secrets, paths):
+            if await workers.run(private_directories.had_secrets, paths):
                 raise StageForgotten(paths.key, "as a filesystem for a mount on the host")
             known = as_block.stage_of(request)
         with _hiding_secrets(known):
@@ -168,16 +168,16 @@ class Staging:
         await self._unstage_block(volume, request.staging_target_path)
         _log.info("staged again as mount", extra={"volume": str(volume.paths.key)})
         await self._inner.stage(request, volume.metadata)
-        await asyncio.to_thread(private_directories.remove_staging, volume.paths)
+        await workers.run(private_directories.remove_staging, volume.paths)
         self.remember(volume.paths.key, request)
 
     async def unstage(self, volume: Volume, co_path: str) -> None:
         """NodeUnstageVolume of a volume that is staged as block. Raises `PublishedAsBlock`, `LeftByDriver`."""
         await self._unstage_block(volume, co_path)
-        if await asyncio.to_thread(private_directories.is_mounted, co_path):
+        if await workers.run(private_directories.is_mounted, co_path):
             # killed between the stage as mount and the removal of the record
             await self._inner.unstage(volume.paths.key.volume_id, co_path, volume.metadata)
-        await asyncio.to_thread(private_directories.remove_staging, volume.paths)
+        await workers.run(private_directories.remove_staging, volume.paths)
         self.forget(volume.paths.key)
 
     async def drop(self, volume: Volume) -> None:
@@ -185,10 +185,10 @@ class Staging:
         if not volume.stages:
             return
         await self._unstage_block(volume, "")
-        await asyncio.to_thread(private_directories.remove_staging, volume.paths)
+        await workers.run(private_directories.remove_staging, volume.paths)
 
     async def _unstage_block(self, volume: Volume, co_path: str) -> None:
-        for leaf in await asyncio.to_thread(private_directories.leaves, volume.paths):
+        for leaf in await workers.run(private_directories.leaves, volume.paths):
             # the staging path's own leaf is of an expansion that was interrupted: nobody has it
             await self._clear_leaf(volume, leaf, is_ours=leaf == volume.paths.leaf(co_path))
         volume_id = volume.paths.key.volume_id
@@ -196,12 +196,12 @@ class Staging:
 
     async def _clear_leaf(self, volume: Volume, leaf: str, *, is_ours: bool) -> None:
         """What is left of a publish of an earlier boot: only what is not mounted."""
-        found = await asyncio.to_thread(private_directories.look, leaf)
+        found = await workers.run(private_directories.look, leaf)
         if found.mounts and not is_ours:
             raise PublishedAsBlock(volume.paths.key, leaf)
         with contextlib.suppress(grpc.aio.AioRpcError):  # the unstage, which follows, decides
             await self._inner.unpublish(volume.paths.key.volume_id, leaf, volume.metadata)
-        await asyncio.to_thread(private_directories.remove_leaf, leaf)
+        await workers.run(private_directories.remove_leaf, leaf)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ is believed, and undone if it is no block device. An unpublish is repeated until
 method is the work of an operation: it outlives its caller, and the caller runs one per volume.
 """
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,6 +23,7 @@ from crust.csi_shim.inner import InnerNode
 from crust.csi_shim.private_directories import LeftByDriver
 from crust.csi_shim.runtime_client import RuntimeClient
 from crust.csi_shim.staging import Staging, Volume
+from crust.host.process import workers
 from crust.rpc import csi, outcome
 from crust.rpc.outcome import Residue
 from crust.wire.csi.v1 import csi_pb2
@@ -47,7 +47,7 @@ class WrappedVolumes:
     ) -> csi_pb2.NodePublishVolumeResponse:
         """A deferred publish. Raises a check's error or the driver's status, in a branch that its residue allows."""
         key, leaf = volume.paths.key, volume.paths.leaf(request.target_path)
-        there = await asyncio.to_thread(private_directories.look, leaf)
+        there = await workers.run(private_directories.look, leaf)
         is_new = not there.is_published
         try:
             wanted = admission.admit(key.driver, request)
@@ -59,9 +59,7 @@ class WrappedVolumes:
         try:
             if is_new:
                 await self._publish_once(volume, request, leaf)
-            source, size = await asyncio.to_thread(
-                published_device.device, key, leaf, wanted.partition
-            )
+            source, size = await workers.run(published_device.device, key, leaf, wanted.partition)
         except (grpc.aio.AioRpcError, errors.CrustError) as error:
             residue = await self._undo(volume, leaf, error) if is_new else Residue.EXISTS
             raise outcome.answer("NodePublishVolume", error, residue) from error
@@ -94,12 +92,12 @@ class WrappedVolumes:
     async def _publish_once(
         self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest, leaf: str
     ) -> None:
-        found = await asyncio.to_thread(private_directories.look, leaf)
+        found = await workers.run(private_directories.look, leaf)
         if found.mounts:  # two binds, or what is no device: of an attempt that was not undone
             await self._take_down(volume, leaf)
         elif found.kind is not private_directories.Kind.ABSENT:
-            await asyncio.to_thread(private_directories.remove_leaf, leaf)
-        await asyncio.to_thread(private_directories.make_published, volume.paths)
+            await workers.run(private_directories.remove_leaf, leaf)
+        await workers.run(private_directories.make_published, volume.paths)
         await self._inner.publish(
             as_block.publish(request, volume.paths, staged=volume.stages), volume.metadata
         )
@@ -111,9 +109,9 @@ class WrappedVolumes:
         if isinstance(error, grpc.aio.AioRpcError) and not outcome.is_final(error):
             return Residue.UNKNOWN  # the driver may still work on it; the CO retries or unpublishes
         try:
-            found = await asyncio.to_thread(private_directories.look, leaf)
+            found = await workers.run(private_directories.look, leaf)
             if isinstance(error, grpc.aio.AioRpcError) and not found.mounts:
-                await asyncio.to_thread(private_directories.remove_leaf, leaf)
+                await workers.run(private_directories.remove_leaf, leaf)
                 return Residue.NONE
             await self._take_down(volume, leaf)
             if isinstance(error, published_device.NotPublishedAsBlock):
@@ -131,16 +129,16 @@ class WrappedVolumes:
     async def _take_down(self, volume: Volume, leaf: str) -> None:
         """Unpublish until no mount is left: a driver takes one off per call, and may answer an error meanwhile."""
         volume_id = volume.paths.key.volume_id
-        before = (await asyncio.to_thread(private_directories.look, leaf)).mounts
+        before = (await workers.run(private_directories.look, leaf)).mounts
         for _ in range(_STACK_MAX):
             refusal: grpc.aio.AioRpcError | None = None
             try:
                 await self._inner.unpublish(volume_id, leaf, volume.metadata)
             except grpc.aio.AioRpcError as error:
                 refusal = error
-            left = (await asyncio.to_thread(private_directories.look, leaf)).mounts
+            left = (await workers.run(private_directories.look, leaf)).mounts
             if refusal is None and not left:
-                await asyncio.to_thread(private_directories.remove_leaf, leaf)
+                await workers.run(private_directories.remove_leaf, leaf)
                 return
             if left >= before:
                 raise refusal or LeftByDriver("NodeUnpublishVolume", leaf, f"{left} mounts")
@@ -156,7 +154,7 @@ class WrappedVolumes:
         leaf = volume.paths.leaf(target.text)
         if driver_expands:
             await self.expand_device(volume, request, leaf)
-        size, encrypted = await asyncio.to_thread(published_device.size_at, leaf)
+        size, encrypted = await workers.run(published_device.size_at, leaf)
         if encrypted:  # the header of the layer below takes a part of what was asked for
             wanted = replace(wanted, required_bytes=min(wanted.required_bytes, size))
         return await self._runtime.expand(target.text, wanted, None)

@@ -1,18 +1,21 @@
 """System calls that may never return, such as statvfs(2) of a hung filesystem, with a deadline for each caller.
 
-Each key has at most one call in flight, on a thread of its own. Later callers join it, and each waits no longer than
-its own deadline, so a call that hangs blocks neither the event loop nor the thread pool. The number of threads is
-bounded: a new key waits until one is free, and is refused at once when all of them hang. A thread cannot be killed: a
-hung one ends with its system call or with the process.
+Each key has at most one call in flight, on a thread that has no other. Later callers join it, and each waits no
+longer than its own deadline, so a call that hangs blocks neither the event loop nor the thread pool. The number of
+threads is bounded: a new key waits until one is free, and is refused at once when all of them hang. A thread cannot
+be killed: a hung one ends with its system call or with the process.
 """
 
 import asyncio
-import threading
+import logging
+import weakref
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import Any, TypeVar
 
 from crust import errors
+from crust.host.process.threads import Threads
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -47,6 +50,8 @@ class BoundedCalls:
 
     def __init__(self, *, limit: int = 16) -> None:
         self._limit = limit
+        self._threads = Threads(limit, daemon=True)
+        weakref.finalize(self, self._threads.shutdown, wait=False)
         self._flights: dict[Hashable, asyncio.Future[Any]] = {}
         self._hanging: set[Hashable] = set()
 
@@ -93,13 +98,9 @@ class BoundedCalls:
         return TooManyHungSystemCalls(shown, len(self._hanging), len(self._flights))
 
     def _start(self, key: Hashable, function: Callable[[], T], shown: str) -> asyncio.Future[T]:
-        loop = asyncio.get_running_loop()
-        flight: asyncio.Future[T] = loop.create_future()
+        flight: asyncio.Future[T] = self._threads.submit(_run, shown, function)
         self._flights[key] = flight
         flight.add_done_callback(lambda done: self._land(key, done))
-        threading.Thread(
-            target=_run, args=(loop, flight, function), name=shown[:15], daemon=True
-        ).start()
         return flight
 
     def _land(self, key: Hashable, flight: asyncio.Future[Any]) -> None:
@@ -109,24 +110,12 @@ class BoundedCalls:
             flight.exception()  # retrieved, or asyncio logs it when no caller is left
 
 
-def _run(
-    loop: asyncio.AbstractEventLoop, flight: asyncio.Future[T], function: Callable[[], T]
-) -> None:
-    outcome = partial(flight.set_exception, _bug())
+def _run(shown: str, function: Callable[[], T]) -> T:
     try:
-        outcome = partial(flight.set_result, function())
-    except (errors.CrustError, OSError) as error:
-        outcome = partial(flight.set_exception, error)
-    finally:  # any other exception is a bug: the thread's excepthook logs it, and the callers still get an error
-        _post(loop, outcome)
-
-
-def _bug() -> errors.RuntimeFailed:
-    return errors.RuntimeFailed("a call failed inside crust", hint="the log has the reason")
-
-
-def _post(loop: asyncio.AbstractEventLoop, set_outcome: Callable[[], None]) -> None:
-    try:
-        loop.call_soon_threadsafe(set_outcome)
-    except RuntimeError:
-        return  # the loop is closed: the process ends, and no caller waits
+        return function()
+    except (errors.CrustError, OSError):
+        raise
+    except BaseException as bug:  # the callers get an error, and the log the reason
+        _log.exception("a call of %s failed inside crust", shown)
+        hint = "the log has the reason"
+        raise errors.RuntimeFailed("a call failed inside crust", hint=hint) from bug

@@ -1,0 +1,89 @@
+"""A system call of the shim that hangs on one volume: it takes one thread, however often its caller retries."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from crust.csi_shim import frontend, private_directories, published_device
+from tests.integration.wrap.conftest import Wrapped
+from tests.support.refusals import refused
+
+pytestmark = pytest.mark.root
+Code = grpc.StatusCode
+
+
+class Hang:
+    """Calls that hang until the end of the test, by one of their arguments."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.release = threading.Event()
+
+    def around(self, function: Callable[..., Any], wanted: str) -> Callable[..., Any]:
+        """The function, which hangs if it is called for `wanted`."""
+
+        def call(*args: Any) -> Any:
+            if wanted in map(str, args):
+                self.begun.append(wanted)
+                self.release.wait()
+            return function(*args)
+
+        return call
+
+
+@pytest.fixture
+def hang() -> Iterator[Hang]:
+    hang = Hang()
+    yield hang
+    hang.release.set()
+
+
+async def lives(node: Wrapped, name: str) -> None:
+    """Another volume, from its stage to its end."""
+    volume, target = await node.volume(name), node.target(name)
+    for step in node.life(volume, target).values():
+        await step()
+    await node.delete(volume)
+
+
+async def test_look_at_a_staging_path_that_hangs_takes_one_thread(
+    cloud_node: Wrapped, hang: Hang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = cloud_node
+    volume = await node.volume()
+    monkeypatch.setattr(frontend, "_LOOK_S", 0.2)
+    around = hang.around(private_directories.is_mounted, node.staging(volume))
+    monkeypatch.setattr(private_directories, "is_mounted", around)
+    for _ in range(4):
+        await refused(
+            node.stage(volume), Code.UNAVAILABLE, "SystemCallTimedOut", volume.volume_id[:40]
+        )
+    assert len(hang.begun) == 1
+    await lives(node, "pvc-2")
+    hang.release.set()
+    await node.stage(volume)
+    await node.unstage(volume)
+    await node.delete(volume)
+
+
+async def test_operation_on_a_device_that_hangs_takes_one_thread(
+    cloud_node: Wrapped, hang: Hang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = cloud_node
+    volume, target = await node.volume(), node.target("one")
+    await node.stage(volume)
+    around = hang.around(published_device.device, node.paths(volume).leaf(target))
+    monkeypatch.setattr(published_device, "device", around)
+    for _ in range(3):
+        await refused(node.publish(volume, target, timeout_s=1), Code.ABORTED, "OperationOverdue")
+    await refused(node.unpublish(volume, target), Code.ABORTED, "NodePublishVolume")
+    assert len(hang.begun) == 1
+    await lives(node, "pvc-2")
+    hang.release.set()
+    await node.publish(volume, target)
+    await node.unpublish(volume, target)
+    await node.unstage(volume)
+    await node.check_gone(volume, target)
