@@ -105,4 +105,34 @@ def doctor(run_dir: str, form: Format, only: tuple[str, ...]) -> None:
     sys.exit(run.run(run_dir, form, only))
 
 
-COMMANDS: tuple[click.Command, ...] = (status, volumes, handlers, drivers, describe, doctor)
+@click.command()
+@RUN_DIR
+@_FORMAT
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Say what is forgotten, the proof and the steps; change nothing.",
+)
+@click.option("--kubelet-root", default="/var/lib/kubelet", show_default=True)
+@click.option(
+    "--grace-s",
+    type=click.FloatRange(min=60),
+    default=600.0,
+    show_default=True,
+    help="What changed since is left alone.",
+)
+def gc(run_dir: str, form: Format, *, dry_run: bool, kubelet_root: str, grace_s: float) -> None:
+    """Settle what a kubelet forgot: publishes whose pod is gone, with proof that nobody uses them.
+
+    Without complete proof nothing is touched, and the missing witness is named. Run it as root in the host's
+    namespaces.
+
+    Exit codes: 0 nothing is left (with --dry-run: all that was found is proven), 1 something is,
+    2 the command cannot be understood, 3 the proxy does not answer.
+    """
+    from crust.cli.gc import run
+
+    sys.exit(run.run(run.Options(run_dir, kubelet_root.rstrip("/"), grace_s, dry_run), form))
+
+
+COMMANDS: tuple[click.Command, ...] = (status, volumes, handlers, drivers, describe, doctor, gc)

@@ -59,7 +59,7 @@ class MountsNotSeen(errors.NotReady):
 
 def check_seen(path: str) -> None:
     """Raise `MountsNotSeen` unless what the host mounts below `path` is seen here. Blocks."""
-    if _in_namespace_of_host():
+    if in_namespace_of_host():
         return
     mount = _mount_of(path)
     if not (mount.peer_group or mount.master):
@@ -68,7 +68,7 @@ def check_seen(path: str) -> None:
 
 def check(roots: Iterable[str]) -> None:
     """Raise `MountsNotPropagated` unless mounts below each of `roots` reach the host. Blocks."""
-    if _in_namespace_of_host():
+    if in_namespace_of_host():
         return
     for root in roots:
         for name in _BELOW:
@@ -101,16 +101,16 @@ def _mount_of(path: str) -> mountinfo.Mount:
     return next(mount for mount in mountinfo.read_all() if mount.mount_id == mount_id)
 
 
-def _host_is_visible() -> bool:
+def host_is_visible() -> bool:
     return os.readlink("/proc/self/ns/pid") == _INITIAL_PID_NAMESPACE
 
 
-def _in_namespace_of_host() -> bool:
+def in_namespace_of_host() -> bool:
     own = os.readlink("/proc/self/ns/mnt")
     if own == _INITIAL_MOUNT_NAMESPACE:
         return True
     try:
-        return _host_is_visible() and os.readlink("/proc/1/ns/mnt") == own
+        return host_is_visible() and os.readlink("/proc/1/ns/mnt") == own
     except OSError:  # it may be forbidden to look at process 1: then the mounts themselves decide
         return False
 
@@ -118,7 +118,7 @@ def _in_namespace_of_host() -> bool:
 def _groups_of_host() -> frozenset[int]:
     """The peer groups of process 1 of the host; empty if it cannot be seen from here."""
     try:
-        if not _host_is_visible():
+        if not host_is_visible():
             return frozenset()
         with open("/proc/1/mountinfo", "rb") as file:
             mounts = mountinfo.parse(file.read())

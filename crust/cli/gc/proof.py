@@ -1,0 +1,148 @@
+"""The witnesses: each looks at one fact, and says what it saw. An orphan is proven if all of them are."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from crust.cli import views
+from crust.cli.gc import orphans
+from crust.cli.gc.kernel import Kernel
+from crust.cli.gc.orphans import Orphan
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """One fact. `text`: what was seen, or why it does not prove anything."""
+
+    name: str
+    proven: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the proxy answered, and how long something must be old."""
+
+    drivers: frozenset[str]
+    entries: tuple[views.Volume, ...]
+    grace_s: float
+
+
+def witnesses(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> tuple[Witness, ...]:
+    """All of them. Blocks."""
+    return (
+        _identity(orphan, evidence),
+        _sight(kernel),
+        _pod_directory(orphan),
+        _pod_processes(orphan, kernel),
+        _claim(orphan, evidence),
+        *_device(orphan, evidence, kernel),
+        _age(orphan, evidence),
+    )
+
+
+def kubelet_tries(orphan: Orphan, evidence: Evidence) -> bool:
+    """Whether a kubelet works with the volume for another pod: it writes vol_data.json at each attempt."""
+    return not orphan.data or _age_s(orphan.data) < evidence.grace_s
+
+
+def _identity(orphan: Orphan, evidence: Evidence) -> Witness:
+    if not orphan.volume_id:
+        text = f"{orphan.data or 'the entry'} does not say which volume it is"
+        return Witness("identity", proven=False, text=text)
+    known = orphan.driver in evidence.drivers
+    text = f"volume {orphan.volume_id} of {orphan.driver}, which the proxy serves"
+    other = f"the proxy serves no driver {orphan.driver}"
+    return Witness("identity", known, text if known else other)
+
+
+def _sight(kernel: Kernel) -> Witness:
+    hidden = kernel.blind_to()
+    seen = "all processes and mounts of the host can be seen from here"
+    return Witness("sight", not hidden, f"hidden from here: {hidden}" if hidden else seen)
+
+
+def _pod_directory(orphan: Orphan) -> Witness:
+    is_gone = not os.path.lexists(orphan.pod_directory)
+    state = "does not exist" if is_gone else "exists: the kubelet knows the pod"
+    return Witness("pod-directory", is_gone, f"{orphan.pod_directory} {state}")
+
+
+def _pod_processes(orphan: Orphan, kernel: Kernel) -> Witness:
+    found = kernel.processes_of(orphan.pod_uid)
+    text = f"still running: {', '.join(found[:5])}" if found else "no process is in a group of it"
+    return Witness("pod-processes", not found, f"pod {orphan.pod_uid}: {text}")
+
+
+def _claim(orphan: Orphan, evidence: Evidence) -> Witness:
+    unreadable = [each.entry for each in evidence.entries if each.state == "unreadable"]
+    if unreadable:
+        text = f"the entry {unreadable[0]} cannot be read: it may be of this volume"
+        return Witness("claim", proven=False, text=text)
+    for each in evidence.entries:
+        if (each.driver, each.volume_id) != (orphan.driver, orphan.volume_id):
+            continue
+        if each.sandbox_id or each.state in ("claimed", "mounted"):
+            text = f"sandbox {each.sandbox_id or '?'} has claimed it at {each.target_path}"
+            return Witness("claim", proven=False, text=text)
+        if each.target_path != orphan.target:
+            text = f"it is deferred at {each.target_path}"
+            return Witness("claim", proven=False, text=text)
+    return Witness("claim", proven=True, text="no sandbox has claimed it")
+
+
+def _device(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> Iterator[Witness]:
+    device = _device_of(orphan, evidence, kernel)
+    if not device:
+        text = "no device is bound there any more; the driver looks before it detaches its own"
+        yield Witness("device", proven=True, text=text)
+        return
+    own = kernel.loops_of(orphan.mapped) if orphan.mapped else ()
+    users = kernel.users_of(device)
+    others = [*users.others, *(f"{each} is upon it" for each in users.loops if each not in own)]
+    for each in own:
+        upon = kernel.users_of(each)
+        others += [f"{each}: {text}" for text in (*upon.others, *upon.loops)]
+    nobody = f"nobody has {', '.join((device, *own))} open, mounted or built upon"
+    text = f"{device} is in use: {'; '.join(others)}" if others else nobody
+    yield Witness("device", not others, text)
+    elsewhere = [each for each in kernel.bound_at(device) if not _is_own(orphan, each)]
+    text = f"{device} is also bound at {', '.join(elsewhere)}" if elsewhere else "bound there only"
+    yield Witness("binds", not elsewhere, text)
+
+
+def _is_own(orphan: Orphan, path: str) -> bool:
+    """Whether the orphan's publish or stage has the bind there, or a shim for it."""
+    staged = bool(orphan.staging) and path.startswith(f"{orphan.staging}/")
+    private = bool(orphans.SHIMS.search(path))
+    return path in (orphan.target, orphan.mapped, orphan.staging) or staged or private
+
+
+def _device_of(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> str:
+    if orphan.mapped:
+        return kernel.device_at(orphan.target) or kernel.device_at(orphan.mapped)
+    return next((e.device for e in evidence.entries if e.target_path == orphan.target), "")
+
+
+def _age(orphan: Orphan, evidence: Evidence) -> Witness:
+    if orphan.mapped:
+        parents = (os.path.dirname(orphan.target), os.path.dirname(orphan.mapped))
+        age_s = min(map(_age_s, parents))
+    else:
+        found = next((e for e in evidence.entries if e.target_path == orphan.target), None)
+        since = found.published_at if found else None
+        age_s = time.time() - since.timestamp() if since else 0.0
+    is_old = age_s >= evidence.grace_s
+    text = f"unchanged for {age_s:.0f} s, the grace period is {evidence.grace_s:.0f} s"
+    return Witness("age", is_old, text)
+
+
+def _age_s(path: str) -> float:
+    """Since the last change; what does not exist has not changed."""
+    try:
+        return time.time() - os.stat(path).st_mtime
+    except FileNotFoundError:
+        return float("inf")
+    except OSError:
+        return 0.0

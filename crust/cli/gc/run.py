@@ -1,0 +1,113 @@
+"""Finds, proves, settles, prints. Exit code 1: an orphan is left, without a complete proof or by a refused step."""
+
+import asyncio
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from crust import errors
+from crust.cli import asking, output, show, views, watching
+from crust.cli.gc import orphans, proof, settle
+from crust.cli.gc.kernel import Host, Kernel
+from crust.wire.v1 import inspect_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One orphan. `outcome`: "proven" (dry run), "settled", "kept" (a witness is missing) or "refused"."""
+
+    orphan: orphans.Orphan
+    witnesses: tuple[proof.Witness, ...]
+    steps: tuple[str, ...]
+    outcome: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the command was called."""
+
+    run_dir: str
+    kubelet_root: str
+    grace_s: float
+    dry_run: bool
+
+
+def run(options: Options, form: output.Format) -> int:
+    """Run the command; returns the exit code."""
+    try:
+        results = asyncio.run(collect(options, Host()))
+    except errors.CrustError as error:
+        return asking.failed(error)
+    return watching.print_once(_shown(results, options), form)
+
+
+async def collect(options: Options, kernel: Kernel) -> tuple[Result, ...]:
+    """Every orphan of this node, settled if that is asked for. Raises what `asking.inspecting` does."""
+    async with asking.inspecting(options.run_dir) as stub:
+        served = await stub.ListDrivers(inspect_pb2.ListDriversRequest(), timeout=show.TIMEOUT_S)
+        listed = await stub.ListDeferredVolumes(
+            inspect_pb2.ListDeferredVolumesRequest(), timeout=show.TIMEOUT_S
+        )
+        entries = tuple(map(views.Volume.of, listed.volumes))
+    sockets = {each.name: each.socket for each in served.drivers}
+    evidence = proof.Evidence(frozenset(sockets), entries, options.grace_s)
+    found = await asyncio.to_thread(orphans.find, options.kubelet_root, entries)
+    return tuple([await _one(each, evidence, sockets, options, kernel) for each in found])
+
+
+async def _one(
+    orphan: orphans.Orphan,
+    evidence: proof.Evidence,
+    sockets: dict[str, str],
+    options: Options,
+    kernel: Kernel,
+) -> Result:
+    seen = await asyncio.to_thread(proof.witnesses, orphan, evidence, kernel)
+    missing = ", ".join(each.name for each in seen if not each.proven)
+    if missing:
+        message = f"nothing is touched without the witness {missing}"
+        return Result(orphan, seen, (), "kept", message)
+    unstage = bool(orphan.staging) and not proof.kubelet_tries(orphan, evidence)
+    plan = settle.Plan(orphan, sockets[orphan.driver], unstage)
+    steps = await asyncio.to_thread(plan.steps, kernel)
+    if options.dry_run:
+        return Result(orphan, seen, steps, "proven", "")
+    try:
+        await settle.settle(plan, kernel)
+    except (errors.CrustError, OSError) as err:
+        message = err.shown() if isinstance(err, errors.CrustError) else str(err)
+        return Result(orphan, seen, steps, "refused", message)
+    return Result(orphan, seen, steps, "settled", "")
+
+
+def _shown(results: tuple[Result, ...], options: Options) -> show.Shown:
+    def table(_: bool) -> Text:  # noqa: FBT001 - there is one width, and its caller is `Shown`
+        if not results:
+            return Text(f"nothing below {options.kubelet_root} is left by a kubelet")
+        return Text("\n\n").join(map(_described, results))
+
+    left = [each for each in results if each.outcome in ("kept", "refused")]
+    names = tuple(each.orphan.volume_id or each.orphan.target for each in results)
+    return show.Shown({"orphans": results}, names, table, healthy=not left)
+
+
+def _described(result: Result) -> Text:
+    orphan = result.orphan
+    styles = {"settled": output.GOOD, "proven": output.GOOD}
+    lines = [
+        Text.assemble(
+            f"{orphan.kind} {orphan.volume_id or '?'} of {orphan.driver or '?'}: ",
+            (result.outcome, styles.get(result.outcome, output.BAD)),
+        ),
+        Text(f"  target    {output.printable(orphan.target)}"),
+    ]
+    for each in result.witnesses:
+        word, style = ("proven", output.GOOD) if each.proven else ("missing", output.BAD)
+        text = f"  {each.name}: {output.printable(each.text)}"
+        lines.append(Text.assemble("  ", (f"{word:<8}", style), text))
+    verb = "done" if result.outcome == "settled" else "step"
+    lines += [Text(f"  {verb:<10}{output.printable(each)}") for each in result.steps]
+    if result.message:
+        lines.append(Text(f"  {'why':<10}{output.printable(result.message)}"))
+    return Text("\n").join(lines)

@@ -1,0 +1,76 @@
+"""The steps that settle a proven orphan, in the order in which each can be repeated after a kill.
+
+The file of the kubelet's bind goes last: as long as it is there, the next `crust gc` finds the orphan again.
+"""
+
+import asyncio
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+
+import grpc.aio
+
+from crust.cli import asking
+from crust.cli.gc.kernel import Kernel
+from crust.cli.gc.orphans import Orphan
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is done for one orphan."""
+
+    orphan: Orphan
+    socket: str
+    unstage: bool
+
+    def steps(self, kernel: Kernel) -> tuple[str, ...]:
+        """The steps, in words. Blocks."""
+        orphan = self.orphan
+        loops = kernel.loops_of(orphan.mapped) if orphan.mapped else ()
+        found = [f"detach the kubelet's loop device {each}" for each in loops]
+        if orphan.mapped and os.path.lexists(orphan.mapped):
+            found.append(f"unmount the kubelet's bind {orphan.mapped}")
+        found.append(f"NodeUnpublishVolume {orphan.volume_id} {orphan.target}")
+        if self.unstage:
+            found.append(f"NodeUnstageVolume {orphan.volume_id} {orphan.staging}")
+        elif orphan.staging:
+            found.append("no NodeUnstageVolume: a kubelet works with the volume, and will call it")
+        return tuple(found)
+
+
+async def settle(plan: Plan, kernel: Kernel) -> None:
+    """Do it. Raises what the kernel, the proxy or the driver refuse; the rest is left then, for the next time."""
+    orphan = plan.orphan
+    if orphan.mapped:
+        await asyncio.to_thread(_release, orphan.mapped, kernel)
+    async with channel.connect(plan.socket) as connected:
+        node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(connected)
+        try:
+            await node.NodeUnpublishVolume(
+                csi_pb2.NodeUnpublishVolumeRequest(
+                    volume_id=orphan.volume_id, target_path=orphan.target
+                ),
+                timeout=TIMEOUT_S,
+            )
+            if plan.unstage:
+                await node.NodeUnstageVolume(
+                    csi_pb2.NodeUnstageVolumeRequest(
+                        volume_id=orphan.volume_id, staging_target_path=orphan.staging
+                    ),
+                    timeout=TIMEOUT_S,
+                )
+        except grpc.aio.AioRpcError as err:
+            raise asking.answer_of(f"driver {orphan.driver}", plan.socket, err) from err
+    if orphan.mapped:
+        with suppress(FileNotFoundError):
+            await asyncio.to_thread(os.unlink, orphan.mapped)
+
+
+def _release(mapped: str, kernel: Kernel) -> None:
+    for each in kernel.loops_of(mapped):
+        kernel.detach(each, mapped)
+    kernel.unmount(mapped)

@@ -1,0 +1,272 @@
+"""`crust gc`: which publishes count as forgotten, what each witness needs, and what is done then."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from crust.cli.gc import run
+from crust.cli.gc.kernel import Users
+from crust.host.block import loop
+from crust.host.block.holders import DeviceInUse, Holder
+from tests.support import node as nodes
+from tests.support.fake_driver import FakeDriver
+from tests.support.node import DRIVER, Node, Places
+
+PV, POD, VOLUME, DEVICE, LOOP = "pv-1", "0a1b-2c", "vol-1", "/dev/loop7", "/dev/loop8"
+BASE = "plugins/kubernetes.io/csi/volumeDevices"
+
+
+@dataclass
+class FakeKernel:
+    """A host on which the kubelet's loop device is upon the device, and nobody else."""
+
+    hidden: str = ""
+    users: dict[str, Users] = field(
+        default_factory=lambda: {DEVICE: Users((LOOP,), ()), LOOP: Users((), ())}
+    )
+    bound: list[str] = field(default_factory=list)
+    processes: tuple[str, ...] = ()
+    mounted: set[str] = field(default_factory=set)
+    loops: dict[str, str] = field(default_factory=dict)
+    refuses: bool = False
+
+    def blind_to(self) -> str:
+        return self.hidden
+
+    def device_at(self, path: str) -> str:
+        return DEVICE if path in self.mounted else ""
+
+    def users_of(self, device: str) -> Users:
+        return self.users.get(device, Users((), ()))
+
+    def bound_at(self, device: str) -> tuple[str, ...]:
+        return (*self.mounted, *self.bound)
+
+    def loops_of(self, path: str) -> tuple[str, ...]:
+        return (self.loops[path],) if path in self.loops else ()
+
+    def processes_of(self, pod_uid: str) -> tuple[str, ...]:
+        return self.processes
+
+    def detach(self, device: str, path: str) -> None:
+        if self.refuses:
+            held = DeviceInUse(device, holders=(Holder(7, "dd", "fd 3"),))
+            raise loop.LoopDeviceHeld(device, held)
+        assert self.loops.pop(path) == device
+
+    def unmount(self, path: str) -> None:
+        assert path not in self.loops, "a loop device keeps the bind busy"
+        self.mounted.discard(path)
+
+
+@dataclass
+class Forgotten:
+    """A node whose kubelet removed a pod's directory and never unpublished its raw volume."""
+
+    node: Node
+    kernel: FakeKernel
+    root: str
+    target: str
+    mapped: str
+    staging: str
+    data: Path
+
+    async def gc(self, *, dry_run: bool = False) -> tuple[run.Result, ...]:
+        options = run.Options(self.node.places.run, self.root, 600, dry_run)
+        return await run.collect(options, self.kernel)
+
+    def called(self) -> list[str]:
+        wanted = ("NodeUnpublishVolume", "NodeUnstageVolume")
+        return [each.method for each in self.node.driver.calls if each.method in wanted]
+
+    async def kept_for(self, name: str) -> str:
+        """Check that nothing is touched for want of one witness; returns what it says."""
+        (result,) = await self.gc()
+        missing = [each for each in result.witnesses if not each.proven]
+        assert [each.name for each in missing] == [name]
+        assert (result.outcome, self.called(), self.kernel.loops) == (
+            "kept",
+            [],
+            {self.mapped: LOOP},
+        )
+        return missing[0].text
+
+
+@pytest.fixture
+def places() -> Iterator[Places]:
+    with tempfile.TemporaryDirectory(prefix="crust-") as root:
+        yield Places.make(root)
+
+
+def old(*paths: str | Path) -> None:
+    for path in paths:
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+
+
+@pytest_asyncio.fixture
+async def forgotten(places: Places) -> AsyncIterator[Forgotten]:
+    base = f"{places.kubelet}/{BASE}"
+    target, mapped = f"{base}/publish/{PV}/{POD}", f"{base}/{PV}/dev/{POD}"
+    data = Path(f"{base}/{PV}/data/vol_data.json")
+    for path in (target, mapped, str(data)):
+        os.makedirs(os.path.dirname(path))
+        Path(path).touch()
+    os.makedirs(f"{places.kubelet}/pods")
+    data.write_text(json.dumps({"driverName": DRIVER, "volumeHandle": VOLUME}))
+    old(os.path.dirname(target), os.path.dirname(mapped), data)
+    kernel = FakeKernel(mounted={target, mapped}, loops={mapped: LOOP})
+    async with nodes.running(places, driver=FakeDriver()) as node, node.handler():
+        yield Forgotten(
+            node, kernel, places.kubelet, target, mapped, f"{base}/staging/{PV}", data
+        )  # fmt: skip
+
+
+async def test_dry_run_says_the_proof_and_the_steps_and_changes_nothing(
+    forgotten: Forgotten,
+) -> None:
+    (result,) = await forgotten.gc(dry_run=True)
+    assert result.outcome == "proven"
+    assert [each.proven for each in result.witnesses] == [True] * len(result.witnesses)
+    assert result.steps == (
+        f"detach the kubelet's loop device {LOOP}",
+        f"unmount the kubelet's bind {forgotten.mapped}",
+        f"NodeUnpublishVolume {VOLUME} {forgotten.target}",
+        f"NodeUnstageVolume {VOLUME} {forgotten.staging}",
+    )
+    assert forgotten.called() == []
+    assert forgotten.kernel.mounted == {forgotten.target, forgotten.mapped}
+
+
+async def test_proven_orphan_is_unpublished_and_unstaged_by_the_driver(
+    forgotten: Forgotten,
+) -> None:
+    (result,) = await forgotten.gc()
+    assert result.outcome == "settled"
+    assert forgotten.called() == ["NodeUnpublishVolume", "NodeUnstageVolume"]
+    assert forgotten.kernel.loops == {}
+    assert not os.path.lexists(forgotten.mapped)
+
+
+async def test_volume_that_another_pod_waits_for_stays_staged(forgotten: Forgotten) -> None:
+    os.utime(forgotten.data)
+    (result,) = await forgotten.gc()
+    assert result.outcome == "settled"
+    assert forgotten.called() == ["NodeUnpublishVolume"]
+
+
+async def test_pod_that_exists_is_no_orphan(forgotten: Forgotten) -> None:
+    os.mkdir(f"{forgotten.root}/pods/{POD}")
+    assert await forgotten.gc() == ()
+
+
+async def test_kubelet_root_without_pods_has_no_orphans(forgotten: Forgotten) -> None:
+    os.rmdir(f"{forgotten.root}/pods")
+    assert await forgotten.gc() == ()
+
+
+async def test_private_paths_of_a_shim_are_no_orphans(forgotten: Forgotten) -> None:
+    private = Path(f"{forgotten.root}/{BASE}/publish/crust-{'a' * 40}/{'b' * 40}")
+    private.parent.mkdir()
+    private.touch()
+    assert [each.orphan.target for each in await forgotten.gc(dry_run=True)] == [forgotten.target]
+
+
+async def test_container_without_the_hosts_processes_proves_nothing(forgotten: Forgotten) -> None:
+    forgotten.kernel.hidden = "processes of the host"
+    assert "hidden from here" in await forgotten.kept_for("sight")
+
+
+async def test_process_of_the_pod_keeps_it(forgotten: Forgotten) -> None:
+    forgotten.kernel.processes = ("postgres[9]",)
+    assert "postgres[9]" in await forgotten.kept_for("pod-processes")
+
+
+@pytest.mark.parametrize(
+    ("device", "users", "words"),
+    [
+        (DEVICE, Users((LOOP,), ("qemu[5] by fd 9",)), "qemu[5]"),
+        (DEVICE, Users((LOOP, "/dev/loop9"), ()), "/dev/loop9 is upon it"),
+        (LOOP, Users((), ("dd[4] by fd 3",)), f"{LOOP}: dd[4]"),
+    ],
+)
+async def test_any_user_of_the_device_keeps_it(
+    forgotten: Forgotten, device: str, users: Users, words: str
+) -> None:
+    forgotten.kernel.users[device] = users
+    assert words in await forgotten.kept_for("device")
+
+
+async def test_bind_elsewhere_keeps_it(forgotten: Forgotten) -> None:
+    forgotten.kernel.bound = ["/mnt/rescue"]
+    assert "/mnt/rescue" in await forgotten.kept_for("binds")
+
+
+async def test_recent_publish_is_left_alone(forgotten: Forgotten) -> None:
+    os.utime(os.path.dirname(forgotten.target))
+    assert "the grace period is 600 s" in await forgotten.kept_for("age")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", json.dumps({"driverName": "other", "volumeHandle": "v"})]
+)
+async def test_volume_that_is_not_known_is_kept(forgotten: Forgotten, text: str) -> None:
+    forgotten.data.write_text(text)
+    old(forgotten.data)
+    await forgotten.kept_for("identity")
+
+
+async def test_volume_with_a_claim_is_kept(forgotten: Forgotten) -> None:
+    target = forgotten.node.places.target("two")
+    await forgotten.node.co.publish(VOLUME, target)
+    with forgotten.node.sandbox(target):
+        assert "has claimed it" in await forgotten.kept_for("claim")
+    assert "deferred at" in await forgotten.kept_for("claim")
+
+
+async def test_unreadable_entry_keeps_everything(forgotten: Forgotten) -> None:
+    await forgotten.node.co.publish("vol-x", forgotten.node.places.target("two"))
+    (entry,) = forgotten.node.places.entries()
+    Path(forgotten.node.places.volumes, entry, "mountInfo.json").write_text("{")
+    assert "cannot be read" in await forgotten.kept_for("claim")
+
+
+async def test_step_that_the_kernel_refuses_ends_it_and_is_said(forgotten: Forgotten) -> None:
+    forgotten.kernel.refuses = True
+    (result,) = await forgotten.gc()
+    assert result.outcome == "refused"
+    assert "[LoopDeviceHeld]" in result.message
+    assert forgotten.called() == []
+
+
+async def test_interrupted_settlement_is_found_and_finished(forgotten: Forgotten) -> None:
+    os.unlink(forgotten.target)
+    forgotten.kernel.mounted.clear()
+    forgotten.kernel.loops.clear()
+    old(os.path.dirname(forgotten.target))
+    (result,) = await forgotten.gc()
+    assert result.outcome == "settled"
+    assert await forgotten.gc() == ()
+
+
+async def test_deferred_volume_whose_pod_is_gone_is_unpublished(forgotten: Forgotten) -> None:
+    node = forgotten.node
+    shutil.rmtree(f"{forgotten.root}/{BASE}")
+    private = f"{forgotten.root}/{BASE}/publish/crust-{'a' * 40}/{'b' * 40}"
+    forgotten.kernel = FakeKernel(users={}, bound=[private])
+    target = f"{forgotten.root}/pods/gone/volumes/kubernetes.io~csi/v/mount"
+    os.makedirs(os.path.dirname(target))
+    await node.co.publish("inline-1", target)
+    os.rename(f"{forgotten.root}/pods/gone", f"{forgotten.root}/lost")
+    (young,) = await forgotten.gc()
+    assert [each.name for each in young.witnesses if not each.proven] == ["age"]
+    options = run.Options(node.places.run, forgotten.root, 0, dry_run=False)
+    (result,) = await run.collect(options, forgotten.kernel)
+    assert (result.outcome, result.orphan.kind) == ("settled", "deferred volume")
+    assert node.places.entries() == []
