@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from crust import errors, operations, volumes
 from crust.blockdriver.node import deferred_publish, node_unstage, publish_rules
 from crust.host.block import devices, loop
 from crust.host.mounts import mount_api, mountinfo
-from tests.support.block_driver import MIB, Bench, Mode, is_there, mount
+from tests.support.block_driver import MIB, Bench, Mode, block, is_there, mount
 
 pytestmark = pytest.mark.root
 
@@ -37,6 +38,39 @@ async def test_deferred_publish_mounts_nothing_and_describes_the_device(bench: B
     assert again == answer
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)
+
+
+async def host_options(bench: Bench, volume_id: str) -> set[str]:
+    """Those of a publish on the host that keep a program of the volume from gaining anything."""
+    target = bench.target("host")
+    await bench.stage(volume_id)
+    await bench.publish(volume_id, target)
+    found = mountinfo.at(target)
+    assert found is not None
+    await bench.unpublish(volume_id, target)
+    await bench.unstage(volume_id)
+    return {"nosuid", "nodev"} & set(found.options)
+
+
+async def test_volume_that_a_guest_or_a_raw_user_had_is_mounted_nosuid_and_nodev(
+    bench: Bench,
+) -> None:
+    """What only this host has written is mounted as it was asked for."""
+    volume_id, target = (await bench.create("guest")).volume_id, bench.target("guest")
+    assert await host_options(bench, volume_id) == set()
+    await bench.stage(volume_id)
+    await bench.publish(volume_id, target, deferred=True)
+    await bench.unpublish(volume_id, target)
+    await bench.unstage(volume_id)
+    assert await host_options(bench, volume_id) == {"nosuid", "nodev"}
+
+    raw_id = (await bench.create("raw", block())).volume_id
+    await bench.stage(raw_id, block())
+    image = bench.root / "state" / "images" / f"{raw_id}.img"
+    [device] = loop.find(str(image))
+    await asyncio.to_thread(subprocess.run, ["mkfs.ext4", "-q", device.path], check=True)
+    await bench.unstage(raw_id)
+    assert await host_options(bench, raw_id) == {"nosuid", "nodev"}
 
 
 async def test_publish_on_host_and_deferred_exclude_each_other(bench: Bench) -> None:

@@ -1,5 +1,6 @@
 """What may be deferred, judged by the original request; and what the driver is asked in its place."""
 
+import os
 from typing import Any
 
 import pytest
@@ -199,6 +200,16 @@ def test_keys_and_ids_cannot_be_shifted_between_driver_and_volume() -> None:
     one = volumes.VolumeKey(volumes.DriverName("a"), volumes.VolumeId("b\0c"))
     two = volumes.VolumeKey(volumes.DriverName("a"), volumes.VolumeId("bc"))
     assert PrivatePaths.of("/k", one) != PrivatePaths.of("/k", two)
+
+
+def test_private_paths_hold_no_part_of_an_id_a_driver_name_or_a_target() -> None:
+    key = volumes.VolumeKey(volumes.DriverName("a"), volumes.VolumeId("../../../etc"))
+    found = PrivatePaths.of("/k", key)
+    above = "/k/plugins/kubernetes.io/csi/volumeDevices"
+    for path, depth in ((found.staging, 2), (found.published, 2), (found.leaf("/../../etc"), 3)):
+        assert os.path.normpath(path) == path
+        assert path.startswith(f"{above}/")
+        assert path.removeprefix(above).count("/") == depth
 
 
 def test_driver_that_fails_at_node_expand_of_block_is_not_called() -> None:

@@ -1,6 +1,7 @@
 """What the pages name exists: files, tests, and the targets of links."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,14 @@ def test_files_named_by_page_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     files = set(re.findall(r"`((?:crust|examples|tests|specs|deploy)/[\w./-]+\.\w+)`", text))
     assert {path for path in files if not (ROOT / path).exists()} == set()
+
+
+def test_every_test_of_a_defence_is_one_function() -> None:
+    """By a name that two files have nobody finds out which of them shows the defence, or whether one is gone."""
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    defined = Counter(re.findall(r"\bdef (test_\w+)\(", TESTS))
+    named = set(re.findall(r"`(test_\w+)`", text))
+    assert {name: defined[name] for name in named if defined[name] != 1} == {}
 
 
 def test_every_line_of_defence_names_a_file_and_a_test() -> None:

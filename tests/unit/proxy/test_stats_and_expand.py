@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from crust import errors, volumes
+from crust.proxy import peers
 from crust.runtime_handler.registration import Feature
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import runtime_pb2, types_pb2
@@ -42,6 +43,22 @@ async def test_statistics_without_a_sandbox_say_so(kata: Node) -> None:
         "no sandbox has it",
         "start the pod",
     )
+
+
+async def test_statistics_of_a_guest_that_never_answers_are_unavailable_in_time(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "STATS_TIMEOUT_S", 0.05)
+    target = node.places.target("one")
+    fake = FakeHandler(gate=Gate())
+    assert fake.gate is not None
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            await refused(
+                node.co.stats("vol-1", target), Code.UNAVAILABLE, "'kata'", "did not answer"
+            )
+            fake.gate.opened.set()
 
 
 async def test_error_of_the_handler_arrives_unchanged(node: Node) -> None:

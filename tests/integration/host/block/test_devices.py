@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from crust import errors
 from crust.host.block import devices, loop
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import MIB, Attach, partition_table, run, write
@@ -27,7 +28,9 @@ def test_identify_after_reattach_is_another_device(attach: Attach) -> None:
     assert second.identity.disk_sequence > first.identity.disk_sequence
 
 
-def test_open_exclusive_blocks_mkfs_mount_and_a_second_hold_but_no_reader(attach: Attach) -> None:
+def test_open_exclusive_blocks_mkfs_mount_and_a_second_hold_but_no_reader(
+    attach: Attach, tmp_path: Path
+) -> None:
     device = attach()
     hold = devices.open_exclusive(device.path)
     try:
@@ -35,6 +38,10 @@ def test_open_exclusive_blocks_mkfs_mount_and_a_second_hold_but_no_reader(attach
             ["mkfs.ext4", "-q", "-F", device.path], capture_output=True, check=False
         )
         assert done.returncode != 0
+        with pytest.raises(errors.CrustError) as refused:
+            mount_api.mount_device(device.path, str(tmp_path), "ext4")
+        assert isinstance(refused.value.__cause__, OSError)
+        assert refused.value.__cause__.errno == errno.EBUSY
         with pytest.raises(devices.DeviceInUse) as caught:
             devices.open_exclusive(device.path)
         assert [holder.pid for holder in caught.value.holders] == [os.getpid()]

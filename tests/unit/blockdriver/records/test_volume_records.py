@@ -11,6 +11,7 @@ from crust.blockdriver.records.pool import PoolIds
 from crust.blockdriver.records.reserve import Reserve
 from crust.blockdriver.records.volume_record import VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.host.files import durable
 
 IDS = PoolIds("0123456789abcdef")
 VOLUME = IDS.volume_id("pvc")
@@ -52,8 +53,13 @@ def test_volume_record_in_a_transient_phase_is_not_found(
 @pytest.mark.parametrize(
     "volume_id", ["", "../records/x", "vol-1", VOLUME + "0", VOLUME + "\n", IDS.snapshot_id("pvc")]
 )
-def test_load_of_an_invalid_id_never_becomes_a_path(records: VolumeRecords, volume_id: str) -> None:
+def test_load_of_an_invalid_id_never_becomes_a_path(
+    records: VolumeRecords, volume_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[object] = []
+    monkeypatch.setattr(durable, "read", lambda path, **_: read.append(path))
     assert records.find(volumes.VolumeId(volume_id)) is None
+    assert read == []
 
 
 def test_load_of_a_newer_schema_is_refused(records: VolumeRecords, tmp_path: Path) -> None:
