@@ -101,7 +101,7 @@ lint: $(VENV)/.done ## ruff, mypy --strict, import-linter, codespell
 	$(VENV)/bin/ruff format --check $(SOURCES) specs
 	$(VENV)/bin/ruff check $(SOURCES) specs
 	$(VENV)/bin/mypy $(addprefix -p ,$(SOURCES))
-	$(VENV)/bin/mypy specs/generate.py
+	$(VENV)/bin/mypy specs/generate.py specs/make_vectors.py
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/codespell $(SOURCES) docs specs deploy README.md CHANGELOG.md Makefile pyproject.toml
 
@@ -111,7 +111,7 @@ fmt: $(VENV)/.done ## format, and fix what can be fixed
 	$(VENV)/bin/ruff check --fix $(SOURCES)
 
 .PHONY: proto
-proto: $(VENV)/.done ## generate crust/wire and the JSON schema from their sources
+proto: $(VENV)/.done ## generate crust/wire, the JSON schema and the test vectors from their sources
 	$(PY) specs/generate.py --into .
 
 .PHONY: check-generated

@@ -1,4 +1,4 @@
-"""Generates code and schema from the contracts: crust/wire from the protos, the JSON schema from the record's model.
+"""Generates crust/wire from the protos, the JSON schema from the record's model, and the test vectors.
 
 `--into DIR` writes there, in the places that the checkout has. `--check` generates aside and compares with what is
 committed; exit code 1 names every file that differs.
@@ -6,6 +6,7 @@ committed; exit code 1 names every file that differs.
 
 import argparse
 import filecmp
+import importlib
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,8 @@ def generate(into: Path) -> list[Path]:
     schema = into / SCHEMA
     schema.parent.mkdir(parents=True, exist_ok=True)
     schema.write_text(mount_info.json_schema())
-    return [path.relative_to(into) for path in (*made, schema)]
+    vectors = importlib.import_module("make_vectors")
+    return [*(path.relative_to(into) for path in (*made, schema)), *vectors.write(into)]
 
 
 def _into_own_pool(module: Path) -> None:

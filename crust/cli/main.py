@@ -265,6 +265,15 @@ def policy_explain(run_dir: str, **question: Any) -> None:
     sys.exit(asyncio.run(decisions.policy(run_dir, **question)))
 
 
+def _of_runtime(context: click.Context, _: click.Parameter, command: str | None) -> None:
+    """The suite for runtimes shares no flag with the one for drivers, so it runs before those are looked at."""
+    if command is None or context.resilient_parsing:
+        return
+    from crust.cli import conformance_of_runtime
+
+    context.exit(conformance_of_runtime.run(command))
+
+
 @main.command()
 @click.option("--endpoint", required=True, help="The driver's socket, unix:///…/csi.sock.")
 @click.option(
@@ -303,6 +312,14 @@ def policy_explain(run_dir: str, **question: Any) -> None:
     default=60.0,
     show_default=True,
     help="Of each call.",
+)
+@click.option(
+    "--runtime",
+    metavar="COMMAND",
+    is_eager=True,
+    expose_value=False,
+    callback=_of_runtime,
+    help="Check a runtime against specs/handoff.md instead: docs/runtime-author.md.",
 )
 def conformance(**flags: Any) -> None:
     """Check any CSI driver against the rules of the specification.

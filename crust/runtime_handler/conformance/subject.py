@@ -1,0 +1,222 @@
+"""The runtime under test. Its command reads lines and answers each with one line:
+
+    start SANDBOX MOUNT_SOURCE   ok: the volume is mounted; refused WHY: it cannot be used; ordinary: it is no volume
+    stop SANDBOX                 ok: the sandbox has ended, and its claims are released
+
+Volumes are on loop devices in memory, which end with this process. Everything that a case publishes and starts is
+removed after it; what the runtime leaves is found by the processes that have claim.lock open.
+"""
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+from asyncio.subprocess import PIPE, Process
+from typing import Any
+
+from crust import errors
+from crust.host.block import loop
+from crust.host.mounts import mount_api
+from crust.host.process import commands
+from crust.runtime_handler.conformance.case import BrokenDuty, expect
+from crust.runtime_handler.testing import FakeProxy, Runtime
+
+MIB = 1 << 20
+SIZE = 64 * MIB
+GONE_S = 10.0
+
+
+class RuntimeNotUsable(errors.NotReady):
+    """The command under test does not register, or has ended."""
+
+    def __init__(self, command: str, why: str) -> None:
+        super().__init__(
+            f"the runtime {command!r} cannot be tested",
+            why=why,
+            hint="it must register at {registry} and read lines: docs/runtime-author.md",
+        )
+
+
+class Subject:
+    """The runtime and its volumes. `transcript` has what was said in the running case."""
+
+    def __init__(self, command: str, directory: str, proxy: FakeProxy, timeout_s: float) -> None:
+        self.proxy = proxy
+        self.directory = directory
+        self.transcript: list[str] = []
+        self._command = command
+        self._timeout_s = timeout_s
+        self._process: Process | None = None
+        self._runtime: Runtime | None = None
+        self._sandboxes: set[str] = set()
+        self._targets: dict[str, bool] = {}
+        self._devices = contextlib.ExitStack()
+
+    @property
+    def runtime(self) -> Runtime:
+        """The registered runtime."""
+        assert self._runtime is not None
+        return self._runtime
+
+    @property
+    def name(self) -> str:
+        """The name under which it is registered."""
+        return self.runtime.request.name
+
+    async def serve(self) -> None:
+        """Start the command and wait until it is registered. Raises `RuntimeNotUsable`."""
+        places = {"{registry}": self.proxy.socket, "{directory}": self.directory}
+        argv = shlex.split(self._command)
+        for place, value in places.items():
+            argv = [word.replace(place, value) for word in argv]
+        try:
+            self._process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE)
+        except OSError as error:
+            raise RuntimeNotUsable(self._command, str(error)) from error
+        try:
+            async with asyncio.timeout(self._timeout_s), self.proxy.changed:
+                await self.proxy.changed.wait_for(lambda: self.proxy.runtimes)
+        except TimeoutError as error:
+            raise RuntimeNotUsable(
+                self._command, f"it did not register in {self._timeout_s:g} s"
+            ) from error
+        self._runtime = next(iter(self.proxy.runtimes.values()))
+
+    async def kill(self) -> None:
+        """SIGKILL the command; its sandboxes live on."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+            self._process = None
+
+    async def restart(self) -> None:
+        """Start the command again, under the same name."""
+        await self.kill()
+        await self.proxy.lost(self.name)
+        await self.serve()
+
+    async def close(self) -> None:
+        """End the command, and remove what the last case made."""
+        await self.reset()
+        await self.kill()
+
+    async def say(self, *words: str) -> str:
+        """Write a line; return the answer."""
+        line = " ".join(words)
+        self.transcript.append(f"-> {line}")
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            raise BrokenDuty("the runtime's command has ended")
+        try:
+            process.stdin.write(f"{line}\n".encode())
+            await process.stdin.drain()
+            async with asyncio.timeout(self._timeout_s):
+                answer = (await process.stdout.readline()).decode(errors="replace").strip()
+        except (TimeoutError, BrokenPipeError, ConnectionResetError) as error:
+            raise BrokenDuty(f"no answer: {type(error).__name__}") from error
+        self.transcript.append(f"<- {answer or '(the command has ended)'}")
+        return answer
+
+    async def start(self, sandbox: str, source: str) -> str:
+        """Start a sandbox with the mount source; returns the first word of the answer."""
+        self._sandboxes.add(sandbox)
+        return (await self.say("start", sandbox, source)).partition(" ")[0]
+
+    async def started(self, sandbox: str, source: str) -> None:
+        """Start a sandbox that must start."""
+        expect(await self.start(sandbox, source) == "ok", "the sandbox was not started")
+
+    async def refused(self, sandbox: str, source: str) -> None:
+        """Start a sandbox that must be refused, without a claim being left."""
+        answer = await self.start(sandbox, source)
+        expect(answer == "refused", f"the answer must be: refused, and why; it is {answer!r}")
+
+    async def stop(self, sandbox: str) -> None:
+        """End the sandbox."""
+        self._sandboxes.discard(sandbox)
+        expect(await self.say("stop", sandbox) == "ok", "the sandbox was not stopped")
+
+    def device(self, size: int = SIZE) -> str:
+        """A blank device; it goes after the case."""
+        return self._devices.enter_context(loop.scratch(size))
+
+    async def formatted(self, filesystem_bytes: int = SIZE) -> str:
+        """A device with an ext4 of that size."""
+        device = self.device()
+        argv = ["mkfs.ext4", "-q", "-b", "4096", device, str(filesystem_bytes // 4096)]
+        await commands.run(argv, timeout_s=60)
+        return device
+
+    async def volume(self, name: str = "one", **mount: Any) -> str:
+        """Publish an ext4 volume to the runtime; returns its target path."""
+        return self.publish(await self.formatted(), name, **mount)
+
+    def publish(self, device: str, name: str = "one", *, guard: bool = False, **fields: Any) -> str:
+        """Publish the device; `fields` are those of `FakeProxy.publish`."""
+        target = f"{self.directory}/targets/{name}"
+        os.makedirs(target, exist_ok=True)
+        self._targets[target] = guard
+        self.proxy.publish(device, target, guard=guard, **{"handler": self.name, **fields})
+        said = ", ".join(f"{key}={value}" for key, value in fields.items())
+        self.transcript.append(f"(published at {target}{': ' if said else ''}{said})")
+        return target
+
+    def remove_guard(self, target: str) -> None:
+        """Remove the guard mount of a target whose entry is gone."""
+        mount_api.unmount(target)
+        self._targets.pop(target)
+
+    def is_held(self, target: str) -> bool:
+        """Whether a process holds the claim's lock."""
+        claim = self.proxy.claim(target)
+        return claim is not None and claim.live
+
+    def holders(self, target: str) -> list[int]:
+        """The processes that have the entry's claim.lock open."""
+        with contextlib.suppress(OSError):
+            lock = os.stat(self.proxy.paths(target).claim_lock)
+            return [pid for pid in _processes() if pid != os.getpid() and _has_open(pid, lock)]
+        return []
+
+    async def kill_holders(self, target: str) -> None:
+        """SIGKILL what holds the claim, except the runtime's command, and wait until the lock is free."""
+        own = self._process.pid if self._process is not None else 0
+        for pid in self.holders(target):
+            if pid != own:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GONE_S):
+                while self.is_held(target):
+                    await asyncio.sleep(0.05)
+
+    async def reset(self) -> None:
+        """Remove what the case has started and published."""
+        for sandbox in sorted(self._sandboxes):
+            with contextlib.suppress(BrokenDuty):
+                await self.say("stop", sandbox)
+        self._sandboxes.clear()
+        for target, guard in self._targets.items():
+            await self.kill_holders(target)
+            with contextlib.suppress(errors.CrustError):
+                self.proxy.unpublish(target, guard=guard)
+        self._targets.clear()
+        self._devices.close()
+        self.transcript.clear()
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _has_open(pid: int, file: os.stat_result) -> bool:
+    try:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), file):
+                    return True
+    except OSError:  # it has ended
+        return False
+    return False

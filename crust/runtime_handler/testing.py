@@ -1,0 +1,215 @@
+"""A test kit for authors of runtimes: a proxy without daemons, in front of a real handoff directory.
+
+    async with testing.serving(directory) as proxy:
+        runtime = await proxy.registered("box")         # a runtime registers at proxy.socket
+        proxy.publish(device, target, handler="box")    # an entry, as the proxy writes it
+        ...                                             # the runtime starts a sandbox with `target`
+        stats = await runtime.stub.GetVolumeStats(...)  # the calls that the proxy makes
+        proxy.unpublish(target)                         # refused while a sandbox has the volume
+
+Entries are written by the code that the proxy writes them with. The registry is a fake: `tests` of crust run the
+same contract against it and against the proxy's. What a proxy decides for its CO is not here: policy, reservations of
+devices, what a publish may ask of a handler's features. A test publishes whatever it wants to see refused.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+
+import crust
+from crust import errors, volumes
+from crust.handoff import claims, layout
+from crust.handoff.record import Record
+from crust.handoff.store import Store
+from crust.host.block import devices
+from crust.host.mounts import mount_api
+from crust.rpc import channel, server
+from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
+
+__all__ = ["FakeProxy", "Runtime", "serving"]
+
+_FILESYSTEM = re.compile(r"[a-z0-9]{1,32}")
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+
+
+class RegistrationRefused(errors.InvalidRequest):
+    """A RegisterRequest breaks the contract of handlers.proto."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            "the runtime handler cannot be registered",
+            why=why,
+            hint="correct the RegisterRequest: specs/proto/crust/wire/v1/handlers.proto",
+        )
+
+
+class NameRegistered(errors.Conflict):
+    """Another session of the fake proxy has the name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"runtime handler {name!r} is registered already")
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """A registered runtime: what it sent, and a stub that calls it."""
+
+    request: handlers_pb2.RegisterRequest
+    stub: "handlers_pb2_grpc.RuntimeHandlerAsyncStub"
+
+    @property
+    def features(self) -> frozenset[volumes.HandlerFeature]:
+        """The features that it offers; those that this version does not know are left out."""
+        known = {each.value: each for each in volumes.HandlerFeature}
+        return frozenset(known[each] for each in self.request.features if each in known)
+
+
+@dataclass
+class FakeProxy:
+    """Entries, the registry, and secrets. `root` is the handoff directory, `socket` where handlers register."""
+
+    root: str
+    socket: str
+    secrets: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    """By target path: what GetVolumeSecrets answers for a claimed volume."""
+
+    def __post_init__(self) -> None:
+        self.store = Store(self.root)
+        self.runtimes: dict[str, Runtime] = {}
+        self.changed = asyncio.Condition()
+        self.stopping = asyncio.Event()
+
+    async def registered(self, name: str, timeout_s: float = 60) -> Runtime:
+        """Wait until the runtime is registered; raises `TimeoutError`."""
+        async with asyncio.timeout(timeout_s), self.changed:
+            await self.changed.wait_for(lambda: name in self.runtimes)
+            return self.runtimes[name]
+
+    async def lost(self, name: str, timeout_s: float = 60) -> None:
+        """Wait until the runtime's session has ended; raises `TimeoutError`."""
+        async with asyncio.timeout(timeout_s), self.changed:
+            await self.changed.wait_for(lambda: name not in self.runtimes)
+
+    def publish(
+        self, device: str, target: str, *, handler: str, guard: bool = False, **mount: Any
+    ) -> Record:
+        """Publish the device at the target; `mount` are fields of `volumes.DeferredMount`, e.g. readonly=True.
+
+        With `guard` the target gets its guard mount, which needs root; `unpublish` removes it.
+        """
+        where = volumes.TargetPath.parse(target)
+        described: dict[str, Any] = {
+            "source": volumes.BlockSource(device, devices.identify(device)),
+            "fs_type": "ext4",
+            "capacity_bytes": devices.size_bytes(device),
+            **mount,
+        }
+        key = volumes.VolumeKey(
+            volumes.DriverName("testing.crust.dev"), volumes.VolumeId(f"vol-{where.digest[:12]}")
+        )
+        made = volumes.DeferredMount(**described)
+        record = Record.of(made, key, where, volumes.HandlerName(handler))
+        if guard:
+            mount_api.mount_guard(where.text)
+        self.store.publish(record)
+        return record
+
+    def unpublish(self, target: str, *, guard: bool = False) -> None:
+        """Remove the entry; raises `claims.HeldBySandbox` while a sandbox has the volume."""
+        where = volumes.TargetPath.parse(target)
+        with self.store.begin_unpublish(where) as begun:
+            begun.complete((lambda: mount_api.unmount(where.text)) if guard else None)
+
+    def paths(self, target: str) -> layout.EntryPaths:
+        """The files of the target's entry."""
+        return layout.Layout(self.root).entry(volumes.TargetPath.parse(target))
+
+    def claim(self, target: str) -> claims.Claim | None:
+        """The claim on the target's volume, live or dead."""
+        return claims.read(self.paths(target))
+
+
+class _Registry(handlers_pb2_grpc.HandlerRegistryServicer):
+    def __init__(self, proxy: FakeProxy) -> None:
+        self._proxy = proxy
+
+    async def Register(
+        self, request: handlers_pb2.RegisterRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[handlers_pb2.RegisterResponse]:
+        _check(request)
+        if request.name in self._proxy.runtimes:
+            raise NameRegistered(request.name)
+        async with channel.connect(request.endpoint) as connected:
+            stub: handlers_pb2_grpc.RuntimeHandlerAsyncStub
+            stub = handlers_pb2_grpc.RuntimeHandlerStub(connected)
+            self._proxy.runtimes[request.name] = Runtime(request, stub)
+            try:
+                await self._tell()
+                yield handlers_pb2.RegisterResponse(
+                    volumes_directory=self._proxy.root, proxy_version=crust.__version__
+                )
+                await self._proxy.stopping.wait()
+            finally:
+                del self._proxy.runtimes[request.name]
+                await self._tell()
+
+    async def GetVolumeSecrets(
+        self,
+        request: handlers_pb2.GetVolumeSecretsRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> handlers_pb2.GetVolumeSecretsResponse:
+        target = volumes.TargetPath.parse(request.target_path)
+        entry = await asyncio.to_thread(self._proxy.store.read, target)
+        if entry is None:
+            raise claims.NotPublished(target)
+        claim = entry.claim
+        if not entry.live or claim is None or claim.handler != request.handler:
+            raise errors.NotReady(
+                f"no secrets are given for {target}", why=f"{request.handler} has not claimed it"
+            )
+        found = self._proxy.secrets.get(target.text, {})
+        return handlers_pb2.GetVolumeSecretsResponse(secrets=found)
+
+    async def _tell(self) -> None:
+        async with self._proxy.changed:
+            self._proxy.changed.notify_all()
+
+
+def _check(request: handlers_pb2.RegisterRequest) -> None:
+    """Raise `RegistrationRefused` for what the proxy refuses."""
+    if not _NAME.fullmatch(request.name):
+        raise RegistrationRefused(f"the name {request.name[:64]!r} is invalid")
+    try:
+        channel.target_of(request.endpoint)
+    except errors.InvalidRequest as error:
+        raise RegistrationRefused(str(error)) from error
+    if types_pb2.VolumeType.BLOCK not in request.volume_types:
+        raise RegistrationRefused("volume_types lacks BLOCK")
+    if not request.filesystems or not all(map(_FILESYSTEM.fullmatch, request.filesystems)):
+        raise RegistrationRefused("filesystems is empty, or holds an invalid name")
+    if request.max_volumes_per_sandbox < 0:
+        raise RegistrationRefused("max_volumes_per_sandbox is negative")
+
+
+@contextlib.asynccontextmanager
+async def serving(directory: str) -> AsyncIterator[FakeProxy]:
+    """A proxy below `directory`: `volumes/` is the handoff directory, `handlers.sock` the registry's socket.
+
+    The directory's path must be short: a socket's has at most 107 bytes.
+    """
+    proxy = FakeProxy(f"{directory}/volumes", f"{directory}/handlers.sock")
+    await asyncio.to_thread(proxy.store.open)
+
+    def register(into: Any) -> None:
+        handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(_Registry(proxy), into)
+
+    async with server.serving(proxy.socket, register, name="fake-proxy"):
+        try:
+            yield proxy
+        finally:
+            proxy.stopping.set()

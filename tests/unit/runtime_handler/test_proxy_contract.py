@@ -1,0 +1,101 @@
+"""The contract of HandlerRegistry, for the proxy's own registry and for the fake one of the test kit."""
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from crust.handoff.store import Store
+from crust.proxy.deferred import DeferredVolumes
+from crust.proxy.events import Events
+from crust.proxy.handlers import Handlers
+from crust.proxy.peers import HandlerPeers
+from crust.proxy.registry import HandlerRegistry
+from crust.rpc import channel, server
+from crust.runtime_handler import testing
+from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
+from tests.support.fake_targets import FakeDevices
+from tests.support.refusals import refused
+
+Code = grpc.StatusCode
+
+
+@pytest.fixture(params=["proxy", "test kit"])
+async def registry(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    """A stub of the registry; its handoff directory is `volumes` below the socket's directory."""
+    async with AsyncExitStack() as stack:
+        root = stack.enter_context(tempfile.TemporaryDirectory(prefix="crust-"))
+        if request.param == "proxy":
+            deferred = DeferredVolumes(Store(f"{root}/volumes"), FakeDevices())
+            handlers, peers = Handlers(grace_s=0), HandlerPeers()
+            served = HandlerRegistry(handlers, peers, Events(), deferred, f"{root}/volumes")
+
+            def register(into: grpc.aio.Server) -> None:
+                handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(served, into)
+
+            serving = server.serving(f"{root}/handlers.sock", register, name="test")
+            await stack.enter_async_context(serving)
+            stack.push_async_callback(peers.close)
+            stack.callback(served.stop)
+        else:
+            await stack.enter_async_context(testing.serving(root))
+        connected = await stack.enter_async_context(channel.connect(f"{root}/handlers.sock"))
+        yield handlers_pb2_grpc.HandlerRegistryStub(connected)
+
+
+def _request(**changes: Any) -> handlers_pb2.RegisterRequest:
+    fields = {
+        "name": "box",
+        "version": "1",
+        "endpoint": "/run/box.sock",
+        "volume_types": [types_pb2.VolumeType.BLOCK],
+        "filesystems": ["ext4"],
+        **changes,
+    }
+    return handlers_pb2.RegisterRequest(**fields)
+
+
+async def test_session_gets_the_directory_and_ends_with_its_stream(registry: Any) -> None:
+    first = registry.Register(_request(), timeout=20)
+    answer = await first.read()
+    assert answer.volumes_directory.endswith("/volumes")
+    assert answer.proxy_version
+    await refused(registry.Register(_request(), timeout=20).read(), Code.ALREADY_EXISTS, "box")
+    other = registry.Register(_request(name="other"), timeout=20)
+    assert (await other.read()).volumes_directory == answer.volumes_directory
+    first.cancel()
+    other.cancel()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": ""},
+        {"name": "Not A Name"},
+        {"name": "x" * 64},
+        {"endpoint": "relative.sock"},
+        {"endpoint": "/" + "x" * 107},
+        {"volume_types": []},
+        {"filesystems": []},
+        {"filesystems": ["ext4 "]},
+        {"max_volumes_per_sandbox": -1},
+    ],
+)
+async def test_invalid_request_is_refused(registry: Any, changes: dict[str, Any]) -> None:
+    call = registry.Register(_request(**changes), timeout=20)
+    await refused(call.read(), Code.INVALID_ARGUMENT, "cannot be registered")
+
+
+async def test_unknown_feature_is_accepted(registry: Any) -> None:
+    call = registry.Register(_request(features=[1, 4711]), timeout=20)
+    assert (await call.read()).volumes_directory
+    call.cancel()
+
+
+async def test_secrets_of_a_target_that_is_not_published_are_not_found(registry: Any) -> None:
+    asked = handlers_pb2.GetVolumeSecretsRequest(target_path="/nowhere", handler="box")
+    await refused(registry.GetVolumeSecrets(asked, timeout=20), Code.NOT_FOUND)
