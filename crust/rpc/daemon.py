@@ -16,6 +16,7 @@ import grpc.aio
 
 from crust import errors
 from crust.host.files import flocks
+from crust.host.process import systemd
 from crust.rpc import channel, sockets, takeover
 from crust.rpc.gate import Gate
 from crust.rpc.health import Health
@@ -79,11 +80,12 @@ class Daemon:
 
     @asynccontextmanager
     async def serves(self) -> AsyncIterator[None]:
-        """Everything is served: report it to the predecessor, and accept a successor while the block runs."""
+        """Everything is served: say so to the predecessor and to systemd, and accept a successor while the block runs."""
         if self._predecessor is not None:
             await self._predecessor.report_serving()
         async with takeover.listening(f"{self._lock_path}.takeover", self._release) as ended:
             waits = asyncio.create_task(self._stand_by(ended), name="takeover")
+            systemd.report_serving()
             try:
                 yield
             finally:

@@ -1,6 +1,7 @@
-"""The watchdog of systemd: a unit with WatchdogSec= is restarted unless its process says regularly that it lives.
+"""What a unit of systemd is told: that it serves (Type=notify), and that it lives (WatchdogSec=); sd_notify(3).
 
-No library: it is one datagram. Without such a unit nothing is sent.
+No library: each is one datagram. Without such a unit nothing is sent. What systemd does not take is not sent again: a
+start that it misses ends at its TimeoutStartSec=, and the watchdog is pinged every few seconds.
 """
 
 import contextlib
@@ -9,17 +10,23 @@ import socket
 from collections.abc import Mapping
 
 
+def report_serving(environ: Mapping[str, str] = os.environ) -> bool:
+    """Say that this process serves, if systemd waits for it; returns whether it does. Never blocks."""
+    return _send(b"READY=1", environ)
+
+
 def ping_watchdog(environ: Mapping[str, str] = os.environ) -> bool:
     """Say that this process lives, if systemd waits for it; returns whether it does. Never blocks."""
-    path = environ.get("NOTIFY_SOCKET", "")
     is_meant = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-    if not (path and is_meant and "WATCHDOG_USEC" in environ):
+    return "WATCHDOG_USEC" in environ and is_meant and _send(b"WATCHDOG=1", environ)
+
+
+def _send(message: bytes, environ: Mapping[str, str]) -> bool:
+    path = environ.get("NOTIFY_SOCKET", "")
+    if not path:
         return False
     address = f"\0{path[1:]}" if path.startswith("@") else path
     to = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-    with (
-        to,
-        contextlib.suppress(OSError),
-    ):  # a full queue, or a systemd that restarts: the next ping
-        to.sendto(b"WATCHDOG=1", address)
+    with to, contextlib.suppress(OSError):  # a full queue, or a systemd that restarts
+        to.sendto(message, address)
     return True

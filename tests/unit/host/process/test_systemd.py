@@ -1,4 +1,4 @@
-"""The watchdog's datagram, as sd_notify(3) has it."""
+"""The datagrams to systemd, as sd_notify(3) has them."""
 
 import os
 import socket
@@ -37,3 +37,12 @@ def test_systemd_that_does_not_listen_is_no_error(tmp_path: Path) -> None:
     assert systemd.ping_watchdog(
         {"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "60000000"}
     )
+
+
+def test_start_is_reported_with_and_without_a_watchdog(tmp_path: Path) -> None:
+    path = tmp_path / "notify"
+    assert not systemd.report_serving({})
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listens:
+        listens.bind(str(path))
+        assert systemd.report_serving({"NOTIFY_SOCKET": str(path)})
+        assert listens.recv(64) == b"READY=1"
