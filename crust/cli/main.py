@@ -275,6 +275,29 @@ def _of_runtime(context: click.Context, _: click.Parameter, command: str | None)
 
 
 @main.command()
+@click.option("--systemd", is_flag=True, required=True, help="Install units of systemd.")
+def install(*, systemd: bool) -> None:
+    """Install this environment's crust on the node: units, a udev rule, settings in /etc/crust, the command.
+
+    Run it again after an upgrade. Your settings are kept. Exit codes: 0 installed, 1 refused or failed.
+    """
+    from crust.cli import install
+
+    install.run_install()
+
+
+@main.command()
+def uninstall() -> None:
+    """Remove what `crust install` wrote, but no settings and no volumes. The units must have been stopped.
+
+    Exit codes: 0 removed, 1 refused or failed.
+    """
+    from crust.cli import install
+
+    install.run_uninstall()
+
+
+@main.command()
 @click.option("--endpoint", required=True, help="The driver's socket, unix:///…/csi.sock.")
 @click.option(
     "--profile",

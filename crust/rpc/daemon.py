@@ -80,7 +80,7 @@ class Daemon:
 
     @asynccontextmanager
     async def serves(self) -> AsyncIterator[None]:
-        """Everything is served: say so to the predecessor and to systemd, and accept a successor while the block runs."""
+        """All is served: say so to the predecessor and to systemd, and accept a successor while the block runs."""
         if self._predecessor is not None:
             await self._predecessor.report_serving()
         async with takeover.listening(f"{self._lock_path}.takeover", self._release) as ended:

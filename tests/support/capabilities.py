@@ -99,9 +99,14 @@ def _containerd() -> str:
     return f"{', '.join(missing)} is not installed" if missing else ""
 
 
+def _systemd() -> str:
+    return "" if shutil.which("systemd-nspawn") else "systemd-nspawn is not installed"
+
+
 _PROBES: dict[str, Callable[[], str]] = {
     "mount": _mount,
     "loop": _loop,
     "vm": _vm,
     "containerd": _containerd,
+    "systemd": _systemd,
 }

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -110,9 +111,30 @@ def test_a_unit_starts_its_program_with_its_settings_and_keeps_the_hosts_mounts(
     unit = (DEPLOY / "systemd" / f"crust-{program}.service").read_text(encoding="utf-8")
     lines = [line for line in unit.splitlines() if "=" in line and not line.startswith("#")]
     keys = {line.partition("=")[0] for line in lines}
+    if program == "shim":  # it mounts nothing
+        keys -= {key for key in keys if key.startswith(("Private", "Protect"))}
     assert f"ExecStart=/usr/bin/crust {program} --config /etc/crust/{program}.toml" in lines
     assert "KillMode=mixed" in lines
-    assert not {key for key in keys if key.startswith(("Private", "Protect", "RuntimeDirectory"))}
+    assert "Type=notify" in lines
+    hides_mounts = {
+        key for key in keys if key.startswith(("Private", "Protect", "RuntimeDirectory"))
+    }
+    assert hides_mounts <= {"ProtectHostname"}
+
+
+@pytest.mark.parametrize("unit", sorted(path.name for path in (DEPLOY / "systemd").iterdir()))
+def test_unit_is_accepted_by_systemd_without_a_word(unit: str, tmp_path: Path) -> None:
+    """systemd-analyze exits 0 for an unknown key, and says so."""
+    text = (
+        (DEPLOY / "systemd" / unit)
+        .read_text(encoding="utf-8")
+        .replace("/usr/bin/crust", "/bin/true")
+    )
+    path = tmp_path / unit.replace("@", "@x")
+    path.write_text(text)
+    verify = ("systemd-analyze", "--man=no", "verify", str(path))
+    done = subprocess.run(verify, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_metrics_of_page_are_those_of_code() -> None:

@@ -1,0 +1,242 @@
+"""`crust install --systemd` and `crust uninstall`: from a Python environment to a node that systemd runs.
+
+What belongs to crust is written below /usr/local, and is replaced by each installation: change a unit by a drop-in
+(`systemctl edit`). What belongs to the operator, /etc/crust, is written once and never touched again. All files are
+written beside their names before the first one is renamed, so a full disk leaves the node as it was. Nothing is
+enabled or started: the last lines say how.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from crust import errors
+from crust.host.files import durable
+from crust.host.process import oserrors
+
+UNITS = Path("usr/local/lib/systemd/system")
+RULES = Path("usr/local/lib/udev/rules.d")
+COMMAND = Path("usr/local/bin/crust")
+SETTINGS = Path("etc/crust")
+_OVERRIDES = Path("etc/systemd/system")
+_PROGRAM = "/usr/bin/crust"
+"""As the units in deploy/systemd name it."""
+
+NEXT_STEPS = """
+next, once: edit /etc/crust/node.toml; mount the pool's disk at /var/lib/crust/block, if it has one of its own;
+    crust driver init-pool --config /etc/crust/node.toml
+    systemctl enable --now crust-node
+then: crust status
+with a process for each part: systemctl enable --now crust-driver crust-shim crust-proxy"""
+
+Report = Callable[[str], None]
+Systemctl = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
+
+
+class NotInstallable(errors.InvalidRequest):
+    """Crust cannot be installed, or removed, as things are on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file to be installed, by its path below the root. `is_kept`: one that is there is the operator's."""
+
+    path: Path
+    content: bytes
+    is_kept: bool = False
+
+
+def shipped() -> Path:
+    """The directory of units, settings and manifests: the environment's, or the checkout's."""
+    installed = Path(sys.prefix, "share", "crust")
+    found = installed if installed.is_dir() else Path(__file__).parents[2] / "deploy"
+    if not (found / "systemd").is_dir():
+        raise NotInstallable(
+            "crust cannot be installed",
+            why=f"neither {installed} nor {found} has the units",
+            hint="install the wheel: pip install crust-csi",
+        )
+    return found
+
+
+def files(source: Path, command: str) -> Iterator[File]:
+    """What is installed, from the shipped files, for a command at that path."""
+    for unit in sorted((source / "systemd").glob("*.service")):
+        text = unit.read_text(encoding="utf-8").replace(f"={_PROGRAM} ", f"={command} ")
+        yield File(UNITS / unit.name, text.encode())
+    for rules in sorted((source / "host").glob("*.rules")):
+        yield File(RULES / rules.name, rules.read_bytes())
+    for settings in sorted((source / "crust").glob("*.toml")):
+        yield File(SETTINGS / settings.name, settings.read_bytes(), is_kept=True)
+
+
+def command_path() -> str:
+    """The `crust` of this Python environment; raises `NotInstallable` where there is none."""
+    path = Path(sys.prefix, "bin", "crust")
+    if not os.access(path, os.X_OK):
+        raise NotInstallable(
+            "crust cannot be installed",
+            why=f"{path} does not exist: this is no environment that crust is installed in",
+            hint="python3 -m venv /opt/crust; /opt/crust/bin/pip install crust-csi; /opt/crust/bin/crust install --systemd",
+        )
+    return str(path)
+
+
+def install(root: Path, source: Path, command: str, systemctl: Systemctl, say: Report) -> None:
+    """Write the files below `root` (/ on a node), report each, and have systemd read its units.
+
+    Raises `NotInstallable`, and `oserrors`' errors, before anything visible has changed.
+    """
+    link = root / COMMAND
+    _check_ours(link)
+    wanted = list(files(source, command))
+    changed = [each for each in wanted if _differs(root, each)]
+    _write(root, changed)
+    for each in wanted:
+        say(f"/{each.path}: {_outcome(each, changed=each in changed)}")
+    _link(link, command)
+    say(f"/{COMMAND}: a link to {command}")
+    for each in wanted:
+        if (root / _OVERRIDES / each.path.name).exists():
+            say(
+                f"warning: /{_OVERRIDES}/{each.path.name} hides the unit that was installed: remove it"
+            )
+    _reload(systemctl, say)
+
+
+def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> None:
+    """Remove what `install` wrote, but no settings and no data; refused while a unit runs."""
+    units = [each.path.name for each in files(source, _PROGRAM) if each.path.parent == UNITS]
+    active = _running(units, systemctl)
+    if active:
+        raise NotInstallable(
+            "crust is not removed",
+            why=f"{', '.join(active)} still runs",
+            hint=f"delete the pods with deferred volumes, then systemctl disable --now {' '.join(active)}",
+        )
+    link = root / COMMAND
+    _check_ours(link)
+    for each in files(source, _PROGRAM):
+        if not each.is_kept and (root / each.path).exists():
+            durable.remove(root / each.path)
+            say(f"/{each.path}: removed")
+    if link.is_symlink():
+        durable.remove(link)
+        say(f"/{COMMAND}: removed")
+    _reload(systemctl, say)
+    say(
+        "kept: /etc/crust, /var/lib/crust (the volumes!) and /run/crust; remove them by hand if nobody needs them"
+    )
+
+
+def run_install() -> None:
+    """The command; exits 1 with a sentence."""
+    with _reported("crust install"):
+        install(Path("/"), shipped(), command_path(), run_systemctl, click.echo)
+        click.echo(NEXT_STEPS)
+
+
+def run_uninstall() -> None:
+    """The command; exits 1 with a sentence."""
+    with _reported("crust uninstall"):
+        uninstall(Path("/"), shipped(), run_systemctl, click.echo)
+
+
+@contextmanager
+def _reported(command: str) -> Iterator[None]:
+    try:
+        if os.geteuid():
+            raise NotInstallable(
+                f"{command} failed", why="it is not run by root", hint="run it as root"
+            )
+        os.umask(0o022)  # others may read what is installed
+        with oserrors.translating(f"{command} failed"):
+            yield
+    except errors.CrustError as error:
+        click.echo(error.shown(), err=True)
+        sys.exit(1)
+
+
+def _differs(root: Path, wanted: File) -> bool:
+    path = root / wanted.path
+    if not path.exists():
+        return True
+    return not wanted.is_kept and path.read_bytes() != wanted.content
+
+
+def _write(root: Path, wanted: Sequence[File]) -> None:
+    staged: list[tuple[Path, Path]] = []
+    try:
+        for each in wanted:
+            path = root / each.path
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            aside = path.with_name(f".{path.name}.crust-new")
+            aside.unlink(missing_ok=True)
+            staged.append((aside, path))
+            durable.write_staged(aside, each.content, mode=0o644)
+        for aside, path in staged:
+            os.replace(aside, path)
+        for directory in {path.parent for _, path in staged}:
+            durable.sync_directory(directory)
+    finally:
+        for aside, _ in staged:
+            aside.unlink(missing_ok=True)
+
+
+def _outcome(wanted: File, *, changed: bool) -> str:
+    if changed:
+        return "written"
+    return "kept, it is yours" if wanted.is_kept else "unchanged"
+
+
+def _check_ours(link: Path) -> None:
+    if link.is_symlink() or not link.exists():
+        return
+    raise NotInstallable(
+        f"{link} is in the way", why="it is a file and no link of crust", hint="remove it first"
+    )
+
+
+def _link(link: Path, command: str) -> None:
+    link.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    aside = link.with_name(".crust.crust-new")
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(command)
+    os.replace(aside, link)
+
+
+def run_systemctl(arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    """Call systemctl; returns its exit code and output. 127 where there is none."""
+    program = shutil.which("systemctl")
+    if program is None or not Path("/run/systemd/system").is_dir():
+        return subprocess.CompletedProcess(arguments, 127, "", "systemd does not run here")
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+
+def _running(units: Sequence[str], systemctl: Systemctl) -> list[str]:
+    patterns = [name.replace("@.", "@*.") for name in units]
+    listed = systemctl(
+        [
+            "list-units",
+            "--plain",
+            "--no-legend",
+            "--state=active,activating,deactivating",
+            *patterns,
+        ]
+    )
+    return [line.split()[0] for line in listed.stdout.splitlines() if line.split()]
+
+
+def _reload(systemctl: Systemctl, say: Report) -> None:
+    done = systemctl(["daemon-reload"])
+    if done.returncode:
+        say(
+            f"warning: systemd has not read its units again ({done.stderr.strip()}): systemctl daemon-reload"
+        )

@@ -1,0 +1,154 @@
+"""A node on which crust is installed by the commands of docs/operations.md, under a real systemd."""
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support import booted_systemd, capabilities
+from tests.support.booted_systemd import Machine
+
+pytestmark = pytest.mark.root
+
+PAGE = (Path(__file__).parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
+KUBELET = "/var/lib/kubelet"
+SOCKET = f"{KUBELET}/plugins/block.csi.crust.dev/csi.sock"
+STAGING, TARGET = f"{KUBELET}/plugins/kubernetes.io/csi/v/globalmount", f"{KUBELET}/pods/p/mount"
+MODE = csi_pb2.VolumeCapability.AccessMode
+CAPABILITY = csi_pb2.VolumeCapability(
+    mount=csi_pb2.VolumeCapability.MountVolume(fs_type="ext4"),
+    access_mode=MODE(mode=MODE.Mode.SINGLE_NODE_WRITER),
+)
+
+
+def documented(heading: str) -> list[str]:
+    """The commands of the first block below a heading of the page. The environment is there: it needs no network."""
+    _, _, rest = PAGE.partition(f"\n### {heading}\n")
+    block = re.search(r"\n\n((?:    .+\n)+)", rest)
+    assert block is not None, f"no block of commands below {heading!r}"
+    lines = [line.strip() for line in block[1].splitlines()]
+    return [line for line in lines if "pip install" not in line and "-m venv" not in line]
+
+
+def follow(machine: Machine, heading: str) -> None:
+    for line in documented(heading):
+        machine.output("sh", "-c", line)
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    """One for this file, with crust installed and serving."""
+    capabilities.need("mount", "loop", "systemd")
+    with booted_systemd.machine() as booted:
+        booted.output("mkdir", "-p", f"{KUBELET}/plugins_registry", f"{KUBELET}/pods")
+        follow(booted, "Install")
+        yield booted
+
+
+@asynccontextmanager
+async def volume(machine: Machine) -> AsyncIterator[csi_pb2_grpc.NodeAsyncStub]:
+    """A volume that is staged while the block runs, through the socket that a kubelet calls."""
+    for path in (STAGING, str(Path(TARGET).parent)):
+        machine.output("mkdir", "-p", path)
+    async with channel.connect(f"{machine.root}{SOCKET}") as connected:
+        controller: csi_pb2_grpc.ControllerAsyncStub = csi_pb2_grpc.ControllerStub(connected)
+        node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(connected)
+        create = csi_pb2.CreateVolumeRequest(
+            name="v",
+            volume_capabilities=[CAPABILITY],
+            capacity_range=csi_pb2.CapacityRange(required_bytes=64 << 20),
+        )
+        made = await controller.CreateVolume(create, timeout=40, wait_for_ready=True)
+        volume_id = made.volume.volume_id
+        stage = csi_pb2.NodeStageVolumeRequest(
+            volume_id=volume_id, staging_target_path=STAGING, volume_capability=CAPABILITY
+        )
+        await node.NodeStageVolume(stage, timeout=40)
+        publish = csi_pb2.NodePublishVolumeRequest(
+            volume_id=volume_id,
+            staging_target_path=STAGING,
+            target_path=TARGET,
+            volume_capability=CAPABILITY,
+        )
+        await node.NodePublishVolume(publish, timeout=40)
+        yield node
+        unpublish = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume_id, target_path=TARGET)
+        await node.NodeUnpublishVolume(unpublish, timeout=40, wait_for_ready=True)
+        unstage = csi_pb2.NodeUnstageVolumeRequest(volume_id=volume_id, staging_target_path=STAGING)
+        await node.NodeUnstageVolume(unstage, timeout=40)
+        delete = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
+        await controller.DeleteVolume(delete, timeout=40)
+
+
+def mounted(machine: Machine) -> bool:
+    """Whether the machine, in process 1's mount namespace, sees the volume."""
+    return machine.run("mountpoint", "--quiet", TARGET).returncode == 0
+
+
+def main_pid(machine: Machine, unit: str) -> str:
+    return machine.output("systemctl", "show", "--property=MainPID", "--value", unit).strip()
+
+
+async def test_mount_of_the_unit_is_seen_by_the_machine_and_outlives_a_kill(
+    machine: Machine,
+) -> None:
+    async with volume(machine) as node:
+        assert mounted(machine)
+        killed = main_pid(machine, "crust-node")
+        machine.output("kill", "-KILL", killed)
+        await node.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=40, wait_for_ready=True)
+        assert main_pid(machine, "crust-node") not in (killed, "0")
+        assert mounted(machine)
+    assert not mounted(machine)
+
+
+async def test_upgrade_keeps_settings_and_mounts(machine: Machine) -> None:
+    settings = machine.root / "etc/crust/node.toml"
+    settings.write_text(settings.read_text() + "# mine\n")
+    async with volume(machine):
+        follow(machine, "Upgrade")
+        assert mounted(machine)
+    assert settings.read_text().endswith("# mine\n")
+
+
+def test_start_returns_once_the_sockets_are_there(machine: Machine) -> None:
+    machine.output("systemctl", "restart", "crust-node")
+    assert Path(f"{machine.root}{SOCKET}").is_socket()
+
+
+async def test_three_units_serve_in_the_place_of_one(machine: Machine) -> None:
+    machine.output("systemctl", "start", "crust-driver", "crust-shim", "crust-proxy")
+    try:
+        assert machine.run("systemctl", "is-active", "crust-node").stdout.strip() == "inactive"
+        async with volume(machine):
+            assert mounted(machine)
+    finally:
+        machine.output("systemctl", "start", "crust-node")
+    units = ("crust-driver", "crust-shim", "crust-proxy")
+    assert set(machine.run("systemctl", "is-active", *units).stdout.split()) == {"inactive"}
+
+
+def test_wrong_settings_are_not_tried_again(machine: Machine) -> None:
+    settings = machine.root / "etc/crust/shim-vendor.toml"
+    settings.write_text("colour = 'red'\n")
+    assert machine.run("systemctl", "start", "crust-shim@vendor").returncode != 0
+    shown = machine.output(
+        "systemctl", "show", "--property=ActiveState,ExecMainStatus,NRestarts", "crust-shim@vendor"
+    )
+    assert set(shown.split()) == {"ActiveState=failed", "ExecMainStatus=2", "NRestarts=0"}
+    assert "colour is no setting" in machine.output(
+        "journalctl", "-u", "crust-shim@vendor", "-o", "cat"
+    )
+    settings.unlink()
+
+
+def test_uninstall_is_refused_while_the_unit_runs_and_leaves_no_file(machine: Machine) -> None:
+    refused = machine.run("crust", "uninstall")
+    assert (refused.returncode, "crust-node.service still runs" in refused.stderr) == (1, True)
+    follow(machine, "Uninstall")
+    assert machine.output("find", "/usr/local", "/etc", "-name", "*crust*") == ""
+    assert not machine.run("systemctl", "cat", "crust-node").stdout

@@ -1,0 +1,176 @@
+"""A machine that a real systemd boots (systemd-nspawn), with an environment in /opt/crust as pip makes it.
+
+Its root file system is this machine's own, under an overlay, so nothing is downloaded: the environment has the wheel
+of this checkout, and the wheel's dependencies from the checkout's own environment. It has no network, and the loop
+devices of this machine.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from crust.host.mounts import mount_api, mountinfo
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = "/opt/crust"
+_TIMEOUT_S = 50
+_LOOPS = 64
+_GROUP = f"crust-tests-{os.getpid()}"
+_HIDDEN = ("etc/crust", "var/lib/crust", "var/lib/kubelet", "run", "opt")
+"""Of this machine: what is there may be of an installation by hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One that runs. `leader` is its process 1, seen from outside."""
+
+    root: Path
+    leader: int
+
+    def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
+        """Run a command in it; never raises for its exit code."""
+        enter = ("nsenter", f"--target={self.leader}", "--all", "--wd=/", "env", "-i")
+        paths = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        return subprocess.run(
+            [*enter, paths, *command],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+
+    def output(self, *command: str) -> str:
+        """The output of a command that must succeed."""
+        done = self.run(*command)
+        assert done.returncode == 0, (
+            f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}"
+        )
+        return done.stdout
+
+
+@contextmanager
+def machine() -> Iterator[Machine]:
+    """Boot one, and power it off after the block."""
+    base = Path(tempfile.mkdtemp(prefix="crust-", dir="/tmp"))  # short, for sockets' names
+    try:
+        root = _root(base)
+        _install_environment(root)
+        with _booted(base, root) as leader:
+            found = Machine(root, leader)
+            for number in range(_LOOPS):
+                found.run("mknod", "-m", "600", f"/dev/loop{number}", "b", "7", str(number))
+            yield found
+    finally:
+        for mount in reversed(mountinfo.below(str(base))):
+            mount_api.unmount(mount.target)
+        shutil.rmtree(base)
+
+
+def _root(base: Path) -> Path:
+    root = base / "t" / "r"
+    (base / "t").mkdir()
+    _do("mount", "-t", "tmpfs", "tmpfs", base / "t")
+    for name in ("u", "w", "r"):
+        (base / "t" / name).mkdir()
+    layers = f"lowerdir=/,upperdir={base}/t/u,workdir={base}/t/w"
+    _do("mount", "-t", "overlay", "-o", layers, "overlay", root)
+    for name in _HIDDEN:
+        shutil.rmtree(root / name, ignore_errors=True)
+        (root / name).mkdir(parents=True)
+    for links in (root / "etc/systemd/system").glob("*.wants"):  # no service of this machine starts
+        shutil.rmtree(links)
+    return root
+
+
+def _install_environment(root: Path) -> None:
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    here = ("--no-deps", "--no-build-isolation")
+    with tempfile.TemporaryDirectory() as built:  # setuptools writes beside the sources
+        source = shutil.copytree(
+            CHECKOUT, f"{built}/source", ignore=shutil.ignore_patterns(".*", "build", "tests")
+        )
+        _do(*pip, "wheel", *here, "--wheel-dir", root / "opt", source)
+    (wheel,) = (root / "opt").glob("*.whl")
+    chroot = ("chroot", root)
+    _do(*chroot, "python3", "-m", "venv", "--without-pip", ENVIRONMENT)
+    python = f"{ENVIRONMENT}/bin/python"
+    _do("mount", "--bind", "/dev", root / "dev")
+    _do("mount", "-t", "proc", "proc", root / "proc")
+    _do(*chroot, *pip, "--python", python, "install", "--no-deps", f"/opt/{wheel.name}")
+    for name in ("dev", "proc"):
+        _do("umount", root / name)
+    (packages,) = (root / ENVIRONMENT[1:]).glob("lib/python3*/site-packages")
+    (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+
+
+@contextmanager
+def _booted(base: Path, root: Path) -> Iterator[int]:
+    console = (base / "console").open("wb")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listens:
+        listens.bind(str(base / "notify"))
+        listens.settimeout(_TIMEOUT_S)
+        joins = "; ".join(f"echo $$ >{group}/cgroup.procs" for group in _make_groups())
+        options = (
+            "--register=no --keep-unit --drop-capability=CAP_SYS_RESOURCE --console=pipe --private-network "
+            "--notify-ready=yes --link-journal=no --machine=crust-test --bind=/dev/loop-control --boot"
+        )
+        start = f"{joins}; exec systemd-nspawn {options} -D {root} quiet"
+        process = subprocess.Popen(
+            ["sh", "-c", start], stdin=subprocess.DEVNULL, stdout=console, stderr=console,
+            env={**os.environ, "NOTIFY_SOCKET": str(base / "notify")},
+        )  # fmt: skip
+        try:
+            yield _leader(listens)
+        except TimeoutError:
+            raise AssertionError((base / "console").read_text(errors="replace")[-2000:]) from None
+        finally:
+            process.terminate()  # it powers the machine off
+            try:
+                process.wait(_TIMEOUT_S)
+            finally:
+                process.kill()
+                process.wait()
+                console.close()
+                _remove_groups()
+
+
+def _leader(listens: socket.socket) -> int:
+    """Wait until it has booted; returns its process 1."""
+    leader = 0
+    while True:
+        for line in listens.recv(4096).decode().splitlines():
+            if line.startswith("X_NSPAWN_LEADER_PID="):
+                leader = int(line.partition("=")[2])
+            if line == "READY=1" and leader:
+                return leader
+
+
+def _make_groups() -> list[Path]:
+    """A control group of its own: systemd-nspawn makes groups beside itself."""
+    hierarchies = [Path("/sys/fs/cgroup/systemd"), Path("/sys/fs/cgroup/unified")]
+    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        hierarchies = [Path("/sys/fs/cgroup")]
+    groups = [each / _GROUP for each in hierarchies if each.is_dir()]
+    for each in groups:
+        each.mkdir()
+    return groups
+
+
+def _remove_groups() -> None:
+    for top in (*Path("/sys/fs/cgroup").glob(f"*/{_GROUP}"), Path("/sys/fs/cgroup", _GROUP)):
+        for directory, _, _ in os.walk(top, topdown=False):
+            with suppress(OSError):
+                os.rmdir(directory)
+
+
+def _do(*command: object) -> None:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"

@@ -1,0 +1,170 @@
+"""`crust install` and `crust uninstall` below a directory that stands for /."""
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crust.cli import install
+from crust.host.files import durable
+
+SOURCE = Path(__file__).parents[3] / "deploy"
+COMMAND = "/opt/crust/bin/crust"
+
+
+class Systemd:
+    """Knows which units are active, and counts reloads."""
+
+    def __init__(self, *active: str) -> None:
+        self.active = active
+        self.reloads = 0
+
+    def __call__(self, arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        if arguments[0] == "daemon-reload":
+            self.reloads += 1
+        listed = "".join(f"{name} loaded active running\n" for name in self.active)
+        return subprocess.CompletedProcess(arguments, 0, listed, "")
+
+
+def run(root: Path, systemd: Systemd | None = None, source: Path = SOURCE) -> list[str]:
+    said: list[str] = []
+    install.install(root, source, COMMAND, systemd or Systemd(), said.append)
+    return said
+
+
+def remove(root: Path, systemd: Systemd | None = None) -> list[str]:
+    said: list[str] = []
+    install.uninstall(root, SOURCE, systemd or Systemd(), said.append)
+    return said
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
+
+
+def test_units_start_the_command_of_this_environment(tmp_path: Path) -> None:
+    systemd = Systemd()
+    run(tmp_path, systemd)
+    for program in ("node", "proxy", "shim", "driver"):
+        unit = tmp_path / install.UNITS / f"crust-{program}.service"
+        assert (
+            f"ExecStart={COMMAND} {program} --config /etc/crust/{program}.toml" in unit.read_text()
+        )
+        assert (unit.stat().st_mode & 0o777) == 0o644
+        assert (tmp_path / "etc/crust" / f"{program}.toml").exists()
+    assert os.readlink(tmp_path / install.COMMAND) == COMMAND
+    assert (tmp_path / install.RULES / "59-crust.rules").exists()
+    assert systemd.reloads == 1
+
+
+def test_second_installation_replaces_units_and_keeps_settings(tmp_path: Path) -> None:
+    run(tmp_path)
+    unit, settings = (
+        tmp_path / install.UNITS / "crust-node.service",
+        tmp_path / "etc/crust/node.toml",
+    )
+    unit.write_text("[Unit]")
+    settings.write_text("log_level = 'debug'")
+    said = run(tmp_path)
+    assert "ExecStart=" in unit.read_text()
+    assert settings.read_text() == "log_level = 'debug'"
+    assert f"/{install.UNITS}/crust-node.service: written" in said
+    assert f"/{install.UNITS}/crust-proxy.service: unchanged" in said
+    assert "/etc/crust/node.toml: kept, it is yours" in said
+
+
+def test_unit_in_etc_that_hides_the_installed_one_is_named(tmp_path: Path) -> None:
+    old = tmp_path / "etc/systemd/system/crust-node.service"
+    old.parent.mkdir(parents=True)
+    old.write_text("[Unit]")
+    assert any("/etc/systemd/system/crust-node.service hides" in line for line in run(tmp_path))
+
+
+@pytest.mark.parametrize("failing", range(9))
+def test_full_disk_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    run(tmp_path)
+    for path in (tmp_path / install.UNITS).iterdir():
+        path.write_text("older")
+    before = tree(tmp_path)
+    written: list[Any] = []
+    real = durable.write_staged
+
+    def write(path: Path, data: bytes, *, mode: int) -> None:
+        written.append(path)
+        if len(written) > failing:
+            real(path, data[:10], mode=mode)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, data, mode=mode)
+
+    monkeypatch.setattr(durable, "write_staged", write)
+    if failing >= len(list((tmp_path / install.UNITS).iterdir())):
+        run(tmp_path)
+        return
+    with pytest.raises(OSError, match="No space left"):
+        run(tmp_path)
+    assert tree(tmp_path) == before
+
+
+def test_file_at_the_commands_path_is_not_replaced(tmp_path: Path) -> None:
+    command = tmp_path / install.COMMAND
+    command.parent.mkdir(parents=True)
+    command.write_text("somebody's")
+    with pytest.raises(install.NotInstallable, match="is in the way"):
+        run(tmp_path)
+    assert tree(tmp_path) == {str(install.COMMAND): b"somebody's"}
+
+
+def test_uninstall_leaves_settings_alone(tmp_path: Path) -> None:
+    run(tmp_path)
+    remove(tmp_path)
+    assert set(tree(tmp_path)) == {
+        f"etc/crust/{program}.toml" for program in ("node", "proxy", "shim", "driver")
+    }
+    assert not os.path.lexists(tmp_path / install.COMMAND)
+    remove(tmp_path)
+
+
+def test_uninstall_is_refused_while_a_unit_runs(tmp_path: Path) -> None:
+    run(tmp_path)
+    before = tree(tmp_path)
+    with pytest.raises(install.NotInstallable, match=r"crust-node\.service still runs") as caught:
+        remove(tmp_path, Systemd("crust-node.service"))
+    assert "systemctl disable --now crust-node.service" in str(caught.value)
+    assert tree(tmp_path) == before
+
+
+def test_environment_without_the_command_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install.sys, "prefix", str(tmp_path))
+    with pytest.raises(
+        install.NotInstallable, match="is no environment that crust is installed in"
+    ):
+        install.command_path()
+
+
+def test_shipped_files_are_those_of_the_environment_if_it_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install.sys, "prefix", str(tmp_path))
+    assert install.shipped() == SOURCE
+    shutil.copytree(SOURCE, tmp_path / "share/crust")
+    assert install.shipped() == tmp_path / "share/crust"
+
+
+def test_systemd_that_does_not_run_is_a_warning(tmp_path: Path) -> None:
+    def none(arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        return subprocess.CompletedProcess(arguments, 127, "", "systemd does not run here")
+
+    said: list[str] = []
+    install.install(tmp_path, SOURCE, COMMAND, none, said.append)
+    assert said[-1].startswith("warning: systemd has not read its units again")
