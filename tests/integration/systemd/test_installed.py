@@ -1,10 +1,13 @@
 """A node on which crust is installed by the commands of docs/operations.md, under a real systemd."""
 
+import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
 from crust.rpc import channel
@@ -12,7 +15,7 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import booted_systemd, capabilities
 from tests.support.booted_systemd import Machine
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.timeout(200)]  # the first one waits for the boot
 
 PAGE = (Path(__file__).parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
 KUBELET = "/var/lib/kubelet"
@@ -27,7 +30,7 @@ CAPABILITY = csi_pb2.VolumeCapability(
 
 def documented(heading: str) -> list[str]:
     """The commands of the first block below a heading of the page. The environment is there: it needs no network."""
-    _, _, rest = PAGE.partition(f"\n### {heading}\n")
+    _, _, rest = PAGE.partition(f"\n### {heading}")
     block = re.search(r"\n\n((?:    .+\n)+)", rest)
     assert block is not None, f"no block of commands below {heading!r}"
     lines = [line.strip() for line in block[1].splitlines()]
@@ -50,7 +53,7 @@ def machine() -> Iterator[Machine]:
 
 
 @asynccontextmanager
-async def volume(machine: Machine) -> AsyncIterator[csi_pb2_grpc.NodeAsyncStub]:
+async def volume(machine: Machine) -> AsyncIterator["csi_pb2_grpc.NodeAsyncStub"]:
     """A volume that is staged while the block runs, through the socket that a kubelet calls."""
     for path in (STAGING, str(Path(TARGET).parent)):
         machine.output("mkdir", "-p", path)
@@ -84,6 +87,17 @@ async def volume(machine: Machine) -> AsyncIterator[csi_pb2_grpc.NodeAsyncStub]:
         await controller.DeleteVolume(delete, timeout=40)
 
 
+async def answered(node: "csi_pb2_grpc.NodeAsyncStub") -> None:
+    """Wait for a daemon that starts again; the connection to the killed one may end in the call."""
+    async with asyncio.timeout(40):
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await node.NodeGetInfo(
+                    csi_pb2.NodeGetInfoRequest(), timeout=40, wait_for_ready=True
+                )
+                return
+
+
 def mounted(machine: Machine) -> bool:
     """Whether the machine, in process 1's mount namespace, sees the volume."""
     return machine.run("mountpoint", "--quiet", TARGET).returncode == 0
@@ -100,7 +114,7 @@ async def test_mount_of_the_unit_is_seen_by_the_machine_and_outlives_a_kill(
         assert mounted(machine)
         killed = main_pid(machine, "crust-node")
         machine.output("kill", "-KILL", killed)
-        await node.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=40, wait_for_ready=True)
+        await answered(node)
         assert main_pid(machine, "crust-node") not in (killed, "0")
         assert mounted(machine)
     assert not mounted(machine)
@@ -115,8 +129,14 @@ async def test_upgrade_keeps_settings_and_mounts(machine: Machine) -> None:
     assert settings.read_text().endswith("# mine\n")
 
 
-def test_start_returns_once_the_sockets_are_there(machine: Machine) -> None:
-    machine.output("systemctl", "restart", "crust-node")
+def test_backup_has_the_pools_id_and_start_returns_once_the_sockets_are_there(
+    machine: Machine,
+) -> None:
+    follow(machine, "Backup")
+    assert (
+        "./block/pool.json"
+        in machine.output("tar", "--list", "--file", "/root/crust-pool.tar").split()
+    )
     assert Path(f"{machine.root}{SOCKET}").is_socket()
 
 
@@ -150,5 +170,6 @@ def test_uninstall_is_refused_while_the_unit_runs_and_leaves_no_file(machine: Ma
     refused = machine.run("crust", "uninstall")
     assert (refused.returncode, "crust-node.service still runs" in refused.stderr) == (1, True)
     follow(machine, "Uninstall")
-    assert machine.output("find", "/usr/local", "/etc", "-name", "*crust*") == ""
+    left = machine.output("find", "/usr/local", "/etc", "-name", "*crust*").split()
+    assert left == ["/etc/crust"]
     assert not machine.run("systemctl", "cat", "crust-node").stdout
