@@ -84,7 +84,7 @@ def command_path() -> str:
         raise NotInstallable(
             "crust cannot be installed",
             why=f"{path} does not exist: this is no environment that crust is installed in",
-            hint="python3 -m venv /opt/crust; /opt/crust/bin/pip install crust-csi; /opt/crust/bin/crust install --systemd",
+            hint="make one, as docs/operations.md, Install, shows",
         )
     return str(path)
 

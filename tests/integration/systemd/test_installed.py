@@ -39,7 +39,11 @@ def documented(heading: str) -> list[str]:
 
 def follow(machine: Machine, heading: str) -> None:
     for line in documented(heading):
-        machine.output("sh", "-c", line)
+        if line != "crust drivers":
+            machine.output("sh", "-c", line)
+            continue
+        shown = machine.run(*line.split())  # no kubelet is there, which is all that may be lacking
+        assert (shown.returncode, "[NotRegisteredYet]" in shown.stdout) == (1, True), shown
 
 
 @pytest.fixture(scope="module")
