@@ -145,7 +145,7 @@ def test_uninstall_is_refused_while_a_unit_runs(tmp_path: Path) -> None:
 def test_environment_without_the_command_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(install.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
     with pytest.raises(
         install.NotInstallable, match="is no environment that crust is installed in"
     ):
@@ -155,7 +155,7 @@ def test_environment_without_the_command_is_refused(
 def test_shipped_files_are_those_of_the_environment_if_it_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(install.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
     assert install.shipped() == SOURCE
     shutil.copytree(SOURCE, tmp_path / "share/crust")
     assert install.shipped() == tmp_path / "share/crust"
