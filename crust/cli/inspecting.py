@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -135,4 +136,31 @@ def gc(run_dir: str, form: Format, *, dry_run: bool, kubelet_root: str, grace_s:
     sys.exit(run.run(run.Options(run_dir, kubelet_root.rstrip("/"), grace_s, dry_run), form))
 
 
-COMMANDS: tuple[click.Command, ...] = (status, volumes, handlers, drivers, describe, doctor, gc)
+@click.command()
+@RUN_DIR
+@click.option("--state-dir", default="/var/lib/crust/block", show_default=True, help="The pool.")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def bundle(run_dir: str, state_dir: str, file: Path) -> None:
+    """Write a support archive, FILE.tar.gz or FILE.tar.zst, without secrets.
+
+    Status, doctor's findings, settings, records, claims, mounts, versions and the last log lines. An existing FILE is
+    not overwritten.
+
+    Exit codes: 0 written, 1 it cannot be written, 2 the command cannot be understood.
+    """
+    from crust.cli.bundle import run
+    from crust.cli.bundle.parts import Places
+
+    sys.exit(run.run(file, Places(run_dir, state_dir)))
+
+
+COMMANDS: tuple[click.Command, ...] = (
+    status,
+    volumes,
+    handlers,
+    drivers,
+    describe,
+    doctor,
+    gc,
+    bundle,
+)

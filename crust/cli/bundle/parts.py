@@ -1,0 +1,163 @@
+"""The parts of the archive: what is read, from where, and how much of it at most."""
+
+import asyncio
+import importlib.metadata
+import platform
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiofiles
+
+import crust
+from crust import credentials, errors
+from crust.cli import output, show
+from crust.cli.doctor import run as doctor
+
+LIMIT_BYTES = 8 << 20
+"""Of one file or program's output; the end of it is kept."""
+
+LIMIT_FILES = 2000
+"""Of one kind, e.g. records of volumes."""
+
+_PROGRAM_S = 30.0
+_UNITS = ("crust-node", "crust-proxy", "crust-shim", "crust-shim@*", "crust-driver")
+_PACKAGES = ("click", "grpcio", "protobuf", "pydantic", "prometheus-client", "rich", "watchdog")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a node has its things; a test has its own."""
+
+    run_dir: str
+    state_dir: str
+    config_dir: str = "/etc/crust"
+    journal: str = "journalctl"
+
+
+async def parts(places: Places) -> AsyncIterator[tuple[str, bytes]]:
+    """Name and content of each file of the archive. What cannot be read is listed in `missing.txt`."""
+    missing: list[str] = []
+    for name, question in _questions(places).items():
+        try:
+            yield name, await asyncio.to_thread(_filtered, await question())
+        except (errors.CrustError, OSError) as err:
+            text = err.shown() if isinstance(err, errors.CrustError) else str(err)
+            missing.append(f"{name}: {text}")
+    for pattern_root, pattern, into in _file_sets(places):
+        paths = await asyncio.to_thread(_matching, pattern_root, pattern)
+        if len(paths) > LIMIT_FILES:
+            missing.append(f"{into}: {len(paths) - LIMIT_FILES} files more")
+        for path in paths[:LIMIT_FILES]:
+            try:
+                data = await _end_of(path)
+            except OSError as err:
+                missing.append(f"{path}: {err}")
+                continue
+            name = f"{into}/{path.relative_to(pattern_root)}"
+            yield name, await asyncio.to_thread(_filtered, data)
+    if missing:
+        yield "missing.txt", _filtered("\n".join([*missing, ""]).encode())
+
+
+def _questions(places: Places) -> dict[str, Callable[[], Awaitable[bytes]]]:
+    async def status() -> bytes:
+        return _json(await show.answer(places.run_dir, show.status))
+
+    async def checks() -> bytes:
+        return _json(await doctor.examine(places.run_dir))
+
+    async def versions() -> bytes:
+        return "\n".join([*_versions(), ""]).encode()
+
+    async def loops() -> bytes:
+        return await asyncio.to_thread(_loops)
+
+    async def journal() -> bytes:
+        units = [f"--unit={each}" for each in _UNITS]
+        return await _program(
+            places.journal, *units, "--lines=5000", "--no-pager", "--output=short-iso"
+        )
+
+    return {
+        "status.json": status, "doctor.json": checks, "versions.txt": versions,
+        "loop-devices.txt": loops, "journal.txt": journal,
+    }  # fmt: skip
+
+
+def _file_sets(places: Places) -> tuple[tuple[str, str, str], ...]:
+    """Directory, pattern below it, and the directory in the archive."""
+    return (
+        (places.config_dir, "*.toml", "settings"),
+        (places.config_dir, "proxy.d/*.toml", "settings"),
+        (f"{places.run_dir}/volumes", "*/*.json", "handoff"),
+        (f"{places.run_dir}/driver", "*/*.json*", "node-state"),
+        (places.state_dir, "pool.json", "pool"),
+        (places.state_dir, "records/*.json", "pool"),
+        (places.state_dir, "content/*.json", "pool"),
+        (places.state_dir, "snapshots/*.json", "pool"),
+        ("/", "proc/self/mountinfo", "kernel"),
+        ("/", "proc/locks", "kernel"),
+        ("/", "proc/filesystems", "kernel"),
+    )
+
+
+def _matching(root: str, pattern: str) -> list[Path]:
+    """Regular files only: a named pipe would never end."""
+    return sorted(path for path in Path(root).glob(pattern) if path.is_file())
+
+
+async def _end_of(path: Path) -> bytes:
+    async with aiofiles.open(path, "rb") as file:
+        data: bytes = await file.read(LIMIT_BYTES)
+        while len(more := await file.read(LIMIT_BYTES)):
+            data = (data + more)[-LIMIT_BYTES:]
+    return data
+
+
+async def _program(*argv: str) -> bytes:
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    data = b""
+    try:
+        async with asyncio.timeout(_PROGRAM_S):
+            while more := await process.stdout.read(1 << 16):
+                data = (data + more)[-LIMIT_BYTES:]
+    except TimeoutError:
+        process.kill()
+        data += f"\n{argv[0]} was stopped after {_PROGRAM_S:.0f} s\n".encode()
+    await process.wait()
+    return data
+
+
+def _filtered(data: bytes) -> bytes:
+    """Line by line, because the patterns of the filter are bounded. Blocks."""
+    lines = data.decode("utf-8", errors="replace").split("\n")
+    return "\n".join(map(credentials.hidden, lines)).encode()
+
+
+def _json(shown: show.Shown) -> bytes:
+    return output.document(shown.document).encode()
+
+
+def _versions() -> list[str]:
+    found = [f"crust {crust.__version__}", f"python {sys.version.split()[0]}", platform.platform()]
+    for name in _PACKAGES:
+        found.append(f"{name} {importlib.metadata.version(name)}")
+    return found
+
+
+def _loops() -> bytes:
+    lines = []
+    for file in sorted(Path("/sys/block").glob("loop*/loop/backing_file")):
+        try:
+            lines.append(f"{file.parents[1].name} {file.read_text().strip()}")
+        except OSError:  # detached meanwhile
+            continue
+    return "\n".join([*lines, ""]).encode()

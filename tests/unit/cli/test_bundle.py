@@ -1,0 +1,127 @@
+"""`crust bundle`: what is in the archive, that no secret is, and that it is whole or not there."""
+
+import asyncio
+import io
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zstandard
+from click.testing import CliRunner
+
+from crust.cli import main
+from crust.cli.bundle import archive, parts, run
+from tests.support import node as nodes
+from tests.support.node import Places
+
+SECRETS = (
+    "hunter2-planted",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJwbGFudGVkIn0.c2lnbmF0dXJl",
+    "planted-bearer-1",
+)
+LEAKS = (
+    'password = "hunter2-planted"',
+    "mount.cifs: options username=a,password=hunter2-planted",
+    '{"passphrase": "hunter2-planted"}',
+    "Authorization: Bearer planted-bearer-1",
+    "token eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJwbGFudGVkIn0.c2lnbmF0dXJl of the service account",
+    "https://admin:hunter2-planted@api.example.com/",
+    "program --api-token hunter2-planted",
+)  # fmt: skip
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="crust-") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def places(root: Path) -> parts.Places:
+    """A node that leaks wherever it can."""
+    text = "\n".join(LEAKS)
+    for name in ("etc/proxy.toml", "etc/proxy.d/one.toml", "state/records/p-1.json"):
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    os.mkfifo(root / "etc" / "pipe.toml")
+    journal = root / "journal"
+    journal.write_text("#!/bin/sh\ncat <<'END'\n" + text + "\nEND\n")
+    journal.chmod(0o755)
+    return parts.Places(str(root / "run"), str(root / "state"), str(root / "etc"), str(journal))
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    data = path.read_bytes()
+    if path.suffix == ".zst":
+        data = zstandard.ZstdDecompressor().stream_reader(data).read()
+    with tarfile.open(fileobj=io.BytesIO(data)) as file:
+        files = [(member.name, file.extractfile(member)) for member in file]
+        return {name.partition("/")[2]: each.read() for name, each in files if each}
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.tar.zst"])
+async def test_archive_has_all_parts_and_no_secret(
+    root: Path, places: parts.Places, name: str
+) -> None:
+    count = await run.write(root / name, places)
+    found = contents(root / name)
+    assert len(found) == count
+    assert {
+        "doctor.json", "versions.txt", "journal.txt", "settings/proxy.toml",
+        "settings/proxy.d/one.toml", "pool/records/p-1.json", "kernel/proc/self/mountinfo",
+    } <= set(found)  # fmt: skip
+    assert b"does not answer" in found["missing.txt"]
+    assert b"***" in found["journal.txt"]
+    for text in found.values():
+        assert not [each for each in SECRETS if each.encode() in text]
+    assert (root / name).stat().st_mode & 0o777 == 0o600
+
+
+async def test_archive_of_a_node_has_its_entries_and_status(root: Path) -> None:
+    node_places = Places.make(str(root))
+    async with nodes.running(node_places) as node, node.handler():
+        await node.co.publish("vol-1", node_places.target("one"))
+        await run.write(root / "a.tar.gz", parts.Places(node_places.run, f"{root}/state"))
+    found = contents(root / "a.tar.gz")
+    assert b'"volume_id": "vol-1"' in found["status.json"]
+    assert any(name.startswith("handoff/") for name in found)
+
+
+async def test_file_that_exists_is_not_touched(root: Path, places: parts.Places) -> None:
+    (root / "a.tar.gz").write_text("mine")
+    words = ["bundle", str(root / "a.tar.gz"), "--run-dir", places.run_dir]
+    result = await asyncio.to_thread(CliRunner().invoke, main.main, words)
+    assert result.exit_code == 1
+    assert "File exists" in result.output
+    assert (root / "a.tar.gz").read_text() == "mine"
+
+
+async def test_unknown_kind_of_archive_is_wrong_usage(root: Path) -> None:
+    words = ["bundle", str(root / "a.zip")]
+    result = await asyncio.to_thread(CliRunner().invoke, main.main, words)
+    assert result.exit_code == 2
+    assert not (root / "a.zip").exists()
+
+
+async def test_unfinished_archive_is_removed(root: Path) -> None:
+    async def interrupted() -> None:
+        async with archive.writing(root / "a.tar.gz") as written:
+            await written.add("one", b"1")
+            raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError, match="interrupted"):
+        await interrupted()
+    assert not (root / "a.tar.gz").exists()
+
+
+async def test_end_of_a_long_file_is_kept(
+    root: Path, places: parts.Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "LIMIT_BYTES", 8)
+    (root / "etc" / "proxy.toml").write_text("0123456789abcdef!")
+    await run.write(root / "a.tar.gz", places)
+    assert contents(root / "a.tar.gz")["settings/proxy.toml"] == b"9abcdef!"
