@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
-# setup has an order, and tests share this machine's loop devices.
+# setup has an order, and what fills both cores runs side by side by itself.
 .NOTPARALLEL:
 
 VENV := .venv
@@ -19,13 +19,17 @@ PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs 
 # pytest keeps the directories of old runs; this removes them. The path is short, for the sockets below it.
 # If this machine lacks a capability named in REQUIRED, the tests that need it fail; without REQUIRED they skip.
 PYTEST = scratch=$$(mktemp -d /tmp/ct-XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
-	TESTS_REQUIRE=$(REQUIRED) $(WITHIN) $(PY) -m pytest --basetemp="$$scratch/t"
-
-# Unit tests share nothing and run side by side. The others share this machine's loop devices.
-JOBS ?= 2
+	TESTS_REQUIRE=$(REQUIRED) $(WITHIN) $(PY) -m pytest --basetemp="$$scratch/t" --durations=20
 
 # Everything that touches the host runs in a mount namespace of its own, so that leaked mounts end with it.
 PRIVATE := unshare --mount --propagation private
+
+# How many tests run at the same time.
+JOBS ?= 2
+
+# For tests that touch the host: each worker has mounts of its own, and runs whole files, whose fixtures are then made
+# once. The loop devices of the machine are shared: a test looks only at those of its own files.
+SIDE_BY_SIDE = --dist loadfile --no-loadscope-reorder --tx "$(JOBS)*popen//python=$(PRIVATE) $(PY)"
 
 .PHONY: help
 help: ## list the targets
@@ -72,7 +76,7 @@ conformance: REQUIRED = mount,loop
 .PHONY: test
 test: root guest ## all tests, including their set-up (root)
 	@$(PYTEST) -n $(JOBS) tests/unit
-	@$(PYTEST) tests/integration tests/e2e
+	@$(PYTEST) $(SIDE_BY_SIDE) tests/e2e tests/integration
 
 .PHONY: unit
 unit: $(VENV)/.done ## the tests that do not need root
@@ -85,16 +89,16 @@ simulate: $(VENV)/.done ## random life of a node under a simulated kubelet; SEED
 
 .PHONY: integration
 integration: root setup ## the tests on real loop devices, mounts and sockets (root)
-	@$(PYTEST) tests/integration
+	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration
 
 .PHONY: conformance
 conformance: export TESTS_REPORTS = build/conformance
 conformance: root setup ## crust's driver against its suite, four ways; reports in build/conformance (root)
-	@$(PYTEST) tests/integration/conformance
+	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/conformance
 
 .PHONY: e2e
 e2e: root guest ## the tests that boot the microVM (root)
-	@$(PYTEST) tests/e2e
+	@$(PYTEST) $(SIDE_BY_SIDE) tests/e2e
 
 .PHONY: lint
 lint: $(VENV)/.done ## ruff, mypy --strict, import-linter, codespell

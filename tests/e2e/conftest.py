@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import itertools
 import shutil
 import subprocess
@@ -42,7 +43,9 @@ def guest_image() -> image.GuestImage:
 @pytest.fixture(scope="session")
 def acceleration(guest_image: image.GuestImage) -> spec.Acceleration:
     """What a probe boot found to work."""
-    return asyncio.run(accel.probe(guest_image, CACHE)).kind
+    with (CACHE / ".probe.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one worker probes, the others read what it found
+        return asyncio.run(accel.probe(guest_image, CACHE)).kind
 
 
 @pytest.fixture
