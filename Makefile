@@ -93,7 +93,7 @@ integration: root setup ## the tests on real loop devices, mounts and sockets (r
 
 .PHONY: conformance
 conformance: export TESTS_REPORTS = build/conformance
-conformance: root setup ## crust's driver against its suite, four ways; reports in build/conformance (root)
+conformance: root setup ## crust's driver against its suite, alone and behind proxy and shim; reports in build/conformance (root)
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/conformance
 
 .PHONY: e2e
