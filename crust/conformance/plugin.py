@@ -31,6 +31,7 @@ class Plugin:
         self.skipped: dict[str, str] = {}
         self.is_driver_gone = False
         self._rules: dict[str, str] = {}
+        self._numbers: set[str] = set()
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """Declare the mark."""
@@ -59,21 +60,23 @@ class Plugin:
         if self._channel is not None:
             self._channel.close()
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pycollect_makeitem(self, obj: object) -> list[pytest.Item] | None:
+        """Nothing for a case that is not asked for: making the items of all takes longer than most cases."""
+        found = {mark.args[0] for mark in _marks(obj) if mark.name == case.MARK}
+        self._numbers |= found
+        is_unwanted = found and self._options.only and not found & set(self._options.only)
+        return [] if is_unwanted else None
+
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Cases in the order of their numbers, and only those that are asked for."""
         items.sort(key=number)
-        unknown = set(self._options.only) - {number(each) for each in items}
+        unknown = set(self._options.only) - self._numbers
         if unknown:  # a misspelt number would run nothing, and nothing would fail
             names = ", ".join(sorted(unknown))
             raise pytest.UsageError(f"no such case: {names}; docs/conformance.md lists them")
         self._rules = {number(each): rule(each) for each in items}
-        if self._options.only:
-            others = [each for each in items if number(each) not in self._options.only]
-            items[:] = [each for each in items if number(each) in self._options.only]
-            config.hook.pytest_deselected(items=others)
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip what the driver does not advertise."""
@@ -162,6 +165,10 @@ def needs(item: pytest.Item) -> tuple[str, ...]:
     """What the case needs."""
     mark = item.get_closest_marker(case.MARK)
     return tuple(mark.args[1]) if mark else ()
+
+
+def _marks(obj: object) -> list[pytest.Mark]:
+    return getattr(obj, "pytestmark", []) if inspect.isfunction(obj) else []
 
 
 def _name(report: pytest.TestReport) -> str:
