@@ -1,4 +1,4 @@
-"""The microVM of the end-to-end tests: one image for all, one VM for each file of tests."""
+"""The microVMs of the end-to-end tests: one image, and one VM for all tests that neither end nor restart it."""
 
 import asyncio
 import contextlib
@@ -55,11 +55,11 @@ def vm_directory() -> Iterator[Path]:
         yield place
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def vm(
     guest_image: image.GuestImage, acceleration: spec.Acceleration
 ) -> AsyncIterator[machine.Machine]:
-    """A VM that the tests of one file share."""
+    """A VM that tests share; each unplugs what it has plugged."""
     with _place() as place:
         wanted = spec.MachineSpec("tests", guest_image, acceleration, volume_slots=6)
         running = await machine.start(wanted, place)
@@ -121,7 +121,7 @@ def make_disk(path: Path, fstype: str, size_bytes: int = 0) -> Path:
 _numbers = itertools.count()
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def plug(vm: machine.Machine, tmp_path: Path) -> AsyncIterator[MountDisk]:
     """Makes a disk with a filesystem, plugs it and returns its serial number; unplugged after the test."""
     plugged: list[str] = []
@@ -143,7 +143,7 @@ async def plug(vm: machine.Machine, tmp_path: Path) -> AsyncIterator[MountDisk]:
         await vm.detach(serial)
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def mounted(vm: machine.Machine, plug: MountDisk) -> MountDisk:
     """Like `plug`, and mounts it read-write."""
 

@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.mark.vm
-@pytest.mark.timeout(480)
+@pytest.mark.timeout(600)
 async def test_demo_succeeds_and_leaves_nothing_behind(guest_image: object) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -15,7 +15,7 @@ from examples.kata.guest import archive, image
 from examples.kata.vm import spec
 from tests.support import io_max_in_guest
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
 
 DISKS = 5
 INIT = """#!/usr/bin/python3.11 -ISB
@@ -41,7 +41,7 @@ def answer(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     _, found, rest = done.stdout.partition("\nANSWER ")

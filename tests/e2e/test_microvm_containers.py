@@ -9,7 +9,7 @@ import pytest
 from examples.kata.vm import containers, faults, machine, values
 from tests.e2e.conftest import MIB, MountDisk, attempt, shell
 
-pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
 
 def _spec(

@@ -16,7 +16,7 @@ from examples.kata.guest import image
 from examples.kata.vm import faults, machine, spec, values
 from tests.e2e.conftest import MIB, make_disk, shell
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
 
 _DATA = values.Bind("vol", "/data")
 

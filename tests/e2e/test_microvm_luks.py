@@ -12,7 +12,7 @@ from crust import errors, volumes
 from examples.kata.vm import faults, machine, values
 from tests.e2e.conftest import MIB, SMALLEST, shell
 
-pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
 EMPTY = volumes.GuestFormat()
 PASSPHRASE = "correct horse battery staple"
@@ -28,7 +28,7 @@ def blank(tmp_path: Path) -> Path:
     return path
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def disk(vm: machine.Machine, blank: Path) -> AsyncIterator[str]:
     """The serial number of the blank disk, attached."""
     await vm.attach("secret", blank)

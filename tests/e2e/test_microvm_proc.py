@@ -5,7 +5,7 @@ import pytest
 from examples.kata.vm import machine, values
 from tests.e2e.conftest import MountDisk, attempt, shell
 
-pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
 _STEAL = """
 cat > /data/thief.sh <<X

@@ -13,7 +13,7 @@ from crust.host.block import loop
 from examples.kata.vm import faults, machine, values
 from tests.e2e.conftest import MIB, SMALLEST, MountDisk, attempt, make_disk, shell
 
-pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
 FILESYSTEMS = ("ext4", "xfs", "btrfs")
 _CHECK = {

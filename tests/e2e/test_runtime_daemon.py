@@ -16,7 +16,7 @@ from examples.kata.runtime import messages
 from examples.kata.runtime.client import RuntimeRefused, RuntimeUnreachable
 from tests.support.whole_node import WholeNode, refusal
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
 
 
 def sandboxes(fresh_node: WholeNode) -> list[str]:
