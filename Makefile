@@ -24,6 +24,10 @@ PYTEST = scratch=$$(mktemp -d /tmp/ct-XXXXXX) && trap 'rm -rf "$$scratch"' EXIT 
 # Everything that touches the host runs in a mount namespace of its own, so that leaked mounts end with it.
 PRIVATE := unshare --mount --propagation private
 
+# Tests start some thousand Python processes: an environment that forbids Python to keep what it compiled, as those of
+# container images do, would make each of them compile everything again.
+export PYTHONDONTWRITEBYTECODE :=
+
 # How many tests run at the same time.
 JOBS ?= 2
 
@@ -129,3 +133,4 @@ bench: root guest ## run all benchmarks; writes docs/benchmarks.md and its plot
 .PHONY: clean
 clean: ## remove what the other targets made in this directory
 	rm -rf $(VENV) $(CACHE) build dist *.egg-info
+	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +
