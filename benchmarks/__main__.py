@@ -2,12 +2,14 @@
 
 import argparse
 import asyncio
+import compileall
 import logging
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import crust
 from benchmarks import (
     figures,
     first_stage,
@@ -51,6 +53,8 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join((*BENCHMARKS, *GROUPS)))
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     arguments = parser.parse_args()
+    # as pip installs it: where Python is told to write no byte code, each start would compile crust first
+    compileall.compile_dir(Path(crust.__file__).parent, quiet=1)
     names = [each for name in arguments.names for each in GROUPS.get(name, (name,))]
     unknown = set(names) - set(BENCHMARKS)
     if unknown:

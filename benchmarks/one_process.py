@@ -58,7 +58,8 @@ class Result:
             title="One process or three",
             method=(
                 f"{ROUNDS} rounds of every call and way, each after a pause of 50 to 200 ms; ext4, "
-                f"{SIZE_BYTES >> 20} MiB; {STARTS} starts; {POLLS} polls for statistics."
+                f"{SIZE_BYTES >> 20} MiB; {STARTS} starts of a crust that is compiled to byte code, as pip "
+                f"installs it; {POLLS} polls for statistics."
             ),
             rows=(
                 *(

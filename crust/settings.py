@@ -50,7 +50,7 @@ class InvalidSettings(errors.InvalidRequest):
 class ProgramSettings(BaseModel):
     """Settings of every daemon."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The lowest level that is logged. Level info has one line per RPC."""
@@ -73,7 +73,7 @@ class ProgramSettings(BaseModel):
 class ServedDriver(BaseModel):
     """A CSI driver that the proxy serves."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     name: Annotated[str, Field(pattern=_DRIVER_NAME)]
     """The driver's name, as GetPluginInfo reports it."""
@@ -94,7 +94,7 @@ class ServedDriver(BaseModel):
 class KubernetesAccess(BaseModel):
     """How the Kubernetes API is reached."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     kubeconfig: AbsolutePath | Literal[""] = ""
     """Empty: by the service account of the pod that the program runs in."""

@@ -57,8 +57,9 @@ def main() -> None:
 @_TAKE_OVER
 def node(**flags: Any) -> None:
     """Proxy, shim and driver in one process: the usual way on a node."""
-    from crust.node import process
-    from crust.node.settings import NodeSettings
+    with daemons.loading():
+        from crust.node import process
+        from crust.node.settings import NodeSettings
 
     daemons.serve(NodeSettings, "node", process.run, flags)
 
@@ -89,8 +90,9 @@ def node(**flags: Any) -> None:
 )
 def proxy(**flags: Any) -> None:
     """Serve the CO's CSI sockets of this node."""
-    from crust.proxy import app
-    from crust.settings import ProxySettings
+    with daemons.loading():
+        from crust.proxy import app
+        from crust.settings import ProxySettings
 
     flags["drivers"] = daemons.drivers(flags["drivers"])
     daemons.serve(ProxySettings, "proxy", app.run, flags)
@@ -125,8 +127,9 @@ def proxy(**flags: Any) -> None:
 )
 def shim(**flags: Any) -> None:
     """Wrap one CSI driver."""
-    from crust.csi_shim import process
-    from crust.settings import ShimSettings
+    with daemons.loading():
+        from crust.csi_shim import process
+        from crust.settings import ShimSettings
 
     daemons.serve(ShimSettings, "shim", process.run, flags)
 
@@ -169,9 +172,10 @@ def driver(context: click.Context, /, **flags: Any) -> None:
     """Serve block.csi.crust.dev, the block-volume CSI driver."""
     if context.invoked_subcommand is not None:
         return
-    from crust.blockdriver import serve
-    from crust.host.mounts import propagation
-    from crust.settings import DriverSettings
+    with daemons.loading():
+        from crust.blockdriver import serve
+        from crust.host.mounts import propagation
+        from crust.settings import DriverSettings
 
     async def run(settings: DriverSettings) -> None:
         if settings.check_propagation:
