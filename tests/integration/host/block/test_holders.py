@@ -1,6 +1,5 @@
 """Who has a device: named where it can be seen, and never waited for."""
 
-import ctypes
 import os
 import subprocess
 import threading
@@ -14,12 +13,11 @@ import pytest
 from crust.host.block import devices, holders, loop, loopctl
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import Attach
+from tests.support.hung_files import HungFile
 
 pytestmark = pytest.mark.root
 
 T = TypeVar("T")
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @pytest.fixture
@@ -27,12 +25,8 @@ def hung(tmp_path: Path) -> Iterator[str]:
     """A mounted filesystem whose server never answers."""
     path = tmp_path / "hung"
     path.mkdir()
-    server = os.open("/dev/fuse", os.O_RDWR)
-    options = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % server
-    assert _libc.mount(b"hung", os.fsencode(path), b"fuse", 0, options) == 0
-    yield str(path)
-    os.close(server)
-    mount_api.unmount(str(path))
+    with HungFile(path):
+        yield str(path)
 
 
 def in_a_thread(look: Callable[[], T]) -> T:
