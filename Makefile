@@ -119,7 +119,7 @@ fmt: $(VENV)/.done ## format, and fix what can be fixed
 	$(VENV)/bin/ruff check --fix $(SOURCES)
 
 .PHONY: proto
-proto: $(VENV)/.done ## generate crust/wire, the JSON schema and the test vectors from their sources
+proto: $(VENV)/.done ## generate crust/wire, the JSON schema, the test vectors and the man pages from their sources
 	$(PY) specs/generate.py --into .
 
 .PHONY: check-generated

@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = ROOT / "specs" / "proto"
 SCHEMA = Path("specs/mountInfo.schema.json")
+MAN = Path("docs/man")
 
 
 def generate(into: Path) -> list[Path]:
@@ -47,7 +48,26 @@ def generate(into: Path) -> list[Path]:
     schema.parent.mkdir(parents=True, exist_ok=True)
     schema.write_text(mount_info.json_schema())
     vectors = importlib.import_module("make_vectors")
-    return [*(path.relative_to(into) for path in (*made, schema)), *vectors.write(into)]
+    found = (*made, schema, *man_pages(into / MAN))
+    return [*(path.relative_to(into) for path in found), *vectors.write(into)]
+
+
+def man_pages(into: Path) -> list[Path]:
+    """Write a man page per command; returns them. Without a date, so that they change with the commands alone."""
+    import click_man.core
+
+    import crust
+    from crust.cli import main as cli
+
+    into.mkdir(parents=True, exist_ok=True)
+    click_man.core.write_man_pages(
+        "crust", cli.main, version=crust.__version__, target_dir=str(into), date="crust"
+    )
+    pages = sorted(into.glob("*.1"))
+    for page in pages:  # click marks a paragraph that is not to be filled with a backspace
+        text = page.read_text(encoding="utf-8")
+        page.write_text(text.replace("\b\n", ".br\n"), encoding="utf-8")
+    return pages
 
 
 def _into_own_pool(module: Path) -> None:
@@ -70,6 +90,7 @@ def differing() -> list[Path]:
         stale = [path for path in made if not _same(into / path, ROOT / path)]
     committed = (ROOT / "crust" / "wire").rglob("*_pb2*.py*")
     present = {path.relative_to(ROOT) for path in committed if "__pycache__" not in path.parts}
+    present |= {path.relative_to(ROOT) for path in (ROOT / MAN).glob("*.1")}
     return stale + sorted(present - set(made))
 
 

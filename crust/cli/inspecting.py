@@ -154,6 +154,19 @@ def bundle(run_dir: str, state_dir: str, file: Path) -> None:
     sys.exit(run.run(file, Places(run_dir, state_dir)))
 
 
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the completion script of a shell: eval "$(crust completion bash)"."""
+    from click.shell_completion import get_completion_class
+
+    script = get_completion_class(shell)
+    assert script is not None
+    program = context.find_root().command
+    click.echo(script(program, {}, "crust", "_CRUST_COMPLETE").source())
+
+
 COMMANDS: tuple[click.Command, ...] = (
     status,
     volumes,
@@ -163,4 +176,5 @@ COMMANDS: tuple[click.Command, ...] = (
     doctor,
     gc,
     bundle,
+    completion,
 )
