@@ -114,6 +114,14 @@ class NodeCapabilities:
         return csi_pb2.NodeServiceCapability.RPC.EXPAND_VOLUME in self.numbers
 
 
+@dataclass(frozen=True, slots=True)
+class PluginCapabilities:
+    """What a driver advertises as a plugin."""
+
+    expands: bool
+    """Whether its volumes can be expanded at all."""
+
+
 class DriverFacts:
     """The facts of the driver at the other end of a channel."""
 
@@ -128,6 +136,14 @@ class DriverFacts:
                 timeout=timeout_s,
             )
             return node_capabilities(answer)
+
+        async def plugin(timeout_s: float | None) -> PluginCapabilities:
+            request = csi_pb2.GetPluginCapabilitiesRequest()
+            answer = await identity.GetPluginCapabilities(request, timeout=timeout_s)
+            kinds = {each.volume_expansion.type for each in answer.capabilities}
+            return PluginCapabilities(
+                bool(kinds - {csi_pb2.PluginCapability.VolumeExpansion.UNKNOWN})
+            )
 
         async def defers(timeout_s: float | None) -> bool:
             return (await capabilities(timeout_s)).defers
@@ -144,6 +160,7 @@ class DriverFacts:
         self._defers = PerConnection(channel, defers)
         self._name = PerConnection(channel, name)
         self._capabilities = PerConnection(channel, capabilities)
+        self._plugin = PerConnection(channel, plugin)
 
     def known_name(self) -> str:
         """The driver's name for logs and metrics; empty until it has answered once.
@@ -167,6 +184,10 @@ class DriverFacts:
         """What it advertised when it was connected; raises `grpc.aio.AioRpcError`."""
         return await self._capabilities.get(timeout_s)
 
+    async def plugin_capabilities(self, timeout_s: float | None = TIMEOUT_S) -> PluginCapabilities:
+        """What the plugin advertised when it was connected; raises `grpc.aio.AioRpcError`."""
+        return await self._plugin.get(timeout_s)
+
     async def name(self, timeout_s: float | None = TIMEOUT_S) -> volumes.DriverName:
         """The driver's own name; raises `grpc.aio.AioRpcError`."""
         return volumes.DriverName(await self._name.get(timeout_s))
@@ -187,6 +208,7 @@ class DriverFacts:
         await self._defers.aclose()
         await self._name.aclose()
         await self._capabilities.aclose()
+        await self._plugin.aclose()
         if self._asks is not None:
             self._asks.cancel()
             await asyncio.wait([self._asks])

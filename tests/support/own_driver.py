@@ -1,8 +1,8 @@
-"""crust's driver: alone, behind shim and proxy, or in one process with them; and a shell command that kills it.
+"""crust's driver: alone, behind shim and proxy, in one process with them, or wrapped as a driver that does not defer.
 
-The command is the suite's `--restart-command`: it kills the driver with kill -9, and a shell starts it again. The
-driver is therefore no child of the test; a file has its pid. The new driver is started when the old one is dead with
-all its threads: on a busy machine that takes longer than starting Python, and until then it has the pool's lock.
+A shell command kills it: the suite's `--restart-command`, with kill -9, and a shell starts it again. The driver is
+therefore no child of the test; a file has its pid. The new driver is started when the old one is dead with all its
+threads: on a busy machine that takes longer than starting Python, and until then it has the pool's lock.
 """
 
 import shlex
@@ -16,7 +16,7 @@ from typing import Literal
 
 from tests.support import killing
 
-Way = Literal["alone", "behind-proxy", "node"]
+Way = Literal["alone", "behind-proxy", "node", "wrapped"]
 NAME = "block.csi.crust.dev"
 TIMEOUT_S = 30.0
 POOL_BYTES = 64 << 30
@@ -75,12 +75,14 @@ def _commands(base: Path, root: Path, front: Path, profile: str, way: Way) -> di
     if way == "node":
         config = base / "node.toml"
         config.write_text(_node_toml(base, root, front, profile))
-        return {"node": ["node", f"--config={config}"]}
-    behind_proxy = way == "behind-proxy"
+        return {"node": ["crust", "node", f"--config={config}"]}
+    behind_proxy = way != "alone"
+    driver_socket = base / "driver.sock"
+    shown_socket = base / "older.sock" if way == "wrapped" else driver_socket
     alone = {
         "driver": [
-            "driver",
-            f"--socket={base / 'driver.sock' if behind_proxy else front}",
+            *("crust", "driver"),
+            f"--socket={driver_socket if behind_proxy else front}",
             f"--state-dir={base / 'pool' / 'state'}",
             "--create-pool",
             f"--run-dir={base / 'driver-run'}",
@@ -95,25 +97,30 @@ def _commands(base: Path, root: Path, front: Path, profile: str, way: Way) -> di
         return alone
     run = base / "run"
     alone["driver"].append(f"--runtime-socket={run / 'runtime.sock'}")
-    return alone | {
-        "shim": [
-            "shim",
-            f"--socket={base / 'shim.sock'}",
-            f"--driver-socket={base / 'driver.sock'}",
-            f"--runtime-socket={run / 'runtime.sock'}",
-            f"--kubelet-root={root}",
-            "--no-check-propagation",
-            f"--csi-profile={profile}",
-        ],
-        "proxy": [
-            "proxy",
-            f"--run-dir={run}",
-            f"--volumes-root={run / 'volumes'}",
-            f"--driver={NAME},{front},{base / 'shim.sock'}",
-            f"--target-root={root}",
-            "--no-check-propagation",
-        ],
-    }
+    older = ["tests.support.without_deferral", str(driver_socket), str(shown_socket)]
+    return (
+        alone
+        | ({"older": older} if way == "wrapped" else {})
+        | {
+            "shim": [
+                *("crust", "shim"),
+                f"--socket={base / 'shim.sock'}",
+                f"--driver-socket={shown_socket}",
+                f"--runtime-socket={run / 'runtime.sock'}",
+                f"--kubelet-root={root}",
+                "--no-check-propagation",
+                f"--csi-profile={profile}",
+            ],
+            "proxy": [
+                *("crust", "proxy"),
+                f"--run-dir={run}",
+                f"--volumes-root={run / 'volumes'}",
+                f"--driver={NAME},{front},{base / 'shim.sock'}",
+                f"--target-root={root}",
+                "--no-check-propagation",
+            ],
+        }
+    )
 
 
 def _node_toml(base: Path, root: Path, front: Path, profile: str) -> str:
@@ -144,7 +151,7 @@ check_propagation = false
 
 def _started(base: Path, name: str, arguments: list[str]) -> Path:
     """A script that starts one process and notes its pid."""
-    command = shlex.join([sys.executable, "-m", "crust", *arguments])
+    command = shlex.join([sys.executable, "-m", *arguments])
     script = base / f"{name}.sh"
     script.write_text(f"{command} >>{base}/log 2>&1 &\necho $! >{base}/{name}.pid\n")
     return script

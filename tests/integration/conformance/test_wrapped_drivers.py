@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from crust.conformance import suite
+from crust.conformance import catalogue, suite
+from crust.conformance.case import number_of
 from crust.conformance.options import MIB, Options, Parameters
 from examples.drivers import cloud
-from tests.support import vendor_driver
+from tests.support import own_driver, vendor_driver
 from tests.support.wrapping_processes import wrapping
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
@@ -69,3 +70,43 @@ def _outcome(base: Path, kind: str, *, way: str) -> suite.Outcome:
         found = suite.run(options)
         assert os.path.exists(base / "report.xml")
         return found
+
+
+_OF_THE_NODE = (
+    "node_cases",
+    "node_stats_cases",
+    "second_publish_cases",
+    "readonly_cases",
+    "secrets_cases",
+)
+_NOT_APPLICABLE = {"C-235", "C-261", "C-262"}  # of several nodes, of CSI 1.13
+
+
+def test_own_driver_without_its_deferral_conforms_behind_the_wrap(base: Path) -> None:
+    """The cases of the node: the rest passes the wrap as it passes any shim, which has a test of its own."""
+    with own_driver.serving(base, "1.12", "wrapped") as driver:
+        given = Parameters(
+            ephemeral_context={"size": "320Mi"},
+            size_bytes=320 * MIB,  # an xfs grows without CAP_SYS_RESOURCE, and cannot be smaller
+            raw_size_bytes=64 * MIB,
+            fs_types=("xfs",),
+            deferral=False,
+        )
+        options = Options(
+            socket=str(driver.socket),
+            target_root=driver.target_root,
+            profile="1.12",
+            parameters=given,
+            only=tuple(
+                number_of(each)
+                for each in catalogue.case_functions()
+                if each.__module__.rpartition(".")[2] in _OF_THE_NODE
+            ),
+            log=driver.log,
+            restart_command=driver.restart_command,
+            timeout_s=60.0,
+        )
+        outcome = suite.run(options)
+    assert not outcome.failed
+    assert len(outcome.passed) > 40
+    assert set(outcome.skipped) == _NOT_APPLICABLE

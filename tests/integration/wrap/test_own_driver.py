@@ -27,8 +27,10 @@ from tests.support import node as nodes
 from tests.support import without_deferral
 from tests.support.fake_handler import FakeHandler, running
 from tests.support.node import Places
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.root
+Code = grpc.StatusCode
 DRIVER = "block.csi.crust.dev"
 RAW = capability(block=True)
 MOUNT = capability()
@@ -39,6 +41,8 @@ class OwnNode:
     """Proxy, shim and our driver, of which a CO sees either version."""
 
     places: Places
+    wraps: bool = True
+    """Whether the shim wraps a driver that does not defer."""
     parts: AsyncExitStack = field(default_factory=AsyncExitStack)
     version: AsyncExitStack = field(default_factory=AsyncExitStack)
     co: grpc.aio.Channel = field(init=False)
@@ -63,7 +67,8 @@ class OwnNode:
         settings = self.places.settings(grace_s=10, driver=DRIVER)
         guarded = targets.GuardedTargets([self.places.kubelet])
         await enter(proxy_app.running(settings, targets=guarded, devices=devices))
-        await enter(nodes.shim(self.places, wrapping=Wrapping(self.places.kubelet)))
+        wrapping = Wrapping(self.places.kubelet) if self.wraps else None
+        await enter(nodes.shim(self.places, wrapping=wrapping))
         handlers = self.places.sockets.handlers
         await enter(running(FakeHandler(), proxy_socket=handlers, endpoint=self.places.handler))
         self.co = await enter(channel.connect(self.places.csi))
@@ -75,12 +80,8 @@ class OwnNode:
         newer = f"{self.places.root}/newer.sock"
         if os.path.lexists(self.places.driver):
             os.unlink(self.places.driver)
-        if defers:
-            os.symlink(newer, self.places.driver)
-        else:
-            await self.version.enter_async_context(
-                without_deferral.serving(newer, self.places.driver)
-            )
+        serving = without_deferral.serving(newer, self.places.driver, defers=defers)
+        await self.version.enter_async_context(serving)
 
     @property
     def node(self) -> "csi_pb2_grpc.NodeAsyncStub":
@@ -100,22 +101,24 @@ class OwnNode:
         os.makedirs(path, exist_ok=True)
         return path
 
-    async def stage(self, volume_id: str) -> None:
+    async def stage(self, volume_id: str, context: dict[str, str] = DEFERRED) -> None:
         request = csi_pb2.NodeStageVolumeRequest(
             volume_id=volume_id,
             staging_target_path=self.staging(),
             volume_capability=MOUNT,
-            volume_context=DEFERRED,
+            volume_context=context,
         )
         await self.node.NodeStageVolume(request, timeout=30)
 
-    async def publish(self, volume_id: str, target: str) -> None:
+    async def publish(
+        self, volume_id: str, target: str, context: dict[str, str] = DEFERRED
+    ) -> None:
         request = csi_pb2.NodePublishVolumeRequest(
             volume_id=volume_id,
             staging_target_path=self.staging(),
             target_path=target,
             volume_capability=MOUNT,
-            volume_context=DEFERRED,
+            volume_context=context,
         )
         await self.node.NodePublishVolume(request, timeout=30)
 
@@ -146,9 +149,10 @@ class OwnNode:
 
 
 @pytest.fixture
-async def own() -> AsyncIterator[OwnNode]:
+async def own(request: pytest.FixtureRequest) -> AsyncIterator[OwnNode]:
+    """With `no_wrap` a driver that does not defer cannot be deferred at all, as in KEP-2857."""
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        node = OwnNode(Places.make(root))
+        node = OwnNode(Places.make(root), wraps=getattr(request, "param", True))
         await node.start()
         try:
             yield node
@@ -156,6 +160,9 @@ async def own() -> AsyncIterator[OwnNode]:
             await node.parts.aclose()
             await node.version.aclose()
             await asyncio.to_thread(tidy, root)
+
+
+no_wrap = pytest.mark.parametrize("own", [False], indirect=True, ids=["no wrap"])
 
 
 async def test_own_driver_without_its_deferral_is_wrapped(own: OwnNode) -> None:
@@ -190,11 +197,64 @@ async def test_volume_that_was_wrapped_stays_so_until_its_end_under_a_driver_tha
 async def test_volume_that_a_newer_driver_deferred_is_unpublished_under_an_older_one(
     own: OwnNode,
 ) -> None:
-    """KEP-2857, story 5."""
+    """KEP-2857, story 5: the unpublish succeeds, and the record goes with it.
+
+    Statistics are the guest's, whatever the driver's version: here an error, because no guest has the volume.
+    """
     await own.run_version(defers=True)
     volume_id, target = await own.volume(MOUNT), own.places.target("one")
     await own.stage(volume_id)
     await own.publish(volume_id, target)
     await own.run_version(defers=False)
+    stats = csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume_id, volume_path=target)
+    await refused(own.node.NodeGetVolumeStats(stats, timeout=30), Code.FAILED_PRECONDITION)
+    await own.take_down(volume_id, target)
+    await own.check_gone(volume_id)
+
+
+async def test_volume_that_its_class_does_not_defer_is_mounted_on_the_host_by_a_driver_that_can_defer(
+    own: OwnNode,
+) -> None:
+    """KEP-2857, story 2: the runtime lacks something that the pod needs, so its StorageClass says never."""
+    await own.run_version(defers=True)
+    volume_id, target = await own.volume(MOUNT), own.places.target("one")
+    never = {"crust.dev/defer": "never"}
+    await own.stage(volume_id, never)
+    await own.publish(volume_id, target, never)
+    assert os.path.ismount(target)
+    assert own.places.entries() == []
+    await own.take_down(volume_id, target)
+    await own.check_gone(volume_id)
+
+
+@no_wrap
+async def test_volume_of_a_driver_that_cannot_defer_is_mounted_on_the_host(own: OwnNode) -> None:
+    """KEP-2857, story 3. One whose class says always is refused: nothing falls back in silence."""
+    volume_id, target = await own.volume(MOUNT), own.places.target("one")
+    await own.stage(volume_id, {})
+    await refused(own.publish(volume_id, target), Code.UNIMPLEMENTED, "DeferralUnsupported")
+    await own.publish(volume_id, target, {})
+    assert os.path.ismount(target)
+    assert own.places.entries() == []
+    await own.take_down(volume_id, target)
+    await own.check_gone(volume_id)
+
+
+@no_wrap
+async def test_publish_fails_under_an_older_driver_until_the_newer_one_is_back(
+    own: OwnNode,
+) -> None:
+    """KEP-2857, story 6: the driver is downgraded between stage and publish."""
+    await own.run_version(defers=True)
+    volume_id, target = await own.volume(MOUNT), own.places.target("one")
+    await own.stage(volume_id)
+    await own.run_version(defers=False)
+    for _ in range(2):
+        await refused(own.publish(volume_id, target), Code.UNIMPLEMENTED, "DeferralUnsupported")
+        assert own.places.entries() == []
+        assert not os.path.ismount(target)
+    await own.run_version(defers=True)
+    await own.publish(volume_id, target)
+    assert own.device(target).startswith("/dev/loop")
     await own.take_down(volume_id, target)
     await own.check_gone(volume_id)
