@@ -5,7 +5,8 @@ other call. Nothing is kept: what a later call must know is in the volume contex
 
 ControllerExpandVolume has no volume context. Where the CO says that the volume is mounted, the filesystem must grow,
 and if the volume is deferred nobody on this side can know that it has: so `node_expansion_required` is always true
-then. For a volume that the host mounts, this asks the node's driver once more than it wants, and changes nothing.
+then. For a volume that the host mounts, this asks the node's driver once more than it wants, and changes nothing: the
+node's shim answers for a driver that has no NodeExpandVolume.
 
 With access to the Kubernetes API it refuses ControllerUnpublishVolume of a deferred volume that the node reports in
 use: a detach by force would take the device from a guest that writes to it.

@@ -6,8 +6,7 @@ wrapped stays so until it is unpublished and unstaged, which its private directo
 through as bytes.
 """
 
-import os
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -15,8 +14,8 @@ from typing import TypeVar
 import grpc.aio
 from google.protobuf.message import Message
 
-from crust import deferral_keys, errors, operations, volumes
-from crust.csi_shim import admission, private_directories
+from crust import deferral_keys, operations, volumes
+from crust.csi_shim import admission, advertised, private_directories
 from crust.csi_shim.deferral import Deferral
 from crust.csi_shim.private_paths import PrivatePaths
 from crust.csi_shim.staging import Staging, Volume
@@ -24,23 +23,11 @@ from crust.csi_shim.wrapped import WrappedVolumes
 from crust.host.process import workers
 from crust.host.process.bounded_calls import BoundedCalls
 from crust.host.process.workers import Workers
-from crust.rpc import extensions, limits, passthrough, requests
+from crust.rpc import extensions, passthrough, requests
 from crust.rpc.driver_facts import DriverFacts, NodeCapabilities, node_capabilities
 from crust.wire.csi.v1 import csi_pb2
 
 _NODE = "/csi.v1.Node/"
-_RPC = csi_pb2.NodeServiceCapability.RPC
-_DEFERRAL = (
-    _RPC.DEFER_FS_OPS,
-    _RPC.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP,
-    _RPC.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY,
-)
-_FOR_DEFERRED = (_RPC.GET_VOLUME_STATS, _RPC.EXPAND_VOLUME)
-"""A CO calls these only where they are advertised, and asks that before each call. The shim answers them for deferred
-volumes, and advertises them while there are any: for the others the driver answers, or does not. EXPAND_VOLUME is also
-advertised where the plugin says that its volumes grow: the controller's shim requires the node's part for each of
-them, and a kubelet asks before its first publish, when nothing of the volume is here."""
-
 _LOOK_S = 10.0
 """For a look at a volume's directories, which takes microseconds unless a mount there hangs."""
 
@@ -60,17 +47,6 @@ _INSPECTED = (
 T = TypeVar("T")
 Request = TypeVar("Request", bound=Message)
 Answer = Callable[[Request, bytes, passthrough.Context], Awaitable[bytes]]
-
-
-class NoVolumeAt(errors.NotFound):
-    """A volume is to be expanded at a path where nothing is."""
-
-    def __init__(self, volume_id: str, path: str) -> None:
-        super().__init__(
-            f"volume {volume_id[:128]} is not at {path}",
-            why="there is no such path on this node",
-            hint="call it with the path at which the volume is published or staged",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +77,7 @@ class Frontend:
         self._wrapping = wrapping
         self._operations = operations.KeyedOperations(Workers("the shim", limit=64))
         self._looks = BoundedCalls(limit=32)
+        self._advertised = advertised.Advertised(facts, self._has_volumes)
         self._forward = {name: passthrough.forward(driver, _NODE + name) for name in _INSPECTED}
 
     async def drain(self) -> None:
@@ -143,12 +120,12 @@ class Frontend:
             return answered
         answer = requests.parse(csi_pb2.NodeGetCapabilitiesResponse, answered)
         known = node_capabilities(answer).numbers
-        own = (
-            *(_FOR_DEFERRED if await self._has_volumes() else ()),
-            *((_RPC.EXPAND_VOLUME,) if await self._grows(known, context) else ()),
-            *(_DEFERRAL if extensions.deferral_requested(context) else ()),
+        own = await self._advertised.beside(
+            known,
+            opted_in=extensions.deferral_requested(context),
+            left_s=context.time_remaining(),
         )
-        for number in sorted(set(own) - known):
+        for number in own:
             answer.capabilities.add().rpc.type = number
         return answer.SerializeToString()
 
@@ -279,9 +256,14 @@ class Frontend:
         expands = (await self._capabilities(context)).expands
         if not (request.defer_fs_ops or is_staged):
             known = (await self._capabilities(context)).numbers
-            if expands or not (await self._grows(known, context) or await self._has_volumes()):
+            if expands or not await self._advertised.expands(known, context.time_remaining()):
                 return await self._pass("NodeExpandVolume", request.volume_id, data, context)
-            return (await self._expanded_already(volume, request)).SerializeToString()
+            path = advertised.path_of(request)
+            if not await self._look(volume, advertised.is_there, path):
+                raise advertised.NoVolumeAt(request.volume_id, path)
+            # the CO calls because of the shim: by its capabilities, the driver needs nothing of a node
+            size = request.capacity_range.required_bytes
+            return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size).SerializeToString()
 
         async def work() -> int:
             if request.defer_fs_ops:
@@ -292,18 +274,6 @@ class Frontend:
 
         size = await self._run(volume, request, context, work)
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size).SerializeToString()
-
-    async def _expanded_already(
-        self, volume: Volume, request: csi_pb2.NodeExpandVolumeRequest
-    ) -> csi_pb2.NodeExpandVolumeResponse:
-        """The CO calls because of the shim: by its capabilities, the driver needs nothing of a node."""
-        limits.volume_id_of_any_driver(request.volume_id)
-        path = volumes.TargetPath.parse(request.volume_path, role="volume_path")
-        if not await self._look(volume, _is_there, path.text):
-            raise NoVolumeAt(request.volume_id, path.text)
-        return csi_pb2.NodeExpandVolumeResponse(
-            capacity_bytes=request.capacity_range.required_bytes
-        )
 
     async def _health(
         self, request: csi_pb2.NodeGetVolumeHealthRequest, data: bytes, context: passthrough.Context
@@ -323,12 +293,6 @@ class Frontend:
         if not (await self._capabilities(context)).defers:
             return False
         return not await self._look(volume, _is_wrapped)
-
-    async def _grows(self, known: Collection[int], context: passthrough.Context) -> bool:
-        """Whether volumes of a driver that needs nothing of a node for it can be expanded."""
-        if _RPC.EXPAND_VOLUME in known:
-            return False
-        return (await self._facts.plugin_capabilities(context.time_remaining())).expands
 
     async def _has_volumes(self) -> bool:
         """Whether there are deferred volumes: then the shim advertises what it answers for them."""
@@ -385,10 +349,6 @@ class Frontend:
 def _is_mounted(_: PrivatePaths, path: str) -> bool:
     """Whether the volume is mounted at the CO's path."""
     return private_directories.is_mounted(path)
-
-
-def _is_there(_: PrivatePaths, path: str) -> bool:
-    return os.path.lexists(path)
 
 
 def _is_private(paths: PrivatePaths, target: str, is_deferred: bool) -> bool:  # noqa: FBT001 - by position

@@ -66,6 +66,9 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
     def __init__(self, *, defers: bool = True) -> None:
         self.defers = defers
         self.name = "csi.example.com"
+        self.expands = False
+        """Whether its volumes can be expanded, as a plugin says it."""
+        self.expands_at_node = True
         self.mounts_instead = False
         self.published: dict[str, Published] = {}
         self.size_bytes: dict[str, int] = {}
@@ -146,7 +149,7 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
         self, request: csi_pb2.NodeGetCapabilitiesRequest, context: Context
     ) -> csi_pb2.NodeGetCapabilitiesResponse:
         await self._enter("NodeGetCapabilities", request, context)
-        types = [Rpc.STAGE_UNSTAGE_VOLUME, Rpc.EXPAND_VOLUME]
+        types = [Rpc.STAGE_UNSTAGE_VOLUME, *([Rpc.EXPAND_VOLUME] if self.expands_at_node else [])]
         if self.defers and extensions.deferral_requested(context):
             types += [Rpc.DEFER_FS_OPS, Rpc.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP]
         return csi_pb2.NodeGetCapabilitiesResponse(
@@ -165,7 +168,11 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
         return csi_pb2.GetPluginInfoResponse(name=self.name, vendor_version="1")
 
     async def GetPluginCapabilities(self, request: Any, context: Context) -> Any:
-        return csi_pb2.GetPluginCapabilitiesResponse()
+        answer = csi_pb2.GetPluginCapabilitiesResponse()
+        if self.expands:
+            online = csi_pb2.PluginCapability.VolumeExpansion.ONLINE
+            answer.capabilities.add().volume_expansion.type = online
+        return answer
 
     async def Probe(self, request: Any, context: Context) -> Any:
         return csi_pb2.ProbeResponse()

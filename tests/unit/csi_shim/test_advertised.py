@@ -1,0 +1,91 @@
+"""EXPAND_VOLUME is advertised for a driver whose nodes need nothing for it, before anything of a volume is here."""
+
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+import pytest
+
+from crust.csi_shim.frontend import Wrapping
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support import fake_driver
+from tests.support import node as nodes
+from tests.support.fake_driver import MIB, FakeDriver
+from tests.support.node import Places
+from tests.support.refusals import refused
+
+Code = grpc.StatusCode
+RPC = csi_pb2.NodeServiceCapability.RPC
+
+
+@dataclass
+class Kubelet:
+    """A caller of the shim."""
+
+    driver: FakeDriver
+    places: Places
+    shim: grpc.aio.Channel
+
+    @property
+    def node(self) -> "csi_pb2_grpc.NodeAsyncStub":
+        return csi_pb2_grpc.NodeStub(self.shim)
+
+    async def advertised(self) -> set[int]:
+        request = csi_pb2.NodeGetCapabilitiesRequest()
+        answer = await self.node.NodeGetCapabilities(request, timeout=10)
+        return {each.rpc.type for each in answer.capabilities}
+
+    async def expand(self, volume_id: str, path: str) -> int:
+        request = csi_pb2.NodeExpandVolumeRequest(
+            volume_id=volume_id,
+            volume_path=path,
+            capacity_range=csi_pb2.CapacityRange(required_bytes=96 * MIB),
+        )
+        return (await self.node.NodeExpandVolume(request, timeout=10)).capacity_bytes
+
+
+@pytest.fixture
+async def kubelet() -> AsyncIterator[Kubelet]:
+    with tempfile.TemporaryDirectory(prefix="crust-") as root:
+        places, driver = Places.make(root), FakeDriver(defers=False)
+        driver.expands_at_node = False
+        async with (
+            fake_driver.serving(driver, places.driver),
+            nodes.shim(places, wrapping=Wrapping(places.kubelet)),
+            channel.connect(places.shim) as shim,
+        ):
+            yield Kubelet(driver, places, shim)
+
+
+async def test_expand_volume_is_advertised_where_the_plugin_says_that_its_volumes_grow(
+    kubelet: Kubelet,
+) -> None:
+    """The controller's shim requires the node's part, and an old kubelet mounts nothing if that is unsupported."""
+    kubelet.driver.expands = True
+    assert await kubelet.advertised() == {RPC.STAGE_UNSTAGE_VOLUME, RPC.EXPAND_VOLUME}
+
+
+async def test_expand_volume_is_not_advertised_where_no_volume_grows(kubelet: Kubelet) -> None:
+    assert await kubelet.advertised() == {RPC.STAGE_UNSTAGE_VOLUME}
+
+
+async def test_expand_volume_of_the_driver_is_advertised_once(kubelet: Kubelet) -> None:
+    kubelet.driver.expands = kubelet.driver.expands_at_node = True
+    assert await kubelet.advertised() == {RPC.STAGE_UNSTAGE_VOLUME, RPC.EXPAND_VOLUME}
+
+
+async def test_expansion_that_the_driver_needs_nothing_for_is_answered_and_checked(
+    kubelet: Kubelet,
+) -> None:
+    kubelet.driver.expands = True
+    target = kubelet.places.target("one")
+    await refused(kubelet.expand("vol-1", target), Code.NOT_FOUND, "NoVolumeAt", target)
+    await refused(kubelet.expand("", target), Code.INVALID_ARGUMENT, "volume_id")
+    await refused(kubelet.expand("vol-1", "a/b"), Code.INVALID_ARGUMENT, "volume_path")
+    os.mkdir(target)
+    assert await kubelet.expand("vol-1", target) == 96 * MIB
+    assert kubelet.driver.called("NodeExpandVolume") == []
