@@ -11,14 +11,16 @@ from crust.host.process import capabilities
 from crust.runtime_handler.conformance import suite
 from crust.runtime_handler.conformance.case import CASES
 from crust.runtime_handler.conformance.subject import RuntimeNotUsable
+from tests.support.page_programs import program
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "box_runtime.py"
+PAGE = "runtime-author.md"
+"""The program is run from the page's text."""
 PLACES = "{registry} {directory}/box.sock {directory}/targets"
 pytestmark = pytest.mark.root
 
 
-def _command(program: Path) -> str:
-    return f"{sys.executable} {program} {PLACES}"
+def _command(file: Path) -> str:
+    return f"{sys.executable} {file} {PLACES}"
 
 
 def _failed(lines: list[str]) -> set[str]:
@@ -26,8 +28,10 @@ def _failed(lines: list[str]) -> set[str]:
 
 
 @pytest.mark.timeout(300)
-def test_example_runtime_breaks_no_duty() -> None:
-    ran = CliRunner().invoke(main, ["conformance", "--runtime", _command(EXAMPLE)])
+def test_example_runtime_breaks_no_duty(tmp_path: Path) -> None:
+    example = tmp_path / "box.py"
+    example.write_text(program(PAGE))
+    ran = CliRunner().invoke(main, ["conformance", "--runtime", _command(example)])
     lines = ran.output.splitlines()
     # a mounted ext4 grows only with this capability: without it H-48 cannot be kept, and the volume is refused
     cannot_grow = set() if capabilities.has_cap_sys_resource() else {"R-304"}
@@ -49,12 +53,12 @@ FAULTS = {
 @pytest.mark.parametrize("right", FAULTS)
 def test_fault_of_runtime_is_reported_with_its_clause(tmp_path: Path, right: str) -> None:
     wrong, numbers = FAULTS[right]
-    text = EXAMPLE.read_text()
+    text = program(PAGE)
     assert right in text
-    program = tmp_path / "faulty.py"
-    program.write_text(text.replace(right, wrong))
+    faulty = tmp_path / "faulty.py"
+    faulty.write_text(text.replace(right, wrong))
     lines: list[str] = []
-    broken = suite.run(_command(program), lines.append, only=numbers, timeout_s=60)
+    broken = suite.run(_command(faulty), lines.append, only=numbers, timeout_s=60)
     assert _failed(lines) == numbers, "\n".join(lines)
     assert broken == len(numbers)
     assert any(line.startswith("    -> start") for line in lines)
