@@ -1,4 +1,4 @@
-"""`python -m examples.kata`: serve, run, ps, stop."""
+"""`python -m examples.kata`: serve, run, ps, logs, stop."""
 
 import asyncio
 import contextlib
@@ -135,6 +135,18 @@ def ps(run_dir: str) -> None:
         click.echo(f"{sandbox}  not adopted; can only be stopped")
 
 
+@main.command("logs")
+@_RUN_DIR
+@click.option("-f", "--follow", is_flag=True, help="Go on until the sandbox ends, or Ctrl-C.")
+@click.argument("sandbox")
+def show_logs(run_dir: str, sandbox: str, *, follow: bool) -> None:
+    """Print a guest's console: the last 64 KiB of it."""
+    try:
+        _ask(Client(f"{run_dir}/control.sock").logs(sandbox, _print_console, follow=follow))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
 @main.command()
 @_RUN_DIR
 @click.argument("sandbox")
@@ -155,6 +167,12 @@ def _print(stream: str, data: bytes) -> None:
     out = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
     out.write(data)
     out.flush()
+
+
+def _print_console(data: bytes) -> None:
+    """The guest's text without control characters: it could write to the operator's terminal otherwise."""
+    text = data.decode(errors="replace").replace("\r\n", "\n")
+    click.echo("".join(c for c in text if c.isprintable() or c in "\n\t"), nl=False)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -253,6 +253,24 @@ class FakeGuest:
             raise faults.GuestNotFound(f"guest: volume {volume} is not mounted")
 
 
+class FakeConsole:
+    """`ports.Console` that prints what a test puts into it; None ends it."""
+
+    def __init__(self) -> None:
+        self.kept = b"booted\n"
+        self.printed: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.followed = asyncio.Event()
+
+    async def pieces(self, *, follow: bool) -> AsyncIterator[bytes]:
+        yield self.kept
+        while follow:
+            self.followed.set()
+            data = await self.printed.get()
+            if data is None:
+                return
+            yield data
+
+
 class FakeVm:
     """`ports.Vm` and `ports.HeldDescriptors`."""
 
@@ -264,6 +282,7 @@ class FakeVm:
         self.pid = 4711
         self.identity = vm_directory.Identity(self.name, "uuid", "tcg", 8)
         self.guest = FakeGuest(self)
+        self.console = FakeConsole()
 
     @property
     def descriptors(self) -> "FakeVm":

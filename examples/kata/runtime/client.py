@@ -67,6 +67,18 @@ class Client:
                     sink(answer["stream"], data)
         raise RuntimeUnreachable(self._socket, "it closed the connection before the command ended")
 
+    async def logs(self, sandbox: str, sink: Callable[[bytes], None], *, follow: bool) -> None:
+        """Pass what the guest's console printed to `sink`; with `follow` until the sandbox ends.
+
+        Raises `RuntimeUnreachable`, `RuntimeRefused`.
+        """
+        async with self._asked(messages.Logs(sandbox=sandbox, follow=follow)) as answers:
+            async for answer in answers:
+                if answer["event"] == "done":
+                    return
+                sink(base64.b64decode(answer["data"]))
+        raise RuntimeUnreachable(self._socket, "it closed the connection before the end")
+
     async def stop(self, sandbox: str) -> None:
         """Stop a sandbox."""
         await self._done(messages.Stop(sandbox=sandbox))
@@ -88,7 +100,7 @@ class Client:
 
     @asynccontextmanager
     async def _asked(
-        self, request: messages.Run | messages.Stop | messages.List
+        self, request: messages.AnyRequest
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
         try:
             reader, writer = await asyncio.open_unix_connection(

@@ -38,6 +38,17 @@ class RequestFailed(errors.RuntimeFailed):
         super().__init__("the request failed", why=str(err), hint="look at the runtime's log")
 
 
+class SandboxUnknown(errors.NotFound):
+    """No sandbox of that name runs."""
+
+    def __init__(self, sandbox: str) -> None:
+        super().__init__(
+            f"there is no sandbox {sandbox}",
+            why="this runtime has none of that name, or could not adopt it",
+            hint="python -m examples.kata ps lists them",
+        )
+
+
 class Control:
     """Answers clients."""
 
@@ -61,7 +72,7 @@ class Control:
 
     async def _serve(
         self,
-        request: messages.Run | messages.Stop | messages.List,
+        request: messages.AnyRequest,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
@@ -70,6 +81,8 @@ class Control:
         elif isinstance(request, messages.Stop):
             await self._sandboxes.stop(volumes.SandboxId(request.sandbox))
             await _send(writer, {"event": "done"})
+        elif isinstance(request, messages.Logs):
+            await self._logs(request, reader, writer)
         else:
             listed = {
                 "sandboxes": await self._list(),
@@ -93,6 +106,24 @@ class Control:
         finally:
             if not request.keep:
                 await self._sandboxes.stop(sandbox_id)
+
+    async def _logs(
+        self, request: messages.Logs, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        found = (each for each in self._sandboxes.all() if each.sandbox_id == request.sandbox)
+        sandbox = next(found, None)
+        if sandbox is None:
+            raise SandboxUnknown(request.sandbox)
+        disconnected = asyncio.create_task(reader.read(1), name="client")
+        printing = asyncio.create_task(_print(sandbox, writer, follow=request.follow), name="logs")
+        try:
+            await asyncio.wait((disconnected, printing), return_when=asyncio.FIRST_COMPLETED)
+            if printing.done():
+                printing.result()
+        finally:
+            disconnected.cancel()
+            printing.cancel()
+            await asyncio.gather(disconnected, printing, return_exceptions=True)
 
     async def _list(self) -> list[dict[str, Any]]:
         sandboxes = self._sandboxes.all()
@@ -175,6 +206,12 @@ async def _forward_output(container: ports.Container, writer: asyncio.StreamWrit
         with contextlib.suppress(ConnectionError):  # `_follow` notices the disconnect and kills
             await _send(writer, messages.output(piece.stream, piece.data))
     return await container.wait()
+
+
+async def _print(sandbox: Sandbox, writer: asyncio.StreamWriter, *, follow: bool) -> None:
+    async for data in sandbox.vm.console.pieces(follow=follow):
+        await _send(writer, messages.output("stdout", data))
+    await _send(writer, {"event": "done"})
 
 
 def _code(ending: values.Exit) -> int:

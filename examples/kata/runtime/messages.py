@@ -65,11 +65,20 @@ class List(_Message):
     op: Literal["list"] = "list"
 
 
-Request = Annotated[Run | Stop | List, Field(discriminator="op")]
-_REQUEST: pydantic.TypeAdapter[Run | Stop | List] = pydantic.TypeAdapter(Request)
+class Logs(_Message):
+    """What a sandbox's guest has printed on its console; `follow`: and what it prints until the client leaves."""
+
+    op: Literal["logs"] = "logs"
+    sandbox: _SandboxId
+    follow: bool = False
 
 
-def parse(line: bytes) -> Run | Stop | List:
+AnyRequest = Run | Stop | List | Logs
+Request = Annotated[AnyRequest, Field(discriminator="op")]
+_REQUEST: pydantic.TypeAdapter[AnyRequest] = pydantic.TypeAdapter(Request)
+
+
+def parse(line: bytes) -> AnyRequest:
     """A request; raises `InvalidMessage`."""
     try:
         return _REQUEST.validate_json(line)

@@ -78,6 +78,13 @@ class HeldDescriptors(Protocol):
         """Wait until what held them has ended, and the VM perhaps not."""
 
 
+class Console(Protocol):
+    """What a guest prints."""
+
+    def pieces(self, *, follow: bool) -> AsyncIterator[bytes]:
+        """Its kept output; with `follow` what comes, too, until the VM ends or is released."""
+
+
 class Vm(Protocol):
     """A running VM under this process's control."""
 
@@ -100,6 +107,10 @@ class Vm(Protocol):
     @property
     def descriptors(self) -> HeldDescriptors:
         """The descriptors that it holds, or its keeper."""
+
+    @property
+    def console(self) -> Console:
+        """Its console."""
 
     def runs(self) -> bool:
         """Whether it is not known to have ended."""

@@ -8,6 +8,7 @@ the VM's directory, so a process that adopts the VM continues to read them.
 import asyncio
 import contextlib
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from examples.kata.vm import faults
@@ -22,12 +23,27 @@ def prepare(directory: Path) -> None:
         os.mkfifo(directory / name, 0o600)
 
 
+class _Follower:
+    """What one reader of a console has not had yet: at most TAIL bytes, the oldest of a slow reader are dropped."""
+
+    def __init__(self) -> None:
+        self.pending = bytearray()
+        self.changed = asyncio.Event()
+
+    def add(self, data: bytes) -> None:
+        """Output that is new."""
+        self.pending += data
+        del self.pending[:-TAIL]
+        self.changed.set()
+
+
 class Console:
     """Keeps the end of the output of a VM and its QEMU. Create it on the event loop."""
 
     def __init__(self, directory: Path) -> None:
         self._loop = asyncio.get_running_loop()
         self._tails: dict[int, bytearray] = {}
+        self._followers: set[_Follower] = set()
         for name in ("console.out", "qemu.err"):
             # Read-write, so that opening does not wait for a writer and QEMU's end is not an endless end of file.
             fd = os.open(directory / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -47,18 +63,44 @@ class Console:
         self._read(first)
         return self._tails[first].decode(errors="replace")
 
+    async def pieces(self, *, follow: bool) -> AsyncIterator[bytes]:
+        """The kept output of the guest's console; with `follow` what comes, too, until the console is closed."""
+        first, *_ = self._tails
+        self._read(first)
+        follower = _Follower()
+        follower.add(bytes(self._tails[first]))
+        self._followers.add(follower)
+        try:
+            while True:
+                if follower.pending:
+                    data = bytes(follower.pending)
+                    follower.pending.clear()
+                    yield data
+                if not (follow and self._tails):
+                    return
+                follower.changed.clear()
+                if not follower.pending:
+                    await follower.changed.wait()
+        finally:
+            self._followers.discard(follower)
+
     def close(self) -> None:
         """Stop reading; idempotent."""
         for fd in self._tails:
             self._loop.remove_reader(fd)
             os.close(fd)
         self._tails.clear()
+        for follower in self._followers:
+            follower.changed.set()
 
     def _read(self, fd: int) -> None:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(fd, 65536):
                 self._tails[fd] += data
                 del self._tails[fd][:-TAIL]
+                if fd == next(iter(self._tails)):
+                    for follower in self._followers:
+                        follower.add(data)
 
 
 def _last_lines(text: str) -> str:

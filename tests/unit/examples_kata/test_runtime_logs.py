@@ -1,0 +1,93 @@
+"""`python -m examples.kata logs`: the guest's console, from the pipe to the client."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from examples.kata.runtime import control
+from examples.kata.runtime.client import Client, RuntimeRefused
+from examples.kata.runtime.sandboxes import Sandboxes
+from examples.kata.vm import console
+from tests.support.fake_vms import FakeConsole, FakeHandoff, FakeVms, World
+
+
+@pytest.fixture
+async def sandboxes(tmp_path: Path) -> AsyncIterator[Sandboxes]:
+    world = World(records={})
+    found = Sandboxes(tmp_path / "sandboxes", FakeVms(world), FakeHandoff(world))
+    async with control.serving(tmp_path / "control.sock", control.Control(found)):
+        yield found
+    await found.close()
+
+
+async def test_logs_of_a_sandbox_are_what_its_console_kept(
+    sandboxes: Sandboxes, tmp_path: Path
+) -> None:
+    await sandboxes.get(volumes.SandboxId("one"))
+    seen: list[bytes] = []
+    await Client(str(tmp_path / "control.sock")).logs("one", seen.append, follow=False)
+    assert seen == [b"booted\n"]
+
+
+async def test_followed_logs_go_on_until_the_console_ends(
+    sandboxes: Sandboxes, tmp_path: Path
+) -> None:
+    sandbox = await sandboxes.get(volumes.SandboxId("one"))
+    printed = sandbox.vm.console
+    assert isinstance(printed, FakeConsole)
+    for each in (b"more\n", None):
+        printed.printed.put_nowait(each)
+    seen: list[bytes] = []
+    async with asyncio.timeout(20):
+        await Client(str(tmp_path / "control.sock")).logs("one", seen.append, follow=True)
+    assert b"".join(seen) == b"booted\nmore\n"
+
+
+async def test_logs_of_an_unknown_sandbox_are_refused(sandboxes: Sandboxes, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeRefused, match="there is no sandbox two"):
+        await Client(str(tmp_path / "control.sock")).logs("two", print, follow=False)
+
+
+async def test_console_gives_kept_output_then_each_new_one_and_ends_when_closed(
+    tmp_path: Path,
+) -> None:
+    console.prepare(tmp_path)
+    found = console.Console(tmp_path)
+    guest = os.open(tmp_path / "console.out", os.O_WRONLY)
+    try:
+        os.write(guest, b"one ")
+        pieces = found.pieces(follow=True)
+        async with asyncio.timeout(20):
+            assert await anext(pieces) == b"one "
+            os.write(guest, b"two")
+            assert await anext(pieces) == b"two"
+            assert [each async for each in found.pieces(follow=False)] == [b"one two"]
+            found.close()
+            assert [each async for each in pieces] == []
+    finally:
+        found.close()
+        os.close(guest)
+
+
+async def test_slow_reader_of_a_console_loses_the_oldest_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "TAIL", 4)
+    console.prepare(tmp_path)
+    found = console.Console(tmp_path)
+    guest = os.open(tmp_path / "console.out", os.O_WRONLY)
+    try:
+        os.write(guest, b"a")
+        pieces = found.pieces(follow=True)
+        async with asyncio.timeout(20):
+            assert await anext(pieces) == b"a"
+            os.write(guest, b"0123456789")
+            assert found.text() == "6789"
+            assert await anext(pieces) == b"6789"
+    finally:
+        found.close()
+        os.close(guest)
