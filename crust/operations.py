@@ -176,6 +176,10 @@ class KeyedOperations:
             return running.task.result()
         raise OperationOverdue(key, running.name, running.age_s)
 
+    def running(self) -> int:
+        """How many operations run."""
+        return len(self._running)
+
     def overdue(self) -> tuple[OperationOverdue, ...]:
         """The operations that have run for longer than their limit."""
         return tuple(

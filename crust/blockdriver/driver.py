@@ -4,7 +4,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from crust import errors, operations, volumes
+from crust import errors, metrics, operations, volumes
 from crust.blockdriver.controller import capacity
 from crust.blockdriver.controller.orphans import GRACE_S, VolumeGarbageCollector
 from crust.blockdriver.engines.protocol import Backend
@@ -28,6 +28,7 @@ from crust.host.process import boot, workers
 from crust.host.process.workers import Workers
 
 COLLECT_PERIOD_S = 3600.0
+MEASURE_PERIOD_S = 15.0
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +84,18 @@ class Driver:
         await self.snapshot_orphans.collect()
         await self.attachment_orphans.collect()
         return deleted + await self.ephemeral_orphans.collect()
+
+    async def keep_measuring(self) -> None:
+        """Measure the pool's capacity for the metrics, until cancelled."""
+        while True:
+            try:
+                measured = await workers.run(self.stores.capacity.measured)
+            except errors.CrustError:  # the pool's own health reports it
+                metrics.pool_bytes.clear()
+            else:
+                for kind, number in measured.items():
+                    metrics.pool_bytes.labels(kind).set(number)
+            await asyncio.sleep(MEASURE_PERIOD_S)
 
     async def keep_collecting_garbage(self) -> None:
         """Collect now and every hour, until cancelled; a failure does not end it."""

@@ -108,6 +108,7 @@ class PoolWatch:
         await enter(background("garbage collection", driver.keep_collecting_garbage()))
         await enter(background("thaw of guests", driver.snapshots.guest_freezer.keep_recovering()))
         await enter(background("limits of guests", driver.finish_changes()))
+        await enter(background("pool capacity", driver.keep_measuring()))
 
     def _named(self, error: errors.CrustError) -> errors.CrustError:
         if isinstance(error, PoolAbsent):
@@ -118,6 +119,8 @@ class PoolWatch:
 
     def _tell(self, problem: errors.CrustError | None) -> None:
         metrics.pool_open.set(0 if problem else 1)
+        if problem is not None:
+            metrics.pool_bytes.clear()  # not known: the old numbers would look like the present ones
         self._report(problem)
         if problem is None:
             self._pool.serve()

@@ -12,6 +12,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from crust import metrics
 from crust.blockdriver.app import build
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.node import guests
@@ -81,6 +82,9 @@ async def part(
                 driver=lambda: driver.name,
             )
         )
+        metrics.export(*metrics.DRIVER)
+        metrics.export_operations("driver", driver.operations.running)
+        daemon.readiness.append(lambda: daemon.health.problems.get("pool"))
         _log.info("driver serves", extra={"driver": driver.name, "socket": socket})
         yield
 

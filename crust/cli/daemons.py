@@ -15,7 +15,7 @@ import click
 
 from crust import errors, logs
 from crust import settings as settings_module
-from crust.host.process import oserrors, threads
+from crust.host.process import threads
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,9 @@ def serve(
 ) -> None:
     """Load the settings, then run until a signal; exits 2 for bad settings and 1 for a failed start."""
     loaded = settings_of(model, program, flags, defaults=defaults)
-    from crust import metrics  # here, because `crust status` should not pay for prometheus_client
+    # here, because `crust status` should not pay for prometheus_client
+    from crust import metrics
+    from crust.cli import monitoring
 
     logs.configure(
         level=loaded.log_level, fmt=loaded.log_format, on_drop=metrics.log_lines_dropped.inc
@@ -72,8 +74,8 @@ def serve(
     os.umask(0o077)
 
     async def measured() -> None:
-        with _metrics(loaded.metrics_address):  # from here on a signal ends the process in order
-            await run(loaded)
+        with monitoring.serving(loaded.metrics_address):
+            await run(loaded)  # from here on a signal ends the process in order
 
     try:
         asyncio.run(until_signal(measured()), debug=False)
@@ -100,30 +102,6 @@ def settings_of(
     except errors.InvalidRequest as error:
         click.echo(error.shown(), err=True)
         sys.exit(2)
-
-
-@contextmanager
-def _metrics(address: str) -> Iterator[None]:
-    """Show the metrics over HTTP while the block runs; nothing with an empty address. Never on the event loop."""
-    if not address:
-        yield
-        return
-    import prometheus_client  # here, because `crust status` should not pay for it
-
-    host, _, port = address.rpartition(":")
-    with oserrors.translating(f"cannot serve metrics on {address}"):
-        try:
-            server, _ = prometheus_client.start_http_server(int(port), addr=host.strip("[]"))
-        except OverflowError as err:
-            raise errors.InvalidRequest(
-                f"cannot serve metrics on {address}", why="a port is at most 65535"
-            ) from err
-    _log.info("metrics", extra={"address": f"{host}:{server.server_port}"})
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def installed(program: str) -> Path | None:

@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from crust import deferral_keys
+from crust import deferral_keys, errors
 from crust.csi_shim import private_paths
 from crust.csi_shim.deferral import Context, Deferral
 from crust.csi_shim.frontend import Frontend, Wrapping
@@ -169,8 +170,25 @@ async def part(  # noqa: PLR0913 - one per setting
             gate=gate,
             driver=facts.known_name,
         )
+        daemon.readiness.append(lambda: _not_connected(driver, driver_socket))
         await stack.enter_async_context(serves)
         yield
+
+
+class DriverNotConnected(errors.PeerUnavailable):
+    """The shim has no connection to its driver."""
+
+    def __init__(self, socket_path: str) -> None:
+        super().__init__(
+            "the driver cannot be reached",
+            why=f"there is no connection to {socket_path}",
+            hint="start the driver, and look at its log",
+        )
+
+
+def _not_connected(driver: grpc.aio.Channel, socket_path: str) -> errors.CrustError | None:
+    state = driver.get_state(try_to_connect=True)
+    return None if state is grpc.ChannelConnectivity.READY else DriverNotConnected(socket_path)
 
 
 def _frontend(

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from crust import volumes
+from crust import metrics, volumes
 from crust.deferral_keys import Defer
 from crust.handoff import store as stores
 from crust.host.block import devices as host_devices
@@ -143,9 +143,22 @@ async def part(  # noqa: PLR0913 - the kernel's side, and the process's
         await daemon.owned.enter_async_context(_watched(store, parts))
         await _serve_proxy_sockets(settings, parts, drivers, wires, stack)
         await _serve_drivers(settings, drivers, daemon, stack)
+        _export_metrics(deferred, drivers)
+        daemon.readiness.append(drivers.missing)
         extra = {"drivers": len(drivers.all()), "entries": len(deferred.all())}
         _log.info("proxy serves", extra=extra)
         yield
+
+
+def _export_metrics(deferred: DeferredVolumes, drivers: DriverSockets) -> None:
+    def states() -> Iterable[metrics.Sample]:
+        none = {(each.served.name, "published"): 0 for each in drivers.all()}
+        return [(labels, number) for labels, number in {**none, **deferred.states()}.items()]
+
+    metrics.deferred_volumes.source = states
+    metrics.reservations.set_function(deferred.reservations)
+    metrics.export(*metrics.PROXY)
+    metrics.export_operations("proxy", lambda: drivers.running() + deferred.operations.running())
 
 
 @dataclass(frozen=True, slots=True)

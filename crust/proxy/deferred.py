@@ -137,6 +137,14 @@ class DeferredVolumes:
         """Every readable record."""
         return self._index.records()
 
+    def states(self) -> Mapping[tuple[str, str], int]:
+        """How many entries of which driver are in which state. Any thread may ask."""
+        return self._index.states()
+
+    def reservations(self) -> int:
+        """How many entries reserve a device. Any thread may ask."""
+        return self._index.reserved()
+
     def of_volume(self, key: volumes.VolumeKey) -> tuple[Record, ...]:
         """The records of one volume."""
         held = (self._index.record_at(each.target.text) for each in self._index.sharing((key,)))

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+import grpc
 import grpc.aio
 
-from crust import operations
+from crust import errors, operations
 from crust.proxy.backend import Backend
 from crust.proxy.csi_frontend import CsiFrontend
 from crust.proxy.deferred import DeferredVolumes
@@ -31,6 +32,17 @@ class Driver:
     front: CsiFrontend
     registration: Registration | None
     parts: AsyncExitStack
+
+
+class BackendNotConnected(errors.PeerUnavailable):
+    """The proxy has no connection to the shim or driver behind one of its sockets."""
+
+    def __init__(self, driver: str, socket_path: str) -> None:
+        super().__init__(
+            f"the driver {driver!r} cannot be reached",
+            why=f"there is no connection to {socket_path}",
+            hint="start its shim or the driver; `crust status` says more",
+        )
 
 
 Frontend = Callable[[ServedDriver, Backend], CsiFrontend]
@@ -95,6 +107,18 @@ class DriverSockets:
         _log.log(
             logging.WARNING if left else logging.INFO, "driver not served any more", extra=extra
         )
+
+    def running(self) -> int:
+        """How many operations run."""
+        return sum(driver.front.operations.running() for driver in self.all())
+
+    def missing(self) -> errors.CrustError | None:
+        """The first driver whose backend is not connected."""
+        for driver in self.all():
+            ready = grpc.ChannelConnectivity.READY
+            if driver.backend.channel.get_state(try_to_connect=True) is not ready:
+                return BackendNotConnected(driver.served.name, driver.served.backend)
+        return None
 
     def overdue(self) -> Sequence[operations.OperationOverdue]:
         """The operations that take longer than they may."""

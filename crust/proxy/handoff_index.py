@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
-from crust import errors, metrics, volumes
+from crust import errors, volumes
 from crust.handoff.entry import Entry, UnknownHandoffFile
 from crust.handoff.record import Record
 from crust.host.block import device_sets
@@ -34,7 +34,6 @@ class HandoffIndex:
         self._known: dict[str, Known] = {}
         self._by_target: dict[str, Record] = {}
         self._sharing: dict[_Key, dict[str, Reservation]] = defaultdict(dict)
-        self._numbers: Counter[volumes.DriverName] = Counter()
         self._unknown: set[str] = set()
         self._clock = 0
         self._written: dict[str, int] = {}
@@ -86,6 +85,14 @@ class HandoffIndex:
         """Every entry by name, unreadable ones included."""
         return tuple(self._known[digest].entry for digest in sorted(self._known))
 
+    def states(self) -> Mapping[tuple[str, str], int]:
+        """How many entries of which driver are in which state. Any thread may ask."""
+        return Counter(_driver_and_state(each.entry) for each in tuple(self._known.values()))
+
+    def reserved(self) -> int:
+        """How many entries reserve a device. Any thread may ask."""
+        return sum(each.reservation is not None for each in tuple(self._known.values()))
+
     def sharing(self, keys: Iterable[_Key]) -> Iterator[Reservation]:
         """The reservations that have one of these keys."""
         for key in keys:
@@ -101,7 +108,6 @@ class HandoffIndex:
         self._known[digest] = known
         if known.entry.record is not None:
             self._by_target[known.entry.record.target.text] = known.entry.record
-            self._count(known.entry.record.key.driver, 1)
         elif known.reservation is None and not isinstance(known.entry.error, UnknownHandoffFile):
             self._unknown.add(digest)
         for key in keys_of(known.reservation):
@@ -114,17 +120,17 @@ class HandoffIndex:
         self._unknown.discard(digest)
         if known.entry.record is not None:
             del self._by_target[known.entry.record.target.text]
-            self._count(known.entry.record.key.driver, -1)
         for key in keys_of(known.reservation):
             del self._sharing[key][digest]
             if not self._sharing[key]:
                 del self._sharing[key]
 
-    def _count(self, driver: volumes.DriverName, by: int) -> None:
-        if driver not in self._numbers:
-            # computed when the metrics are read, not at every publish
-            metrics.deferred_volumes.labels(driver).set_function(lambda: self._numbers[driver])
-        self._numbers[driver] += by
+
+def _driver_and_state(entry: Entry) -> tuple[str, str]:
+    if entry.record is None:
+        return "", "unreadable"
+    claim = entry.claim if entry.live else None
+    return entry.record.key.driver, claim.state.value if claim else "published"
 
 
 def keys_of(reservation: Reservation | None) -> frozenset[_Key]:

@@ -7,6 +7,7 @@ old connections end here.
 """
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -34,6 +35,21 @@ class _Served:
     gate: Gate | None
 
 
+class NotServing(errors.PeerUnavailable):
+    """The process does not serve: it starts, or another one has taken it over."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this process does not serve",
+            why="it has not finished its start, or its successor serves",
+            hint="its log says what it waits for",
+        )
+
+
+started: contextvars.ContextVar[Callable[["Daemon"], None]] = contextvars.ContextVar("started")
+"""Who wants to know the process that starts in this context: the server of its health."""
+
+
 class Daemon:
     """One process. `owned` holds what only one process may have; it is closed at a takeover and at exit."""
 
@@ -41,6 +57,9 @@ class Daemon:
         self, lock_path: str = "", predecessor: takeover.Predecessor | None = None
     ) -> None:
         self.health = Health()
+        self.readiness: list[Callable[[], errors.CrustError | None]] = []
+        """What keeps the parts from serving now, besides `health`; asked by `check_ready`."""
+        self.is_serving = False
         self.owned = AsyncExitStack()
         self.successor_channels = AsyncExitStack()
         self.taken_over = False
@@ -83,6 +102,7 @@ class Daemon:
         """All is served: say so to the predecessor and to systemd, and accept a successor while the block runs."""
         if self._predecessor is not None:
             await self._predecessor.report_serving()
+        self.is_serving = True
         async with takeover.listening(f"{self._lock_path}.takeover", self._release) as ended:
             waits = asyncio.create_task(self._stand_by(ended), name="takeover")
             systemd.report_serving()
@@ -91,6 +111,15 @@ class Daemon:
             finally:
                 waits.cancel()
                 await asyncio.wait([waits])
+
+    def check_ready(self) -> None:
+        """Raise why this process cannot serve all calls now."""
+        if not self.is_serving or self.taken_over:
+            raise NotServing()
+        self.health.check()
+        for problem in (check() for check in self.readiness):
+            if problem is not None:
+                raise problem
 
     def end(self, error: errors.CrustError) -> None:
         """End the process with an error, because a part of it cannot go on."""
@@ -171,6 +200,9 @@ async def starting(lock_path: str, *, take_over: bool = False) -> AsyncIterator[
         _log.info("took the state over", extra={"lock": lock_path})
     daemon = Daemon(lock_path, predecessor)
     daemon.owned.callback(lock.close)
+    announce = started.get(None)
+    if announce is not None:
+        announce(daemon)
     try:
         yield daemon
     finally:

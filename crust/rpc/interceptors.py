@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
+from prometheus_client import Histogram
 
 from crust import errors, logs, metrics
 from crust.rpc import call_fields, limits, redaction, status
@@ -30,6 +31,12 @@ _UNKNOWN = "other"
 """The metric's label for unknown pass-through methods."""
 
 _STATUS: dict[object, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+_CODES = {code: code.name.title().replace("_", "") for code in grpc.StatusCode} | {
+    grpc.StatusCode.OK: "OK",
+    grpc.StatusCode.CANCELLED: "Canceled",
+}
+"""The names that a kubelet's metrics have for the codes."""
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its stubs only
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -155,7 +162,8 @@ class _Call:
         self.name = method.rpartition("/")[2]
         self._method = method
         self._is_csi = method.startswith("/csi.")
-        self._counted_as = counted_as or self.name
+        self._counted_as = counted_as or method
+        self._timers: dict[tuple[str, grpc.StatusCode], Histogram] = {}
         is_quiet = is_inner or self.name in _QUIET
         self._level = logging.DEBUG if is_quiet else logging.INFO
 
@@ -269,15 +277,21 @@ class _Call:
     def _record(
         self, request: Any, elapsed_s: float, code: grpc.StatusCode, error: dict[str, str]
     ) -> None:
-        metrics.rpc_seconds.labels(self._served.name, self._counted_as, code.name).observe(
-            elapsed_s
-        )
+        if self._is_csi and not self._is_inner:
+            self._timer(code).observe(elapsed_s)
         level = self._level_of(code)
         if _log.isEnabledFor(level):
             self._log_served(level, request, elapsed_s, code, error)
         fields = call_fields.current()
         if fields is not None and not self._is_inner:
             fields.settle()
+
+    def _timer(self, code: grpc.StatusCode) -> Histogram:
+        key = (self._served.driver() or metrics.UNKNOWN_DRIVER, code)
+        if key not in self._timers:
+            labels = (key[0], self._counted_as, _CODES[code], "false")
+            self._timers[key] = metrics.csi_operations.labels(*labels)
+        return self._timers[key]
 
     def _level_of(self, code: grpc.StatusCode) -> int:
         """Refusals are warnings. An inner call's failure is the outer one's, too."""

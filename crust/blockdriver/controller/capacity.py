@@ -18,7 +18,7 @@ The engine is asked before any lock is taken.
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -102,6 +102,17 @@ class PoolCapacity:
         space = self._space()
         with self._guard:
             return self._free_bytes(space) // MIB * MIB
+
+    def measured(self) -> Mapping[str, int]:
+        """The capacity by kind, as crust's glossary has them. Blocks."""
+        space = self._space()
+        with self._guard:
+            return {
+                "size": space.pool.size_bytes,
+                "allocated": space.pool.size_bytes - space.pool.free_bytes,
+                "reserved": self._index.reserved_bytes() + space.without_record_bytes,
+                "free": self._free_bytes(space),
+            }
 
     def _space(self) -> _Space:
         gone = [each for each in self._unrecorded if not self._index.has(each)]

@@ -1,8 +1,9 @@
-"""The metrics over HTTP: off unless configured; a port that cannot be served ends the start."""
+"""Metrics and health over HTTP: off unless configured; a port that cannot be served ends the start."""
 
 import asyncio
 import re
 import sys
+import urllib.error
 import urllib.request
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
@@ -32,21 +33,34 @@ async def line_with(process: Process, word: bytes) -> str:
     return line.decode()
 
 
-def read(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-        text: str = answer.read().decode()
-    return text
+def read(address: str, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
 
 
-async def test_metrics_are_served_at_configured_address(tmp_path: Path) -> None:
+async def test_metrics_health_and_readiness_are_served_by_path(tmp_path: Path) -> None:
     process = await shim(tmp_path, "--metrics-address=127.0.0.1:0")
     try:
         line = await line_with(process, b"metrics  address=")
         found = re.search(r"address=(\S+)", line)
         assert found is not None
-        text = await asyncio.to_thread(read, found[1])
-        assert "# TYPE crust_rpc_seconds histogram" in text
-        assert "# TYPE process_resident_memory_bytes gauge" in text
+        code, text = await asyncio.to_thread(read, found[1], "/metrics?x=1")
+        assert code == 200
+        for name in ("csi_operations_seconds histogram", "process_resident_memory_bytes gauge"):
+            assert f"# TYPE {name}" in text
+        assert "crust_build_info{" in text
+        # those are the proxy's and the driver's
+        assert not re.search("crust_(runtime_handlers|pool_open|deferred_volumes)", text)
+        assert await asyncio.to_thread(read, found[1], "/healthz") == (200, "ok\n")
+        code, text = await asyncio.to_thread(read, found[1], "/readyz")
+        assert (code, text[0]) == (503, "[")
+        for path in ("/", "/metrics/", "/health", "/metricsx"):
+            code, _ = await asyncio.to_thread(read, found[1], path)
+            assert code == 404
     finally:
         process.terminate()
         await process.communicate()

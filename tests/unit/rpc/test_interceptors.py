@@ -34,6 +34,7 @@ class Service(grpc.GenericRpcHandler):
         return {
             "/x/Unary": grpc.unary_unary_rpc_method_handler(self._unary),
             "/x/Stream": grpc.unary_stream_rpc_method_handler(self._stream),
+            "/csi.v9.New/Both": grpc.stream_stream_rpc_method_handler(self._both),
             "/x/Both": grpc.stream_stream_rpc_method_handler(self._both),
         }[method]
 
@@ -277,12 +278,58 @@ async def test_unknown_pass_through_method_leaves_no_name_in_the_metrics(
     built, channel_to = service
     built.behave = _nothing
     caller: Any = channel_to
-    assert [each async for each in caller.stream_stream("/x/Both")(iter([b"x"]), timeout=5)]
+    streamed = caller.stream_stream("/csi.v9.New/Both")(iter([b"x"]), timeout=5)
+    assert [each async for each in streamed]
+    await caller.unary_unary("/csi.v1.Node/NodeGetInfo")(b"x", timeout=5)
     await caller.unary_unary("/x/Unary")(b"x", timeout=5)
-    samples = [each for metric in metrics.rpc_seconds.collect() for each in metric.samples]
-    names = {each.labels["rpc"] for each in samples if each.labels["server"] == "t"}
-    assert {"other", "Unary"} <= names
-    assert "Both" not in names
+    samples = [each for metric in metrics.csi_operations.collect() for each in metric.samples]
+    names = {each.labels["method_name"] for each in samples}
+    assert {"other", "/csi.v1.Node/NodeGetInfo"} <= names
+    assert not [each for each in names if "New" in each or each.startswith("/x/")]
+
+
+async def test_csi_call_is_measured_as_a_kubelet_measures_it(
+    service: tuple[Service, grpc.aio.Channel],
+) -> None:
+    built, channel_to = service
+
+    async def fail(_: Any) -> None:
+        raise errors.NotReady("no")
+
+    built.behave = fail
+    caller: Any = channel_to
+    await refused(
+        caller.unary_unary("/csi.v1.Node/NodeGetInfo")(b"", timeout=5), Code.FAILED_PRECONDITION
+    )
+    labels = {
+        "driver_name": "unknown-driver",
+        "method_name": "/csi.v1.Node/NodeGetInfo",
+        "grpc_status_code": "FailedPrecondition",
+        "migrated": "false",
+    }
+    samples = [each for metric in metrics.csi_operations.collect() for each in metric.samples]
+    ours = [
+        each for each in samples if {k: v for k, v in each.labels.items() if k != "le"} == labels
+    ]
+    buckets = [each.labels["le"] for each in ours if each.name == "csi_operations_seconds_bucket"]
+    assert buckets == (
+        [
+            "0.1",
+            "0.25",
+            "0.5",
+            "1.0",
+            "2.5",
+            "5.0",
+            "10.0",
+            "15.0",
+            "25.0",
+            "50.0",
+            "120.0",
+            "300.0",
+            "600.0",
+            "+Inf",
+        ]
+    )
 
 
 async def _nothing(_: Any) -> None:
