@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -16,6 +16,7 @@ from crust.rpc.daemon import Daemon
 from crust.rpc.gate import Gate, needs_state
 
 CALL = "/csi.v1.Node/NodePublishVolume"
+Call: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]"
 
 
 class Service(grpc.GenericRpcHandler):
@@ -44,10 +45,24 @@ class Service(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(behave)
 
 
+class WatchedGate(Gate):
+    """A gate that tells when it was closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = asyncio.Event()
+
+    def close(self) -> None:
+        """Also when a successor asks."""
+        super().close()
+        self.closed.set()
+
+
 @dataclass
 class Process:
     service: Service
     daemon: Daemon
+    gate: WatchedGate
     stack: AsyncExitStack
 
     async def stop(self) -> None:
@@ -61,16 +76,23 @@ async def start(short: str, name: bytes, *, take_over: bool = False) -> Process:
         held = await stack.enter_async_context(
             daemon.starting(f"{short}/lock", take_over=take_over)
         )
-        service = Service(name)
+        service, gate = Service(name), WatchedGate()
         held.owned.callback(service.end)
         await stack.enter_async_context(
-            server.serving(f"{short}/a.sock", name="t", generic=[service], daemon=held, gate=Gate())
+            server.serving(f"{short}/a.sock", name="t", generic=[service], daemon=held, gate=gate)
         )
         await stack.enter_async_context(held.serves())
     except BaseException:
         await stack.aclose()
         raise
-    return Process(service, held, stack)
+    return Process(service, held, gate, stack)
+
+
+async def begun(call: Call, process: Process) -> asyncio.Task[bytes]:
+    """A call that has begun at a process, and ends when the test says so."""
+    slow = asyncio.ensure_future(call(b"slow", timeout=20))
+    await process.service.slow_began.wait()
+    return slow
 
 
 @dataclass
@@ -79,6 +101,7 @@ class Clients:
 
     path: str
     answers: list[bytes] = field(default_factory=list)
+    more: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def per_call(self) -> None:
         while True:
@@ -91,9 +114,14 @@ class Clients:
                 await self._call(connected)
 
     async def _call(self, connected: grpc.aio.Channel) -> None:
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(CALL)
-        self.answers.append(await call(b"", timeout=20))
+        call: Call = connected.unary_unary(CALL)
+        self.add(await call(b"", timeout=20))
         await asyncio.sleep(0.005)
+
+    def add(self, answer: bytes) -> None:
+        """A call was answered."""
+        self.answers.append(answer)
+        self.more.set()
 
     @asynccontextmanager
     async def calling(self) -> AsyncIterator[None]:
@@ -108,8 +136,9 @@ class Clients:
         """Wait for some more answers of a process."""
         wanted = self.answers.count(name) + count
         async with asyncio.timeout(20):
-            while self.answers.count(name) < wanted:  # noqa: ASYNC110 - no event says so
-                await asyncio.sleep(0.005)
+            while self.answers.count(name) < wanted:
+                self.more.clear()
+                await self.more.wait()
 
 
 async def test_clients_see_no_error_while_a_process_is_taken_over_again_and_again(
@@ -131,13 +160,10 @@ async def test_a_running_call_ends_at_the_predecessor_and_later_ones_wait_for_th
 ) -> None:
     old = await start(short, b"old")
     async with channel.connect(f"{short}/a.sock") as connected:
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(CALL)
-        slow = asyncio.ensure_future(call(b"slow", timeout=20))
-        await old.service.slow_began.wait()
+        call: Call = connected.unary_unary(CALL)
+        slow = await begun(call, old)
         starts = asyncio.create_task(start(short, b"new", take_over=True))
-        gate = old.daemon._served[0].gate
-        assert gate is not None
-        await _closed(gate)
+        await old.gate.closed.wait()
         waits = asyncio.ensure_future(call(b"", timeout=20))
         done, _ = await asyncio.wait([waits, slow], timeout=0.05)
         assert not done
@@ -157,9 +183,8 @@ async def test_a_predecessor_whose_call_does_not_end_refuses_and_goes_on(
     monkeypatch.setattr(daemon, "DRAIN_S", 0.05)
     old = await start(short, b"old")
     async with channel.connect(f"{short}/a.sock") as connected:
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(CALL)
-        slow = asyncio.ensure_future(call(b"slow", timeout=20))
-        await old.service.slow_began.wait()
+        call: Call = connected.unary_unary(CALL)
+        slow = await begun(call, old)
         with pytest.raises(takeover.TakeoverRefused, match="have not ended within"):
             await start(short, b"new", take_over=True)
         assert await call(b"", timeout=20) == b"old"
@@ -174,13 +199,10 @@ async def test_calls_that_waited_for_a_refused_takeover_are_answered_and_the_nex
     monkeypatch.setattr(daemon, "DRAIN_S", 1.0)
     old = await start(short, b"old")
     async with channel.connect(f"{short}/a.sock") as connected:
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(CALL)
-        slow = asyncio.ensure_future(call(b"slow", timeout=20))
-        await old.service.slow_began.wait()
+        call: Call = connected.unary_unary(CALL)
+        slow = await begun(call, old)
         starts = asyncio.create_task(start(short, b"new", take_over=True))
-        gate = old.daemon._served[0].gate
-        assert gate is not None
-        await _closed(gate)
+        await old.gate.closed.wait()
         waits = [asyncio.ensure_future(call(b"", timeout=20)) for _ in range(3)]
         with pytest.raises(takeover.TakeoverRefused, match="have not ended within"):
             await starts
@@ -200,18 +222,15 @@ async def test_server_that_appears_during_a_refused_takeover_serves_afterwards(
     monkeypatch.setattr(daemon, "DRAIN_S", 1.0)
     old = await start(short, b"old")
     async with channel.connect(f"{short}/a.sock") as connected:
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(CALL)
-        slow = asyncio.ensure_future(call(b"slow", timeout=20))
-        await old.service.slow_began.wait()
+        call: Call = connected.unary_unary(CALL)
+        slow = await begun(call, old)
         starts = asyncio.create_task(start(short, b"new", take_over=True))
-        gate = old.daemon._served[0].gate
-        assert gate is not None
-        await _closed(gate)
+        await old.gate.closed.wait()
         late = server.serving(
             f"{short}/b.sock", name="b", generic=[old.service], daemon=old.daemon, gate=Gate()
         )
         async with late, channel.connect(f"{short}/b.sock") as to_late:
-            late_call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = to_late.unary_unary(CALL)
+            late_call: Call = to_late.unary_unary(CALL)
             waits = asyncio.ensure_future(late_call(b"", timeout=20))
             await asyncio.wait([waits], timeout=0.05)
             assert not waits.done()
@@ -221,13 +240,6 @@ async def test_server_that_appears_during_a_refused_takeover_serves_afterwards(
         old.service.slow_ends.set()
         assert await slow == b"old"
     await old.stop()
-
-
-async def _closed(gate: Gate) -> None:
-    """Wait until the gate is closed."""
-    async with asyncio.timeout(20):
-        while gate._open.is_set():  # noqa: ASYNC110 - no event says so
-            await asyncio.sleep(0.005)
 
 
 async def test_a_predecessor_ends_with_an_error_if_its_successor_dies_before_it_serves(
@@ -259,7 +271,7 @@ async def test_a_successor_starts_as_after_a_kill_if_its_predecessor_dies_meanwh
     new = await start(short, b"new", take_over=True)
     listening.close()
     async with channel.connect(f"{short}/a.sock") as connected:
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(CALL)
+        call: Call = connected.unary_unary(CALL)
         assert await call(b"", timeout=20) == b"new"
     await new.stop()
 
@@ -296,9 +308,9 @@ async def test_callers_see_no_error_when_the_predecessor_ends_under_them(short: 
     clients = Clients(f"{short}/a.sock")
 
     async def calls(connected: grpc.aio.Channel, method: str) -> None:
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(method)
+        call: Call = connected.unary_unary(method)
         while True:
-            clients.answers.append(await call(b"", timeout=20))
+            clients.add(await call(b"", timeout=20))
 
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         tasks: list[asyncio.Task[None]] = []
@@ -322,11 +334,10 @@ async def test_a_forwarded_call_is_answered_after_the_predecessor_was_told_to_en
     monkeypatch.setattr(server, "GRACE_S", 0)
     old = await start(short, b"old")
     async with channel.connect(f"{short}/a.sock") as connected:
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(CALL)
+        call: Call = connected.unary_unary(CALL)
         assert await call(b"", timeout=20) == b"old"
         new = await start(short, b"new", take_over=True)
-        slow = asyncio.ensure_future(call(b"slow", timeout=20))
-        await new.service.slow_began.wait()
+        slow = await begun(call, new)
         ends = asyncio.create_task(old.stop())
         done, _ = await asyncio.wait([slow, ends], timeout=0.2)
         assert not done
