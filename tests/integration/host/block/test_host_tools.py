@@ -1,8 +1,8 @@
 """deploy/host against the real tools: udev's rules and LVM, on a loop device with a physical volume of LVM in it.
 
 udevd need not run: `udevadm test` reads the rules of this machine, LVM's among them, and applies them to a device
-without running what they would start. Here /dev and /run are the test's own, so that the links and the database that
-it writes are nobody else's.
+without running what they would start; programs of IMPORT, as blkid, do run. Here /dev and /run are the test's own, so
+that the links and the database that it writes are nobody else's.
 """
 
 import os
