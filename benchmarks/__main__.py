@@ -26,12 +26,14 @@ from benchmarks import (
     snapshots,
     stage,
     watch_latency,
+    wrapped,
 )
 
 BENCHMARKS: dict[str, Callable[[], Coroutine[Any, Any, figures.Result]]] = {
     publish.NAME: publish.measure,
     pass_through.NAME: pass_through.measure,
     one_process.NAME: one_process.measure,
+    wrapped.NAME: wrapped.measure,
     watch_latency.NAME: watch_latency.measure,
     proxy_restart.NAME: proxy_restart.measure,
     look_at_rest.NAME: look_at_rest.measure,

@@ -172,7 +172,7 @@ def _arguments(paths: NodePaths, volumes_root: Path) -> dict[str, list[str]]:
         "proxy": [
             f"--run-dir={paths.crust_run}",
             f"--volumes-root={volumes_root}",
-            f"--driver={DRIVER},{paths.csi_socket},{paths.shim_socket}",
+            f"--driver={paths.driver},{paths.csi_socket},{paths.shim_socket}",
             f"--driver={ONE_HOP},{one_hop_socket(paths)},{paths.driver_socket}",
             *root,
         ],
@@ -187,13 +187,19 @@ volumes_root = "{paths.volumes}"
 target_roots = ["{paths.kubelet}"]
 check_propagation = false
 [[proxy.drivers]]
-name = "{DRIVER}"
+name = "{paths.driver}"
 socket = "{paths.csi_socket}"
 backend = "{paths.shim_socket}"
 [shim]
 socket = "{paths.shim_socket}"
 kubelet_root = "{paths.kubelet}"
 check_propagation = false
+{_own_driver(paths) if paths.driver == DRIVER else f'driver_socket = "{paths.driver_socket}"'}
+"""
+
+
+def _own_driver(paths: NodePaths) -> str:
+    return f"""
 [driver]
 state_dir = "{paths.base / "pool"}"
 create_pool = true

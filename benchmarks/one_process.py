@@ -32,7 +32,7 @@ PARTS = "three processes"
 NODE = "crust node"
 WAYS = (DRIVER, PARTS, NODE)
 PUBLISH, DEFERRED = "NodePublishVolume", "deferred NodePublishVolume"
-_PAUSE_S = (0.05, 0.2)
+PAUSE_S = (0.05, 0.2)
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -169,7 +169,7 @@ async def _round(ways: list[_Way], times: figures.Collector[tuple[str, str]]) ->
         for way in random.sample(ways, len(ways)):
             if "deferred" in rpc and way.name == DRIVER:
                 continue
-            await asyncio.sleep(random.uniform(*_PAUSE_S))
+            await asyncio.sleep(random.uniform(*PAUSE_S))
             await times.timed((rpc, way.name), call(way))
 
 

@@ -1,0 +1,184 @@
+"""What crust adds to the calls of a driver that it wraps: as proxy and shim in processes, and as `crust node`.
+
+The driver is examples/drivers/cloud.py, which knows nothing of deferral and runs in a process of its own in each of
+three nodes. Rounds and pauses are those of `one_process`. The driver alone cannot defer, so deferred calls are only
+compared with each other.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc.aio
+
+from benchmarks import figures, node
+from benchmarks.one_process import PAUSE_S
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from examples.drivers import cloud
+from examples.kata.demo.kubelet import NODE_ID, Kubelet
+from examples.kata.demo.node import HANDLER, NodePaths, Process
+
+NAME = "wrapped"
+ROUNDS = 50
+SIZE_BYTES = 64 << 20
+DRIVER, PARTS, NODE = "driver alone", "proxy and shim", "crust node"
+WAYS = (DRIVER, PARTS, NODE)
+_DEFERRED = {"crust.dev/defer": "always", "crust.dev/runtime-handler": HANDLER}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Milliseconds by call and way."""
+
+    calls: dict[tuple[str, str], figures.Samples]
+
+    def report(self) -> figures.Report:
+        """The figures, and the goal."""
+        rpcs = [rpc for rpc, way in self.calls if way == NODE]
+        compared = [rpc for rpc in dict.fromkeys(rpcs) if (rpc, DRIVER) in self.calls]
+        added = {way: [self._added(rpc, way) for rpc in compared] for way in (PARTS, NODE)}
+        shown = "; ".join(
+            f"{rpc} {by_node:+.2f} ms (proxy and shim {by_parts:+.2f})"
+            for rpc, by_node, by_parts in zip(compared, added[NODE], added[PARTS], strict=True)
+        )
+        return figures.Report(
+            name=NAME,
+            title="Around a driver that is wrapped",
+            method=(
+                f"{ROUNDS} rounds of every call and way, each after a pause of 50 to 200 ms; the driver is a process "
+                "of its own and calls mount(8)."
+            ),
+            rows=tuple(
+                figures.Row(f"{rpc}, {way}", self.calls[rpc, way], self._against(rpc, way))
+                for rpc in dict.fromkeys(rpcs)
+                for way in WAYS
+                if (rpc, way) in self.calls
+            ),
+            goals=(
+                figures.at_most(
+                    "crust node adds at most half of what proxy and shim add, over all calls",
+                    sum(added[NODE]) / sum(added[PARTS]),
+                    0.5,
+                    "times",
+                ),
+            ),
+            meaning=f"Added to the driver alone, medians: {shown}.",
+        )
+
+    def _added(self, rpc: str, way: str) -> float:
+        return self.calls[rpc, way].median - self.calls[rpc, DRIVER].median
+
+    def _against(self, rpc: str, way: str) -> str:
+        base = DRIVER if (rpc, DRIVER) in self.calls else PARTS
+        return "" if way == base else f"{rpc}, {base}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    name: str
+    co: Kubelet
+    connected: grpc.aio.Channel
+    host: csi_pb2.Volume
+    guest: csi_pb2.Volume
+
+
+async def measure() -> Result:
+    """Measure on three nodes of their own."""
+    times = figures.Collector[tuple[str, str]]()
+    async with contextlib.AsyncExitStack() as stack:
+        ways = [await stack.enter_async_context(_way(name)) for name in WAYS]
+        for _ in range(3):
+            await _round(ways, figures.Collector())
+        for _ in range(ROUNDS):
+            await _round(ways, times)
+    return Result(times.samples())
+
+
+async def _round(ways: list[_Way], times: figures.Collector[tuple[str, str]]) -> None:
+    for rpc, call in _CALLS.items():
+        for way in random.sample(ways, len(ways)):
+            if rpc.startswith("deferred") and way.name == DRIVER:
+                continue
+            await asyncio.sleep(random.uniform(*PAUSE_S))
+            await times.timed((rpc, way.name), call(way))
+
+
+def _probe(way: _Way) -> Awaitable[object]:
+    stub: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(way.connected)
+    return stub.Probe(csi_pb2.ProbeRequest(), timeout=30)
+
+
+def _capabilities(way: _Way) -> Awaitable[object]:
+    stub: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(way.connected)
+    return stub.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest(), timeout=30)
+
+
+def _publish(way: _Way) -> Awaitable[object]:
+    return way.co.publish(way.host, way.co.target("host"), defer=False)
+
+
+def _unpublish(way: _Way) -> Awaitable[object]:
+    return way.co.unpublish(way.host, way.co.target("host"))
+
+
+_CALLS: dict[str, Callable[[_Way], Awaitable[object]]] = {
+    "Probe": _probe,
+    "NodeGetCapabilities": _capabilities,
+    "NodePublishVolume": _publish,
+    "NodeGetVolumeStats": lambda way: way.co.stats(way.host, way.co.target("host")),
+    "NodeUnpublishVolume": _unpublish,
+    "deferred NodePublishVolume": lambda way: way.co.publish(
+        way.guest, way.co.target("guest"), defer=False
+    ),
+    "deferred NodeUnpublishVolume": lambda way: way.co.unpublish(way.guest, way.co.target("guest")),
+}
+
+
+@contextlib.asynccontextmanager
+async def _way(name: str) -> AsyncIterator[_Way]:
+    """The driver, what is around it, and two staged volumes: for the host, and for a guest."""
+    async with contextlib.AsyncExitStack() as stack:
+        made = stack.enter_context(node.directories())
+        paths = replace(made, driver=cloud.NAME)
+        await stack.enter_async_context(_driver(paths))
+        socket = paths.driver_socket if name == DRIVER else paths.csi_socket
+        for program in {DRIVER: (), PARTS: ("shim", "proxy"), NODE: ("node",)}[name]:
+            stack.push_async_callback((await node.start(paths, program)).stop)
+        if name != DRIVER:
+            await stack.enter_async_context(node.registered(paths))
+        await node.wait_until_serving(socket)
+        co = await stack.enter_async_context(node.caller(paths, socket))
+        co.attaches, co.secrets = True, {"token": cloud.TOKEN}
+        if name != DRIVER:
+            await co.wait_ready(HANDLER)
+        connected = await stack.enter_async_context(channel.connect(socket))
+        host, guest = [await co.create(each, SIZE_BYTES) for each in ("host", "guest")]
+        guest.volume_context.update(_DEFERRED)
+        await co.stage(host)
+        await co.stage(guest)
+        yield _Way(name, co, connected, host, guest)
+        await co.unstage(guest)
+        await co.unstage(host)
+
+
+@contextlib.asynccontextmanager
+async def _driver(paths: NodePaths) -> AsyncIterator[None]:
+    Path(paths.driver_socket).parent.mkdir(parents=True)
+    state_dir = paths.base / "cloud"
+    state_dir.mkdir()
+    process = await Process.start(
+        paths.logs / "driver.log",
+        "examples.drivers.cloud",
+        f"--socket={paths.driver_socket}",
+        f"--state-dir={state_dir}",
+        f"--node-id={NODE_ID}",
+    )
+    try:
+        await node.wait_until_serving(paths.driver_socket)
+        yield
+    finally:
+        await process.stop()
