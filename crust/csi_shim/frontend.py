@@ -136,7 +136,7 @@ class Frontend:
             return await self._pass("NodeStageVolume", request.volume_id, data, context)
         volume = await self._volume(request.volume_id, context)
         wants_block = await self._wants_block(request, context)
-        is_staged = await self._look(volume, private_directories.is_staged)
+        is_staged = await self._finds(volume, private_directories.is_staged)
         if not is_staged and wants_block:
             path = request.staging_target_path
             wants_block = not await self._look(volume, _is_mounted, path)
@@ -177,7 +177,7 @@ class Frontend:
         self, request: csi_pb2.NodeUnstageVolumeRequest, data: bytes, context: passthrough.Context
     ) -> bytes:
         volume = await self._volume(request.volume_id, context)
-        if not await self._look(volume, private_directories.is_staged):
+        if not await self._finds(volume, private_directories.is_staged):
             answered = await self._pass("NodeUnstageVolume", request.volume_id, data, context)
             self._staging.forget(volume.paths.key)
             return answered
@@ -210,7 +210,7 @@ class Frontend:
         self._staging.published_on_host(volume.paths.key, request.target_path)
         if not request.volume_capability.HasField("mount"):
             return await self._pass("NodePublishVolume", request.volume_id, data, context)
-        if not await self._look(volume, private_directories.is_staged):
+        if not await self._finds(volume, private_directories.is_staged):
             return await self._pass("NodePublishVolume", request.volume_id, data, context)
         response = await self._run(
             volume, request, context, lambda: self._wrapped.publish_on_host(volume, request)
@@ -221,7 +221,7 @@ class Frontend:
         self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, context: passthrough.Context
     ) -> bytes:
         volume = await self._volume(request.volume_id, context)
-        if await self._look(volume, _is_private, request.target_path, request.defer_fs_ops):
+        if await self._finds(volume, _is_private, request.target_path, request.defer_fs_ops):
             target = request.target_path
             await self._run(
                 volume, request, context, lambda: self._wrapped.unpublish(volume, target)
@@ -242,7 +242,7 @@ class Frontend:
         if not request.defer_fs_ops:
             volume = await self._volume(request.volume_id, context)
             path = request.volume_path
-            if not await self._look(volume, private_directories.has_leaf, path):
+            if not await self._finds(volume, private_directories.has_leaf, path):
                 return await self._pass("NodeGetVolumeStats", None, data, context)
         return (await self._deferral.stats(request)).SerializeToString()
 
@@ -252,7 +252,7 @@ class Frontend:
         volume = await self._volume(request.volume_id, context)
         if request.defer_fs_ops and await self._defers_itself(volume, context):
             return (await self._deferral.expand(request, context)).SerializeToString()
-        is_staged = await self._look(volume, private_directories.is_staged)
+        is_staged = await self._finds(volume, private_directories.is_staged)
         expands = (await self._capabilities(context)).expands
         if not (request.defer_fs_ops or is_staged):
             known = (await self._capabilities(context)).numbers
@@ -281,7 +281,7 @@ class Frontend:
         """The driver is asked, with the paths that it knows; the proxy adds what the guest reports."""
         volume = await self._volume(request.volume_id, context)
         target = request.volume_publish_path
-        if await self._look(volume, private_directories.has_leaf, target):
+        if await self._finds(volume, private_directories.has_leaf, target):
             request.volume_publish_path = volume.paths.leaf(target)
             if volume.stages:
                 request.staging_target_path = volume.paths.staging
@@ -292,13 +292,19 @@ class Frontend:
         """Whether a flagged call goes to the driver's own deferral, and not to what an older version left wrapped."""
         if not (await self._capabilities(context)).defers:
             return False
-        return not await self._look(volume, _is_wrapped)
+        return not await self._finds(volume, _is_wrapped)
 
     async def _has_volumes(self) -> bool:
         """Whether there are deferred volumes: then the shim advertises what it answers for them."""
         root = self._wrapping.kubelet_root
         look = partial(private_directories.has_volumes, root)
         return await self._looks.call(root, look, timeout_s=_LOOK_S, fresh=True)
+
+    async def _finds(self, volume: Volume, function: Callable[..., bool], *args: object) -> bool:
+        """A look for a directory of the volume. Of most volumes there is none, and no thread is asked for that."""
+        if private_directories.are_known_absent(volume.paths):
+            return False
+        return await self._look(volume, function, *args)
 
     async def _look(self, volume: Volume, function: Callable[..., bool], *args: object) -> bool:
         """A look at a volume's directories that is no part of an operation: one at a time, or retries add threads."""

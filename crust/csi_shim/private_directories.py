@@ -4,7 +4,7 @@ There is no other record of that. The directory is made before the driver is cal
 let go, so a kill at any moment leaves a directory too many, never one too few, and the CO's next call goes on from
 there. Its sticky bit says that the stage had secrets: they are in no file, so without them in memory nobody could
 stage again.
-All functions block.
+All functions block, `are_known_absent` excepted.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from crust import errors
 from crust.csi_shim import private_paths
 from crust.csi_shim.private_paths import PrivatePaths
 from crust.host.mounts import mountinfo
-from crust.host.process import oserrors
+from crust.host.process import oserrors, syscalls
 
 _MODE = 0o750
 _DEPTH_MAX = 16
@@ -68,6 +68,13 @@ def has_volumes(kubelet_root: str) -> bool:
             if any(name.startswith(private_paths.PREFIX) for name in os.listdir(directory)):
                 return True
     return False
+
+
+def are_known_absent(paths: PrivatePaths) -> bool:
+    """Whether it is known without I/O that the volume has no directory here: it is neither staged nor published as
+    block, at no target.
+    """
+    return syscalls.is_known_absent(paths.staging) and syscalls.is_known_absent(paths.published)
 
 
 def is_staged(paths: PrivatePaths) -> bool:

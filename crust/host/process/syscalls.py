@@ -41,6 +41,7 @@ _STATX_MNT_ID = 0x1000
 _STATX_MNT_ID_UNIQUE = 0x4000
 _STATX_ATTR_MOUNT_ROOT = 0x2000
 
+_RESOLVE_NO_XDEV = 0x01
 _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_BENEATH = 0x08
 _RESOLVE_CACHED = 0x20
@@ -89,6 +90,11 @@ _STRICT = _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
 _PARENT = _OpenHow(_DIRECTORY, 0, _STRICT)
 _CACHED_ROOT = _OpenHow(_DIRECTORY, 0, _RESOLVE_CACHED)
 _CACHED_PARENT = _OpenHow(_DIRECTORY, 0, _STRICT | _RESOLVE_CACHED)
+_CACHED_LOOK = _OpenHow(
+    os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC,
+    0,
+    _RESOLVE_NO_XDEV | _RESOLVE_BENEATH | _RESOLVE_CACHED,
+)
 _CACHED_CHILD = _OpenHow(
     os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, 0, _RESOLVE_BENEATH | _RESOLVE_CACHED
 )
@@ -155,6 +161,28 @@ def open_beneath(directory: int, path: str) -> int:
 def open_cached_root(path: str) -> int:
     """openat2(2): an O_PATH descriptor of a directory; `BlockingIOError` where the kernel would read from storage."""
     return _open(AT_FDCWD, path, _CACHED_ROOT)
+
+
+def is_known_absent(path: str) -> bool:
+    """Whether the kernel knows, without a look at storage, that nothing has this name. False: it is not known.
+
+    It never blocks. Links above its directory are followed, one at the end is not. No descriptor of a mount's root is
+    opened, which would make a concurrent unmount fail with EBUSY.
+    """
+    parent, _, name = path.rpartition("/")
+    try:
+        directory = open_cached_root(parent)
+        try:
+            os.close(_open(directory, name, _CACHED_LOOK))
+        finally:
+            os.close(directory)
+    except FileNotFoundError:
+        return True
+    except (
+        OSError
+    ):  # BlockingIOError where storage had to be asked; or a kernel without it, before Linux 5.12
+        return False
+    return False
 
 
 def open_cached_beneath(directory: int, path: str) -> int:
