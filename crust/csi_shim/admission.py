@@ -65,6 +65,9 @@ def admit(driver: str, request: csi_pb2.NodePublishVolumeRequest) -> Admitted:
     capability = csi.capability(request.volume_capability)
     access = check_mode(request.volume_id, capability)
     fs_type = _check_kind(driver, request.volume_id, capability, request)
+    why = vendors.why_not_with_secrets(driver, request.secrets)
+    if why:
+        raise CannotBeDeferred(request.volume_id, why)
     options = mount_options.for_guest(access.mount_flags)
     if fs_type in _OPTIONS_KNOWN:
         mount_parameters.parse(fs_type, options.options)
@@ -99,9 +102,10 @@ def _check_kind(
     request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
 ) -> str:
     assert isinstance(capability.access, volumes.MountAccess)
-    own = vendors.fs_type(driver, request.volume_context)
+    own = vendors.fs_type(driver, request.volume_context, request.publish_context)
     fs_type = own or capability.access.fs_type or DEFAULT_FS_TYPE
-    why = vendors.why_not_deferrable(fs_type, request.volume_context, request.publish_context)
+    contexts = (request.volume_context, request.publish_context)
+    why = vendors.why_not_deferrable(driver, volume_id, fs_type, *contexts)
     if why:
         raise CannotBeDeferred(volume_id, why)
     return fs_type

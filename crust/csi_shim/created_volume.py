@@ -138,7 +138,7 @@ def _check(request: csi_pb2.CreateVolumeRequest, driver: str) -> None:
         capability = csi.capability(each)
         admission.check_mode(request.name, capability)
         fs_type = each.mount.fs_type or admission.DEFAULT_FS_TYPE
-        why = vendors.why_not_deferrable(fs_type, request.parameters)
+        why = vendors.why_not_deferrable(driver, "", fs_type, request.parameters)
         if why:
             raise admission.CannotBeDeferred(request.name, why)
     plain = {

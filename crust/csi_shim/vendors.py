@@ -4,6 +4,7 @@ Each row names the driver that it comes from. A row is matched by key, whatever 
 forks keep the keys of their origin; where a key is too common for that, the row names the driver.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,11 +19,15 @@ NETWORK_FILESYSTEMS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class NotDeferrable:
-    """A volume whose context has `key`, with one of `values` (none: with any), cannot be deferred."""
+    """A volume whose context has `key`, with one of `values` (none: with any), cannot be deferred.
+
+    `driver`: only of this one.
+    """
 
     key: str
     values: frozenset[str]
     why: str
+    driver: str = ""
 
 
 NOT_DEFERRABLE = (
@@ -38,9 +43,50 @@ NOT_DEFERRABLE = (
     NotDeferrable("type", frozenset({"vSphere CNS File Volume"}), "it is a file share"),
     # trident, publish_context
     NotDeferrable("protocol", frozenset({"file"}), "it is a file share"),
+    # trident, publish_context: the kind is fixed when the volume is created
+    NotDeferrable(
+        "filesystemType",
+        frozenset({"ext3", "ext4", "xfs"}),
+        "its driver created it as a filesystem, and does not publish it as a block device",
+        driver="csi.trident.netapp.io",
+    ),
     # portworx
     NotDeferrable("sharedv4", frozenset({"true"}), "it is exported by NFS"),
+    # linstor: no mount option of the CO's, and an xfs_io command after the mount
+    NotDeferrable(
+        "linstor.csi.linbit.com/mount-options",
+        frozenset(),
+        "its driver adds mount options that a guest is not given: write them as mountOptions",
+    ),
+    NotDeferrable(
+        "linstor.csi.linbit.com/post-mount-xfs-opts",
+        frozenset(),
+        "its driver runs xfs_io on the mounted filesystem",
+    ),
+    # alibaba, publish_context
+    NotDeferrable(
+        "runtime",
+        frozenset({"sandbox-pvm"}),
+        "its driver hands it to the sandbox by itself",
+        driver="diskplugin.csi.alibabacloud.com",
+    ),
 )
+
+_FILE_SHARES = (
+    ("csi.vsphere.vmware.com", re.compile(r"file:")),
+    ("csi-powerstore.dellemc.com", re.compile(r".*/nfs\Z")),
+)
+"""Drivers, and the volume ids of theirs that are file shares."""
+
+_SECRETS = (
+    (
+        "csi.hetzner.cloud",
+        "encryption-passphrase",
+        "its driver encrypts it, and leaves the mapping open when it unpublishes a block device: another volume "
+        "could get it",
+    ),
+)
+"""Drivers, keys of the secrets of a publish, and why such a volume cannot be deferred."""
 
 NEVER_FORMAT: tuple[tuple[str, frozenset[str]], ...] = (
     # digitalocean
@@ -61,25 +107,37 @@ MKFS_OPTIONS = (
     "mkfsOptions",  # ceph-csi rbd, alibaba
     "fsFormatOptions",  # hetzner
     "formatOptions",  # trident, publish_context
+    "linstor.csi.linbit.com/fsOpts",  # linstor; a parameter that is in no context
 )
 """Contexts: how the driver would make the filesystem. A guest makes it, and cannot follow them."""
 
-_FS_TYPE = {"disk.csi.azure.com": "fstype"}
-"""Driver to the key, in lower case, of its volume_context that overrides the capability's fs_type."""
+_FS_TYPE = {"disk.csi.azure.com": "fstype", "linstor.csi.linbit.com": "fstype"}
+"""Driver to the key, in lower case, of its contexts that overrides the capability's fs_type."""
 
 _NODE_EXPAND_FAILS = frozenset({"linstor.csi.linbit.com"})
 """Drivers that answer NodeExpandVolume of a raw block volume with an error, and need it for nothing."""
 
 
-def why_not_deferrable(fs_type: str, *contexts: Mapping[str, str]) -> str:
-    """What of the volume rules deferral out, in words; empty if nothing is known."""
+def why_not_deferrable(
+    driver: str, volume_id: str, fs_type: str, *contexts: Mapping[str, str]
+) -> str:
+    """What of the volume rules deferral out, in words; empty if nothing is known. A new volume has no id yet."""
+    for name, ids in _FILE_SHARES:
+        if driver == name and ids.match(volume_id):
+            return "it is a file share, by its id"
     if fs_type.lower() in NETWORK_FILESYSTEMS:
         return f"{fs_type} is no filesystem on a block device"
     for context in contexts:
         for row in NOT_DEFERRABLE:
-            if _matches(context, row.key, row.values):
+            if row.driver in ("", driver) and _matches(context, row.key, row.values):
                 return f"{row.key} is {context[row.key][:64]!r}: {row.why}"
     return ""
+
+
+def why_not_with_secrets(driver: str, secrets: Mapping[str, str]) -> str:
+    """What of the secrets of a publish rules deferral out, in words without a secret; empty if nothing is known."""
+    found = [why for name, key, why in _SECRETS if name == driver and secrets.get(key)]
+    return found[0] if found else ""
 
 
 def never_formats(context: Mapping[str, str]) -> bool:
@@ -92,12 +150,13 @@ def mkfs_option(*contexts: Mapping[str, str]) -> str:
     return next((key for key in MKFS_OPTIONS for each in contexts if each.get(key)), "")
 
 
-def fs_type(driver: str, context: Mapping[str, str]) -> str:
-    """The filesystem that the driver's own context names; empty if none."""
+def fs_type(driver: str, *contexts: Mapping[str, str]) -> str:
+    """The filesystem that the driver's own contexts name; empty if none."""
     wanted = _FS_TYPE.get(driver)
     if wanted is None:
         return ""
-    return next((value for key, value in context.items() if key.lower() == wanted), "")
+    found = (pair for context in contexts for pair in context.items())
+    return next((value for key, value in found if key.lower() == wanted), "")
 
 
 def expands_at_node(driver: str) -> bool:

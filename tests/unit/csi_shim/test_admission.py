@@ -72,7 +72,33 @@ def test_what_cannot_be_deferred_is_refused_by_its_key(
     request = publish()
     getattr(request, where)[row.key] = value
     with pytest.raises(CannotBeDeferred, match=row.key):
+        admission.admit(row.driver or DRIVER, request)
+    if row.driver:
         admission.admit(DRIVER, request)
+
+
+@pytest.mark.parametrize(
+    ("driver", "volume_id"),
+    [
+        ("csi.vsphere.vmware.com", "file:0f3c"),
+        ("csi-powerstore.dellemc.com", "0f3c/PS1/nfs"),
+    ],
+)
+def test_file_share_is_refused_by_its_id(driver: str, volume_id: str) -> None:
+    request = publish()
+    request.volume_id = volume_id
+    with pytest.raises(CannotBeDeferred, match="file share"):
+        admission.admit(driver, request)
+    admission.admit(DRIVER, request)
+
+
+def test_encryption_that_the_driver_leaves_open_is_refused_without_the_secret() -> None:
+    secrets = {"encryption-passphrase": "correct horse"}
+    with pytest.raises(CannotBeDeferred, match="leaves the mapping open") as caught:
+        admission.admit("csi.hetzner.cloud", publish(secrets=secrets))
+    assert "correct horse" not in caught.value.shown()
+    admission.admit("csi.hetzner.cloud", publish())
+    admission.admit(DRIVER, publish(secrets=secrets))
 
 
 @pytest.mark.parametrize("fs_type", sorted(vendors.NETWORK_FILESYSTEMS))
@@ -91,6 +117,8 @@ def test_filesystem_is_the_capabilitys_or_ext4_or_what_azuredisk_says_in_its_con
     context = {"fsType": "xfs"}
     assert admission.admit(DRIVER, publish(context=context)).fs_type == "ext4"
     assert admission.admit("disk.csi.azure.com", publish(context=context)).fs_type == "xfs"
+    attached = publish(publish_context={"FsType": "xfs"})
+    assert admission.admit("linstor.csi.linbit.com", attached).fs_type == "xfs"
 
 
 def test_xfs_is_mounted_with_nouuid_as_drivers_do() -> None:
