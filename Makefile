@@ -122,6 +122,10 @@ fmt: $(VENV)/.done ## format, and fix what can be fixed
 proto: $(VENV)/.done ## generate crust/wire, the JSON schema, the test vectors and the man pages from their sources
 	$(PY) specs/generate.py --into .
 
+.PHONY: docs-output
+docs-output: $(VENV)/.done ## write docs/commands.md: what the commands for operators print
+	$(PY) -m tests.support.cli_output > docs/commands.md
+
 .PHONY: check-generated
 check-generated: $(VENV)/.done ## check that the generated files are current
 	$(PY) specs/generate.py --check

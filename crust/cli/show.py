@@ -73,7 +73,17 @@ async def status(stub: Stub) -> Shown:
     problems, served, registered, entries = await asyncio.gather(
         _conditions(stub), _drivers(stub), _handlers(stub), _volumes(stub)
     )
-    problems = (*problems, *_found(served, registered, entries))
+    return of_node(problems, served, registered, entries)
+
+
+def of_node(
+    conditions: tuple[views.Problem, ...],
+    served: tuple[views.Driver, ...],
+    registered: tuple[views.Handler, ...],
+    entries: tuple[views.Volume, ...],
+) -> Shown:
+    """The answer of `status`, from its parts."""
+    problems = (*conditions, *_found(served, registered, entries))
     document = {
         "ready": not problems, "problems": problems, "drivers": served, "handlers": registered,
         "volumes": entries,
@@ -154,7 +164,7 @@ def describe(name: str, run_dir: str) -> Question:
         return Shown(
             {"volumes": rows},
             tuple(each.entry for each in rows),
-            lambda _: Text("\n\n").join(_described(each, run_dir) for each in rows),
+            lambda _: Text("\n\n").join(described(each, run_dir) for each in rows),
             healthy=all(each.state != "unreadable" for each in rows),
         )
 
@@ -200,8 +210,9 @@ def _problem(part: str, message: str) -> views.Problem:
     return views.Problem(part, "", message)
 
 
-def _described(row: views.Volume, run_dir: str) -> Text:
-    now = datetime.datetime.now(datetime.UTC)
+def described(row: views.Volume, run_dir: str) -> Text:
+    """One volume, a fact per line."""
+    now = views.now()
     claimed = f"{row.sandbox_id} (process {row.claimed_by_pid})" if row.sandbox_id else ""
     return output.fields(
         (

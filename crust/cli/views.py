@@ -179,6 +179,11 @@ PROBLEMS = (
 )
 
 
+def now() -> datetime.datetime:
+    """What ages are counted to."""
+    return datetime.datetime.now(datetime.UTC)
+
+
 def size(count: int) -> str:
     """Bytes in the unit that keeps the number below 1024: 512Mi, 1.5Gi."""
     power = min(max(count.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
@@ -208,4 +213,4 @@ def _time(stamp: Timestamp) -> datetime.datetime:
 
 
 def _age(since: datetime.datetime | None) -> str:
-    return age(since, datetime.datetime.now(datetime.UTC))
+    return age(since, now())

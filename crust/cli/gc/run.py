@@ -39,7 +39,7 @@ def run(options: Options, form: output.Format) -> int:
         results = asyncio.run(collect(options, Host()))
     except errors.CrustError as error:
         return asking.failed(error)
-    return watching.print_once(_shown(results, options), form)
+    return watching.print_once(shown(results, options.kubelet_root), form)
 
 
 async def collect(options: Options, kernel: Kernel) -> tuple[Result, ...]:
@@ -81,10 +81,12 @@ async def _one(
     return Result(orphan, seen, steps, "settled", "")
 
 
-def _shown(results: tuple[Result, ...], options: Options) -> show.Shown:
+def shown(results: tuple[Result, ...], kubelet_root: str) -> show.Shown:
+    """In every format; healthy if nothing is left."""
+
     def table(_: bool) -> Text:  # noqa: FBT001 - there is one width, and its caller is `Shown`
         if not results:
-            return Text(f"nothing below {options.kubelet_root} is left by a kubelet")
+            return Text(f"nothing below {kubelet_root} is left by a kubelet")
         return Text("\n\n").join(map(_described, results))
 
     left = [each for each in results if each.outcome in ("kept", "refused")]
