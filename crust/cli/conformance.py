@@ -15,27 +15,50 @@ from crust import errors
 from crust.conformance import options
 
 
-def run(*, endpoint: str, parameters: Path | None, junit: Path | None, **flags: Any) -> int:
+def run(*, endpoint: str | None, parameters: Path | None, list_cases: bool, **flags: Any) -> int:
     """Run the suite; `flags` are the other fields of `Options`. Returns the exit code.
 
     Raises click.ClickException for what cannot be used.
     """
     if importlib.util.find_spec("pytest") is None:
         raise click.ClickException("pytest is not installed: pip install 'crust-csi[conformance]'")
-    from crust.conformance import suite
-
     try:
+        if list_cases:
+            return _list(flags["only"], flags["skip"])
+        if endpoint is None:
+            raise click.UsageError("give the driver's socket: --endpoint unix:///…/csi.sock")
         chosen = options.Options(
             socket=options.socket_of(endpoint),
             parameters=options.parameters_of(parameters),
-            junit=_writable(junit),
             **flags,
         )
+        _check_directory(chosen.target_root)
+        for report in filter(None, (chosen.junit, chosen.json)):
+            _check_writable(report)
+        return _run(chosen)
     except errors.InvalidRequest as err:
         raise click.UsageError(err.shown()) from err
+
+
+def _run(chosen: options.Options) -> int:
+    from crust.conformance import catalogue, selection, suite
+
+    selection.chosen([each.number for each in catalogue.cases()], chosen.only, chosen.skip)
     _tell_if_away(chosen.socket, chosen.timeout_s)
     with _termination_as_interrupt():
         return suite.run(chosen).exit_code
+
+
+def _list(only: tuple[str, ...], skip: tuple[str, ...]) -> int:
+    """A line for each case; the conditions are those that --only and --skip leave."""
+    from crust.conformance import catalogue, selection
+
+    known = {each.number: each for each in catalogue.cases()}
+    for number in sorted(selection.chosen(known, only, skip)):
+        case = known[number]
+        needs = f" (needs {', '.join(case.needs)})" if case.needs else ""
+        click.echo(f"{number} {case.strength:<6} {case.title}{needs}")
+    return 0
 
 
 @contextmanager
@@ -48,16 +71,26 @@ def _termination_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _writable(junit: Path | None) -> Path | None:
+def _check_directory(target_root: Path) -> None:
+    if not target_root.is_dir():
+        raise errors.InvalidRequest(
+            f"volumes cannot be staged and published below {target_root}",
+            why="it is no directory",
+            hint="give the kubelet's root with --target-root, or any directory that the driver sees",
+        )
+
+
+def _check_writable(report: Path) -> None:
     """The report is written after minutes; check before the run that it can be."""
-    if junit is None:
-        return None
     try:
-        junit.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=junit.parent):
-            return junit
+        with tempfile.TemporaryFile(dir=report.parent):
+            pass
     except OSError as err:
-        raise click.UsageError(f"the report {junit} cannot be written: {err.strerror}") from err
+        raise errors.InvalidRequest(
+            f"the report {report} cannot be written",
+            why=f"{report.parent}: {err.strerror}",
+            hint="create the directory, or choose another one",
+        ) from err
 
 
 def _tell_if_away(path: str, timeout_s: float) -> None:

@@ -302,24 +302,27 @@ def uninstall() -> None:
 
 
 @main.command()
-@click.option("--endpoint", required=True, help="The driver's socket, unix:///…/csi.sock.")
+@click.option("--endpoint", help="The driver's socket, unix:///…/csi.sock.")
 @click.option(
     "--profile",
     type=click.Choice(["1.12", "1.13"]),
-    default="1.13",
-    show_default=True,
-    help="The CSI that the driver speaks.",
+    help="The CSI that the driver speaks. Default: by what it advertises.",
 )
 @click.option(
     "--target-root",
-    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
     default="/var/lib/kubelet",
     help="Below it volumes are staged and published. Default: /var/lib/kubelet.",
 )
 @click.option(
     "--junit",
     type=click.Path(dir_okay=False, resolve_path=True, path_type=Path),
-    help="Where the report goes (JUnit XML).",
+    help="Where a report goes (JUnit XML).",
+)
+@click.option(
+    "--json",
+    type=click.Path(dir_okay=False, resolve_path=True, path_type=Path),
+    help="Where a report goes (JSON: every case, clause, request and answer).",
 )
 @click.option(
     "--parameters",
@@ -332,7 +335,12 @@ def uninstall() -> None:
     help="The driver's log, to look for planted secrets.",
 )
 @click.option("--restart-command", default="", help="Kills the driver and starts it again.")
-@click.option("--only", multiple=True, metavar="C-101", help="Run this case only; may be repeated.")
+@click.option("--only", multiple=True, metavar="C-101", help="These cases: C-101, C-100..C-199.")
+@click.option("--skip", multiple=True, metavar="C-101", help="All but these cases.")
+@click.option(
+    "--strict", is_flag=True, help="Fail also on a broken SHOULD, and beyond the specification."
+)
+@click.option("--list", "list_cases", is_flag=True, help="List the cases and run none.")
 @click.option(
     "--timeout-s",
     type=click.FloatRange(min=0, min_open=True),
@@ -351,7 +359,7 @@ def uninstall() -> None:
 def conformance(**flags: Any) -> None:
     """Check any CSI driver against the rules of the specification.
 
-    Run it as root where the driver's mounts are visible. Exit codes: 0 no case failed, 1 some failed, 2 the command
+    Run it as root where the driver's mounts are visible. Exit codes: 0 no MUST is broken, 1 one is, 2 the command
     cannot be understood or was interrupted, 3 the driver does not answer.
     """
     from crust.cli import conformance

@@ -1,4 +1,4 @@
-"""Calls of a CO; each answer is checked for what holds for all answers.
+"""Calls of a CO; each answer is checked for what holds for all answers, and the last exchange is kept for the report.
 
 The one sleep of the suite is here: a CO that is answered ABORTED has nothing to wait on, and asks again after a
 while, longer each time, as kubelets and sidecars do.
@@ -11,7 +11,8 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from crust.conformance import answers
+from crust.conformance import answers, exchange
+from crust.rpc import redaction
 
 Request = TypeVar("Request", bound=Message)
 Answer = TypeVar("Answer", bound=Message)
@@ -23,11 +24,20 @@ _RETRY_FIRST_S = 0.02
 _RETRY_MOST_S = 0.5
 
 
+class Refusal(AssertionError):
+    """A call that had to be answered OK was not."""
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 class Calls:
     """Sends requests. `timeout_s` is each call's deadline, and how long a retried call is retried."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
+        self.last = exchange.NONE
 
     def ask(
         self, method: "grpc.UnaryUnaryMultiCallable[Request, Answer]", request: Request
@@ -36,10 +46,8 @@ class Calls:
         try:
             answer = method(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
-            assert isinstance(error, grpc.Call)
-            raise AssertionError(_failure(request, "was answered", error)) from None
-        answers.check_limits(answer)
-        return answer
+            raise self._refusal(request, "was answered", error) from None
+        return self._checked(request, answer)
 
     def refused(
         self,
@@ -50,7 +58,7 @@ class Calls:
         """A call that must be refused with one of `codes`; returns the message. Raises AssertionError."""
         code, message = self.outcome(method, request)
         name, wanted = type(request).__name__, " or ".join(each.name for each in codes)
-        assert code in codes, f"{name} was answered {code.name}, must be {wanted}: {message}"
+        assert code in codes, f"{name} was answered {code.name}, must be {wanted}"
         return message
 
     def outcome(
@@ -58,11 +66,10 @@ class Calls:
     ) -> tuple[grpc.StatusCode, str]:
         """A call that may be answered or refused; returns the code and the message."""
         try:
-            answers.check_limits(method(request, timeout=self._timeout_s))
+            answer = method(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
-            answers.check_refusal(error)
-            assert isinstance(error, grpc.Call)
-            return error.code(), error.details() or ""
+            return self._refused(request, error)
+        self._checked(request, answer)
         return Code.OK, ""
 
     def concurrently(
@@ -71,7 +78,10 @@ class Calls:
     ) -> list[Answer | grpc.StatusCode]:
         """All calls at once, each answered or refused; answers in the order of `calls`."""
         futures = [method.future(request, timeout=self._timeout_s) for method, request in calls]
-        return [_settled(each) for each in futures]
+        found = [_settled(each) for each in futures]
+        codes = [each.name if isinstance(each, Code) else Code.OK.name for each in found]
+        self.last = exchange.of(calls[0][1], ", ".join(codes), "", times=len(calls))
+        return found
 
     def abandoned(
         self,
@@ -93,10 +103,9 @@ class Calls:
             except grpc.RpcError as error:
                 assert isinstance(error, grpc.Call)
                 if error.code() not in PENDING or time.monotonic() > until:
-                    raise AssertionError(_failure(request, "was answered", error)) from None
+                    raise self._refusal(request, "was answered", error) from None
             else:
-                answers.check_limits(answer)
-                return answer
+                return self._checked(request, answer)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _RETRY_MOST_S)
 
@@ -107,10 +116,9 @@ class Calls:
         try:
             found = list(method(request, timeout=self._timeout_s))
         except grpc.RpcError as error:
-            assert isinstance(error, grpc.Call)
-            raise AssertionError(_failure(request, "ended", error)) from None
+            raise self._refusal(request, "ended", error) from None
         for each in found:
-            answers.check_limits(each)
+            self._checked(request, each)
         return found
 
     def stream_refused(
@@ -120,9 +128,9 @@ class Calls:
         *codes: grpc.StatusCode,
     ) -> None:
         """A stream that must end with one of `codes`. Raises AssertionError."""
-        code, message = self.stream_outcome(method, request)
+        code, _ = self.stream_outcome(method, request)
         name, wanted = type(request).__name__, " or ".join(each.name for each in codes)
-        assert code in codes, f"{name} ended {code.name}, must end {wanted}: {message}"
+        assert code in codes, f"{name} ended {code.name}, must end {wanted}"
 
     def stream_outcome(
         self, method: "grpc.UnaryStreamMultiCallable[Request, Answer]", request: Request
@@ -130,17 +138,32 @@ class Calls:
         """A stream that may be served or refused; returns the code and the message."""
         try:
             for each in method(request, timeout=self._timeout_s):
-                answers.check_limits(each)
+                self._checked(request, each)
         except grpc.RpcError as error:
-            answers.check_refusal(error)
-            assert isinstance(error, grpc.Call)
-            return error.code(), error.details() or ""
+            return self._refused(request, error)
         return Code.OK, ""
 
+    def _checked(self, request: Message, answer: Answer) -> Answer:
+        self.last = exchange.of(request, Code.OK.name, answer)
+        answers.check_limits(answer)
+        return answer
 
-def _failure(request: Message, verb: str, error: grpc.Call) -> str:
-    """What a driver author reads; gRPC's own stack adds nothing."""
-    return f"{type(request).__name__} {verb} {error.code().name}: {error.details()}"
+    def _refused(self, request: Message, error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
+        assert isinstance(error, grpc.Call)
+        self.last = exchange.of(request, error.code().name, error.details() or "")
+        answers.check_refusal(error)
+        return error.code(), error.details() or ""
+
+    def _refusal(self, request: Message, verb: str, error: grpc.RpcError) -> Refusal:
+        """What a driver author reads; gRPC's own stack adds nothing."""
+        assert isinstance(error, grpc.Call)
+        self.last = exchange.of(request, error.code().name, error.details() or "")
+        name, why = type(request).__name__, _without_secrets(request, error.details() or "")
+        return Refusal(error.code(), f"{name} {verb} {error.code().name}: {why}")
+
+
+def _without_secrets(request: Message, text: str) -> str:
+    return redaction.without_secrets(text, "", request)
 
 
 def _settled(future: "grpc._CallFuture[Answer]") -> Answer | grpc.StatusCode:

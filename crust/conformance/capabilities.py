@@ -1,6 +1,7 @@
 """What a driver advertises, as one set of names: `controller.LIST_VOLUMES`, `node.EXPAND_VOLUME`, `plugin.ONLINE`.
 
-A case lists the names that it needs. An option that the operator gives has a name too (`option.log`).
+A case lists the names that it needs. An option that the operator gives has a name too (`option.log`), and so has
+what is tried out because no capability says it (`driver.block`: crust/conformance/inferred.py).
 """
 
 from collections.abc import Iterable
@@ -22,15 +23,19 @@ _Group = csi_pb2.GroupControllerServiceCapability.RPC.Type
 
 def of(channel: grpc.Channel, options: Options) -> frozenset[str]:
     """Ask the driver. Raises grpc.RpcError where it does not answer at all."""
-    return frozenset(
-        {
-            *_plugin(channel, options.timeout_s),
-            *_controller(channel, options.timeout_s),
-            *_node(channel, options.timeout_s),
-            *_group(channel, options.timeout_s),
-            *_given(options),
-        }
-    )
+    found = {
+        *_plugin(channel, options.timeout_s),
+        *_controller(channel, options.timeout_s),
+        *_node(channel, options.timeout_s),
+        *_group(channel, options.timeout_s),
+        *_given(options),
+    }
+    return frozenset(found | {f"profile.{options.profile or _profile(found)}"})
+
+
+def _profile(found: set[str]) -> str:
+    """CSI 1.13 has taken the volume condition away, so who advertises it speaks an older one."""
+    return "1.12" if found & {"controller.VOLUME_CONDITION", "node.VOLUME_CONDITION"} else "1.13"
 
 
 def _plugin(channel: grpc.Channel, timeout_s: float) -> Iterable[str]:
@@ -69,7 +74,12 @@ def _node(channel: grpc.Channel, timeout_s: float) -> Iterable[str]:
     yield "node"
     for each in answer.capabilities:
         yield f"node.{_name(_Node, each.rpc.type)}"
-    info = stub.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=timeout_s)
+    try:
+        info = stub.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=timeout_s)
+    except grpc.RpcError as error:
+        _must_be_absent(error)
+        return
+    yield case.NODE_INFO
     if 0 < info.max_volumes_per_node <= case.FEW_VOLUMES_MAX:
         yield case.FEW_VOLUMES
 
@@ -88,17 +98,15 @@ def _group(channel: grpc.Channel, timeout_s: float) -> Iterable[str]:
 
 def _given(options: Options) -> Iterable[str]:
     given = options.parameters
-    yield f"profile.{options.profile}"
     values = {
+        "option.profile": options.profile,
         "option.log": options.log,
         "option.restart-command": options.restart_command,
-        "parameters.block": given.block,
         "parameters.mutable_parameters": given.mutable_parameters,
         "parameters.ephemeral_context": given.ephemeral_context,
         "parameters.multi_node": given.multi_node,
         "parameters.other_node_id": given.other_node_id,
         "parameters.deferral": given.deferral,
-        "parameters.unknown_parameters_refused": given.unknown_parameters_refused,
     }
     yield from (name for name, value in values.items() if value)
 

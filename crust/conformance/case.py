@@ -1,12 +1,72 @@
-"""A case: a number that never changes, the capabilities that it needs, and a docstring that is its rule."""
+"""A case: a number that never changes, what it needs, the clauses of the specification, and a docstring, its rule.
 
+A case has at least one clause. The strongest one is the case's own: a failed assertion breaks that. Assertions of a
+weaker clause stand in a block `with co.should():` or `with co.beyond():`, and the case goes on after them.
+
+    @case(221, CREATE, NODE)
+    @must("NodeUnpublishVolume", "the SP MUST delete the file or directory it created at this path")
+    def test_unpublish_leaves_nothing(co: Co) -> None:
+
+MUST stands for MUST, REQUIRED and SHALL, which decide whether a driver is compliant; SHOULD for SHOULD and
+RECOMMENDED. `beyond` is what CSI leaves open: the practice of a CO, or crust's own contract.
+"""
+
+import enum
+import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import pytest
 
 F = TypeVar("F", bound=Callable[..., object])
 MARK = "case"
+_CLAUSES = "conformance_clauses"
+
+
+class Strength(enum.StrEnum):
+    """How much a clause binds a driver; the strongest first."""
+
+    MUST = "MUST"
+    SHOULD = "SHOULD"
+    BEYOND = "beyond"
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """A sentence of the specification: the section of spec.md, and what it says, shortened."""
+
+    strength: Strength
+    section: str
+    gist: str
+
+    def __str__(self) -> str:
+        """As a report shows it."""
+        return f"{self.strength} · {self.section}: {self.gist}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is known of a case without running it."""
+
+    number: str
+    title: str
+    rule: str
+    needs: tuple[str, ...]
+    clauses: tuple[Clause, ...]
+
+    @property
+    def strength(self) -> Strength:
+        """The strength of its own clause."""
+        return min((each.strength for each in self.clauses), key=list(Strength).index)
+
+    def clause(self, strength: Strength) -> Clause:
+        """The clause of this strength. Raises LookupError where the case declares none."""
+        found = [each for each in self.clauses if each.strength is strength]
+        if not found:
+            raise LookupError(f"{self.number} declares no clause of strength {strength}")
+        return found[0]
+
 
 CREATE = "controller.CREATE_DELETE_VOLUME"
 PUBLISH = "controller.PUBLISH_UNPUBLISH_VOLUME"
@@ -35,7 +95,9 @@ NODE_EXPAND = "node.EXPAND_VOLUME"
 MULTI_WRITER = "node.SINGLE_NODE_MULTI_WRITER"
 MOUNT_GROUP = "node.VOLUME_MOUNT_GROUP"
 DEFER = "node.DEFER_FS_OPS"
-BLOCK = "parameters.block"
+BLOCK = "driver.block"
+CHECKS_FS_TYPE = "driver.checks-fs-type"
+NODE_INFO = "node.info"
 EPHEMERAL = "parameters.ephemeral_context"
 RESTART = "option.restart-command"
 
@@ -50,15 +112,41 @@ def case(number: int, *needs: str) -> Callable[[F], F]:
     return mark
 
 
-def number_of(function: object) -> str:
-    """The number of a marked function."""
-    return next(
-        str(each.args[0]) for each in getattr(function, "pytestmark", ()) if each.name == MARK
+def must(section: str, gist: str) -> Callable[[F], F]:
+    """A clause with MUST, REQUIRED or SHALL."""
+    return _clause(Clause(Strength.MUST, section, gist))
+
+
+def should(section: str, gist: str) -> Callable[[F], F]:
+    """A clause with SHOULD or RECOMMENDED."""
+    return _clause(Clause(Strength.SHOULD, section, gist))
+
+
+def beyond(section: str, gist: str) -> Callable[[F], F]:
+    """What the specification leaves open."""
+    return _clause(Clause(Strength.BEYOND, section, gist))
+
+
+def is_case(function: object) -> bool:
+    """Whether it is marked as a case."""
+    return any(each.name == MARK for each in getattr(function, "pytestmark", ()))
+
+
+def of(function: Callable[..., object]) -> Case:
+    """What a marked function says of itself."""
+    mark = next(each for each in getattr(function, "pytestmark", ()) if each.name == MARK)
+    return Case(
+        number=str(mark.args[0]),
+        title=function.__name__.removeprefix("test_").replace("_", " "),
+        rule=" ".join((inspect.getdoc(function) or "").split()),
+        needs=tuple(mark.args[1]),
+        clauses=tuple(getattr(function, _CLAUSES, ())),
     )
 
 
-def needs_of(function: object) -> tuple[str, ...]:
-    """The capabilities that a marked function needs."""
-    return next(
-        tuple(each.args[1]) for each in getattr(function, "pytestmark", ()) if each.name == MARK
-    )
+def _clause(clause: Clause) -> Callable[[F], F]:
+    def add(function: F) -> F:
+        setattr(function, _CLAUSES, (clause, *getattr(function, _CLAUSES, ())))
+        return function
+
+    return add

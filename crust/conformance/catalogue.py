@@ -1,83 +1,85 @@
-"""docs/conformance.md: how the suite is used, and every case with its rule, made from the code.
+"""Every case, and the two tables of docs/conformance.md, made from the code.
 
-`python -m crust.conformance.catalogue > docs/conformance.md` writes it again; a test compares the file with this.
+`python -m crust.conformance.catalogue docs/conformance.md` writes the tables again; a test compares the file with
+this. What is around them is written by hand.
 """
 
 import importlib
-import inspect
-import itertools
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
-from crust.conformance import cases
-from crust.conformance.case import MARK, needs_of, number_of
+from crust.conformance import cases as package
+from crust.conformance.case import Case, is_case, of
 from crust.conformance.options import Parameters
 
-HEAD = """# The conformance suite
-
-    pip install 'crust-csi[conformance]'
-    crust conformance --endpoint unix:///run/csi/csi.sock --target-root /var/lib/kubelet
-
-checks any CSI driver on a socket against the rules of the specification. Run it where the driver's mounts are
-visible: on the node, in the driver's mount namespace, as root. `--profile` says which CSI the driver speaks (1.12 or
-1.13), `--only C-101` runs one case (repeat it for more), `--junit FILE` writes a report. A case is skipped only if it
-needs a capability that the driver does not advertise, or an option that was not given; the end of the output lists
-the skipped cases with the reason.
-The suite removes what a case has created, also when the case fails or the run is ended (SIGINT, SIGTERM). It does not
-touch other volumes. A driver that stops answering ends the run.
-
-Exit codes: 0 no case failed, 1 some failed, 2 the command cannot be understood or was interrupted, 3 the driver does
-not answer.
-
-- `--log FILE`: the driver's log, which is searched for planted secrets.
-- `--restart-command COMMAND`: kills the driver and starts it again; run with `sh -c`, returns when it is started,
-  e.g. `'systemctl kill --signal=KILL my-driver; systemctl restart my-driver'`.
-- `--parameters FILE`: TOML, any of these keys:
-
-"""
+_BETWEEN = r"(<!-- {0} -->\n).*?(<!-- end of {0} -->)"
 
 
 def case_functions() -> Iterator[Callable[..., object]]:
-    """Every case, by file and number."""
-    for found in pkgutil.iter_modules(cases.__path__, f"{cases.__name__}."):
+    """Every case's function, by file and number."""
+    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         yield from _of(importlib.import_module(found.name))
 
 
-def render() -> str:
-    """The page."""
-    lines = [HEAD.rstrip(), ""]
-    for name, text in _fields():
-        lines.append(f"  - `{name}`: {text}")
-    lines += ["", "## The cases", "", "| case | rule | needs |", "|---|---|---|"]
-    rows = sorted((number_of(each), _rule(each), needs_of(each)) for each in case_functions())
-    lines += [f"| {name} | {rule} | {_words(needs)} |" for name, rule, needs in rows]
-    return "\n".join(lines) + "\n"
+def cases() -> list[Case]:
+    """Every case, by number."""
+    return sorted((of(each) for each in case_functions()), key=lambda each: each.number)
+
+
+def render(page: str) -> str:
+    """`page` with its tables made anew."""
+    settings = ["| key | type | default | meaning |", "|---|---|---|---|", *_settings()]
+    table = ["| case | strength | rule | clauses | needs |", "|---|---|---|---|---|"]
+    table += [_row(each) for each in cases()]
+    return _filled(_filled(page, "settings", settings), "cases", table)
+
+
+def _filled(page: str, name: str, lines: list[str]) -> str:
+    text = "\n".join(lines)
+    pattern = re.compile(_BETWEEN.format(name), re.DOTALL)
+    return pattern.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)
 
 
 def _of(module: ModuleType) -> Iterator[Callable[..., object]]:
-    for value in vars(module).values():
-        marks = getattr(value, "pytestmark", ()) if callable(value) else ()
-        if any(each.name == MARK for each in marks):
-            yield value
+    yield from (value for value in vars(module).values() if callable(value) and is_case(value))
 
 
-def _fields() -> Iterator[tuple[str, str]]:
-    """Fields have their documentation below them, where only the source has it."""
-    lines = [line.strip() for line in inspect.getsource(Parameters).splitlines()]
-    for line, after in itertools.pairwise(lines):
-        if after.startswith('"""') and ": " in line:
-            yield line.partition(":")[0], after.strip('"')
+def _settings() -> Iterator[str]:
+    for name, value in Parameters.model_fields.items():
+        kind = str(value.annotation).replace("<class '", "").replace("'>", "")
+        default = value.get_default(call_default_factory=True)
+        meaning = " ".join((value.description or "").split())
+        yield f"| `{name}` | {_TYPES[kind]} | {_default(default)} | {meaning} |"
 
 
-def _rule(function: Callable[..., object]) -> str:
-    return " ".join((function.__doc__ or "").split()).replace("|", "\\|")
+_TYPES = {
+    "dict[str, str]": "table of strings",
+    "int": "integer",
+    "str": "string",
+    "bool": "boolean",
+    "bool | None": "boolean",
+    "tuple[str, ...]": "list of strings",
+}
 
 
-def _words(needs: tuple[str, ...]) -> str:
-    return ", ".join(f"`{each}`" for each in needs)
+def _default(value: object) -> str:
+    shown = {True: "`true`", False: "`false`"} if isinstance(value, bool) else {}
+    if value is None:
+        return "tried out"
+    return shown.get(bool(value), f"`{value}`" if value else "none")
+
+
+def _row(case: Case) -> str:
+    clauses = "<br>".join(f"{each}" for each in case.clauses)
+    needs = ", ".join(f"`{each}`" for each in case.needs)
+    cells = (case.number, str(case.strength), case.rule, clauses, needs)
+    return "| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |"
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render())
+    file = Path(sys.argv[1])
+    file.write_text(render(file.read_text()))

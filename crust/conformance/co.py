@@ -12,13 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import grpc
+import pytest
 
-from crust.conformance.calls import Calls, Code
+from crust.conformance.calls import Answer, Calls, Code, Refusal, Request
+from crust.conformance.case import BLOCK, Case, Clause, Strength
 from crust.conformance.host_view import HostView
 from crust.conformance.options import Options
+from crust.conformance.results import Finding, explained
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 Mode = csi_pb2.VolumeCapability.AccessMode
+NO_FILESYSTEM = "crust-conformance-fs"
 _numbers = itertools.count(1)
 
 
@@ -41,13 +45,35 @@ def block(mode: Mode.Mode.ValueType = Mode.SINGLE_NODE_WRITER) -> csi_pb2.Volume
     )
 
 
+_UNDO = Clause(
+    Strength.MUST,
+    "NodeUnpublishVolume, NodeUnstageVolume, DeleteVolume",
+    "this RPC MUST undo the work by the corresponding one; this operation MUST be idempotent",
+)
+_FORGOTTEN = Clause(
+    Strength.SHOULD,
+    "NodeUnpublishVolume Errors",
+    "NOT_FOUND is allowed for a volume that does not exist; what it left on the host should be gone",
+)
+_DIRECTORY = Clause(
+    Strength.BEYOND, "after the case", "nothing of the driver's is in the CO's directories"
+)
+
+
 class Co(Calls):
-    """One case's CO. `clean` it."""
+    """One case's CO. `clean` it; `findings` are the weaker clauses that were broken."""
 
     def __init__(
-        self, channel: grpc.Channel, has: frozenset[str], options: Options, host: HostView
+        self,
+        channel: grpc.Channel,
+        has: frozenset[str],
+        options: Options,
+        host: HostView,
+        case: Case,
     ) -> None:
         super().__init__(options.timeout_s)
+        self.findings: list[Finding] = []
+        self._case = case
         self.has = has
         self.options = options
         self.host = host
@@ -59,6 +85,14 @@ class Co(Calls):
         self.root = options.target_root / f"crust-conformance-{tokens.token_hex(4)}"
         self._steps: list[Callable[[], None]] = []
         self._attached: dict[str, dict[str, str]] = {}
+
+    def should(self) -> "_Weaker":
+        """What fails in its block breaks the case's SHOULD; the case goes on."""
+        return _Weaker(self, self._case.clause(Strength.SHOULD))
+
+    def beyond(self) -> "_Weaker":
+        """What fails in its block is noted, and the case goes on."""
+        return _Weaker(self, self._case.clause(Strength.BEYOND))
 
     # Names are new in every run, so that volumes of an earlier run are never found.
     def name(self, stem: str = "volume") -> str:
@@ -73,7 +107,7 @@ class Co(Calls):
     @property
     def kinds(self) -> list[csi_pb2.VolumeCapability]:
         """Every access type that the driver takes."""
-        return [self.mount, block()] if self.options.parameters.block else [self.mount]
+        return [self.mount, block()] if BLOCK in self.has else [self.mount]
 
     @property
     def filesystems(self) -> list[csi_pb2.VolumeCapability]:
@@ -106,8 +140,9 @@ class Co(Calls):
         return self.delete_later(self.ask(self.controller.CreateVolume, request).volume)
 
     def delete_later(self, volume: csi_pb2.Volume) -> csi_pb2.Volume:
-        """Delete a volume in the end."""
-        self._steps.append(lambda: self.delete(volume.volume_id))
+        """Delete a volume in the end, if it has an id to delete it by."""
+        if volume.volume_id:
+            self._steps.append(lambda: self.delete(volume.volume_id))
         return volume
 
     def volume(
@@ -121,11 +156,19 @@ class Co(Calls):
         return self.create(self.create_request(capability, size_bytes=size_bytes, source=source))
 
     def volume_for(self, *capabilities: csi_pb2.VolumeCapability) -> csi_pb2.Volume:
-        """A new volume that is to be used in each of these ways, one after the other."""
+        """A new volume that is to be used in each of these ways, one after the other.
+
+        A driver may refuse to make one for all of them; then the case is skipped.
+        """
         request = self.create_request()
         del request.volume_capabilities[:]
         request.volume_capabilities.extend(capabilities)
-        return self.create(request)
+        try:
+            return self.create(request)
+        except Refusal as refusal:
+            if len(capabilities) > 1 and refusal.code is Code.INVALID_ARGUMENT:
+                pytest.skip("a volume that is made for several capabilities")
+            raise
 
     def delete(self, volume_id: str) -> None:
         """DeleteVolume that must be OK."""
@@ -294,6 +337,25 @@ class Co(Calls):
         self.until_final(self.node.NodePublishVolume, request)
         return target
 
+    def published_again(
+        self,
+        volume: csi_pb2.Volume,
+        capability: csi_pb2.VolumeCapability,
+        *,
+        readonly: bool = False,
+    ) -> Path | None:
+        """A second target of a published volume; None where the driver refuses it, which breaks a SHOULD."""
+        target = self.target()
+        with self.should():
+            return self.publish(volume, capability, target=target, readonly=readonly)
+        return None
+
+    def unknown(
+        self, method: "grpc.UnaryUnaryMultiCallable[Request, Answer]", request: Request
+    ) -> None:
+        """An undo for a volume that does not exist: CSI says NOT_FOUND, and idempotency OK."""
+        self.refused(method, request, Code.OK, Code.NOT_FOUND)
+
     def unpublish_later(self, volume_id: str, target: Path) -> None:
         """Unpublish in the end."""
         self._steps.append(lambda: self.unpublish(volume_id, target))
@@ -328,21 +390,47 @@ class Co(Calls):
         """Do `step` in the end."""
         self._steps.append(step)
 
-    def clean(self) -> list[str]:
-        """Remove everything, newest first; returns a message for each thing that could not be removed."""
-        left: list[str] = []
+    def clean(self) -> list[Finding]:
+        """Remove everything, newest first; returns what could not be removed.
+
+        NOT_FOUND means that nothing is left of it: CSI allows it for a volume that does not exist.
+        """
+        left: list[Finding] = []
+        clause = _UNDO
         while self._steps:
             try:
                 self._steps.pop()()
+            except Refusal as refusal:
+                if refusal.code is Code.NOT_FOUND:
+                    clause = _FORGOTTEN
+                    continue
+                left.append(Finding(_UNDO, f"not removed: {explained(refusal)}", self.last))
             except (AssertionError, OSError, grpc.RpcError) as error:
-                left.append(str(error).splitlines()[0])
+                left.append(Finding(_UNDO, f"not removed: {explained(error)}", self.last))
         for each in self.host.mounts_below(self.root):
-            left.append(f"{each} was still mounted")
+            left.append(Finding(clause, f"not removed: {each} was still mounted"))
             self.host.unmount(each)
         _remove_directories(self.root)
         if self.root.exists():
-            left.append(f"{self.root} is not empty")
+            left.append(Finding(_DIRECTORY, f"not removed: {self.root} is not empty"))
         return left
+
+
+class _Weaker:
+    """Turns a failed assertion into a finding of the CO. A class, so that mypy sees that it does."""
+
+    def __init__(self, co: Co, clause: Clause) -> None:
+        self._co = co
+        self._clause = clause
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, (AssertionError, OSError)):
+            return False
+        self._co.findings.append(Finding(self._clause, explained(error), self._co.last))
+        return True
 
 
 def _remove_directories(root: Path) -> None:
@@ -352,4 +440,4 @@ def _remove_directories(root: Path) -> None:
             Path(directory).rmdir()
 
 
-__all__ = ["Co", "Code", "Mode", "block", "mount"]
+__all__ = ["NO_FILESYSTEM", "Co", "Code", "Mode", "block", "mount"]

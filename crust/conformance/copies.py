@@ -29,13 +29,20 @@ def snapshot(co: Co, volume_id: str) -> csi_pb2.Snapshot:
 
 def take(co: Co, request: csi_pb2.CreateSnapshotRequest) -> csi_pb2.Snapshot:
     """CreateSnapshot, asked again until it is ready to use, as the snapshotter does."""
-    made = co.until_final(co.controller.CreateSnapshot, request).snapshot
-    co.later(lambda: delete(co, made.snapshot_id))
+    made = begin(co, request)
     for _ in range(1000):
         if made.ready_to_use:
             return made
         made = co.until_final(co.controller.CreateSnapshot, request).snapshot
     raise AssertionError("the snapshot never becomes ready to use")
+
+
+def begin(co: Co, request: csi_pb2.CreateSnapshotRequest) -> csi_pb2.Snapshot:
+    """CreateSnapshot once; deleted in the end, if it has an id to delete it by."""
+    made = co.until_final(co.controller.CreateSnapshot, request).snapshot
+    if made.snapshot_id:
+        co.later(lambda: delete(co, made.snapshot_id))
+    return made
 
 
 def of_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Snapshot, Path]:
@@ -103,6 +110,12 @@ def group_deletion(
         snapshot_ids=[each.snapshot_id for each in made.snapshots],
         secrets=co.options.parameters.secrets,
     )
+
+
+def members(made: csi_pb2.VolumeGroupSnapshot) -> tuple[str, list[tuple[str, str]]]:
+    """What a group is, by its ids."""
+    found = [(each.source_volume_id, each.snapshot_id) for each in made.snapshots]
+    return made.group_snapshot_id, sorted(found)
 
 
 def _delete_group(co: Co, request: csi_pb2.DeleteVolumeGroupSnapshotRequest) -> None:

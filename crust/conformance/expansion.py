@@ -12,6 +12,16 @@ def doubled(co: Co, volume: csi_pb2.Volume) -> csi_pb2.CapacityRange:
     return csi_pb2.CapacityRange(required_bytes=2 * size_bytes)
 
 
+def has_its_own_size(co: Co, volume: csi_pb2.Volume, target: Path) -> bool:
+    """Whether the filesystem at `target` is the volume's alone.
+
+    A volume may be a directory of a filesystem that it shares, whose size tells nothing about the volume. No
+    filesystem of a device is twice as large as that.
+    """
+    size_bytes = volume.capacity_bytes or co.options.parameters.size_bytes
+    return co.host.size_bytes(target) < 2 * size_bytes
+
+
 def controller_request(co: Co, volume: csi_pb2.Volume) -> csi_pb2.ControllerExpandVolumeRequest:
     """The controller's half."""
     return csi_pb2.ControllerExpandVolumeRequest(

@@ -28,7 +28,7 @@ class InvalidParametersFile(errors.InvalidRequest):
 class Parameters(pydantic.BaseModel):
     """The `--parameters` file (TOML). Every field may be left out."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     parameters: dict[str, str] = pydantic.Field(default_factory=dict)
     """The StorageClass's parameters, sent with every CreateVolume."""
@@ -46,12 +46,12 @@ class Parameters(pydantic.BaseModel):
     """The size of a volume."""
     raw_size_bytes: int = pydantic.Field(default=0, ge=0)
     """The size of a raw block volume, which is read from end to end; `size_bytes` without it."""
-    fs_types: tuple[str, ...] = ("ext4",)
-    """Filesystems that the driver makes; the first is used where the filesystem does not matter."""
-    block: bool = True
-    """Whether the driver takes raw block volumes."""
-    unknown_parameters_refused: bool = True
-    """Whether the driver refuses unknown StorageClass parameters. CSI leaves it open."""
+    fs_types: tuple[str, ...] = ()
+    """Filesystems that the driver makes; the first is used where the filesystem does not matter.
+    Without it: ext4 if CreateVolume takes it, else none is named.
+    """
+    block: bool | None = None
+    """Whether the driver takes raw block volumes. Without it, CreateVolume is tried."""
     deferral: bool = True
     """Whether to try deferral where it is advertised; a crust proxy in front of the driver answers that itself."""
     multi_node: bool = False
@@ -62,16 +62,19 @@ class Parameters(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A run's options. `only` selects cases by number, e.g. C-101; empty means all."""
+    """A run's options. `only` and `skip` select cases; `strict` fails on findings of every strength."""
 
     socket: str
     target_root: Path
-    profile: Profile = "1.13"
+    profile: Profile | None = None
     parameters: Parameters = field(default_factory=Parameters)
     junit: Path | None = None
+    json: Path | None = None
     log: Path | None = None
     restart_command: str = ""
     only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    strict: bool = False
     timeout_s: float = 60.0
 
 

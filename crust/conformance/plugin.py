@@ -1,181 +1,149 @@
-"""The suite's pytest plugin: a CO for every case, skips by capability, and the report for the driver's author.
+"""The suite's pytest plugin: a CO for every case, skips by capability, and a result for every case.
 
-The report shows a case by its number and its rule, one line each, and no paths or function names of the suite.
+pytest finds the cases, runs them and explains assertions; it prints nothing and decides nothing.
 """
 
 import inspect
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 
 import grpc
 import pytest
 
-from crust.conformance import capabilities, case
+from crust.conformance import case, inferred
 from crust.conformance.calls import Calls
 from crust.conformance.co import Co
+from crust.conformance.exchange import NONE, Exchange
 from crust.conformance.host_view import HostView
 from crust.conformance.options import Options
-from crust.rpc import channel
+from crust.conformance.results import Finding, Result, Results, explained
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 
-class Plugin:
-    """One run."""
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The driver that is tested: a connection, and what it advertises."""
 
-    def __init__(self, options: Options, host: HostView) -> None:
-        self._options = options
+    channel: grpc.Channel
+    has: frozenset[str]
+    options: Options
+
+    def probe(self) -> None:
+        """Probe, once the driver is there. Raises AssertionError if that takes too long."""
+        call = csi_pb2_grpc.IdentityStub(self.channel).Probe
+        Calls(self.options.timeout_s).until_final(call, csi_pb2.ProbeRequest())
+
+
+class Plugin:
+    """One run. `said` is called with each result, and `remarked` with what holds for the whole run."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        host: HostView,
+        numbers: frozenset[str],
+        said: Callable[[Result], None],
+        remarked: Callable[[str], None],
+    ) -> None:
+        self._driver = driver
         self._host = host
-        self._channel: grpc.Channel | None = None
-        self._has: frozenset[str] = frozenset()
-        self.failed: set[str] = set()
-        self.passed: set[str] = set()
-        self.skipped: dict[str, str] = {}
+        self._numbers = numbers
+        self._said = said
+        self._remarked = remarked
+        self._inferred: inferred.Inferred | None = None
+        self._findings: list[Finding] = []
+        self._skipped = ""
+        self._needs: frozenset[str] = frozenset()
+        self._last: Callable[[], Exchange] = lambda: NONE
+        self.results = Results()
         self.is_driver_gone = False
-        self._rules: dict[str, str] = {}
-        self._numbers: set[str] = set()
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """Declare the mark."""
         config.addinivalue_line("markers", f"{case.MARK}(number, needs): a numbered case")
 
-    def pytest_sessionstart(self) -> None:
-        """Ask the driver what it can do; a driver that does not answer ends the run."""
-        target = channel.target_of(self._options.socket)
-        options = [*channel.OPTIONS, ("grpc.default_authority", "localhost")]
-        self._channel = grpc.insecure_channel(target, options=options)
-        try:
-            self._probe()
-            self._has = capabilities.of(self._channel, self._options)
-        except (AssertionError, grpc.RpcError) as error:
-            pytest.exit(f"the driver at {self._options.socket} does not answer: {error}", 3)
-
-    def _probe(self) -> None:
-        """Probe, once the driver is there. Raises AssertionError if that takes too long."""
-        assert self._channel is not None
-        probe = csi_pb2_grpc.IdentityStub(self._channel).Probe
-        Calls(self._options.timeout_s).until_final(probe, csi_pb2.ProbeRequest())
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self) -> None:
-        """Close the connection; in an interrupted run, after the case has removed what it created."""
-        if self._channel is not None:
-            self._channel.close()
-
     @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makeitem(self, obj: object) -> list[pytest.Item] | None:
         """Nothing for a case that is not asked for: making the items of all takes longer than most cases."""
-        found = {mark.args[0] for mark in _marks(obj) if mark.name == case.MARK}
-        self._numbers |= found
-        is_unwanted = found and self._options.only and not found & set(self._options.only)
-        return [] if is_unwanted else None
+        if not inspect.isfunction(obj) or not case.is_case(obj):
+            return None
+        return None if case.of(obj).number in self._numbers else []
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Cases in the order of their numbers, and only those that are asked for."""
-        items.sort(key=number)
-        unknown = set(self._options.only) - self._numbers
-        if unknown:  # a misspelt number would run nothing, and nothing would fail
-            names = ", ".join(sorted(unknown))
-            raise pytest.UsageError(f"no such case: {names}; docs/conformance.md lists them")
-        self._rules = {number(each): rule(each) for each in items}
+        """In the order of their numbers."""
+        items.sort(key=lambda each: of(each).number)
+        self._needs = frozenset(need for each in items for need in of(each).needs)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """A case from set-up to clean-up, and its result."""
+        self._findings, self._skipped, self._last = [], "", lambda: NONE
+        begun = time.monotonic()
+        done = yield
+        seconds = time.monotonic() - begun
+        result = Result(of(item), tuple(self._findings), self._skipped, seconds)
+        self.results.each.append(result)
+        self._said(result)
+        return done
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip what the driver does not advertise."""
-        item.user_properties.append((case.MARK, number(item)))
-        missing = sorted(set(needs(item)) - self._has)
+        """Skip what the driver does not have."""
+        missing = sorted(set(of(item).needs) - self._tried(of(item)).has)
         if missing:
-            why = ", ".join(missing)
-            self.skipped[number(item)] = why
-            pytest.skip(f"needs {why}")
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Record the result of each case."""
-        name = _name(report)
-        if report.failed:
-            self.failed.add(name)
-            self.passed.discard(name)
-        elif report.when == "call" and report.passed:
-            self.passed.add(name)
-        elif report.when == "call" and report.skipped:
-            self.skipped[name] = _why(report)
+            pytest.skip(", ".join(missing))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
-        self, item: pytest.Item
+        self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """A failure's heading is the rule."""
+        """What a failed assertion outside of the weaker blocks breaks is the case's own clause."""
         report = yield
-        path, line, _ = report.location
-        report.location = (path, line, f"{number(item)} {rule(item)}")
+        error = call.excinfo.value if call.excinfo else None
+        if isinstance(error, pytest.skip.Exception):
+            self._skipped = error.msg or ""
+        elif error is not None:
+            own = of(item).clause(of(item).strength)
+            self._findings.append(Finding(own, explained(error), self._last()))
         return report
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """One line per case, and one more if what it created cannot be removed."""
-        if report.when != "call" and report.passed:
-            return None
-        outcome = report.outcome if report.when == "call" or report.skipped else "error"
-        return outcome, f"{_name(report)} {outcome}\n", outcome
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
         """If a case crashed the driver, end the run: the other cases would all wait for it."""
-        if number(item) not in self.failed:
+        if not self._findings:
             return
         try:
-            self._probe()
+            self._driver.probe()
         except AssertionError as error:
             self.is_driver_gone = True
-            socket = self._options.socket
-            item.session.shouldstop = f"the driver at {socket} does not answer any more: {error}"
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """What was skipped and why, and what failed."""
-        if self.skipped:
-            terminalreporter.section("skipped: not advertised, or not given")
-        for each, why in sorted(self.skipped.items()):
-            terminalreporter.line(f"{each} needs {why}")
-        if self.failed:
-            terminalreporter.section("failed")
-        for each in sorted(self.failed):
-            terminalreporter.line(f"{each} {self._rules.get(each, '')}".rstrip())
+            socket = self._driver.options.socket
+            self._remarked(f"the driver at {socket} does not answer any more: {error}")
+            item.session.shouldstop = "the driver does not answer"
 
     @pytest.fixture
-    def co(self) -> Iterator[Co]:
-        """A CO that removes what the case has created; what it cannot remove is an error of the case."""
-        assert self._channel is not None
-        co = Co(self._channel, self._has, self._options, self._host)
+    def co(self, request: pytest.FixtureRequest) -> Iterator[Co]:
+        """A CO that removes what the case has created."""
+        found, one = self._tried(of(request.node)), of(request.node)
+        co = Co(self._driver.channel, found.has, found.options, self._host, one)
+        self._last = lambda: co.last
         yield co
-        left = co.clean()
-        assert not left, "not removed: " + "; ".join(left)
+        self._findings = [*co.findings, *self._findings, *co.clean()]
+
+    def _tried(self, one: case.Case) -> inferred.Inferred:
+        """What is tried out is tried once, and only for a case that creates volumes."""
+        if self._inferred is not None:
+            return self._inferred
+        driver = self._driver
+        if case.CREATE not in one.needs:
+            return inferred.Inferred(driver.options, driver.has)
+        self._inferred = inferred.of(driver.channel, driver.has, driver.options, self._needs)
+        for each in self._inferred.remarks:
+            self._remarked(each)
+        return self._inferred
 
 
-def number(item: pytest.Item) -> str:
-    """The case's number."""
-    mark = item.get_closest_marker(case.MARK)
-    return str(mark.args[0]) if mark else ""
-
-
-def rule(item: pytest.Item) -> str:
-    """The case's rule, in one line."""
-    text = inspect.getdoc(item.function) if isinstance(item, pytest.Function) else ""
-    return " ".join((text or "").split())
-
-
-def needs(item: pytest.Item) -> tuple[str, ...]:
-    """What the case needs."""
-    mark = item.get_closest_marker(case.MARK)
-    return tuple(mark.args[1]) if mark else ()
-
-
-def _marks(obj: object) -> list[pytest.Mark]:
-    return getattr(obj, "pytestmark", []) if inspect.isfunction(obj) else []
-
-
-def _name(report: pytest.TestReport) -> str:
-    return str(dict(report.user_properties).get(case.MARK, report.nodeid))
-
-
-def _why(report: pytest.TestReport) -> str:
-    """The reason that a case gave to pytest.skip while it ran."""
-    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return text.removeprefix("Skipped: needs ")
+def of(item: pytest.Item) -> case.Case:
+    """The case of a pytest item."""
+    assert isinstance(item, pytest.Function)
+    return case.of(item.function)

@@ -1,59 +1,131 @@
-"""Runs the suite: pytest underneath, with nothing of the directory it is started in."""
+"""Runs the suite: pytest underneath, with nothing of the directory, the settings and the plugins of who starts it."""
 
 import os
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import click
+import grpc
 import pytest
 
+from crust.conformance import capabilities, cases, catalogue, report_files, selection
 from crust.conformance.host_view import HostView, LinuxHost
 from crust.conformance.options import Options
-from crust.conformance.plugin import Plugin
+from crust.conformance.plugin import Driver, Plugin
+from crust.conformance.report import Report
+from crust.conformance.results import Outcome as CaseOutcome
+from crust.conformance.results import Results
+from crust.rpc import channel
 
 CASES = Path(__file__).parent / "cases"
 FILES = "*_cases.py"
+_INTERRUPTED = 2
 _NO_DRIVER = 3
+_FAILING: frozenset[CaseOutcome] = frozenset({"failed"})
+_FAILING_STRICT: frozenset[CaseOutcome] = frozenset({"failed", "warning", "note"})
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a run: pytest's exit code, and the cases by number."""
+    """The result of a run: the exit code, and the cases by number."""
 
     exit_code: int
-    passed: frozenset[str]
-    failed: frozenset[str]
-    skipped: dict[str, str]
+    results: Results = field(default_factory=Results)
+
+    @property
+    def passed(self) -> frozenset[str]:
+        """Nothing was broken."""
+        return self.results.numbers("passed")
+
+    @property
+    def failed(self) -> frozenset[str]:
+        """A MUST was broken."""
+        return self.results.numbers("failed")
+
+    @property
+    def warned(self) -> frozenset[str]:
+        """A SHOULD was broken, and no MUST."""
+        return self.results.numbers("warning")
+
+    @property
+    def noted(self) -> frozenset[str]:
+        """Only what CSI leaves open."""
+        return self.results.numbers("note")
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """With the reasons."""
+        return self.results.skipped()
 
 
 def run(options: Options, host: HostView | None = None, *, quiet: bool = False) -> Outcome:
-    """Run the cases against the driver. Exit codes: 0 none failed, 1 some failed, 2 no such case or
-    interrupted, 3 no driver.
+    """Run the cases against the driver. Exit codes: 0 no MUST is broken (strict: nothing is), 1 one is,
+    2 interrupted, 3 no driver. Raises `errors.InvalidRequest` for a case that is not there.
     """
-    plugin = Plugin(options, host or LinuxHost())
-    code = pytest.main(_arguments(options, quiet=quiet), plugins=[plugin])
-    if code == pytest.ExitCode.USAGE_ERROR:
-        code = pytest.ExitCode.INTERRUPTED
-    code = _NO_DRIVER if plugin.is_driver_gone else int(code)
-    return Outcome(code, frozenset(plugin.passed), frozenset(plugin.failed), plugin.skipped)
-
-
-def _arguments(options: Options, *, quiet: bool) -> list[str]:
-    arguments = [
-        str(CASES),
-        f"--rootdir={CASES}",
-        f"--config-file={os.devnull}",
-        f"--confcutdir={CASES}",
-        f"--override-ini=python_files={FILES}",
-        "--import-mode=importlib",
-        "-pno:cacheprovider",
-        "--disable-plugin-autoload",
-        # One line per case, which the plugin writes, and no list of pytest's own at the end.
-        "--override-ini=console_output_style=classic",
-        "--tb=short",
-        "--no-header",
-        "-rN",
-        "-qqq" if quiet else "-q",
-    ]
+    known = {each.number for each in catalogue.cases()}
+    numbers = selection.chosen(known, options.only, options.skip)
+    report = Report(quiet=quiet)
+    target = channel.target_of(options.socket)
+    settings = [*channel.OPTIONS, ("grpc.default_authority", "localhost")]
+    with closing(grpc.insecure_channel(target, options=settings)) as connection:
+        driver = Driver(connection, frozenset(), options)
+        try:
+            driver.probe()
+            driver = Driver(connection, capabilities.of(connection, options), options)
+        except (AssertionError, grpc.RpcError) as error:
+            click.echo(f"the driver at {options.socket} does not answer: {error}", err=True)
+            return Outcome(_NO_DRIVER)
+        plugin = Plugin(driver, host or LinuxHost(), numbers, report.result, report.remark)
+        _forget_cases()
+        with _no_settings_of_others():
+            ended = pytest.main(_ARGUMENTS, plugins=[plugin])
+    report.summary(plugin.results, strict=options.strict)
+    failing = _FAILING_STRICT if options.strict else _FAILING
+    code = _exit_code(int(ended), plugin, failing)
     if options.junit is not None:
-        arguments.append(f"--junit-xml={options.junit}")
-    return arguments
+        report_files.write_junit(options.junit, plugin.results, failing)
+    if options.json is not None:
+        report_files.write_json(options.json, plugin.results, code)
+    return Outcome(code, plugin.results)
+
+
+def _exit_code(ended: int, plugin: Plugin, failing: frozenset[CaseOutcome]) -> int:
+    if plugin.is_driver_gone:
+        return _NO_DRIVER
+    if ended not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return _INTERRUPTED
+    return int(bool(plugin.results.numbers(*failing)))
+
+
+def _forget_cases() -> None:
+    """The catalogue imports the cases as they are; pytest explains only assertions of what it imports itself."""
+    prefix = f"{cases.__name__}."
+    for name in [each for each in sys.modules if each.startswith(prefix)]:
+        del sys.modules[name]
+
+
+@contextmanager
+def _no_settings_of_others() -> Iterator[None]:
+    """pytest takes options and plugins from the environment, which are for other tests."""
+    theirs = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith("PYTEST_")}
+    try:
+        yield
+    finally:
+        os.environ.update(theirs)
+
+
+_ARGUMENTS = [
+    str(CASES),
+    f"--rootdir={CASES}",
+    f"--config-file={os.devnull}",
+    f"--override-ini=python_files={FILES}",
+    "--noconftest",
+    "--import-mode=importlib",
+    "--disable-plugin-autoload",
+    "--capture=no",
+    "-pno:cacheprovider",
+    "-pno:terminal",
+]

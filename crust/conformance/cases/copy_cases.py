@@ -3,13 +3,14 @@
 from pathlib import Path
 
 from crust.conformance import copies, expansion
-from crust.conformance.case import BLOCK, CLONE, CREATE, NODE, SNAPSHOT, case
+from crust.conformance.case import BLOCK, CLONE, CREATE, NODE, SNAPSHOT, beyond, case, must
 from crust.conformance.co import Co, Code, block
 from crust.conformance.options import MIB
 from crust.wire.csi.v1 import csi_pb2
 
 
 @case(305, CREATE, SNAPSHOT, NODE)
+@must("CreateVolume", "the plugin MUST provide a volume that contains the data of the snapshot")
 def test_restored_filesystem_has_content_of_snapshot(co: Co) -> None:
     """CreateVolume from a snapshot: the files as they were, whatever was written since; mounted beside its
     source; on every filesystem.
@@ -27,6 +28,8 @@ def test_restored_filesystem_has_content_of_snapshot(co: Co) -> None:
 
 
 @case(306, CREATE, SNAPSHOT, NODE, BLOCK)
+@must("CreateVolume", "the plugin MUST provide a volume that contains the data of the snapshot")
+@beyond("Volume", "content_source is OPTIONAL; external-provisioner expects it")
 def test_restored_device_has_content_of_snapshot(co: Co) -> None:
     """CreateVolume from a snapshot: the whole device, byte for byte."""
     volume = co.volume(block())
@@ -36,14 +39,20 @@ def test_restored_device_has_content_of_snapshot(co: Co) -> None:
     made, target = copies.of_device(co, volume, target)
     _scatter(co, target, 2)
     restored = co.volume(block(), source=copies.of_snapshot(made.snapshot_id))
-    assert restored.content_source.snapshot.snapshot_id == made.snapshot_id
+    with co.beyond():
+        assert restored.content_source.snapshot.snapshot_id == made.snapshot_id
     assert _device(co, co.use(restored, block())) == before
 
 
 @case(307, CREATE, SNAPSHOT, NODE)
+@must(
+    "CreateVolume",
+    "a larger volume MUST have the requested size when it is published, or be refused with "
+    "OUT_OF_RANGE; a smaller one MUST be OUT_OF_RANGE",
+)
 def test_larger_restore_has_larger_filesystem(co: Co) -> None:
-    """CreateVolume from a snapshot: larger than it, every filesystem is grown when it is published, or
-    NodeExpandVolume is FAILED_PRECONDITION; smaller is OUT_OF_RANGE.
+    """CreateVolume from a snapshot: larger than it is OUT_OF_RANGE, or every filesystem is grown when it is
+    published (or NodeExpandVolume is FAILED_PRECONDITION); smaller is OUT_OF_RANGE.
     """
     for capability in co.filesystems:
         volume = co.volume(capability)
@@ -53,6 +62,11 @@ def test_larger_restore_has_larger_filesystem(co: Co) -> None:
 
 
 @case(309, CREATE, SNAPSHOT, NODE)
+@must(
+    "DeleteVolume",
+    "snapshots MUST still be fully operational after their volume is deleted, or that MUST "
+    "be FAILED_PRECONDITION",
+)
 def test_delete_of_volume_with_snapshots_is_refused_or_snapshot_survives(co: Co) -> None:
     """DeleteVolume with snapshots: FAILED_PRECONDITION, or OK and the snapshot can still be restored."""
     volume = co.volume()
@@ -68,6 +82,11 @@ def test_delete_of_volume_with_snapshots_is_refused_or_snapshot_survives(co: Co)
 
 
 @case(311, CREATE, CLONE, NODE)
+@must(
+    "CreateVolume",
+    "the plugin MUST provide a volume that contains the data of the original volume",
+)
+@beyond("Volume", "content_source is OPTIONAL; external-provisioner expects it")
 def test_clone_is_independent_of_its_source(co: Co) -> None:
     """CLONE_VOLUME: the source's files, mounted beside it, and neither sees what is written to the other; on
     every filesystem.
@@ -77,7 +96,8 @@ def test_clone_is_independent_of_its_source(co: Co) -> None:
         target = co.use(volume, capability)
         co.host.write(target / "file", copies.noise(4))
         clone = co.volume(capability, source=copies.of_volume(volume.volume_id))
-        assert clone.content_source.volume.volume_id == volume.volume_id
+        with co.beyond():
+            assert clone.content_source.volume.volume_id == volume.volume_id
         beside = co.use(clone, capability)
         assert _file(co, beside) == copies.checksum(copies.noise(4))
         co.host.write(beside / "file", copies.noise(5))
@@ -87,6 +107,10 @@ def test_clone_is_independent_of_its_source(co: Co) -> None:
 
 
 @case(313, CREATE, SNAPSHOT, NODE)
+@must(
+    "DeleteSnapshot Errors",
+    "a snapshot that could not be deleted because it is in use MUST be FAILED_PRECONDITION",
+)
 def test_delete_of_restored_snapshot_is_refused_or_volume_survives(co: Co) -> None:
     """DeleteSnapshot of what a volume was made of: FAILED_PRECONDITION, or OK, and the volume is intact."""
     volume = co.volume()
@@ -100,9 +124,14 @@ def test_delete_of_restored_snapshot_is_refused_or_volume_survives(co: Co) -> No
 
 
 @case(314, CREATE, CLONE, NODE)
+@must(
+    "CreateVolume",
+    "a larger volume MUST have the requested size when it is published, or be refused with "
+    "OUT_OF_RANGE; a smaller one MUST be OUT_OF_RANGE",
+)
 def test_larger_clone_has_larger_filesystem(co: Co) -> None:
-    """CLONE_VOLUME: larger than its source, every filesystem is grown when it is published, or NodeExpandVolume is
-    FAILED_PRECONDITION; smaller is OUT_OF_RANGE.
+    """CLONE_VOLUME: larger than its source is OUT_OF_RANGE, or every filesystem is grown when it is published (or
+    NodeExpandVolume is FAILED_PRECONDITION); smaller is OUT_OF_RANGE.
     """
     for capability in co.filesystems:
         volume = co.volume(capability)
@@ -112,6 +141,10 @@ def test_larger_clone_has_larger_filesystem(co: Co) -> None:
 
 
 @case(315, CREATE, CLONE, NODE, BLOCK)
+@must(
+    "CreateVolume",
+    "the plugin MUST provide a volume that contains the data of the original volume",
+)
 def test_cloned_device_has_content_of_source(co: Co) -> None:
     """CLONE_VOLUME: the whole device, byte for byte, and neither sees what is written to the other."""
     volume = co.volume(block())
@@ -126,6 +159,7 @@ def test_cloned_device_has_content_of_source(co: Co) -> None:
 
 
 @case(316, CREATE, SNAPSHOT, CLONE, NODE)
+@must("CreateVolume", "the plugin MUST provide a volume that contains the data of its source")
 def test_clone_of_restored_volume_survives_deletion_of_its_sources(co: Co) -> None:
     """CLONE_VOLUME of a restored volume: its files are intact after snapshot, source and restored volume are
     deleted, where the driver allows it.
@@ -156,16 +190,35 @@ def _check_grows(
     source: csi_pb2.VolumeContentSource,
 ) -> None:
     size = volume.capacity_bytes or co.options.parameters.size_bytes
-    larger = co.volume(capability, size_bytes=2 * size, source=source)
-    target = co.use(larger, capability)
-    if co.host.size_bytes(target) < 1.6 * before:
-        request = expansion.node_request(co, larger, target)
-        request.capacity_range.required_bytes = 2 * size
-        request.volume_capability.CopyFrom(capability)
-        co.refused(co.node.NodeExpandVolume, request, Code.FAILED_PRECONDITION)
+    _check_larger(co, capability, before, source, size)
+    if not volume.capacity_bytes:  # unknown, so that nothing is smaller
+        return
     smaller = co.create_request(capability, size_bytes=size // 2, source=source)
     smaller.capacity_range.limit_bytes = size // 2
     co.refused(co.controller.CreateVolume, smaller, Code.OUT_OF_RANGE)
+
+
+def _check_larger(
+    co: Co,
+    capability: csi_pb2.VolumeCapability,
+    before: int,
+    source: csi_pb2.VolumeContentSource,
+    size: int,
+) -> None:
+    wanted = co.create_request(capability, size_bytes=2 * size, source=source)
+    code, message = co.outcome(co.controller.CreateVolume, wanted)
+    assert code in (Code.OK, Code.OUT_OF_RANGE), f"{code.name}: {message}"
+    if code is Code.OUT_OF_RANGE:
+        return
+    larger = co.create(wanted)
+    target = co.use(larger, capability)
+    shared = before >= 2 * size
+    if shared or co.host.size_bytes(target) >= 1.6 * before:
+        return
+    request = expansion.node_request(co, larger, target)
+    request.capacity_range.required_bytes = 2 * size
+    request.volume_capability.CopyFrom(capability)
+    co.refused(co.node.NodeExpandVolume, request, Code.FAILED_PRECONDITION)
 
 
 def _file(co: Co, target: Path) -> str:

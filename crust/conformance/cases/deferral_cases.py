@@ -1,6 +1,6 @@
 """Deferral, for plugins that advertise it (C-501 to C-503)."""
 
-from crust.conformance.case import CREATE, DEFER, case
+from crust.conformance.case import CREATE, DEFER, beyond, case
 from crust.conformance.co import Co, Code
 from crust.rpc import extensions
 from crust.wire.csi.v1 import csi_pb2
@@ -9,6 +9,7 @@ _GIVEN = "parameters.deferral"
 
 
 @case(501, CREATE, DEFER, _GIVEN)
+@beyond("crust's deferral D-8, D-9, D-11", "a deferred publish mounts nothing")
 def test_a_deferred_publish_mounts_nothing(co: Co) -> None:
     """Deferral D-8, D-9, D-11: no mount at the target, and an answer with the device, its identity and its
     size.
@@ -32,6 +33,7 @@ def test_a_deferred_publish_mounts_nothing(co: Co) -> None:
 
 
 @case(502, CREATE, DEFER, _GIVEN)
+@beyond("crust's deferral D-9, D-17", "without the flag there is no deferred_mount")
 def test_publish_without_flag_mounts(co: Co) -> None:
     """Deferral D-9, D-17: without the flag there is no deferred_mount; at a deferred target it is
     ALREADY_EXISTS.
@@ -53,6 +55,7 @@ def test_publish_without_flag_mounts(co: Co) -> None:
 
 
 @case(503, CREATE, DEFER, _GIVEN)
+@beyond("crust's deferral D-14, D-18", "an unpublish needs no flag")
 def test_unpublish_without_flag_ends_deferred_publish(co: Co) -> None:
     """Deferral D-14, D-18: NodeUnpublishVolume without the flag is OK, again as well, and the volume can
     be deleted.

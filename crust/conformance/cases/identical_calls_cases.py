@@ -22,6 +22,8 @@ from crust.conformance.case import (
     SNAPSHOT,
     STAGE,
     case,
+    must,
+    should,
 )
 from crust.conformance.co import Co, Code
 from crust.wire.csi.v1 import csi_pb2
@@ -32,6 +34,11 @@ _DATA = b"written before"
 
 
 @case(406, CREATE, PUBLISH, NODE)
+@must("ControllerPublishVolume, ControllerUnpublishVolume", "these operations MUST be idempotent")
+@should(
+    "Concurrency",
+    "the plugin SHOULD handle concurrent calls as gracefully as possible, and MAY return ABORTED",
+)
 def test_concurrent_identical_attaches_and_detaches_succeed(co: Co) -> None:
     """Concurrency: equal ControllerPublishVolume calls at once, and equal ControllerUnpublishVolume calls, are
     OK or ABORTED.
@@ -46,6 +53,11 @@ def test_concurrent_identical_attaches_and_detaches_succeed(co: Co) -> None:
 
 
 @case(407, CREATE, STAGE)
+@must("NodeStageVolume, NodeUnstageVolume", "these operations MUST be idempotent")
+@should(
+    "Concurrency",
+    "the plugin SHOULD handle concurrent calls as gracefully as possible, and MAY return ABORTED",
+)
 def test_concurrent_identical_stages_and_unstages_succeed(co: Co) -> None:
     """Concurrency: equal NodeStageVolume calls at once, and equal NodeUnstageVolume calls, are OK or ABORTED."""
     volume = co.volume()
@@ -59,6 +71,11 @@ def test_concurrent_identical_stages_and_unstages_succeed(co: Co) -> None:
 
 
 @case(408, CREATE, SNAPSHOT)
+@must("CreateSnapshot, DeleteSnapshot", "these operations MUST be idempotent")
+@should(
+    "Concurrency",
+    "the plugin SHOULD handle concurrent calls as gracefully as possible, and MAY return ABORTED",
+)
 def test_concurrent_identical_snapshots_make_one_snapshot(co: Co) -> None:
     """Concurrency: equal CreateSnapshot calls at once are one snapshot or ABORTED; equal DeleteSnapshot calls
     are OK or ABORTED.
@@ -72,6 +89,11 @@ def test_concurrent_identical_snapshots_make_one_snapshot(co: Co) -> None:
 
 
 @case(409, CREATE, GROUP)
+@must("CreateVolumeGroupSnapshot, DeleteVolumeGroupSnapshot", "these operations MUST be idempotent")
+@should(
+    "Concurrency",
+    "the plugin SHOULD handle concurrent calls as gracefully as possible, and MAY return ABORTED",
+)
 def test_concurrent_identical_group_snapshots_make_one_group(co: Co) -> None:
     """Concurrency: equal CreateVolumeGroupSnapshot calls at once are one group or ABORTED; equal
     DeleteVolumeGroupSnapshot calls are OK or ABORTED.
@@ -84,6 +106,11 @@ def test_concurrent_identical_group_snapshots_make_one_group(co: Co) -> None:
 
 
 @case(410, CREATE, EXPAND)
+@must("ControllerExpandVolume", "this operation MUST be idempotent")
+@should(
+    "Concurrency",
+    "the plugin SHOULD handle concurrent calls as gracefully as possible, and MAY return ABORTED",
+)
 def test_concurrent_identical_controller_expansions_succeed(co: Co) -> None:
     """Concurrency: equal ControllerExpandVolume calls at once are OK or ABORTED, and the volume grows once."""
     request = expansion.controller_request(co, co.volume())
@@ -92,6 +119,11 @@ def test_concurrent_identical_controller_expansions_succeed(co: Co) -> None:
 
 
 @case(411, CREATE, EXPAND, NODE_EXPAND, ONLINE)
+@must("NodeExpandVolume", "this operation MUST be idempotent")
+@should(
+    "Concurrency",
+    "the plugin SHOULD handle concurrent calls as gracefully as possible, and MAY return ABORTED",
+)
 def test_concurrent_identical_node_expansions_succeed(co: Co) -> None:
     """Concurrency: equal NodeExpandVolume calls at once are OK or ABORTED, and the files are kept."""
     volume = co.volume()
@@ -103,6 +135,11 @@ def test_concurrent_identical_node_expansions_succeed(co: Co) -> None:
 
 
 @case(412, CREATE)
+@must("DeleteVolume", "this operation MUST be idempotent")
+@should(
+    "Concurrency",
+    "the plugin SHOULD handle concurrent calls as gracefully as possible, and MAY return ABORTED",
+)
 def test_concurrent_identical_deletes_succeed(co: Co) -> None:
     """Concurrency: equal DeleteVolume calls at once are OK or ABORTED."""
     request = csi_pb2.DeleteVolumeRequest(volume_id=co.volume().volume_id)
@@ -110,6 +147,7 @@ def test_concurrent_identical_deletes_succeed(co: Co) -> None:
 
 
 @case(413, CREATE, SNAPSHOT, NODE)
+@must("Timeouts", "idempotency: a retried call with the same fields continues where it left off")
 def test_cancelled_snapshot_retried_makes_one_snapshot(co: Co) -> None:
     """Timeouts: a cancelled CreateSnapshot ends by itself; sent again it is OK, and the volume can
     be written.
@@ -127,6 +165,7 @@ def test_cancelled_snapshot_retried_makes_one_snapshot(co: Co) -> None:
 
 
 @case(414, CREATE, EXPAND)
+@must("Timeouts", "idempotency: a retried call with the same fields continues where it left off")
 def test_cancelled_expansion_retried_succeeds(co: Co) -> None:
     """Timeouts: a cancelled ControllerExpandVolume ends by itself; sent again it is OK."""
     request = expansion.controller_request(co, co.volume())
@@ -136,6 +175,7 @@ def test_cancelled_expansion_retried_succeeds(co: Co) -> None:
 
 
 @case(415, CREATE, NODE)
+@must("Timeouts", "idempotency: a retried call with the same fields continues where it left off")
 def test_cancelled_unpublish_to_delete_retried_succeeds(co: Co) -> None:
     """Timeouts: cancelled NodeUnpublishVolume, NodeUnstageVolume, ControllerUnpublishVolume and DeleteVolume
     calls end by themselves; sent again they are OK.
@@ -167,6 +207,14 @@ def test_cancelled_unpublish_to_delete_retried_succeeds(co: Co) -> None:
 
 
 @case(416, CREATE, SNAPSHOT, CLONE, EXPAND, NODE, ONLINE)
+@must(
+    "CreateSnapshot, CreateVolume, ControllerExpandVolume",
+    "these operations MUST be idempotent; the copies contain the data of their source",
+)
+@should(
+    "Concurrency",
+    "the plugin SHOULD handle concurrent calls as gracefully as possible, and MAY return ABORTED",
+)
 def test_concurrent_different_calls_for_one_volume_succeed(co: Co) -> None:
     """Concurrency: a snapshot, a clone and an expansion of one volume at once are each OK or ABORTED; sent
     again each is OK, and no byte is lost.
@@ -183,7 +231,7 @@ def test_concurrent_different_calls_for_one_volume_succeed(co: Co) -> None:
         (co.controller.CreateVolume, clone),
         (co.controller.ControllerExpandVolume, expand),
     ]
-    _ok_or_aborted(co.concurrently(calls))
+    _ok_or_aborted(co, co.concurrently(calls))
     co.until_final(co.controller.ControllerExpandVolume, expand)
     copied = co.delete_later(co.until_final(co.controller.CreateVolume, clone).volume)
     made = copies.take(co, snapshot)
@@ -194,13 +242,15 @@ def test_concurrent_different_calls_for_one_volume_succeed(co: Co) -> None:
 
 def _joined(co: Co, method: Callable[..., Any], request: Any) -> list[Any]:
     """The answers of all calls that were OK; the last one was sent alone."""
-    answered = _ok_or_aborted(co.concurrently([(method, request)] * _CALLERS))  # type: ignore[list-item]
+    answered = _ok_or_aborted(co, co.concurrently([(method, request)] * _CALLERS))  # type: ignore[list-item]
     return [*answered, co.until_final(method, request)]  # type: ignore[arg-type]
 
 
-def _ok_or_aborted(answers: list[Any]) -> list[Any]:
+def _ok_or_aborted(co: Co, answers: list[Any]) -> list[Any]:
     codes = {each for each in answers if isinstance(each, grpc.StatusCode)}
-    assert codes <= {Code.ABORTED}, f"{codes} for one of several calls at once"
+    with co.should():
+        names = ", ".join(sorted(each.name for each in codes))
+        assert codes <= {Code.ABORTED}, f"{names} for some of several calls at once"
     return [each for each in answers if not isinstance(each, grpc.StatusCode)]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust.conformance import copies
-from crust.conformance.case import BLOCK, CREATE, METADATA, NODE, SNAPSHOT, case
+from crust.conformance.case import BLOCK, CREATE, METADATA, NODE, SNAPSHOT, beyond, case, must
 from crust.conformance.co import Co, Code, block
 from crust.wire.csi.v1 import csi_pb2
 
@@ -18,6 +18,11 @@ Delta = csi_pb2.GetMetadataDeltaResponse
 
 
 @case(361, CREATE, SNAPSHOT, METADATA, NODE, BLOCK)
+@must(
+    "GetMetadataAllocated",
+    "all metadata; offsets MUST be strictly increasing, MUST NOT overlap; FIXED_LENGTH MUST "
+    "be constant; at most max_results",
+)
 def test_allocated_blocks_cover_all_data(co: Co) -> None:
     """GetMetadataAllocated: ascending, apart, of one type (and of one length where that is FIXED_LENGTH),
     at most max_results a message; everything that is not zero lies in it.
@@ -37,6 +42,11 @@ def test_allocated_blocks_cover_all_data(co: Co) -> None:
 
 
 @case(362, CREATE, SNAPSHOT, METADATA, NODE, BLOCK)
+@must(
+    "GetMetadataDelta",
+    "all metadata; offsets MUST be strictly increasing, MUST NOT overlap; at most max_results",
+)
+@beyond("GetMetadataDelta", "what did not change is not reported, as far as the driver can tell")
 def test_delta_covers_all_changes(co: Co) -> None:
     """GetMetadataDelta: every byte that differs between the snapshots lies in it. Skipped where the driver answers
     that it does not track changes (FAILED_PRECONDITION).
@@ -57,10 +67,15 @@ def test_delta_covers_all_changes(co: Co) -> None:
     for offset in range(0, size, _STEP):
         if before[offset : offset + _STEP] != after[offset : offset + _STEP]:
             assert _covered(ranges, offset), f"the change at {offset} is not reported"
-    assert sum(length for _, length in ranges) < size, "everything is reported as changed"
+    with co.beyond():
+        assert sum(length for _, length in ranges) < size, "everything is reported as changed"
 
 
 @case(363, CREATE, SNAPSHOT, METADATA, NODE, BLOCK)
+@must(
+    "GetMetadataAllocated",
+    "MUST NOT return tuples that end before starting_offset; beyond the volume is OUT_OF_RANGE",
+)
 def test_allocated_blocks_begin_at_starting_offset(co: Co) -> None:
     """GetMetadataAllocated: with starting_offset no range is reported that ends before it; beyond the
     volume OUT_OF_RANGE.
@@ -82,6 +97,10 @@ def test_allocated_blocks_begin_at_starting_offset(co: Co) -> None:
 
 
 @case(364, METADATA)
+@must(
+    "GetMetadataAllocated Errors, GetMetadataDelta Errors",
+    "a missing argument is INVALID_ARGUMENT, a snapshot that does not exist NOT_FOUND",
+)
 def test_metadata_needs_snapshots(co: Co) -> None:
     """GetMetadataAllocated, GetMetadataDelta: INVALID_ARGUMENT without ids; NOT_FOUND for no such snapshot."""
     allocated, delta = csi_pb2.GetMetadataAllocatedRequest, csi_pb2.GetMetadataDeltaRequest
@@ -94,6 +113,10 @@ def test_metadata_needs_snapshots(co: Co) -> None:
 
 
 @case(365, CREATE, SNAPSHOT, METADATA, BLOCK)
+@must(
+    "GetMetadataAllocated, GetMetadataDelta",
+    "an SP MUST terminate the stream only after all metadata is transmitted; there may be none",
+)
 def test_metadata_of_unwritten_volume_is_ok(co: Co) -> None:
     """GetMetadataAllocated, GetMetadataDelta: of a volume that was never written, OK. Skipped where the driver
     answers that it does not track changes (FAILED_PRECONDITION).
@@ -108,6 +131,10 @@ def test_metadata_of_unwritten_volume_is_ok(co: Co) -> None:
 
 
 @case(366, CREATE, SNAPSHOT, METADATA, BLOCK)
+@must(
+    "GetMetadataDelta Errors",
+    "an offset beyond the volume is OUT_OF_RANGE; an argument that is not valid INVALID_ARGUMENT",
+)
 def test_delta_across_volumes_or_beyond_the_end_is_refused(co: Co) -> None:
     """GetMetadataDelta: beyond the volume OUT_OF_RANGE; snapshots of two volumes INVALID_ARGUMENT (or
     FAILED_PRECONDITION).

@@ -1,5 +1,7 @@
 """Stage, publish, unpublish, unstage, in every order (C-201 to C-227)."""
 
+from pathlib import Path
+
 import pytest
 
 from crust.conformance.case import (
@@ -10,16 +12,25 @@ from crust.conformance.case import (
     MULTI_WRITER,
     NODE,
     STAGE,
+    beyond,
     case,
+    must,
+    should,
 )
 from crust.conformance.co import Co, Code, Mode, block, mount
 from crust.wire.csi.v1 import csi_pb2
 
 _UNKNOWN = "conformance-no-such-volume"
+_PATH_BYTES = 128
 _DATA = b"what a database has written"
 
 
 @case(201, CREATE, STAGE)
+@must(
+    "NodeStageVolume Errors",
+    "a volume that does not exist MUST be NOT_FOUND; volume_id, staging_target_path and "
+    "volume_capability are REQUIRED",
+)
 def test_stage_needs_a_volume_a_path_and_a_capability(co: Co) -> None:
     """NodeStageVolume: INVALID_ARGUMENT without one of them; NOT_FOUND for no such volume."""
     volume = co.volume()
@@ -34,8 +45,15 @@ def test_stage_needs_a_volume_a_path_and_a_capability(co: Co) -> None:
 
 
 @case(202, CREATE, STAGE)
+@must(
+    "NodeStageVolume, NodeUnstageVolume",
+    "idempotent: staged already, and not staged, MUST be OK; a volume that does not exist "
+    "is NOT_FOUND, or OK",
+)
 def test_stage_and_unstage_are_idempotent(co: Co) -> None:
-    """NodeStageVolume, NodeUnstageVolume: OK again; unstage is OK for what was never staged."""
+    """NodeStageVolume, NodeUnstageVolume: OK again; unstage is OK for what was never staged, and OK or NOT_FOUND for
+    no such volume.
+    """
     volume = co.volume()
     co.stage(volume)
     co.ask(co.node.NodeStageVolume, co.stage_request(volume))
@@ -45,10 +63,14 @@ def test_stage_and_unstage_are_idempotent(co: Co) -> None:
     for _ in range(3):
         co.ask(co.node.NodeUnstageVolume, request)
     request.volume_id = _UNKNOWN
-    co.ask(co.node.NodeUnstageVolume, request)
+    co.unknown(co.node.NodeUnstageVolume, request)
 
 
 @case(203, STAGE)
+@must(
+    "NodeUnstageVolume",
+    "volume_id and staging_target_path are REQUIRED (Error Scheme: INVALID_ARGUMENT)",
+)
 def test_unstage_needs_a_volume_and_a_path(co: Co) -> None:
     """NodeUnstageVolume: INVALID_ARGUMENT without one of them."""
     request = csi_pb2.NodeUnstageVolumeRequest
@@ -58,16 +80,28 @@ def test_unstage_needs_a_volume_and_a_path(co: Co) -> None:
 
 
 @case(204, CREATE, STAGE, BLOCK)
+@must(
+    "NodeStageVolume Errors",
+    "staged at this path but incompatible with volume_capability MUST be ALREADY_EXISTS",
+)
 def test_stage_with_other_capability_is_already_exists(co: Co) -> None:
-    """NodeStageVolume: another capability at the same path is ALREADY_EXISTS, and the volume stays staged."""
+    """NodeStageVolume: another capability at the same path is ALREADY_EXISTS (or what a capability is that the
+    volume does not have), and the volume stays staged.
+    """
     volume = co.volume()
     co.stage(volume)
     request = co.stage_request(volume, block())
-    co.refused(co.node.NodeStageVolume, request, Code.ALREADY_EXISTS)
+    other = (Code.FAILED_PRECONDITION, Code.INVALID_ARGUMENT)
+    co.refused(co.node.NodeStageVolume, request, Code.ALREADY_EXISTS, *other)
     co.publish(volume)
 
 
 @case(205, CREATE, STAGE)
+@beyond(
+    "NodeStageVolume",
+    "the CO SHALL ensure that there is one staging_target_path per volume; a renamed volume "
+    "has two",
+)
 def test_stage_at_second_path_keeps_data(co: Co) -> None:
     """NodeStageVolume: the same volume at another path (its PV was renamed) is not formatted."""
     volume = co.volume()
@@ -84,6 +118,11 @@ def test_stage_at_second_path_keeps_data(co: Co) -> None:
 
 
 @case(211, CREATE, NODE)
+@must(
+    "NodePublishVolume Errors",
+    "a volume that does not exist MUST be NOT_FOUND; volume_id, target_path and "
+    "volume_capability are REQUIRED",
+)
 def test_publish_needs_a_volume_a_path_and_a_capability(co: Co) -> None:
     """NodePublishVolume: INVALID_ARGUMENT without one of them; NOT_FOUND for no such volume."""
     volume = co.volume()
@@ -100,6 +139,14 @@ def test_publish_needs_a_volume_a_path_and_a_capability(co: Co) -> None:
 
 
 @case(212, CREATE, STAGE)
+@must(
+    "NodePublishVolume Errors",
+    "STAGE_UNSTAGE_VOLUME, and no staging_target_path, MUST be FAILED_PRECONDITION",
+)
+@beyond(
+    "NodePublishVolume",
+    "the CO MUST stage a volume first; a plugin that checks it keeps a pod from an empty directory",
+)
 def test_publish_needs_staging_first(co: Co) -> None:
     """NodePublishVolume: FAILED_PRECONDITION without staging_target_path, or when nothing is staged there."""
     volume = co.volume()
@@ -107,7 +154,9 @@ def test_publish_needs_staging_first(co: Co) -> None:
     target = co.target()
     co.unpublish_later(volume.volume_id, target)
     request = co.publish_request(volume, target)
-    co.refused(co.node.NodePublishVolume, request, Code.FAILED_PRECONDITION)
+    with co.beyond():
+        co.refused(co.node.NodePublishVolume, request, Code.FAILED_PRECONDITION)
+    co.unpublish(volume.volume_id, target)
     co.stage(volume)
     request.ClearField("staging_target_path")
     co.refused(co.node.NodePublishVolume, request, Code.FAILED_PRECONDITION)
@@ -115,6 +164,11 @@ def test_publish_needs_staging_first(co: Co) -> None:
 
 
 @case(213, CREATE, NODE)
+@must(
+    "NodePublishVolume",
+    "the SP SHALL place the mounted directory at target_path, and MUST ensure that the "
+    "volume can be used",
+)
 def test_a_filesystem_keeps_what_is_written(co: Co) -> None:
     """NodePublishVolume: mounted at the target; what is written is there after unpublish, unstage and
     another publish.
@@ -123,13 +177,17 @@ def test_a_filesystem_keeps_what_is_written(co: Co) -> None:
         capability = mount(fs_type)
         volume = co.volume(capability)
         target = co.use(volume, capability)
-        assert co.host.mounts_at(target) == 1
+        assert co.host.mounts_at(target), "nothing is mounted at the target"
         co.host.write(target / "file", _DATA)
         co.release(volume, target)
         assert co.host.read(co.use(volume, capability) / "file", 99) == _DATA
 
 
 @case(214, CREATE, NODE, BLOCK)
+@must(
+    "NodePublishVolume",
+    "the SP SHALL place the block device at target_path; it MUST be at least required_bytes",
+)
 def test_a_device_keeps_what_is_written(co: Co) -> None:
     """NodePublishVolume: a block device of the volume's size at the target; what is written stays."""
     volume = co.volume(block())
@@ -144,6 +202,7 @@ def test_a_device_keeps_what_is_written(co: Co) -> None:
 
 
 @case(215, CREATE, NODE)
+@must("NodePublishVolume", "idempotent: published at target_path already MUST be OK")
 def test_publish_is_idempotent(co: Co) -> None:
     """NodePublishVolume: repeated, it is OK and mounts nothing on top."""
     for capability in co.kinds:
@@ -155,6 +214,10 @@ def test_publish_is_idempotent(co: Co) -> None:
 
 
 @case(216, CREATE, NODE)
+@should(
+    "NodePublishVolume, second table",
+    "the same target with another argument SHOULD be ALREADY_EXISTS",
+)
 def test_publish_with_other_readonly_is_already_exists(co: Co) -> None:
     """NodePublishVolume: another readonly at the same target is ALREADY_EXISTS, and what is there stays."""
     volume = co.volume()
@@ -165,6 +228,7 @@ def test_publish_with_other_readonly_is_already_exists(co: Co) -> None:
 
 
 @case(217, CREATE, NODE)
+@beyond("Kubernetes", "a kubelet publishes again with new tokens in volume_context")
 def test_republish_with_changed_kubelet_keys_is_ok(co: Co) -> None:
     """NodePublishVolume: csi.storage.k8s.io/ keys (tokens, pods) that change with a republish do no harm."""
     volume = co.volume()
@@ -177,12 +241,20 @@ def test_republish_with_changed_kubelet_keys_is_ok(co: Co) -> None:
 
 
 @case(218, CREATE, NODE)
+@should(
+    "NodePublishVolume, second table",
+    "a second target, not MULTI_NODE, SHOULD be FAILED_PRECONDITION",
+)
 def test_single_node_writer_at_second_target_is_refused(co: Co) -> None:
     """NodePublishVolume, second-call table: SINGLE_NODE_WRITER at a second target is FAILED_PRECONDITION."""
     _second_target(co, Mode.SINGLE_NODE_WRITER)
 
 
 @case(219, CREATE, MULTI_WRITER)
+@should(
+    "NodePublishVolume, second table",
+    "a second target, SINGLE_NODE_SINGLE_WRITER, SHOULD be FAILED_PRECONDITION",
+)
 def test_single_writer_at_second_target_is_refused(co: Co) -> None:
     """NodePublishVolume, second-call table: SINGLE_NODE_SINGLE_WRITER at a second target is
     FAILED_PRECONDITION.
@@ -191,6 +263,11 @@ def test_single_writer_at_second_target_is_refused(co: Co) -> None:
 
 
 @case(220, CREATE, MULTI_WRITER)
+@must("NodePublishVolume", "the SP MUST ensure that the published volume can be used as described")
+@should(
+    "NodePublishVolume, second table",
+    "a second target, SINGLE_NODE_MULTI_WRITER, SHOULD be OK",
+)
 def test_multi_writer_at_second_target_is_ok(co: Co) -> None:
     """NodePublishVolume, second-call table: SINGLE_NODE_MULTI_WRITER at a second target is OK, and shows
     the same files.
@@ -198,7 +275,9 @@ def test_multi_writer_at_second_target_is_ok(co: Co) -> None:
     capability = mount(co.mount.mount.fs_type, Mode.SINGLE_NODE_MULTI_WRITER)
     volume = co.volume(capability)
     one = co.use(volume, capability)
-    other = co.publish(volume, capability)
+    other = co.published_again(volume, capability)
+    if other is None:
+        return
     co.host.write(one / "file", _DATA)
     assert co.host.read(other / "file", 99) == _DATA
     co.unpublish(volume.volume_id, one)
@@ -206,8 +285,13 @@ def test_multi_writer_at_second_target_is_ok(co: Co) -> None:
 
 
 @case(221, CREATE, NODE)
+@must(
+    "NodeUnpublishVolume",
+    "MUST undo the publish and delete what the SP created at target_path; idempotent; a "
+    "volume that does not exist is NOT_FOUND, or OK",
+)
 def test_unpublish_leaves_nothing_and_is_idempotent(co: Co) -> None:
-    """NodeUnpublishVolume: unmounts and removes the target; OK again, and for no such volume."""
+    """NodeUnpublishVolume: unmounts and removes the target; OK again; OK or NOT_FOUND for no such volume."""
     for capability in co.kinds:
         volume = co.volume(capability)
         target = co.use(volume, capability)
@@ -220,10 +304,14 @@ def test_unpublish_leaves_nothing_and_is_idempotent(co: Co) -> None:
         assert target.parent.exists()
         co.ask(co.node.NodeUnpublishVolume, request)
     request = csi_pb2.NodeUnpublishVolumeRequest(volume_id=_UNKNOWN, target_path=str(co.target()))
-    co.ask(co.node.NodeUnpublishVolume, request)
+    co.unknown(co.node.NodeUnpublishVolume, request)
 
 
 @case(222, NODE)
+@must(
+    "NodeUnpublishVolume",
+    "volume_id and target_path are REQUIRED (Error Scheme: INVALID_ARGUMENT)",
+)
 def test_unpublish_needs_a_volume_and_a_path(co: Co) -> None:
     """NodeUnpublishVolume: INVALID_ARGUMENT without one of them."""
     request = csi_pb2.NodeUnpublishVolumeRequest
@@ -233,18 +321,30 @@ def test_unpublish_needs_a_volume_and_a_path(co: Co) -> None:
 
 
 @case(224, CREATE, NODE)
+@must("NodePublishVolume, NodeStageVolume", "the SP MUST accept paths of at least 128 bytes")
+@should(
+    "NodePublishVolume, NodeStageVolume",
+    "the SP SHOULD support the maximum path length of the operating system",
+)
 def test_paths_may_be_long(co: Co) -> None:
-    """Size Limits: target and staging paths of at least 128 bytes are accepted."""
+    """Size Limits: target and staging paths of 128 bytes are accepted, and longer ones, too."""
     volume = co.volume()
-    staging = co.staging(volume, "long-" * 30)
-    co.stage(volume, path=staging)
-    target = co.target("pod-" * 32)
-    co.unpublish_later(volume.volume_id, target)
-    co.ask(co.node.NodePublishVolume, co.publish_request(volume, target, path=staging))
-    assert co.host.mounts_at(target) == 1
+    co.attach(volume)
+    staging = co.staging(volume, _filling(co.staging(volume).parent))
+    target = co.target(_filling(co.root / "pods"))
+    if len(str(target)) <= _PATH_BYTES:  # the operator's --target-root may be long
+        _publish_at(co, volume, staging, target)
+        co.unpublish(volume.volume_id, target)
+        co.unstage(volume, path=staging)
+    with co.should():
+        _publish_at(co, volume, co.staging(volume, "long-" * 30), co.target("pod-" * 32))
 
 
 @case(225, CREATE, STAGE)
+@beyond(
+    "NodeUnstageVolume",
+    "the CO MUST call it after all NodeUnpublishVolume; what is published should survive a mistake",
+)
 def test_unstage_while_published_keeps_data(co: Co) -> None:
     """NodeUnstageVolume: before NodeUnpublishVolume it may be refused; what is published stays readable."""
     volume = co.volume()
@@ -258,6 +358,10 @@ def test_unstage_while_published_keeps_data(co: Co) -> None:
 
 
 @case(226, CREATE, NODE, MOUNT_GROUP)
+@should(
+    "VolumeCapability",
+    "with VOLUME_MOUNT_GROUP, entries SHOULD be readable and writable by the group",
+)
 def test_mount_group_owns_root_of_volume(co: Co) -> None:
     """VOLUME_MOUNT_GROUP: the root of the mounted filesystem has the group that was delegated."""
     capability = mount(co.mount.mount.fs_type, group="4321")
@@ -267,6 +371,10 @@ def test_mount_group_owns_root_of_volume(co: Co) -> None:
 
 
 @case(227, NODE, EPHEMERAL)
+@beyond(
+    "Kubernetes",
+    "inline ephemeral volumes: NodePublishVolume creates one, NodeUnpublishVolume deletes it",
+)
 def test_an_ephemeral_volume_lives_as_long_as_its_pod(co: Co) -> None:
     """Inline ephemeral volumes: publish creates one; unpublish deletes it, and the next one is empty."""
     target = co.target()
@@ -279,6 +387,21 @@ def test_an_ephemeral_volume_lives_as_long_as_its_pod(co: Co) -> None:
         co.host.write(target / "file", _DATA)
         co.unpublish(volume_id, target)
         assert not target.exists()
+
+
+def _filling(parent: Path) -> str:
+    """A name with which parent/name/mount is as long as the paths that a driver must accept."""
+    return "x" * max(1, _PATH_BYTES - len(f"{parent}//mount"))
+
+
+def _publish_at(co: Co, volume: csi_pb2.Volume, staging: Path, target: Path) -> None:
+    """Undone in the end only where it was done: a driver that refuses a path cannot undo anything there."""
+    if STAGE in co.has:
+        co.ask(co.node.NodeStageVolume, co.stage_request(volume, path=staging))
+        co.later(lambda: co.unstage(volume, path=staging))
+    co.ask(co.node.NodePublishVolume, co.publish_request(volume, target, path=staging))
+    co.unpublish_later(volume.volume_id, target)
+    assert co.host.mounts_at(target), "nothing is mounted at the target"
 
 
 def _second_target(co: Co, mode: Mode.Mode.ValueType) -> None:

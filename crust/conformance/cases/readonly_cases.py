@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from crust.conformance.case import CREATE, NODE, PUBLISH, READONLY, case
+from crust.conformance.case import CREATE, NODE, PUBLISH, READONLY, beyond, case, must
 from crust.conformance.co import Co, Mode
 from crust.wire.csi.v1 import csi_pb2
 
@@ -10,6 +10,7 @@ _DATA = b"what a database has written"
 
 
 @case(223, CREATE, NODE)
+@must("NodePublishVolume", "with readonly the SP MUST publish the volume in readonly mode")
 def test_read_only_is_enforced(co: Co) -> None:
     """NodePublishVolume: with readonly nothing can be written, to a filesystem or to a device; without it the
     next publish can write again.
@@ -26,6 +27,7 @@ def test_read_only_is_enforced(co: Co) -> None:
 
 
 @case(237, CREATE, NODE)
+@beyond("AccessMode", "SINGLE_NODE_READER_ONLY is published as readonly; COs say readonly as well")
 def test_a_reader_mode_is_enforced(co: Co) -> None:
     """NodePublishVolume: under SINGLE_NODE_READER_ONLY nothing can be written, also without readonly."""
     for capability in co.kinds:
@@ -37,6 +39,10 @@ def test_a_reader_mode_is_enforced(co: Co) -> None:
 
 
 @case(238, CREATE, NODE)
+@beyond(
+    "VolumeCapability",
+    "mount_flags are the mount options that can be used for the volume; `ro` is one",
+)
 def test_a_read_only_flag_is_enforced(co: Co) -> None:
     """NodePublishVolume: under the mount flag `ro` nothing can be written, also without readonly."""
     reader = csi_pb2.VolumeCapability()
@@ -47,6 +53,7 @@ def test_a_read_only_flag_is_enforced(co: Co) -> None:
 
 
 @case(168, CREATE, PUBLISH, READONLY, NODE)
+@must("ControllerPublishVolume", "with readonly the SP MUST publish the volume in readonly mode")
 def test_attached_read_only_is_read_only(co: Co) -> None:
     """PUBLISH_READONLY: a volume that ControllerPublishVolume published read-only cannot be written, also
     when NodePublishVolume is without readonly.

@@ -2,8 +2,18 @@
 
 from pathlib import Path
 
-from crust.conformance.case import BLOCK, CREATE, MULTI_WRITER, NODE, STAGE, case
-from crust.conformance.co import Co, Code, Mode, block, mount
+from crust.conformance.case import (
+    BLOCK,
+    CHECKS_FS_TYPE,
+    CREATE,
+    MULTI_WRITER,
+    NODE,
+    STAGE,
+    case,
+    must,
+    should,
+)
+from crust.conformance.co import NO_FILESYSTEM, Co, Code, Mode, block, mount
 from crust.wire.csi.v1 import csi_pb2
 
 _DATA = b"what both of them see"
@@ -14,22 +24,29 @@ _MULTI_NODE = (
     Mode.MULTI_NODE_SINGLE_WRITER,
     Mode.MULTI_NODE_MULTI_WRITER,
 )
-_NO_FILESYSTEM = "crust-conformance-fs"
 
 
-@case(206, CREATE, STAGE)
+@case(206, CREATE, STAGE, CHECKS_FS_TYPE)
+@must(
+    "NodeStageVolume Errors",
+    "a capability that the volume does not support MUST be FAILED_PRECONDITION",
+)
 def test_stage_with_unknown_filesystem_is_refused(co: Co) -> None:
     """NodeStageVolume: an unknown filesystem is FAILED_PRECONDITION (or INVALID_ARGUMENT), and the volume
     can be staged after that.
     """
     volume = co.volume()
     co.attach(volume)
-    request = co.stage_request(volume, mount(_NO_FILESYSTEM))
+    request = co.stage_request(volume, mount(NO_FILESYSTEM))
     co.refused(co.node.NodeStageVolume, request, *_EXCEEDED)
     co.stage(volume)
 
 
-@case(228, CREATE, NODE)
+@case(228, CREATE, NODE, CHECKS_FS_TYPE)
+@should(
+    "NodePublishVolume",
+    "another volume_capability than the volume was staged with SHOULD be FAILED_PRECONDITION",
+)
 def test_publish_with_unknown_filesystem_is_refused(co: Co) -> None:
     """NodePublishVolume: an unknown filesystem is FAILED_PRECONDITION (or INVALID_ARGUMENT), and nothing is
     mounted.
@@ -38,12 +55,16 @@ def test_publish_with_unknown_filesystem_is_refused(co: Co) -> None:
     co.stage(volume)
     target = co.target()
     co.unpublish_later(volume.volume_id, target)
-    request = co.publish_request(volume, target, mount(_NO_FILESYSTEM))
+    request = co.publish_request(volume, target, mount(NO_FILESYSTEM))
     co.refused(co.node.NodePublishVolume, request, *_EXCEEDED)
     assert not co.host.mounts_at(target)
 
 
 @case(229, CREATE, MULTI_WRITER)
+@should(
+    "NodePublishVolume, second table",
+    "the same target with another argument SHOULD be ALREADY_EXISTS",
+)
 def test_another_capability_at_the_same_target_is_a_conflict(co: Co) -> None:
     """NodePublishVolume, second-call table: the same target with another mode, or with mount flags, is
     ALREADY_EXISTS (or FAILED_PRECONDITION), and what is there stays.
@@ -62,6 +83,10 @@ def test_another_capability_at_the_same_target_is_a_conflict(co: Co) -> None:
 
 
 @case(230, CREATE, NODE, BLOCK)
+@should(
+    "NodePublishVolume, second table",
+    "the same target with another argument SHOULD be ALREADY_EXISTS",
+)
 def test_another_access_type_at_the_same_target_is_a_conflict(co: Co) -> None:
     """NodePublishVolume, second-call table: a device at the target of a filesystem is ALREADY_EXISTS (or
     FAILED_PRECONDITION).
@@ -74,6 +99,10 @@ def test_another_access_type_at_the_same_target_is_a_conflict(co: Co) -> None:
 
 
 @case(231, CREATE, MULTI_WRITER)
+@should(
+    "NodePublishVolume",
+    "a second publish with another volume_capability SHOULD be FAILED_PRECONDITION",
+)
 def test_another_capability_at_another_target_is_refused(co: Co) -> None:
     """NodePublishVolume: a second target with another volume_capability is FAILED_PRECONDITION."""
     shared = _of_mode(co, Mode.SINGLE_NODE_MULTI_WRITER)
@@ -88,6 +117,15 @@ def test_another_capability_at_another_target_is_refused(co: Co) -> None:
 
 
 @case(232, CREATE, MULTI_WRITER)
+@must(
+    "NodePublishVolume",
+    "with readonly the SP MUST publish in readonly mode, and without it so that the volume "
+    "can be used as described",
+)
+@should(
+    "NodePublishVolume, second table",
+    "a second target, SINGLE_NODE_MULTI_WRITER, with another argument SHOULD be OK",
+)
 def test_readonly_target_beside_writer_is_ok(co: Co) -> None:
     """NodePublishVolume, second-call table: SINGLE_NODE_MULTI_WRITER at a second target with readonly is OK,
     in either order; it reads what the other one writes, and cannot write.
@@ -97,7 +135,9 @@ def test_readonly_target_beside_writer_is_ok(co: Co) -> None:
         volume = co.volume(shared)
         co.stage(volume, shared)
         first = co.publish(volume, shared, readonly=reader_first)
-        second = co.publish(volume, shared, readonly=not reader_first)
+        second = co.published_again(volume, shared, readonly=not reader_first)
+        if second is None:
+            continue
         reader, writer = (first, second) if reader_first else (second, first)
         co.host.write(writer / "file", _DATA)
         assert co.host.read(reader / "file", 99) == _DATA
@@ -105,6 +145,11 @@ def test_readonly_target_beside_writer_is_ok(co: Co) -> None:
 
 
 @case(233, CREATE, MULTI_WRITER, BLOCK)
+@must("NodePublishVolume", "the SP MUST ensure that the published volume can be used as described")
+@should(
+    "NodePublishVolume, second table",
+    "a second target, SINGLE_NODE_MULTI_WRITER, SHOULD be OK",
+)
 def test_raw_multi_writer_targets_share_one_device(co: Co) -> None:
     """NodePublishVolume, second-call table: a raw SINGLE_NODE_MULTI_WRITER volume at two targets is one
     device; unpublishing one leaves the other.
@@ -112,7 +157,9 @@ def test_raw_multi_writer_targets_share_one_device(co: Co) -> None:
     shared = block(Mode.SINGLE_NODE_MULTI_WRITER)
     volume = co.volume(shared)
     first = co.use(volume, shared)
-    second = co.publish(volume, shared)
+    second = co.published_again(volume, shared)
+    if second is None:
+        return
     co.host.write(first, _DATA)
     assert co.host.read(second, len(_DATA)) == _DATA
     co.unpublish(volume.volume_id, first)
@@ -120,6 +167,10 @@ def test_raw_multi_writer_targets_share_one_device(co: Co) -> None:
 
 
 @case(234, CREATE, NODE)
+@should(
+    "NodePublishVolume, second table",
+    "a second target, not MULTI_NODE, SHOULD be FAILED_PRECONDITION",
+)
 def test_single_node_reader_at_second_target_is_refused(co: Co) -> None:
     """NodePublishVolume, second-call table: SINGLE_NODE_READER_ONLY at the same target is OK, at a second one
     FAILED_PRECONDITION.
@@ -136,6 +187,10 @@ def test_single_node_reader_at_second_target_is_refused(co: Co) -> None:
 
 
 @case(235, CREATE, NODE, "parameters.multi_node")
+@should(
+    "NodePublishVolume, second table",
+    "a second target, MULTI_NODE, SHOULD be OK; the same one with another argument ALREADY_EXISTS",
+)
 def test_multi_node_modes_at_second_target_are_ok(co: Co) -> None:
     """NodePublishVolume, second-call table: the MULTI_NODE modes at a second target of a node are OK, at the
     same one with other arguments ALREADY_EXISTS.

@@ -12,6 +12,7 @@ from crust.conformance.case import (
     PUBLISH,
     SNAPSHOT,
     STAGE,
+    beyond,
     case,
 )
 from crust.conformance.co import Co, Code
@@ -34,6 +35,11 @@ _LONG = "x" * 120
 
 
 @case(21)
+@beyond(
+    "Size Limits",
+    "strings have at most 128 bytes; CSI does not say what an odd id is answered, if not "
+    "that it is unknown",
+)
 def test_odd_ids_are_refused_or_not_found(co: Co) -> None:
     """Size Limits: an id that is too long, a path, or odd is refused or not found, in every RPC; never
     an internal error.
@@ -48,6 +54,10 @@ def test_odd_ids_are_refused_or_not_found(co: Co) -> None:
 
 
 @case(22, CREATE)
+@beyond(
+    "Size Limits",
+    "a CO's maps have at most 4 KiB; that a plugin refuses larger ones is practice",
+)
 def test_every_map_of_parameters_has_at_most_4_kib(co: Co) -> None:
     """Size Limits: parameters of more than 4 KiB are INVALID_ARGUMENT for snapshots, groups and GetCapacity."""
     volume_id = co.volume().volume_id
@@ -66,6 +76,11 @@ def test_every_map_of_parameters_has_at_most_4_kib(co: Co) -> None:
 
 
 @case(23, CREATE, NODE)
+@beyond(
+    "Size Limits",
+    "a CO's maps have at most 4 KiB; that a plugin refuses larger ones, and counts no token "
+    "of a kubelet, is practice",
+)
 def test_every_context_has_at_most_4_kib(co: Co) -> None:
     """Size Limits: volume_context and publish_context of more than 4 KiB are INVALID_ARGUMENT; the tokens and
     pods that a kubelet adds are not counted.
@@ -86,6 +101,10 @@ def test_every_context_has_at_most_4_kib(co: Co) -> None:
 
 
 @case(24, CREATE, NODE)
+@beyond(
+    "Size Limits",
+    "a CO's maps have at most 4 KiB; that a plugin refuses larger ones is practice",
+)
 def test_every_map_of_secrets_has_at_most_4_kib(co: Co) -> None:
     """Size Limits: secrets of more than 4 KiB are INVALID_ARGUMENT, whatever they are used for."""
     volume = co.volume()
@@ -109,6 +128,10 @@ def test_every_map_of_secrets_has_at_most_4_kib(co: Co) -> None:
 
 
 @case(25, CREATE, NODE)
+@beyond(
+    "VolumeCapability",
+    "mount_flags SHALL NOT exceed 4 KiB; that a plugin refuses more is practice",
+)
 def test_mount_flags_have_at_most_4_kib(co: Co) -> None:
     """Size Limits: mount_flags of more than 4 KiB are INVALID_ARGUMENT, and nothing is mounted."""
     volume = co.volume()

@@ -2,7 +2,7 @@
 
 Proxy and shim forward calls in the same way in both profiles: behind them one complete run is enough, and in the
 other profile the cases that it concerns. With TESTS_REPORTS, a directory, all six runs are complete, and each leaves
-a JUnit report there (`make conformance`).
+a JUnit and a JSON report there (`make conformance`).
 """
 
 import os
@@ -70,11 +70,13 @@ def test_the_driver_conforms(base: Path, profile: Profile, way: own_driver.Way) 
                 log=driver.log,
                 restart_command=driver.restart_command,
                 only=tuple(sorted(only)),
-                junit=_report(profile, way),
+                junit=_report(f"csi-{profile}-{way}.xml"),
+                json=_report(f"csi-{profile}-{way}.json"),
+                strict=True,
                 timeout_s=60.0,
             )
         )
-        assert not outcome.failed
+        assert outcome.results.numbers("failed", "warning", "note") == frozenset()
         assert outcome.exit_code == 0
     skipped = _NOT_APPLICABLE | _OTHER_PROFILE[profile] | (set() if way == "alone" else _DEFERRAL)
     assert set(outcome.skipped) == (skipped & only if only else skipped)
@@ -85,7 +87,9 @@ def _is_complete(profile: Profile, way: own_driver.Way) -> bool:
     return "TESTS_REPORTS" in os.environ or profile in _COMPLETE[way]
 
 
-def _report(profile: Profile, way: str) -> Path | None:
+def _report(name: str) -> Path | None:
     if "TESTS_REPORTS" not in os.environ:
         return None
-    return Path(os.environ["TESTS_REPORTS"], f"csi-{profile}-{way}.xml").absolute()
+    directory = Path(os.environ["TESTS_REPORTS"]).absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory / name

@@ -38,6 +38,7 @@ def test_wrapped_driver_conforms_as_it_does_alone(
         with_wrap = _outcome(wrapped / way, kind, way=way)
         assert with_wrap.passed == without.passed
         assert with_wrap.failed == without.failed
+        assert (with_wrap.warned, with_wrap.noted) == (without.warned, without.noted)
         assert set(with_wrap.skipped) == set(without.skipped)
 
 
@@ -54,7 +55,6 @@ def _outcome(base: Path, kind: str, *, way: str) -> suite.Outcome:
         given = Parameters(
             secrets={"token": cloud.TOKEN},
             size_bytes=64 * MIB,
-            unknown_parameters_refused=kind == "cloud",
             deferral=False,
         )
         options = Options(

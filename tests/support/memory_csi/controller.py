@@ -355,6 +355,8 @@ class Controller:
 
 def _by_index(ids: list[str], max_entries: int, token: str) -> tuple[list[str], str]:
     """The classic mistake: a token that is a position."""
+    if token and not token.startswith("after:"):
+        raise Refused(Code.ABORTED, "no such token")
     start = int(token.removeprefix("after:") or 0) if token else 0
     end = start + max_entries if max_entries else len(ids)
     return ids[start:end], f"after:{end}" if end < len(ids) else ""

@@ -163,14 +163,14 @@ class MemoryDriver:
 
     def _controller_capabilities(self, context: grpc.ServicerContext) -> Any:
         types = [*self.identity.controller]
-        if extensions.NODE_INFO in _opted(context):
+        if extensions.NODE_INFO in self._opted(context):
             types += NODE_INFO["controller"]
         of = csi_pb2.ControllerServiceCapability
         wire = [of(rpc=of.RPC(type=each)) for each in types]  # type: ignore[arg-type]
         return csi_pb2.ControllerGetCapabilitiesResponse(capabilities=wire)
 
     def _node_capabilities(self, context: grpc.ServicerContext) -> Any:
-        opted = _opted(context)
+        opted = self._opted(context)
         types = [*self.identity.node]
         if extensions.DEFERRAL in opted or "defers-to-all" in self.faults:
             types += DEFERRAL
@@ -180,6 +180,10 @@ class MemoryDriver:
         wire = [of(rpc=of.RPC(type=each)) for each in types]  # type: ignore[arg-type]
         return csi_pb2.NodeGetCapabilitiesResponse(capabilities=wire)
 
+    def _opted(self, context: grpc.ServicerContext) -> list[str]:
+        said = [str(value) for key, value in context.invocation_metadata() if key == extensions.KEY]
+        return ",".join(said).split(",")
+
     def _give(self, answer: Any, context: grpc.ServicerContext) -> Any:
         if not isinstance(answer, Refused):
             return answer
@@ -187,11 +191,6 @@ class MemoryDriver:
             context.set_trailing_metadata((("grpc-status-details-bin", answer.details),))
         context.abort(answer.code, answer.message)
         raise AssertionError("abort raises")
-
-
-def _opted(context: grpc.ServicerContext) -> list[str]:
-    said = [str(value) for key, value in context.invocation_metadata() if key == extensions.KEY]
-    return ",".join(said).split(",")
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """Drivers that break one rule each, and the case that must fail."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+from crust.conformance.case import Strength
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.memory_csi.driver import Twist
 from tests.support.memory_csi.state import Code, Refused
@@ -12,7 +13,7 @@ from tests.support.memory_csi.state import Code, Refused
 
 @dataclass(frozen=True)
 class Mutant:
-    """One broken driver."""
+    """One broken driver. `strength` is that of the clause that it breaks, where that is not the case's own."""
 
     case: str
     name: str
@@ -20,6 +21,17 @@ class Mutant:
     faults: tuple[str, ...] = ()
     profile: Any = "1.13"
     offline: bool = False
+    strength: Strength | None = None
+
+
+def warned(mutant: Mutant) -> Mutant:
+    """It breaks a SHOULD of a case that has a MUST."""
+    return replace(mutant, strength=Strength.SHOULD)
+
+
+def noted(mutant: Mutant) -> Mutant:
+    """It differs in what CSI leaves open, in a case that has a stronger clause."""
+    return replace(mutant, strength=Strength.BEYOND)
 
 
 def _honest(_method: str, _request: Any, answer: Any) -> Any:
@@ -108,6 +120,24 @@ def _every_other(number: int, method: str) -> Mutant:
     return Mutant(_name(number), f"{method}-one-at-a-time", start)
 
 
+def _fails(_: Any) -> Any:
+    return Refused(Code.INTERNAL, "not now")
+
+
+def _one_less(answer: Any) -> Any:
+    answer.capabilities.pop()
+    return answer
+
+
+def _every_other_call(method: str, change: Callable[[Any], Any]) -> Twist:
+    calls = count()
+
+    def twist(called: str, _request: Any, answer: Any) -> Any:
+        return change(answer) if called == method and next(calls) % 2 else answer
+
+    return twist
+
+
 def _context_changes() -> Twist:
     calls = count()
 
@@ -178,18 +208,30 @@ UNREADY, RANGE = Code.FAILED_PRECONDITION, Code.OUT_OF_RANGE
 IDENTITY = (
     altered(1, "GetPluginInfo", lambda a: setattr(a, "name", "-odd name-"), "odd-name"),
     altered(1, "GetPluginInfo", lambda a: a.ClearField("vendor_version"), "no-version"),
-    altered(2, "Probe", lambda a: setattr(a.ready, "value", False), "not-ready"),
-    altered(
-        3, "ControllerGetCapabilities", lambda a: a.capabilities.append(a.capabilities[0]), "x2"
+    Mutant("C-002", "fails-now-and-then", lambda: _every_other_call("Probe", _fails)),
+    noted(altered(2, "Probe", lambda a: setattr(a.ready, "value", False), "not-ready")),
+    Mutant("C-003", "changes", lambda: _every_other_call("GetPluginCapabilities", _one_less)),
+    noted(
+        altered(
+            3, "ControllerGetCapabilities", lambda a: a.capabilities.append(a.capabilities[0]), "x2"
+        )
     ),
-    altered(3, "GetPluginCapabilities", lambda a: a.capabilities.append(_Plugin()), "typeless"),
+    noted(
+        altered(3, "GetPluginCapabilities", lambda a: a.capabilities.append(_Plugin()), "typeless")
+    ),
     altered(4, "GetPluginCapabilities", lambda a: a.capabilities.pop(0), "no-controller"),
     altered(5, "ControllerGetCapabilities", lambda a: a.capabilities.pop(2), "unadvertised"),
     altered(6, "NodeGetCapabilities", lambda a: a.capabilities.append(_CONDITION), "of-1.12"),
     faulty(7, "defers-to-all"),
     altered(8, "NodeGetInfo", lambda a: a.ClearField("node_id"), "no-id"),
     altered(8, "NodeGetInfo", lambda a: setattr(a, "node_id", "n" * 257), "long-id"),
-    altered(9, "NodeGetInfo", lambda a: a.ClearField("accessible_topology"), "no-topology"),
+    altered(
+        9,
+        "NodeGetInfo",
+        lambda a: a.accessible_topology.segments.update({"crust.dev/Node": "b"}),
+        "a-key-twice",
+    ),
+    noted(altered(9, "NodeGetInfo", lambda a: a.ClearField("accessible_topology"), "no-topology")),
     faulty(10, "lock-beside-socket"),
     altered(11, "NodeGetID", lambda a: setattr(a, "node_id", "another"), "other-id"),
     wrong_code(12, "ControllerGetNodeInfo", GONE),
@@ -231,7 +273,7 @@ CREATING = (
     not_refused(105, "CreateVolume", INVALID),
     faulty(106, "no-sidecars"),
     refused(107, "CreateVolume", lambda r: len(r.name.encode()) > 127, INVALID),
-    not_refused(107, "CreateVolume", INVALID),
+    noted(not_refused(107, "CreateVolume", INVALID)),
     faulty(108, "slash-is-underscore"),
     refused(108, "CreateVolume", lambda r: not r.name.isascii(), INVALID),
     not_refused(109, "CreateVolume", INVALID),
@@ -242,7 +284,7 @@ CREATING = (
     not_refused(112, "DeleteVolume", INVALID),
     faulty(113, "delete-is-nothing"),
     faulty(114, "deletes-in-use"),
-    not_refused(114, "DeleteVolume", UNREADY),
+    noted(not_refused(114, "DeleteVolume", UNREADY)),
     wrong_code(115, "CreateVolume", EXISTS),
     faulty(115, "forgets-usage"),
     faulty(116, "rounds-down"),
@@ -253,7 +295,9 @@ CREATING = (
     altered(122, "ValidateVolumeCapabilities", lambda a: a.ClearField("confirmed"), "never"),
     altered(123, "ValidateVolumeCapabilities", lambda a: a.confirmed.SetInParent(), "always"),
     faulty(124, "confirms-the-first"),
-    altered(124, "ValidateVolumeCapabilities", lambda a: a.ClearField("message"), "no-message"),
+    noted(
+        altered(124, "ValidateVolumeCapabilities", lambda a: a.ClearField("message"), "no-message")
+    ),
     faulty(125, "a-mode-is-lost"),
     refused(125, "CreateVolume", lambda r: _mode_of(r) == 5, Code.INTERNAL),
 )
@@ -297,7 +341,7 @@ LISTING = (
     altered(131, "ListVolumes", lambda a: a.entries.pop(), "one-less"),
     faulty(131, "delete-is-nothing"),
     wrong_code(132, "ListVolumes", Code.ABORTED),
-    not_refused(132, "ListVolumes", INVALID),
+    noted(not_refused(132, "ListVolumes", INVALID)),
     altered(133, "ListVolumes", lambda a: a.entries.append(a.entries[0]), "one-twice"),
     altered(133, "ListVolumes", lambda a: a.ClearField("next_token"), "one-page-only"),
     faulty(134, "token-is-index"),
@@ -309,14 +353,17 @@ LISTING = (
     ),
     wrong_code(136, "ControllerGetVolume", GONE),
     faulty(137, "lists-ephemeral"),
-    altered(136, "ControllerGetVolume", lambda a: a.volume.ClearField("capacity_bytes"), "no-size"),
+    altered(136, "ControllerGetVolume", lambda a: setattr(a.volume, "capacity_bytes", 1), "size"),
     altered(141, "GetCapacity", lambda a: setattr(a, "available_capacity", -1), "negative"),
-    altered(142, "GetCapacity", lambda a: setattr(a, "available_capacity", 1), "too-little"),
-    altered(
-        145,
-        "ControllerGetVolumeHealth",
-        lambda a: a.volume_health.health_statuses.append(_DEGRADED),
-        "always-degraded",
+    wrong_code(142, "CreateVolume", RANGE),
+    noted(altered(142, "GetCapacity", lambda a: setattr(a, "available_capacity", 1), "too-little")),
+    noted(
+        altered(
+            145,
+            "ControllerGetVolumeHealth",
+            lambda a: a.volume_health.health_statuses.append(_DEGRADED),
+            "always-degraded",
+        )
     ),
     wrong_code(145, "ControllerGetVolumeHealth", GONE),
     wrong_code(146, "ControllerListVolumeHealth", Code.ABORTED),
@@ -325,13 +372,13 @@ LISTING = (
 ATTACHING = (
     wrong_code(161, "ControllerPublishVolume", GONE),
     not_refused(161, "ControllerPublishVolume", INVALID),
-    refused(162, "ControllerUnpublishVolume", _unknown),
+    warned(refused(162, "ControllerUnpublishVolume", _unknown)),
     not_refused(162, "ControllerUnpublishVolume", INVALID),
     not_refused(163, "ControllerPublishVolume", EXISTS),
     faulty(164, "detach-needs-node"),
     not_refused(165, "ControllerPublishVolume", UNREADY),
-    _says(165, "it is elsewhere", b"", "does-not-name-the-node"),
-    not_refused(166, "ControllerPublishVolume", Code.RESOURCE_EXHAUSTED),
+    warned(_says(165, "it is elsewhere", b"", "does-not-name-the-node")),
+    noted(not_refused(166, "ControllerPublishVolume", Code.RESOURCE_EXHAUSTED)),
     wrong_code(166, "ControllerPublishVolume", Code.RESOURCE_EXHAUSTED),
     Mutant("C-166", "never-free-again", lambda: _never_free_again()),
     not_refused(167, "ControllerPublishVolume", EXISTS),
@@ -356,7 +403,7 @@ ATTACHING = (
     ),
     not_refused(181, "ControllerModifyVolume", INVALID),
     not_refused(182, "ControllerModifyVolume", INVALID),
-    not_refused(183, "CreateVolume", INVALID),
+    noted(not_refused(183, "CreateVolume", INVALID)),
     refused(183, "CreateVolume", lambda r: len(r.mutable_parameters) == 1, INVALID),
     faulty(184, "no-sidecars"),
     refused(185, "ControllerModifyVolume", lambda r: True, UNREADY),
@@ -373,7 +420,7 @@ ATTACHING = (
 PUBLISHING = (
     wrong_code(201, "NodeStageVolume", GONE),
     not_refused(201, "NodeStageVolume", INVALID),
-    refused(202, "NodeUnstageVolume", _unknown),
+    refused(202, "NodeUnstageVolume", _unknown, Code.INTERNAL),
     not_refused(203, "NodeUnstageVolume", INVALID),
     not_refused(204, "NodeStageVolume", EXISTS),
     faulty(204, "restage-unstages"),
@@ -393,11 +440,12 @@ PUBLISHING = (
     not_refused(219, "NodePublishVolume", UNREADY),
     faulty(220, "unpublish-forgets-all"),
     faulty(221, "target-stays"),
-    refused(221, "NodeUnpublishVolume", _unknown),
+    refused(221, "NodeUnpublishVolume", _unknown, Code.INTERNAL),
     not_refused(222, "NodeUnpublishVolume", INVALID),
     faulty(223, "readonly-is-writable"),
     faulty(223, "readonly-for-ever"),
-    faulty(224, "short-paths"),
+    refused(224, "NodePublishVolume", lambda r: len(r.target_path) > 127, INVALID),
+    warned(faulty(224, "short-paths")),
     faulty(225, "unstage-rips"),
     faulty(226, "no-group"),
     faulty(227, "ephemeral-stays"),
@@ -408,9 +456,9 @@ PUBLISHING = (
     not_refused(230, "NodePublishVolume", EXISTS),
     not_refused(231, "NodePublishVolume", UNREADY),
     faulty(232, "readonly-is-writable"),
-    faulty(232, "never-shares"),
+    warned(faulty(232, "never-shares")),
     faulty(232, "readonly-is-for-all"),
-    faulty(233, "never-shares"),
+    warned(faulty(233, "never-shares")),
     faulty(233, "unpublish-forgets-all"),
     not_refused(234, "NodePublishVolume", UNREADY),
     faulty(235, "never-shares"),
@@ -419,7 +467,8 @@ PUBLISHING = (
     faulty(238, "ro-is-writable"),
     wrong_code(241, "NodeGetVolumeStats", GONE),
     not_refused(241, "NodeGetVolumeStats", INVALID),
-    faulty(242, "constant-stats"),
+    altered(242, "NodeGetVolumeStats", lambda a: setattr(a.usage[0], "used", -1), "negative"),
+    noted(faulty(242, "constant-stats")),
     altered(243, "NodeGetVolumeStats", lambda a: setattr(a.usage[0], "total", 1), "wrong-size"),
     Mutant(
         "C-244",
@@ -443,12 +492,12 @@ PUBLISHING = (
 )
 
 COPYING = (
-    wrong_code(301, "CreateSnapshot", GONE),
+    noted(wrong_code(301, "CreateSnapshot", GONE)),
     not_refused(301, "CreateSnapshot", INVALID),
     not_refused(302, "CreateSnapshot", EXISTS),
     not_refused(303, "DeleteSnapshot", INVALID),
     refused(304, "CreateSnapshot", lambda r: not r.name.isascii(), INVALID),
-    not_refused(304, "CreateSnapshot", INVALID),
+    noted(not_refused(304, "CreateSnapshot", INVALID)),
     faulty(305, "snapshot-shares"),
     faulty(305, "restore-empty"),
     faulty(306, "restore-torn"),
@@ -468,16 +517,17 @@ COPYING = (
     wrong_code(312, "CreateVolume", GONE),
     wrong_code(312, "CreateVolume", RANGE),
     altered(321, "ListSnapshots", lambda a: a.ClearField("entries"), "empty"),
-    faulty(322, "token-is-index"),
+    noted(faulty(322, "token-is-index")),
     wrong_code(322, "ListSnapshots", Code.ABORTED),
     wrong_code(323, "GetSnapshot", GONE),
-    wrong_code(341, "CreateVolumeGroupSnapshot", GONE),
+    not_refused(341, "CreateVolumeGroupSnapshot", INVALID),
+    noted(wrong_code(341, "CreateVolumeGroupSnapshot", GONE)),
     not_refused(342, "CreateVolumeGroupSnapshot", EXISTS),
     altered(
         342, "CreateVolumeGroupSnapshot", lambda a: a.group_snapshot.snapshots.pop(), "one-less"
     ),
     not_refused(343, "GetVolumeGroupSnapshot", INVALID),
-    not_refused(344, "DeleteSnapshot", INVALID),
+    wrong_code(344, "DeleteSnapshot", INVALID),
     not_refused(345, "DeleteVolumeGroupSnapshot", INVALID),
     faulty(346, "group-out-of-order"),
     faulty(361, "misses-blocks"),
@@ -485,7 +535,7 @@ COPYING = (
     faulty(361, "blocks-descend"),
     faulty(361, "fixed-lengths-differ"),
     faulty(362, "misses-blocks"),
-    faulty(362, "delta-is-everything"),
+    noted(faulty(362, "delta-is-everything")),
     faulty(363, "offset-ignored"),
     wrong_code(364, "GetMetadataAllocated", GONE),
     wrong_code(364, "GetMetadataDelta", INVALID),
@@ -495,24 +545,32 @@ COPYING = (
 )
 
 TROUBLE = (
-    faulty(401, "races-CreateVolume"),
+    faulty(401, "never-idempotent"),
+    warned(faulty(401, "races-CreateVolume")),
     _every_other(402, "CreateVolume"),
-    faulty(403, "races-NodePublishVolume"),
-    faulty(403, "races-NodeUnpublishVolume"),
+    faulty(403, "mounts-again"),
+    warned(faulty(403, "races-NodePublishVolume")),
+    warned(faulty(403, "races-NodeUnpublishVolume")),
     refused(404, "DeleteVolume", lambda r: not _unknown(r), Code.INTERNAL),
     faulty(405, "mounts-again"),
-    faulty(406, "races-ControllerPublishVolume"),
-    faulty(406, "races-ControllerUnpublishVolume"),
-    faulty(407, "races-NodeStageVolume"),
-    faulty(407, "races-NodeUnstageVolume"),
-    faulty(408, "races-CreateSnapshot"),
-    faulty(408, "races-DeleteSnapshot"),
-    faulty(409, "races-CreateVolumeGroupSnapshot"),
-    faulty(409, "races-DeleteVolumeGroupSnapshot"),
-    faulty(410, "races-ControllerExpandVolume"),
-    faulty(411, "races-NodeExpandVolume"),
+    Mutant("C-406", "refuses-the-retry", lambda: _refuses_the_retry("ControllerPublishVolume")),
+    warned(faulty(406, "races-ControllerPublishVolume")),
+    warned(faulty(406, "races-ControllerUnpublishVolume")),
+    Mutant("C-407", "refuses-the-retry", lambda: _refuses_the_retry("NodeStageVolume")),
+    warned(faulty(407, "races-NodeStageVolume")),
+    warned(faulty(407, "races-NodeUnstageVolume")),
+    Mutant("C-408", "refuses-the-retry", lambda: _refuses_the_retry("CreateSnapshot")),
+    warned(faulty(408, "races-CreateSnapshot")),
+    warned(faulty(408, "races-DeleteSnapshot")),
+    Mutant("C-409", "refuses-the-retry", lambda: _refuses_the_retry("CreateVolumeGroupSnapshot")),
+    warned(faulty(409, "races-CreateVolumeGroupSnapshot")),
+    warned(faulty(409, "races-DeleteVolumeGroupSnapshot")),
+    Mutant("C-410", "refuses-the-retry", lambda: _refuses_the_retry("ControllerExpandVolume")),
+    warned(faulty(410, "races-ControllerExpandVolume")),
+    warned(faulty(411, "races-NodeExpandVolume")),
     faulty(411, "grow-loses"),
-    faulty(412, "races-DeleteVolume"),
+    Mutant("C-412", "refuses-the-retry", lambda: _refuses_the_retry("DeleteVolume")),
+    warned(faulty(412, "races-DeleteVolume")),
     Mutant("C-413", "a-snapshot-each-time", lambda: _new_each_time("CreateSnapshot")),
     faulty(413, "snapshots-freeze"),
     Mutant("C-414", "refuses-the-retry", lambda: _refuses_the_retry("ControllerExpandVolume")),

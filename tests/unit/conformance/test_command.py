@@ -1,11 +1,14 @@
 """`crust conformance`: flags, parameters file, and a driver that does not answer."""
 
+import json
 import os
 import signal
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
@@ -14,7 +17,7 @@ from crust import errors
 from crust.cli.main import main
 from crust.conformance import options, suite
 from crust.conformance.case import CREATE
-from crust.conformance.options import Options
+from crust.conformance.options import Options, Parameters
 from tests.support.memory_csi.driver import MemoryDriver, MemoryHost, serving
 from tests.support.memory_csi.state import Code, Refused
 
@@ -59,53 +62,120 @@ def test_invalid_endpoint_is_reported(tmp_path: Path) -> None:
     assert "give unix:///path/of/csi.sock" in result.output
 
 
-@pytest.mark.parametrize("place", ["{tmp}/file", "/proc/sys"])
-def test_unwritable_report_is_refused_before_a_case_runs(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("place", ["{tmp}/file", "{tmp}/not-there", "/proc/sys"])
+@pytest.mark.parametrize("option", ["--junit", "--json"])
+def test_unwritable_report_is_refused_before_a_case_runs(
+    tmp_path: Path, place: str, option: str
+) -> None:
     (tmp_path / "file").touch()
-    report = f"{place.format(tmp=tmp_path)}/report.xml"
+    report = f"{place.format(tmp=tmp_path)}/report"
     arguments = ["conformance", f"--endpoint={tmp_path}/csi.sock", f"--target-root={tmp_path}"]
-    result = CliRunner().invoke(main, [*arguments, f"--junit={report}"])
+    result = CliRunner().invoke(main, [*arguments, f"{option}={report}"])
     assert result.exit_code == 2
     assert f"the report {report} cannot be written" in result.output
+    assert "create the directory, or choose another one" in result.output
+    assert not (tmp_path / "not-there").exists()
 
 
-@pytest.mark.parametrize("only", [("C-999",), ("C-001", "c-101")])
+@pytest.mark.parametrize("option", ["--only", "--skip"])
+@pytest.mark.parametrize("pattern", ["C-999", "all", "C-101..", "C-130..C-120"])
 def test_unknown_case_is_reported_and_none_is_run(
-    tmp_path: Path, only: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, option: str, pattern: str
 ) -> None:
-    driver = MemoryDriver("1.13")
-    socket = tmp_path / "csi.sock"
-    given = Options(socket=str(socket), target_root=tmp_path, only=only, timeout_s=3.0)
-    with serving(driver, socket):
-        outcome = suite.run(given, MemoryHost(driver))
-    assert (outcome.exit_code, outcome.passed) == (2, frozenset())
-    assert f"no such case: {only[-1]}" in capsys.readouterr().err
+    arguments = ["conformance", f"--endpoint={tmp_path}/csi.sock", f"--target-root={tmp_path}"]
+    result = CliRunner().invoke(main, [*arguments, "--only=C-001", option, pattern])
+    assert result.exit_code == 2
+    assert f"no such case: {pattern}" in result.output
+    assert "crust conformance --list shows all" in result.output
 
 
-def test_report_has_number_of_case_and_rule_of_failed_case(
+def test_list_shows_chosen_cases_without_a_driver() -> None:
+    arguments = ["conformance", "--list", "--only=c-101..C-103,114", "--skip=102"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0
+    numbers = [line.split()[:2] for line in result.output.splitlines()]
+    assert numbers == [["C-101", "MUST"], ["C-103", "MUST"], ["C-114", "MUST"]]
+
+
+def test_endpoint_is_required_for_a_run() -> None:
+    result = CliRunner().invoke(main, ["conformance", "--target-root=/"])
+    assert result.exit_code == 2
+    assert "--endpoint unix:///" in result.output
+
+
+def test_failed_case_is_shown_with_rule_clause_request_and_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     driver = MemoryDriver("1.13")
-    socket = tmp_path / "plugin" / "csi.sock"
-    socket.parent.mkdir()
-    given = Options(
-        socket=str(socket),
-        target_root=tmp_path,
-        profile="1.12",
-        only=("C-001", "C-006", "C-601"),
-        timeout_s=3.0,
-    )
-    with serving(driver, socket):
+
+    def twist(method: str, _request: Any, answer: Any) -> Any:
+        wrong = method == "DeleteVolume" and isinstance(answer, Refused)
+        return Refused(Code.INTERNAL, "a bug") if wrong else answer
+
+    driver.twist = twist
+    given = _given(tmp_path, "C-001", "C-112", "C-601")
+    with serving(driver, _socket(tmp_path)):
         outcome = suite.run(given, MemoryHost(driver))
     printed = capsys.readouterr().out
     assert outcome.exit_code == 1
-    assert printed.startswith("C-001 passed\nC-006 failed\nC-601 skipped\n")
-    assert "CSI 1.12 does not have what the controller and the node advertise: ({16, 17}" in printed
-    *_, heading, rule, _ = printed.splitlines()
-    assert "failed" in heading
-    assert rule.startswith("C-006 Under CSI 1.13 nothing of the volume condition")
-    assert printed.count(rule) == 2, "the heading of the failure is the rule, too"
-    assert str(suite.CASES) not in "".join(printed.splitlines()[:3])
+    lines = [" ".join(each.split()) for each in printed.splitlines()]
+    assert lines[:7] == [
+        "C-001 passed the plugin has a name",
+        "C-112 failed delete is idempotent",
+        "rule DeleteVolume: OK for a volume that is deleted or never was; INVALID_ARGUMENT without an id.",
+        "clause MUST · DeleteVolume: idempotent: a volume that does not exist MUST be OK; volume_id is REQUIRED",
+        "sent DeleteVolumeRequest {}",
+        "got INTERNAL: a bug",
+        "but DeleteVolumeRequest was answered INTERNAL, must be INVALID_ARGUMENT",
+    ]
+    assert "1 option.log: C-601" in printed
+    assert "1 passed, 1 failed, 0 warning, 0 note, 1 skipped" in printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 1)])
+def test_note_and_warning_fail_strict_runs_only(tmp_path: Path, *, strict: bool, code: int) -> None:
+    driver = MemoryDriver("1.13", {"lock-beside-socket"})
+    given = replace(_given(tmp_path, "C-006", "C-010"), profile="1.12", strict=strict)
+    with serving(driver, _socket(tmp_path)):
+        outcome = suite.run(given, MemoryHost(driver), quiet=True)
+    assert outcome.exit_code == code
+    assert outcome.warned == {"C-010"}
+    assert outcome.noted == {"C-006"}
+
+
+def test_settings_of_a_pytest_on_the_machine_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --collect-only\n")
+    (tmp_path / "conftest.py").write_text("raise RuntimeError\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--collect-only -k nothing")
+    monkeypatch.setenv("PYTEST_PLUGINS", "no_such_plugin")
+    driver = MemoryDriver("1.13")
+    with serving(driver, _socket(tmp_path)):
+        outcome = suite.run(_given(tmp_path, "C-001"), MemoryHost(driver), quiet=True)
+    assert outcome.passed == {"C-001"}
+    assert os.environ["PYTEST_ADDOPTS"] == "--collect-only -k nothing"
+
+
+def test_request_is_shown_without_its_secrets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver = MemoryDriver("1.13")
+    driver.twist = lambda method, request, answer: (
+        Refused(Code.INTERNAL, f"bad: {request.secrets['token']}")
+        if method == "CreateVolume"
+        else answer
+    )
+    given = replace(
+        _given(tmp_path, "C-102"), parameters=Parameters(secrets={"token": "planted-secret"})
+    )
+    with serving(driver, _socket(tmp_path)):
+        suite.run(given, MemoryHost(driver))
+    printed = capsys.readouterr().out
+    assert "CreateVolumeRequest" in printed
+    assert "planted-secret" not in printed
 
 
 def test_case_without_capability_is_skipped_and_reported(
@@ -113,28 +183,32 @@ def test_case_without_capability_is_skipped_and_reported(
 ) -> None:
     driver = MemoryDriver("1.13")
     driver.identity.controller.remove(1)
-    given = Options(
-        socket=f"{tmp_path}/csi.sock", target_root=tmp_path, only=("C-101", "C-001"), timeout_s=3.0
-    )
-    with serving(driver, tmp_path / "csi.sock"):
-        outcome = suite.run(given, MemoryHost(driver))
-    assert outcome.skipped == {"C-101": CREATE}
+    with serving(driver, _socket(tmp_path)):
+        outcome = suite.run(_given(tmp_path, "C-101..C-103", "C-001"), MemoryHost(driver))
+    assert outcome.skipped == dict.fromkeys(("C-101", "C-102", "C-103"), CREATE)
     assert outcome.passed == {"C-001"}
-    assert f"C-101 needs {CREATE}" in capsys.readouterr().out
+    assert f"3 {CREATE}: C-101..C-103" in capsys.readouterr().out
 
 
-def test_the_report_names_the_cases_by_number(tmp_path: Path) -> None:
-    driver = MemoryDriver("1.13")
-    given = Options(
-        socket=f"{tmp_path}/csi.sock",
-        target_root=tmp_path,
-        only=("C-001",),
-        junit=tmp_path / "report.xml",
-        timeout_s=3.0,
-    )
-    with serving(driver, tmp_path / "csi.sock"):
+def test_reports_have_every_case_with_its_outcome(tmp_path: Path) -> None:
+    driver = MemoryDriver("1.13", {"lock-beside-socket", "never-idempotent"})
+    junit, found = tmp_path / "report.xml", tmp_path / "report.json"
+    asked = ("C-001", "C-010", "C-103", "C-601")
+    given = replace(_given(tmp_path, *asked), junit=junit, json=found)
+    with serving(driver, _socket(tmp_path)):
         suite.run(given, MemoryHost(driver), quiet=True)
-    assert '<property name="case" value="C-001"' in (tmp_path / "report.xml").read_text()
+    cases = {each["number"]: each for each in json.loads(found.read_text())["cases"]}
+    outcomes = {number: each["outcome"] for number, each in cases.items()}
+    expected = {"C-001": "passed", "C-010": "warning", "C-103": "failed", "C-601": "skipped"}
+    assert outcomes == expected
+    assert cases["C-103"]["findings"][0]["sent"].startswith("CreateVolumeRequest {")
+    suites = ElementTree.parse(junit).getroot()
+    counts = suites[0].attrib
+    assert (counts["tests"], counts["failures"], counts["skipped"]) == ("4", "1", "1")
+    kinds = {each.get("name", "")[:5]: {kind.tag for kind in each} for each in suites[0]}
+    assert {number: tags - {"properties"} for number, tags in kinds.items()} == {
+        "C-001": set(), "C-010": {"system-out"}, "C-103": {"failure"}, "C-601": {"skipped"},
+    }  # fmt: skip
 
 
 def test_driver_that_crashes_ends_the_run_with_its_results(
@@ -168,7 +242,7 @@ def test_driver_that_crashes_ends_the_run_with_its_results(
     assert outcome.failed == {"C-102"}
     printed = capsys.readouterr().out
     assert "does not answer any more" in printed
-    assert "C-102 CreateVolume" in printed.splitlines()[-3]
+    assert "C-102 failed" in printed
     assert 'value="C-102"' in (tmp_path / "report.xml").read_text()
 
 
@@ -190,3 +264,14 @@ def test_terminated_run_removes_what_its_case_created(tmp_path: Path) -> None:
         result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert (made, driver.state.volumes) == ([1], {})
+
+
+def _socket(directory: Path) -> Path:
+    socket = directory / "plugin" / "csi.sock"
+    socket.parent.mkdir()
+    return socket
+
+
+def _given(directory: Path, *only: str) -> Options:
+    socket = directory / "plugin" / "csi.sock"
+    return Options(socket=str(socket), target_root=directory, only=only, timeout_s=3.0)
