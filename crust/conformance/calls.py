@@ -5,7 +5,7 @@ while, longer each time, as kubelets and sidecars do.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import grpc
@@ -37,7 +37,12 @@ class Calls:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self.last = exchange.NONE
+        self._last: Callable[[], exchange.Exchange] = lambda: exchange.NONE
+
+    @property
+    def last(self) -> exchange.Exchange:
+        """The last call, as a report shows it; made into text only where something is broken."""
+        return self._last()
 
     def ask(
         self, method: "grpc.UnaryUnaryMultiCallable[Request, Answer]", request: Request
@@ -80,7 +85,8 @@ class Calls:
         futures = [method.future(request, timeout=self._timeout_s) for method, request in calls]
         found = [_settled(each) for each in futures]
         codes = [each.name if isinstance(each, Code) else Code.OK.name for each in found]
-        self.last = exchange.of(calls[0][1], ", ".join(codes), "", times=len(calls))
+        shown, times = ", ".join(codes), len(calls)
+        self._last = lambda: exchange.of(calls[0][1], shown, "", times=times)
         return found
 
     def abandoned(
@@ -144,22 +150,24 @@ class Calls:
         return Code.OK, ""
 
     def _checked(self, request: Message, answer: Answer) -> Answer:
-        self.last = exchange.of(request, Code.OK.name, answer)
+        self._last = lambda: exchange.of(request, Code.OK.name, answer)
         answers.check_limits(answer)
         return answer
 
     def _refused(self, request: Message, error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
         assert isinstance(error, grpc.Call)
-        self.last = exchange.of(request, error.code().name, error.details() or "")
+        code, why = error.code().name, error.details() or ""
+        self._last = lambda: exchange.of(request, code, why)
         answers.check_refusal(error)
         return error.code(), error.details() or ""
 
     def _refusal(self, request: Message, verb: str, error: grpc.RpcError) -> Refusal:
         """What a driver author reads; gRPC's own stack adds nothing."""
         assert isinstance(error, grpc.Call)
-        self.last = exchange.of(request, error.code().name, error.details() or "")
-        name, why = type(request).__name__, _without_secrets(request, error.details() or "")
-        return Refusal(error.code(), f"{name} {verb} {error.code().name}: {why}")
+        code, why = error.code().name, error.details() or ""
+        self._last = lambda: exchange.of(request, code, why)
+        text = f"{type(request).__name__} {verb} {code}: {_without_secrets(request, why)}"
+        return Refusal(error.code(), text)
 
 
 def _without_secrets(request: Message, text: str) -> str:

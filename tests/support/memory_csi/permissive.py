@@ -26,7 +26,7 @@ class PermissiveDriver(MemoryDriver):
         super().__init__("1.12", {"lock-beside-socket", "token-is-index"})
         self.identity.plugin = self.identity.plugin[:1]
         self.identity.controller = [1, 2, 3, 4, 5, 6, 7, 9, 11, 12]
-        self.identity.node = [1, 2, 3]
+        self.identity.node = [1, 2, 3, 4]
 
     def _find(self, method: str) -> Any:
         if method.startswith("Group"):
