@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crust.conformance import catalogue, suite
-from crust.conformance.case import number_of
+from crust.conformance.case import of
 from crust.conformance.options import MIB, Options, Parameters
 from examples.drivers import cloud
 from tests.support import own_driver, vendor_driver
@@ -98,7 +98,7 @@ def test_own_driver_without_its_deferral_conforms_behind_the_wrap(base: Path) ->
             profile="1.12",
             parameters=given,
             only=tuple(
-                number_of(each)
+                of(each).number
                 for each in catalogue.case_functions()
                 if each.__module__.rpartition(".")[2] in _OF_THE_NODE
             ),
