@@ -55,6 +55,7 @@ def main() -> None:
 @_LOG_FORMAT
 @_METRICS
 @_TAKE_OVER
+@click.option("--node-name", help="This node's name in the cluster. Default: the host's name.")
 def node(**flags: Any) -> None:
     """Proxy, shim and driver in one process: the usual way on a node."""
     with daemons.loading():

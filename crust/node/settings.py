@@ -7,7 +7,7 @@ other's sockets differently, a setting of the process inside of a part.
 
 import os
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import pydantic
 
@@ -29,6 +29,9 @@ class NodeSettings(ProgramSettings):
 
     driver: DriverSettings | None = None
     """As `crust driver`. Without it our driver runs if a shim has no `driver_socket`."""
+
+    node_name: Annotated[str, pydantic.Field(min_length=1, max_length=253)] = os.uname().nodename
+    """The name of this node's Node object: the `node_id` of our driver and the `node_name` of `proxy.kubernetes`."""
 
     @property
     def runtime_socket(self) -> str:
@@ -120,7 +123,7 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         "socket": f"{run_dir}/driver/csi.sock",
         "run_dir": f"{run_dir}/driver",
         "runtime_socket": f"{run_dir}/runtime.sock",
-        "node_id": os.uname().nodename,
+        "node_id": given.get("node_name", os.uname().nodename),
     }
     if isinstance(tables["driver"], Mapping):
         own |= tables["driver"]
@@ -139,6 +142,9 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
     wraps_own = any(
         isinstance(each, Mapping) and each["driver_socket"] == own["socket"] for each in shims
     )
+    access = proxy.get("kubernetes")
+    if isinstance(access, Mapping) and "node_name" in given:
+        proxy["kubernetes"] = {"node_name": given["node_name"], **access}
     found = {**given, "proxy": proxy, "shim": tuple(shims)}
     if isinstance(tables["driver"], Mapping) or (wraps_own and tables["driver"] is None):
         found["driver"] = own

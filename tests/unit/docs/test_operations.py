@@ -170,7 +170,9 @@ def test_every_parameter_of_a_storage_class_is_explained() -> None:
 
 
 def test_the_snapshot_classes_have_no_parameters() -> None:
-    text = (DEPLOY / "kubernetes" / "volumesnapshotclass.yaml").read_text(encoding="utf-8")
+    text = (DEPLOY / "kubernetes/overlays/snapshots/volumesnapshotclass.yaml").read_text(
+        encoding="utf-8"
+    )
     assert text.count("driver: block.csi.crust.dev") == 2
     assert "parameters:" not in text
 
@@ -182,7 +184,9 @@ def test_links_within_the_page_lead_somewhere() -> None:
 
 
 def test_the_storage_classes_ask_for_what_the_driver_knows() -> None:
-    text = (DEPLOY / "kubernetes" / "storageclass.yaml").read_text(encoding="utf-8")
+    text = (DEPLOY / "kubernetes/overlays/block-driver/storageclass.yaml").read_text(
+        encoding="utf-8"
+    )
     classes = re.findall(r"^parameters:\n((?:  .*\n)+)", text, re.MULTILINE)
     assert len(classes) == 2
     for each in classes:
@@ -195,7 +199,7 @@ def test_the_storage_classes_ask_for_what_the_driver_knows() -> None:
 def test_the_volume_attributes_classes_ask_for_what_the_driver_knows_and_leave_nothing_out() -> (
     None
 ):
-    path = DEPLOY / "kubernetes" / "volumeattributesclass.yaml"
+    path = DEPLOY / "kubernetes/overlays/single-node/volumeattributesclass.yaml"
     classes = re.findall(r"^parameters:\n((?:  .*\n)+)", path.read_text("utf-8"), re.MULTILINE)
     assert len(classes) == 2
     for each in classes:

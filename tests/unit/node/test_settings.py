@@ -160,3 +160,19 @@ def test_every_setting_of_the_driver_reaches_it() -> None:
     for module in (process, main):
         source = inspect.getsource(module)
         assert {name for name in own if f".{name}" not in source} == set(), module.__name__
+
+
+def test_name_of_the_node_is_that_of_driver_and_kubernetes() -> None:
+    toml = "[proxy.kubernetes]\nruntime_handlers = ['kata']\n"
+    found = load(toml, CRUST_NODE_NAME="node-1")
+    assert found.driver is not None
+    assert found.proxy.kubernetes is not None
+    assert (found.driver.node_id, found.proxy.kubernetes.node_name) == ("node-1", "node-1")
+    own = load("[driver]\nnode_id = 'own'\n", CRUST_NODE_NAME="node-1")
+    assert own.driver is not None
+    assert own.driver.node_id == "own"
+
+
+def test_empty_name_of_the_node_is_refused() -> None:
+    with pytest.raises(InvalidSettings, match="node_name"):
+        load(CRUST_NODE_NAME="")

@@ -1,0 +1,106 @@
+"""deploy/kubernetes: what `kubectl kustomize` renders is accepted by the published schemas, and by crust itself."""
+
+import functools
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+import crust
+from crust import settings
+from crust.node.settings import NodeSettings
+
+KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
+OVERLAYS = ("block-driver", "snapshots", "single-node", "wrapped-driver")
+VERSIONS = ("1.34", "1.37")
+WITHOUT_SCHEMA = {"VolumeSnapshotClass", "VolumeGroupSnapshotClass"}
+"""Custom resources: their schemas are not Kubernetes' own."""
+
+
+@functools.cache
+def rendered(directory: str) -> tuple[dict[str, Any], ...]:
+    command = ("kubectl", "kustomize", str(KUBERNETES / directory))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return tuple(yaml.safe_load_all(done.stdout))
+
+
+def daemon_set(overlay: str) -> dict[str, Any]:
+    (found,) = (each for each in rendered(f"overlays/{overlay}") if each["kind"] == "DaemonSet")
+    return found
+
+
+def node_settings(overlay: str) -> NodeSettings:
+    (found,) = (each for each in rendered(f"overlays/{overlay}") if each["kind"] == "ConfigMap")
+    environ = {"CRUST_NODE_NAME": "node-1"}
+    return settings.load(
+        NodeSettings, "node", toml=found["data"]["node.toml"], environ=environ, flags={}
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("directory", [*(f"overlays/{each}" for each in OVERLAYS), "examples"])
+def test_rendered_object_is_accepted_by_the_published_schema(directory: str, version: str) -> None:
+    for each in rendered(directory):
+        if each["kind"] not in WITHOUT_SCHEMA:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_object_with_a_misspelt_key_is_not_accepted() -> None:
+    (pod,) = (each for each in rendered("examples") if each["kind"] == "Pod")
+    misspelt = {**pod, "spec": {**pod["spec"], "runtimeClasName": "kata"}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(misspelt, VERSIONS[-1], strict=True)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_paths_of_the_settings_are_mounted_from_the_host(overlay: str) -> None:
+    found = node_settings(overlay)
+    assert found.take_over
+    assert found.proxy.kubernetes is not None
+    assert found.proxy.kubernetes.node_name == "node-1"
+    pod = daemon_set(overlay)["spec"]["template"]["spec"]
+    hosts = {each["name"] for each in pod["volumes"] if "hostPath" in each}
+    (crust,) = (each for each in pod["containers"] if each["name"] == "crust")
+    mounted = {each["mountPath"] for each in crust["volumeMounts"] if each["name"] in hosts}
+    needed = {found.proxy.run_dir, found.proxy.volumes_root, *found.proxy.target_roots}
+    needed |= {each.socket for each in found.proxy.drivers}
+    needed |= {found.driver.state_dir} if found.driver else {found.shim[0].driver_socket}
+    assert [each for each in needed if not any(each.startswith(path) for path in mounted)] == []
+    (kubelet,) = (each for each in crust["volumeMounts"] if each["name"] == "kubelet")
+    assert kubelet["mountPropagation"] == "Bidirectional"
+    assert found.metrics_address.endswith(f":{crust['ports'][0]['containerPort']}")
+    assert crust["securityContext"]["privileged"]  # the API server refuses Bidirectional without
+
+
+def test_wrapped_driver_has_no_pool_and_no_object_of_our_driver() -> None:
+    assert node_settings("wrapped-driver").driver is None
+    assert "block.csi.crust.dev" not in yaml.safe_dump_all(rendered("overlays/wrapped-driver"))
+
+
+def test_container_for_a_vendors_controller_is_accepted_by_the_published_schema() -> None:
+    text = (KUBERNETES / "overlays/wrapped-driver/controller.yaml").read_text(encoding="utf-8")
+    found = yaml.safe_load(text)
+    found["spec"]["selector"] = {"matchLabels": {"app": "x"}}  # the vendor's Deployment has one
+    kubernetes_validate.validate(found, VERSIONS[-1], strict=True)
+    (shim,) = found["spec"]["template"]["spec"]["containers"]
+    flags = {each.partition("=")[0]: each.partition("=")[2] for each in shim["args"]}
+    given = {
+        "socket": flags["--socket"],
+        "driver_socket": flags["--driver-socket"],
+        "controller": True,
+    }
+    loaded = settings.load(settings.ShimSettings, "shim", environ={}, flags=given)
+    assert loaded.controller
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_image_of_crust_has_this_version(overlay: str) -> None:
+    pod = daemon_set(overlay)["spec"]["template"]["spec"]
+    images = [each["image"] for each in (*pod["containers"], *pod.get("initContainers", ()))]
+    ours = {each for each in images if each.startswith("crust-csi")}
+    assert ours == {f"crust-csi:{crust.__version__}"}
+    assert [each for each in images if ":" not in each] == []
