@@ -64,11 +64,16 @@ class VolumesInUse:
         return f"kubernetes.io/csi/{driver}^{volume_id}" in in_use
 
     async def _is_deferred(self, driver: str, volume_id: str) -> bool:
+        """By any of its objects: several that people made may name one volume, and the node may use each."""
+        found = False
         async for each in self._client.list(PersistentVolume):
             csi = each.spec.csi if each.spec is not None else None
             if csi is not None and (csi.driver, csi.volumeHandle) == (driver, volume_id):
-                return self._may_defer(csi.volumeAttributes or {})
-        return self._may_defer({})  # migrated from an in-tree plugin, or its object is gone
+                found = True
+                if self._may_defer(csi.volumeAttributes or {}):
+                    return True
+        # without an object: migrated from an in-tree plugin, or its object is gone
+        return not found and self._may_defer({})
 
     def _may_defer(self, attributes: Mapping[str, str]) -> bool:
         wanted = attributes.get(deferral_keys.DEFER, self._default.value)

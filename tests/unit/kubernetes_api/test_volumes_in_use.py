@@ -24,9 +24,9 @@ def report(api: FakeKubernetes, *volumes: str, taint: str = "") -> None:
     api.add_object("nodes", "node-a", spec={"taints": taints}, status=status)
 
 
-def volume(api: FakeKubernetes, attributes: dict[str, str]) -> None:
+def volume(api: FakeKubernetes, attributes: dict[str, str], name: str = "pv-1") -> None:
     csi = {"driver": DRIVER, "volumeHandle": VOLUME, "volumeAttributes": attributes}
-    api.add_object("persistentvolumes", "pv-1", spec={"csi": csi})
+    api.add_object("persistentvolumes", name, spec={"csi": csi})
 
 
 @pytest.fixture
@@ -88,6 +88,16 @@ async def test_volume_that_says_nothing_is_in_use_where_the_default_defers(
     assert await user(deferring) == "node-a"
     volume(api, {"crust.dev/defer": "never"})
     assert await user(deferring) == ""
+
+
+@pytest.mark.parametrize("deferred", ["pv-0", "pv-2"])
+async def test_volume_with_two_objects_of_which_one_defers_is_in_use(
+    api: FakeKubernetes, users: VolumesInUse, deferred: str
+) -> None:
+    """People make such objects for one volume; which of them the pod used is not known here."""
+    volume(api, {})
+    volume(api, ALWAYS, deferred)
+    assert await user(users) == "node-a"
 
 
 async def test_volume_that_no_csi_source_names_is_judged_by_the_default(
