@@ -63,23 +63,20 @@ class CallFields(Mapping[str, str]):
 
     def name_volume(self, driver: str, volume_id: str) -> None:
         """Name the volume of a request that has the target alone."""
-        self._found |= {"driver": driver, "volume_id": volume_id}
+        self._found = {**self._found, "driver": driver, "volume_id": volume_id}
 
     def settle(self) -> None:
         """Read the request, and keep it no longer."""
         request, self._request = self._request, None
+        # Never changed in place: a thread of the same call may be writing its log line.
+        found = dict(self._found)
         if driver := self._driver():
-            self._found.setdefault("driver", driver)
+            found.setdefault("driver", driver)
         if isinstance(request, bytes):
             request = decoded(self._method, request)
-        if not isinstance(request, Message):
-            return
-        known = request.DESCRIPTOR.fields_by_name
-        for field, key in _FIELDS.items():
-            if field in known and key not in self._found:
-                value = getattr(request, field)
-                if value and isinstance(value, str):
-                    self._found[key] = value[:_TEXT_MAX]
+        if isinstance(request, Message):
+            _read(request, found)
+        self._found = {**found, **self._found}
 
     def _settled(self) -> dict[str, str]:
         if self._request is not None:
@@ -98,6 +95,15 @@ class CallFields(Mapping[str, str]):
     def items(self) -> ItemsView[str, str]:
         """All of them; at once, because every log line asks."""
         return self._settled().items()
+
+
+def _read(request: Message, into: dict[str, str]) -> None:
+    known = request.DESCRIPTOR.fields_by_name
+    for field, key in _FIELDS.items():
+        if field in known and key not in into:
+            value = getattr(request, field)
+            if value and isinstance(value, str):
+                into[key] = value[:_TEXT_MAX]
 
 
 def current() -> CallFields | None:

@@ -165,10 +165,13 @@ class DriverFacts:
     def known_name(self) -> str:
         """The driver's name for logs and metrics; empty until it has answered once.
 
-        It is asked only over a connection that is there: to look for one that is not would delay the next call.
+        It is asked only over a connection that is there: to look for one that is not would delay the next call. And
+        only by the event loop: a thread's log line wants the name too.
         """
+        if self._last_name or not _in_loop():
+            return self._last_name
         is_ready = self._channel.get_state() is grpc.ChannelConnectivity.READY
-        if not self._last_name and is_ready and (self._asks is None or self._asks.done()):
+        if is_ready and (self._asks is None or self._asks.done()):
             self._asks = asyncio.create_task(self._ask_name(), name="driver name")
         return self._last_name
 
@@ -212,6 +215,14 @@ class DriverFacts:
         if self._asks is not None:
             self._asks.cancel()
             await asyncio.wait([self._asks])
+
+
+def _in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def node_capabilities(answer: csi_pb2.NodeGetCapabilitiesResponse) -> NodeCapabilities:

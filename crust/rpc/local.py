@@ -20,7 +20,7 @@ from typing import Any, NoReturn, cast
 import grpc
 import grpc.aio
 
-from crust import errors
+from crust import errors, logs
 from crust.rpc import interceptors
 from crust.rpc.health import Health
 
@@ -292,11 +292,17 @@ class _UnaryCall:
         return False
 
     async def _end(self) -> None:
-        if self._answered is None:
-            try:
-                self._answered = await self._begin()
-            except grpc.aio.AioRpcError as error:
-                self._answered = error
+        if self._answered is not None:
+            return
+        # A caller that serves no call itself, e.g. what runs in the background, has no fields after it either: its
+        # next call would be logged, and named to a handler, as this one.
+        around = logs.context.get()
+        try:
+            self._answered = await self._begin()
+        except grpc.aio.AioRpcError as error:
+            self._answered = error
+        finally:
+            logs.context.set(around)
 
 
 class _StreamCall:

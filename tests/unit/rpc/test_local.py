@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from crust import errors
+from crust import errors, logs
 from crust.rpc import channel, passthrough, server
 from crust.rpc.health import Health
 from crust.rpc.local import LocalServer
@@ -25,12 +25,14 @@ class Node(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.SnapshotMetadataServicer):
 
     def __init__(self) -> None:
         self.metadata: dict[str, Any] = {}
+        self.fields: dict[str, str] = {}
         self.remaining_s: float | None = None
         self.entered = asyncio.Event()
         self.cancelled = asyncio.Event()
 
     async def NodeGetVolumeStats(self, request: Any, context: Any) -> Any:
         self.metadata = dict(context.invocation_metadata())
+        self.fields = dict(logs.context.get() or {})
         self.remaining_s = context.time_remaining()
         if request.volume_id == "error":
             raise errors.NotFound("no such volume", hint="look for it")
@@ -109,6 +111,16 @@ async def test_answer_metadata_and_deadline_travel_both_ways(
     assert node.metadata["asked"] == "yes"
     assert node.remaining_s is not None
     assert 0 < node.remaining_s <= 9
+
+
+async def test_calls_of_one_task_have_fields_of_their_own(
+    connected: grpc.aio.Channel, node: Node
+) -> None:
+    """Work in the background serves no call: its second call must not be logged as its first one."""
+    for volume_id in ("first", "second"):
+        await stats(connected, volume_id)
+        assert node.fields["volume_id"] == volume_id
+        assert logs.context.get() is None
 
 
 async def test_errors_become_statuses(connected: grpc.aio.Channel) -> None:
