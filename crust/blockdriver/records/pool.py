@@ -19,7 +19,8 @@ directory that is not empty never becomes one. The id of the pool is remembered 
 
 Where it names another pool than is there, or none is there, nothing is served. All files of the pool are reached by
 way of the directory and the folders that were opened (`held_directory`), so what is mounted over one later gets no
-write. Nothing is served with a mount over a folder: its volumes would seem to be lost.
+write. Nothing is served with a mount over a folder: its volumes would seem to be lost. For the same reason a process
+that has served a folder serves no other one in its place, and makes none, as long as `pool.json` is the same file.
 """
 
 import datetime
@@ -177,6 +178,8 @@ class Pool:
         self._memory = memory
         self._create = create
         self._identity = self.directory / "pool.json"
+        self._served: dict[str, tuple[int, ...]] = {}
+        """The folders that were opened, by name; by "" what `pool.json` was."""
         self._ids: PoolIds | None = None
         self._problem: errors.CrustError | None = None
 
@@ -209,8 +212,8 @@ class Pool:
             raise
 
     def open(self) -> None:
-        """Read the identity, or make the pool if that was asked for; remember it. Durable. Raises as `find` does, and
-        `FolderCovered`.
+        """Read the identity, or make the pool if that was asked for; remember it. Durable. Raises as `find` does,
+        `FolderCovered`, and `DirectoryReplaced` for a folder that was moved away since it was opened.
         """
         self.find()
         durable.remove_temporary_files(self.directory / ".")
@@ -218,6 +221,11 @@ class Pool:
         if self._remembered() != identity.pool_id:
             durable.publish(self._memory, identity.pool_id.encode() + b"\n")
         self._ids = PoolIds(identity.pool_id)
+        # written once: a pool that was restored from a backup has another file, and other folders
+        written = os.stat(self._identity)
+        file = written.st_dev, written.st_ino, written.st_ctime_ns
+        if self._served.setdefault("", file) != file:
+            self._served = {"": file}
         for name in _FOLDERS:
             self._hold(name)
         # A start that was killed may have left their names unsynced, and a held folder is not reached by its parent.
@@ -254,11 +262,18 @@ class Pool:
         self.directory.let_go()
 
     def _hold(self, name: str) -> None:
+        folder = self.directory / name
         try:
             self.directory.hold_folder(name)
-        except errors.NotFound:
-            durable.make_directory(self.directory / name, 0o700)
+        except errors.NotFound as err:
+            if name in self._served:
+                raise DirectoryReplaced(str(folder)) from err
+            durable.make_directory(folder, 0o700)
             self.directory.hold_folder(name)
+        found = os.stat(folder)
+        identity = found.st_dev, found.st_ino
+        if self._served.setdefault(name, identity) != identity:
+            raise DirectoryReplaced(str(folder))
 
     def _find(self) -> None:
         if self._create and not self._remembered():

@@ -46,7 +46,7 @@ class FolderCovered(errors.PeerUnavailable):
         super().__init__(
             f"{path} is a mount point",
             why="its files are below what is mounted there",
-            hint="unmount it",
+            hint="unmount it; if the files are in the mount, stop the program first, and move them into the folder",
         )
         self.path = path
 

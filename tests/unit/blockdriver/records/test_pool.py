@@ -9,6 +9,7 @@ from crust import errors
 from crust.blockdriver.records import pool
 from crust.blockdriver.records.pool import Pool, PoolIds, memory_beside
 from crust.host.files import durable
+from crust.host.files.held_directory import DirectoryReplaced
 from tests.support import crashes
 
 IDS = PoolIds("0123456789abcdef")
@@ -179,3 +180,43 @@ def test_a_directory_put_in_the_place_of_an_open_pool_gets_no_write(tmp_path: Pa
         opened_pool.check_in_place()
     away.rename(directory)
     opened_pool.check_in_place()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Pool:
+    """A pool that was served and let go, in the folder `pool`."""
+    directory = str(tmp_path / "pool")
+    made = Pool(directory, memory_beside(directory), create=True)
+    made.open()
+    made.let_go()
+    return made
+
+
+def test_folder_that_was_moved_away_is_not_made_again(served: Pool, tmp_path: Path) -> None:
+    images = tmp_path / "pool" / "images"
+    images.rename(tmp_path / "moved")
+    with pytest.raises(DirectoryReplaced, match=str(images)):
+        served.open()
+    assert not images.exists()
+    (tmp_path / "moved").rename(images)
+    served.open()
+    served.check_in_place()
+
+
+def test_folder_in_the_place_of_a_served_one_is_not_served(served: Pool, tmp_path: Path) -> None:
+    records = tmp_path / "pool" / "records"
+    records.rename(tmp_path / "moved")
+    records.mkdir(0o700)
+    with pytest.raises(DirectoryReplaced, match=str(records)):
+        served.open()
+
+
+def test_pool_that_was_restored_in_place_is_served(served: Pool, tmp_path: Path) -> None:
+    """With new folders and the old identity, as a backup has them."""
+    pool = tmp_path / "pool"
+    identity = (pool / "pool.json").read_bytes()
+    pool.rename(tmp_path / "old")
+    pool.mkdir(0o700)
+    durable.publish(pool / "pool.json", identity)
+    served.open()
+    served.check_in_place()
