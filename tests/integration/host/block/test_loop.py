@@ -3,6 +3,7 @@
 import fcntl
 import multiprocessing
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from crust import errors
 from crust.host.block import devices, loop, loopctl
+from crust.host.files import writers
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import MIB, Attach, MakeFile, run
 
@@ -130,6 +132,35 @@ def test_attach_once_opens_only_devices_whose_file_has_the_name(
     opened.clear()
     assert loop.attach_once(device.backing) == device
     assert opened == [device.path]
+
+
+_ATTACH_BELOW = """
+import subprocess, sys
+from crust.host.block import loop
+directory, elsewhere, name = sys.argv[1:]
+subprocess.run(["mount", "--bind", directory, elsewhere], check=True)
+loop.attach(f"{elsewhere}/{name}", tag="mark")
+"""
+
+
+def test_device_whose_attacher_had_a_mount_that_is_gone_is_found(
+    sparse_file: MakeFile, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As after a container: from then on the kernel shows the path of the file without that of the mount."""
+    directory, name = os.path.split(sparse_file())
+    elsewhere = str(tmp_path_factory.mktemp("elsewhere"))
+    own_mounts = ("unshare", "--mount", "--propagation", "private")
+    run(*own_mounts, sys.executable, "-c", _ATTACH_BELOW, directory, elsewhere, name)
+    found = loop.find(f"{directory}/{name}")
+    try:
+        assert [each.backing for each in found] == [f"/{name}"]
+        assert loop.attach_once(f"{directory}/{name}") == found[0]
+        assert writers.has_writers(f"{directory}/{name}")
+        named = loop.list_named(lambda each: each == name)
+        assert [each.identity for each in named if each.tag == "mark"] == [found[0].identity]
+    finally:
+        for each in found:
+            loop.detach(each)
 
 
 def test_find_of_a_name_with_the_kernels_ending_for_removed_files_finds_the_device(
