@@ -14,7 +14,7 @@ import secrets
 import threading
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -58,6 +58,17 @@ class DriverRaised(errors.RuntimeFailed):
             hint=f"the driver's log has it under id {error_id}",
         )
         self.error_id = error_id
+
+
+class UndoRefused(errors.RuntimeFailed):
+    """The wrapped servicer refused an unpublish by which a publish was to be undone."""
+
+    def __init__(self, code: str, details: str) -> None:
+        super().__init__(
+            "the publish was not undone",
+            why=f"the driver answered NodeUnpublishVolume with {code}: {details}",
+            hint="the caller will call NodeUnpublishVolume",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +131,9 @@ class Servicer:
         self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Any, timeout_s: float
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         async with asyncio.timeout(timeout_s):
-            answer = await self._call("NodeUnpublishVolume", request, context)
+            undo = _Undo(context)
+            answer = await self._call("NodeUnpublishVolume", request, undo)
+            undo.check()
             return ours(csi_pb2.NodeUnpublishVolumeResponse, answer)
 
     async def expand(
@@ -150,6 +163,39 @@ class Servicer:
             name = type(self._node).__name__
             _log.exception("%s.%s raised an exception, id %s", name, rpc, error_id)
             raise DriverRaised(name, rpc, error_id) from error
+
+
+class _Undo:
+    """The context of an unpublish within a publish. Its refusal must not be sent as the publish's: a CO would take
+    NOT_FOUND for "nothing is published".
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._code: Any = grpc.StatusCode.OK
+        self._details = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def set_code(self, code: Any) -> None:
+        """As gRPC has it."""
+        self._code = code
+
+    def set_details(self, details: str) -> None:
+        """As gRPC has it."""
+        self._details = details
+
+    def abort(self, code: Any, details: str = "", *_: Any, **__: Any) -> NoReturn:
+        """As both kinds of gRPC have it: what it raises is raised before it can be awaited."""
+        self._code, self._details = code, details
+        self.check()
+        raise UndoRefused("UNKNOWN", details)
+
+    def check(self) -> None:
+        """Raise `UndoRefused` if the method has refused."""
+        if self._code is not grpc.StatusCode.OK:
+            raise UndoRefused(getattr(self._code, "name", str(self._code)), self._details)
 
 
 def _is_answer(error: Exception) -> bool:

@@ -189,6 +189,13 @@ class TestShim:
         await refused(shim.publish(), Code.INTERNAL, "vol-1", "called unpublish", "bug")
         assert shim.driver.published == {}
 
+    async def test_an_undo_that_the_driver_refuses_is_no_final_answer(self, shim: Shim) -> None:
+        """NOT_FOUND of the driver would say that nothing is published, and the mount is there."""
+        shim.driver.mounts_instead = True
+        shim.driver.failing["NodeUnpublishVolume"] = Failure(Code.NOT_FOUND, "no such volume")
+        await refused(shim.publish(), Code.UNAVAILABLE, "vol-1", "MountedInsteadOfDeferred")
+        assert shim.driver.published
+
     @pytest.mark.spec("D-11")
     async def test_invalid_metadata_of_the_driver_is_refused_and_undone(self, shim: Shim) -> None:
         shim.driver.alter = lambda answer: answer.ClearField("block_device")
