@@ -31,6 +31,11 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _log = logging.getLogger(__name__)
 
+_STATUS: dict[object, grpc.StatusCode] = {
+    key: code for code in grpc.StatusCode for key in (code, code.value[0])
+}
+"""By itself and by its number: the two kinds of gRPC give the one or the other, or None."""
+
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
@@ -131,9 +136,7 @@ class Servicer:
         self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Any, timeout_s: float
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         async with asyncio.timeout(timeout_s):
-            undo = _Undo(context)
-            answer = await self._call("NodeUnpublishVolume", request, undo)
-            undo.check()
+            answer = await self._call("NodeUnpublishVolume", request, _Undo(context))
             return ours(csi_pb2.NodeUnpublishVolumeResponse, answer)
 
     async def expand(
@@ -152,8 +155,15 @@ class Servicer:
         theirs = self.messages.theirs(request)
         try:
             if self.is_async:
-                return await method(theirs, context)
-            return await asyncio.to_thread(method, theirs, context)
+                answer = await method(theirs, context)
+            else:
+                answer = await asyncio.to_thread(method, theirs, context)
+            refused = _STATUS.get(context.code(), grpc.StatusCode.OK)
+            if refused is not grpc.StatusCode.OK:  # by set_code, with a message that means nothing
+                ends = context.abort(refused, _text(context.details()))
+                if self.is_async:
+                    await ends
+            return answer
         except errors.CrustError:
             raise
         except Exception as error:
@@ -186,16 +196,22 @@ class _Undo:
         """As gRPC has it."""
         self._details = details
 
+    def code(self) -> Any:
+        """As gRPC has it."""
+        return self._code
+
+    def details(self) -> str:
+        """As gRPC has it."""
+        return self._details
+
     def abort(self, code: Any, details: str = "", *_: Any, **__: Any) -> NoReturn:
         """As both kinds of gRPC have it: what it raises is raised before it can be awaited."""
-        self._code, self._details = code, details
-        self.check()
-        raise UndoRefused("UNKNOWN", details)
+        raise UndoRefused(getattr(code, "name", str(code)), details)
 
-    def check(self) -> None:
-        """Raise `UndoRefused` if the method has refused."""
-        if self._code is not grpc.StatusCode.OK:
-            raise UndoRefused(getattr(self._code, "name", str(self._code)), self._details)
+
+def _text(details: Any) -> str:
+    """grpc keeps bytes of what it was given."""
+    return details.decode("utf-8", "replace") if isinstance(details, bytes) else str(details or "")
 
 
 def _is_answer(error: Exception) -> bool:

@@ -196,6 +196,22 @@ class TestShim:
         await refused(shim.publish(), Code.UNAVAILABLE, "vol-1", "MountedInsteadOfDeferred")
         assert shim.driver.published
 
+    async def test_code_that_the_driver_sets_is_its_answer(
+        self, shim: Shim, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By set_code and an empty message, as many servicers in Python refuse."""
+
+        async def set_only(failure: Failure | None, context: Any) -> None:
+            if failure is not None:
+                context.set_code(failure.code)
+                context.set_details(failure.details)
+
+        monkeypatch.setattr(shim.driver, "_fail", set_only)
+        shim.driver.alter = lambda answer: answer.Clear()
+        shim.driver.failing["NodePublishVolume"] = Failure(Code.RESOURCE_EXHAUSTED, "too many")
+        await refused(shim.publish(), Code.RESOURCE_EXHAUSTED, "too many")
+        assert shim.driver.called("NodeUnpublishVolume") == []
+
     @pytest.mark.spec("D-11")
     async def test_invalid_metadata_of_the_driver_is_refused_and_undone(self, shim: Shim) -> None:
         shim.driver.alter = lambda answer: answer.ClearField("block_device")
