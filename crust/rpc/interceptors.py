@@ -209,7 +209,8 @@ class _Call:
             self._admit(self._method)
 
     def _begin(self, request: Any, context: Context) -> float:
-        if not (self._is_inner and call_fields.current()):
+        # not by its truth: that is its length, which reads the request at once
+        if not self._is_inner or call_fields.current() is None:
             fields = call_fields.CallFields(
                 self._method, request, self._served.driver, context.invocation_metadata()
             )

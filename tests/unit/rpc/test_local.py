@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from crust import errors, logs
 from crust.rpc import channel, passthrough, server
+from crust.rpc.call_fields import CallFields
 from crust.rpc.health import Health
 from crust.rpc.local import LocalServer
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -32,7 +33,8 @@ class Node(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.SnapshotMetadataServicer):
 
     async def NodeGetVolumeStats(self, request: Any, context: Any) -> Any:
         self.metadata = dict(context.invocation_metadata())
-        self.fields = dict(logs.context.get() or {})
+        if request.volume_id in ("first", "second"):
+            self.fields = dict(logs.context.get() or {})
         self.remaining_s = context.time_remaining()
         if request.volume_id == "error":
             raise errors.NotFound("no such volume", hint="look for it")
@@ -121,6 +123,25 @@ async def test_calls_of_one_task_have_fields_of_their_own(
         await stats(connected, volume_id)
         assert node.fields["volume_id"] == volume_id
         assert logs.context.get() is None
+
+
+async def test_call_within_a_served_call_does_not_read_the_request_of_that(node: Node) -> None:
+    """It is read when a line is written, or after the answer."""
+    asked: list[str] = []
+
+    def name() -> str:
+        asked.append("name")
+        return "driver"
+
+    local = LocalServer()
+    local.open("test", Health())
+    add(node, local)
+    fields = CallFields("/x", b"", name)
+    logs.context.set(fields)
+    async with local.channel() as to:
+        await stats(to)
+    assert logs.context.get() is fields
+    assert asked == []
 
 
 async def test_errors_become_statuses(connected: grpc.aio.Channel) -> None:
