@@ -65,7 +65,7 @@ class DriverRaised(errors.RuntimeFailed):
         self.error_id = error_id
 
 
-class UndoRefused(errors.RuntimeFailed):
+class PublishNotUndone(errors.RuntimeFailed):
     """The wrapped servicer refused an unpublish by which a publish was to be undone."""
 
     def __init__(self, code: str, details: str) -> None:
@@ -206,7 +206,7 @@ class _Undo:
 
     def abort(self, code: Any, details: str = "", *_: Any, **__: Any) -> NoReturn:
         """As both kinds of gRPC have it: what it raises is raised before it can be awaited."""
-        raise UndoRefused(getattr(code, "name", str(code)), details)
+        raise PublishNotUndone(getattr(code, "name", str(code)), details)
 
 
 def _text(details: Any) -> str:
