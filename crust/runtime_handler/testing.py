@@ -37,7 +37,7 @@ _FILESYSTEM = re.compile(r"[a-z0-9]{1,32}")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 
 
-class RegistrationRefused(errors.InvalidRequest):
+class RegisterRequestInvalid(errors.InvalidRequest):
     """A RegisterRequest breaks the contract of handlers.proto."""
 
     def __init__(self, why: str) -> None:
@@ -181,19 +181,19 @@ class _Registry(handlers_pb2_grpc.HandlerRegistryServicer):
 
 
 def _check(request: handlers_pb2.RegisterRequest) -> None:
-    """Raise `RegistrationRefused` for what the proxy refuses."""
+    """Raise `RegisterRequestInvalid` for what the proxy refuses."""
     if not _NAME.fullmatch(request.name):
-        raise RegistrationRefused(f"the name {request.name[:64]!r} is invalid")
+        raise RegisterRequestInvalid(f"the name {request.name[:64]!r} is invalid")
     try:
         channel.target_of(request.endpoint)
     except errors.InvalidRequest as error:
-        raise RegistrationRefused(str(error)) from error
+        raise RegisterRequestInvalid(str(error)) from error
     if types_pb2.VolumeType.BLOCK not in request.volume_types:
-        raise RegistrationRefused("volume_types lacks BLOCK")
+        raise RegisterRequestInvalid("volume_types lacks BLOCK")
     if not request.filesystems or not all(map(_FILESYSTEM.fullmatch, request.filesystems)):
-        raise RegistrationRefused("filesystems is empty, or holds an invalid name")
+        raise RegisterRequestInvalid("filesystems is empty, or holds an invalid name")
     if request.max_volumes_per_sandbox < 0:
-        raise RegistrationRefused("max_volumes_per_sandbox is negative")
+        raise RegisterRequestInvalid("max_volumes_per_sandbox is negative")
 
 
 @contextlib.asynccontextmanager
