@@ -14,7 +14,7 @@ SOURCES := crust examples tests benchmarks
 CACHE := .cache
 
 # The packages of the distribution that tests, demo and benchmarks need; Debian 12 itself pins their versions.
-PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs cpio lz4 zstd mount util-linux libblkid1 containerd runc bubblewrap libseccomp2 strace udev lvm2 systemd systemd-container prometheus $(if $(shell command -v kubectl),,kubernetes-client)
+PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs cpio lz4 zstd mount util-linux libblkid1 containerd runc bubblewrap libseccomp2 strace udev lvm2 systemd systemd-container prometheus mmdebstrap umoci $(if $(shell command -v kubectl),,kubernetes-client)
 
 # pytest keeps the directories of old runs; this removes them. The path is short, for the sockets below it.
 # If this machine lacks a capability named in REQUIRED, the tests that need it fail; without REQUIRED they skip.
@@ -67,6 +67,10 @@ $(VENV)/.done: pyproject.toml
 guest: setup ## build the microVM's kernel and initramfs from the distribution's packages
 	$(PY) -m examples.kata.guest build
 
+.PHONY: image
+image: root setup ## build the OCI image of crust, build/crust-csi-<version>.tar (root)
+	$(PY) deploy/image/build.py
+
 .PHONY: demo
 demo: root guest ## publish volumes to a microVM on this machine, step by step (root)
 	$(PRIVATE) $(PY) -m examples.kata.demo
@@ -106,10 +110,11 @@ e2e: root guest ## the tests that boot the microVM (root)
 
 .PHONY: lint
 lint: $(VENV)/.done ## ruff, mypy --strict, import-linter, codespell
-	$(VENV)/bin/ruff format --check $(SOURCES) specs
-	$(VENV)/bin/ruff check $(SOURCES) specs
+	$(VENV)/bin/ruff format --check $(SOURCES) specs deploy
+	$(VENV)/bin/ruff check $(SOURCES) specs deploy
 	$(VENV)/bin/mypy $(addprefix -p ,$(SOURCES))
 	$(VENV)/bin/mypy specs/generate.py specs/make_vectors.py
+	$(VENV)/bin/mypy deploy/image/build.py
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/codespell $(SOURCES) docs specs deploy README.md CHANGELOG.md Makefile pyproject.toml
 

@@ -59,10 +59,32 @@ class Containerd:
         """The overlay of this machine's root file system."""
         return self.base / "tmpfs" / "rootfs"
 
-    def run(self, name: str, arguments: Sequence[str], binds: Sequence[Bind]) -> "Container":
-        """Start a container of `python -m crust arguments…`; it may not serve yet when this returns."""
+    def load_image(self, tar: Path, base_name: str) -> Path:
+        """Import an OCI image and mount it; returns its root file system."""
+        self.ctr("images", "import", "--base-name", base_name, str(tar))
+        (name,) = self.ctr("images", "list", "--quiet").split()
+        root = self.base / "image"
+        root.mkdir()
+        self.ctr("images", "mount", name, str(root))
+        return root
+
+    def run(
+        self, name: str, arguments: Sequence[str], binds: Sequence[Bind], image: Path | None = None
+    ) -> "Container":
+        """Start a container of `crust arguments…`; it may not serve yet when this returns.
+
+        With `image` it is that of the image that is mounted there, else that of this checkout.
+        """
         spec = self.base / f"{name}.json"
-        spec.write_text(json.dumps(self._spec(name, arguments, binds)))
+        described = self._spec(name, arguments, binds)
+        if image is not None:
+            described["root"]["path"] = str(image)
+            described["process"] |= {
+                "args": ["tini", "--", "crust", *arguments],
+                "cwd": "/",
+                "env": ["PATH=/opt/crust/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+            }
+        spec.write_text(json.dumps(described))
         log = self.base / f"{name}.log"
         log.unlink(missing_ok=True)
         self.ctr("run", "--detach", "--log-uri", f"file://{log}", "--config", str(spec), name)

@@ -38,6 +38,7 @@ class Pods:
 
     containerd: Containerd
     root: Path
+    image: Path | None = None
     running: dict[str, Container] = field(default_factory=dict)
 
     @property
@@ -61,7 +62,9 @@ class Pods:
     ) -> Container:
         """Start a daemon's container."""
         binds = [Bind(self.run), Bind(self.root / "pool"), Bind(self.kubelet, kubelet)]
-        started = self.containerd.run(name or program, [*self._arguments(program), *flags], binds)
+        started = self.containerd.run(
+            name or program, [*self._arguments(program), *flags], binds, self.image
+        )
         self.running[name or program] = started
         return started
 
