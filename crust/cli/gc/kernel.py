@@ -3,6 +3,7 @@
 A proof needs to see every process and mount of the host: in a container without them nothing is proven.
 """
 
+import errno
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -67,6 +68,12 @@ class Host:
             return "processes of the host (this process has a PID namespace of its own: hostPID)"
         if not propagation.in_namespace_of_host():
             return "mounts of the host (this process has a mount namespace of its own)"
+        try:
+            os.listdir("/proc/1/fd")
+        except OSError:
+            return (
+                "open files of other processes (this process is not root, or lacks CAP_SYS_PTRACE)"
+            )
         return ""
 
     def device_at(self, path: str) -> str:
@@ -81,8 +88,8 @@ class Host:
         found = holders.device_in_use(device)
         others = [f"mounted at {each}" for each in found.mounts]
         others += [str(each) for each in (*found.holders, *found.stacked)]
-        if not others and holders.is_exclusively_held(device):
-            others.append("opened exclusively, by what cannot be seen from here")
+        if not others and (refused := _why_not_exclusive(device)):
+            others.append(refused)
         return Users(found.loops, tuple(others))
 
     def bound_at(self, device: str) -> tuple[str, ...]:
@@ -120,6 +127,17 @@ class Host:
         """Never lazily."""
         if mountinfo.at(path) is not None:
             mount_api.unmount(path)
+
+
+def _why_not_exclusive(device: str) -> str:
+    """Why the device cannot be opened exclusively now; empty if it can. What cannot be looked at proves nothing."""
+    try:
+        os.close(os.open(device, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
+    except OSError as err:
+        if err.errno == errno.EBUSY:
+            return "opened exclusively, by what cannot be seen from here"
+        return f"it cannot be opened to look ({err.strerror})"
+    return ""
 
 
 def _loops_of(path: str) -> tuple[loop.LoopDevice, ...]:

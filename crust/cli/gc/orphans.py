@@ -50,7 +50,18 @@ def find(kubelet_root: str, entries: Iterable[views.Volume]) -> tuple[Orphan, ..
     if not os.path.isdir(f"{kubelet_root}/pods"):
         return ()
     found = (*_raw(kubelet_root), *_deferred(kubelet_root, entries))
-    return tuple(each for each in found if not os.path.lexists(each.pod_directory))
+    return tuple(each for each in found if is_absent(each.pod_directory))
+
+
+def is_absent(path: str) -> bool:
+    """Whether nothing is at the path. `os.path.lexists` says so too where it may not look, or the disk fails."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _raw(root: str) -> Iterator[Orphan]:
@@ -86,6 +97,13 @@ def _deferred(root: str, entries: Iterable[views.Volume]) -> Iterator[Orphan]:
                 pods=f"{root}/pods",
                 target=entry.target_path,
             )
+
+
+def other_pods(orphan: Orphan) -> tuple[str, ...]:
+    """The UIDs of other pods at which the orphan's raw volume is published or bound. Blocks."""
+    directories = (os.path.dirname(orphan.target), os.path.dirname(orphan.mapped))
+    found = {path.name for each in directories for path in Path(each).glob("*")}
+    return tuple(sorted(found - {orphan.pod_uid}))
 
 
 def _volume(data: str) -> tuple[str, str]:

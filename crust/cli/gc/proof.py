@@ -42,9 +42,15 @@ def witnesses(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> tuple[Witne
     )
 
 
-def kubelet_tries(orphan: Orphan, evidence: Evidence) -> bool:
-    """Whether a kubelet works with the volume for another pod: it writes vol_data.json at each attempt."""
-    return not orphan.data or _age_s(orphan.data) < evidence.grace_s
+def why_staged(orphan: Orphan, grace_s: float) -> str:
+    """Why a raw volume must stay staged when the orphan is unpublished; empty if it need not. Blocks.
+
+    Another pod may have it published for longer than any grace: no device is bound for the orphan any more after a
+    reboot, and the only trace of the new pod is its own publish. A kubelet writes vol_data.json at each attempt.
+    """
+    if others := orphans.other_pods(orphan):
+        return f"it is published for pod {', '.join(others[:5])}"
+    return "a kubelet works with it" if _age_s(orphan.data) < grace_s else ""
 
 
 def _identity(orphan: Orphan, evidence: Evidence) -> Witness:
@@ -64,7 +70,7 @@ def _sight(kernel: Kernel) -> Witness:
 
 
 def _pod_directory(orphan: Orphan) -> Witness:
-    is_gone = not os.path.lexists(orphan.pod_directory)
+    is_gone = orphans.is_absent(orphan.pod_directory)
     state = "does not exist" if is_gone else "exists: the kubelet knows the pod"
     return Witness("pod-directory", is_gone, f"{orphan.pod_directory} {state}")
 

@@ -45,15 +45,24 @@ def run(options: Options, form: output.Format) -> int:
 async def collect(options: Options, kernel: Kernel) -> tuple[Result, ...]:
     """Every orphan of this node, settled if that is asked for. Raises what `asking.inspecting` does."""
     async with asking.inspecting(options.run_dir) as stub:
-        served = await stub.ListDrivers(inspect_pb2.ListDriversRequest(), timeout=show.TIMEOUT_S)
-        listed = await stub.ListDeferredVolumes(
-            inspect_pb2.ListDeferredVolumesRequest(), timeout=show.TIMEOUT_S
-        )
-        entries = tuple(map(views.Volume.of, listed.volumes))
+        sockets, evidence = await _asked(stub, options)
+        found = await asyncio.to_thread(orphans.find, options.kubelet_root, evidence.entries)
+        results = []
+        for each in found:  # settling the one before may have taken minutes
+            sockets, evidence = await _asked(stub, options)
+            results.append(await _one(each, evidence, sockets, options, kernel))
+    return tuple(results)
+
+
+async def _asked(stub: asking.Stub, options: Options) -> tuple[dict[str, str], proof.Evidence]:
+    """The drivers' sockets, and what the proxy knows now."""
+    served = await stub.ListDrivers(inspect_pb2.ListDriversRequest(), timeout=show.TIMEOUT_S)
+    listed = await stub.ListDeferredVolumes(
+        inspect_pb2.ListDeferredVolumesRequest(), timeout=show.TIMEOUT_S
+    )
     sockets = {each.name: each.socket for each in served.drivers}
-    evidence = proof.Evidence(frozenset(sockets), entries, options.grace_s)
-    found = await asyncio.to_thread(orphans.find, options.kubelet_root, entries)
-    return tuple([await _one(each, evidence, sockets, options, kernel) for each in found])
+    entries = tuple(map(views.Volume.of, listed.volumes))
+    return sockets, proof.Evidence(frozenset(sockets), entries, options.grace_s)
 
 
 async def _one(
@@ -63,22 +72,31 @@ async def _one(
     options: Options,
     kernel: Kernel,
 ) -> Result:
-    seen = await asyncio.to_thread(proof.witnesses, orphan, evidence, kernel)
+    try:
+        seen = await asyncio.to_thread(proof.witnesses, orphan, evidence, kernel)
+    except (errors.CrustError, OSError) as err:
+        message = f"nothing is touched, because a witness could not look: {_text(err)}"
+        return Result(orphan, (), (), "kept", message)
     missing = ", ".join(each.name for each in seen if not each.proven)
     if missing:
         message = f"nothing is touched without the witness {missing}"
         return Result(orphan, seen, (), "kept", message)
-    unstage = bool(orphan.staging) and not proof.kubelet_tries(orphan, evidence)
-    plan = settle.Plan(orphan, sockets[orphan.driver], unstage)
-    steps = await asyncio.to_thread(plan.steps, kernel)
-    if options.dry_run:
-        return Result(orphan, seen, steps, "proven", "")
+    steps: tuple[str, ...] = ()
     try:
+        plan = await asyncio.to_thread(
+            settle.planned, orphan, sockets[orphan.driver], options.grace_s
+        )
+        steps = await asyncio.to_thread(plan.steps, kernel)
+        if options.dry_run:
+            return Result(orphan, seen, steps, "proven", "")
         await settle.settle(plan, kernel)
     except (errors.CrustError, OSError) as err:
-        message = err.shown() if isinstance(err, errors.CrustError) else str(err)
-        return Result(orphan, seen, steps, "refused", message)
+        return Result(orphan, seen, steps, "refused", _text(err))
     return Result(orphan, seen, steps, "settled", "")
+
+
+def _text(err: errors.CrustError | OSError) -> str:
+    return err.shown() if isinstance(err, errors.CrustError) else str(err)
 
 
 def shown(results: tuple[Result, ...], kubelet_root: str) -> show.Shown:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from crust import errors
 from crust.cli import asking
+from crust.cli.gc import proof
 from crust.cli.gc.kernel import Kernel
 from crust.cli.gc.orphans import Orphan
 from crust.rpc import channel
@@ -19,13 +21,30 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 TIMEOUT_S = 120.0
 
 
+class VolumeInUseAgain(errors.NotReady):
+    """A volume that was about to be unstaged has got another user."""
+
+    def __init__(self, orphan: Orphan, why: str) -> None:
+        super().__init__(
+            f"volume {orphan.volume_id} stays staged at {orphan.staging}",
+            why=f"{why}, since the proof",
+            hint="run crust gc again",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is done for one orphan."""
+    """What is done for one orphan. `why_staged`: why its volume must stay staged, if it must."""
 
     orphan: Orphan
     socket: str
-    unstage: bool
+    grace_s: float
+    why_staged: str
+
+    @property
+    def unstage(self) -> bool:
+        """Whether the volume is unstaged, too."""
+        return bool(self.orphan.staging) and not self.why_staged
 
     def steps(self, kernel: Kernel) -> tuple[str, ...]:
         """The steps, in words. Blocks."""
@@ -38,8 +57,14 @@ class Plan:
         if self.unstage:
             found.append(f"NodeUnstageVolume {orphan.volume_id} {orphan.staging}")
         elif orphan.staging:
-            found.append("no NodeUnstageVolume: a kubelet works with the volume, and will call it")
+            found.append(f"no NodeUnstageVolume: {self.why_staged}, whose kubelet will call it")
         return tuple(found)
+
+
+def planned(orphan: Orphan, socket: str, grace_s: float) -> Plan:
+    """The plan for a proven orphan, whose driver is at the socket. Blocks."""
+    why = proof.why_staged(orphan, grace_s) if orphan.staging else ""
+    return Plan(orphan, socket, grace_s, why)
 
 
 async def settle(plan: Plan, kernel: Kernel) -> None:
@@ -57,6 +82,7 @@ async def settle(plan: Plan, kernel: Kernel) -> None:
                 timeout=TIMEOUT_S,
             )
             if plan.unstage:
+                await asyncio.to_thread(_check_unused, plan)
                 await node.NodeUnstageVolume(
                     csi_pb2.NodeUnstageVolumeRequest(
                         volume_id=orphan.volume_id, staging_target_path=orphan.staging
@@ -68,6 +94,12 @@ async def settle(plan: Plan, kernel: Kernel) -> None:
     if orphan.mapped:
         with suppress(FileNotFoundError):
             await asyncio.to_thread(os.unlink, orphan.mapped)
+
+
+def _check_unused(plan: Plan) -> None:
+    """Look again: an unpublish may take minutes, in which a kubelet can have staged the volume for a new pod."""
+    if why := proof.why_staged(plan.orphan, plan.grace_s):
+        raise VolumeInUseAgain(plan.orphan, why)
 
 
 def _release(mapped: str, kernel: Kernel) -> None:

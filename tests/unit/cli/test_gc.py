@@ -1,10 +1,11 @@
 """`crust gc`: which publishes count as forgotten, what each witness needs, and what is done then."""
 
+import errno
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +37,8 @@ class FakeKernel:
     mounted: set[str] = field(default_factory=set)
     loops: dict[str, str] = field(default_factory=dict)
     refuses: bool = False
+    fails: OSError | None = None
+    on_unmount: Callable[[], None] = lambda: None
 
     def blind_to(self) -> str:
         return self.hidden
@@ -53,6 +56,8 @@ class FakeKernel:
         return (self.loops[path],) if path in self.loops else ()
 
     def processes_of(self, pod_uid: str) -> tuple[str, ...]:
+        if self.fails:
+            raise self.fails
         return self.processes
 
     def detach(self, device: str, path: str) -> None:
@@ -64,6 +69,7 @@ class FakeKernel:
     def unmount(self, path: str) -> None:
         assert path not in self.loops, "a loop device keeps the bind busy"
         self.mounted.discard(path)
+        self.on_unmount()
 
 
 @dataclass
@@ -152,6 +158,51 @@ async def test_proven_orphan_is_unpublished_and_unstaged_by_the_driver(
     assert forgotten.called() == ["NodeUnpublishVolume", "NodeUnstageVolume"]
     assert forgotten.kernel.loops == {}
     assert not os.path.lexists(forgotten.mapped)
+
+
+@pytest.mark.parametrize("where", ["publish/pv-1", "pv-1/dev"])
+async def test_gc_after_reboot_with_volume_published_for_new_pod_keeps_it_staged(
+    forgotten: Forgotten, where: str
+) -> None:
+    forgotten.kernel.mounted.clear()  # a reboot removes binds and loop devices, and leaves the files
+    forgotten.kernel.loops.clear()
+    new = Path(f"{forgotten.root}/{BASE}/{where}/new-pod")
+    new.touch()
+    os.mkdir(f"{forgotten.root}/pods/new-pod")
+    old(new.parent)
+    (result,) = await forgotten.gc()
+    assert (result.outcome, forgotten.called()) == ("settled", ["NodeUnpublishVolume"])
+    assert "it is published for pod new-pod" in result.steps[-1]
+
+
+async def test_gc_volume_published_for_new_pod_during_unpublish_is_not_unstaged(
+    forgotten: Forgotten,
+) -> None:
+    forgotten.kernel.on_unmount = lambda: Path(forgotten.target).with_name("new-pod").touch()
+    (result,) = await forgotten.gc()
+    assert (result.outcome, forgotten.called()) == ("refused", ["NodeUnpublishVolume"])
+    assert "[VolumeInUseAgain]" in result.message
+
+
+async def test_gc_witness_that_cannot_look_keeps_that_orphan_only(forgotten: Forgotten) -> None:
+    forgotten.kernel.fails = OSError(errno.EIO, "Input/output error")
+    (result,) = await forgotten.gc()
+    assert (result.outcome, forgotten.called()) == ("kept", [])
+    assert "Input/output error" in result.message
+
+
+async def test_gc_pod_directory_that_cannot_be_looked_at_is_no_proof(
+    forgotten: Forgotten, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.lstat
+
+    def lstat(path: str) -> os.stat_result:
+        if str(path).endswith(f"/pods/{POD}"):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path)
+
+    monkeypatch.setattr("crust.cli.gc.orphans.os.lstat", lstat)
+    assert await forgotten.gc() == ()
 
 
 async def test_volume_that_another_pod_waits_for_stays_staged(forgotten: Forgotten) -> None:
