@@ -4,7 +4,9 @@
 a restart would help. `/readyz` fails until everything is served, and while a driver or the pool is away. Threads
 serve them, so a loop that hangs is an answer of 503, and the metrics can still be read.
 
-There is no authentication: the address belongs on a loopback.
+There is no authentication: the address belongs on a loopback, or where a network policy protects it. Whoever can
+connect can still not take the threads and descriptors that the node's calls need: the oldest connection is closed
+when there are too many, so that a probe is answered while others are held open.
 """
 
 import asyncio
@@ -12,9 +14,12 @@ import concurrent.futures
 import http.server
 import logging
 import socket
+import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import prometheus_client
 from prometheus_client import exposition
@@ -27,6 +32,10 @@ _log = logging.getLogger(__name__)
 
 ANSWER_S = 5.0
 """How long the event loop may take to answer."""
+
+
+CONNECTIONS = 32
+"""How many there may be; each has a thread."""
 
 
 class LoopHangs(errors.RuntimeFailed):
@@ -82,7 +91,22 @@ class _Server(http.server.ThreadingHTTPServer):
     def __init__(self, host: str, port: int, monitor: _Monitor) -> None:
         self.address_family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
         self.monitor = monitor
+        self._connected: deque[socket.socket] = deque()
         super().__init__((host, port), _Answers)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Make room: a thread whose connection is shut down ends. Called by the thread of `serve_forever` only."""
+        self._connected = deque(each for each in self._connected if each.fileno() >= 0)
+        if len(self._connected) >= CONNECTIONS:
+            with suppress(OSError):  # it is closed meanwhile
+                self._connected.popleft().shutdown(socket.SHUT_RDWR)
+        self._connected.append(request)
+        super().process_request(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news; anything else is, and in the log's form."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            _log.error("a request for metrics or health failed", exc_info=True)
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):

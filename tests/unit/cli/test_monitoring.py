@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import re
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,22 @@ async def check_broken(daemon: Daemon, address: str) -> None:
     daemon.health.report("part", errors.RuntimeFailed("slow"), is_fatal=False)
     assert (await answers(address))[:2] == (200, 200)
     daemon.health.report("part", None)
+
+
+async def test_server_connections_held_open_are_bounded_and_probe_is_answered(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitoring, "CONNECTIONS", 2)
+    async with monitored(caplog) as address:
+        host, _, port = address.removeprefix("http://").rpartition(":")
+        with ExitStack() as held:
+            slow = [
+                held.enter_context(socket.create_connection((host, int(port)), timeout=20))
+                for _ in range(2)
+            ]
+            slow[0].sendall(b"GET /healthz HT")
+            assert await asyncio.to_thread(ask, f"{address}/healthz") == (200, "ok\n")
+            assert await asyncio.to_thread(slow[0].recv, 1) == b""
 
 
 def test_loop_that_hangs_is_unhealthy(
