@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from crust.cli.completion import SHELLS, Shell, script
 from crust.cli.output import Format
 
 Command = Callable[..., None]
@@ -155,16 +156,10 @@ def bundle(run_dir: str, state_dir: str, file: Path) -> None:
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@click.pass_context
-def completion(context: click.Context, shell: str) -> None:
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: Shell) -> None:
     """Print the completion script of a shell: eval "$(crust completion bash)"."""
-    from click.shell_completion import get_completion_class
-
-    script = get_completion_class(shell)
-    assert script is not None
-    program = context.find_root().command
-    click.echo(script(program, {}, "crust", "_CRUST_COMPLETE").source())
+    click.echo(script(shell))
 
 
 COMMANDS: tuple[click.Command, ...] = (

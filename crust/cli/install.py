@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 
 from crust import errors
+from crust.cli import completion
 from crust.host.files import durable
 from crust.host.process import oserrors
 
@@ -25,6 +26,13 @@ UNITS = Path("usr/local/lib/systemd/system")
 RULES = Path("usr/local/lib/udev/rules.d")
 COMMAND = Path("usr/local/bin/crust")
 SETTINGS = Path("etc/crust")
+MAN_PAGES = Path("usr/local/share/man/man1")
+COMPLETIONS: Mapping[completion.Shell, Path] = {
+    "bash": Path("usr/local/share/bash-completion/completions/crust"),
+    "zsh": Path("usr/local/share/zsh/site-functions/_crust"),
+    "fish": Path("usr/local/share/fish/vendor_completions.d/crust.fish"),
+}
+"""Where each shell looks by itself."""
 _OVERRIDES = Path("etc/systemd/system")
 _PROGRAM = "/usr/bin/crust"
 """As the units in deploy/systemd name it."""
@@ -75,6 +83,16 @@ def files(source: Path, command: str) -> Iterator[File]:
         yield File(RULES / rules.name, rules.read_bytes())
     for settings in sorted((source / "crust").glob("*.toml")):
         yield File(SETTINGS / settings.name, settings.read_bytes(), is_kept=True)
+    for page in sorted(_man_pages(source).glob("crust*.1")):
+        yield File(MAN_PAGES / page.name, page.read_bytes())
+    for shell, path in COMPLETIONS.items():
+        yield File(path, f"{completion.script(shell)}\n".encode())
+
+
+def _man_pages(source: Path) -> Path:
+    """Where the man pages of the shipped files are: the environment's own, or the checkout's."""
+    installed = source.parent / "man" / "man1"
+    return installed if installed.is_dir() else source.parent / "docs" / "man"
 
 
 def command_path() -> str:

@@ -282,7 +282,8 @@ def _of_runtime(context: click.Context, _: click.Parameter, command: str | None)
 @main.command()
 @click.option("--systemd", is_flag=True, required=True, help="Install units of systemd.")
 def install(*, systemd: bool) -> None:
-    """Install this environment's crust on the node: units, a udev rule, settings in /etc/crust, the command.
+    """Install this environment's crust on the node: units, a udev rule, settings in /etc/crust, the command, its
+    man pages and completion.
 
     Run it again after an upgrade. Your settings are kept. Exit codes: 0 installed, 1 refused or failed.
     """

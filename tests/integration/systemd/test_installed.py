@@ -171,6 +171,10 @@ def test_wrong_settings_are_not_tried_again(machine: Machine) -> None:
 
 
 def test_uninstall_is_refused_while_the_unit_runs_and_leaves_no_file(machine: Machine) -> None:
+    share = "/usr/local/share"
+    assert machine.output("sh", "-c", f"ls {share}/man/man1/crust-gc.1 {share}/zsh/site-functions")
+    completed = f". {share}/bash-completion/completions/crust && complete -p crust"
+    assert "_crust_completion crust" in machine.output("bash", "-c", completed)
     refused = machine.run("crust", "uninstall")
     assert (refused.returncode, "crust-node.service still runs" in refused.stderr) == (1, True)
     follow(machine, "Uninstall")

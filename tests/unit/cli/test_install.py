@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from crust.cli import install
+from crust.cli import install, main
 from crust.host.files import durable
 
 SOURCE = Path(__file__).parents[3] / "deploy"
@@ -78,6 +79,31 @@ def test_second_installation_replaces_units_and_keeps_settings(tmp_path: Path) -
     assert f"/{install.UNITS}/crust-node.service: written" in said
     assert f"/{install.UNITS}/crust-proxy.service: unchanged" in said
     assert "/etc/crust/node.toml: kept, it is yours" in said
+
+
+def test_install_from_checkout_writes_man_pages_and_completion_scripts(tmp_path: Path) -> None:
+    run(tmp_path)
+    pages = sorted((SOURCE.parent / "docs" / "man").iterdir())
+    installed = tmp_path / install.MAN_PAGES
+    assert [each.name for each in sorted(installed.iterdir())] == [each.name for each in pages]
+    assert (installed / "crust-gc.1").read_bytes() == pages[0].with_name("crust-gc.1").read_bytes()
+    for shell, path in install.COMPLETIONS.items():
+        text = (tmp_path / path).read_text()
+        assert text == CliRunner().invoke(main.main, ["completion", shell]).output
+    assert (tmp_path / install.COMPLETIONS["zsh"]).read_text().startswith("#compdef crust")
+
+
+def test_install_from_wheel_takes_man_pages_of_its_environment(tmp_path: Path) -> None:
+    source = tmp_path / "environment/share/crust"
+    shutil.copytree(SOURCE, source)
+    page = tmp_path / "environment/share/man/man1/crust.1"
+    page.parent.mkdir(parents=True)
+    page.write_text("wheel's")
+    page.with_name("other.1").touch()
+    root = tmp_path / "root"
+    run(root, source=source)
+    assert [each.name for each in (root / install.MAN_PAGES).iterdir()] == ["crust.1"]
+    assert (root / install.MAN_PAGES / "crust.1").read_text() == "wheel's"
 
 
 def test_unit_in_etc_that_hides_the_installed_one_is_named(tmp_path: Path) -> None:
