@@ -10,12 +10,18 @@ import re
 HIDDEN = "***"
 
 _WORDS = "pass|secret|token|cred|key"
-_VALUE = r"""("[^"]{0,4096}"|'[^']{0,4096}'|[^\s,;&()\[\]{}"']+)"""
+_QUOTED = r"""\\{1,3}"[^"]{0,4096}"|"(?:[^"\\]|\\.){0,4096}"|'(?:[^'\\]|\\.){0,4096}'"""
+_VALUE = rf"""({_QUOTED}|[^\s,;&()\[\]{{}}"']+)"""
 _PATTERNS = (
     re.compile(rf"""((?:{_WORDS})[\w./-]{{0,64}}["']?\s{{0,3}}=\s{{0,3}}){_VALUE}""", re.I),
     re.compile(
-        r"""((?:password|passwd|passphrase|secret|token|credential|api[_-]?key)s?["']?\s{0,3}:\s{0,3})"""
+        r"""((?:password|passwd|passphrase|secret|token|credential|api[_-]?key)s?\\{0,3}["']?\s{0,3}:\s{0,3})"""
         + _VALUE,
+        re.I,
+    ),
+    # A key of JSON or of a dictionary, also of one that is quoted in another: {"userKey": "…"}.
+    re.compile(
+        rf"""(["'][^"'\\]{{0,64}}(?:{_WORDS})[^"'\\]{{0,64}}\\{{0,3}}["']\s{{0,3}}:\s{{0,3}})({_QUOTED})""",
         re.I,
     ),
     re.compile(rf"""(--?[\w-]{{0,64}}(?:{_WORDS})[\w-]{{0,64}}\s{{1,3}}){_VALUE}""", re.I),

@@ -19,6 +19,11 @@ SECRET = "s3same-0pen"
         f"mount failed: exit status 32, arguments -t cifs -o user=joe,password={SECRET},vers=3 //a/b",
         f"mount -o username=joe,PASSWD='{SECRET} and more' failed",
         f'body {{"user":"joe","password":"{SECRET}"}} was refused',
+        f'{{"userID":"joe","userKey":"{SECRET}"}}',
+        f'{{"secretAccessKey": "a\\"{SECRET}"}}',
+        f"secrets {{'userKey': '{SECRET}'}}",
+        f'{{"message": "driver got {{\\"password\\": \\"{SECRET}\\"}}"}}',
+        f'{{"message": "driver got {{\\"userKey\\": \\"{SECRET}\\"}}"}}',
         f"request map[adminKey:x secretRef: password:{SECRET} user:joe]",
         f"rbd map --id joe --keyring-token {SECRET} failed",
         f"secret = {SECRET}",
@@ -38,6 +43,7 @@ def test_hidden_removes_what_looks_like_a_credential(text: str) -> None:
         "mount: /dev/loop0 on /a: wrong fs type, bad option, bad superblock",
         "KeyError: 'vol-1'",
         "it took 3 passes; the monkey keeps its keys",
+        '{"keys": 3, "volume_id": "monkey", "passed": true}',
         "cannot read /run/crust/volumes/ab12/mountInfo.json: Permission denied",
         "https://docs.example/mount was not found",
     ],
@@ -48,7 +54,18 @@ def test_hidden_leaves_other_text(text: str) -> None:
 
 def test_hidden_takes_no_longer_for_hostile_text() -> None:
     """Linear: a pattern that tries again at each character would not end here."""
-    for part in ("key", "-token", "pass=", 'secret "', "://", "eyJ"):
+    for part in (
+        "key",
+        '"key',
+        '"key":"\\',
+        '\\"key\\":\\"',
+        "'key",
+        "-token",
+        "pass=",
+        'secret "',
+        "://",
+        "eyJ",
+    ):
         assert len(credentials.hidden(part * 20_000)) > 0
 
 
