@@ -2,24 +2,29 @@
 
 import asyncio
 import importlib.metadata
+import os
 import platform
+import stat
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-
-import aiofiles
 
 import crust
 from crust import credentials, errors
 from crust.cli import output, show
 from crust.cli.doctor import run as doctor
+from crust.host.process import bounded_calls
 
 LIMIT_BYTES = 8 << 20
 """Of one file or program's output; the end of it is kept."""
 
 LIMIT_FILES = 2000
 """Of one kind, e.g. records of volumes."""
+
+READ_S = 10.0
+"""How long one file may take."""
 
 _PROGRAM_S = 30.0
 _UNITS = ("crust-node", "crust-proxy", "crust-shim", "crust-shim@*", "crust-driver")
@@ -43,22 +48,36 @@ async def parts(places: Places) -> AsyncIterator[tuple[str, bytes]]:
         try:
             yield name, await asyncio.to_thread(_filtered, await question())
         except (errors.CrustError, OSError) as err:
-            text = err.shown() if isinstance(err, errors.CrustError) else str(err)
-            missing.append(f"{name}: {text}")
-    for pattern_root, pattern, into in _file_sets(places):
-        paths = await asyncio.to_thread(_matching, pattern_root, pattern)
+            missing.append(f"{name}: {_text(err)}")
+    async for name, data in _files(places, missing):
+        yield name, await asyncio.to_thread(_filtered, data)
+    if missing:
+        yield "missing.txt", _filtered("\n".join([*missing, ""]).encode())
+
+
+async def _files(places: Places, missing: list[str]) -> AsyncIterator[tuple[str, bytes]]:
+    """The files, as they are. A disk that hangs takes a thread for each, and after 16 nothing is read any more."""
+    calls = bounded_calls.BoundedCalls()
+    for root, pattern, into in _file_sets(places):
+        where = f"{root}/{pattern}"
+        try:
+            paths = await calls.call(where, partial(_matching, root, pattern), timeout_s=READ_S)
+        except (errors.CrustError, OSError) as err:
+            missing.append(f"{where}: {_text(err)}")
+            continue
         if len(paths) > LIMIT_FILES:
             missing.append(f"{into}: {len(paths) - LIMIT_FILES} files more")
         for path in paths[:LIMIT_FILES]:
             try:
-                data = await _end_of(path)
-            except OSError as err:
-                missing.append(f"{path}: {err}")
+                data = await calls.call(path, partial(_end_of, path), timeout_s=READ_S)
+            except (errors.CrustError, OSError) as err:
+                missing.append(f"{path}: {_text(err)}")
                 continue
-            name = f"{into}/{path.relative_to(pattern_root)}"
-            yield name, await asyncio.to_thread(_filtered, data)
-    if missing:
-        yield "missing.txt", _filtered("\n".join([*missing, ""]).encode())
+            yield f"{into}/{path.relative_to(root)}", data
+
+
+def _text(err: errors.CrustError | OSError) -> str:
+    return err.shown() if isinstance(err, errors.CrustError) else str(err)
 
 
 def _questions(places: Places) -> dict[str, Callable[[], Awaitable[bytes]]]:
@@ -104,16 +123,43 @@ def _file_sets(places: Places) -> tuple[tuple[str, str, str], ...]:
 
 
 def _matching(root: str, pattern: str) -> list[Path]:
-    """Regular files only: a named pipe would never end."""
-    return sorted(path for path in Path(root).glob(pattern) if path.is_file())
+    """Files of every kind, because a pipe that is left out in silence is not found; none where there is no root."""
+    return sorted(Path(root).glob(pattern))
 
 
-async def _end_of(path: Path) -> bytes:
-    async with aiofiles.open(path, "rb") as file:
-        data: bytes = await file.read(LIMIT_BYTES)
-        while len(more := await file.read(LIMIT_BYTES)):
-            data = (data + more)[-LIMIT_BYTES:]
-    return data
+def _end_of(path: Path) -> bytes:
+    """The last lines of a regular file. O_NONBLOCK: opening a pipe must not hang. Blocks."""
+    with open(path, "rb", opener=_nonblocking) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path} is no regular file")
+        kept = _End()
+        while more := file.read(1 << 20):
+            kept.add(more)
+    return kept.data
+
+
+def _nonblocking(path: str, flags: int) -> int:
+    """Links are followed: the settings of a pod are links. All directories here are root's alone."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+class _End:
+    """The last bytes of what is added, in whole lines: in a part of one, a credential may stand without its name."""
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._is_cut = False
+
+    def add(self, more: bytes) -> None:
+        """Keep what fits."""
+        whole = self._data + more
+        self._is_cut |= len(whole) > LIMIT_BYTES
+        self._data = whole[-LIMIT_BYTES:]
+
+    @property
+    def data(self) -> bytes:
+        """The lines that are whole."""
+        return self._data.partition(b"\n")[2] if self._is_cut else self._data
 
 
 async def _program(*argv: str) -> bytes:
@@ -124,16 +170,16 @@ async def _program(*argv: str) -> bytes:
         stderr=asyncio.subprocess.STDOUT,
     )
     assert process.stdout is not None
-    data = b""
+    kept = _End()
     try:
         async with asyncio.timeout(_PROGRAM_S):
             while more := await process.stdout.read(1 << 16):
-                data = (data + more)[-LIMIT_BYTES:]
+                kept.add(more)
     except TimeoutError:
         process.kill()
-        data += f"\n{argv[0]} was stopped after {_PROGRAM_S:.0f} s\n".encode()
+        kept.add(f"\n{argv[0]} was stopped after {_PROGRAM_S:.0f} s\n".encode())
     await process.wait()
-    return data
+    return kept.data
 
 
 def _filtered(data: bytes) -> bytes:

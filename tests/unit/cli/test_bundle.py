@@ -5,6 +5,7 @@ import io
 import os
 import tarfile
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,6 +123,34 @@ async def test_end_of_a_long_file_is_kept(
     root: Path, places: parts.Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "LIMIT_BYTES", 8)
-    (root / "etc" / "proxy.toml").write_text("0123456789abcdef!")
+    (root / "etc" / "proxy.toml").write_text("password=hunter2\nabc\n")
+    (root / "etc" / "node.toml").write_text("abc\n")
     await run.write(root / "a.tar.gz", places)
-    assert contents(root / "a.tar.gz")["settings/proxy.toml"] == b"9abcdef!"
+    found = contents(root / "a.tar.gz")
+    assert found["settings/proxy.toml"] == found["settings/node.toml"] == b"abc\n"
+
+
+async def test_bundle_of_a_disk_that_hangs_ends_and_names_its_files(
+    root: Path, places: parts.Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "READ_S", 0.2)
+    real, released = parts._end_of, threading.Event()
+
+    def read(path: Path) -> bytes:
+        if path.name == "p-1.json":
+            released.wait(60)
+        return real(path)
+
+    monkeypatch.setattr(parts, "_end_of", read)
+    try:
+        await run.write(root / "a.tar.gz", places)
+    finally:
+        released.set()
+    assert b"p-1.json: [SystemCallTimedOut]" in contents(root / "a.tar.gz")["missing.txt"]
+
+
+async def test_bundle_pipe_in_a_files_place_is_named_and_does_not_hang(
+    root: Path, places: parts.Places
+) -> None:
+    await run.write(root / "a.tar.gz", places)
+    assert b"pipe.toml is no regular file" in contents(root / "a.tar.gz")["missing.txt"]
