@@ -6,7 +6,7 @@ import crust
 from crust import errors
 from crust.cli import asking
 from crust.cli.doctor.finding import Finding, check, error, of, ok, warning
-from crust.cli.doctor.node import Node
+from crust.cli.doctor.node import Answered, Node
 from crust.node.settings import OWN_DRIVER
 
 _OWN = ("runtime.sock", "handlers.sock", "inspect.sock")
@@ -15,9 +15,11 @@ _OWN = ("runtime.sock", "handlers.sock", "inspect.sock")
 @check("sockets")
 def sockets(node: Node) -> Iterator[Finding]:
     """Each socket of the proxy is alive, or not there; none is left over."""
-    found = node.proxy_settings()
     paths = [f"{node.run_dir}/{each}" for each in _OWN]
-    paths += [each.socket for each in found.drivers] if found else []
+    if isinstance(node.proxy, Answered):  # drivers come and go while it runs
+        paths += [each.socket for each in node.proxy.drivers]
+    elif found := node.proxy_settings():
+        paths += [each.socket for each in found.drivers]
     missing = [path for path in paths if not node.at(path).exists()]
     for path in (each for each in paths if each not in missing):
         try:

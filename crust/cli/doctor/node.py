@@ -17,6 +17,7 @@ PROGRAMS: dict[str, type[settings.ProgramSettings]] = {
     "driver": settings.DriverSettings,
 }
 CONFIG_DIR = "/etc/crust"
+_PROXY_UNIT = "/etc/systemd/system/multi-user.target.wants/crust-proxy.service"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -90,10 +91,23 @@ class Node:
             PROGRAMS[program], program, toml=text, environ={}, flags={}, defaults=defaults
         )
 
+    @property
+    def is_one_process(self) -> bool:
+        """Whether `crust node` runs here. `crust install` writes the settings of all programs: a unit decides."""
+        found = self.installed()
+        return "node" in found and not ("proxy" in found and os.path.lexists(self.at(_PROXY_UNIT)))
+
     def proxy_settings(self) -> settings.ProxySettings | None:
-        """The proxy's part: its own file's, else that of `crust node`."""
-        found = self.settings_of("proxy") or self.settings_of("node")
+        """The proxy's part, of the file that is used."""
+        found = self.settings_of("node" if self.is_one_process else "proxy")
         return found.proxy if isinstance(found, NodeSettings) else _proxy(found)
+
+    def has_own_driver(self) -> bool:
+        """Whether crust's driver runs here, as far as settings say it."""
+        if self.is_one_process:
+            found = self.settings_of("node")
+            return not isinstance(found, NodeSettings) or found.driver is not None
+        return "driver" in self.installed() or "proxy" not in self.installed()
 
     def kubelet_roots(self) -> tuple[str, ...]:
         """Where targets are."""

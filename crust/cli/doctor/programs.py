@@ -17,6 +17,7 @@ _LIBRARIES = {"libblkid.so.1": "libblkid1", "libseccomp.so.2": "libseccomp2"}
 _UDEV_RULES = (
     "/etc/udev/rules.d",
     "/run/udev/rules.d",
+    "/usr/local/lib/udev/rules.d",
     "/usr/lib/udev/rules.d",
     "/lib/udev/rules.d",
 )
@@ -25,6 +26,9 @@ _UDEV_RULES = (
 @check("programs")
 def programs(node: Node) -> Iterator[Finding]:
     """What the driver runs on volumes. Encryption needs nothing here: guests open LUKS, with their own cryptsetup."""
+    if not node.has_own_driver():
+        yield ok("crust's driver does not run here, which alone needs programs and libraries")
+        return
     programs = {name: package for name, package in _PROGRAMS.items() if not node.has_program(name)}
     libraries = {
         name: package for name, package in _LIBRARIES.items() if not node.has_library(name)
@@ -33,7 +37,7 @@ def programs(node: Node) -> Iterator[Finding]:
         yield error(
             f"{name} is not installed",
             "crust's driver needs it to make, check or read filesystems",
-            f"install {package} (Debian); a node without crust's driver does not need it",
+            f"install {package} (Debian)",
         )
     if not (programs or libraries):
         yield ok("the driver's programs and libraries are installed")
@@ -50,7 +54,7 @@ def udev(node: Node) -> Iterator[Finding]:
         yield warning(
             "udev has no rule 59-crust.rules",
             "it reads what pods write on their volumes, and LVM or md may take a volume: it cannot be detached then",
-            "install deploy/host/59-crust.rules in /etc/udev/rules.d, then udevadm control --reload",
+            "crust install --systemd, or deploy/host/59-crust.rules in /etc/udev/rules.d; udevadm control --reload",
         )
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import crust
 from crust import errors
-from crust.cli import main, views
+from crust.cli import install, main, views
 from crust.cli.doctor import run
 from crust.cli.doctor.finding import CHECKS, Finding, Level
 from crust.cli.doctor.node import Answered, Node
@@ -121,6 +121,7 @@ def test_module_that_is_not_loaded_counts(good: Node) -> None:
     ("present", "name", "cure"),
     [
         ("run/udev/control", "udev", "etc/udev/rules.d/59-crust.rules"),
+        ("run/udev/control", "udev", str(install.RULES / "59-crust.rules")),
         ("usr/sbin/multipathd", "multipath", "etc/multipath/conf.d/crust.conf"),
     ],
 )
@@ -141,6 +142,31 @@ def test_lvm_needs_a_filter_or_a_list_that_exists(good: Node) -> None:
     bad(good, "lvm", Level.WARNING)
     write(good.root, "etc/lvm/devices/system.devices")
     assert {each.level for each in found(good, "lvm")} == {Level.OK}
+
+
+def test_doctor_node_that_wraps_another_driver_needs_nothing_of_ours(good: Node) -> None:
+    overlay = DEPLOY / "kubernetes/overlays/wrapped-driver/node.toml"
+    write(good.root, "etc/crust/node.toml", overlay.read_text())
+    (good.root / "usr/sbin/bwrap").unlink()
+    (good.root / "dev/loop-control").unlink()
+    for name in ("programs", "loop"):
+        (only,) = found(good, name)
+        assert (only.level, "does not run here" in only.what) == (Level.OK, True)
+
+
+def test_doctor_settings_of_the_proxy_count_where_its_unit_is_enabled(good: Node) -> None:
+    text = (good.root / "etc/crust/proxy.toml").read_text()
+    write(good.root, "etc/crust/proxy.toml", text.replace("/plugins_registry", "/other"))
+    assert {each.level for each in found(good, "kubelet-registry")} == {Level.OK}
+    write(good.root, "etc/systemd/system/multi-user.target.wants/crust-proxy.service")
+    assert "/other is not there" in bad(good, "kubelet-registry", Level.ERROR)
+
+
+def test_doctor_sockets_are_those_of_the_drivers_that_the_proxy_has(good: Node) -> None:
+    other = replace(DRIVER, name="other.csi", socket="/run/other.sock")
+    (finding,) = found(replace(good, proxy=replace(HEALTHY, drivers=(other,))), "sockets")
+    assert "/run/other.sock" in finding.what
+    assert "block.csi.crust.dev" not in finding.what
 
 
 def test_unknown_setting_is_an_error_with_its_name(good: Node) -> None:
