@@ -107,7 +107,7 @@ def _findings() -> tuple[Finding, ...]:
             Level.WARNING,
             "udev has no rule 59-crust.rules",
             "it reads what pods write on their volumes, and LVM or md may take a volume",
-            "install deploy/host/59-crust.rules in /etc/udev/rules.d, then udevadm control --reload",
+            "crust install --systemd, or deploy/host/59-crust.rules in /etc/udev/rules.d; udevadm control --reload",
             "udev",
         ),
     )
