@@ -145,7 +145,7 @@ class QueuedHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Format the record here, because the context's fields are the caller's, and queue the line."""
-        line = self.format(record).encode("utf-8", "backslashreplace") + b"\n"
+        line = self._formatted(record).encode("utf-8", "backslashreplace") + b"\n"
         with self._changed:
             fits = self._waiting_bytes + len(line) <= QUEUE_BYTES
             if fits:
@@ -161,6 +161,18 @@ class QueuedHandler(logging.Handler):
         """Wait until all lines are written, for a limited time: `logging` calls it when the process exits."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting_bytes, _FLUSH_S)
+
+    def _formatted(self, record: logging.LogRecord) -> str:
+        """The line. Arguments of a library that do not fit its message do not fail its caller, and are not shown:
+        nothing has looked for credentials in them.
+        """
+        try:
+            return self.format(record)
+        except Exception as err:
+            place = f"{record.pathname}:{record.lineno}"
+            fields = {"name": record.name, "levelno": logging.ERROR, "levelname": "ERROR"}
+            message = {"msg": "a log call failed", "place": place, "error": type(err).__name__}
+            return self.format(logging.makeLogRecord(fields | message))
 
     def _write_all(self) -> None:
         while True:

@@ -53,6 +53,21 @@ def test_error_of_crust_is_logged_as_sentence_and_name() -> None:
     assert "error_name" not in other
 
 
+def test_queued_handler_line_that_cannot_be_formatted_does_not_fail_its_caller() -> None:
+    read, write = os.pipe()
+    handler = logs.QueuedHandler(write, lambda: None)
+    handler.setFormatter(logs.JsonFormatter())
+    logging.getLogger().handlers[:] = [handler]
+    logging.getLogger("library").warning("%s and %s", "hunter2")
+    handler.flush()
+    line = json.loads(os.read(read, 1000))
+    assert (line["message"], line["error"]) == ("a log call failed", "TypeError")
+    assert line["place"].partition(":")[0] == __file__
+    assert "hunter2" not in str(line)
+    os.close(read)
+    os.close(write)
+
+
 def test_a_traceback_stays_in_its_line() -> None:
     stream = io.StringIO()
     logs.configure(fmt="json", stream=stream)
