@@ -31,7 +31,7 @@ def cases() -> list[Case]:
 
 
 def render(page: str) -> str:
-    """`page` with its tables made anew."""
+    """`page` with its tables generated again."""
     settings = ["| key | type | default | meaning |", "|---|---|---|---|", *_settings()]
     table = ["| case | strength | rule | clauses | needs |", "|---|---|---|---|---|"]
     table += [_row(each) for each in cases()]

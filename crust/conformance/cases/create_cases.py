@@ -179,7 +179,7 @@ def test_a_map_has_at_most_4_kib(co: Co) -> None:
 @case(111, CREATE)
 @must(
     "CreateVolume Errors",
-    "a capacity_range that is not allowed MUST be OUT_OF_RANGE, no room RESOURCE_EXHAUSTED; "
+    "a capacity_range that is not allowed MUST be OUT_OF_RANGE, out of capacity RESOURCE_EXHAUSTED; "
     "its values MUST NOT be negative",
 )
 def test_create_with_impossible_size_is_refused(co: Co) -> None:

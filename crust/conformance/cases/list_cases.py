@@ -170,7 +170,7 @@ def test_capacity_is_not_negative(co: Co) -> None:
 @case(142, CREATE, CAPACITY)
 @must(
     "CreateVolume Errors",
-    "a capacity_range that is not allowed MUST be OUT_OF_RANGE, no room RESOURCE_EXHAUSTED",
+    "a capacity_range that is not allowed MUST be OUT_OF_RANGE, out of capacity RESOURCE_EXHAUSTED",
 )
 @beyond(
     "GetCapacity",
