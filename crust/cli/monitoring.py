@@ -95,7 +95,7 @@ class _Server(http.server.ThreadingHTTPServer):
         super().__init__((host, port), _Answers)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Make room: a thread whose connection is shut down ends. Called by the thread of `serve_forever` only."""
+        """Close the oldest one if there are too many, which ends its thread. Called by `serve_forever` alone."""
         self._connected = deque(each for each in self._connected if each.fileno() >= 0)
         if len(self._connected) >= CONNECTIONS:
             with suppress(OSError):  # it is closed meanwhile

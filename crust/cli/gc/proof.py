@@ -33,7 +33,7 @@ def witnesses(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> tuple[Witne
     """All of them. Blocks."""
     return (
         _identity(orphan, evidence),
-        _sight(kernel),
+        _visibility(kernel),
         _pod_directory(orphan),
         _pod_processes(orphan, kernel),
         _claim(orphan, evidence),
@@ -63,10 +63,10 @@ def _identity(orphan: Orphan, evidence: Evidence) -> Witness:
     return Witness("identity", known, text if known else other)
 
 
-def _sight(kernel: Kernel) -> Witness:
+def _visibility(kernel: Kernel) -> Witness:
     hidden = kernel.blind_to()
     seen = "all processes and mounts of the host can be seen from here"
-    return Witness("sight", not hidden, f"hidden from here: {hidden}" if hidden else seen)
+    return Witness("visibility", not hidden, f"hidden from here: {hidden}" if hidden else seen)
 
 
 def _pod_directory(orphan: Orphan) -> Witness:

@@ -231,7 +231,7 @@ async def test_private_paths_of_a_shim_are_no_orphans(forgotten: Forgotten) -> N
 
 async def test_container_without_the_hosts_processes_proves_nothing(forgotten: Forgotten) -> None:
     forgotten.kernel.hidden = "processes of the host"
-    assert "hidden from here" in await forgotten.kept_for("sight")
+    assert "hidden from here" in await forgotten.kept_for("visibility")
 
 
 async def test_process_of_the_pod_keeps_it(forgotten: Forgotten) -> None:
