@@ -1,4 +1,4 @@
-"""A runtime in 60 lines: a mount namespace stands in for its virtual machine, a second loop device for virtio-blk.
+"""A runtime in 80 lines: a mount namespace stands in for its virtual machine, a second loop device for virtio-blk.
 
 box_runtime.py REGISTRY_SOCKET OWN_SOCKET DIRECTORY; then lines on stdin: start SANDBOX MOUNT_SOURCE, stop SANDBOX
 """

@@ -1,4 +1,4 @@
-"""A CSI driver in 100 lines: sparse files on loop devices, mounted on the host or deferred to a guest.
+"""A CSI driver in 110 lines: sparse files on loop devices, mounted on the host or deferred to a guest.
 
 mini_driver.py CSI_SOCKET RUNTIME_SOCKET POOL
 """

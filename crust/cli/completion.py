@@ -3,7 +3,6 @@
 from typing import Literal, get_args
 
 import click
-from click import shell_completion
 
 Shell = Literal["bash", "zsh", "fish"]
 
@@ -12,6 +11,8 @@ SHELLS: tuple[Shell, ...] = get_args(Shell)
 
 def script(shell: Shell) -> str:
     """The script. It asks the `crust` of the PATH at each completion, so it need not change with the commands."""
+    from click import shell_completion  # for this command only
+
     made = shell_completion.get_completion_class(shell)
     assert made is not None
     of_crust = made(click.Command("crust"), {}, "crust", "_CRUST_COMPLETE")
