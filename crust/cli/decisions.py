@@ -21,7 +21,9 @@ async def volume(run_dir: str, *, volume: str, target: str) -> int:
     except errors.CrustError as error:
         return asking.failed(error)
     found = [
-        each for each in answer.volumes if each.target_path == target or each.volume_id == volume
+        each
+        for each in answer.volumes  # of an entry that cannot be read, both may be empty
+        if (target and each.target_path == target) or (volume and each.volume_id == volume)
     ]
     for each in found:
         _print(

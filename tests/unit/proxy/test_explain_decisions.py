@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,23 @@ async def test_volume_that_is_not_deferred_exits_1(node: Node) -> None:
     result = await crust(node, "explain", "--volume", "vol-9")
     assert result.exit_code == 1
     assert "vol-9 is not deferred on this node" in result.output
+
+
+@pytest.mark.parametrize("words", [("--volume", "vol-9"), ("--target", "/nowhere")])
+async def test_explain_unreadable_entry_is_not_taken_for_the_volume(
+    node: Node, words: tuple[str, str]
+) -> None:
+    await node.co.publish(
+        "vol-1",
+        node.places.target("one"),
+        defer=False,
+        volume_context={"crust.dev/defer": "always"},
+    )
+    (entry,) = node.places.entries()
+    Path(node.places.volumes, entry, "mountInfo.json").write_text("{")
+    result = await crust(node, "explain", *words)
+    assert result.exit_code == 1
+    assert "1 entries cannot be read" in result.output
 
 
 @pytest.mark.parametrize(
