@@ -21,7 +21,7 @@ def run(*, endpoint: str | None, parameters: Path | None, list_cases: bool, **fl
     Raises click.ClickException for what cannot be used.
     """
     if importlib.util.find_spec("pytest") is None:
-        raise click.ClickException("pytest is not installed: pip install 'crust-csi[conformance]'")
+        raise click.UsageError("pytest is not installed: pip install 'crust-csi[conformance]'")
     try:
         if list_cases:
             return _list(flags["only"], flags["skip"])

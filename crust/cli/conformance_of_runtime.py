@@ -11,7 +11,7 @@ from crust.runtime_handler.conformance import suite
 def run(command: str) -> int:
     """Returns the exit code: 0 no MUST is broken, 1 some are, 3 the runtime does not register."""
     if os.geteuid() != 0:
-        raise click.ClickException("the cases attach loop devices and mount: run it as root")
+        raise click.UsageError("the cases attach loop devices and mount: run it as root")
     try:
         return 1 if suite.run(command, click.echo) else 0
     except errors.CrustError as error:

@@ -275,3 +275,12 @@ def _socket(directory: Path) -> Path:
 def _given(directory: Path, *only: str) -> Options:
     socket = directory / "plugin" / "csi.sock"
     return Options(socket=str(socket), target_root=directory, only=only, timeout_s=3.0)
+
+
+@pytest.mark.parametrize("words", [["--list"], ["--runtime", "box"]])
+def test_conformance_that_cannot_run_here_is_no_broken_must(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert CliRunner().invoke(main, ["conformance", *words]).exit_code == 2
