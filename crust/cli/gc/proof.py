@@ -99,7 +99,12 @@ def _claim(orphan: Orphan, evidence: Evidence) -> Witness:
 
 
 def _device(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> Iterator[Witness]:
-    device = _device_of(orphan, evidence, kernel)
+    bound = _devices_of(orphan, evidence, kernel)
+    if len(bound) > 1:
+        text = f"{orphan.target} and {orphan.mapped} are bound to different devices: {' and '.join(bound)}"
+        yield Witness("device", proven=False, text=text)
+        return
+    device = next(iter(bound), "")
     if not device:
         text = "no device is bound there any more; the driver looks before it detaches its own"
         yield Witness("device", proven=True, text=text)
@@ -125,10 +130,12 @@ def _is_own(orphan: Orphan, path: str) -> bool:
     return path in (orphan.target, orphan.mapped, orphan.staging) or staged or private
 
 
-def _device_of(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> str:
+def _devices_of(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> tuple[str, ...]:
     if orphan.mapped:
-        return kernel.device_at(orphan.target) or kernel.device_at(orphan.mapped)
-    return next((e.device for e in evidence.entries if e.target_path == orphan.target), "")
+        found = [kernel.device_at(each) for each in (orphan.target, orphan.mapped)]
+    else:
+        found = [each.device for each in evidence.entries if each.target_path == orphan.target]
+    return tuple(dict.fromkeys(filter(None, found)))
 
 
 def _age(orphan: Orphan, evidence: Evidence) -> Witness:

@@ -38,13 +38,14 @@ class FakeKernel:
     loops: dict[str, str] = field(default_factory=dict)
     refuses: bool = False
     fails: OSError | None = None
+    other_devices: dict[str, str] = field(default_factory=dict)
     on_unmount: Callable[[], None] = lambda: None
 
     def blind_to(self) -> str:
         return self.hidden
 
     def device_at(self, path: str) -> str:
-        return DEVICE if path in self.mounted else ""
+        return self.other_devices.get(path, DEVICE) if path in self.mounted else ""
 
     def users_of(self, device: str) -> Users:
         return self.users.get(device, Users((), ()))
@@ -252,6 +253,11 @@ async def test_any_user_of_the_device_keeps_it(
 ) -> None:
     forgotten.kernel.users[device] = users
     assert words in await forgotten.kept_for("device")
+
+
+async def test_gc_two_devices_at_target_and_bind_prove_nothing(forgotten: Forgotten) -> None:
+    forgotten.kernel.other_devices[forgotten.mapped] = "/dev/loop5"
+    assert "different devices: /dev/loop7 and /dev/loop5" in await forgotten.kept_for("device")
 
 
 async def test_bind_elsewhere_keeps_it(forgotten: Forgotten) -> None:
