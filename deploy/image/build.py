@@ -90,6 +90,8 @@ def _make_root(directory: Path) -> None:
     steps = (
         f"copy-in {directory}/wheels /opt",
         f'chroot "$1" sh -c "python3 -m venv /opt/crust && {pip} && rm -r /opt/wheels"',
+        # the mirrors of the machine that builds, which may have a login in their names
+        'rm -rf "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d "$1"/etc/apt/auth.conf*',
         'rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*',
     )
     _run(

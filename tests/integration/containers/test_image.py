@@ -54,3 +54,4 @@ def test_image_has_this_version_and_the_tools_of_every_filesystem(
     assert crust.__version__ in shown.stdout
     tools = ("sbin/mkfs.ext4", "sbin/mkfs.xfs", "sbin/mkfs.btrfs", "usr/bin/bwrap", "usr/bin/tini")
     assert [each for each in tools if not (image / each).exists()] == []
+    assert not list((image / "etc/apt").glob("sources.list*"))  # mirrors, perhaps with a login
