@@ -149,6 +149,7 @@ class HealthCheck:
     def pool(self) -> tuple[PoolFinding, ...]:
         """The problems of the pool."""
         try:
+            self._pool.check_in_place()  # held folders can be read wherever they were moved to
             self._backend.check()
             room_bytes = self._free_bytes()
             found = list(itertools.islice(self._other_findings(), _SHOWN))

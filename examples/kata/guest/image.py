@@ -196,7 +196,9 @@ def _userland(tree: Path, scratch: Path) -> list[archive.Entry]:
 def _imported(tree: Path, output: Path) -> dict[str, str]:
     argv = (
         *_interpreter(tree),
-        *(str(tree / _PYTHON), "-ISB", str(_HERE / "closure.py")),
+        # What a module becomes depends on what was read before it: no byte code of this checkout is.
+        *(str(tree / _PYTHON), "-ISB", "-X", f"pycache_prefix={output}/none"),
+        str(_HERE / "closure.py"),
         *(str(_HERE), str(tree), str(output)),
         *_AGENT_MODULES,
         *_WORKLOAD_MODULES,

@@ -214,17 +214,22 @@ async def test_csi_1_13_profile_omits_fields_of_1_12(tmp_path: Path) -> None:
     assert condition in {each.rpc.type for each in answer.capabilities}
 
 
-async def test_probe_reports_a_missing_pool_and_recovers_without_a_restart(
+async def test_probe_reports_a_missing_folder_and_recovers_without_a_restart(
     served: grpc.aio.Channel, tmp_path: Path
 ) -> None:
     identity = csi_pb2_grpc.IdentityStub(served)
     images = tmp_path / "state" / "images"
+
+    async def until(*, ready: bool) -> None:
+        async with asyncio.timeout(30):
+            while (await identity.Probe(csi_pb2.ProbeRequest())).ready.value != ready:  # noqa: ASYNC110 - a Probe is all that tells
+                await asyncio.sleep(0.05)
+
     images.rename(tmp_path / "away")
-    with pytest.raises(grpc.aio.AioRpcError, match="does not exist") as caught:
-        await identity.Probe(csi_pb2.ProbeRequest())
-    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    await until(ready=False)
+    assert not images.exists()
     (tmp_path / "away").rename(images)
-    assert (await identity.Probe(csi_pb2.ProbeRequest())).ready.value
+    await until(ready=True)
 
 
 async def test_background_task_that_fails_is_logged(
