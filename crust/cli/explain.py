@@ -65,9 +65,12 @@ def load(package: str) -> None:
     importlib.import_module("crust.conformance.options")
 
 
+_OURS = ("crust.", "examples.")
+
+
 def all_errors() -> tuple[Kind, ...]:
-    """Every error class of the modules that are loaded, tests excepted; by name."""
-    found = {each for each in _below(errors.CrustError) if not each.__module__.startswith("tests.")}
+    """Every error class of crust, and of its examples, in the modules that are loaded; by name."""
+    found = {each for each in _below(errors.CrustError) if each.__module__.startswith(_OURS)}
     return tuple(sorted(found, key=lambda each: (each.__name__, each.__module__)))
 
 
