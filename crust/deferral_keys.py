@@ -20,6 +20,9 @@ FORMAT_IN = "crust.dev/format-in"
 ENCRYPTION = "crust.dev/encryption"
 PASSPHRASE = "passphrase"
 """The key of the secret that opens an encrypted volume: in a stage or a publish, and in a deferred mount."""
+USER_ID = "userID"
+USER_KEY = "userKey"
+"""The keys of the secret with a Ceph user: in a stage or a publish; the key alone also in a deferred mount."""
 EXT4_BYTES_PER_INODE = "crust.dev/ext4-bytes-per-inode"
 EXT4_RESERVED_PERCENT = "crust.dev/ext4-reserved-percent"
 
@@ -66,6 +69,20 @@ class PassphraseMissing(errors.NotReady):
             "after it: secrets are kept in memory only",
             hint="delete the pod, so that the kubelet stages the volume again; or set "
             "csi.storage.k8s.io/node-publish-secret-name in the StorageClass, so that each publish has it",
+        )
+
+
+class CephKeyMissing(errors.NotReady):
+    """A volume in a Ceph cluster needs the name and key of a user, and the process does not have them."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"volume {volume_id[:128]!r} is in a Ceph cluster, and the key of a user of it is not known",
+            why=f"the call has no secrets {USER_ID!r} and {USER_KEY!r}, and the stage had none, or this process "
+            "was started after it: secrets are kept in memory only",
+            hint="delete the pod, so that the kubelet stages the volume again; and set "
+            "csi.storage.k8s.io/node-stage-secret-name, node-publish-secret-name and node-expand-secret-name in the "
+            "StorageClass, so that each call has it",
         )
 
 
@@ -136,6 +153,14 @@ def passphrase(volume_id: str, *secrets: Mapping[str, str]) -> str:
         if each.get(PASSPHRASE):
             return each[PASSPHRASE]
     raise PassphraseMissing(volume_id)
+
+
+def ceph_user(volume_id: str, *secrets: Mapping[str, str]) -> tuple[str, str]:
+    """The name and key of the Ceph user, from the first of `secrets` that has both. Raises `CephKeyMissing`."""
+    for each in secrets:
+        if each.get(USER_ID) and each.get(USER_KEY):
+            return each[USER_ID].removeprefix("client."), each[USER_KEY]
+    raise CephKeyMissing(volume_id)
 
 
 def check_host_publish(volume_id: str, context: Mapping[str, str], *, is_block: bool) -> None:

@@ -35,6 +35,14 @@ MOUNT = volumes.DeferredMount(
     capacity_bytes=1 << 30,
     content_generation=5,
 )
+IMAGE = volumes.NetworkImage(
+    cluster="11111111-2222-3333-4444-555555555555",
+    pool="rbd",
+    namespace="crust",
+    image="vol-1",
+    monitors=("v2:192.0.2.1:3300", "v2:192.0.2.2:3300"),
+    user="node",
+)
 ACCEPTED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("plain", {}),
     ("read-only", {"readonly": True}),
@@ -42,6 +50,7 @@ ACCEPTED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("with limits", {"io_limits": volumes.IoLimits(read_iops=100)}),
     ("created empty", {"format": volumes.GuestFormat(16384, 1)}),
     ("encrypted", {"encryption": volumes.Encryption.LUKS}),
+    ("an image on the network", {"source": IMAGE}),
 )
 
 
@@ -118,6 +127,8 @@ def _refused() -> Iterator[dict[str, Any]]:
     yield _vector("for another target than its entry's", _edited(target_path="/other"), "H-7")
     yield _vector("read-only without the option ro", _edited(readonly=True), "H-8")
     yield _vector("no identity", _edited(identity=None), "H-23")
+    image = dataclasses.asdict(IMAGE)
+    yield _vector("a device and an image", _edited(image=image, required=["image"]), "H-50")
     credential = json.loads(_record().to_bytes()) | {"options": ["password=x"]}
     yield _vector("an option like a credential", json.dumps(credential), "H-9")
     metadata = json.loads(_record().to_bytes()) | {"metadata": {"token": "x"}}
@@ -144,8 +155,7 @@ def _value(record: Record) -> dict[str, Any]:
     mount = record.mount
     return {
         "handler": record.handler,
-        "device": record.device,
-        "identity": dataclasses.asdict(record.identity),
+        **_source(mount.source),
         "fs_type": mount.fs_type,
         "options": list(mount.mount_options),
         "readonly": record.readonly,
@@ -156,6 +166,12 @@ def _value(record: Record) -> dict[str, Any]:
         "encryption": mount.encryption.value if mount.encryption else None,
         "capacity_bytes": mount.capacity_bytes,
     }
+
+
+def _source(source: volumes.BlockSource | volumes.NetworkImage) -> dict[str, Any]:
+    if isinstance(source, volumes.NetworkImage):
+        return {"image": {**dataclasses.asdict(source), "monitors": list(source.monitors)}}
+    return {"device": source.path, "identity": dataclasses.asdict(source.identity)}
 
 
 def _claims() -> Iterator[dict[str, Any]]:

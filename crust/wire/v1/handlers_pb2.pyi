@@ -46,6 +46,8 @@ class _HandlerFeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Handle
     """Makes the filesystem of a volume that was created empty."""
     HANDLER_FEATURE_LUKS: _HandlerFeature.ValueType  # 12
     """Opens a LUKS container in the sandbox."""
+    HANDLER_FEATURE_NETWORK_IMAGE: _HandlerFeature.ValueType  # 13
+    """Its hypervisor opens an image of a Ceph cluster (RBD) itself, without a device of the host."""
 
 class HandlerFeature(_HandlerFeature, metaclass=_HandlerFeatureEnumTypeWrapper): ...
 
@@ -67,6 +69,8 @@ HANDLER_FEATURE_FORMAT: HandlerFeature.ValueType  # 11
 """Makes the filesystem of a volume that was created empty."""
 HANDLER_FEATURE_LUKS: HandlerFeature.ValueType  # 12
 """Opens a LUKS container in the sandbox."""
+HANDLER_FEATURE_NETWORK_IMAGE: HandlerFeature.ValueType  # 13
+"""Its hypervisor opens an image of a Ceph cluster (RBD) itself, without a device of the host."""
 Global___HandlerFeature: _TypeAlias = HandlerFeature  # noqa: Y015
 
 @_typing.final

@@ -56,7 +56,11 @@ def test_record_is_accepted_or_refused_as_the_vector_says(vector: dict[str, Any]
         return
     found = parse(vector["text"].encode(), digest=vector["entry"])
     value = vector["value"]
-    assert found.device == value["device"]
+    if "image" in value:
+        image = value["image"]
+        assert found.image == volumes.NetworkImage(**image | {"monitors": tuple(image["monitors"])})
+    else:
+        assert found.device == value["device"]
     assert found.readonly is value["readonly"]
     assert (found.mount.group.gid if found.mount.group else None) == value["group"]
     assert replace(volumes.IoLimits(), **value["limits"]) == found.mount.io_limits

@@ -3713,6 +3713,48 @@ class DeferredMount(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
+    class NetworkImage(_message.Message):
+        """An image of a Ceph cluster (RBD). The user's key is in `secrets`, and nowhere else."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        CLUSTER_FIELD_NUMBER: _builtins.int
+        POOL_FIELD_NUMBER: _builtins.int
+        NAMESPACE_FIELD_NUMBER: _builtins.int
+        IMAGE_FIELD_NUMBER: _builtins.int
+        MONITORS_FIELD_NUMBER: _builtins.int
+        USER_FIELD_NUMBER: _builtins.int
+        cluster: _builtins.str
+        """REQUIRED. The cluster's id (fsid), a UUID."""
+        pool: _builtins.str
+        """REQUIRED."""
+        namespace: _builtins.str
+        """OPTIONAL. Empty: the pool's default namespace."""
+        image: _builtins.str
+        """REQUIRED."""
+        user: _builtins.str
+        """REQUIRED. Without "client."."""
+        @_builtins.property
+        def monitors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+            """REQUIRED. Addresses of the monitors as `mon_host` has them, e.g. "v2:192.0.2.1:3300"."""
+
+        def __init__(
+            self,
+            *,
+            cluster: _builtins.str = ...,
+            pool: _builtins.str = ...,
+            namespace: _builtins.str = ...,
+            image: _builtins.str = ...,
+            monitors: _abc.Iterable[_builtins.str] | None = ...,
+            user: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "image", b"image", "monitors", b"monitors", "namespace", b"namespace", "pool", b"pool", "user", b"user"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
     class IoLimits(_message.Message):
         """Upper limits of the volume's I/O. 0 is no limit; absent: no limits."""
 
@@ -3787,6 +3829,7 @@ class DeferredMount(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     BLOCK_DEVICE_FIELD_NUMBER: _builtins.int
+    NETWORK_IMAGE_FIELD_NUMBER: _builtins.int
     FS_TYPE_FIELD_NUMBER: _builtins.int
     MOUNT_OPTIONS_FIELD_NUMBER: _builtins.int
     SUPPLEMENTAL_GROUP_FIELD_NUMBER: _builtins.int
@@ -3807,13 +3850,15 @@ class DeferredMount(_message.Message):
     readonly: _builtins.bool
     """The guest gets the device read-only."""
     capacity_bytes: _builtins.int
-    """REQUIRED. The device's size in bytes."""
+    """REQUIRED. The device's or image's size in bytes."""
     content_generation: _builtins.int
     """OPTIONAL. Changes when the driver replaced the content (created, formatted, restored it), not with users' writes."""
     encryption: _builtins.str
     """OPTIONAL. "luks": the filesystem is inside a LUKS container on the device, which the kernel that mounts opens."""
     @_builtins.property
     def block_device(self) -> Global___DeferredMount.BlockDevice: ...
+    @_builtins.property
+    def network_image(self) -> Global___DeferredMount.NetworkImage: ...
     @_builtins.property
     def mount_options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """OPTIONAL. Options for mount(8), without "ro", "rw" and "bind"."""
@@ -3830,12 +3875,15 @@ class DeferredMount(_message.Message):
 
     @_builtins.property
     def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """OPTIONAL. What opens the container: {"passphrase": …}. MUST NOT be written to any file. REQUIRED with `encryption`."""
+        """OPTIONAL. What opens the container: {"passphrase": …}; the key of an image's user: {"userKey": …}. MUST NOT be written to
+        any file. REQUIRED with `encryption` and with `network_image`.
+        """
 
     def __init__(
         self,
         *,
         block_device: Global___DeferredMount.BlockDevice | None = ...,
+        network_image: Global___DeferredMount.NetworkImage | None = ...,
         fs_type: _builtins.str = ...,
         mount_options: _abc.Iterable[_builtins.str] | None = ...,
         supplemental_group: _builtins.str = ...,
@@ -3848,11 +3896,11 @@ class DeferredMount(_message.Message):
         encryption: _builtins.str = ...,
         secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["block_device", b"block_device", "format", b"format", "io_limits", b"io_limits", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["block_device", b"block_device", "format", b"format", "io_limits", b"io_limits", "network_image", b"network_image", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_device", b"block_device", "capacity_bytes", b"capacity_bytes", "content_generation", b"content_generation", "encryption", b"encryption", "format", b"format", "fs_type", b"fs_type", "io_limits", b"io_limits", "mount_options", b"mount_options", "readonly", b"readonly", "secrets", b"secrets", "source", b"source", "supplemental_group", b"supplemental_group", "supplemental_group_change_policy", b"supplemental_group_change_policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_device", b"block_device", "capacity_bytes", b"capacity_bytes", "content_generation", b"content_generation", "encryption", b"encryption", "format", b"format", "fs_type", b"fs_type", "io_limits", b"io_limits", "mount_options", b"mount_options", "network_image", b"network_image", "readonly", b"readonly", "secrets", b"secrets", "source", b"source", "supplemental_group", b"supplemental_group", "supplemental_group_change_policy", b"supplemental_group_change_policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["block_device"]  # noqa: Y015
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["block_device", "network_image"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
 

@@ -1,4 +1,4 @@
-"""specs/deferral.md: clauses are numbered without gaps, and each is named by a test."""
+"""The specifications: clauses are numbered without gaps, and each is named by a test."""
 
 import ast
 import functools
@@ -9,12 +9,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-CLAUSE = re.compile(r"^- \*\*(D-\d+)\*\* (.*?)(?=^- \*\*|^## |\Z)", re.MULTILINE | re.DOTALL)
+CLAUSE = re.compile(r"^- \*\*([DN]-\d+)\*\* (.*?)(?=^- \*\*|^## |\Z)", re.MULTILINE | re.DOTALL)
+PAGES = {"D": "deferral.md", "N": "node-identity.md"}
+
+
+@functools.cache
+def _clauses_of(page: str) -> dict[str, str]:
+    return dict(CLAUSE.findall((ROOT / "specs" / page).read_text(encoding="utf-8")))
 
 
 def _clauses() -> dict[str, str]:
-    text = (ROOT / "specs" / "deferral.md").read_text(encoding="utf-8")
-    return dict(CLAUSE.findall(text))
+    return {name: text for page in PAGES.values() for name, text in _clauses_of(page).items()}
 
 
 @functools.cache
@@ -39,9 +44,11 @@ def _markers(decorators: list[ast.expr]) -> list[str]:
     ]
 
 
-def test_clauses_are_numbered_without_gaps() -> None:
-    assert list(_clauses()) == [f"D-{number}" for number in range(1, len(_clauses()) + 1)]
-    assert len(_clauses()) >= 28
+@pytest.mark.parametrize(("letter", "least"), [("D", 28), ("N", 10)])
+def test_clauses_are_numbered_without_gaps(letter: str, least: int) -> None:
+    clauses = _clauses_of(PAGES[letter])
+    assert list(clauses) == [f"{letter}-{number}" for number in range(1, len(clauses) + 1)]
+    assert len(clauses) >= least
 
 
 @pytest.mark.parametrize("clause", _clauses())
@@ -51,5 +58,5 @@ def test_clause_has_an_obligation_and_a_test(clause: str) -> None:
 
 
 def test_no_test_names_a_clause_that_does_not_exist() -> None:
-    named = {clause for clause in _named() if clause.startswith("D-")}
+    named = {clause for clause in _named() if clause.partition("-")[0] in PAGES}
     assert sorted(named - set(_clauses())) == []
