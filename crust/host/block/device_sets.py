@@ -17,7 +17,7 @@ _UNIQUE_NAMES = ("naa.", "eui.", "uuid.")
 """The designators that a standard makes unique. Others (t10.) are a vendor's text, which may name many disks."""
 
 Key = volumes.DeviceIdentity | str
-"""A device by its identity, or a disk by its world-wide name."""
+"""A device by its identity, a disk by its world-wide name, or an image on the network by its identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class DeviceSet:
     related: frozenset[Key]
 
     @classmethod
-    def alone(cls, identity: volumes.DeviceIdentity) -> "DeviceSet":
-        """A device of which nothing else is known."""
+    def alone(cls, identity: Key) -> "DeviceSet":
+        """A device of which nothing else is known, or an image: no device of this host shares bytes with it."""
         return cls(frozenset({identity}), frozenset({identity}))
 
     def shares_bytes_with(self, other: "DeviceSet") -> bool:

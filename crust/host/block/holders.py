@@ -17,7 +17,7 @@ from pathlib import Path
 from crust import errors
 from crust.host.block import loopctl, stacked_devices
 from crust.host.mounts import mountinfo
-from crust.host.process import syscalls
+from crust.host.process import syscalls, sysfs
 
 _SHOWN = 5
 _IN_MEMORY = ("devtmpfs", "tmpfs", "ramfs")
@@ -216,6 +216,9 @@ def _loops_on(number: int) -> tuple[str, ...]:
     """The loop devices backed by a block device: a kubelet keeps one on each raw volume.
 
     Nodes of devices are in memory. Others are not asked: the kernel would ask the file's server, which may hang.
+
+    A node whose bind was detached since (`umount --lazy`, the end of a container) has the path "/", which tells
+    nothing. Such a loop device is asked if it is no larger than the device.
     """
     mounts = sorted(mountinfo.read_all(), key=lambda each: len(each.target))[
         ::-1
@@ -225,9 +228,18 @@ def _loops_on(number: int) -> tuple[str, ...]:
         with suppress(OSError):
             backing = loopctl.backing_file(each)
             mount = next((mount for mount in mounts if _covers(mount, backing)), None)
-            if mount and mount.fs_type in _IN_MEMORY and _is_backed_by(each, number):
+            is_askable = (mount is not None and mount.fs_type in _IN_MEMORY) or (
+                backing == "/" and _may_be_upon(each, number)
+            )
+            if is_askable and _is_backed_by(each, number):
                 found.append(f"/dev/loop{each}")
     return tuple(found)
+
+
+def _may_be_upon(loop_number: int, number: int) -> bool:
+    """By the sizes, which sysfs knows: a loop device keeps its size when the device below it grows."""
+    below = int(sysfs.read(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/size"))
+    return loopctl.size_bytes(loop_number) <= below * 512
 
 
 def _covers(mount: mountinfo.Mount, path: str) -> bool:

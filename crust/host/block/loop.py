@@ -180,15 +180,33 @@ def list_all() -> tuple[LoopDevice, ...]:
     return list_named(lambda _: True)
 
 
-def list_named(is_wanted: Callable[[str], bool]) -> tuple[LoopDevice, ...]:
-    """The attached devices whose file's name is wanted, or was when the file was removed. Opens no other device."""
-    return tuple(_described(number for number, name in _bound_names() if is_wanted(name)))
+def list_named(
+    is_wanted: Callable[[str], bool], among: Iterable[int] | None = None
+) -> tuple[LoopDevice, ...]:
+    """The attached devices whose file's name is wanted, or was when the file was removed. Opens no other device.
+
+    Only of the numbers `among`, if they are given.
+    """
+    names = _bound_names(bound() if among is None else among)
+    return tuple(_described(number for number, name in names if is_wanted(name)))
 
 
-def count() -> int:
-    """How many loop devices are attached. Opens none."""
+def bound() -> frozenset[int]:
+    """The numbers of the attached loop devices. Opens none."""
     with oserrors.translating("cannot list the loop devices"):
-        return len(loopctl.bound_numbers())
+        return frozenset(loopctl.bound_numbers())
+
+
+def sized() -> frozenset[int]:
+    """The same in one read, whatever the number of devices; without those that have no size, of an empty file."""
+    with oserrors.translating("cannot list the loop devices"):
+        return frozenset(loopctl.sized_numbers())
+
+
+def existing_at_most() -> int:
+    """An upper bound of the devices that exist, attached or not, which takes the same time for any number of them."""
+    with oserrors.translating("cannot count the loop devices"):
+        return loopctl.existing_at_most()
 
 
 def numbers() -> int:
@@ -334,9 +352,9 @@ def _of_file(fd: int) -> tuple[LoopDevice, ...]:
     return tuple(each for each in _described(numbers) if each.file == file)
 
 
-def _bound_names() -> Iterator[tuple[int, str]]:
+def _bound_names(among: Iterable[int]) -> Iterator[tuple[int, str]]:
     with oserrors.translating("cannot list the loop devices"):
-        for number in loopctl.bound_numbers():
+        for number in sorted(among):
             name = _name_of(number)
             if name is not None:
                 yield number, name

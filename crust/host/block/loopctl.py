@@ -42,6 +42,7 @@ _INFO = struct.Struct("=5Q4I64s64s32s2Q")
 # struct loop_config: descriptor, block size, loop_info64, reserved.
 _CONFIG = struct.Struct(f"=2I{_INFO.size}s64s")
 
+_VIRTUAL_DISKS = "/sys/devices/virtual/block"
 _UEVENTS = 15  # NETLINK_KOBJECT_UEVENT
 _GONE_TIMEOUT_S = 2.0
 
@@ -136,6 +137,16 @@ def sized_numbers() -> list[int]:
     names = (line.rpartition(b" ")[2] for line in sysfs.read_bytes("/proc/partitions").split(b"\n"))
     found = (name.removeprefix(b"loop") for name in names if name.startswith(b"loop"))
     return [int(number) for number in found if number.isdigit()]  # loop0p1 is a partition
+
+
+def existing_at_most() -> int:
+    """The number of virtual disks, loop devices and others: of links to the directory that has one for each."""
+    try:
+        links = os.stat(_VIRTUAL_DISKS).st_nlink
+    except FileNotFoundError:
+        return 0  # it comes with the first device
+    # Each subdirectory links to it, and so do its parent and itself; fewer mean that the kernel does not count.
+    return links - 2 if links >= 2 else len(os.listdir(_VIRTUAL_DISKS))
 
 
 def is_bound(number: int) -> bool:

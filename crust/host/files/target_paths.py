@@ -112,6 +112,22 @@ def is_known_free(target: TargetPath, roots: Sequence[str]) -> bool:
         os.close(parent)
 
 
+def is_known_linkless(target: TargetPath, roots: Sequence[str]) -> bool:
+    """Whether the kernel can say, from its caches, that the parent is there and no link below a root leads to it.
+
+    It never blocks. False means not known.
+    """
+    root = next((root for root in roots if target.is_below(root)), None)
+    if root is None:
+        return False
+    above, _, _ = target.text[len(root.rstrip("/")) + 1 :].rpartition("/")
+    try:
+        os.close(_open_cached(root, above))
+    except OSError:
+        return False
+    return True
+
+
 def _open_cached(root: str, above: str) -> int:
     directory = syscalls.open_cached_root(root)
     if not above:

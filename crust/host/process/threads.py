@@ -57,6 +57,16 @@ class Threads(ThreadPoolExecutor):
         """Whether a call would have to wait for one."""
         return not self._idle and len(self._all) >= self._limit
 
+    @property
+    def busy(self) -> int:
+        """How many threads make a call now."""
+        return len(self._all) - len(self._idle)
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for a thread."""
+        return len(self._waiting)
+
     def shutdown(
         self,
         wait: bool = True,  # noqa: FBT001, FBT002 - the signature of concurrent.futures

@@ -16,6 +16,7 @@ import contextvars
 import functools
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 from crust import errors
@@ -41,6 +42,16 @@ class NoWorkerFree(errors.PeerUnavailable):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Of a pool: its limit, the threads that make a call, the calls that wait, those refused since the start."""
+
+    limit: int
+    busy: int
+    waiting: int
+    refused: int
+
+
 class Workers:
     """A pool of at most `limit` threads for each event loop that uses it. `name` is shown."""
 
@@ -50,6 +61,12 @@ class Workers:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = Threads(limit, daemon=True)
         self._long_work = asyncio.Semaphore()
+        self._refused = 0
+
+    @property
+    def load(self) -> "Load":
+        """How busy the pool is. Safe to read on any thread."""
+        return Load(self._limit, self._threads.busy, self._threads.waiting, self._refused)
 
     def _here(self) -> Threads:
         """The threads of this loop. A new loop has new ones: those of an earlier one may have ended in a fork."""
@@ -72,6 +89,7 @@ class Workers:
             future = self._here().submit(call)
         except RuntimeError as error:  # "can't start new thread": the limit of the unit or pod
             why = "no thread can be started: the limit of its processes is reached"
+            self._refused += 1
             raise NoWorkerFree(self.name, why) from error
         result: T = await future
         return result
@@ -88,6 +106,7 @@ class Workers:
                 await self.run(lambda: None)
         except TimeoutError as error:
             why = f"none of its {self._limit} threads became free within {FREE_WITHIN_S:g} s"
+            self._refused += 1
             raise NoWorkerFree(self.name, why) from error
 
     @contextlib.contextmanager

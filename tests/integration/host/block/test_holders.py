@@ -75,6 +75,28 @@ def test_device_in_use_names_a_loop_device_on_it(attach: Attach, tmp_path: Path)
     mount_api.unmount(target)
 
 
+@pytest.mark.parametrize("detached", ["target", "."], ids=["its node", "its tree"])
+def test_device_in_use_names_loop_device_whose_path_lost_its_prefix(
+    attach: Attach, tmp_path: Path, detached: str
+) -> None:
+    """A kubelet in a container that ended: its loop device is left, and sysfs has "/" for its path."""
+    device, tree = attach(), tmp_path / "kubelet"
+    target = tree / "target"
+    tree.mkdir()
+    mount_api.bind(str(tree), str(tree))
+    target.touch()
+    mount_api.bind(device.path, str(target))
+    argv = ["losetup", "--find", "--show", str(target)]
+    upper = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+    subprocess.run(["umount", "--lazy", str(tree / detached)], check=True)
+    try:
+        assert loopctl.backing_file(int(upper.removeprefix("/dev/loop"))) == "/"
+        assert holders.device_in_use(device.path).loops == (upper,)
+    finally:
+        subprocess.run(["losetup", "--detach", upper], check=True)
+        subprocess.run(["umount", "--recursive", "--quiet", str(tree)], check=False)
+
+
 def test_device_in_use_asks_no_loop_device_on_a_file(
     attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,19 @@ def test_is_known_free_for_a_cached_free_target_is_true(root: Path) -> None:
         assert target_paths.is_known_free(target(root / name), [str(root)])
 
 
+def test_is_known_linkless_without_a_link_below_the_root(root: Path, tmp_path: Path) -> None:
+    (root / "link").symlink_to("pods")
+    (tmp_path / "alias").symlink_to(root)
+    for name in ("v", "pods/v", "link"):  # a link at the end leads to no mount
+        assert target_paths.is_known_linkless(target(root / name), [str(root)])
+    aliased = target(tmp_path / "alias" / "pods" / "v")
+    assert target_paths.is_known_linkless(aliased, [str(tmp_path / "alias")])
+    for name in ("link/v", "absent/v"):
+        assert not os.path.lexists(root / name)
+        assert not target_paths.is_known_linkless(target(root / name), [str(root)])
+    assert not target_paths.is_known_linkless(target(tmp_path / "elsewhere"), [str(root)])
+
+
 def test_is_known_free_for_a_refused_target_is_false(root: Path, tmp_path: Path) -> None:
     (root / "link").symlink_to("pods")
     for name in ("link/v", "absent/v"):

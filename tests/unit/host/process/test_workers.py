@@ -235,3 +235,20 @@ async def test_volume_that_hangs_takes_one_thread_however_often_it_is_retried(
     assert call.calls == 1
     dead.set()
     assert await first == "it ended"
+
+
+async def test_load_counts_busy_threads_waiting_calls_and_refusals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
+    pool, hold = workers.Workers("a pool", limit=2), threading.Event()
+    calls = [asyncio.ensure_future(pool.run(hold.wait)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert pool.load == workers.Load(limit=2, busy=2, waiting=1, refused=0)
+    with pytest.raises(workers.NoWorkerFree):
+        await pool.probe()
+    assert pool.load.refused == 1
+    hold.set()
+    await asyncio.gather(*calls)
+    await pool.probe()
+    assert (pool.load.busy, pool.load.waiting) == (0, 0)
