@@ -157,6 +157,11 @@ class QueuedHandler(logging.Handler):
         if not fits:
             self._on_drop()
 
+    @property
+    def waiting_bytes(self) -> int:
+        """The lines that are not written yet."""
+        return self._waiting_bytes
+
     def flush(self) -> None:
         """Wait until all lines are written, for a limited time: `logging` calls it when the process exits."""
         with self._changed:
@@ -212,6 +217,12 @@ class QueuedHandler(logging.Handler):
                 poll.poll()
             except OSError:
                 return
+
+
+def waiting_bytes() -> int:
+    """The lines of this process that wait for their reader."""
+    handlers = logging.getLogger().handlers
+    return sum(each.waiting_bytes for each in handlers if isinstance(each, QueuedHandler))
 
 
 def configure(

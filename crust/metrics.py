@@ -10,11 +10,14 @@ them. Dashboards depend on the names: docs/operations.md lists them.
 
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from importlib import metadata
+from typing import Protocol
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+import crust
 
 UNKNOWN_DRIVER = "unknown-driver"
 """The label of a driver that has not said its name yet, as the CSI sidecars have it."""
@@ -22,18 +25,44 @@ UNKNOWN_DRIVER = "unknown-driver"
 Sample = tuple[Sequence[str], float]
 
 
-class Sampled(Collector):
-    """A gauge whose values are asked for when the metrics are read; without a source it has none."""
+class Load(Protocol):
+    """Of a pool of threads."""
 
-    def __init__(self, name: str, documentation: str, labels: Sequence[str] = ()) -> None:
+    @property
+    def limit(self) -> int:
+        """How many threads there may be."""
+
+    @property
+    def busy(self) -> int:
+        """How many make a call."""
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for one."""
+
+    @property
+    def refused(self) -> int:
+        """How many were refused since the start."""
+
+
+class Sampled(Collector):
+    """A gauge whose values are asked for when the metrics are read; without a source it has none.
+
+    One that `is_total` is a counter: its values never fall while the process runs.
+    """
+
+    def __init__(
+        self, name: str, documentation: str, labels: Sequence[str] = (), *, is_total: bool = False
+    ) -> None:
         self._name = name
         self._documentation = documentation
         self._labels = labels
+        self._family = CounterMetricFamily if is_total else GaugeMetricFamily
         self.source: Callable[[], Iterable[Sample]] = lambda: ()
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
         """As prometheus_client has it."""
-        family = GaugeMetricFamily(self._name, self._documentation, labels=self._labels)
+        family = self._family(self._name, self._documentation, labels=self._labels)
         for labels, value in self.source():
             family.add_metric(labels, value)
         yield family
@@ -51,7 +80,7 @@ log_lines_dropped = Counter(
 build_info = Gauge(
     "crust_build_info", "1, with the versions of this process.", ("version", "python_version")
 )
-build_info.labels(metadata.version("crust-csi"), platform.python_version()).set(1)
+build_info.labels(crust.__version__, platform.python_version()).set(1)
 
 deferred_publishes = Counter(
     "crust_volumes_published_with_deferred_ops_total",
@@ -69,6 +98,24 @@ reservations = Gauge(
 operations = Sampled(
     "crust_operations_running", "Operations on volumes that have not ended.", ("part",)
 )
+worker_threads = Sampled(
+    "crust_worker_threads",
+    "Threads for calls that block: the limit, and those that are busy.",
+    ("part", "kind"),
+)
+worker_calls_waiting = Sampled(
+    "crust_worker_calls_waiting", "Calls that wait for a thread.", ("part",)
+)
+worker_refusals = Sampled(
+    "crust_worker_refusals_total",
+    "Operations and probes that were refused because no thread was free in time.",
+    ("part",),
+    is_total=True,
+)
+log_queue = Sampled(
+    "crust_log_queue_bytes", "Log lines that wait for the reader of standard error."
+)
+OF_SEVERAL = (operations, worker_threads, worker_calls_waiting, worker_refusals, log_queue)
 PROXY = (deferred_publishes, deferred_volumes, handlers, reservations)
 
 pool_open = Gauge(
@@ -85,10 +132,32 @@ unused_ephemeral_volumes = Gauge(
     "Inline ephemeral volumes that are neither attached nor published; deleted after a grace.",
     registry=None,
 )
-DRIVER = (pool_open, pool_bytes, unused_ephemeral_volumes)
+snapshots = Sampled(
+    "crust_snapshots", "Records of snapshots and group snapshots in the pool.", ("kind",)
+)
+DRIVER = (snapshots, pool_open, pool_bytes, unused_ephemeral_volumes)
+
+store_certificate_expiry = Gauge(
+    "crust_store_certificate_expiry_timestamp_seconds",
+    "When the certificate expires with which this process connects to the cluster's store, in seconds since 1970.",
+    registry=None,
+)
+store_connected = Gauge(
+    "crust_store_connected",
+    "1 while this process follows the cluster's store, else 0.",
+    registry=None,
+)
+cluster_work_failures = Counter(
+    "crust_cluster_work_failures_total",
+    "Work in the background of a cluster that failed in a way nobody expected, and began again.",
+    ("work",),
+    registry=None,
+)
+CLUSTER = (store_certificate_expiry, store_connected, cluster_work_failures)
 
 _exported: set[int] = set()
 _running: dict[str, Callable[[], int]] = {}
+_loads: dict[str, Callable[[], Load]] = {}
 
 
 def export(*collectors: Collector) -> None:
@@ -104,3 +173,23 @@ def export_operations(part: str, running: Callable[[], int]) -> None:
     _running[part] = running
     operations.source = lambda: [((name,), count()) for name, count in _running.items()]
     export(operations)
+
+
+def export_workers(part: str, load: Callable[[], Load]) -> None:
+    """Show how busy the threads of a part are."""
+    _loads[part] = load
+    worker_threads.source = lambda: [
+        ((name, kind), getattr(found, kind))
+        for name, of in _loads.items()
+        for found in (of(),)
+        for kind in ("limit", "busy")
+    ]
+    worker_calls_waiting.source = lambda: [((name,), of().waiting) for name, of in _loads.items()]
+    worker_refusals.source = lambda: [((name,), of().refused) for name, of in _loads.items()]
+    export(worker_threads, worker_calls_waiting, worker_refusals)
+
+
+def export_log_queue(waiting_bytes: Callable[[], int]) -> None:
+    """Show how many bytes of log lines wait to be written."""
+    log_queue.source = lambda: [((), waiting_bytes())]
+    export(log_queue)

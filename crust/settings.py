@@ -25,10 +25,16 @@ _SERVICE_LINK = re.compile(
 CsiProfile = Literal["1.12", "1.13"]
 _PATH = r"^/"
 _ADDRESS = r"^$|^([0-9A-Za-z.-]+|\[[0-9a-f:.]+\]):[0-9]{1,5}$"
+_MEMBER = r"^([0-9A-Za-z.-]+|\[[0-9a-f:.]+\]):[0-9]{1,5}$"
+_KEY_PREFIX = r"^/([0-9A-Za-z._-]+/)+$"
+OWN_DRIVER = "block.csi.crust.dev"
+"""The name of our driver, unless the settings give it another one."""
 _DRIVER_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 _MEANT = {
     _PATH: "an absolute path, without unix://",
     _ADDRESS: "host:port or [IPv6]:port, e.g. 127.0.0.1:9090",
+    _MEMBER: "host:port or [IPv6]:port, without https://",
+    _KEY_PREFIX: "names between slashes, e.g. /crust/, of letters, digits, '.', '-', '_'",
     _DRIVER_NAME: "a driver's name: letters, digits, '.', '-', '_', at most 63",
 }
 """The patterns of settings, in words."""
@@ -63,6 +69,9 @@ class ProgramSettings(BaseModel):
 
     metrics_address: MetricsAddress = ""
     """Where Prometheus reads the metrics, host:port or [IPv6]:port; empty: no metrics. There is no authentication."""
+
+    traces: bool = False
+    """Whether spans go to the OpenTelemetry collector that OTEL_EXPORTER_OTLP_ENDPOINT names; extra otel."""
 
     @classmethod
     def at_endpoint(cls, given: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
@@ -219,11 +228,108 @@ class ShimSettings(ProgramSettings):
         return self
 
 
+class ClusterSettings(BaseModel):
+    """The store through which a central controller and the nodes' drivers speak."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    kind: Literal["etcd"] = "etcd"
+    """What the store is."""
+
+    endpoints: Annotated[
+        tuple[Annotated[str, Field(pattern=_MEMBER, max_length=261)], ...], Field(min_length=1)
+    ]
+    """The client addresses of etcd's members."""
+
+    ca: AbsolutePath
+    """The certificates, in PEM, of the authorities that signed those of etcd's members."""
+
+    cert: AbsolutePath
+    """This process's certificate, in PEM; its common name is its user in etcd."""
+
+    key: AbsolutePath
+    """The private key of `cert`, in PEM, without a passphrase."""
+
+    prefix: Annotated[str, Field(pattern=_KEY_PREFIX, max_length=128)] = "/crust/"
+    """All keys of the cluster begin so."""
+
+    lease_s: Annotated[int, Field(ge=3, le=300)] = 15
+    """How long a node counts as connected, and a controller as leader, after the last renewal that reached etcd."""
+
+    settle_s: Annotated[int, Field(ge=3, le=3600)] = 40
+    """How long a controller waits, in an empty store, for all nodes to announce themselves before it creates a new
+    name; never less than its `lease_s`. Longer than the longest `lease_s` of a node, and than the 30 s after which a
+    node repeats its announcement."""
+
+
+class RbdSettings(BaseModel):
+    """The Ceph pool of `engine = "rbd"`. An administrator makes the pool, the namespace and the users."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    monitors: Annotated[str, Field(min_length=1, max_length=4096)]
+    """The monitors' addresses, each with its protocol, as `ceph mon dump` shows them:
+    [v2:192.0.2.1:3300,v1:192.0.2.1:6789]."""
+
+    pool: Annotated[str, Field(min_length=1, max_length=128)]
+    """The pool, which `rbd pool init` was run for."""
+
+    namespace: Annotated[str, Field(pattern=r"^[^/@]*$", max_length=128)] = ""
+    """The namespace of the pool, for this driver alone; empty: the pool's default one."""
+
+    user: Annotated[str, Field(max_length=128)] = ""
+    """The user, without `client.`; docs/multi-node.md has the capabilities that it needs. Empty in mode node: the
+    user and the key of each volume come with the calls, as secrets."""
+
+    key_file: AbsolutePath | Literal[""] = ""
+    """The file with the user's key, or its keyring, which only its owner may read. It belongs to the controller."""
+
+    create_pool: bool = False
+    """Whether a first start makes an empty namespace crust's pool."""
+
+
+LOCAL_ENGINES = frozenset({"files"})
+"""The engines whose pool is on one node: only a driver that runs there can make volumes in it."""
+
+_OF_NODE_PART = (
+    "create_pool",
+    "state_dir",
+    "pool_id_file",
+    "target_roots",
+    "check_propagation",
+    "max_volumes",
+    "runtime_socket",
+    "io_cgroup",
+    "ephemeral_grace_s",
+)
+
+
 class DriverSettings(ProgramSettings):
     """`crust driver`."""
 
+    driver_name: Annotated[str, Field(pattern=_DRIVER_NAME)] = OWN_DRIVER
+    """The driver's name for the CO. Two drivers of one cluster, of different engines, have different ones; it never
+    changes while the driver has volumes."""
+
     socket: SocketPath
     """The socket that the shim, or a CO, calls."""
+
+    mode: Literal["all", "controller", "node"] = "all"
+    """Which part of the driver runs: both, or one of them; the other RPCs are UNIMPLEMENTED then."""
+
+    engine: Literal["files", "rbd"] = "files"
+    """What holds the volumes. files: sparse files in `state_dir`, attached by loop devices. rbd: images in the Ceph
+    pool of the table `rbd`, which only hypervisors open."""
+
+    rbd: RbdSettings | None = None
+    """The Ceph pool, a table of its own."""
+
+    cluster: ClusterSettings | None = None
+    """The cluster with one controller that this is a node of, or the controller; a table of its own."""
+
+    node_deployment: bool = False
+    """Whether each node's driver provisions for its own node, called by sidecars with --node-deployment: no attach,
+    and NodeExpandVolume grows the volume itself."""
 
     state_dir: AbsolutePath = "/var/lib/crust/block"
     """The pool: volumes and their records. Survives reboots."""
@@ -267,6 +373,68 @@ class DriverSettings(ProgramSettings):
     def _remembers_elsewhere(self) -> Self:
         if f"{self.pool_id_file}/".startswith(f"{self.state_dir.rstrip('/')}/"):
             raise ValueError("pool_id_file is inside of state_dir: it would be gone with the pool")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _fits_the_engine(self) -> Self:
+        if (self.engine == "rbd") != (self.rbd is not None):
+            raise ValueError(
+                'engine is "rbd", and there is no table rbd with its pool'
+                if self.rbd is None
+                else f"the table rbd is there, and engine is {self.engine}"
+            )
+        if self.rbd is not None and bool(self.rbd.user) != bool(self.rbd.key_file):
+            raise ValueError("of user and key_file of the table rbd one is set: set both or none")
+        if self.rbd is not None and not self.rbd.user and self.mode != "node":
+            raise ValueError(
+                f"the table rbd has no user and key_file, and mode is {self.mode}: only to a node calls bring keys"
+            )
+        if self.engine == "rbd" and self.node_deployment:
+            raise ValueError(
+                "node_deployment is set, and every node reaches the pool of the engine rbd: run a controller"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _fits_the_cluster(self) -> Self:
+        if self.cluster is None:
+            return self
+        if self.mode == "all":
+            raise ValueError(
+                "cluster is set, and mode is all: a node of a cluster has mode node, its controller mode controller"
+            )
+        if self.engine not in LOCAL_ENGINES:
+            raise ValueError(
+                f"cluster is set, and the engine {self.engine} is reached from each node: leave cluster out"
+            )
+        if self.mode == "controller" and "overcommit" in self.model_fields_set:
+            raise ValueError(
+                "overcommit is set, and mode is controller of a cluster: each node counts its own pool, set it there"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _fits_the_mode(self) -> Self:
+        if self.node_deployment and self.mode != "all":
+            raise ValueError(
+                f"node_deployment is set, and mode is {self.mode}: each node's driver is its own controller"
+            )
+        if self.mode == "node" and self.engine in LOCAL_ENGINES and self.cluster is None:
+            raise ValueError(
+                f"mode is node, and the engine {self.engine} has its pool here: no controller reaches it without "
+                "cluster, and nobody can create a volume; set cluster, or mode all"
+            )
+        if self.mode != "controller":
+            return self
+        if self.engine in LOCAL_ENGINES and self.cluster is None:
+            raise ValueError(
+                f"mode is controller, and the engine {self.engine} has its pool on a node: set cluster, to reach the "
+                "nodes through it, or mode all on each node, with node_deployment"
+            )
+        if alien := [name for name in _OF_NODE_PART if name in self.model_fields_set]:
+            raise ValueError(
+                f"mode is controller, and {', '.join(alien)} is of the node part: leave it out"
+            )
         return self
 
     modify_window_s: Annotated[float, Field(ge=0, le=10)] = 0.1

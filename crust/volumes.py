@@ -34,6 +34,7 @@ __all__ = [
     "InvalidPath",
     "IoLimits",
     "MountAccess",
+    "NetworkImage",
     "SandboxId",
     "TargetPath",
     "UsageUnit",
@@ -192,6 +193,31 @@ class BlockSource:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkImage:
+    """An image in a Ceph cluster, which a hypervisor opens itself: there is no device of this host.
+
+    `cluster` is the cluster's id (fsid), which tells two clusters with equal names apart; `namespace` is empty for
+    the pool's default one; `monitors` are addresses as `mon_host` has them. The key of `user` is a secret and no part
+    of this: it arrives with the call that needs it.
+    """
+
+    cluster: str
+    pool: str
+    namespace: str
+    image: str
+    monitors: tuple[str, ...]
+    user: str
+
+    @property
+    def identity(self) -> str:
+        """Names the image among all clusters, whoever opens it and by whichever monitors."""
+        return f"rbd:{self.cluster}/{self.pool}/{self.namespace}/{self.image}"
+
+    def __str__(self) -> str:
+        return "/".join(part for part in (self.pool, self.namespace, self.image) if part)
+
+
+@dataclass(frozen=True, slots=True)
 class IoLimits:
     """Upper limits of a volume's I/O, per second; 0 is no limit."""
 
@@ -243,12 +269,13 @@ class Encryption(enum.Enum):
 class DeferredMount:
     """What a driver returns instead of mounting: everything that another kernel needs to mount the volume.
 
-    `capacity_bytes` is the device's size. `content_generation` changes when the driver replaced the volume's content
-    (created, formatted, restored it); writes by users do not change it. `format` is None for one that must not be
-    formatted. `secrets` open what `encryption` names; they are in no record and no text of this object.
+    `capacity_bytes` is the device's or image's size. `content_generation` changes when the driver replaced the
+    volume's content (created, formatted, restored it); writes by users do not change it. `format` is None for one
+    that must not be formatted. `secrets` open what `encryption` names, and are the key of an image's user
+    (`crust.deferral_keys`); they are in no record and no text of this object.
     """
 
-    source: BlockSource
+    source: BlockSource | NetworkImage
     fs_type: str
     mount_options: tuple[str, ...] = ()
     group: GroupChange | None = None
@@ -259,6 +286,16 @@ class DeferredMount:
     format: GuestFormat | None = None
     encryption: Encryption | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def image(self) -> NetworkImage | None:
+        """The image, if the source is one."""
+        return self.source if isinstance(self.source, NetworkImage) else None
+
+    @property
+    def needs_secrets(self) -> bool:
+        """Whether nobody can mount it without `secrets`."""
+        return self.encryption is not None or self.image is not None
 
 
 class UsageUnit(enum.Enum):
@@ -328,6 +365,7 @@ class HandlerFeature(enum.Enum):
     IO_LIMITS = 10
     FORMAT = 11
     LUKS = 12
+    NETWORK_IMAGE = 13
 
 
 class AccessMode(enum.Enum):

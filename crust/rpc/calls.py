@@ -1,4 +1,4 @@
-"""What every call of crust to a peer has: the request id in its metadata, and our words if the peer is away.
+"""What every call of crust to a peer has: request id and trace in its metadata, and our words if the peer is away.
 
 gRPC's own text names its internals, a status code that is not the call's, and nothing to do. It is replaced here, at
 the one place where all calls begin, and keeps its code: whoever gets the status, passes it on or logs it, has our
@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from crust import errors, logs
+from crust import errors, logs, traces
 from crust.rpc import call_fields
 
 _REASONS = (
@@ -81,12 +81,15 @@ def volume_metadata() -> tuple[tuple[str, bytes], ...]:
 
 
 def identified(metadata: Any) -> Any:
-    """The metadata with the id of the call that is being served; as it is outside of a call."""
+    """The metadata with the id and the span of the call that is being served; as it is outside of a call."""
     fields = logs.context.get()
     if fields is None or "request_id" not in fields:
         return metadata
-    kept = (pair for pair in metadata or () if pair[0] != call_fields.ID_KEY)
-    return (*kept, (call_fields.ID_KEY, fields["request_id"]))
+    own = {call_fields.ID_KEY: fields["request_id"]}
+    if span := traces.traceparent():
+        own[traces.KEY] = span
+    kept = (pair for pair in metadata or () if pair[0] not in own)
+    return (*kept, *own.items())
 
 
 class _Call:

@@ -8,7 +8,7 @@ error's text.
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from crust import errors, mount_options, volumes
+from crust import deferral_keys, errors, mount_options, volumes
 from crust.rpc import limits
 from crust.wire.csi.v1 import csi_pb2
 
@@ -158,7 +158,7 @@ def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
 
 def _deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
     return volumes.DeferredMount(
-        source=_block_source(pb),
+        source=_source(pb),
         fs_type=limits.optional(pb.fs_type, "deferred_mount.fs_type"),
         mount_options=tuple(pb.mount_options),
         group=_group("", pb.supplemental_group, pb.supplemental_group_change_policy),
@@ -184,7 +184,7 @@ def _encryption(pb: csi_pb2.DeferredMount) -> volumes.Encryption | None:
         return None
     if pb.encryption != volumes.Encryption.LUKS.value:
         raise InvalidDeferredMount(f"its encryption {pb.encryption[:32]!r} is not known")
-    if not pb.secrets.get("passphrase"):
+    if not pb.secrets.get(deferral_keys.PASSPHRASE):
         raise InvalidDeferredMount("it is encrypted, and secrets has no passphrase")
     return volumes.Encryption.LUKS
 
@@ -197,10 +197,34 @@ def _io_limits(pb: csi_pb2.DeferredMount.IoLimits) -> volumes.IoLimits:
     return limits_
 
 
-def _block_source(pb: csi_pb2.DeferredMount) -> volumes.BlockSource:
-    if pb.WhichOneof("source") != "block_device":
-        raise InvalidDeferredMount("its source is of an unknown kind")
-    device = pb.block_device
+def _source(pb: csi_pb2.DeferredMount) -> volumes.BlockSource | volumes.NetworkImage:
+    match pb.WhichOneof("source"):
+        case "block_device":
+            return _block_source(pb.block_device)
+        case "network_image":
+            return _network_image(pb)
+        case _:
+            raise InvalidDeferredMount("its source is of an unknown kind")
+
+
+def _network_image(pb: csi_pb2.DeferredMount) -> volumes.NetworkImage:
+    """What the parts may hold is checked when the record is made (`mount_info.Image`)."""
+    image = pb.network_image
+    if not pb.secrets.get(deferral_keys.USER_KEY):
+        raise InvalidDeferredMount("it is an image, and secrets has no userKey")
+    if not all((image.cluster, image.pool, image.image, image.monitors, image.user)):
+        raise InvalidDeferredMount("cluster, pool, image, monitors or user of the image is not set")
+    return volumes.NetworkImage(
+        image.cluster,
+        image.pool,
+        image.namespace,
+        image.image,
+        tuple(image.monitors),
+        image.user,
+    )
+
+
+def _block_source(device: csi_pb2.DeferredMount.BlockDevice) -> volumes.BlockSource:
     if not device.HasField("identity") or device.identity.disk_sequence == 0:
         raise InvalidDeferredMount("the device's identity is not set")
     identity = volumes.DeviceIdentity(
@@ -213,20 +237,19 @@ def _block_source(pb: csi_pb2.DeferredMount) -> volumes.BlockSource:
 def deferred_mount_to_wire(value: volumes.DeferredMount) -> csi_pb2.DeferredMount:
     """Encode a deferred mount; raises `mount_options.CredentialInOptions`."""
     mount_options.check_no_credential(value.mount_options)
-    identity = value.source.identity
     pb = csi_pb2.DeferredMount(
-        block_device=csi_pb2.DeferredMount.BlockDevice(
-            path=value.source.path,
-            identity=csi_pb2.DeferredMount.DeviceIdentity(
-                major=identity.major, minor=identity.minor, disk_sequence=identity.disk_sequence
-            ),
-        ),
         fs_type=value.fs_type,
         mount_options=value.mount_options,
         readonly=value.readonly,
         capacity_bytes=value.capacity_bytes,
         content_generation=value.content_generation,
     )
+    if isinstance(value.source, volumes.NetworkImage):
+        pb.network_image.CopyFrom(csi_pb2.DeferredMount.NetworkImage(**asdict(value.source)))
+    else:
+        identity = csi_pb2.DeferredMount.DeviceIdentity(**asdict(value.source.identity))
+        pb.block_device.path = value.source.path
+        pb.block_device.identity.CopyFrom(identity)
     if value.group is not None:
         pb.supplemental_group = str(value.group.gid)
         pb.supplemental_group_change_policy = value.group.policy.value
@@ -239,6 +262,7 @@ def deferred_mount_to_wire(value: volumes.DeferredMount) -> csi_pb2.DeferredMoun
             pb.format.ext4_reserved_percent = value.format.ext4_reserved_percent
     if value.encryption is not None:
         pb.encryption = value.encryption.value
+    if value.needs_secrets:
         pb.secrets.update(value.secrets)
     return pb
 

@@ -1,7 +1,7 @@
 """How a caller opts in to crust's additions to CSI: gRPC metadata.
 
 Released COs and conformance suites never send this metadata, so crust never advertises to them a capability that the
-CSI specification does not have (specs/deferral.md).
+CSI specification does not have (specs/deferral.md, specs/node-identity.md).
 """
 
 from typing import Any
@@ -14,6 +14,8 @@ NODE_INFO = "node-info"
 ERROR_INFO = "error-info"
 METADATA: tuple[tuple[str, str], ...] = ((KEY, DEFERRAL),)
 """The metadata of a caller that knows deferral."""
+NODE_INFO_METADATA: tuple[tuple[str, str], ...] = ((KEY, NODE_INFO),)
+"""The metadata of a caller that knows specs/node-identity.md."""
 
 
 def deferral_requested(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
@@ -22,7 +24,7 @@ def deferral_requested(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
 
 
 def node_info_requested(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
-    """Whether the caller knows NodeGetID and ControllerGetNodeInfo (CSI PR #603)."""
+    """Whether the caller knows NodeGetID and ControllerGetNodeInfo (specs/node-identity.md)."""
     return _requested(context, NODE_INFO)
 
 

@@ -143,6 +143,8 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
+        self._wrapped: dict[str, tuple[Handler, Handler]] = {}
+        """The handlers of known methods, and what was made of them once."""
 
     async def intercept_service(
         self,
@@ -154,6 +156,15 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
+        known = self._wrapped.get(method)
+        if known is not None and known[0] is handler:
+            return known[1]
+        wrapped = self._wrap(method, handler)
+        if handler.stream_stream is None:  # else the caller chooses its name, without a bound
+            self._wrapped[method] = handler, wrapped
+        return wrapped
+
+    def _wrap(self, method: str, handler: Handler) -> Handler:
         if not self._gate.gated(method):
             return self._ungated(handler)
         if handler.unary_unary is not None:

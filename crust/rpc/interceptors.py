@@ -18,8 +18,8 @@ import grpc.aio
 from google.protobuf.message import Message
 from prometheus_client import Histogram
 
-from crust import errors, logs, metrics
-from crust.rpc import call_fields, limits, redaction, status
+from crust import errors, logs, metrics, traces
+from crust.rpc import call_fields, limits, redaction, status, tracing
 from crust.rpc.health import Health
 
 _log = logging.getLogger(__name__)
@@ -29,8 +29,6 @@ _QUIET = frozenset({"Probe", "GetPluginInfo", "GetPluginCapabilities", "NodeGetC
 
 _UNKNOWN = "other"
 """The metric's label for unknown pass-through methods."""
-
-_STATUS: dict[object, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 _CODES = {code: code.name.title().replace("_", "") for code in grpc.StatusCode} | {
     grpc.StatusCode.OK: "OK",
@@ -96,6 +94,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._health = health
         self._admit = admit
         self._is_inner = is_inner
+        self._wrapped: dict[str, tuple[Handler, Handler]] = {}
+        """The handlers of known methods, and what was made of them once: to make it takes a part of a small call."""
 
     async def intercept_service(
         self,
@@ -106,9 +106,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
+        method = handler_call_details.method
+        known = self._wrapped.get(method)
+        if known is not None and known[0] is handler:
+            return known[1]
+        wrapped = self._wrap(method, handler)
+        if handler.stream_stream is None:  # else the caller chooses its name, without a bound
+            self._wrapped[method] = handler, wrapped
+        return wrapped
+
+    def _wrap(self, method: str, handler: Handler) -> Handler:
         # an unknown pass-through method: the caller chooses its name, and a metric would keep that name for good
         counted_as = _UNKNOWN if handler.stream_stream is not None else ""
-        method = handler_call_details.method
         call = _Call(self._served, method, counted_as, self._admit, is_inner=self._is_inner)
         if call.name == "Probe" and handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(
@@ -182,7 +191,9 @@ class _Call:
             self._record_soon(request, started_s)
             return response
 
-        return handle
+        if traces.tracer is None or self.name in _QUIET:
+            return handle
+        return tracing.unary(self._method, self._served.name, handle)
 
     def streaming(
         self, behaviour: Callable[..., Any]
@@ -230,7 +241,7 @@ class _Call:
         if isinstance(error, NotImplementedError):  # the generated base of a servicer
             await self._answer(context, request, started_s, RpcNotServed(self.name))
         if isinstance(error, grpc.aio.AbortError):  # the behaviour has answered already
-            self._record_now(request, started_s, _status_of(context), _peer_error(context))
+            self._record_now(request, started_s, status.of_context(context), _peer_error(context))
             raise error
         fields = call_fields.current()
         request_id = fields.request_id if fields else ""
@@ -326,8 +337,3 @@ def _peer_error(context: Context) -> dict[str, str]:
     """The log fields of a status that was passed through; only crust's errors have a name."""
     name = status.name_in(context.trailing_metadata())
     return {"error": context.details(), **({"error_name": name} if name else {})}
-
-
-def _status_of(context: Context) -> grpc.StatusCode:
-    code: object = context.code()  # grpc.aio has a number here, in spite of its type stub
-    return code if isinstance(code, grpc.StatusCode) else _STATUS[code]

@@ -47,6 +47,24 @@ class InvalidCharacters(errors.InvalidRequest):
         self.field = field
 
 
+class InvalidStartingToken(errors.OperationPending):
+    """An invalid starting_token (CSI ListVolumes: ABORTED, and the CO starts over)."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__(
+            f"the starting_token {token[:64]!r} is invalid",
+            why="this driver did not issue it",
+            hint="start from the beginning, without a token",
+        )
+
+
+class NegativeMaxEntries(errors.InvalidRequest):
+    """max_entries below zero."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__("max_entries is invalid", why=f"{count} is negative")
+
+
 def required(value: str, field: str, *, limit_bytes: int = volumes.ID_MAX_BYTES) -> str:
     """`value`, present, short enough and free of control characters.
 

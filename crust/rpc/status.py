@@ -20,7 +20,9 @@ from crust import errors, logs
 from crust.rpc import calls, extensions
 
 DOMAIN = "crust.dev"
-_DETAILS_KEY = "grpc-status-details-bin"
+DETAILS_KEY = "grpc-status-details-bin"
+"""The metadata in which gRPC keeps the details of a status."""
+
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
 
 _TIMED_OUT = "Deadline Exceeded"
@@ -43,6 +45,8 @@ CODES: dict[type[errors.CrustError], grpc.StatusCode] = {
     errors.Corrupt: grpc.StatusCode.DATA_LOSS,
     errors.RuntimeFailed: grpc.StatusCode.INTERNAL,
 }
+
+_STATUS: dict[object, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 _BRANCHES: dict[grpc.StatusCode, type[errors.CrustError]] = {
     **{code: branch for branch, code in CODES.items()},
@@ -79,11 +83,16 @@ async def abort(
         message = f"{message[: _MESSAGE_MAX_CHARS - 1]}…"
     if is_csi and not extensions.error_info_requested(context):
         await context.abort(code, message)
-    details = status_pb2.Status(code=code.value[0], message=message)
+    await context.abort(code, message, ((DETAILS_KEY, details_of(error, message)),))
+
+
+def details_of(error: errors.CrustError, message: str) -> bytes:
+    """The details of the status for `error` (google.rpc.Status), in which its name is ErrorInfo."""
+    details = status_pb2.Status(code=code_of(error).value[0], message=message)
     details.details.add().Pack(
         error_details_pb2.ErrorInfo(reason=error.error_name, domain=DOMAIN, metadata=_request_id())
     )
-    await context.abort(code, message, ((_DETAILS_KEY, details.SerializeToString()),))
+    return details.SerializeToString()
 
 
 def _request_id() -> dict[str, str]:
@@ -91,10 +100,16 @@ def _request_id() -> dict[str, str]:
     return {"request_id": fields["request_id"]} if "request_id" in fields else {}
 
 
+def of_context(context: Any) -> grpc.StatusCode:
+    """The code of a call that was answered."""
+    code: object = context.code()  # grpc.aio has a number here, in spite of its type stub
+    return code if isinstance(code, grpc.StatusCode) else _STATUS[code]
+
+
 def name_in(trailing_metadata: Any) -> str:
     """The name of an error of crust in the details of a status; empty if another program answered."""
     for key, value in trailing_metadata or ():
-        if key == _DETAILS_KEY:
+        if key == DETAILS_KEY:
             return _name_of(value)
     return ""
 

@@ -167,3 +167,38 @@ def test_shim_and_driver_report_missing_settings() -> None:
     for model, missing in ((ShimSettings, "driver_socket"), (DriverSettings, "node_id")):
         with pytest.raises(InvalidSettings, match=missing):
             settings.load(model, "it", environ={}, flags={"socket": "/run/s.sock"})
+
+
+def driver(**given: Any) -> DriverSettings:
+    flags = {"socket": "/run/d.sock", "node_id": "n", **given}
+    return settings.load(DriverSettings, "driver", environ={}, flags=flags)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"mode": "controller"}, "the engine files has its pool on a node"),
+        ({"mode": "node", "node_deployment": True}, "is its own controller"),
+        ({"mode": "controller", "node_deployment": True}, "is its own controller"),
+        ({"mode": "both"}, "mode must be"),
+        ({"engine": "tape"}, "engine must be"),
+    ],
+)
+def test_driver_settings_that_contradict_the_mode_are_refused(
+    given: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(InvalidSettings, match=why):
+        driver(**given)
+
+
+def test_controller_refuses_settings_of_the_node_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "LOCAL_ENGINES", frozenset())
+    assert driver(mode="controller").mode == "controller"
+    with pytest.raises(InvalidSettings, match="max_volumes, io_cgroup is of the node part"):
+        driver(mode="controller", io_cgroup="/pods", max_volumes=3)
+
+
+def test_driver_runs_both_parts_for_its_own_pool_unless_told_otherwise() -> None:
+    made = driver()
+    assert (made.mode, made.engine, made.node_deployment) == ("all", "files", False)
+    assert driver(node_deployment=True).node_deployment

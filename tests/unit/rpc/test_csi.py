@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from crust import errors, mount_options, volumes
 from crust.rpc import csi, limits
 from crust.wire.csi.v1 import csi_pb2
+from tests.support.records import IMAGE
 
 Mode = csi_pb2.VolumeCapability.AccessMode
 
@@ -160,6 +161,37 @@ def test_encryption_without_a_passphrase_or_of_an_unknown_kind_is_refused() -> N
     with pytest.raises(csi.InvalidDeferredMount, match="not known") as caught:
         csi.deferred_mount(pb)
     assert "horse" not in str(caught.value)
+
+
+@pytest.mark.spec("D-51")
+def test_image_survives_the_wire_with_the_key_of_its_user() -> None:
+    mount = replace(csi.deferred_mount(wire_mount()), source=IMAGE, secrets={"userKey": "AQ=="})
+    received = csi.deferred_mount(csi.deferred_mount_to_wire(mount))
+    assert received == mount
+    assert received.secrets == {"userKey": "AQ=="}
+    assert "AQ==" not in repr(received)
+
+
+@pytest.mark.spec("D-51")
+@pytest.mark.parametrize("field", ["cluster", "pool", "image", "monitors", "user"])
+def test_image_with_a_field_missing_is_refused(field: str) -> None:
+    pb = wire_image()
+    pb.network_image.ClearField(field)  # type: ignore[arg-type]
+    with pytest.raises(csi.InvalidDeferredMount, match=field):
+        csi.deferred_mount(pb)
+
+
+@pytest.mark.spec("D-51")
+def test_image_without_the_key_of_its_user_is_refused() -> None:
+    pb = wire_image()
+    pb.secrets.clear()
+    with pytest.raises(csi.InvalidDeferredMount, match="userKey"):
+        csi.deferred_mount(pb)
+
+
+def wire_image() -> csi_pb2.DeferredMount:
+    mount = volumes.DeferredMount(IMAGE, "ext4", capacity_bytes=1 << 20, secrets={"userKey": "k"})
+    return csi.deferred_mount_to_wire(mount)
 
 
 @pytest.mark.parametrize(("inode", "percent"), [(4095, 0), (2**26 + 1, 0), (0, 51), (0, -1)])

@@ -12,7 +12,9 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from crust import errors, logs, metrics
-from crust.rpc import channel, server, status
+from crust.rpc import channel, interceptors, server, status
+from crust.rpc.gate import Gate, GateInterceptor
+from crust.rpc.health import Health
 from tests.support.refusals import refused
 
 Code = grpc.StatusCode
@@ -334,3 +336,38 @@ async def test_csi_call_is_measured_as_a_kubelet_measures_it(
 
 async def _nothing(_: Any) -> None:
     return None
+
+
+class _Details(grpc.HandlerCallDetails):
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.invocation_metadata = ()
+
+
+@pytest.mark.parametrize("kind", ["calls", "gate"])
+async def test_handler_is_wrapped_once_unless_the_caller_chose_its_name(kind: str) -> None:
+    """A server has the same handler for each call of a method. Methods that pass through unknown have no bound."""
+    interceptor: grpc.aio.ServerInterceptor = (
+        interceptors.CallInterceptor(interceptors.Served("test"), Health())
+        if kind == "calls"
+        else GateInterceptor(Gate())
+    )
+
+    async def answer(request: bytes, _: object) -> bytes:
+        return request
+
+    async def wrapped(method: str, handler: Any) -> Any:
+        async def found(_: grpc.HandlerCallDetails) -> Any:
+            return handler
+
+        return await interceptor.intercept_service(found, _Details(method))
+
+    one: Any = grpc.unary_unary_rpc_method_handler(answer)
+    other: Any = grpc.unary_unary_rpc_method_handler(answer)
+    made = await wrapped("/a/One", one)
+    assert await wrapped("/a/One", one) is made
+    assert await wrapped("/a/One", other) is not made
+    stream: Any = grpc.stream_stream_rpc_method_handler(answer)
+    for number in range(3):
+        await wrapped(f"/unknown/{number}", stream)
+    assert "/unknown" not in repr(vars(interceptor))

@@ -1,0 +1,105 @@
+"""The ids of volumes, snapshots and groups of a pool.
+
+    volume           <pool id>-<hash of the name>
+    snapshot         <pool id>-snap-<hash of the name>
+    group snapshot   <pool id>-group-<hash of the name>
+
+An id names its pool, so a request for another one is known without a look at the disk, and a controller of many pools
+routes by it. And it follows from the name, so a retried create finds what it began, at any number of volumes and
+whatever was lost on the way. Names never become file names (they may hold "/" and 128 bytes of anything), and an id
+of a request becomes one only if it has one of these forms.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from crust import errors, volumes
+
+POOL_ID = r"[0-9a-f]{16}"
+_ID = re.compile(rf"({POOL_ID})-(snap-|group-|)([0-9a-f]{{40}})")
+
+
+class IdOfOtherPool(errors.NotFound):
+    """The id in a request belongs to another pool."""
+
+    def __init__(self, what: str, pool_id: str) -> None:
+        super().__init__(
+            f"there is no {what} here",
+            why=f"its id names another pool, and this one is {pool_id}",
+            hint="send the request to the driver that serves that pool",
+        )
+        self.pool_id = pool_id
+
+
+def digest(name: str) -> str:
+    """The part of an id that follows from the name, the same in each pool."""
+    return hashlib.sha256(name.encode()).hexdigest()[:40]
+
+
+def pool_of(text: str) -> str:
+    """The pool that an id names; empty if it has none of the forms above."""
+    found = _ID.fullmatch(text)
+    return found[1] if found else ""
+
+
+_KINDS = {"": "volume", "snap-": "snapshot", "group-": "group"}
+
+
+def name_key(kind: str, name: str) -> str:
+    """What stands for the name of a "volume", "snapshot" or "group" in any pool: its kind and its digest."""
+    return f"{kind}-{digest(name)}"
+
+
+def key_of(text: str) -> str:
+    """The same, of an id; empty if it has none of the forms above."""
+    found = _ID.fullmatch(text)
+    return f"{_KINDS[found[2]]}-{found[3]}" if found else ""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolIds:
+    """The ids of one pool."""
+
+    pool_id: str
+
+    def volume_id(self, name: str) -> volumes.VolumeId:
+        """The id of the volume called `name`."""
+        return volumes.VolumeId(f"{self.pool_id}-{digest(name)}")
+
+    def snapshot_id(self, name: str) -> str:
+        """The id of the snapshot called `name`."""
+        return f"{self.pool_id}-snap-{digest(name)}"
+
+    def member_id(self, group_name: str, volume_id: str) -> str:
+        """The id of a group's snapshot of a volume; no single snapshot can have it, because no name holds a NUL."""
+        return self.snapshot_id("\0".join((group_name, volume_id)))
+
+    def group_id(self, name: str) -> str:
+        """The id of the group snapshot called `name`."""
+        return f"{self.pool_id}-group-{digest(name)}"
+
+    def is_volume_id(self, text: str) -> bool:
+        """Whether this pool could have a volume of that id."""
+        return self._is_of_kind(text, "")
+
+    def is_snapshot_id(self, text: str) -> bool:
+        """Whether this pool could have a snapshot of that id."""
+        return self._is_of_kind(text, "snap-")
+
+    def is_group_id(self, text: str) -> bool:
+        """Whether this pool could have a group snapshot of that id."""
+        return self._is_of_kind(text, "group-")
+
+    def check(self, text: str) -> None:
+        """Raise `IdOfOtherPool` for an id of another pool.
+
+        For calls that answer OK for an absent object: an object of another pool is not deleted.
+        """
+        other = pool_of(text)
+        if other not in ("", self.pool_id):
+            raise IdOfOtherPool(text, self.pool_id)
+
+    def _is_of_kind(self, text: str, kind: str) -> bool:
+        found = _ID.fullmatch(text)
+        return found is not None and found.groups()[:2] == (self.pool_id, kind)

@@ -1,0 +1,170 @@
+"""Turns tracing on, and gives each unary call that is served a span; `crust.traces` has the rest.
+
+Spans go to an OpenTelemetry collector by OTLP over gRPC. Where it is, and what it gets, is said by the variables that
+every program with OpenTelemetry has (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBUTES, …).
+A thread of its own sends them in batches. A collector that is away costs spans: the queue is bounded, no call waits
+for it, and the end of the process waits for the last batch for STOP_S at most.
+
+Streams have no span: a session that is open for days would be one. Nor have the calls that a kubelet makes all day.
+"""
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+import crust
+from crust import credentials, errors, traces
+from crust.rpc import call_fields, status
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+_log = logging.getLogger(__name__)
+
+STOP_S = 2.0
+"""How long the end of the process waits for the collector."""
+
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_ATTRIBUTES = {
+    "request_id": "crust.request_id",
+    "driver": "crust.driver",
+    "volume_id": "crust.volume_id",
+    "volume_name": "crust.volume_name",
+    "snapshot_id": "crust.snapshot_id",
+    "group_snapshot_id": "crust.group_snapshot_id",
+    "target": "crust.target",
+}
+"""Field of a log line to attribute of a span."""
+
+
+class TracesNotInstalled(errors.NotReady):
+    """The setting `traces` needs the extra `otel`."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "traces cannot be sent",
+            why="OpenTelemetry is not installed",
+            hint="pip install 'crust-csi[otel]', or set traces = false",
+        )
+
+
+class TracesNotConfigured(errors.InvalidRequest):
+    """The environment asks OpenTelemetry for what crust does not have."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            "traces cannot be sent",
+            why=why,
+            hint="crust sends them by OTLP over gRPC: unset it, or set traces = false",
+        )
+
+
+@contextmanager
+def exporting(program: str, *, is_on: bool) -> Iterator[None]:
+    """Trace while the block runs, as the service `crust-<program>` unless OTEL_SERVICE_NAME says another.
+
+    Raises `TracesNotInstalled` and `TracesNotConfigured`. Blocks at its end, for STOP_S at most.
+    """
+    if not is_on or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
+        yield
+        return
+    provider = _provider(program)
+    traces.tracer = provider.get_tracer("crust", crust.__version__)
+    _log.info("traces", extra={"service": provider.resource.attributes["service.name"]})
+    try:
+        yield
+    finally:
+        traces.tracer = None
+        # its own limit is 30 s; what a collector that is away has not got by then is lost
+        ending = threading.Thread(target=provider.shutdown, name="traces", daemon=True)
+        ending.start()
+        ending.join(STOP_S)
+
+
+def _provider(program: str) -> "TracerProvider":
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as err:
+        raise TracesNotInstalled() from err
+    exporter = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
+    if exporter != "otlp":
+        raise TracesNotConfigured(f"OTEL_TRACES_EXPORTER is {exporter!r}")
+    for name in _PROTOCOLS:
+        if os.environ.get(name, "grpc") != "grpc":
+            raise TracesNotConfigured(f"{name} is {os.environ[name]!r}")
+    own = {
+        "service.name": os.environ.get("OTEL_SERVICE_NAME") or f"crust-{program}",
+        "service.version": crust.__version__,
+        "host.name": socket.gethostname(),
+    }
+    provider = TracerProvider(resource=Resource.create(own), shutdown_on_exit=False)
+    try:
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    except ValueError as err:
+        raise TracesNotConfigured(f"an OTEL_… variable is refused: {err}") from err
+    return provider
+
+
+Behaviour = Callable[[Any, Any], Awaitable[Any]]
+
+
+def unary(method: str, server: str, handle: Behaviour) -> Behaviour:
+    """A served call of one answer, in a span by its RPC's name that continues the caller's trace.
+
+    An inner call runs in the task of the call that it is a step of: its span belongs to that one.
+    """
+    service, _, name = method.removeprefix("/").partition("/")
+    fixed = {
+        "rpc.system": "grpc",
+        "rpc.service": service,
+        "rpc.method": name,
+        "crust.server": server,
+    }
+
+    async def traced(request: Any, context: Any) -> Any:
+        parent = _parent(context)
+        with traces.span(name, fixed, parent=parent, is_served=True) as span:
+            try:
+                answer = await handle(request, context)
+            except BaseException as error:
+                _end(span, context, _code(error, context))
+                raise
+            _end(span, context, grpc.StatusCode.OK)
+            return answer
+
+    return traced
+
+
+def _parent(context: Any) -> str:
+    found = (value for key, value in context.invocation_metadata() or () if key == traces.KEY)
+    return next((value for value in found if isinstance(value, str)), "")
+
+
+def _code(error: BaseException, context: Any) -> grpc.StatusCode:
+    if not isinstance(error, grpc.aio.AbortError):
+        return grpc.StatusCode.CANCELLED
+    return status.of_context(context)
+
+
+def _end(span: "Span | None", context: Any, code: grpc.StatusCode) -> None:
+    if span is None or not span.is_recording():
+        return
+    fields: Mapping[str, str] = call_fields.current() or {}
+    for field, attribute in _ATTRIBUTES.items():
+        if field in fields:
+            span.set_attribute(attribute, credentials.hidden(fields[field]))
+    span.set_attribute("rpc.grpc.status_code", code.value[0])
+    if code is not grpc.StatusCode.OK:
+        name = status.name_in(context.trailing_metadata())
+        traces.fail(span, name or code.name)
