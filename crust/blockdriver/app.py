@@ -2,9 +2,11 @@
 
 import itertools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from crust import operations, volumes
+from crust import operations, settings, volumes
 from crust.blockdriver.controller import capacity
 from crust.blockdriver.controller.coalesce import Coalescer
 from crust.blockdriver.controller.controller_publish import ControllerPublish
@@ -13,12 +15,15 @@ from crust.blockdriver.controller.get_capacity import CapacityReport
 from crust.blockdriver.controller.list_volumes import VolumeLister
 from crust.blockdriver.controller.modify_volume import VolumeModifier
 from crust.blockdriver.controller.orphans import VolumeGarbageCollector
+from crust.blockdriver.controller.storage_limits import EnforcedByStorage
 from crust.blockdriver.driver import Driver, Stores
-from crust.blockdriver.engines.files.engine import Files
-from crust.blockdriver.engines.protocol import Backend
+from crust.blockdriver.engines import files
+from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.node import guests
 from crust.blockdriver.node.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.ephemeral import (
+    EphemeralNeedsPoolKey,
     EphemeralProvisioner,
     EphemeralVolume,
     EphemeralVolumes,
@@ -32,7 +37,7 @@ from crust.blockdriver.node.ephemeral_orphans import (
 from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
-from crust.blockdriver.node.node_expand import NodeExpand
+from crust.blockdriver.node.node_expand import ImageGrowth, NodeExpand
 from crust.blockdriver.node.node_publish import NodePublish
 from crust.blockdriver.node.node_stage import NodeStage
 from crust.blockdriver.node.node_state import NodeState
@@ -46,8 +51,7 @@ from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.health import HealthCheck
-from crust.blockdriver.records.pool import Pool, memory_beside
-from crust.blockdriver.records.reserve import Reserve
+from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.services.controller import Controller, ControllerRules
@@ -56,6 +60,7 @@ from crust.blockdriver.services.group_controller import GroupController
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.node import Node, NodeRules
 from crust.blockdriver.services.node_identity import NODE_ID_MAX_BYTES, CsiProfile, NodeIdentity
+from crust.blockdriver.services.roles import Role
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
 from crust.blockdriver.snapshots.content_source import ContentSources
@@ -72,21 +77,21 @@ from crust.host.filesystems import supported
 from crust.host.process.workers import Workers
 from crust.rpc import limits
 
-DRIVER_NAME = "block.csi.crust.dev"
-
+_ALL = Role()
 _log = logging.getLogger(__name__)
 
 
 def build(  # noqa: PLR0913 - one per setting
     *,
-    state_dir: str,
     run_dir: str,
     node_id: str,
+    name: str = settings.OWN_DRIVER,
+    state_dir: str = "",
     pool_id_file: str = "",
     create_pool: bool = False,
     csi_profile: CsiProfile = "1.12",
     target_roots: tuple[str, ...] = ("/var/lib/kubelet",),
-    backend: Backend | None = None,
+    engine: Engine | None = None,
     overcommit: float = 1.0,
     max_volumes: int = 0,
     runtime_guests: guests.Guests | None = None,
@@ -95,21 +100,28 @@ def build(  # noqa: PLR0913 - one per setting
     modify_window_s: float = 0,
     ephemeral_grace_s: float = GRACE_S,
     threads: Workers | None = None,
+    role: Role = _ALL,
 ) -> Driver:
-    """Compose a driver, without I/O. Volumes are sparse files below `state_dir` unless there is a `backend`.
+    """Compose a driver, without I/O. Volumes are sparse files below `state_dir` unless there is an `engine`.
 
     `pool_id_file` is where the pool's id is remembered, beside `state_dir` if it is empty; with `create_pool` a first
     start makes the pool. `runtime_guests` is the way to guests that have deferred volumes; without one they are out
-    of reach.
+    of reach. `role` is what of it others may call.
     """
     limits.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
-    here = NodeIdentity(volumes.DriverName(DRIVER_NAME), node_id, csi_profile)
+    here = NodeIdentity(volumes.DriverName(name), node_id, csi_profile, role)
     threads = threads or Workers("the block driver")
     running, reads = operations.KeyedOperations(threads), Reads()
-    pool = Pool(state_dir, pool_id_file or memory_beside(state_dir), create=create_pool)
-    stores = _stores(pool, backend or _files(pool), run_dir, overcommit)
-    live = LiveVolumes(stores.node_state, stores.backend, max_volumes)
-    slots = AttachSlots(node_id, stores.volume_records.index, live.attached_ids, live.attach_limit)
+    engine = engine or files.engine(state_dir, pool_id_file, create=create_pool)
+    stores = _stores(engine, run_dir, overcommit)
+    live = LiveVolumes(stores.node_state, stores.access, max_volumes)
+    slots = AttachSlots(
+        node_id,
+        stores.volume_records.index,
+        live.attached_ids,
+        live.attach_limit,
+        live.attach_limit_at_least,
+    )
     reachable = runtime_guests or guests.UnreachableGuests()
     io_limits = IoLimits(live, throttle or throttling.Cgroups(io_cgroup), reachable)
     snapshots, sources = _snapshots(stores, live, reachable, run_dir)
@@ -118,11 +130,11 @@ def build(  # noqa: PLR0913 - one per setting
         stores.pool,
         stores.volume_records,
         stores.content_records,
-        stores.backend,
+        stores.provisioning,
         stores.capacity.available_bytes,
         lambda: itertools.chain(
             snapshot_findings(
-                snapshots.volume_snapshots.snapshot_records, snapshots.groups, stores.backend
+                snapshots.volume_snapshots.snapshot_records, snapshots.groups, stores.provisioning
             ),
             unused.findings(),
         ),
@@ -139,25 +151,29 @@ def build(  # noqa: PLR0913 - one per setting
         io_limits,
         health_check,
         _EphemeralProvisioner(controller_rules.provisioner),
-        unused,
+        _refuse_ephemeral if engine.is_lent else unused.forget,
         target_roots,
+        controller_rules.modifier.grow_image if role.node_deployment else None,
     )
     return Driver(
         name=here.driver,
+        node_id=node_id,
+        role=role,
         stores=stores,
         controller_rules=controller_rules,
         node_rules=node_rules,
         snapshots=snapshots,
         identity=Identity(
             here.driver,
-            stores.backend,
+            stores.provisioning,
             csi_profile,
             threads,
+            role=role,
             is_ready=lambda: stores.pool.is_served,
         ),
         controller=Controller(here, controller_rules, running, reads),
         group_controller=GroupController(calls),
-        snapshot_metadata=SnapshotMetadata(calls, stores.backend, reads),
+        snapshot_metadata=SnapshotMetadata(calls, stores.provisioning, reads),
         node=Node(here, node_rules, running, reads),
         volume_orphans=VolumeGarbageCollector(
             here.driver, stores.volume_records, controller_rules.provisioner, running
@@ -171,7 +187,7 @@ def build(  # noqa: PLR0913 - one per setting
             running,
         ),
         attachment_orphans=AttachmentGarbageCollector(
-            here.driver, stores.node_state, stores.backend, io_limits, running
+            here.driver, stores.node_state, stores.access, io_limits, running
         ),
         ephemeral_orphans=EphemeralGarbageCollector(
             here.driver, unused, node_rules.ephemeral.provisioner, running, ephemeral_grace_s
@@ -181,28 +197,22 @@ def build(  # noqa: PLR0913 - one per setting
     )
 
 
-def _files(pool: Pool) -> Files:
-    return Files(pool.directory / "images", lambda text: pool.ids.is_volume_id(text))
-
-
-def _stores(pool: Pool, backend: Backend, run_dir: str, overcommit: float) -> Stores:
-    directory = pool.directory
-    reserve = Reserve(directory / "records.reserve")
+def _stores(engine: Engine, run_dir: str, overcommit: float) -> Stores:
+    pool = Pool(engine.home)
 
     def is_id(text: str) -> bool:
         return pool.ids.is_volume_id(text)
 
-    volume_records = VolumeRecords(directory / "records", is_id, reserve)
+    volume_records = VolumeRecords(engine.records(RecordKind.VOLUMES), is_id)
     return Stores(
         pool=pool,
-        reserve=reserve,
+        engine=engine,
         volume_records=volume_records,
-        content_records=ContentRecords(directory / "content", is_id, reserve),
+        content_records=ContentRecords(engine.records(RecordKind.CONTENT), is_id),
         node_state=NodeState(run_dir),
-        tool_locks=ToolLocks(directory / "tools.lock"),
-        backend=backend,
-        supported=SupportedCapabilities(backend.modes, supported.SUPPORTED),
-        capacity=capacity.PoolCapacity(volume_records.index, backend, overcommit),
+        tool_locks=ToolLocks(engine.tool_locks or Path(run_dir) / "tools.lock"),
+        supported=SupportedCapabilities(engine.provisioning.modes, supported.SUPPORTED),
+        capacity=capacity.PoolCapacity(volume_records.index, engine.provisioning, overcommit),
     )
 
 
@@ -210,20 +220,18 @@ def _snapshots(
     stores: Stores, live: LiveVolumes, reachable: guests.Guests, run_dir: str
 ) -> tuple[SnapshotRecovery, ContentSources]:
     intents = Intents(run_dir)
-    freezer = Freezer(intents, stores.backend)
+    freezer = Freezer(intents, stores.access)
     guest_freezer = GuestFreezer(reachable, intents, limit_s=LIMIT_S)
     pool = stores.pool
     snapshot_records = SnapshotRecords(
-        pool.directory / "snapshots",
+        stores.engine.records(RecordKind.SNAPSHOTS),
         SnapshotRecord,
         lambda each: pool.ids.is_snapshot_id(each),
-        stores.reserve,
     )
     groups = SnapshotRecords(
-        pool.directory / "groups",
+        stores.engine.records(RecordKind.GROUPS),
         GroupRecord,
         lambda each: pool.ids.is_group_id(each),
-        stores.reserve,
     )
     volume_snapshots = VolumeSnapshots(
         pool=pool,
@@ -231,7 +239,7 @@ def _snapshots(
         content_records=stores.content_records,
         snapshot_records=snapshot_records,
         groups=groups,
-        backend=stores.backend,
+        provisioning=stores.provisioning,
         node=live,
         capacity=stores.capacity,
         freezer=freezer,
@@ -245,7 +253,7 @@ def _snapshots(
         volume_records=stores.volume_records,
         content_records=stores.content_records,
         volume_snapshots=volume_snapshots,
-        backend=stores.backend,
+        provisioning=stores.provisioning,
         node=live,
         freezer=freezer,
         guest_freezer=guest_freezer,
@@ -268,11 +276,12 @@ def _controller_rules(  # noqa: PLR0913 - composition
     publisher = ControllerPublish(
         stores.pool, stores.volume_records, live, stores.supported, attach_slots, here.node_id
     )
+    in_storage = stores.engine.limits
     modifier = VolumeModifier(
         volume_records=stores.volume_records,
-        backend=stores.backend,
+        provisioning=stores.provisioning,
         node=live,
-        enforcement=io_limits,
+        enforcement=EnforcedByStorage(in_storage) if in_storage else io_limits,
         capacity=stores.capacity,
         supported=stores.supported,
     )
@@ -281,18 +290,19 @@ def _controller_rules(  # noqa: PLR0913 - composition
             pool=stores.pool,
             volume_records=stores.volume_records,
             content_records=stores.content_records,
-            backend=stores.backend,
+            provisioning=stores.provisioning,
             node=live,
             sources=sources,
             capacity=stores.capacity,
             supported=stores.supported,
             segment=here.segment,
+            limits=in_storage,
         ),
         publisher=publisher,
         lister=VolumeLister(stores.pool, stores.volume_records, publisher, health_check),
         health_check=health_check,
         capacity_report=CapacityReport(
-            stores.capacity, stores.backend, stores.supported, here.segment
+            stores.capacity, stores.provisioning, stores.supported, here.segment
         ),
         snapshots=calls,
         modifier=modifier,
@@ -308,29 +318,32 @@ def _node_rules(  # noqa: PLR0913 - composition
     io_limits: IoLimits,
     health_check: HealthCheck,
     provisioner: EphemeralProvisioner,
-    unused: UnusedVolumes,
+    about_to_create: Callable[[volumes.VolumeId], None],
     target_roots: tuple[str, ...],
+    grow_image: ImageGrowth | None,
 ) -> NodeRules:
     volume_records, content_records = stores.volume_records, stores.content_records
-    node_state, backend = stores.node_state, stores.backend
-    node_expand = NodeExpand(volume_records, content_records, node_state, backend, stores.supported)
+    node_state, access = stores.node_state, stores.access
+    node_expand = NodeExpand(
+        volume_records, content_records, node_state, access, stores.supported, grow_image
+    )
     publish_check = PublishCheck(
         volume_records, content_records, node_state, live, stores.supported
     )
-    node_unpublish = NodeUnpublish(stores.pool, node_state, backend, target_roots)
+    node_unpublish = NodeUnpublish(stores.pool, node_state, access, target_roots)
     node_stage = NodeStage(
         volume_records=volume_records,
         content_records=content_records,
         node_state=node_state,
-        backend=backend,
+        access=access,
         supported=stores.supported,
         io_limits=io_limits,
         attach_slots=attach_slots,
-        preparation=FilesystemPreparation(content_records, backend),
+        preparation=FilesystemPreparation(content_records, access),
         tool_locks=stores.tool_locks,
         node_id=here.node_id,
     )
-    node_unstage = NodeUnstage(stores.pool, node_state, live, backend, io_limits)
+    node_unstage = NodeUnstage(stores.pool, node_state, live, access, io_limits)
     return NodeRules(
         volume_records=volume_records,
         live=live,
@@ -356,14 +369,18 @@ def _node_rules(  # noqa: PLR0913 - composition
             node_stage=node_stage,
             node_unstage=node_unstage,
             node_unpublish=node_unpublish,
-            about_to_use=unused.forget,
+            about_to_use=about_to_create,
         ),
         node_expand=node_expand,
         node_stats=NodeStats(
-            volume_records, node_state, backend, health_check, tells_condition=here.tells_condition
+            volume_records, node_state, access, health_check, tells_condition=here.tells_condition
         ),
         health_check=health_check,
     )
+
+
+def _refuse_ephemeral(_volume_id: volumes.VolumeId) -> None:
+    raise EphemeralNeedsPoolKey()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from crust import errors, metrics, operations, volumes
 from crust.blockdriver.controller import capacity
 from crust.blockdriver.controller.orphans import GRACE_S, VolumeGarbageCollector
-from crust.blockdriver.engines.protocol import Backend
+from crust.blockdriver.engines.protocol import Engine, NodeAccess, Provisioning
 from crust.blockdriver.node.ephemeral_orphans import EphemeralGarbageCollector
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
@@ -15,12 +15,12 @@ from crust.blockdriver.node.tool_lock import ToolLocks
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.pool import Pool
-from crust.blockdriver.records.reserve import Reserve
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.services.controller import Controller, ControllerRules
 from crust.blockdriver.services.group_controller import GroupController
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.node import Node, NodeRules
+from crust.blockdriver.services.roles import Role
 from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
 from crust.blockdriver.snapshots.orphans import SnapshotGarbageCollector
 from crust.blockdriver.snapshots.recovery import SnapshotRecovery
@@ -38,14 +38,23 @@ class Stores:
     """What both parts of the driver share: the records and the engine."""
 
     pool: Pool
-    reserve: Reserve
+    engine: Engine
     volume_records: VolumeRecords
     content_records: ContentRecords
     node_state: NodeState
     tool_locks: ToolLocks
-    backend: Backend
     supported: SupportedCapabilities
     capacity: capacity.PoolCapacity
+
+    @property
+    def provisioning(self) -> Provisioning:
+        """The engine's images."""
+        return self.engine.provisioning
+
+    @property
+    def access(self) -> NodeAccess:
+        """The engine's volumes on this node."""
+        return self.engine.access
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,8 @@ class Driver:
     """A driver that is ready to be served, or called in process (the shim wraps `node` and `controller`)."""
 
     name: volumes.DriverName
+    node_id: str
+    role: Role
     stores: Stores
     controller_rules: ControllerRules
     node_rules: NodeRules
@@ -72,22 +83,36 @@ class Driver:
 
     async def finish_changes(self) -> None:
         """Finish changes of limits in guests that a killed driver had begun."""
+        if not self.role.keeps_pool:
+            return
         rules = self.controller_rules
         await rules.coalescer.finish(await workers.run(rules.modifier.interrupted))
 
     async def collect_garbage(self, *, grace_s: float = GRACE_S) -> tuple[volumes.VolumeId, ...]:
         """Remove orphaned volumes, snapshots and attachments; returns the volumes that were deleted.
 
-        `grace_s` is of incomplete volumes.
+        `grace_s` is of incomplete volumes, and of incomplete snapshots where other controllers may take them now.
+        Unused ephemeral volumes of a pool that every node reaches stay: which are another node's is not recorded.
         """
-        deleted = await self.volume_orphans.collect(grace_s=grace_s)
-        await self.snapshot_orphans.collect()
-        await self.attachment_orphans.collect()
+        deleted: tuple[volumes.VolumeId, ...] = ()
+        # else which volumes there are is the controller's to know
+        if self.role.keeps_pool and not self.stores.engine.is_lent:
+            deleted = await self.volume_orphans.collect(grace_s=grace_s)
+            await self.snapshot_orphans.collect(grace_s=grace_s if self.role.is_shared else 0)
+        if self.role.has_node:
+            await self.attachment_orphans.collect()
+        if not self.role.has_node or self.role.is_shared:
+            return deleted
         return deleted + await self.ephemeral_orphans.collect()
+
+    def count_snapshots(self) -> list[metrics.Sample]:
+        """For the metrics, which a thread reads."""
+        snapshots = self.snapshots.volume_snapshots.snapshot_records.count()
+        return [(("snapshot",), snapshots), (("group",), self.snapshots.groups.count())]
 
     async def keep_measuring(self) -> None:
         """Measure the pool's capacity for the metrics, until cancelled."""
-        while True:
+        while not self.stores.engine.is_lent:
             try:
                 measured = await workers.run(self.stores.capacity.measured)
             except errors.CrustError:  # the pool's own health reports it
@@ -106,18 +131,34 @@ class Driver:
                 _log.warning("garbage collection failed", extra={"error": err})
             await asyncio.sleep(COLLECT_PERIOD_S)
 
+    def refresh(self) -> None:
+        """See what other controllers have changed in the pool. Blocks."""
+        if self.role.is_shared and not self.stores.engine.is_lent:
+            self.stores.volume_records.refresh()
+            self.snapshots.volume_snapshots.snapshot_records.refresh()
+            self.snapshots.groups.refresh()
+
     def open(self) -> None:
         """Read the state of disk and kernel, before the first RPC and when the pool is there again. Blocks.
 
-        Raises what `Pool.open` does, and the error of a directory that cannot be created.
+        Raises what `PoolHome.open` does, and the error of a directory that cannot be created.
         """
         self.snapshots.thaw()
-        self.stores.pool.open()
+        self.stores.pool.home.open()
+        if (
+            self.stores.engine.is_lent
+        ):  # no key to read the pool with, and nothing here that its records decide
+            self.stores.node_state.open(boot.boot_id())
+            return
         self.stores.volume_records.open()
         self.stores.content_records.open()
-        self.stores.backend.open()
-        is_id, images = self.stores.pool.ids.is_volume_id, self.stores.backend.image_ids()
+        if self.role.keeps_pool:  # for RBD it begins work in the background
+            self.stores.provisioning.open()
+        is_id, images = self.stores.pool.ids.is_volume_id, self.stores.provisioning.image_ids()
         self.stores.capacity.open(each for each in images if is_id(each))
-        self.stores.node_state.open(boot.boot_id())
-        self.node_rules.io_limits.recover(self.stores.volume_records)
+        if self.role.has_node:
+            self.stores.node_state.open(boot.boot_id())
+            self.node_rules.io_limits.recover(self.stores.volume_records)
         self.snapshots.open()
+        if not self.role.is_shared:  # else another controller may be taking them now
+            self.snapshots.discard_incomplete()

@@ -1,8 +1,8 @@
 """Opens the pool when it is there, and closes it when it went away; the driver serves its socket all the time.
 
 A look once per period decides: no event tells of all the ways in which a directory comes and goes, and nothing
-depends on a quick answer. What runs when the pool goes away still reaches it by the held directory (`Pool`), so it
-ends as it would have; new calls are refused, then everything that holds the pool's filesystem is closed.
+depends on a quick answer. What runs when the pool goes away still reaches it by what its engine holds (`PoolHome`),
+so it ends as it would have; new calls are refused, then everything that holds the pool's filesystem is closed.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from typing import Any
 
 from crust import errors, metrics
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.records.pool import PoolAbsent, PoolNotOpened
-from crust.host.files import flocks
+from crust.blockdriver.engines.pool_store import PoolAbsent
+from crust.blockdriver.records.pool import PoolNotOpened
 from crust.rpc.gate import needs_state
 
 PERIOD_S = 1.0
@@ -41,7 +41,8 @@ class PoolWatch:
         self._tasks = AsyncExitStack()
 
     def check(self, method: str) -> None:
-        """Raise why the pool is not open, unless the method needs none of it."""
+        """Raise why the method is not served: by the driver's role, or while the pool that it needs is not open."""
+        self._driver.role.check(method)
         if method.startswith("/csi.v1.") and needs_state(method):
             self._pool.check_served()
 
@@ -60,7 +61,8 @@ class PoolWatch:
         """Open the pool if it is there, close it if it went away; returns what is wrong."""
         try:
             if self._is_open:
-                await asyncio.to_thread(self._pool.check_in_place)
+                await asyncio.to_thread(self._pool.home.check_in_place)
+                await asyncio.to_thread(self._driver.refresh)
             else:
                 await self._open()
         except errors.CrustError as error:
@@ -88,13 +90,10 @@ class PoolWatch:
         pool, driver = self._pool, self._driver
         # First of all: writers wait for it, and the pool may not be there.
         await asyncio.to_thread(driver.snapshots.thaw)
-        await asyncio.to_thread(pool.find)
+        await asyncio.to_thread(pool.home.find)
         try:
-            self._held.push_async_callback(asyncio.to_thread, pool.let_go)
-            lock = await asyncio.to_thread(
-                flocks.ProcessLock.acquire, pool.directory / "driver.lock"
-            )
-            self._held.callback(lock.close)
+            self._held.push_async_callback(asyncio.to_thread, pool.home.let_go)
+            await asyncio.to_thread(pool.home.lock)
             await asyncio.to_thread(driver.open)
         except BaseException:
             await self._held.aclose()
@@ -113,7 +112,7 @@ class PoolWatch:
     def _named(self, error: errors.CrustError) -> errors.CrustError:
         if isinstance(error, PoolAbsent):
             return error
-        named = PoolNotOpened(self._pool.directory.path, error)
+        named = PoolNotOpened(self._pool.home.shown, error)
         named.__cause__ = error
         return named
 

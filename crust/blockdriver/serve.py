@@ -1,7 +1,7 @@
 """The driver as a process.
 
 Start: the lock of the run directory; if the pool is there, its lock (one driver per pool, however many sockets), its
-identity, records and node state, the backend; the socket last, so that no call is answered before the state is known.
+identity, records and node state, the engine; the socket last, so that no call is answered before the state is known.
 A pool that is absent is waited for: calls that need it are UNAVAILABLE meanwhile. Stop: the socket first, then every
 running operation ends.
 """
@@ -9,31 +9,49 @@ running operation ends.
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+
+import grpc.aio
 
 from crust import metrics
 from crust.blockdriver.app import build
 from crust.blockdriver.driver import Driver
+from crust.blockdriver.engines import files, rbd
+from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.node import guests
-from crust.blockdriver.node.ephemeral_orphans import GRACE_S
 from crust.blockdriver.pool_watch import PoolWatch, background
-from crust.blockdriver.services.node_identity import CsiProfile
+from crust.blockdriver.services.roles import Role
+from crust.ceph import keyfile
+from crust.ceph.connection import CephUser, Connection
 from crust.host.files import durable, flocks
-from crust.rpc import wiring
+from crust.host.mounts import propagation
+from crust.rpc import channel, wiring
 from crust.rpc.daemon import Daemon, starting
 from crust.rpc.gate import Gate
+from crust.settings import LOCAL_ENGINES, ClusterSettings, DriverSettings
 from crust.wire.csi.v1 import csi_pb2_grpc
 
 LOCK = "driver.lock"
 """In the run directory."""
+
+_ENGINES: Mapping[str, Callable[[DriverSettings], Engine]] = {
+    "files": lambda its: files.engine(its.state_dir, its.pool_id_file, create=its.create_pool),
+    "rbd": lambda its: _rbd(its),
+}
+"""By the setting `engine`; made without I/O."""
 
 _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
 async def running(
-    driver: Driver, *, socket: str, run_dir: str, take_over: bool = False
+    driver: Driver,
+    *,
+    socket: str,
+    run_dir: str,
+    take_over: bool = False,
+    cluster: ClusterSettings | None = None,
 ) -> AsyncIterator[Daemon]:
     """The driver, serving on `socket` while the block runs; every running operation ends before it is left.
 
@@ -42,7 +60,7 @@ async def running(
     await asyncio.to_thread(durable.make_directories, run_dir, 0o700)
     async with (
         starting(os.path.join(run_dir, LOCK), take_over=take_over) as daemon,
-        part(driver, daemon, socket=socket, run_dir=run_dir),
+        part(driver, daemon, socket=socket, run_dir=run_dir, cluster=cluster),
         daemon.serves(),
     ):
         yield daemon
@@ -56,8 +74,11 @@ async def part(
     socket: str,
     run_dir: str,
     wires: wiring.Wiring = wiring.SOCKETS,
+    cluster: ClusterSettings | None = None,
 ) -> AsyncIterator[None]:
-    """Serve as a part of the process `daemon` while the block runs; raises as `running`."""
+    """Serve as a part of the process `daemon`, and in a cluster if it is given, while the block runs; raises as
+    `running`.
+    """
     async with AsyncExitStack() as stack:
         daemon.before_release(driver.operations.idle)
         with driver.workers.used():  # also by the tasks that are started here
@@ -82,10 +103,30 @@ async def part(
                 driver=lambda: driver.name,
             )
         )
+        if cluster is not None:
+            await stack.enter_async_context(_in_cluster(driver, cluster, daemon))
+        metrics.snapshots.source = driver.count_snapshots
         metrics.export(*metrics.DRIVER)
         metrics.export_operations("driver", driver.operations.running)
+        metrics.export_workers("driver", lambda: driver.workers.load)
         daemon.readiness.append(lambda: daemon.health.problems.get("pool"))
         _log.info("driver serves", extra={"driver": driver.name, "socket": socket})
+        yield
+
+
+@asynccontextmanager
+async def _in_cluster(
+    driver: Driver, cluster: ClusterSettings, daemon: Daemon
+) -> AsyncIterator[None]:
+    """A node of the cluster while the block runs. Until a takeover: then the successor is, which has the pool."""
+    from crust.blockdriver import cluster_node  # most drivers have no cluster
+    from crust.cluster.etcd import connect
+
+    async with AsyncExitStack() as joined:
+        store = await joined.enter_async_context(connect.node_side(cluster, driver.node_id))
+        node = cluster_node.joined(driver, store, driver.node_id, daemon.health)
+        await joined.enter_async_context(node)
+        daemon.owned.push_async_callback(joined.aclose)
         yield
 
 
@@ -105,39 +146,85 @@ async def _opened(driver: Driver, daemon: Daemon) -> PoolWatch:
     return watch
 
 
-async def run(  # noqa: PLR0913 - one per setting
-    *,
-    socket: str,
-    state_dir: str,
-    run_dir: str,
-    node_id: str,
-    pool_id_file: str = "",
-    create_pool: bool = False,
-    csi_profile: CsiProfile = "1.12",
-    target_roots: tuple[str, ...] = ("/var/lib/kubelet",),
-    overcommit: float = 1.0,
-    max_volumes: int = 0,
-    runtime_socket: str = "",
-    io_cgroup: str = "",
-    modify_window_s: float = 0,
-    ephemeral_grace_s: float = GRACE_S,
-    take_over: bool = False,
-) -> None:
-    """Serve until cancelled. Raises what keeps the driver from starting, after undoing the steps before it."""
-    driver = build(
-        state_dir=state_dir,
-        run_dir=run_dir,
-        node_id=node_id,
-        pool_id_file=pool_id_file,
-        create_pool=create_pool,
-        csi_profile=csi_profile,
-        target_roots=target_roots,
-        overcommit=overcommit,
-        max_volumes=max_volumes,
-        runtime_guests=guests.runtime_guests(runtime_socket),
-        io_cgroup=io_cgroup,
-        modify_window_s=modify_window_s,
-        ephemeral_grace_s=ephemeral_grace_s,
+async def check(settings: DriverSettings) -> None:
+    """Raise what would make a running driver useless on this host."""
+    if settings.mode != "controller" and settings.check_propagation:
+        await asyncio.to_thread(propagation.check, settings.target_roots)
+
+
+def driver_of(
+    settings: DriverSettings, connect: Callable[[str], grpc.aio.Channel] = channel.connect
+) -> Driver:
+    """The driver that the settings describe, composed without I/O; `connect` leads to the proxy's Runtime API."""
+    is_shared = settings.engine not in LOCAL_ENGINES
+    return build(
+        engine=_ENGINES[settings.engine](settings),
+        role=Role(settings.mode, settings.node_deployment, is_shared),
+        run_dir=settings.run_dir,
+        node_id=settings.node_id,
+        name=settings.driver_name,
+        csi_profile=settings.csi_profile,
+        target_roots=settings.target_roots,
+        overcommit=settings.overcommit,
+        max_volumes=settings.max_volumes,
+        runtime_guests=guests.runtime_guests(settings.runtime_socket, connect),
+        io_cgroup=settings.io_cgroup,
+        modify_window_s=settings.modify_window_s,
+        ephemeral_grace_s=settings.ephemeral_grace_s,
     )
-    async with running(driver, socket=socket, run_dir=run_dir, take_over=take_over) as daemon:
+
+
+def _rbd(settings: DriverSettings) -> Engine:
+    its = settings.rbd
+    assert its is not None, "checked with the settings"
+    if not its.user:
+        return rbd.node_engine(
+            its.monitors,
+            its.pool,
+            its.namespace,
+            run_dir=settings.run_dir,
+            node=settings.node_id,
+        )
+    key = keyfile.read(its.key_file, its.user)
+    place = rbd.Place(Connection(CephUser(its.monitors, its.user, key)), its.pool, its.namespace)
+    return rbd.engine(
+        place, run_dir=settings.run_dir, create=its.create_pool, node=settings.node_id
+    )
+
+
+async def run(settings: DriverSettings) -> None:
+    """Serve until cancelled. Raises what keeps the driver from starting, after undoing the steps before it."""
+    if settings.mode == "controller" and settings.cluster is not None:
+        await _run_controller(settings, settings.cluster)
+        return
+    await check(settings)
+    serving = running(
+        driver_of(settings),
+        socket=settings.socket,
+        run_dir=settings.run_dir,
+        take_over=settings.take_over,
+        cluster=settings.cluster,
+    )
+    async with serving as daemon:
+        await daemon.forever()
+
+
+async def _run_controller(settings: DriverSettings, cluster: ClusterSettings) -> None:
+    """The controller of a cluster of local pools; it has none itself."""
+    from crust.blockdriver import cluster_controller
+    from crust.cluster.etcd import connect
+
+    template = driver_of(settings)
+    described = cluster_controller.described(template, has_condition=settings.csi_profile == "1.12")
+    async with (
+        connect.controller_side(cluster) as store,
+        cluster_controller.serving(
+            store,
+            described,
+            name=template.name,
+            socket=settings.socket,
+            run_dir=settings.run_dir,
+            settle_s=max(cluster.settle_s, cluster.lease_s),
+        ) as daemon,
+    ):
         await daemon.forever()

@@ -10,9 +10,9 @@ both take the last bytes.
 A volume whose record is damaged or gone keeps its data, and a pod may write to it: its image's size is reserved. That
 is asked for each time, so what an operator repairs or removes counts at once.
 
-The spare is never given, at any overcommit: records, the images' extent maps and the pool filesystem's metadata need
-it. A snapshot reserves nothing, because it does not grow; all its blocks count, shared ones too, because its volume
-may overwrite all of them. What a copy is about to take is set aside until it is written.
+The spare, which the engine names, is never given, at any overcommit. A snapshot reserves nothing, because it does not
+grow; all its blocks count, shared ones too, because its volume may overwrite all of them. What a copy is about to
+take is set aside until it is written.
 
 The engine is asked before any lock is taken.
 """
@@ -24,10 +24,8 @@ from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.blockdriver.controller.volume_size import MIB
-from crust.blockdriver.engines.protocol import Backend, PoolSpace
+from crust.blockdriver.engines.protocol import PoolSpace, Provisioning
 from crust.blockdriver.records.index import Index
-
-_LEAST_SPARE_BYTES = 64 * MIB
 
 
 class OutOfCapacity(errors.Exhausted):
@@ -43,11 +41,6 @@ class OutOfCapacity(errors.Exhausted):
         self.free_bytes = free_bytes
 
 
-def spare_bytes(space: PoolSpace) -> int:
-    """The bytes that are never given: 1 % of the pool, at least 64 MiB."""
-    return max(space.size_bytes // 100, _LEAST_SPARE_BYTES)
-
-
 @dataclass(frozen=True, slots=True)
 class _Space:
     """What the engine said, and the size of the images whose record is damaged or gone."""
@@ -59,9 +52,9 @@ class _Space:
 class PoolCapacity:
     """Reserves a pool's capacity. With an `overcommit` of 1.5 volumes may reserve 150 % of the pool."""
 
-    def __init__(self, index: Index, backend: Backend, overcommit: float) -> None:
+    def __init__(self, index: Index, provisioning: Provisioning, overcommit: float) -> None:
         self._index = index
-        self._backend = backend
+        self._provisioning = provisioning
         self._overcommit = overcommit
         self._guard = threading.Lock()
         self._pending: dict[volumes.VolumeId, int] = {}
@@ -117,7 +110,7 @@ class PoolCapacity:
     def _space(self) -> _Space:
         gone = [each for each in self._unrecorded if not self._index.has(each)]
         unknown = (*self._index.unreadable(), *gone)
-        return _Space(self._backend.space(), sum(map(self._backend.image_bytes, unknown)))
+        return _Space(self._provisioning.space(), sum(map(self._provisioning.image_bytes, unknown)))
 
     def _check(self, space: _Space, wanted_bytes: int) -> None:
         free_bytes = self._free_bytes(space)
@@ -126,7 +119,7 @@ class PoolCapacity:
 
     def _free_bytes(self, asked: _Space) -> int:
         space = asked.pool
-        spare, aside = spare_bytes(space), sum(self._aside.values())
+        spare, aside = space.spare_bytes, sum(self._aside.values())
         begun = sum(
             max(size - self._index.capacity_bytes(each), 0) for each, size in self._pending.items()
         )

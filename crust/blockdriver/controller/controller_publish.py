@@ -8,13 +8,14 @@ One node at a time has a volume. The nodes that exist are this one and any that 
 was renamed, the pool was moved); that node has the volume until it is unpublished from it.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.blockdriver.controller.node_part import NodeVolumes
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.records import capability_check, published_nodes
-from crust.blockdriver.records.attach_slots import AttachSlots
+from crust.blockdriver.records.attach_slots import AttachSlots, Slots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.volume_record import Attached, Usage, VolumeRecord
@@ -52,14 +53,6 @@ class PublishRequest:
     node_id: str
     capability: volumes.VolumeCapability
     readonly: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Slots:
-    """The attach limit of a node, and the volumes that it has."""
-
-    limit: int
-    taken: tuple[volumes.VolumeId, ...]
 
 
 class ControllerPublish:
@@ -126,11 +119,11 @@ class ControllerPublish:
         if rest != record.nodes:
             self._volume_records.save(record.but(nodes=rest))
 
-    def slots(self, node_id: str) -> Slots:
-        """The slots of a node; raises `NodeNotFound`. Blocks."""
+    def slots(self, node_id: str, known: Collection[str] = ()) -> Slots:
+        """The slots of a node (`AttachSlots.now`); raises `NodeNotFound`. Blocks."""
         if node_id != self._node_id:
             raise NodeNotFound(node_id)
-        return Slots(self._attach_slots.limit(), tuple(sorted(self._attach_slots.taken())))
+        return self._attach_slots.now(known)
 
     def published_nodes(self, record: VolumeRecord) -> tuple[str, ...]:
         """The nodes that have the volume: by a ControllerPublishVolume, or by a stage without one."""

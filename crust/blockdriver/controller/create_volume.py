@@ -4,10 +4,13 @@ Create writes the volume record in phase "creating", then makes the image, then 
 "ready". The id is derived from the name, so a retry after a crash at any line continues the work; and an incomplete
 volume can be deleted. Delete writes phase "deleting", then removes the image, the content record and the volume
 record. An image without a record is never overwritten.
+
+Several controllers may do this for one name. Whoever goes on with a record, or deletes what it describes, writes it
+first, in place of the one that it has read; so of two one stops (`RecordChanged`), and a volume that one of them has
+answered is not deleted by the other's clean-up.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from crust import errors, volumes
@@ -19,12 +22,18 @@ from crust.blockdriver.controller import (
 )
 from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.node_part import NodeVolumes
-from crust.blockdriver.engines.protocol import Backend, StillAttached
+from crust.blockdriver.engines.protocol import (
+    ImageBeingMade,
+    Provisioning,
+    StillAttached,
+    StorageLimits,
+)
 from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.content_record import ContentRecord
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.pool import Pool
+from crust.blockdriver.records.stored_record import new_attempt
 from crust.blockdriver.records.volume_record import ContentSource, Limits, VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.snapshots import content_source
@@ -86,13 +95,15 @@ class Provisioner:
     pool: Pool
     volume_records: VolumeRecords
     content_records: ContentRecords
-    backend: Backend
+    provisioning: Provisioning
     node: NodeVolumes
     sources: ContentSources
     capacity: PoolCapacity
     supported: SupportedCapabilities
     segment: str
-    """The value of this node's topology segment."""
+    """The value of this node's topology segment; empty where every node reaches the pool."""
+    limits: StorageLimits | None = None
+    """For I/O limits that the storage keeps."""
 
     async def create(self, request: Create) -> Volume:
         """Create the volume; created already is a success.
@@ -117,20 +128,23 @@ class Provisioner:
         accessible = topology.is_met(request.accessibility, self.segment)
         if present is None and not accessible:
             raise topology.TopologyNotAccessible(self.segment)
+        is_new = present is None
         if present is None:
             present = self._begin(request, wanted)
         if not accessible:
             raise VolumeExistsDifferently(request.name, "accessibility_requirements")
         _check_same(present, wanted, request.wanted)
-        if present.phase == "ready" or present.content_source is not None:
+        if present.phase == "ready":
             return present
-        return self._make(present)
+        if not is_new:  # from here on whoever has begun it cannot answer it any more
+            present = self.volume_records.save(present.but(attempt=new_attempt()))
+        return present if present.content_source is not None else self._make(present)
 
     def _present(self, volume_id: volumes.VolumeId) -> VolumeRecord | None:
         present = self.volume_records.find(volume_id)
         if present is None or not self._is_obsolete(present):
             return present
-        self._finish_delete(present)
+        self._discard(present)
         return None
 
     def _is_obsolete(self, record: VolumeRecord) -> bool:
@@ -174,15 +188,16 @@ class Provisioner:
             usages=usages,
             content_source=source,
             limits=Limits.of(io_limit_parameters.changed(read.limits, request.limits)),
+            attempt=new_attempt(),
         )
 
     def _begin(self, request: Create, wanted: VolumeRecord) -> VolumeRecord:
         volume_id = volumes.VolumeId(wanted.volume_id)
-        maximum = self.backend.maximum_bytes()
+        maximum = self.provisioning.maximum_bytes()
         content_source.check_filesystems(wanted)
         asked = content_source.least_bytes(request.wanted, wanted.content_source)
         size_bytes = volume_size.choose(asked, minimum=wanted.capacity_bytes, maximum=maximum)
-        if self.backend.exists(volume_id):
+        if self.provisioning.exists(volume_id):
             raise OrphanImage(volume_id)
         self.content_records.remove(volume_id)  # its image does not exist any more
         with self.capacity.reserved(volume_id, size_bytes):
@@ -190,9 +205,9 @@ class Provisioner:
 
     def _make(self, record: VolumeRecord) -> VolumeRecord:
         try:
-            self.backend.create(volumes.VolumeId(record.volume_id), record.capacity_bytes)
+            self.provisioning.create(volumes.VolumeId(record.volume_id), record.capacity_bytes)
         except errors.Exhausted:
-            self._finish_delete(record)  # keep no reservation: the CO may not retry
+            self._discard(record)  # keep no reservation: the CO may not retry
             raise
         return self._settle(record, ContentRecord(volume_id=record.volume_id))
 
@@ -201,7 +216,12 @@ class Provisioner:
 
         A retry replaces the content record of the first attempt.
         """
-        present = self.content_records.find(volumes.VolumeId(record.volume_id))
+        volume_id = volumes.VolumeId(record.volume_id)
+        # a new image has none, and a copy may have those of its source
+        is_limited = record.limits != Limits() or record.content_source is not None
+        if self.limits is not None and is_limited:
+            self.limits.set_limits(volume_id, record.io_limits)
+        present = self.content_records.find(volume_id)
         self.content_records.save(content.but(revision=present.revision if present else 0))
         return self.volume_records.save(record.but(phase="ready"))
 
@@ -209,9 +229,11 @@ class Provisioner:
         assert record.content_source is not None
         try:
             content = await self.sources.fill(record, record.content_source)
+        except ImageBeingMade:
+            raise  # and not ours to delete
         except errors.CrustError:
             # Keep nothing, not even the reservation: the CO may not retry.
-            await workers.run(self._finish_delete, record)
+            await workers.run(self._discard, record)
             raise
         return await workers.run(self._settle, record, content)
 
@@ -233,16 +255,29 @@ class Provisioner:
             raise StillAttached(volume_id, f"{attachment.shown}, staged at {where}")
         published_nodes.check_not_published(record)
         self.node.forget_staged(volume_id)  # it is not attached, so that entry is stale
-        # Not possible on a full disk, where the delete matters most.
-        with suppress(errors.Exhausted):
-            self.volume_records.save(record.but(phase="deleting"))
-        self._finish_delete(record)
+        self.provisioning.check_unused(volume_id)
+        self._discard(record)
 
-    def _finish_delete(self, record: VolumeRecord) -> None:
+    def _discard(self, record: VolumeRecord) -> None:
+        """Delete the volume, unless its record was written since: `RecordChanged`. A volume in use stays as it is."""
         volume_id = volumes.VolumeId(record.volume_id)
-        self.backend.delete(volume_id)
+        deleting = self._note_delete(record)
+        try:
+            self.provisioning.delete(volume_id)
+        except StillAttached:  # since it was looked at
+            self.volume_records.save(deleting.but(phase=record.phase))
+            raise
         self.content_records.remove(volume_id)
-        self.volume_records.remove(volume_id)
+        self.volume_records.remove(volume_id, previous=deleting.stored)
+
+    def _note_delete(self, record: VolumeRecord) -> VolumeRecord:
+        """The record that stands: on a full disk, where the delete matters most, it may be the old one."""
+        deleting = record.but(phase="deleting", attempt=new_attempt())
+        try:
+            return self.volume_records.save(deleting)
+        except errors.Exhausted:
+            present = self.volume_records.find(volumes.VolumeId(record.volume_id))
+            return present if present and present.attempt == deleting.attempt else record
 
     def validate(
         self,

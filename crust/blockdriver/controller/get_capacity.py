@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from crust import volumes
 from crust.blockdriver.controller import parameters, topology, volume_size
 from crust.blockdriver.controller.capacity import PoolCapacity
-from crust.blockdriver.engines.protocol import Backend
+from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 
@@ -38,13 +38,13 @@ class CapacityReport:
     def __init__(
         self,
         pool_capacity: PoolCapacity,
-        backend: Backend,
+        provisioning: Provisioning,
         supported: SupportedCapabilities,
         segment: str,
     ) -> None:
         """`segment` is the value of this node's topology segment."""
         self._capacity = pool_capacity
-        self._backend = backend
+        self._provisioning = provisioning
         self._supported = supported
         self._segment = segment
 
@@ -58,7 +58,9 @@ class CapacityReport:
             {each.fs_type for each in usages if each.kind == "mount"}
         )
         available = self._capacity.available_bytes()
-        return AvailableCapacity(available, min(available, self._backend.maximum_bytes()), minimum)
+        return AvailableCapacity(
+            available, min(available, self._provisioning.maximum_bytes()), minimum
+        )
 
     def _can_be_made(self, query: CapacityQuery) -> bool:
         if query.place and not topology.is_here(query.place, self._segment):

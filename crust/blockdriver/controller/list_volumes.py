@@ -18,29 +18,12 @@ from crust.blockdriver.records.health import Health, HealthCheck
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.stored_record import UNREADABLE
 from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.rpc.limits import InvalidStartingToken, NegativeMaxEntries
 
 PAGE_MAX = 5000
 """The largest page, also without a limit in the request: the answer must fit a gRPC message."""
 
 T = TypeVar("T")
-
-
-class InvalidStartingToken(errors.OperationPending):
-    """An invalid starting_token (CSI ListVolumes: ABORTED, and the CO starts over)."""
-
-    def __init__(self, token: str) -> None:
-        super().__init__(
-            f"the starting_token {token[:64]!r} is invalid",
-            why="this driver did not issue it",
-            hint="start from the beginning, without a token",
-        )
-
-
-class NegativeMaxEntries(errors.InvalidRequest):
-    """max_entries below zero."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__("max_entries is invalid", why=f"{count} is negative")
 
 
 @dataclass(frozen=True, slots=True)

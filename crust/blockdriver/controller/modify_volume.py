@@ -17,7 +17,7 @@ from crust import errors, volumes
 from crust.blockdriver.controller import io_limit_parameters, volume_size
 from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.node_part import LimitEnforcement, NodeVolumes
-from crust.blockdriver.engines.protocol import Backend, ImageMissing
+from crust.blockdriver.engines.protocol import ImageMissing, Provisioning
 from crust.blockdriver.records import capability_check, volume_records
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.stored_record import UNREADABLE
@@ -66,7 +66,7 @@ class VolumeModifier:
     """Changes volumes. The caller makes one call per volume at a time."""
 
     volume_records: VolumeRecords
-    backend: Backend
+    provisioning: Provisioning
     node: NodeVolumes
     enforcement: LimitEnforcement
     capacity: PoolCapacity
@@ -87,6 +87,15 @@ class VolumeModifier:
             return replace(outcome, unmodified=err)
         await workers.run(self._finish, intended)
         return outcome
+
+    def grow_image(self, volume_id: volumes.VolumeId, wanted: volumes.CapacityRange) -> None:
+        """Grow the image alone, to a size of the range, for a CO that calls no ControllerExpandVolume. Blocks.
+
+        Raises `volume_records.VolumeNotFound`, `volume_size.VolumeSizeNotPossible`, `capacity.OutOfCapacity`.
+        """
+        record = self.volume_records.load(volume_id)
+        if record.capacity_bytes < wanted.required_bytes:
+            self._grow(record, wanted)
 
     def interrupted(self) -> tuple[volumes.VolumeId, ...]:
         """Volumes with an interrupted change of limits that a guest may not have. Blocks."""
@@ -164,15 +173,15 @@ class VolumeModifier:
         capability = expansion.capability
         if capability is not None and (why := self.supported.obstacle(capability)):
             raise capability_check.CapabilityNotSupported(why)
-        if not self.backend.exists(volume_id):
+        if not self.provisioning.exists(volume_id):
             raise ImageMissing(volume_id)
 
     def _grow(self, record: VolumeRecord, wanted: volumes.CapacityRange) -> VolumeRecord:
-        maximum = self.backend.maximum_bytes()
+        maximum = self.provisioning.maximum_bytes()
         size_bytes = volume_size.choose(wanted, minimum=record.capacity_bytes, maximum=maximum)
         volume_id = volumes.VolumeId(record.volume_id)
         with self.capacity.reserved(volume_id, size_bytes):
-            self.backend.grow(volume_id, size_bytes)
+            self.provisioning.grow(volume_id, size_bytes)
             return self.volume_records.save(record.but(capacity_bytes=size_bytes))
 
     def _finish(self, intended: VolumeRecord) -> None:

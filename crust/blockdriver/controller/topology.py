@@ -81,8 +81,11 @@ def requirement(requisite: tuple[Segments, ...], preferred: tuple[Segments, ...]
 
 
 def is_here(place: Segments, here: str) -> bool:
-    """Whether `place` is this node. Segments with other keys are unknown to this driver."""
-    return place == ((KEY, here),)
+    """Whether `place` is this node; any place is, for a pool that every node reaches (`here` is empty).
+
+    Segments with other keys are unknown to this driver.
+    """
+    return not here or place == ((KEY, here),)
 
 
 def is_met(wanted: Requirement, here: str) -> bool:

@@ -1,21 +1,24 @@
-"""What the driver needs of an engine, which stores the bytes of volumes.
+"""What the driver needs of an engine, which stores volumes: `Provisioning`, `NodeAccess`, their pool and its records.
 
-A volume is an id and a size. `attach` makes it usable on this node, which need not mean a block device of this host:
-an image that a hypervisor opens itself, over the network, has none. So create, delete, copy, list and the health
-checks need no device, and a call that does need one, a host mount above all, is refused (`NoHostDevice`).
+`Provisioning` is for the controller part: it needs no device and no root. `NodeAccess` is for the node part: it makes
+a volume usable on this node, which need not mean a block device of this host; an image that a hypervisor opens itself
+has none, and a call that does need one, a host mount above all, is refused (`NoHostDevice`). Handles are opaque to
+the driver: it passes ids, and hands on what it gets back.
 
-Every method is plain and may block: the driver makes one hop to a thread per operation. Every change is idempotent
-and durable when it returns, and the caller serialises changes of one volume. State is read from the engine and the
-kernel, never from memory alone.
+Every method is plain and may block. An operation calls it on a thread of the engine's own pool (docs/decisions/0021):
+an engine that hangs takes its own threads and nobody else's. An engine that asks a peer over the network gives each
+of its calls a time, seconds, and raises `PeerUnavailable` after it. Every change is idempotent and durable when it
+returns, and the caller serialises changes of one volume. State is read from the engine and the kernel, never from
+memory alone.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 from crust import errors, volumes
-
-Source = volumes.BlockSource
-"""How this host reaches the bytes."""
+from crust.blockdriver.engines.pool_store import PoolHome, RecordKind, RecordStore
+from crust.host.files.held_directory import Place
 
 
 class ImageMissing(errors.Corrupt):
@@ -40,6 +43,18 @@ class StillAttached(errors.NotReady):
         self.volume_id = volume_id
 
 
+class ImageBeingMade(errors.OperationPending):
+    """Another controller makes the image of this volume now."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"{volume_id} is not made here",
+            why="another controller makes it now",
+            hint="retry: the call then finds what the other has made",
+        )
+        self.volume_id = volume_id
+
+
 class NoHostDevice(errors.NotReady):
     """A volume without a block device on this host: only a hypervisor opens it."""
 
@@ -52,23 +67,56 @@ class NoHostDevice(errors.NotReady):
 
 
 @dataclass(frozen=True, slots=True)
-class Attachment:
-    """A volume that is usable on this node; `device` is None where only a hypervisor opens it."""
+class HypervisorSocket:
+    """A UNIX socket on this node behind which a process serves the image, to a hypervisor alone (vhost-user)."""
 
-    device: Source | None
+    path: str
+
+    def __str__(self) -> str:
+        return self.path
+
+
+Source: TypeAlias = volumes.BlockSource | volumes.NetworkImage | HypervisorSocket
+"""How a volume is used on a node: a device of this host, or what only a hypervisor opens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A volume that is usable on this node."""
+
+    source: Source
     size_bytes: int
 
     @property
-    def source(self) -> Source:
-        """The device; raises `NoHostDevice` if there is none."""
-        if self.device is None:
+    def device(self) -> volumes.BlockSource | None:
+        """The device of this host; None where only a hypervisor opens the volume."""
+        return self.source if isinstance(self.source, volumes.BlockSource) else None
+
+    @property
+    def host_device(self) -> volumes.BlockSource:
+        """The device of this host; raises `NoHostDevice` if there is none."""
+        if not isinstance(self.source, volumes.BlockSource):
             raise NoHostDevice()
-        return self.device
+        return self.source
 
     @property
     def shown(self) -> str:
         """The device or image, for messages."""
-        return self.device.path if self.device else "an image that only a hypervisor opens"
+        if isinstance(self.source, volumes.BlockSource):
+            return self.source.path
+        return f"{self.source}, which only a hypervisor opens"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a volume is to be attached. `secrets` came with the call: they are kept in memory only, and never shown."""
+
+    mode: volumes.AccessMode = volumes.AccessMode.SINGLE_NODE_WRITER
+    readonly: bool = False
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+
+READ_WRITE = Access()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +140,14 @@ class Region:
 class PoolSpace:
     """A pool's space in bytes: its size for our images, its free bytes, and the blocks of its snapshots.
 
-    `size_bytes` excludes other files in the filesystem. In `snapshot_bytes` a shared block counts once per snapshot.
+    `size_bytes` excludes what others keep there. In `snapshot_bytes` a shared block counts once per snapshot.
+    `spare_bytes` are never given to volumes, at any overcommit: the engine needs them.
     """
 
     size_bytes: int
     free_bytes: int
     snapshot_bytes: int
+    spare_bytes: int = 0
 
 
 class NoChangeTracking(errors.NotReady):
@@ -123,8 +173,8 @@ class SnapshotMissing(errors.Corrupt):
         self.snapshot_id = snapshot_id
 
 
-class Backend(Protocol):
-    """An engine that stores volumes. Errors are crust's; sizes are bytes."""
+class Provisioning(Protocol):
+    """The images of a pool. Errors are crust's; sizes are bytes."""
 
     @property
     def modes(self) -> frozenset[volumes.AccessMode]:
@@ -151,6 +201,10 @@ class Backend(Protocol):
         """Grow the image to at least this size. Raises `ImageMissing`, `Exhausted`."""
         ...
 
+    def check_unused(self, volume_id: volumes.VolumeId) -> None:
+        """Raise `StillAttached` if `delete` would; changes nothing."""
+        ...
+
     def delete(self, volume_id: volumes.VolumeId) -> None:
         """Remove the image; absent is a success. Raises `StillAttached`."""
         ...
@@ -169,45 +223,6 @@ class Backend(Protocol):
 
     def snapshot_ids(self) -> frozenset[str]:
         """The ids of all snapshot images, recorded or not. Only the pool's health uses it."""
-        ...
-
-    def attach(self, volume_id: volumes.VolumeId) -> Attachment:
-        """Attach the volume on this node; idempotent. Raises `ImageMissing`, `Exhausted`."""
-        ...
-
-    def attached_here(self) -> tuple[volumes.VolumeId, ...]:
-        """The volumes that may be attached on this node, whichever process attached them."""
-        ...
-
-    def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """How the volume is attached on this node now, if it is."""
-        ...
-
-    def orphans(self) -> tuple[Attachment, ...]:
-        """Attachments that this engine made for images that were removed or replaced since; no others."""
-        ...
-
-    def drop(self, orphan: Attachment) -> None:
-        """Detach an orphan; one that is detached is a success. Raises `NotReady` while in use."""
-        ...
-
-    def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """Give an attached volume's device its image's size; None when it is not attached."""
-        ...
-
-    def is_empty(self, volume_id: volumes.VolumeId) -> bool:
-        """Whether the engine stores no data for the volume, so that every byte of it reads as zero.
-
-        What was written to this node's device counts. True is exact; False may be wrong. Raises `ImageMissing`.
-        """
-        ...
-
-    def detach(self, volume_id: volumes.VolumeId) -> None:
-        """Detach, and verify it; not attached is a success. Raises `NotReady` while in use."""
-        ...
-
-    def attach_limit(self) -> int:
-        """How many volumes this node can have attached at once; 0 for no limit."""
         ...
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
@@ -230,6 +245,13 @@ class Backend(Protocol):
         """Copy the volume's present content, including what was written to this node's device.
 
         Replaces an image of that id, complete or not. Raises `ImageMissing`, `Exhausted`.
+        """
+        ...
+
+    def take_group(self, images: Sequence[Image]) -> bool:
+        """`take_snapshot` of several volumes at one moment, also while they are written to.
+
+        False, and nothing done, where the engine cannot: then each is copied while its writers are frozen.
         """
         ...
 
@@ -275,3 +297,93 @@ class Backend(Protocol):
         Raises `NoChangeTracking`, `SnapshotMissing`.
         """
         ...
+
+
+class NodeAccess(Protocol):
+    """The volumes that this node uses. Errors are crust's; sizes are bytes."""
+
+    def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
+        """Take the credentials that a call brought for a volume, and for the records of its pool, in memory, until
+        `detach`; before anything else of the call. An engine that needs none ignores them. Raises `Refused` for those
+        that the storage does not accept, `NotReady` if there are none and none are known.
+        """
+        ...
+
+    def attach(self, volume_id: volumes.VolumeId, access: Access = READ_WRITE) -> Attachment:
+        """Attach the volume on this node; idempotent. Raises `ImageMissing`, `Exhausted`.
+
+        With an access that writes the node is the volume's only writer until `detach`, durably, where another node
+        could reach the image; raises `NotReady` naming the holder while another one has it.
+        """
+        ...
+
+    def attached_here(self) -> tuple[volumes.VolumeId, ...]:
+        """The volumes that may be attached on this node, whichever process attached them."""
+        ...
+
+    def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """How the volume is attached on this node now, if it is."""
+        ...
+
+    def orphans(self) -> tuple[Attachment, ...]:
+        """Attachments that this engine made for images that were removed or replaced since; no others."""
+        ...
+
+    def drop(self, orphan: Attachment) -> None:
+        """Detach an orphan; one that is detached is a success. Raises `NotReady` while in use."""
+        ...
+
+    def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """Give an attached volume's device its image's size; None when it is not attached."""
+        ...
+
+    def is_empty(self, volume_id: volumes.VolumeId) -> bool:
+        """Whether the engine stores no data for the volume, so that every byte of it reads as zero.
+
+        What was written to this node's device counts. True is exact; False may be wrong. Raises `ImageMissing`.
+        """
+        ...
+
+    def detach(self, volume_id: volumes.VolumeId) -> None:
+        """Detach, and verify it; not attached is a success. Raises `NotReady` while in use."""
+        ...
+
+    def attach_limit(self, foreign: int) -> int:
+        """How many volumes this node can have attached at once, beside `foreign` of others; 0 for no limit."""
+        ...
+
+    def foreign_attachments(self) -> int:
+        """How many of what the engine attaches to this node are attached by others now, and are no volumes of it.
+
+        A volume that is being attached or detached is never counted.
+        """
+        ...
+
+    def foreign_at_most(self) -> int:
+        """No less than `foreign_attachments`, without a look at what is attached: every attach asks."""
+        ...
+
+
+class StorageLimits(Protocol):
+    """Limits of a volume's I/O that the storage itself keeps, wherever the volume is used."""
+
+    def set_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
+        """Set all limits of a volume, also while it is used. Raises `ImageMissing`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine with one pool: all that the driver knows of it. `name` is shown."""
+
+    name: str
+    home: PoolHome
+    provisioning: Provisioning
+    access: NodeAccess
+    records: Callable[[RecordKind], RecordStore]
+    limits: StorageLimits | None = None
+    tool_locks: Place | None = None
+    """The file for the locks of programs that run on volumes, if the pool is a directory of this node."""
+    is_lent: bool = False
+    """Whether the pool is reached only by what calls bring (`NodeAccess.use`), for the node part alone: nothing of it
+    is read before a call, between calls, or for all volumes at once."""

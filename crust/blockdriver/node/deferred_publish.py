@@ -7,7 +7,7 @@ read-only too, because a writable one keeps a journal that a reading guest would
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crust import deferral_keys, errors, volumes
 from crust.blockdriver.node import io_limits
@@ -71,7 +71,8 @@ class DeferredNodePublish:
         """Publish the volume to a guest; published at this target already is a success.
 
         Raises `RawVolumeNotDeferrable`, `RootGroupNotDeferrable`, what `PublishCheck.check` raises,
-        `FilesystemMountedOnHost`, `devices.DeviceInUse`, `deferral_keys.PassphraseMissing`.
+        `FilesystemMountedOnHost`, `devices.DeviceInUse`, `deferral_keys.PassphraseMissing`,
+        `deferral_keys.CephKeyMissing`.
         """
         return await workers.run(self._publish, request)
 
@@ -83,7 +84,8 @@ class DeferredNodePublish:
             raise RootGroupNotDeferrable(request.volume_id)
         ready = self.publish_check.check(request)
         secrets = _secrets(ready)
-        is_free = devices.is_free(ready.device, ready.attachment.source.identity)
+        device = ready.attachment.device
+        is_free = device is None or devices.is_free(device.path, device.identity)
         if not is_free:
             _check_host(ready)
         if ready.present is None:
@@ -108,7 +110,7 @@ class DeferredNodePublish:
 
 
 def _check_host(ready: Ready) -> None:
-    mounted = device_mounts.filesystem_mounts(ready.attachment.source)
+    mounted = device_mounts.filesystem_mounts(ready.attachment.host_device)
     in_the_way = tuple(
         mount.target
         for mount in mounted
@@ -119,11 +121,27 @@ def _check_host(ready: Ready) -> None:
 
 
 def _secrets(ready: Ready) -> Mapping[str, str]:
-    """What opens an encrypted volume. Raises `deferral_keys.PassphraseMissing`."""
-    if deferral_keys.encryption(ready.record.parameters) is None:
-        return {}
-    given = {deferral_keys.PASSPHRASE: ready.request.passphrase}
-    return {deferral_keys.PASSPHRASE: deferral_keys.passphrase(ready.entry.volume_id, given)}
+    """What opens an encrypted volume, and the key of an image's user.
+
+    Raises `deferral_keys.PassphraseMissing`, `deferral_keys.CephKeyMissing`.
+    """
+    secrets = {}
+    if isinstance(ready.attachment.source, volumes.NetworkImage):
+        _, key = deferral_keys.ceph_user(ready.entry.volume_id, ready.request.secrets)
+        secrets[deferral_keys.USER_KEY] = key
+    if deferral_keys.encryption(ready.record.parameters) is not None:
+        given = {deferral_keys.PASSPHRASE: ready.request.passphrase}
+        secrets[deferral_keys.PASSPHRASE] = deferral_keys.passphrase(ready.entry.volume_id, given)
+    return secrets
+
+
+def _source(ready: Ready) -> volumes.BlockSource | volumes.NetworkImage:
+    """The device, or the image with the user whose key goes with it."""
+    source = ready.attachment.source
+    if not isinstance(source, volumes.NetworkImage):
+        return ready.attachment.host_device
+    user, _ = deferral_keys.ceph_user(ready.entry.volume_id, ready.request.secrets)
+    return replace(source, user=user)
 
 
 def _format(ready: Ready) -> volumes.GuestFormat | None:
@@ -133,7 +151,8 @@ def _format(ready: Ready) -> volumes.GuestFormat | None:
     the device is blank.
     """
     parameters = ready.record.parameters
-    if not deferral_keys.formats_in_guest(parameters) or ready.content.state != "new":
+    in_guest = ready.attachment.device is None or deferral_keys.formats_in_guest(parameters)
+    if not in_guest or ready.content.state != "new":
         return None
     if ready.record.content_source is not None:
         return None
@@ -144,7 +163,7 @@ def _describe(
     ready: Ready, group: volumes.GroupChange | None, secrets: Mapping[str, str]
 ) -> volumes.DeferredMount:
     return volumes.DeferredMount(
-        source=ready.attachment.source,
+        source=_source(ready),
         fs_type=ready.entry.fs_type,
         mount_options=ready.entry.options,
         group=group,

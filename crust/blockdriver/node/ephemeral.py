@@ -46,6 +46,17 @@ class InvalidEphemeralSize(errors.InvalidRequest):
         )
 
 
+class EphemeralNeedsPoolKey(errors.Unsupported):
+    """A node whose volumes bring their own credentials can create none."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no ephemeral volume is created on this node",
+            why="it has no credentials of its own for the pool, and a pod's manifest brings none",
+            hint="use a generic ephemeral volume (volumeClaimTemplate), which the controller creates",
+        )
+
+
 class NotEphemeral(errors.InvalidRequest):
     """A volume from CreateVolume is published as an ephemeral one."""
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from crust import volumes
-from crust.blockdriver.engines.protocol import Attachment, Backend
+from crust.blockdriver.engines.protocol import Attachment, NodeAccess
 from crust.blockdriver.node import format_decision
 from crust.blockdriver.node.node_state import Staged
 from crust.blockdriver.node.tool_lock import ToolLock
@@ -36,7 +36,7 @@ def _judge(
     `is_empty` asks the engine whether it stores any data of the volume: if not, a new one is not probed.
     Anyone else who has it may be a guest, or a tool that a killed driver left running: `DeviceInUse`.
     """
-    device = attachment.source.path
+    device = attachment.host_device.path
     hold = devices.try_exclusive(device)
     if hold is None:
         return _judge_held(content, fs_type, attachment, is_empty)
@@ -55,11 +55,13 @@ def _judge_held(
     attachment: Attachment,
     is_empty: Callable[[], bool],
 ) -> format_decision.Action | None:
-    device = attachment.source.path
+    device = attachment.host_device.path
     action = format_decision.Action.KEEP
     if _vouched(content, fs_type, device) is None:
         action = _judge_unknown(content, fs_type, device, is_empty)
-    if action is format_decision.Action.KEEP and device_mounts.filesystem_mounts(attachment.source):
+    if action is format_decision.Action.KEEP and device_mounts.filesystem_mounts(
+        attachment.host_device
+    ):
         return None
     os.close(
         devices.open_exclusive(device)
@@ -104,7 +106,7 @@ class FilesystemPreparation:
     """Makes and checks filesystems. The caller makes one call per volume at a time."""
 
     content_records: ContentRecords
-    backend: Backend
+    access: NodeAccess
     mkfs: MkfsCompatibility = field(default_factory=MkfsCompatibility)
 
     def judge(
@@ -120,7 +122,7 @@ class FilesystemPreparation:
         if content.state == "formatting":
             # Written once more, because a stale record is refused there, before anything is cleared on its word.
             content = self.content_records.save(content)
-            _clear_interrupted(content, attachment.source.path)
+            _clear_interrupted(content, attachment.host_device.path)
         self.content_records.save(content.but(state="raw", fs_type="", planned_uuid=""))
 
     async def prepare(
@@ -133,7 +135,7 @@ class FilesystemPreparation:
         lock: ToolLock,
     ) -> None:
         """Do what `judge` said; raises the errors of the filesystem's tools, each of which has the volume's lock."""
-        device = await workers.run(devices.open_shared, attachment.source.path)
+        device = await workers.run(devices.open_shared, attachment.host_device.path)
         try:
             held = (lock.fd, device)
             await self._prepare(action, content, entry, attachment, parameters, held)
@@ -149,7 +151,7 @@ class FilesystemPreparation:
         parameters: Mapping[str, str],
         held: tuple[int, ...],
     ) -> None:
-        device, fs_type = attachment.source.path, entry.fs_type
+        device, fs_type = attachment.host_device.path, entry.fs_type
         if action is format_decision.Action.KEEP:
             await fsck.check(device, fs_type, inherits=held)
             return
@@ -177,7 +179,7 @@ class FilesystemPreparation:
         await workers.run(self._formatted, intended)
 
     def _is_empty(self, content: ContentRecord) -> Callable[[], bool]:
-        return functools.partial(self.backend.is_empty, volumes.VolumeId(content.volume_id))
+        return functools.partial(self.access.is_empty, volumes.VolumeId(content.volume_id))
 
     def _formatted(self, made: ContentRecord) -> None:
         generation = made.generation + 1

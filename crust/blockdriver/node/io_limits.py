@@ -68,8 +68,8 @@ class IoLimits:
 
     def hold(self, limits: volumes.IoLimits, attachment: Attachment) -> None:
         """Set the limits of a volume that is on the host now; one without any was cleared when it was attached."""
-        if limits != NONE:
-            self.throttle.set(attachment.source.identity, limits)
+        if limits != NONE and attachment.device is not None:
+            self.throttle.set(attachment.host_device.identity, limits)
 
     @contextlib.contextmanager
     def released(self, attachment: Attachment) -> Iterator[None]:
@@ -89,9 +89,14 @@ class IoLimits:
     def settle(
         self, limits: volumes.IoLimits, attachment: Attachment, shown: ShownDevices | None = None
     ) -> None:
-        """Give an attached device the limits that it should have now, whatever it had; `shown`, if known, is now."""
-        used = limits != NONE and (shown or ShownDevices.now()).has(attachment.source)
-        self.throttle.set(attachment.source.identity, limits if used else NONE)
+        """Give an attached device the limits that it should have now, whatever it had; `shown`, if known, is now.
+
+        What only a hypervisor opens is limited by the hypervisor.
+        """
+        if attachment.device is None:
+            return
+        used = limits != NONE and (shown or ShownDevices.now()).has(attachment.host_device)
+        self.throttle.set(attachment.host_device.identity, limits if used else NONE)
 
     def set_on_host(
         self,

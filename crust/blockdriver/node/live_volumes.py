@@ -7,7 +7,7 @@ caller that needs to know whether a volume is attached, staged or published asks
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import Attachment, Backend, Source
+from crust.blockdriver.engines.protocol import Attachment, NodeAccess
 from crust.blockdriver.node.node_state import NodeState, Published
 from crust.host.mounts import device_mounts, mount_capacity, mountinfo
 
@@ -24,28 +24,42 @@ class NotStaged(errors.NotReady):
 
 @dataclass(frozen=True, slots=True)
 class LiveVolumes:
-    """Every method may block. `max_volumes` is the operator's limit; 0: as many as the kernel's limits allow."""
+    """Every method may block.
+
+    `max_volumes` is the operator's limit of volumes of this driver; 0: as many as the kernel's limits allow.
+    """
 
     node_state: NodeState
-    backend: Backend
+    access: NodeAccess
     max_volumes: int = 0
 
     def attach_limit(self) -> int:
-        """How many volumes this node can hold at once; the engine's limit is an upper bound."""
-        wanted = self.max_volumes or mount_capacity.max_volumes()
-        return min(wanted, self.backend.attach_limit() or wanted)
+        """How many volumes this node can hold at once; the engine's limit is an upper bound.
+
+        What others have attached takes of the kernel's resources what a volume would take, so it is subtracted from
+        the estimate of these; an operator's number is of volumes alone.
+        """
+        return self._attach_limit(self.access.foreign_attachments())
+
+    def attach_limit_at_least(self) -> int:
+        """No more than `attach_limit`, and cheap: most attaches need to know no more."""
+        return self._attach_limit(self.access.foreign_at_most())
+
+    def _attach_limit(self, foreign: int) -> int:
+        wanted = self.max_volumes or max(mount_capacity.max_volumes() - foreign, 1)
+        return min(wanted, self.access.attach_limit(foreign) or wanted)
 
     def attached_ids(self) -> tuple[volumes.VolumeId, ...]:
         """The volumes that may be attached, whichever process attached them."""
-        return self.backend.attached_here()
+        return self.access.attached_here()
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """How the volume is attached, if it is."""
-        return self.backend.attached(volume_id)
+        return self.access.attached(volume_id)
 
     def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """Give an attached volume's device its image's size."""
-        return self.backend.refresh(volume_id)
+        return self.access.refresh(volume_id)
 
     def staging_paths(self, volume_id: volumes.VolumeId) -> tuple[str, ...]:
         """The staging paths of the volume; empty if it is not staged; the entry's own path if it cannot be read."""
@@ -63,7 +77,7 @@ class LiveVolumes:
         """The device of a staged volume; raises `NotStaged`."""
         if self.node_state.staged(volume_id) is None:
             raise NotStaged(volume_id)
-        attachment = self.backend.attached(volume_id)
+        attachment = self.access.attached(volume_id)
         if attachment is None:
             raise NotStaged(volume_id, "its device was detached by another program")
         return attachment
@@ -73,15 +87,15 @@ class LiveVolumes:
         entry = self.node_state.published(target)
         if entry is None:
             return None
-        attachment = self.backend.attached(volumes.VolumeId(entry.volume_id))
-        return entry if _is_live(entry, attachment.source if attachment else None) else None
+        attachment = self.access.attached(volumes.VolumeId(entry.volume_id))
+        return entry if _is_live(entry, attachment.device if attachment else None) else None
 
     def live_publishes(self, volume_id: volumes.VolumeId) -> tuple[Published, ...]:
         """The publishes of the volume that exist."""
         entries = self.node_state.published_of(volume_id)
         if not entries:
             return ()
-        attachment = self.backend.attached(volume_id)
+        attachment = self.access.attached(volume_id)
         device = attachment.device if attachment else None
         return tuple(entry for entry in entries if _is_live(entry, device))
 
@@ -91,7 +105,7 @@ class LiveVolumes:
         return tuple(volumes.TargetPath(each.target) for each in entries if each.deferred)
 
 
-def _is_live(entry: Published, device: Source | None) -> bool:
+def _is_live(entry: Published, device: volumes.BlockSource | None) -> bool:
     """Whether a publish exists: a deferred one by its entry, another one by its mount."""
     if entry.deferred:
         return True

@@ -1,5 +1,7 @@
 """Growth: the device takes its image's size, then the filesystem takes its device's.
 
+Where a CO calls no ControllerExpandVolume (`grow_image`) the image takes the requested size first.
+
 A filesystem must not stay smaller than its device. Growth is due whenever the device is larger than the size that the
 content record was last filled to: at the first writable mount on this host, and at NodeExpandVolume. In a guest the
 guest grows it. A filesystem that cannot be grown keeps its size and is published all the same: the record holds the
@@ -8,10 +10,11 @@ reason, for the volume's condition, until a later call can grow it.
 
 import contextlib
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import Attachment, Backend, Source
+from crust.blockdriver.engines.protocol import Attachment, NodeAccess
 from crust.blockdriver.node.live_volumes import NotStaged
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.records import capability_check, volume_records
@@ -70,6 +73,11 @@ class Expand:
     wanted: volumes.CapacityRange
     deferred: bool
     capability: volumes.VolumeCapability | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+
+ImageGrowth = Callable[[volumes.VolumeId, volumes.CapacityRange], None]
+"""Gives the image of a volume a size of the range, if it has less. Blocks. Raises `Exhausted`, `OutOfRange`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +97,18 @@ class NodeExpand:
     volume_records: VolumeRecords
     content_records: ContentRecords
     node_state: NodeState
-    backend: Backend
+    access: NodeAccess
     supported: SupportedCapabilities
+    grow_image: ImageGrowth | None = None
+    """Where nobody else grows images: called before the device is looked at."""
 
     async def expand(self, request: Expand) -> int:
         """Grow device and filesystem on this node; returns the device's size in bytes.
 
         Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityNotSupported`, `NotStaged`,
         `NotPublishedAtPath`, `DeviceSmallerThanRequested`, `volume_records.AboveLimit`, and `OnlineGrowthRefused`
-        where no mount is writable, or the kernel does not let this process grow an ext4.
+        where no mount is writable, or the kernel does not let this process grow an ext4; with `grow_image` what that
+        raises.
         """
         size_bytes, due = await workers.run(self._begin, request)
         if due is None:
@@ -116,10 +127,13 @@ class NodeExpand:
             await self._grow(_Due(content, fs_type, attachment, mountpoint))
 
     def _begin(self, request: Expand) -> tuple[int, _Due | None]:
+        self.access.use(request.volume_id, request.secrets)
         self.volume_records.load(request.volume_id)
         content = self.content_records.load(request.volume_id)
         self._check_capability(request)
-        attachment = self.backend.refresh(request.volume_id)
+        if self.grow_image is not None and self.access.attached(request.volume_id) is not None:
+            self.grow_image(request.volume_id, request.wanted)
+        attachment = self.access.refresh(request.volume_id)
         if attachment is None:
             raise NotStaged(request.volume_id)
         _check_size(request, attachment.size_bytes)
@@ -128,7 +142,7 @@ class NodeExpand:
             return attachment.size_bytes, None
         if due.mountpoint:
             return attachment.size_bytes, due
-        if device_mounts.filesystem_mounts(attachment.source):
+        if device_mounts.filesystem_mounts(attachment.host_device):
             raise OnlineGrowthRefused(request.volume_id, "each of its mounts is read-only")
         if why := growth.obstacle(due.fs_type):
             raise OnlineGrowthRefused(request.volume_id, why)
@@ -152,17 +166,17 @@ class NodeExpand:
         here = mountinfo.at(request.path.text)
         if request.deferred or (entry is not None and entry.deferred):
             return None
-        if here is not None and device_mounts.is_node(here, attachment.source):
+        if here is not None and device_mounts.is_node(here, attachment.host_device):
             return None
-        if here is not None and device_mounts.is_filesystem(here, attachment.source):
+        if here is not None and device_mounts.is_filesystem(here, attachment.host_device):
             place = "" if here.readonly else request.path.text
-            place = place or _writable_mountpoint(attachment.source)
+            place = place or _writable_mountpoint(attachment.host_device)
             return _Due(content, here.fs_type, attachment, place)
         if staged is None or request.path.text not in staged.paths:
             raise NotPublishedAtPath(request.volume_id, request.path.text)
         if staged.kind == "block" or self._deferred(request.volume_id):
             return None
-        place = _writable_mountpoint(attachment.source)
+        place = _writable_mountpoint(attachment.host_device)
         return _Due(content, staged.fs_type, attachment, place)
 
     def _deferred(self, volume_id: volumes.VolumeId) -> bool:
@@ -191,7 +205,7 @@ def _check_size(request: Expand, size_bytes: int) -> None:
         raise volume_records.AboveLimit(request.volume_id, size_bytes, request.wanted.limit_bytes)
 
 
-def _writable_mountpoint(source: Source) -> str:
+def _writable_mountpoint(source: volumes.BlockSource) -> str:
     return next(
         (each.target for each in device_mounts.filesystem_mounts(source) if not each.readonly), ""
     )

@@ -107,7 +107,7 @@ class NodePublish:
         right_kind = (
             device_mounts.is_node if ready.entry.kind == "block" else device_mounts.is_filesystem
         )
-        if not right_kind(mount, ready.attachment.source):
+        if not right_kind(mount, ready.attachment.host_device):
             raise TargetOccupied(ready.entry.target, f"{mount.fs_type} from {mount.source}")
         if ready.entry.kind == "mount" and mount.readonly != ready.entry.readonly:
             raise publish_rules.TargetPublishedDifferently(
@@ -156,7 +156,7 @@ class NodePublish:
 
     def _undo(self, ready: Ready) -> None:
         mount = mountinfo.at(ready.entry.target)
-        if mount is not None and device_mounts.shows(mount, ready.attachment.source):
+        if mount is not None and device_mounts.shows(mount, ready.attachment.host_device):
             mount_api.unmount(ready.entry.target)
         self.node_state.forget_published(ready.request.target)
         if mountinfo.at(ready.entry.target) is None:

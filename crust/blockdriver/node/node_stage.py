@@ -14,16 +14,18 @@ The same volume may be staged at several paths (a PersistentVolume under a secon
 """
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from crust import deferral_keys, errors, volumes
-from crust.blockdriver.engines.protocol import Attachment, Backend
+from crust.blockdriver.engines.protocol import Access, Attachment, NodeAccess, NoHostDevice
 from crust.blockdriver.node import format_decision
 from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState, Staged
-from crust.blockdriver.node.tool_lock import ToolLocks
+from crust.blockdriver.node.tool_lock import ToolLock, ToolLocks
 from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
@@ -64,6 +66,13 @@ class Stage:
     volume_id: volumes.VolumeId
     path: volumes.TargetPath
     capability: volumes.VolumeCapability
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def access(self) -> Access:
+        """How the engine is to attach it."""
+        mode = self.capability.mode
+        return Access(mode, readonly=mode.reader_only, secrets=self.secrets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,8 @@ class _Begun:
     attachment: Attachment
     action: format_decision.Action | None
     """None: the device needs nothing."""
+    lock: ToolLock | None = None
+    """Held for the programs of the action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +94,7 @@ class NodeStage:
     volume_records: VolumeRecords
     content_records: ContentRecords
     node_state: NodeState
-    backend: Backend
+    access: NodeAccess
     supported: SupportedCapabilities
     io_limits: IoLimits
     attach_slots: AttachSlots
@@ -96,13 +107,13 @@ class NodeStage:
 
         Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityExceeded`, `StagingPathMissing`,
         `StagedDifferently`, `published_nodes.PublishedToOtherNode`, `AttachLimitReached`, the
-        `tool_lock.VolumeInUseByTool`, the errors of `format_decision.judge`, and of the backend and the filesystem's
+        `tool_lock.VolumeInUseByTool`, the errors of `format_decision.judge`, and of the engine and the filesystem's
         tools.
         """
-        with await workers.run(self.tool_locks.take, request.volume_id) as lock:
-            begun = await workers.run(self._begin, request)
-            if begun.action is None:
-                return
+        begun = await workers.run(self._begin, request)
+        if begun.action is None or begun.lock is None:
+            return
+        with begun.lock as lock:
             await self.preparation.prepare(
                 begun.action,
                 begun.content,
@@ -114,13 +125,18 @@ class NodeStage:
             await workers.run(self.node_state.note_staged, begun.entry)
 
     def _begin(self, request: Stage) -> _Begun:
-        """Attach and check; a volume that needs nothing more is staged when this returns."""
-        begun = self._attach(request)
-        if begun.action is None:
-            self.node_state.note_staged(begun.entry)
-        return begun
+        """Attach and check; a volume that needs nothing more is staged when this returns. All in one hop."""
+        with ExitStack() as held:
+            lock = held.enter_context(self.tool_locks.take(request.volume_id))
+            begun = self._attach(request)
+            if begun.action is None:
+                self.node_state.note_staged(begun.entry)
+                return begun
+            held.pop_all()  # the programs that prepare it inherit the lock
+        return replace(begun, lock=lock)
 
     def _attach(self, request: Stage) -> _Begun:
+        self.access.use(request.volume_id, request.secrets)
         record = self.volume_records.load(request.volume_id)
         content = self.content_records.load(request.volume_id)
         published_nodes.check_not_elsewhere(record, self.node_id)
@@ -131,13 +147,15 @@ class NodeStage:
         staged = self.node_state.staged(request.volume_id)
         if staged is not None and (staged.kind, staged.fs_type) != (entry.kind, entry.fs_type):
             raise StagedDifferently(request.volume_id, staged)
-        present = self.backend.attached(request.volume_id) if staged else None
+        present = self.access.attached(request.volume_id) if staged else None
         if staged is not None and present is not None:
             paths = tuple(dict.fromkeys((*staged.paths, request.path.text)))
             entry = staged.model_copy(update={"paths": paths})
             return _Begun(entry, record, content, present, None)
         with self.attach_slots.taking(request.volume_id):
-            attachment = self.backend.attach(request.volume_id)
+            attachment = self.access.attach(request.volume_id, request.access)
+        if attachment.device is None:
+            return self._for_hypervisor(request, entry, record, content, attachment)
         self.io_limits.settle(record.io_limits, attachment)
         if entry.kind == "block":
             self.preparation.give_out_raw(content, attachment)
@@ -146,6 +164,20 @@ class NodeStage:
             return _Begun(entry, record, content, attachment, None)  # the host does not even look
         action = self.preparation.judge(content, entry.fs_type, attachment)
         return _Begun(entry, record, content, attachment, action)
+
+    def _for_hypervisor(
+        self,
+        request: Stage,
+        entry: Staged,
+        record: VolumeRecord,
+        content: ContentRecord,
+        attachment: Attachment,
+    ) -> _Begun:
+        """A volume without a device here: a guest formats it, and a raw one has no place. Raises `NoHostDevice`."""
+        if entry.kind == "block":
+            self.access.detach(request.volume_id)
+            raise NoHostDevice()
+        return _Begun(entry, record, content, attachment, None)
 
     def _check(self, request: Stage) -> None:
         why = self.supported.obstacle(request.capability)

@@ -8,7 +8,7 @@ guest, which the shim asks, not this process.
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import Attachment, Backend
+from crust.blockdriver.engines.protocol import Attachment, NodeAccess
 from crust.blockdriver.node.node_expand import NotPublishedAtPath
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.records import health
@@ -56,7 +56,7 @@ class NodeStats:
         self,
         known: VolumeRecords,
         node_state: NodeState,
-        backend: Backend,
+        access: NodeAccess,
         health_check: health.HealthCheck,
         *,
         tells_condition: bool,
@@ -64,7 +64,7 @@ class NodeStats:
     ) -> None:
         self._volume_records = known
         self._node_state = node_state
-        self._backend = backend
+        self._access = access
         self._health_check = health_check
         self._looks = bounded_calls.BoundedCalls()
         self._tells_condition = tells_condition
@@ -117,7 +117,7 @@ class NodeStats:
         entry = self._node_state.published(look.path)
         if look.deferred or (entry is not None and entry.deferred):
             raise VolumeMountedInGuest(look.volume_id, look.path.text)
-        attachment = self._backend.attached(look.volume_id)
+        attachment = self._access.attached(look.volume_id)
         mount = mountinfo.at(look.path.text)
         device = attachment.device if attachment else None
         if (
@@ -146,6 +146,6 @@ class NodeStats:
 def devices_size(attachment: Attachment) -> int:
     """The device's size now in bytes, 0 if it was detached."""
     try:
-        return devices.size_bytes(attachment.source.path)
+        return devices.size_bytes(attachment.host_device.path)
     except errors.NotFound:
         return 0

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import Backend
+from crust.blockdriver.engines.protocol import NodeAccess
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.records.pool import Pool
 from crust.host.files import target_paths
@@ -49,7 +49,7 @@ class NodeUnpublish:
 
     pool: Pool
     node_state: NodeState
-    backend: Backend
+    access: NodeAccess
     target_roots: tuple[str, ...]
 
     async def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
@@ -94,9 +94,10 @@ class NodeUnpublish:
     ) -> None:
         """Refuse a foreign mount. Without an attached device that cannot be known, and the CO decides."""
         attachment = (
-            self.backend.attached(volume_id) if self.pool.ids.is_volume_id(volume_id) else None
+            self.access.attached(volume_id) if self.pool.ids.is_volume_id(volume_id) else None
         )
-        if attachment is not None and not device_mounts.shows(mount, attachment.source):
+        device = attachment.device if attachment is not None else None
+        if device is not None and not device_mounts.shows(mount, device):
             raise ForeignMountAtTarget(
                 target.text, volume_id, f"{mount.fs_type} from {mount.source}"
             )

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import Attachment, Backend
+from crust.blockdriver.engines.protocol import Attachment, NodeAccess
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_state import NodeState, Staged
@@ -38,7 +38,7 @@ class NodeUnstage:
     pool: Pool
     node_state: NodeState
     live: LiveVolumes
-    backend: Backend
+    access: NodeAccess
     io_limits: IoLimits
 
     async def unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
@@ -60,28 +60,31 @@ class NodeUnstage:
         published = self.live.live_publishes(volume_id)
         if published:
             raise StillPublished(volume_id, tuple(entry.target for entry in published))
-        attachment = self.backend.attached(volume_id)
-        if attachment is not None:
-            _check_unmounted(volume_id, attachment)
-            if staged is None or staged.kind == "block":
-                _check_unbound(volume_id, attachment)
+        attachment = self.access.attached(volume_id)
+        if attachment is None:
+            self.access.detach(volume_id)  # what a failed stage has left of it
+        else:
+            if attachment.device is not None:
+                _check_unmounted(volume_id, attachment)
+                if staged is None or staged.kind == "block":
+                    _check_unbound(volume_id, attachment)
             with self.io_limits.released(attachment):
-                self.backend.detach(volume_id)
+                self.access.detach(volume_id)
         for stale in self.node_state.published_of(volume_id):
             self.node_state.forget_published(volumes.TargetPath(stale.target))
         self.node_state.forget_staged(volume_id)
 
 
 def _check_unmounted(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
-    if devices.is_free(attachment.source.path, attachment.source.identity):
+    if devices.is_free(attachment.host_device.path, attachment.host_device.identity):
         return
-    mounted = device_mounts.filesystem_mounts(attachment.source)
+    mounted = device_mounts.filesystem_mounts(attachment.host_device)
     if mounted:
         raise StillPublished(volume_id, tuple(mount.target for mount in mounted))
 
 
 def _check_unbound(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
-    bound = device_mounts.node_mounts(attachment.source)
+    bound = device_mounts.node_mounts(attachment.host_device)
     if bound:
         raise StillPublished(volume_id, tuple(mount.target for mount in bound))
 

@@ -11,7 +11,7 @@ tried again an hour later.
 import logging
 
 from crust import errors, operations, volumes
-from crust.blockdriver.engines.protocol import Attachment, Backend
+from crust.blockdriver.engines.protocol import Attachment, NodeAccess
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState
 from crust.host.mounts import device_mounts, mountinfo
@@ -27,13 +27,13 @@ class AttachmentGarbageCollector:
         self,
         driver: volumes.DriverName,
         node_state: NodeState,
-        backend: Backend,
+        access: NodeAccess,
         io_limits: IoLimits,
         running: operations.KeyedOperations,
     ) -> None:
         self._driver = driver
         self._node_state = node_state
-        self._backend = backend
+        self._access = access
         self._io_limits = io_limits
         self._running = running
 
@@ -44,7 +44,7 @@ class AttachmentGarbageCollector:
         await workers.run(self._drop_strays)
 
     def _unused(self) -> tuple[volumes.VolumeId, ...]:
-        attached = self._backend.attached_here()
+        attached = self._access.attached_here()
         return tuple(each for each in attached if not self._is_staged(each))
 
     def _is_staged(self, volume_id: volumes.VolumeId) -> bool:
@@ -67,24 +67,24 @@ class AttachmentGarbageCollector:
             )
 
     def _detach_unused(self, volume_id: volumes.VolumeId) -> None:
-        attachment = self._backend.attached(volume_id)
+        attachment = self._access.attached(volume_id)
         if attachment is None or self._is_staged(volume_id):
             return
         if not _is_shown(attachment):
             with self._io_limits.released(attachment):
-                self._backend.detach(volume_id)
+                self._access.detach(volume_id)
             _log.info("detached a device that is not staged", extra={"volume_id": volume_id})
 
     def _drop_strays(self) -> None:
         """Not an operation of the volume, which would not find this device."""
-        for orphan in self._backend.orphans():
+        for orphan in self._access.orphans():
             extra = {"device": orphan.shown}
             if _is_shown(orphan):
                 _log.info("an orphaned device whose image was removed stays attached", extra=extra)
                 continue
             try:
                 with self._io_limits.released(orphan):
-                    self._backend.drop(orphan)
+                    self._access.drop(orphan)
             except errors.CrustError as err:
                 _log.info("an orphaned device stays attached", extra={**extra, "error": err})
             else:

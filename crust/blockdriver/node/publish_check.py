@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from crust import deferral_keys, volumes
-from crust.blockdriver.engines.protocol import Attachment
+from crust.blockdriver.engines.protocol import Attachment, NoHostDevice
 from crust.blockdriver.node import publish_rules
 from crust.blockdriver.node.live_volumes import LiveVolumes, NotStaged
 from crust.blockdriver.node.node_state import NodeState, Published
@@ -31,7 +31,7 @@ class Ready:
     @property
     def device(self) -> str:
         """The device's path on this host."""
-        return self.attachment.source.path
+        return self.attachment.host_device.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,12 @@ class PublishCheck:
     supported: SupportedCapabilities
 
     def check(self, request: Publish) -> Ready:
-        """Raises `volume_records.VolumeNotFound`, `content_records.ContentRecordMissing`,
+        """Raises `NoHostDevice`, `volume_records.VolumeNotFound`, `content_records.ContentRecordMissing`,
         `deferral_keys.EncryptedOnHost`, `deferral_keys.FilesystemOfGuest`,
         `capability_check.CapabilityExceeded`, `NotStaged`, `publish_rules.TargetPublishedDifferently`,
         `publish_rules.PublishedElsewhere`.
         """
+        self.live.access.use(request.volume_id, request.secrets)
         record = self.volume_records.load(request.volume_id)
         content = self.content_records.load(request.volume_id)
         if not request.deferred:
@@ -63,6 +64,8 @@ class PublishCheck:
         staged = self.node_state.staged(request.volume_id)
         if staged is None or request.staging.text not in staged.paths:
             raise NotStaged(request.volume_id, f"not at {request.staging}")
+        if not request.deferred and attachment.device is None:
+            raise NoHostDevice()
         entry = publish_rules.entry_of(request, staged.fs_type)
         if published_nodes.is_readonly(record):
             entry = entry.model_copy(update={"readonly": True})

@@ -64,6 +64,8 @@ class Publish:
     publish_context: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     passphrase: str = field(default="", repr=False, compare=False)
     """Of an encrypted volume: the publish's, or the stage's as far as it is known."""
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """The publish's, or the stage's as far as they are known."""
 
 
 def fingerprint(request: Publish) -> str:

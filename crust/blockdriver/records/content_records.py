@@ -1,24 +1,17 @@
-"""The content records of volumes: one directory, replaced atomically, durably, and never by a stale copy.
+"""The content records of volumes, in the store that the engine has for them, and never replaced by a stale copy.
 
-A record has a revision. A write names the revision that it was read at, and is refused if the file has another one by
+A record has a revision. A write names the revision that it was read at, and is refused if there is another one by
 now: a caller with old knowledge, a second writer or a late process, must read and decide again. So no write can undo
 "formatted" because it did not know of it.
 
 A volume without a content record is in doubt, not "new": nothing is ever formatted because a file is missing.
 """
 
-import threading
 from collections.abc import Callable
 
 from crust import errors, volumes
-from crust.blockdriver.records import stored_record
+from crust.blockdriver.engines.pool_store import RecordChanged, RecordStore
 from crust.blockdriver.records.content_record import ContentRecord, UnreadableContentRecord
-from crust.blockdriver.records.reserve import Reserve
-from crust.host.files import durable
-from crust.host.files.held_directory import Place
-
-_SUFFIX = ".json"
-_LOCKS = 64
 
 
 class StaleContentRecord(errors.OperationPending):
@@ -49,60 +42,55 @@ class ContentRecordMissing(errors.Corrupt):
 
 
 class ContentRecords:
-    """The records below one directory. Safe from any thread."""
+    """The records of what a pool's volumes hold. Safe from any thread."""
 
-    def __init__(self, directory: Place, is_id: Callable[[str], bool], reserve: Reserve) -> None:
+    def __init__(self, store: RecordStore, is_id: Callable[[str], bool]) -> None:
         """`is_id`: whether a text is the id of a volume of this pool."""
-        self._directory = directory
+        self._store = store
         self._is_id = is_id
-        self._reserve = reserve
-        self._locks = tuple(threading.Lock() for _ in range(_LOCKS))
 
     def open(self) -> None:
-        """Create the directory, and remove the temporary files of a crash."""
-        durable.make_directory(self._directory, 0o700)
-        durable.remove_temporary_files(self._directory)
+        """Prepare the store."""
+        self._store.open()
 
     def find(self, volume_id: volumes.VolumeId) -> ContentRecord | None:
         """A volume's content record, or None. Raises `UnreadableContentRecord`, `NewerContentRecord`."""
-        if not self._is_id(volume_id):
-            return None
-        path = self._path(volume_id)
-        try:
-            data = durable.read(path, limit_bytes=stored_record.LIMIT_BYTES)
-        except errors.NotFound:
-            return None
-        record = ContentRecord.parse(data, str(path))
+        return self._read(volume_id)[0]
+
+    def _read(self, volume_id: volumes.VolumeId) -> tuple[ContentRecord | None, bytes | None]:
+        data = self._store.load(volume_id) if self._is_id(volume_id) else None
+        if data is None:
+            return None, None
+        shown = self._store.shown(volume_id)
+        record = ContentRecord.parse(data, shown)
         if record.volume_id != volume_id:
-            raise UnreadableContentRecord(str(path), f"it describes {record.volume_id}")
-        return record
+            raise UnreadableContentRecord(shown, f"it describes {record.volume_id}")
+        return record, data
 
     def load(self, volume_id: volumes.VolumeId) -> ContentRecord:
         """The content record of an existing volume; raises `ContentRecordMissing` besides what `find` raises."""
         record = self.find(volume_id)
         if record is None:
-            raise ContentRecordMissing(volume_id, str(self._path(volume_id)))
+            raise ContentRecordMissing(volume_id, self._store.shown(volume_id))
         return record
 
     def save(self, record: ContentRecord) -> ContentRecord:
-        """Write `record` durably, if the file still has the revision that was read; returns it as written.
+        """Write `record` durably, if the stored one still has the revision that was read; returns it as written.
 
-        Raises `StaleContentRecord`. A record that was never written has revision 0, and so has an absent file.
+        Raises `StaleContentRecord`. A record that was never written has revision 0, and so has an absent one.
         """
         volume_id = volumes.VolumeId(record.volume_id)
-        with self._locks[hash(volume_id) % _LOCKS]:
-            present = self.find(volume_id)
-            found = present.revision if present else 0
-            if found != record.revision:
-                raise StaleContentRecord(volume_id, record.revision, found)
-            written = record.but(revision=record.revision + 1)
-            publish = self._reserve.publish if present else durable.publish
-            publish(self._path(volume_id), written.encode())
+        present, stored = self._read(volume_id)
+        found = present.revision if present else 0
+        if found != record.revision:
+            raise StaleContentRecord(volume_id, record.revision, found)
+        written = record.but(revision=record.revision + 1)
+        try:
+            self._store.save(volume_id, written.encode(), previous=stored)
+        except RecordChanged as err:
+            raise StaleContentRecord(volume_id, record.revision, found + 1) from err
         return written
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
         """Remove a content record, durably; absent is a success."""
-        durable.remove(self._path(volume_id))
-
-    def _path(self, volume_id: volumes.VolumeId) -> Place:
-        return self._directory / (volume_id + _SUFFIX)
+        self._store.remove(volume_id)

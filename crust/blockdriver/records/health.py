@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import Backend
+from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.records import volume_records
 from crust.blockdriver.records.content_records import ContentRecordMissing, ContentRecords
 from crust.blockdriver.records.pool import Pool
@@ -70,7 +70,7 @@ class HealthCheck:
         pool: Pool,
         known: VolumeRecords,
         content_records: ContentRecords,
-        backend: Backend,
+        provisioning: Provisioning,
         free_bytes: Callable[[], int],
         other_findings: Callable[[], Iterable[PoolFinding]] = tuple,
     ) -> None:
@@ -78,7 +78,7 @@ class HealthCheck:
         self._pool = pool
         self._volume_records = known
         self._content_records = content_records
-        self._backend = backend
+        self._provisioning = provisioning
         self._free_bytes = free_bytes
         self._other_findings = other_findings
 
@@ -120,10 +120,10 @@ class HealthCheck:
         return None
 
     def _look_at(self, volume_id: volumes.VolumeId, size_bytes: int) -> Finding | None:
-        if not self._backend.exists(volume_id):
+        if not self._provisioning.exists(volume_id):
             text = f"the image of {volume_id} does not exist; the driver did not remove it"
             return Finding(Kind.DATA_LOSS, "ImageMissing", text)
-        problem = self._backend.image_problem(volume_id, size_bytes)
+        problem = self._provisioning.image_problem(volume_id, size_bytes)
         return Finding(Kind.DATA_LOSS, "ImageDamaged", problem) if problem else None
 
     def _without_record(self, volume_id: volumes.VolumeId) -> Health:
@@ -133,24 +133,27 @@ class HealthCheck:
         return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordMissing", text),))
 
     def _kept(self, volume_id: volumes.VolumeId) -> str:
-        return f"the image is kept, and the {self._backend.image_bytes(volume_id)} bytes of its size stay reserved"
+        size_bytes = self._provisioning.image_bytes(volume_id)
+        return f"the image is kept, and the {size_bytes} bytes of its size stay reserved"
 
     def _is_there(self, volume_id: volumes.VolumeId) -> bool:
         try:
-            return self._backend.exists(volume_id)
+            return self._provisioning.exists(volume_id)
         except UNREADABLE:
             return True
 
     def ids(self) -> tuple[volumes.VolumeId, ...]:
         """The ids of all volumes with a record or an image, sorted."""
-        images = {each for each in self._backend.image_ids() if self._pool.ids.is_volume_id(each)}
+        images = {
+            each for each in self._provisioning.image_ids() if self._pool.ids.is_volume_id(each)
+        }
         return tuple(sorted(images.union(self._volume_records.ids())))
 
     def pool(self) -> tuple[PoolFinding, ...]:
         """The problems of the pool."""
         try:
-            self._pool.check_in_place()  # held folders can be read wherever they were moved to
-            self._backend.check()
+            self._pool.home.check_in_place()  # held folders can be read wherever they were moved to
+            self._provisioning.check()
             room_bytes = self._free_bytes()
             found = list(itertools.islice(self._other_findings(), _SHOWN))
         except errors.CrustError as err:

@@ -8,7 +8,6 @@ A snapshot is independent of its volume: it keeps the state of the content, so t
 volume was changed or deleted.
 """
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Annotated, Generic, Literal, TypeVar
@@ -16,18 +15,13 @@ from typing import Annotated, Generic, Literal, TypeVar
 import pydantic
 
 from crust import errors
+from crust.blockdriver.engines.pool_store import RecordChanged, RecordStore
 from crust.blockdriver.records import stored_record
 from crust.blockdriver.records.content_record import ContentState
-from crust.blockdriver.records.reserve import Reserve
+from crust.blockdriver.records.stored_record import Remembered
 from crust.blockdriver.records.volume_record import Phase
-from crust.host.files import durable
-from crust.host.files.held_directory import Place
-from crust.host.process import oserrors
 
 SCHEMA: Literal[1] = 1
-_LIMIT_BYTES = 16 * 1024 * 1024
-"""More than a group with as many volumes as fit into one gRPC message needs."""
-_SUFFIX = ".json"
 
 
 class UnreadableSnapshotRecord(errors.Corrupt):
@@ -42,10 +36,8 @@ class UnreadableSnapshotRecord(errors.Corrupt):
         self.path = path
 
 
-class SnapshotRecord(pydantic.BaseModel):
+class SnapshotRecord(Remembered):
     """A snapshot. Sizes are bytes, times nanoseconds since 1970."""
-
-    model_config = stored_record.PART
 
     version: Annotated[Literal[1], pydantic.Field(alias="schema")] = SCHEMA
     snapshot_id: str
@@ -62,17 +54,17 @@ class SnapshotRecord(pydantic.BaseModel):
     in_guest: bool = False
     group_id: str = ""
     """The group snapshot that it is a member of."""
+    attempt: str = ""
+    """Which attempt wrote it, drawn at random: two of one name are never equal. Empty in older ones."""
 
     @property
     def id(self) -> str:
-        """The id, which names the file."""
+        """The id, which names the record."""
         return self.snapshot_id
 
 
-class GroupRecord(pydantic.BaseModel):
+class GroupRecord(Remembered):
     """A group snapshot; `members` are (volume id, snapshot id), by volume id."""
-
-    model_config = stored_record.PART
 
     version: Annotated[Literal[1], pydantic.Field(alias="schema")] = SCHEMA
     group_id: str
@@ -80,10 +72,12 @@ class GroupRecord(pydantic.BaseModel):
     phase: Phase
     created_ns: int
     members: tuple[tuple[str, str], ...]
+    attempt: str = ""
+    """As of a snapshot."""
 
     @property
     def id(self) -> str:
-        """The id, which names the file."""
+        """The id, which names the record."""
         return self.group_id
 
 
@@ -91,13 +85,10 @@ M = TypeVar("M", SnapshotRecord, GroupRecord)
 
 
 class SnapshotRecords(Generic[M]):
-    """The records below one directory, each read once and replaced atomically and durably. Safe from any thread."""
+    """The records of one kind, each read once. Safe from any thread."""
 
-    def __init__(
-        self, directory: Place, model: type[M], is_id: Callable[[str], bool], reserve: Reserve
-    ) -> None:
-        self._directory = directory
-        self._reserve = reserve
+    def __init__(self, store: RecordStore, model: type[M], is_id: Callable[[str], bool]) -> None:
+        self._store = store
         self._model: type[M] = model
         self.is_id = is_id
         self._guard = threading.Lock()
@@ -105,51 +96,85 @@ class SnapshotRecords(Generic[M]):
         self._unreadable: dict[str, str] = {}
 
     def open(self) -> None:
-        """Create the directory, remove the temporary files of a crash, read every record.
+        """Read every record.
 
         One that cannot be read does not affect the others: only a request for it gets the error.
         """
-        durable.make_directory(self._directory, 0o700)
-        durable.remove_temporary_files(self._directory)
+        self._store.open()
         with self._guard:
             self._records.clear()
             self._unreadable.clear()
-        with oserrors.translating(f"cannot list {self._directory}"):
-            names = os.listdir(self._directory)
-        for name in names:
-            if name.endswith(_SUFFIX) and self.is_id(name.removesuffix(_SUFFIX)):
-                self._read(name.removesuffix(_SUFFIX))
+        for key in self._store.ids():
+            if self.is_id(key):
+                self._read(key)
+
+    def count(self) -> int:
+        """How many there are, those included that cannot be read."""
+        with self._guard:
+            return len(self._records.keys() | self._unreadable.keys())
+
+    def refresh(self) -> None:
+        """Read what other processes have written."""
+        for key in self._store.changed():
+            if self.is_id(key):
+                self._read_again(key)
+
+    def _read_again(self, key: str) -> None:
+        with self._guard:
+            self._unreadable.pop(key, None)
+            self._records.pop(key, None)
+        self._read(key)
 
     def find(self, record_id: str) -> M | None:
-        """The record in whatever phase, or None. Raises `UnreadableSnapshotRecord`."""
+        """The record in whatever phase, or None. Raises `UnreadableSnapshotRecord`.
+
+        One that is not known here may be of another controller, and is looked for; `refresh` finds the changed ones.
+        """
+        if self.is_id(record_id) and not self.has(record_id):
+            self._read(record_id)
         with self._guard:
             if record_id in self._unreadable:
-                raise UnreadableSnapshotRecord(
-                    str(self._path(record_id)), self._unreadable[record_id]
-                )
+                shown = self._store.shown(record_id)
+                raise UnreadableSnapshotRecord(shown, self._unreadable[record_id])
             return self._records.get(record_id)
 
     def save(self, record: M) -> M:
-        """Write `record`, durably; returns it. For an existing one it succeeds on a full disk too."""
+        """Write `record`, durably, in place of the one that it was made of; returns it. For an existing one it
+        succeeds on a full disk too. Raises `pool_store.RecordChanged`.
+        """
         data = record.model_dump_json(by_alias=True).encode() + b"\n"
-        publish = self._reserve.publish if self.has(record.id) else durable.publish
         try:
-            publish(self._path(record.id), data)
+            self._store.save(record.id, data, previous=record.stored)
         except errors.CrustError:
-            # It may have its name already, and only the sync of the directory failed.
-            if os.path.lexists(self._path(record.id)):
-                self._read(record.id)
+            self._read(record.id)  # it may be there already, if only its last step failed
             raise
+        record.note_stored(data)
         with self._guard:
             self._records[record.id] = record
         return record
 
-    def remove(self, record_id: str) -> None:
-        """Remove a record, durably; absent is a success."""
-        durable.remove(self._path(record_id))
-        self._reserve.keep()
+    def remove(self, record: M) -> None:
+        """Remove `record`, durably; absent is a success. One whose removal may not be durable is kept, to be written
+        and removed again. Raises `pool_store.RecordChanged` if it is not the stored one.
+        """
+        record_id = record.id
+        try:
+            self._store.remove(record_id, previous=record.stored)
+        except RecordChanged:
+            self._read_again(record_id)
+            raise
+        except errors.CrustError:
+            with self._guard:
+                kept = self._records.get(record_id)
+            if kept is not None and self._store.load(record_id) is None:
+                kept.note_stored(None)
+            raise
         with self._guard:
             self._records.pop(record_id, None)
+
+    def age_s(self, record_id: str) -> float:
+        """The seconds since the last write of a record; 0 if there is none. Blocks."""
+        return self._store.age_s(record_id)
 
     def ready(self) -> list[M]:
         """Every record in phase "ready", ordered by id."""
@@ -173,7 +198,7 @@ class SnapshotRecords(Generic[M]):
         with self._guard:
             found = sorted(self._unreadable.items())
         return tuple(
-            str(UnreadableSnapshotRecord(str(self._path(each)), why)) for each, why in found
+            str(UnreadableSnapshotRecord(self._store.shown(each), why)) for each, why in found
         )
 
     def unfinished(self) -> list[M]:
@@ -182,12 +207,14 @@ class SnapshotRecords(Generic[M]):
             return [each for each in self._records.values() if each.phase != "ready"]
 
     def _read(self, record_id: str) -> None:
-        data = b""
+        data: bytes | None = b""
         try:
-            data = durable.read(self._path(record_id), limit_bytes=_LIMIT_BYTES)
+            data = self._store.load(record_id)
+            if data is None:
+                return
             record = self._model.model_validate_json(data)
         except pydantic.ValidationError as err:
-            self._unreadable[record_id] = _why_unreadable(data, err)
+            self._unreadable[record_id] = _why_unreadable(data or b"", err)
             return
         except errors.CrustError as err:
             self._unreadable[record_id] = str(err)
@@ -196,10 +223,7 @@ class SnapshotRecords(Generic[M]):
             self._unreadable[record_id] = f"it describes {record.id}"
             return
         with self._guard:
-            self._records[record_id] = record
-
-    def _path(self, record_id: str) -> Place:
-        return self._directory / (record_id + _SUFFIX)
+            self._records[record_id] = record.note_stored(data)
 
 
 def _why_unreadable(data: bytes, err: pydantic.ValidationError) -> str:

@@ -4,6 +4,7 @@ A record of a later schema is refused. Within a schema fields are only added: fi
 are kept and written back, so that a return to an earlier version loses nothing.
 """
 
+import secrets
 from typing import Annotated, ClassVar, Protocol, Self
 
 import pydantic
@@ -11,13 +12,16 @@ import pydantic
 from crust import errors
 
 SCHEMA = 1
-LIMIT_BYTES = 64 * 1024
-
 PART = pydantic.ConfigDict(frozen=True, extra="allow", strict=True)
 """The configuration of a record's parts."""
 
 UNREADABLE = (errors.Corrupt, errors.Refused, errors.RuntimeFailed)
 """Errors of one volume's record or image only: damaged, owned by another user, a bad sector."""
+
+
+def new_attempt() -> str:
+    """The `attempt` of records that are about to be written."""
+    return secrets.token_hex(8)
 
 
 class _Unreadable(Protocol):
@@ -60,7 +64,35 @@ class StoredRecord(pydantic.BaseModel):
     def but(self, **changes: object) -> Self:
         """A checked copy with `changes`, which name fields of this version."""
         assert changes.keys() <= type(self).model_fields.keys()
-        return type(self).model_validate({**self.model_dump(by_alias=True), **changes})
+        made = type(self).model_validate({**self.model_dump(by_alias=True), **changes})
+        if (
+            isinstance(made, Remembered)
+            and isinstance(self, Remembered)
+            and self.stored is not None
+        ):
+            made.note_stored(self.stored)
+        return made
+
+
+class Remembered(pydantic.BaseModel):
+    """A record that knows what is stored under its id: a write in place of something else is refused.
+
+    `stored` is what was read or written last; None if nothing was. A copy keeps it; it is no part of the record.
+    """
+
+    model_config = PART
+
+    _stored: bytes | None = pydantic.PrivateAttr(default=None)
+
+    @property
+    def stored(self) -> bytes | None:
+        """The stored record that this one is made of."""
+        return self._stored
+
+    def note_stored(self, data: bytes | None) -> Self:
+        """Remember what is stored now; returns the record."""
+        self._stored = data
+        return self
 
 
 class _Head(pydantic.BaseModel):

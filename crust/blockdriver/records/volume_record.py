@@ -14,7 +14,7 @@ import pydantic
 
 from crust import errors, volumes
 from crust.blockdriver.records import stored_record
-from crust.blockdriver.records.stored_record import StoredRecord
+from crust.blockdriver.records.stored_record import Remembered, StoredRecord
 
 Phase = Literal["creating", "ready", "deleting"]
 
@@ -96,7 +96,7 @@ class Limits(pydantic.BaseModel):
         return volumes.IoLimits(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
-class VolumeRecord(StoredRecord):
+class VolumeRecord(StoredRecord, Remembered):
     """A volume as the CO requested it. Sizes are bytes."""
 
     UNREADABLE = UnreadableVolumeRecord
@@ -116,6 +116,8 @@ class VolumeRecord(StoredRecord):
     """Its I/O limits. They belong to the volume, not to its content: a copy has its own."""
     limits_before: Limits | None = None
     """The previous limits, until a change of `limits` is enforced everywhere."""
+    attempt: str = ""
+    """Who makes or deletes it, drawn at random: two who do are never equal. Empty in older ones."""
 
     @property
     def io_limits(self) -> volumes.IoLimits:

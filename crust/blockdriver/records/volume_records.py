@@ -1,23 +1,15 @@
-"""The volume records: one directory, named by volume id, replaced atomically and durably.
+"""The volume records, by volume id, in the store that the engine has for them.
 
-An id in a request becomes a file name only if it has the form of this pool's ids (`pool`).
+An id in a request becomes a record's key only if it has the form of this pool's ids (`pool_ids`).
 """
 
-import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from crust import errors, volumes
-from crust.blockdriver.records import stored_record
+from crust.blockdriver.engines.pool_store import RecordStore
 from crust.blockdriver.records.index import Index
-from crust.blockdriver.records.reserve import Reserve
 from crust.blockdriver.records.stored_record import UNREADABLE
 from crust.blockdriver.records.volume_record import UnreadableVolumeRecord, VolumeRecord
-from crust.host.files import durable
-from crust.host.files.held_directory import Place
-from crust.host.process import oserrors
-
-_SUFFIX = ".json"
 
 
 class VolumeNotFound(errors.NotFound):
@@ -41,30 +33,40 @@ class AboveLimit(errors.OutOfRange):
 
 
 class VolumeRecords:
-    """The records below one directory. One process writes them; each is read when it is needed.
+    """The records of a pool's volumes; each is read when it is needed.
 
-    `index` is what sums and pages need of all of them at once, read when the directory is opened and kept since.
+    `index` is what sums and pages need of all of them at once, read when the pool is opened and kept since.
     """
 
-    def __init__(self, directory: Place, is_id: Callable[[str], bool], reserve: Reserve) -> None:
+    def __init__(self, store: RecordStore, is_id: Callable[[str], bool]) -> None:
         """`is_id`: whether a text is the id of a volume of this pool."""
-        self._directory = directory
+        self._store = store
         self._is_id = is_id
-        self._reserve = reserve
         self.index = Index()
 
     def open(self) -> None:
-        """Create the directory, remove the temporary files of a crash, and read every record once.
+        """Read every record once.
 
         A record that cannot be read is in the index without a size: its volume exists, is unhealthy, and the size of
         its image stays reserved (`PoolCapacity`).
         """
-        durable.make_directory(self._directory, 0o700)
-        durable.remove_temporary_files(self._directory)
-        self._reserve.keep()
+        self._store.open()
         self.index.clear()
-        for volume_id in self._on_disk():
-            self.index.put(volume_id, self._readable(volume_id))
+        for key in sorted(self._store.ids()):
+            if self._is_id(key):
+                volume_id = volumes.VolumeId(key)
+                self.index.put(volume_id, self._readable(volume_id))
+
+    def refresh(self) -> None:
+        """Put into the index what other processes have written."""
+        for key in self._store.changed():
+            if not self._is_id(key):
+                continue
+            volume_id = volumes.VolumeId(key)
+            if self._store.load(key) is None:
+                self.index.drop(volume_id)
+            else:
+                self.index.put(volume_id, self._readable(volume_id))
 
     def _readable(self, volume_id: volumes.VolumeId) -> VolumeRecord | None:
         try:
@@ -76,15 +78,14 @@ class VolumeRecords:
         """The volume's record in whatever phase, or None. Raises `UnreadableVolumeRecord`, `NewerVolumeRecord`."""
         if not self._is_id(volume_id):
             return None
-        path = self._path(volume_id)
-        try:
-            data = durable.read(path, limit_bytes=stored_record.LIMIT_BYTES)
-        except errors.NotFound:
+        data = self._store.load(volume_id)
+        if data is None:
             return None
-        record = VolumeRecord.parse(data, str(path))
+        shown = self._store.shown(volume_id)
+        record = VolumeRecord.parse(data, shown)
         if record.volume_id != volume_id:
-            raise UnreadableVolumeRecord(str(path), f"it describes {record.volume_id}")
-        return record
+            raise UnreadableVolumeRecord(shown, f"it describes {record.volume_id}")
+        return record.note_stored(data)
 
     def check_known(self, volume_id: volumes.VolumeId) -> None:
         """Raise `VolumeNotFound` unless there is a record of the volume, in whatever phase. Does not block."""
@@ -99,45 +100,37 @@ class VolumeRecords:
         return record
 
     def save(self, record: VolumeRecord) -> VolumeRecord:
-        """Write `record`, durably; returns it. For an existing volume it succeeds on a full disk too."""
-        volume_id = volumes.VolumeId(record.volume_id)
-        publish = self._reserve.publish if self.index.has(volume_id) else durable.publish
+        """Write `record`, durably, in place of the one that it was made of; returns it. For an existing volume it
+        succeeds on a full disk too. Raises `pool_store.RecordChanged`.
+        """
+        volume_id, data = volumes.VolumeId(record.volume_id), record.encode()
         try:
-            publish(self._path(volume_id), record.encode())
+            self._store.save(volume_id, data, previous=record.stored)
         except errors.CrustError:
-            # It may have its name already, and only the sync of the directory failed.
-            if os.path.lexists(self._path(volume_id)):
-                self.index.put(volume_id, self._readable(volume_id))
+            self._look_again(volume_id)
             raise
         self.index.put(volume_id, record)
-        return record
+        return record.note_stored(data)
 
-    def remove(self, volume_id: volumes.VolumeId) -> None:
-        """Remove a record, durably; absent is a success."""
-        durable.remove(self._path(volume_id))
-        self._reserve.keep()
+    def _look_again(self, volume_id: volumes.VolumeId) -> None:
+        """After a failed write, whose record may be there already, if only its last step failed."""
+        try:
+            present = self.find(volume_id)
+        except errors.CrustError:
+            self.index.put(volume_id, None)
+            return
+        if present is not None:
+            self.index.put(volume_id, present)
+
+    def remove(self, volume_id: volumes.VolumeId, *, previous: bytes | None = None) -> None:
+        """Remove a record, durably; absent is a success. With `previous` only that one (`RecordChanged`)."""
+        self._store.remove(volume_id, previous=previous)
         self.index.drop(volume_id)
 
     def age_s(self, volume_id: volumes.VolumeId) -> float:
         """The seconds since the last write of the volume's record; 0 if there is none."""
-        path = self._path(volume_id)
-        with oserrors.translating(f"cannot stat {path}"):
-            try:
-                return max(time.time() - os.stat(path).st_mtime, 0.0)
-            except FileNotFoundError:
-                return 0.0
+        return self._store.age_s(volume_id)
 
     def ids(self) -> tuple[volumes.VolumeId, ...]:
         """The ids of all records, readable or not, sorted."""
         return self.index.page("", 0)
-
-    def _on_disk(self) -> Iterator[volumes.VolumeId]:
-        with oserrors.translating(f"cannot list {self._directory}"):
-            names = sorted(os.listdir(self._directory))
-        for name in names:
-            volume_id = name.removesuffix(_SUFFIX)
-            if name.endswith(_SUFFIX) and self._is_id(volume_id):
-                yield volumes.VolumeId(volume_id)
-
-    def _path(self, volume_id: volumes.VolumeId) -> Place:
-        return self._directory / (volume_id + _SUFFIX)

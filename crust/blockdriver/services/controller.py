@@ -42,6 +42,24 @@ _CAPABILITIES = (
     _Rpc.CLONE_VOLUME,
     _Rpc.SINGLE_NODE_MULTI_WRITER,
 )
+_NOT_IN_NODE_DEPLOYMENT = frozenset(
+    {
+        _Rpc.PUBLISH_UNPUBLISH_VOLUME,
+        _Rpc.PUBLISH_READONLY,
+        _Rpc.LIST_VOLUMES_PUBLISHED_NODES,
+        _Rpc.EXPAND_VOLUME,
+        _Rpc.MODIFY_VOLUME,
+        _Rpc.GET_NODE_INFO,
+    }
+)
+_NOT_IN_SHARED_POOL = frozenset(
+    {
+        _Rpc.PUBLISH_UNPUBLISH_VOLUME,
+        _Rpc.PUBLISH_READONLY,
+        _Rpc.LIST_VOLUMES_PUBLISHED_NODES,
+        _Rpc.GET_NODE_INFO,
+    }
+)
 _HEALTH = {
     "1.12": (_Rpc.VOLUME_CONDITION,),
     "1.13": (_Rpc.GET_VOLUME_HEALTH, _Rpc.LIST_VOLUME_HEALTH),
@@ -85,6 +103,10 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         types = [*_CAPABILITIES, *_HEALTH[self._here.csi_profile]]
         if extensions.node_info_requested(context):
             types.append(_Rpc.GET_NODE_INFO)
+        if self._here.role.node_deployment:
+            types = [each for each in types if each not in _NOT_IN_NODE_DEPLOYMENT]
+        if self._here.role.is_shared:
+            types = [each for each in types if each not in _NOT_IN_SHARED_POOL]
         capabilities = [csi_pb2.ControllerServiceCapability(rpc=_Rpc(type=each)) for each in types]
         return csi_pb2.ControllerGetCapabilitiesResponse(capabilities=capabilities)
 
@@ -247,16 +269,23 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     async def ControllerGetNodeInfo(
         self, request: csi_pb2.ControllerGetNodeInfoRequest, context: Context
     ) -> csi_pb2.ControllerGetNodeInfoResponse:
-        """CSI PR #603: NodeGetInfo's answer, and the volumes that occupy the node's slots."""
+        """CSI PR #603: NodeGetInfo's answer, and the volumes that have a slot there (specs/node-identity.md)."""
         node_id = limits.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
+        known = frozenset(
+            limits.required(each, "published_volume_ids") for each in request.published_volume_ids
+        )
         slots = await self._reads.read(
-            "ControllerGetNodeInfo", node_id, lambda: self._rules.publisher.slots(node_id), context
+            "ControllerGetNodeInfo",
+            (node_id, known),
+            lambda: self._rules.publisher.slots(node_id, known),
+            context,
         )
-        return csi_pb2.ControllerGetNodeInfoResponse(
-            max_volumes_per_node=slots.limit,
-            accessible_topology=responses.place(self._here.segment),
-            published_volume_ids=slots.taken,
+        response = csi_pb2.ControllerGetNodeInfoResponse(
+            max_volumes_per_node=slots.limit, published_volume_ids=slots.taken
         )
+        for place in responses.places(self._here.segment):
+            response.accessible_topology.CopyFrom(place)
+        return response
 
     async def ValidateVolumeCapabilities(
         self, request: csi_pb2.ValidateVolumeCapabilitiesRequest, context: Context

@@ -7,8 +7,9 @@ import grpc.aio
 
 import crust
 from crust import errors
-from crust.blockdriver.engines.protocol import Backend
+from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.services.node_identity import CsiProfile
+from crust.blockdriver.services.roles import Role
 from crust.host.process import bounded_calls
 from crust.host.process.workers import Workers
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -16,6 +17,7 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 Context = grpc.aio.ServicerContext[Any, Any]
 _Capability = csi_pb2.PluginCapability
 
+_ALL = Role()
 _PROBE_TIMEOUT_S = 1.5
 """With the wait for a thread less than the 3 s of Kubernetes' livenessprobe."""
 
@@ -37,15 +39,17 @@ class Identity(csi_pb2_grpc.IdentityServicer):
     def __init__(
         self,
         name: str,
-        backend: Backend,
+        provisioning: Provisioning,
         csi_profile: CsiProfile,
         threads: Workers,
         *,
+        role: Role = _ALL,
         is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         """`is_ready`: whether the pool is there."""
+        self._role = role
         self._name = name
-        self._backend = backend
+        self._provisioning = provisioning
         self._workers = threads
         self._csi_profile = csi_profile
         self._is_ready = is_ready
@@ -60,15 +64,17 @@ class Identity(csi_pb2_grpc.IdentityServicer):
     async def GetPluginCapabilities(
         self, request: csi_pb2.GetPluginCapabilitiesRequest, context: Context
     ) -> csi_pb2.GetPluginCapabilitiesResponse:
-        """A controller, topology of volumes (in CSI 1.13 of snapshots too), online expansion."""
+        """Topology of volumes, online expansion; of the controller part, if it is served, its services."""
         types = _Capability.Service
-        services = [
-            types.CONTROLLER_SERVICE,
-            types.VOLUME_ACCESSIBILITY_CONSTRAINTS,
-            types.GROUP_CONTROLLER_SERVICE,
-            types.SNAPSHOT_METADATA_SERVICE,
-        ]
-        if self._csi_profile == "1.13":
+        has_topology = not self._role.is_shared
+        services = [types.VOLUME_ACCESSIBILITY_CONSTRAINTS] if has_topology else []
+        if self._role.has_controller:
+            services += (
+                types.CONTROLLER_SERVICE,
+                types.GROUP_CONTROLLER_SERVICE,
+                types.SNAPSHOT_METADATA_SERVICE,
+            )
+        if self._role.has_controller and has_topology and self._csi_profile == "1.13":
             services.append(types.SNAPSHOT_ACCESSIBILITY_CONSTRAINTS)
         expansion = _Capability.VolumeExpansion(type=_Capability.VolumeExpansion.ONLINE)
         return csi_pb2.GetPluginCapabilitiesResponse(
@@ -91,8 +97,14 @@ class Identity(csi_pb2_grpc.IdentityServicer):
             return response
         await self._workers.probe()
         try:
-            await self._looks.call("pool", self._backend.check, timeout_s=_PROBE_TIMEOUT_S)
+            await self._looks.call("pool", self._provisioning.check, timeout_s=_PROBE_TIMEOUT_S)
         except bounded_calls.SystemCallTimedOut as err:
             raise PoolNotResponding(err.timeout_s) from err
+        except errors.CrustError:
+            if self._is_ready():
+                raise
+            # the pool went away between the two questions
+            response.ready.value = False
+            return response
         response.ready.value = True
         return response

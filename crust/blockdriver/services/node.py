@@ -1,6 +1,6 @@
 """CSI Node: decode, call, encode. A change of the host runs as a keyed operation and outlives its caller."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -49,6 +49,10 @@ _DEFERRAL = (
 )
 
 
+_KEPT = (deferral_keys.PASSPHRASE, deferral_keys.USER_ID, deferral_keys.USER_KEY)
+"""The secrets of a stage that a publish needs."""
+
+
 class StagingPathNotGiven(errors.NotReady):
     """CSI NodePublishVolume: FAILED_PRECONDITION where STAGE_UNSTAGE_VOLUME is advertised."""
 
@@ -93,15 +97,17 @@ class Node(csi_pb2_grpc.NodeServicer):
         self._reads = reads
         self._rules = rules
         self._running = running
-        self._passphrases: dict[tuple[volumes.VolumeId, str], str] = {}
-        """Of staged volumes, by staging path, in memory only."""
+        self._secrets: dict[tuple[volumes.VolumeId, str], Mapping[str, str]] = {}
+        """What opens staged volumes, by staging path, in memory only."""
 
     async def NodeGetCapabilities(
         self, request: csi_pb2.NodeGetCapabilitiesRequest, context: Context
     ) -> csi_pb2.NodeGetCapabilitiesResponse:
         """The capabilities; deferral only for callers that opt in."""
         types = [*_CAPABILITIES, *_HEALTH[self._here.csi_profile]]
-        if extensions.node_info_requested(context):
+        role = self._here.role
+        has_controller = not (role.node_deployment or role.is_shared)
+        if extensions.node_info_requested(context) and has_controller:
             types.extend((_Rpc.GET_ID, _Rpc.NODE_INFO_FROM_CONTROLLER))
         if extensions.deferral_requested(context):
             types.extend(_DEFERRAL)
@@ -112,13 +118,15 @@ class Node(csi_pb2_grpc.NodeServicer):
     async def NodeGetInfo(
         self, request: csi_pb2.NodeGetInfoRequest, context: Context
     ) -> csi_pb2.NodeGetInfoResponse:
-        """The node's id, topology and attach limit; in full also for a CO that will ask the controller."""
-        limit = await self._reads.read("NodeGetInfo", (), self._rules.live.attach_limit, context)
-        response = csi_pb2.NodeGetInfoResponse(
-            node_id=self._here.node_id,
-            max_volumes_per_node=limit,
-            accessible_topology=responses.place(self._here.segment),
-        )
+        """The node's id, topology and attach limit; the id alone for a CO that asks the controller for the rest."""
+        response = csi_pb2.NodeGetInfoResponse(node_id=self._here.node_id)
+        # Not without the opt-in: to another CO field 1 of a later CSI may mean something else.
+        if not (request.controller_get_node_info and extensions.node_info_requested(context)):
+            response.max_volumes_per_node = await self._reads.read(
+                "NodeGetInfo", (), self._rules.live.attach_limit, context
+            )
+            for place in responses.places(self._here.segment):
+                response.accessible_topology.CopyFrom(place)
         if extensions.deferral_requested(context):
             response.supported_file_systems.extend(self._rules.fs_types)
         return response
@@ -126,7 +134,7 @@ class Node(csi_pb2_grpc.NodeServicer):
     async def NodeGetID(
         self, request: csi_pb2.NodeGetIDRequest, context: Context
     ) -> csi_pb2.NodeGetIDResponse:
-        """CSI PR #603, first shape."""
+        """CSI PR #603, first shape: the id that NodeGetInfo returns."""
         return csi_pb2.NodeGetIDResponse(node_id=self._here.node_id)
 
     async def NodeGetVolumeHealth(
@@ -159,6 +167,7 @@ class Node(csi_pb2_grpc.NodeServicer):
             limits.volume_id(request.volume_id),
             volumes.TargetPath.parse(request.staging_target_path, role="staging_target_path"),
             _capability(request),
+            dict(request.secrets),
         )
         _check_contexts(request)
         await self._run(
@@ -168,9 +177,8 @@ class Node(csi_pb2_grpc.NodeServicer):
             lambda: self._rules.node_stage.stage(stage),
             context,
         )
-        passphrase = request.secrets.get(deferral_keys.PASSPHRASE)
-        if passphrase:
-            self._passphrases[stage.volume_id, stage.path.text] = passphrase
+        if kept := {key: request.secrets[key] for key in _KEPT if request.secrets.get(key)}:
+            self._secrets[stage.volume_id, stage.path.text] = kept
         return csi_pb2.NodeStageVolumeResponse()
 
     async def NodeUnstageVolume(
@@ -186,7 +194,7 @@ class Node(csi_pb2_grpc.NodeServicer):
             lambda: self._rules.node_unstage.unstage(volume_id, path),
             context,
         )
-        self._passphrases.pop((volume_id, path.text), None)
+        self._secrets.pop((volume_id, path.text), None)
         return csi_pb2.NodeUnstageVolumeResponse()
 
     async def NodePublishVolume(
@@ -194,9 +202,11 @@ class Node(csi_pb2_grpc.NodeServicer):
     ) -> csi_pb2.NodePublishVolumeResponse:
         """Mount on the host, or return what a guest needs to mount."""
         publish = _publish(request)
-        if not publish.passphrase:
-            of_stage = self._passphrases.get((publish.volume_id, publish.staging.text), "")
-            publish = replace(publish, passphrase=of_stage)
+        of_stage = self._secrets.get((publish.volume_id, publish.staging.text), {})
+        known = {**of_stage, **publish.secrets}
+        publish = replace(
+            publish, secrets=known, passphrase=known.get(deferral_keys.PASSPHRASE, "")
+        )
         inline = ephemeral.is_wanted(publish)
         granted = await self._run(
             publish.volume_id,
@@ -263,6 +273,7 @@ class Node(csi_pb2_grpc.NodeServicer):
             csi.capability(request.volume_capability)
             if request.HasField("volume_capability")
             else None,
+            dict(request.secrets),
         )
         size_bytes = await self._run(
             expand.volume_id,
@@ -279,7 +290,10 @@ class Node(csi_pb2_grpc.NodeServicer):
         Raises `MissingField`, `VolumeNotFound`, and `NotPublishedAtPath` for a path where no volume can be.
         """
         limits.required(text, "volume_path", limit_bytes=volumes.PATH_MAX_BYTES - 1)
-        self._rules.volume_records.check_known(volume_id)
+        if not self._rules.live.staging_paths(
+            volume_id
+        ):  # another process may have made it just now
+            self._rules.volume_records.check_known(volume_id)
         try:
             return volumes.TargetPath.parse(text, role="volume_path")
         except volumes.InvalidPath as err:
@@ -335,7 +349,7 @@ def _publish(request: csi_pb2.NodePublishVolumeRequest) -> Publish:
         deferred=request.defer_fs_ops,
         volume_context=tuple(sorted(request.volume_context.items())),
         publish_context=tuple(sorted(request.publish_context.items())),
-        passphrase=request.secrets.get(deferral_keys.PASSPHRASE, ""),
+        secrets={key: request.secrets[key] for key in _KEPT if request.secrets.get(key)},
     )
 
 

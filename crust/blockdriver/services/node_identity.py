@@ -5,6 +5,7 @@ from typing import Literal
 
 from crust import errors, volumes
 from crust.blockdriver.controller import topology
+from crust.blockdriver.services.roles import Role
 
 CsiProfile = Literal["1.12", "1.13"]
 NODE_ID_MAX_BYTES = 256
@@ -29,6 +30,7 @@ class NodeIdentity:
     driver: volumes.DriverName
     node_id: str
     csi_profile: CsiProfile
+    role: Role = Role()  # noqa: RUF009 - frozen
 
     @property
     def tells_condition(self) -> bool:
@@ -37,7 +39,9 @@ class NodeIdentity:
 
     @property
     def segment(self) -> str:
-        """The value of this node's topology segment."""
+        """The value of this node's topology segment; empty where every node reaches the pool."""
+        if self.role.is_shared:
+            return ""
         return topology.value_of(self.node_id)
 
     def require(self, profile: CsiProfile) -> None:

@@ -8,9 +8,9 @@ from crust.rpc import csi, limits
 from crust.wire.csi.v1 import csi_pb2
 
 
-def place(here: str) -> csi_pb2.Topology:
-    """The topology of this node."""
-    return csi_pb2.Topology(segments={topology.KEY: here})
+def places(here: str) -> tuple[csi_pb2.Topology, ...]:
+    """The topology of this node; none where every node reaches the pool."""
+    return (csi_pb2.Topology(segments={topology.KEY: here}),) if here else ()
 
 
 def volume(value: Volume, here: str) -> csi_pb2.Volume:
@@ -19,7 +19,7 @@ def volume(value: Volume, here: str) -> csi_pb2.Volume:
         volume_id=value.volume_id,
         capacity_bytes=value.capacity_bytes,
         volume_context=value.context,
-        accessible_topology=[place(here)],
+        accessible_topology=places(here),
     )
     if value.source is not None and value.source.kind == "snapshot":
         pb.content_source.snapshot.snapshot_id = value.source.id

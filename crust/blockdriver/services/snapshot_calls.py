@@ -114,10 +114,10 @@ class SnapshotCalls:
         source = limits.optional(request.source_volume_id, "source_volume_id")
         snapshot_id = limits.optional(request.snapshot_id, "snapshot_id")
         if request.max_entries < 0:
-            raise list_volumes.NegativeMaxEntries(request.max_entries)
+            raise limits.NegativeMaxEntries(request.max_entries)
         token = request.starting_token
         if token and not self.volume_snapshots.pool.ids.is_snapshot_id(token):
-            raise list_volumes.InvalidStartingToken(token)
+            raise limits.InvalidStartingToken(token)
         self.volume_snapshots.snapshot_records.find(snapshot_id)
         found = (
             each
@@ -145,7 +145,7 @@ class SnapshotCalls:
         )
         pb.creation_time.seconds, pb.creation_time.nanos = divmod(record.created_ns, _NS)
         if self.here.csi_profile == "1.13":
-            pb.accessible_topology.append(responses.place(self.here.segment))
+            pb.accessible_topology.extend(responses.places(self.here.segment))
         return pb
 
     def group_to_wire(

@@ -11,7 +11,7 @@ from typing import Any
 import grpc.aio
 
 from crust import errors
-from crust.blockdriver.engines.protocol import Backend, Region
+from crust.blockdriver.engines.protocol import Provisioning, Region
 from crust.blockdriver.records.snapshot_record import SnapshotRecord
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
@@ -34,10 +34,10 @@ class NegativeMaxResults(errors.InvalidRequest):
 class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
     """The SnapshotMetadata service."""
 
-    def __init__(self, calls: SnapshotCalls, backend: Backend, reads: Reads) -> None:
+    def __init__(self, calls: SnapshotCalls, provisioning: Provisioning, reads: Reads) -> None:
         self._calls = calls
         self._reads = reads
-        self._backend = backend
+        self._provisioning = provisioning
 
     async def GetMetadataAllocated(
         self, request: csi_pb2.GetMetadataAllocatedRequest, context: Context
@@ -48,7 +48,9 @@ class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
         record = self._calls.volume_snapshots.find(snapshot_id)
         changed_blocks.check_offset(request.starting_offset, record)
         image = take_snapshot.image_of(record)
-        found = await self._look((snapshot_id,), lambda: self._backend.allocated(image), context)
+        found = await self._look(
+            (snapshot_id,), lambda: self._provisioning.allocated(image), context
+        )
         for piece in _pieces(found, request.starting_offset, record, request.max_results):
             yield csi_pb2.GetMetadataAllocatedResponse(
                 block_metadata_type=csi_pb2.VARIABLE_LENGTH,
@@ -68,7 +70,7 @@ class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
         changed_blocks.check_offset(request.starting_offset, target)
         images = [take_snapshot.image_of(each) for each in (base, target)]
         found = await self._look(
-            (base_id, target_id), lambda: self._backend.changed(*images), context
+            (base_id, target_id), lambda: self._provisioning.changed(*images), context
         )
         for piece in _pieces(found, request.starting_offset, target, request.max_results):
             yield csi_pb2.GetMetadataDeltaResponse(

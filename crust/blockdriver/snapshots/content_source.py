@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import Backend
+from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.records.content_record import ContentRecord
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.snapshot_record import SnapshotRecord
@@ -61,7 +61,7 @@ class ContentSources:
     volume_records: VolumeRecords
     content_records: ContentRecords
     volume_snapshots: VolumeSnapshots
-    backend: Backend
+    provisioning: Provisioning
     node: VolumeUse
     freezer: Freezer
     guest_freezer: GuestFreezer
@@ -101,13 +101,13 @@ class ContentSources:
                 return await workers.run(self._clone, record, source_id, moving)
 
     def _check(self, source_id: volumes.VolumeId) -> QuiescePlan:
-        return quiesce.check(self.node, [source_id], at_once=self.backend.copies_at_once())
+        return quiesce.check(self.node, [source_id], at_once=self.provisioning.copies_at_once())
 
     def _restore(self, record: VolumeRecord, source: ContentSource) -> ContentRecord:
         taken = self.volume_snapshots.find(source.id)
         image = take_snapshot.image_of(taken)
         volume_id = volumes.VolumeId(record.volume_id)
-        self.backend.restore(volume_id, image, record.capacity_bytes)
+        self.provisioning.restore(volume_id, image, record.capacity_bytes)
         return _filled(volume_id, taken)
 
     def _clone(
@@ -116,7 +116,7 @@ class ContentSources:
         source, known = self.volume_records.load(source_id), self.content_records.load(source_id)
         volume_id = volumes.VolumeId(record.volume_id)
         with self.freezer.frozen(moving.here):
-            self.backend.clone(
+            self.provisioning.clone(
                 volume_id,
                 source_id,
                 source_bytes=source.capacity_bytes,

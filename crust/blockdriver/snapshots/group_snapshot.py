@@ -6,17 +6,18 @@ before its members' records, and removed after them.
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 
 from crust import errors, volumes
-from crust.blockdriver.records.pool import Pool, PoolIds
+from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.snapshot_record import (
     GroupRecord,
     SnapshotRecord,
     SnapshotRecords,
 )
-from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
+from crust.blockdriver.records.stored_record import new_attempt
+from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots, begin_discard
 from crust.host.process import workers
+from crust.pool_ids import PoolIds
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class GroupSnapshots:
             return await workers.run(self._groups.save, group.model_copy(update=ready)), taken
         # as in `VolumeSnapshots.take`: any error, a bug too, but no cancellation
         except Exception:
-            await workers.run(self._discard_or_log, group)
+            await workers.run(self._discard_own, group, plans)
             raise
 
     def _begin(self, group: GroupRecord) -> list[SnapshotRecord]:
@@ -142,6 +143,14 @@ class GroupSnapshots:
         group = self._groups.find(group_id)
         return () if group is None else tuple(snapshot_id for _, snapshot_id in group.members)
 
+    def _discard_own(self, group: GroupRecord, plans: Sequence[SnapshotRecord]) -> None:
+        """See `VolumeSnapshots.discard_own`; of a group that is another's by now only our members."""
+        present = self._groups.find(group.id)
+        if present is not None and present.attempt == group.attempt:
+            self._discard_or_log(present)
+        else:
+            self._volume_snapshots.discard_own(plans)
+
     def _discard_or_log(self, group: GroupRecord) -> None:
         try:
             self._discard(group)
@@ -151,13 +160,12 @@ class GroupSnapshots:
 
     def _discard(self, group: GroupRecord) -> None:
         """See `VolumeSnapshots.discard`."""
-        with suppress(errors.Exhausted):
-            self._groups.save(group.model_copy(update={"phase": "deleting"}))
+        group = begin_discard(self._groups, group)
         for _, snapshot_id in group.members:
             member = self._volume_snapshots.snapshot_records.find(snapshot_id)
             if member is not None:
                 self._volume_snapshots.discard(member)
-        self._groups.remove(group.id)
+        self._groups.remove(group)
 
     def _members(self, group: GroupRecord) -> tuple[SnapshotRecord, ...]:
         return tuple(self._volume_snapshots.find(snapshot_id) for _, snapshot_id in group.members)
@@ -171,6 +179,7 @@ def plan(pool_ids: PoolIds, name: str, ids: Sequence[volumes.VolumeId]) -> Group
         phase="creating",
         created_ns=0,
         members=tuple((each, pool_ids.member_id(name, each)) for each in ids),
+        attempt=new_attempt(),
     )
 
 

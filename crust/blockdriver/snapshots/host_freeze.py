@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import Backend
+from crust.blockdriver.engines.protocol import NodeAccess
 from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
 from crust.host.block import devices, holders, signatures
 from crust.host.filesystems import fsfreeze
@@ -60,9 +60,9 @@ class _FrozenSet:
 class Freezer:
     """Freezes and thaws. `limit_s` is the longest freeze."""
 
-    def __init__(self, intents: Intents, backend: Backend, *, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, intents: Intents, access: NodeAccess, *, limit_s: float = LIMIT_S) -> None:
         self._intents = intents
-        self._backend = backend
+        self._access = access
         self._limit_s = limit_s
 
     def thaw_mounted(self, left: Intent) -> None:
@@ -143,7 +143,7 @@ class Freezer:
         return None
 
     def _thaw_unmounted(self, left: Intent) -> None:
-        attachment = self._backend.attached(left.volume_id)
+        attachment = self._access.attached(left.volume_id)
         source = attachment.device if attachment else None
         if source is None or str(source.identity) != left.identity:
             return  # no device any more: no filesystem either

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import Attachment, Source
+from crust.blockdriver.engines.protocol import Attachment
 from crust.blockdriver.snapshots.guest_freeze import InGuest
 from crust.blockdriver.snapshots.host_freeze import Freezable
 from crust.host.block import holders
@@ -110,7 +110,7 @@ class QuiescePlan:
 def check(node: VolumeUse, volume_ids: Iterable[volumes.VolumeId], *, at_once: bool) -> QuiescePlan:
     """What to freeze for a point-in-time copy of all the volumes.
 
-    `at_once` is whether a copy takes no time (`Backend.copies_at_once`). Raises `RawDeviceInUse`,
+    `at_once` is whether a copy takes no time (`Provisioning.copies_at_once`). Raises `RawDeviceInUse`,
     `FilesystemMountCovered`, `BusyAfterLazyUnmount`. Valid while the caller has the volumes locked.
     """
     found = [_check(node, each, at_once=at_once) for each in volume_ids]
@@ -146,7 +146,7 @@ def _check_unheld(volume_id: volumes.VolumeId, device: str) -> None:
         raise BusyAfterLazyUnmount(volume_id, device)
 
 
-def _mounted(volume_id: volumes.VolumeId, source: Source) -> Freezable | None:
+def _mounted(volume_id: volumes.VolumeId, source: volumes.BlockSource) -> Freezable | None:
     found = [
         each for each in device_mounts.filesystem_mounts(source) if "ro" not in each.super_options
     ]

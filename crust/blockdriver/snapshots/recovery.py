@@ -28,7 +28,7 @@ class SnapshotRecovery:
                 self.freezer.thaw_mounted(left)
 
     def open(self) -> None:
-        """Thaw what only the engine finds, then read the records and undo incomplete work. After the engine opened.
+        """Thaw what only the engine finds, then read the records. After the engine opened.
 
         What is frozen in guests is thawed by `guest_freezer.recover`, which needs the proxy and may have to wait.
         """
@@ -39,5 +39,8 @@ class SnapshotRecovery:
                 self.freezer.thaw_unmounted(left)
         self.groups.open()
         self.volume_snapshots.snapshot_records.open()
+
+    def discard_incomplete(self) -> None:
+        """Undo all incomplete work. Where several controllers have the pool, its garbage collector does it later."""
         self.group_snapshots.recover()
         self.volume_snapshots.recover()

@@ -6,6 +6,9 @@ it was frozen. A failure leaves nothing. What a crash leaves is discarded at the
 freezes; the CO's retry then takes the snapshot again. The id is derived from the name, so a retry finds a finished
 snapshot.
 
+Several controllers may take a snapshot of one name. Each write names the record that it replaces, and an attempt
+discards only what it wrote itself: who finds another's record in place of its own stops, and answers ABORTED.
+
 The writers of raw devices cannot be stopped. In a group one raw device in use is copied while the others are frozen.
 Several are copied one after the other and then checked: if none but the last was written to since its copy, all
 copies are of the moment of the last one. Otherwise they are copied again, a few times; then the group is refused
@@ -15,19 +18,20 @@ copies are of the moment of the last one. Otherwise they are copied again, a few
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import Backend, Image
+from crust.blockdriver.engines.protocol import Image, Provisioning
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.snapshot_record import (
     GroupRecord,
+    M,
     SnapshotRecord,
     SnapshotRecords,
 )
+from crust.blockdriver.records.stored_record import new_attempt
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.snapshots import quiesce
 from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
@@ -109,7 +113,7 @@ class VolumeSnapshots:
     content_records: ContentRecords
     snapshot_records: SnapshotRecords[SnapshotRecord]
     groups: SnapshotRecords[GroupRecord]
-    backend: Backend
+    provisioning: Provisioning
     node: VolumeUse
     capacity: Reservations
     freezer: Freezer
@@ -156,6 +160,7 @@ class VolumeSnapshots:
             filled_bytes=known.filled_bytes,
             in_guest=known.in_guest,
             group_id=group_id,
+            attempt=new_attempt(),
         )
 
     async def take(self, plans: Sequence[SnapshotRecord]) -> tuple[SnapshotRecord, ...]:
@@ -171,7 +176,7 @@ class VolumeSnapshots:
         # Whatever it was, a bug too: records in phase "creating" must not stay. Not a cancellation, which comes only
         # when the loop ends: the thread may still be copying then, and the next start discards what it leaves.
         except Exception:
-            await workers.run(self._discard_all, plans)
+            await workers.run(self.discard_own, plans)
             raise
         finally:
             for each in plans:
@@ -179,10 +184,10 @@ class VolumeSnapshots:
 
     def _begin(self, plans: Sequence[SnapshotRecord]) -> QuiescePlan:
         sources = [volumes.VolumeId(each.source_volume_id) for each in plans]
-        moving = quiesce.check(self.node, sources, at_once=self.backend.copies_at_once())
+        moving = quiesce.check(self.node, sources, at_once=self.provisioning.copies_at_once())
         for each in plans:
             source = volumes.VolumeId(each.source_volume_id)
-            self.capacity.set_aside(each.snapshot_id, self.backend.copy_bytes(source))
+            self.capacity.set_aside(each.snapshot_id, self.provisioning.copy_bytes(source))
             self.snapshot_records.save(each)
         return moving
 
@@ -190,9 +195,11 @@ class VolumeSnapshots:
         """Copy all while the mounted ones are frozen; returns the point in time."""
         raw = [each for each in plans if each.source_volume_id in moving.raw]
         with self.freezer.frozen(moving.here):
+            if self.provisioning.take_group([image_of(each) for each in plans]):
+                return time.time_ns()
             for each in plans:
                 if each not in raw:
-                    self.backend.take_snapshot(image_of(each))
+                    self.provisioning.take_snapshot(image_of(each))
             return self._copy_unheld([image_of(each) for each in raw])
 
     def _copy_unheld(self, images: Sequence[Image]) -> int:
@@ -200,8 +207,8 @@ class VolumeSnapshots:
         for _ in range(_ROUNDS):
             for each in images:
                 moment_ns = time.time_ns()
-                self.backend.take_snapshot(each)
-            if not any(self.backend.moved_on(each) for each in images[:-1]):
+                self.provisioning.take_snapshot(each)
+            if not any(self.provisioning.moved_on(each) for each in images[:-1]):
                 return moment_ns if images else time.time_ns()
         raise RawDevicesNeverIdle([each.volume_id for each in images])
 
@@ -211,10 +218,12 @@ class VolumeSnapshots:
         ready = {"phase": "ready", "created_ns": moment_ns}
         return tuple(self.snapshot_records.save(each.model_copy(update=ready)) for each in plans)
 
-    def _discard_all(self, plans: Sequence[SnapshotRecord]) -> None:
+    def discard_own(self, plans: Sequence[SnapshotRecord]) -> None:
+        """Discard what the attempt of `plans` has written; what stands there of another attempt stays."""
         for each in plans:
-            if self.snapshot_records.find(each.snapshot_id) is not None:
-                self.discard_or_log(each)
+            present = self.snapshot_records.find(each.snapshot_id)
+            if present is not None and present.attempt == each.attempt:
+                self.discard_or_log(present)
 
     def find(self, snapshot_id: str) -> SnapshotRecord:
         """A snapshot that is ready; raises `SnapshotNotFound`."""
@@ -239,12 +248,12 @@ class VolumeSnapshots:
     def discard(self, record: SnapshotRecord) -> None:
         """Delete a snapshot, also a group's member, in an order that survives a crash at any point.
 
-        On a full disk the intent cannot be written; the caller's retry then continues.
+        On a full disk the intent cannot be written; the caller's retry then continues. Raises
+        `pool_store.RecordChanged` if somebody else has written the record since: it is theirs.
         """
-        with suppress(errors.Exhausted):
-            self.snapshot_records.save(record.model_copy(update={"phase": "deleting"}))
-        self.backend.delete_snapshot(image_of(record))
-        self.snapshot_records.remove(record.snapshot_id)
+        record = begin_discard(self.snapshot_records, record)
+        self.provisioning.delete_snapshot(image_of(record))
+        self.snapshot_records.remove(record)
 
     def discard_unfinished(self, snapshot_id: str) -> None:
         """Discard a snapshot that is not ready; any other stays."""
@@ -264,6 +273,19 @@ class VolumeSnapshots:
         """Discard incomplete snapshots, and finish interrupted deletions."""
         for record in self.snapshot_records.unfinished():
             self.discard_or_log(record)
+
+
+def begin_discard(records: SnapshotRecords[M], record: M) -> M:
+    """Note in place of `record` that it is being deleted; on a full disk it may stay as it is. Returns what stands.
+
+    Raises `pool_store.RecordChanged` if somebody else has written it since.
+    """
+    deleting = record.model_copy(update={"phase": "deleting", "attempt": new_attempt()})
+    try:
+        return records.save(deleting)
+    except errors.Exhausted:
+        present = records.find(record.id)  # a write that failed may be there
+        return present if present and present.attempt == deleting.attempt else record
 
 
 def image_of(record: SnapshotRecord) -> Image:

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from crust import metrics
 from crust.blockdriver import app, serve
-from crust.blockdriver.records.pool import Pool
+from crust.blockdriver.engines.files.pool import DirectoryPool
 from crust.cli import main
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel, csi
@@ -253,7 +253,7 @@ async def test_a_pool_that_went_away_is_let_go_so_that_its_disk_can_be_repaired(
 async def test_another_pool_in_the_place_of_the_nodes_own_is_not_served(disks: Path) -> None:
     other = Node(disks)
     other.mount("other")
-    made = Pool(str(other.state), f"{disks}/elsewhere", create=True)
+    made = DirectoryPool(str(other.state), f"{disks}/elsewhere", create=True)
     await asyncio.to_thread(made.open)
     found = made.ids.pool_id
     await asyncio.to_thread(made.let_go)

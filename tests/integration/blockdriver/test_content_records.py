@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from crust import errors, volumes
+from crust.blockdriver.engines.protocol import Access
 from crust.blockdriver.records import content_records
 from crust.host.filesystems import mkfs_compatibility
 from crust.wire.csi.v1 import csi_pb2
@@ -75,13 +76,13 @@ async def test_stage_on_a_stale_content_record_clears_nothing(
     records = bench.driver.stores.content_records
     begun = records.save(records.load(volume_id).but(state="formatting", fs_type="ext4"))
     image_path(bench, volume_id).write_bytes(b"somebody's data".ljust(64 << 20, b"\0"))
-    real_attach = bench.driver.stores.backend.attach
+    real_attach = bench.driver.stores.access.attach
 
-    def attach(each: volumes.VolumeId) -> Any:
+    def attach(each: volumes.VolumeId, access: Access) -> Any:
         records.save(begun.but(state="formatted"))
-        return real_attach(each)
+        return real_attach(each, access)
 
-    monkeypatch.setattr(bench.driver.stores.backend, "attach", attach)
+    monkeypatch.setattr(bench.driver.stores.access, "attach", attach)
     with pytest.raises(content_records.StaleContentRecord):
         await bench.stage(volume_id, capability)
     assert image_path(bench, volume_id).read_bytes().startswith(b"somebody's data")

@@ -64,7 +64,7 @@ async def test_stage_without_controller_publish_succeeds_unless_another_node_has
     volume_records.save(volume_records.load(volume_id).but(nodes=(elsewhere,)))
     with pytest.raises(PublishedToOtherNode, match="renamed-since"):
         await bench.stage(volume_id)
-    assert bench.driver.stores.backend.attached(volume_id) is None
+    assert bench.driver.stores.access.attached(volume_id) is None
     volume_records.save(volume_records.load(volume_id).but(nodes=()))
     await bench.stage(volume_id)
     await bench.unstage(volume_id)

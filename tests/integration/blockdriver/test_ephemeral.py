@@ -12,6 +12,7 @@ from crust import errors, metrics, operations, volumes
 from crust.blockdriver.controller import create_volume
 from crust.blockdriver.node import ephemeral, ephemeral_orphans
 from crust.blockdriver.node.node_unstage import NodeUnstage
+from crust.blockdriver.records.volume_record import VolumeRecord
 from crust.host.block import loop
 from crust.host.filesystems import mkfs
 from crust.host.mounts import mount_api, mountinfo
@@ -92,7 +93,7 @@ async def test_ephemeral_publish_that_fails_removes_an_interrupted_volume(
     target, own = bench.target("a"), bench.driver.node_rules.ephemeral.id_of(VOLUME)
     await bench.inline(VOLUME, target, attributes={"size": "64Mi"})
     record = bench.driver.stores.volume_records.load(own)
-    begun = record.but(phase="creating")
+    begun = VolumeRecord.parse(record.but(phase="creating").encode(), "before")
     await bench.unpublish(VOLUME, target)
     bench.driver.stores.volume_records.save(begun)  # as if the driver had died after it wrote this
     with pytest.raises(errors.InvalidRequest, match="bogus"):

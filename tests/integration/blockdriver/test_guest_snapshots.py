@@ -60,9 +60,9 @@ class Scene:
         self.guests.start(self.bench.target(volume_id), self.device(volume_id), inside, fs_type)
 
     def device(self, volume_id: str) -> str:
-        attachment = self.bench.driver.stores.backend.attached(volumes.VolumeId(volume_id))
+        attachment = self.bench.driver.stores.access.attached(volumes.VolumeId(volume_id))
         assert attachment is not None
-        return attachment.source.path
+        return attachment.host_device.path
 
     async def down(self, volume_id: str) -> None:
         target = self.bench.target(volume_id)
@@ -136,7 +136,7 @@ async def test_group_of_guest_and_host_volumes_is_frozen_before_the_first_copy(
     mounted_at = [*inside, await up(bench, made[2].volume_id)]
     for path in mounted_at:
         write(path, "file", b"file")
-    backend = bench.driver.stores.backend
+    backend = bench.driver.stores.provisioning
     take, seen = backend.take_snapshot, []
 
     def looking(image: protocol.Image) -> None:
@@ -160,7 +160,7 @@ def meanwhile(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]
 ) -> pytest.MonkeyPatch:
     """Have `act` happen while an image is copied."""
-    backend = scene.bench.driver.stores.backend
+    backend = scene.bench.driver.stores.provisioning
     take, clone = backend.take_snapshot, backend.clone
 
     def taking(image: protocol.Image) -> None:

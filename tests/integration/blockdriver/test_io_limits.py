@@ -9,7 +9,7 @@ import pytest
 from crust import errors, volumes
 from crust.blockdriver import serve
 from crust.blockdriver.controller import io_limit_parameters
-from crust.blockdriver.engines.protocol import Attachment
+from crust.blockdriver.engines.protocol import Access, Attachment
 from crust.blockdriver.node import guests, io_limits
 from crust.blockdriver.records import volume_records
 from crust.host.block import loop
@@ -44,13 +44,13 @@ def limited(bench: Bench, kernel: FakeThrottle) -> Bench:
 
 
 def device_of(bench: Bench, volume_id: str) -> Attachment:
-    attachment = bench.driver.stores.backend.attached(volumes.VolumeId(volume_id))
+    attachment = bench.driver.stores.access.attached(volumes.VolumeId(volume_id))
     assert attachment is not None
     return attachment
 
 
 def in_force(bench: Bench, kernel: FakeThrottle, volume_id: str) -> volumes.IoLimits:
-    return kernel.limits_of(device_of(bench, volume_id).source.identity)
+    return kernel.limits_of(device_of(bench, volume_id).host_device.identity)
 
 
 @pytest.mark.parametrize("capability", [mount(), block()], ids=["mount", "block"])
@@ -61,7 +61,7 @@ async def test_io_limits_hold_from_publish_to_unstage(
     target = limited.target("pod-a")
     await limited.stage(made.volume_id, capability)
     assert in_force(limited, kernel, made.volume_id) == NONE  # mkfs and fsck are not its user's
-    identity = device_of(limited, made.volume_id).source.identity
+    identity = device_of(limited, made.volume_id).host_device.identity
     await limited.publish(made.volume_id, target, capability)
     assert in_force(limited, kernel, made.volume_id) == LIMITS
     await limited.unpublish(made.volume_id, target)
@@ -159,7 +159,7 @@ async def test_unstage_that_is_refused_keeps_the_limits_of_whoever_has_the_devic
     target = limited.target("pod-a")
     await limited.stage(made.volume_id, block())
     await limited.publish(made.volume_id, target, block())
-    holder = os.open(device_of(limited, made.volume_id).source.path, os.O_RDONLY)
+    holder = os.open(device_of(limited, made.volume_id).host_device.path, os.O_RDONLY)
     await limited.unpublish(made.volume_id, target)
     try:
         with pytest.raises(errors.NotReady):
@@ -175,16 +175,16 @@ async def test_publish_does_not_inherit_limits_of_an_earlier_volume(
     limited: Bench, kernel: FakeThrottle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel keeps the limits of a device number; a killed driver left them on the number that is given next."""
-    backend = limited.driver.stores.backend
+    access = limited.driver.stores.access
     throttle = limited.driver.node_rules.io_limits.throttle
-    real = backend.attach
+    real = access.attach
 
-    def attach(volume_id: volumes.VolumeId) -> Attachment:
-        made = real(volume_id)
-        throttle.set(made.source.identity, LIMITS)
+    def attach(volume_id: volumes.VolumeId, wanted: Access) -> Attachment:
+        made = real(volume_id, wanted)
+        throttle.set(made.host_device.identity, LIMITS)
         return made
 
-    monkeypatch.setattr(backend, "attach", attach)
+    monkeypatch.setattr(access, "attach", attach)
     made = await limited.create()
     await limited.stage(made.volume_id)
     assert in_force(limited, kernel, made.volume_id) == NONE
@@ -200,8 +200,8 @@ async def test_start_sets_missing_limits_and_removes_others(
         await limited.stage(each.volume_id)
     await limited.publish(used.volume_id, target)
     throttle = limited.driver.node_rules.io_limits.throttle
-    throttle.set(device_of(limited, used.volume_id).source.identity, NONE)
-    throttle.set(device_of(limited, idle.volume_id).source.identity, LIMITS)
+    throttle.set(device_of(limited, used.volume_id).host_device.identity, NONE)
+    throttle.set(device_of(limited, idle.volume_id).host_device.identity, LIMITS)
     limited.restart()
     assert in_force(limited, kernel, used.volume_id) == LIMITS
     assert in_force(limited, kernel, idle.volume_id) == NONE

@@ -51,7 +51,7 @@ async def test_gc_finishes_an_interrupted_delete_at_once(bench: Bench) -> None:
 
 async def test_gc_detaches_a_device_that_was_never_staged(bench: Bench) -> None:
     volume_id = volumes.VolumeId((await bench.create()).volume_id)
-    bench.driver.stores.backend.attach(volume_id)
+    bench.driver.stores.access.attach(volume_id)
     bench.restart()
     assert len(devices(bench)) == 1
     await collect(bench)
@@ -161,10 +161,10 @@ async def test_start_and_gc_open_no_device_of_another_program(
     try:
         bench.restart()
         await collect(bench)
-        ours = bench.driver.stores.backend.attached(volume_id)
+        ours = bench.driver.stores.access.attached(volume_id)
         assert ours is not None
-        assert opened == {ours.source.identity.minor}
-        assert bench.driver.stores.backend.attach_limit() < loop.numbers()
+        assert opened == {ours.host_device.identity.minor}
+        assert bench.driver.stores.access.foreign_attachments() >= 1
     finally:
         loop.detach(stranger)
     await bench.unstage(volume_id)

@@ -74,8 +74,8 @@ async def test_stage_never_formats_foreign_content(bench: Bench) -> None:
 
 async def test_stage_never_formats_what_only_the_page_cache_of_the_device_has(bench: Bench) -> None:
     volume = await bench.create()
-    attachment = bench.driver.stores.backend.attach(volumes.VolumeId(volume.volume_id))
-    with open(attachment.source.path, "r+b", buffering=0) as device:
+    attachment = bench.driver.stores.access.attach(volumes.VolumeId(volume.volume_id))
+    with open(attachment.host_device.path, "r+b", buffering=0) as device:
         device.seek(32 * MIB)
         device.write(b"a foreign backup superblock")
         with pytest.raises(format_decision.ContentInDoubt):

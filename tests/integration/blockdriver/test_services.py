@@ -13,6 +13,7 @@ import pytest
 from google.protobuf.message import Message
 
 from crust.blockdriver import app, serve
+from crust.blockdriver.controller import topology
 from crust.blockdriver.controller.modify_volume import VolumeModifier
 from crust.blockdriver.driver import Driver
 from crust.host.files import flocks
@@ -72,9 +73,65 @@ async def test_deferral_capabilities_are_shown_only_with_the_opt_in(
     assert {each.rpc.type for each in opted.capabilities} - known == {20526, 20527, 20528}
     info = await node.NodeGetInfo(csi_pb2.NodeGetInfoRequest())
     assert (info.node_id, list(info.supported_file_systems)) == ("n", [])
-    assert info.max_volumes_per_node == mount_capacity.max_volumes()
+    assert 0 < info.max_volumes_per_node <= mount_capacity.max_volumes()
     info = await node.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), metadata=extensions.METADATA)
     assert list(info.supported_file_systems) == ["ext4", "xfs", "btrfs"]
+
+
+@pytest.mark.spec("N-2")
+async def test_node_info_capabilities_are_shown_only_with_the_opt_in(
+    served: grpc.aio.Channel,
+) -> None:
+    node, controller = csi_pb2_grpc.NodeStub(served), csi_pb2_grpc.ControllerStub(served)
+    calls: tuple[tuple[Any, Message, set[int]], ...] = (
+        (node.NodeGetCapabilities, csi_pb2.NodeGetCapabilitiesRequest(), {20529, 20530}),
+        (controller.ControllerGetCapabilities, csi_pb2.ControllerGetCapabilitiesRequest(), {20529}),
+    )
+    for call, request, added in calls:
+        known = {each.rpc.type for each in (await call(request)).capabilities}
+        opted = (await call(request, metadata=extensions.NODE_INFO_METADATA)).capabilities
+        assert {each.rpc.type for each in opted} - known == added
+        assert max(known) < 20
+
+
+@pytest.mark.spec("N-3", "N-4")
+async def test_node_info_with_the_flag_is_the_id_alone_for_a_caller_that_opts_in(
+    served: grpc.aio.Channel,
+) -> None:
+    node = csi_pb2_grpc.NodeStub(served)
+    request = csi_pb2.NodeGetInfoRequest(controller_get_node_info=True)
+    opted = await node.NodeGetInfo(request, metadata=extensions.NODE_INFO_METADATA)
+    assert opted == csi_pb2.NodeGetInfoResponse(node_id="n")
+    assert (await node.NodeGetID(csi_pb2.NodeGetIDRequest())).node_id == "n"
+    complete = [
+        await node.NodeGetInfo(request),  # field 1 of a CO that has not opted in may be another one
+        await node.NodeGetInfo(
+            csi_pb2.NodeGetInfoRequest(), metadata=extensions.NODE_INFO_METADATA
+        ),
+    ]
+    for each in complete:
+        assert each.node_id == "n"
+        assert each.max_volumes_per_node > 0
+        assert dict(each.accessible_topology.segments) == {topology.KEY: "n"}
+
+
+@pytest.mark.spec("N-5")
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        ({"node_id": "other"}, grpc.StatusCode.NOT_FOUND),
+        ({}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"node_id": "n" * 257}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"node_id": "n\0"}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"node_id": "n", "published_volume_ids": [""]}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"node_id": "n", "published_volume_ids": ["v" * 129]}, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+async def test_controller_node_info_refuses_absent_nodes_and_malformed_ids(
+    served: grpc.aio.Channel, request_: dict[str, Any], expected: grpc.StatusCode
+) -> None:
+    call = csi_pb2_grpc.ControllerStub(served).ControllerGetNodeInfo
+    await refused(call(csi_pb2.ControllerGetNodeInfoRequest(**request_)), expected)
 
 
 async def test_errors_arrive_as_the_codes_of_csi(served: grpc.aio.Channel) -> None:

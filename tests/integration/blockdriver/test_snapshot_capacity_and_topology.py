@@ -39,7 +39,7 @@ async def filled(bench: Bench, *, leave: int) -> tuple[str, str]:
 
 async def test_snapshot_does_not_use_reserved_capacity(small: Bench) -> None:
     volume_id, _ = await filled(small, leave=16 * MIB)
-    if small.driver.stores.backend.copies_at_once():
+    if small.driver.stores.provisioning.copies_at_once():
         await snapshot(small, volume_id)
     else:
         with pytest.raises(capacity.OutOfCapacity):
@@ -55,7 +55,7 @@ async def test_capacity_is_reserved_before_a_copy_starts(
     small: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     volume_id, _ = await filled(small, leave=100 * MIB)
-    backend = small.driver.stores.backend
+    backend = small.driver.stores.provisioning
     take, before = backend.take_snapshot, await available(small)
     meanwhile: list[int] = []
 

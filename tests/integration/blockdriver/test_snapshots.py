@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from crust import errors, operations
-from crust.blockdriver.controller import create_volume, list_volumes
+from crust.blockdriver.controller import create_volume
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.node import guests
 from crust.blockdriver.records import volume_records
@@ -264,9 +264,9 @@ async def test_attach_on_btrfs_is_buffered_so_that_clones_have_few_extents(
     """With direct I/O every request left an extent there, and a clone of 2 GiB took four times that of 100 MiB."""
     volume = await pool.create("one", block())
     await up(pool, volume.volume_id, raw=True)
-    attachment = pool.driver.stores.backend.attached(pool.ids.volume_id("one"))
+    attachment = pool.driver.stores.access.attached(pool.ids.volume_id("one"))
     assert attachment is not None
-    name = os.path.basename(attachment.source.path)
+    name = os.path.basename(attachment.host_device.path)
     on_btrfs = pool_type(pool) == "btrfs"
     assert Path(f"/sys/block/{name}/loop/dio").read_text().strip() == ("0" if on_btrfs else "1")
     await down(pool, volume.volume_id)
@@ -342,9 +342,9 @@ async def test_list_snapshots_pages_survive_changes(cloning: Bench) -> None:
     assert [each.snapshot.source_volume_id for each in filtered.entries] == [two.volume_id]
     assert len((await listed(snapshot_id=ids[0])).entries) == 1
     assert len((await listed(snapshot_id="snap-none")).entries) == 0
-    with pytest.raises(list_volumes.InvalidStartingToken):
+    with pytest.raises(limits.InvalidStartingToken):
         await listed(starting_token="nonsense")
-    with pytest.raises(list_volumes.NegativeMaxEntries):
+    with pytest.raises(limits.NegativeMaxEntries):
         await listed(max_entries=-1)
     got = await cloning.driver.controller.GetSnapshot(
         csi_pb2.GetSnapshotRequest(snapshot_id=ids[0]), caller()
@@ -370,10 +370,10 @@ async def test_snapshot_during_another_operation_of_the_volume_is_aborted(clonin
 async def test_start_thaws_a_filesystem_left_frozen(copying: Bench) -> None:
     source = await copying.create("source")
     target = await up(copying, source.volume_id)
-    attachment = copying.driver.stores.backend.attached(copying.ids.volume_id("source"))
+    attachment = copying.driver.stores.access.attached(copying.ids.volume_id("source"))
     assert attachment is not None
     entry = copying.root / "run" / "freezes" / source.volume_id
-    entry.write_text(f"{boot.boot_id()} {attachment.source.identity}\n")
+    entry.write_text(f"{boot.boot_id()} {attachment.host_device.identity}\n")
     entry.chmod(0o600)
     fsfreeze.freeze(target)
     await asyncio.to_thread(copying.restart)
@@ -391,18 +391,18 @@ async def test_start_thaws_a_frozen_filesystem_that_was_unmounted(
     """It was unmounted lazily: it still has the device, and no path leads to it."""
     source = await copying.create("source", mount(fs_type), size=size)
     target = await up(copying, source.volume_id, fs_type)
-    attachment = copying.driver.stores.backend.attached(copying.ids.volume_id("source"))
+    attachment = copying.driver.stores.access.attached(copying.ids.volume_id("source"))
     assert attachment is not None
     entry = copying.root / "run" / "freezes" / source.volume_id
-    entry.write_text(f"{boot.boot_id()} {attachment.source.identity}\n")
+    entry.write_text(f"{boot.boot_id()} {attachment.host_device.identity}\n")
     entry.chmod(0o600)
     fsfreeze.freeze(target)
     unmount_lazily(target)
     with pytest.raises(devices.DeviceInUse):
-        os.close(devices.open_exclusive(attachment.source.path))
+        os.close(devices.open_exclusive(attachment.host_device.path))
     await asyncio.to_thread(copying.restart)
     assert not entry.exists()
-    os.close(devices.open_exclusive(attachment.source.path))
+    os.close(devices.open_exclusive(attachment.host_device.path))
     assert await up(copying, source.volume_id, fs_type) == target
     write(target, "after", b"x")
     await down(copying, source.volume_id)
@@ -411,11 +411,11 @@ async def test_start_thaws_a_frozen_filesystem_that_was_unmounted(
 async def test_start_drops_a_freeze_of_a_removed_volume(copying: Bench) -> None:
     source = await copying.create("source")
     await up(copying, source.volume_id)
-    attachment = copying.driver.stores.backend.attached(copying.ids.volume_id("source"))
+    attachment = copying.driver.stores.access.attached(copying.ids.volume_id("source"))
     assert attachment is not None
     entry = copying.root / "run" / "freezes" / source.volume_id
     await copying.unpublish(source.volume_id, copying.target(source.volume_id))
-    for absent in (attachment.source.identity, "7:1000000@1", "nonsense"):
+    for absent in (attachment.host_device.identity, "7:1000000@1", "nonsense"):
         entry.write_text(f"{boot.boot_id()} {absent}\n")
         entry.chmod(0o600)
         await asyncio.to_thread(copying.restart)
@@ -428,7 +428,7 @@ async def test_snapshot_that_takes_too_long_is_thawed_and_fails(
 ) -> None:
     source = await copying.create("source")
     target = await up(copying, source.volume_id)
-    backend = copying.driver.stores.backend
+    backend = copying.driver.stores.provisioning
     take = backend.take_snapshot
 
     def slowly(image: protocol.Image) -> None:
@@ -460,7 +460,7 @@ async def test_group_snapshot_freezes_all_members_before_the_first_copy(
     data = [os.urandom(MIB) for _ in made]
     for target, content in zip(targets, data, strict=True):
         write(target, "file", content)
-    backend = pool.driver.stores.backend
+    backend = pool.driver.stores.provisioning
     take, seen = backend.take_snapshot, []
 
     def looking(image: protocol.Image) -> None:
@@ -534,7 +534,7 @@ async def test_group_with_a_raw_device_in_use_is_point_in_time_with_reflinks(
     one, two = await cloning.create("one", block()), await cloning.create("two")
     await up(cloning, one.volume_id, raw=True)
     target = await up(cloning, two.volume_id)
-    backend = cloning.driver.stores.backend
+    backend = cloning.driver.stores.provisioning
     take, seen = backend.take_snapshot, []
 
     def looking(image: protocol.Image) -> None:
@@ -564,7 +564,7 @@ async def test_group_of_raw_devices_is_copied_again_after_a_write(
     cloning: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids, targets = await raw_pair(cloning)
-    backend = cloning.driver.stores.backend
+    backend = cloning.driver.stores.provisioning
     take = backend.take_snapshot
     taken: list[str] = []
 
@@ -589,7 +589,7 @@ async def test_group_of_raw_devices_always_written_to_is_refused(
     cloning: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids, targets = await raw_pair(cloning)
-    backend = cloning.driver.stores.backend
+    backend = cloning.driver.stores.provisioning
     take, number = backend.take_snapshot, itertools.count()
 
     def interrupted(image: protocol.Image) -> None:

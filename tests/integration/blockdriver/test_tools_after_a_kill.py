@@ -196,7 +196,7 @@ def test_stage_with_the_record_of_an_interrupted_mkfs_never_clears_a_used_volume
                 asyncio.run(bench.stage(old.volume_id, wanted))
         now = records.load(volumes.VolumeId(old.volume_id))
         records.save(now.but(state="formatted", planned_uuid=""))
-        bench.driver.stores.backend.detach(volumes.VolumeId(old.volume_id))
+        bench.driver.stores.access.detach(volumes.VolumeId(old.volume_id))
     asyncio.run(bench.stage(old.volume_id, capability))
     asyncio.run(bench.publish(old.volume_id, bench.target("v"), capability))
     assert Path(bench.target("v"), "precious").read_bytes() == b"every byte"
@@ -228,8 +228,8 @@ def test_a_filesystem_whose_mkfs_ended_after_the_kill_is_synced_before_it_is_rec
     known = ContentRecord.parse(path.read_bytes(), str(path))
     begun = known.but(state="formatting", fs_type="ext4", planned_uuid=uuid)
     path.write_bytes(begun.encode())
-    attached = bench.driver.stores.backend.attach(volumes.VolumeId(volume.volume_id))
-    device = attached.source.path
+    attached = bench.driver.stores.access.attach(volumes.VolumeId(volume.volume_id))
+    device = attached.host_device.path
     subprocess.run(["mkfs.ext4", "-q", "-U", uuid, device], check=True)
     with recorded() as steps:
         asyncio.run(bench.stage(volume.volume_id))

@@ -11,8 +11,8 @@ import pytest
 
 from crust import errors, operations, volumes
 from crust.blockdriver.engines import protocol
+from crust.blockdriver.engines.files.pool import PoolIdentityUnreadable
 from crust.blockdriver.records import volume_records
-from crust.blockdriver.records.pool import PoolIdentityUnreadable
 from crust.blockdriver.snapshots import content_source, group_snapshot, quiesce, take_snapshot
 from crust.host.block import devices
 from crust.host.files import file_copy
@@ -53,9 +53,9 @@ def image(bench: Bench, volume_id: str) -> Path:
 
 
 def device(bench: Bench, name: str) -> str:
-    attachment = bench.driver.stores.backend.attached(bench.ids.volume_id(name))
+    attachment = bench.driver.stores.access.attached(bench.ids.volume_id(name))
     assert attachment is not None
-    return attachment.source.path
+    return attachment.host_device.path
 
 
 def left_frozen(bench: Bench, volume_id: str, target: str) -> Path:
@@ -79,7 +79,7 @@ async def begun(bench: Bench, source: str, monkeypatch: pytest.MonkeyPatch) -> N
         raise errors.NotReady("not now")
 
     with monkeypatch.context() as patched:
-        patched.setattr(bench.driver.stores.backend, "clone", refuse)
+        patched.setattr(bench.driver.stores.provisioning, "clone", refuse)
         with pytest.raises(errors.NotReady, match="not now"):
             await made_of(bench, "clone", volume_id=source)
 
@@ -197,7 +197,7 @@ async def test_copy_of_a_file_that_cannot_be_cloned_is_refused(
     """Others there are cloned at one moment, and all rules count on it. Old kernels refuse one without checksums."""
     source = await on_btrfs.create("source", block())
     await up(on_btrfs, source.volume_id, raw=True)
-    assert on_btrfs.driver.stores.backend.copies_at_once()
+    assert on_btrfs.driver.stores.provisioning.copies_at_once()
     monkeypatch.setattr(file_copy, "_FICLONE", 0)  # which no file knows
     with pytest.raises(file_copy.FileNotCloneable):
         await snapshot(on_btrfs, source.volume_id)
@@ -213,7 +213,7 @@ async def test_restore_of_one_snapshot_in_parallel_blocks_its_deletion(
 ) -> None:
     source = await pool.create("source")
     taken = await snapshot(pool, source.volume_id)
-    backend, both = pool.driver.stores.backend, threading.Barrier(3, timeout=30)
+    backend, both = pool.driver.stores.provisioning, threading.Barrier(3, timeout=30)
     restore = backend.restore
 
     def together(volume_id: volumes.VolumeId, image: protocol.Image, size_bytes: int) -> None:

@@ -20,7 +20,7 @@ async def test_start_leaves_what_a_crash_left_if_it_cannot_be_removed(tmp_path: 
     for each in (run / boot.boot_id() / "staged", *(tmp_path / each for each in DIRECTORIES)):
         (each / ".name.0123.crust-tmp" / "in it").mkdir(parents=True)
     (run / OTHER_BOOT / "staged" / "directory" / "in it").mkdir(parents=True)
-    state.stores.pool.let_go()
+    state.stores.pool.home.let_go()
     again = driver_state.opened(tmp_path)
     assert again.stores.volume_records.ids() == (made.volume_id,)
     assert (run / OTHER_BOOT / "staged" / "directory").is_dir()

@@ -5,7 +5,11 @@ from pathlib import Path
 import crust
 
 _ROOT = Path(crust.__file__).parent
-_BEFORE_THERE_IS_AN_ENGINE = ["blockdriver/pool_watch.py", "blockdriver/serve.py"]
+_BEFORE_THERE_IS_AN_ENGINE = [
+    "blockdriver/cluster_controller.py",
+    "blockdriver/pool_watch.py",
+    "blockdriver/serve.py",
+]
 
 
 def test_driver_and_its_tools_use_no_threads_of_the_process() -> None:

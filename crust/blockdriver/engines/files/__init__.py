@@ -1,1 +1,37 @@
-"""The engine for sparse files in one directory, attached by loop devices."""
+"""The engine for sparse files in one directory, attached by loop devices: what only files know is in here."""
+
+import os
+
+from crust.blockdriver.engines.files.engine import Files
+from crust.blockdriver.engines.files.pool import DirectoryPool
+from crust.blockdriver.engines.files.records import FileRecords
+from crust.blockdriver.engines.files.reserve import Reserve
+from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.protocol import Engine
+
+_SMALL_BYTES = 64 * 1024
+_LARGE_BYTES = 16 * 1024 * 1024
+"""More than a group with as many volumes as fit into one gRPC message needs."""
+_LIMITS_BYTES = {
+    RecordKind.VOLUMES: _SMALL_BYTES,
+    RecordKind.CONTENT: _SMALL_BYTES,
+    RecordKind.SNAPSHOTS: _LARGE_BYTES,
+    RecordKind.GROUPS: _LARGE_BYTES,
+}
+
+
+def engine(directory: str, memory: str = "", *, create: bool = False) -> Engine:
+    """The engine with the pool in `directory`, without I/O; `memory` and `create` as `DirectoryPool` has them."""
+    pool = DirectoryPool(directory, memory or memory_beside(directory), create=create)
+    reserve = Reserve(pool.directory / "records.reserve")
+    files = Files(pool.directory / "images", lambda text: pool.ids.is_volume_id(text))
+
+    def records(kind: RecordKind) -> FileRecords:
+        return FileRecords(pool.directory / kind.value, reserve, limit_bytes=_LIMITS_BYTES[kind])
+
+    return Engine("files", pool, files, files, records, None, pool.directory / "tools.lock")
+
+
+def memory_beside(directory: str) -> str:
+    """Where a pool's id is remembered if no setting says so: beside its directory, and so not on its disk."""
+    return f"{os.path.normpath(directory)}.pool-id"

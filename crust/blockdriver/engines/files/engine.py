@@ -12,12 +12,14 @@ programs have attached may hang. An image that was renamed by hand while it was 
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from crust import errors, volumes
 from crust.blockdriver.engines.files.snapshots import FileSnapshots
 from crust.blockdriver.engines.protocol import (
+    READ_WRITE,
+    Access,
     Attachment,
     Image,
     ImageMissing,
@@ -32,6 +34,7 @@ from crust.host.files.held_directory import Place
 _SUFFIX = ".img"
 _TAG_ID_BYTES = 44
 """The kernel keeps 63 bytes of a tag; the pool's part of it takes 19."""
+_LEAST_SPARE_BYTES = 64 * 1024**2
 _LARGEST_FILE_BYTES = 16 * 1024**4 - 1024**2
 """The largest file of ext4 with 4 KiB blocks; a pool may be larger, a single file may not."""
 
@@ -76,7 +79,6 @@ class Files:
         self._is_id = is_id
         self._sector_size = sector_size
         self._known: dict[volumes.VolumeId, loop.LoopDevice] = {}
-        self._foreign = 0
         self._others_bytes = 0
         self._snapshots = FileSnapshots(pool)
         self._tag = ""
@@ -104,7 +106,6 @@ class Files:
         self._direct_io = not file_copy.piles_up_extents(self._pool)
         self._known.clear()
         ours = self._devices()
-        self._foreign = max(loop.count() - len(ours), 0)
         images = self._images_by_tag()
         for device in ours:
             if (volume_id := self._volume_of(device, images)) is not None:
@@ -144,11 +145,15 @@ class Files:
             except errors.NotFound as err:
                 raise ImageMissing(volume_id) from err
 
-    def delete(self, volume_id: volumes.VolumeId) -> None:
-        """Unlink the file, unless a loop device still has it: its writer would lose data."""
+    def check_unused(self, volume_id: volumes.VolumeId) -> None:
+        """By the loop devices."""
         attachment = self.attached(volume_id)
         if attachment is not None:
-            raise StillAttached(volume_id, attachment.source.path)
+            raise StillAttached(volume_id, attachment.shown)
+
+    def delete(self, volume_id: volumes.VolumeId) -> None:
+        """Unlink the file, unless a loop device still has it: its writer would lose data."""
+        self.check_unused(volume_id)
         sparse.remove(self._path(volume_id))
 
     def maximum_bytes(self) -> int:
@@ -162,6 +167,7 @@ class Files:
             size_bytes=space.total_bytes - self._others_bytes,
             free_bytes=space.available_bytes,
             snapshot_bytes=self._snapshots.blocks_bytes(),
+            spare_bytes=_spare_bytes(space.total_bytes - self._others_bytes),
         )
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
@@ -172,8 +178,13 @@ class Files:
         """The snapshot files of the pool."""
         return self._snapshots.ids()
 
-    def attach(self, volume_id: volumes.VolumeId) -> Attachment:
-        """One loop device per file; with direct I/O except where that makes clones slow."""
+    def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
+        """Files need no credentials."""
+
+    def attach(self, volume_id: volumes.VolumeId, access: Access = READ_WRITE) -> Attachment:
+        """One loop device per file; with direct I/O except where that makes clones slow. Of any access: no other node
+        reaches the file.
+        """
         known = self._still_attached(volume_id)
         if known is not None:
             return known
@@ -209,7 +220,7 @@ class Files:
     def drop(self, orphan: Attachment) -> None:
         """Detach it, if it still is an orphan; raises `loop.LoopDeviceHeld`."""
         for device in self._stray_devices():
-            if device.identity == orphan.source.identity:
+            if device.identity == orphan.host_device.identity:
                 loop.detach(device)
 
     def _stray_devices(self) -> list[loop.LoopDevice]:
@@ -217,9 +228,9 @@ class Files:
         images = self._images_by_tag() if ours else {}
         return [each for each in ours if self._volume_of(each, images) is None]
 
-    def _devices(self) -> list[loop.LoopDevice]:
-        """The loop devices with this pool's tag."""
-        named = loop.list_named(self._is_image)
+    def _devices(self, among: Iterable[int] | None = None) -> list[loop.LoopDevice]:
+        """The loop devices with this pool's tag; only of the numbers `among`, if they are given."""
+        named = loop.list_named(self._is_image, among)
         return [each for each in named if each.tag.startswith(self._tag)]
 
     def _is_image(self, name: str) -> bool:
@@ -253,9 +264,28 @@ class Files:
             loop.detach(device)
         self._known.pop(volume_id, None)
 
-    def attach_limit(self) -> int:
-        """The loop devices that there can be, less those that other programs had at the start."""
-        return max(loop.numbers() - self._foreign, 1)
+    def attach_limit(self, foreign: int) -> int:
+        """The loop devices that there can be, less those that other programs have."""
+        return max(loop.numbers() - foreign, 1)
+
+    def foreign_attachments(self) -> int:
+        """The loop devices that do not have this pool's tag, now; those of empty files are not counted.
+
+        A node may have hundreds of devices that are not attached: no list of sizes has them.
+        Volumes are attached and detached meanwhile, by other threads. A device that is not known as a volume's is
+        judged by itself, by its file's name and tag; one that is gone at the end, or known by then, is not counted.
+        """
+        unknown = loop.sized() - self._known_numbers()
+        ours = {each.number for each in self._devices(unknown)} if unknown else frozenset()
+        rest = unknown - ours
+        return len((rest & loop.sized()) - self._known_numbers()) if rest else 0
+
+    def foreign_at_most(self) -> int:
+        """The loop devices that exist, attached or not, and whoever attached them."""
+        return loop.existing_at_most()
+
+    def _known_numbers(self) -> frozenset[int]:
+        return frozenset(each.number for each in self._known.copy().values())
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The file's apparent size."""
@@ -287,6 +317,10 @@ class Files:
         device = self._device_path(image.volume_id)
         with self._told_when_full(image.size_bytes):
             self._snapshots.take(image, self._path(image.volume_id), device)
+
+    def take_group(self, images: Sequence[Image]) -> bool:
+        """One file after the other is not one moment."""
+        return False
 
     def moved_on(self, image: Image) -> bool:
         """By the positions of the blocks: a write to a block shared with a snapshot goes to a new one."""
@@ -392,6 +426,11 @@ class Files:
         if not volume_id.replace("-", "").isalnum() or not volume_id.isascii():
             raise errors.InvalidRequest(f"{volume_id!r} cannot be the name of an image")
         return self._pool / (volume_id + _SUFFIX)
+
+
+def _spare_bytes(size_bytes: int) -> int:
+    """1 % of the pool, at least 64 MiB: records, extent maps and the filesystem's metadata need it."""
+    return max(size_bytes // 100, _LEAST_SPARE_BYTES)
 
 
 def _tag(pool: os.stat_result) -> str:

@@ -57,9 +57,9 @@ async def test_capacity_does_not_count_written_bytes_twice(
 ) -> None:
     await provisioner.create(sized("a", 4 * GIB))
     assert provisioner.capacity.available_bytes() == POOL_BYTES - 4 * GIB
-    space = state.stores.backend.space()
+    space = state.stores.provisioning.space()
     written = dataclasses.replace(space, free_bytes=space.free_bytes - 3 * GIB)
-    monkeypatch.setattr(state.stores.backend, "space", lambda: written)
+    monkeypatch.setattr(state.stores.provisioning, "space", lambda: written)
     assert provisioner.capacity.available_bytes() == POOL_BYTES - 4 * GIB
     await provisioner.create(sized("b", POOL_BYTES - 4 * GIB))
     with pytest.raises(capacity.OutOfCapacity):
@@ -74,7 +74,7 @@ async def test_capacity_keeps_the_room_of_a_volume_whose_record_is_damaged(
     state: Driver, provisioner: Provisioner, tmp_path: Path, damage: str | None
 ) -> None:
     """Its pod may still write all of it. What the record says again, or who removes the image, counts at once."""
-    backend = state.stores.backend
+    backend = state.stores.provisioning
     assert isinstance(backend, MemoryBackend)
     made = await provisioner.create(sized("a", 8 * GIB))
     record = tmp_path / "state" / "records" / f"{made.volume_id}.json"
@@ -82,7 +82,7 @@ async def test_capacity_keeps_the_room_of_a_volume_whose_record_is_damaged(
         record.unlink()
     else:
         record.write_text(damage)
-    state.stores.pool.let_go()
+    state.stores.pool.home.let_go()
     again = driver_state.opened(tmp_path, backend=backend).controller_rules.provisioner
     assert again.capacity.available_bytes() == POOL_BYTES - 8 * GIB
     with pytest.raises(capacity.OutOfCapacity):
@@ -103,14 +103,15 @@ def test_capacity_never_gives_the_spare(
     state: Driver, monkeypatch: pytest.MonkeyPatch, size: int, spare: int, overcommit: float
 ) -> None:
     pool = capacity.PoolCapacity(
-        state.stores.volume_records.index, state.stores.backend, overcommit
+        state.stores.volume_records.index, state.stores.provisioning, overcommit
     )
 
     def free(**space: int) -> int:
         reported = PoolSpace(
-            **{"size_bytes": size, "free_bytes": size, "snapshot_bytes": 0} | space
+            **{"size_bytes": size, "free_bytes": size, "snapshot_bytes": 0, "spare_bytes": spare}
+            | space
         )
-        monkeypatch.setattr(state.stores.backend, "space", lambda: reported)
+        monkeypatch.setattr(state.stores.provisioning, "space", lambda: reported)
         return pool.available_bytes()
 
     assert free() == size - spare
@@ -124,8 +125,8 @@ def test_capacity_counts_snapshot_blocks_and_reservations(
     state: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = state.stores.capacity
-    space = dataclasses.replace(state.stores.backend.space(), snapshot_bytes=2 * GIB)
-    monkeypatch.setattr(state.stores.backend, "space", lambda: space)
+    space = dataclasses.replace(state.stores.provisioning.space(), snapshot_bytes=2 * GIB)
+    monkeypatch.setattr(state.stores.provisioning, "space", lambda: space)
     assert pool.available_bytes() == POOL_BYTES - 2 * GIB
     pool.set_aside("a copy", GIB)
     assert pool.available_bytes() == POOL_BYTES - 3 * GIB
@@ -165,7 +166,7 @@ async def test_capacity_counts_provisioned_volumes_after_a_restart(
     state: Driver, provisioner: Provisioner, tmp_path: Path
 ) -> None:
     await provisioner.create(sized("a", 9 * GIB))
-    backend = state.stores.backend
+    backend = state.stores.provisioning
     assert isinstance(backend, MemoryBackend)
     again = driver_state.opened(tmp_path, backend=backend).controller_rules.provisioner
     assert again.capacity.available_bytes() == POOL_BYTES - 9 * GIB

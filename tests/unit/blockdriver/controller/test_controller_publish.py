@@ -113,7 +113,7 @@ async def test_controller_publish_survives_a_restart_and_blocks_delete(
 ) -> None:
     volume_id = await made(state)
     await publisher.publish(attach(volume_id, readonly=True))
-    backend = state.stores.backend
+    backend = state.stores.provisioning
     assert isinstance(backend, MemoryBackend)
     again = driver_state.opened(tmp_path, backend=backend)
     assert published_nodes.is_readonly(again.stores.volume_records.load(volume_id))
@@ -129,7 +129,7 @@ async def test_controller_publish_survives_a_restart_and_blocks_delete(
 async def test_attach_limit_gives_the_last_slot_once(
     state: Driver, publisher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state.stores.backend, "attach_limit", lambda: 2)
+    monkeypatch.setattr(state.stores.access, "attach_limit", lambda _: 2)
     ids = [await made(state, name) for name in "abc"]
     await publisher.publish(attach(ids[0]))
     await publisher.publish(attach(ids[1]))
@@ -147,17 +147,17 @@ async def test_attach_limit_gives_the_last_slot_once(
 async def test_attach_limit_counts_volumes_attached_without_controller_publish(
     state: Driver, publisher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state.stores.backend, "attach_limit", lambda: 2)
+    monkeypatch.setattr(state.stores.access, "attach_limit", lambda _: 2)
     published, ephemeral, third = [await made(state, name) for name in "abc"]
-    state.stores.backend.attach(ephemeral)
+    state.stores.access.attach(ephemeral)
     await publisher.publish(attach(published))
-    state.stores.backend.attach(published)
+    state.stores.access.attach(published)
     assert set(publisher.slots(NODE).taken) == {published, ephemeral}
     with pytest.raises(published_nodes.AttachLimitReached):
         await publisher.publish(attach(third))
     await publisher.publish(attach(ephemeral))
     await publisher.unpublish(ephemeral, NODE)
-    state.stores.backend.detach(ephemeral)
+    state.stores.access.detach(ephemeral)
     await publisher.publish(attach(third))
 
 
@@ -166,7 +166,7 @@ async def test_controller_unpublish_of_a_staged_volume_is_refused(
 ) -> None:
     volume_id = await made(state)
     await publisher.publish(attach(volume_id))
-    state.stores.backend.attach(volume_id)
+    state.stores.access.attach(volume_id)
     state.stores.node_state.note_staged(
         Staged(volume_id=volume_id, kind="mount", fs_type="ext4", paths=("/s",))
     )
@@ -174,7 +174,7 @@ async def test_controller_unpublish_of_a_staged_volume_is_refused(
         await publisher.unpublish(volume_id, "")
     state.stores.volume_records.save(state.stores.volume_records.load(volume_id).but(nodes=()))
     assert publisher.published_nodes(state.stores.volume_records.load(volume_id)) == (NODE,)
-    state.stores.backend.detach(volume_id)
+    state.stores.access.detach(volume_id)
     state.stores.node_state.forget_staged(volume_id)
     assert publisher.published_nodes(state.stores.volume_records.load(volume_id)) == ()
 
@@ -191,7 +191,7 @@ def test_max_volumes_setting_overrides_kernel_estimate_but_not_engine_limit(
     kernel: int,
     limit: int,
 ) -> None:
-    monkeypatch.setattr(state.stores.backend, "attach_limit", lambda: engine)
+    monkeypatch.setattr(state.stores.access, "attach_limit", lambda _: engine)
     monkeypatch.setattr(mount_capacity, "max_volumes", lambda: kernel)
     live = dataclasses.replace(state.node_rules.live, max_volumes=operator)
     assert live.attach_limit() == limit
@@ -202,27 +202,27 @@ async def test_attach_slots_when_full_refuse_an_unannounced_volume(
 ) -> None:
     ids = [volumes.VolumeId(await made(state, name)) for name in "abc"]
     slots = AttachSlots(
-        NODE, state.stores.volume_records.index, state.stores.backend.attached_here, lambda: 2
+        NODE, state.stores.volume_records.index, state.stores.access.attached_here, lambda: 2
     )
     with slots.taking(ids[0]):
-        state.stores.backend.attach(ids[0])
+        state.stores.access.attach(ids[0])
     with slots.taking(ids[1]):
         with pytest.raises(published_nodes.AttachLimitReached), slots.taking(ids[2]):
             pytest.fail("it was given a place")
         with slots.taking(ids[0]):  # it has its own
-            state.stores.backend.detach(ids[0])
+            state.stores.access.detach(ids[0])
     with slots.taking(ids[2]):
-        state.stores.backend.attach(ids[2])
+        state.stores.access.attach(ids[2])
 
 
 async def test_attach_slots_keep_the_slot_of_a_published_volume_from_an_unannounced_one(
     state: Driver, publisher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state.stores.backend, "attach_limit", lambda: 1)
+    monkeypatch.setattr(state.stores.access, "attach_limit", lambda _: 1)
     published, unannounced = [volumes.VolumeId(await made(state, name)) for name in "ab"]
     await publisher.publish(attach(published))
     slots = state.node_rules.node_stage.attach_slots
     with pytest.raises(published_nodes.AttachLimitReached), slots.taking(unannounced):
         pytest.fail("it was given a slot")
     with slots.taking(published):
-        state.stores.backend.attach(published)
+        state.stores.access.attach(published)

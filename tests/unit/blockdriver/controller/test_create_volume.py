@@ -12,8 +12,8 @@ from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.records import capability_check, volume_records
-from crust.blockdriver.records.pool import IdOfOtherPool, PoolIds
 from crust.blockdriver.records.volume_records import AboveLimit
+from crust.pool_ids import IdOfOtherPool, PoolIds
 from tests.support import driver_state
 from tests.support.block_driver import MIB, Mode, block, mount
 
@@ -181,7 +181,7 @@ async def test_create_on_a_full_pool_leaves_no_record(
 async def test_create_over_an_orphan_image_is_refused(
     provisioner: Provisioner, state: Driver
 ) -> None:
-    state.stores.backend.create(state.stores.pool.ids.volume_id("pvc-1"), MIB)
+    state.stores.provisioning.create(state.stores.pool.ids.volume_id("pvc-1"), MIB)
     with pytest.raises(create_volume.OrphanImage):
         await provisioner.create(create())
 
@@ -190,10 +190,10 @@ async def test_delete_of_a_volume_in_use_is_refused_and_of_an_unknown_one_succee
     provisioner: Provisioner, state: Driver
 ) -> None:
     made = await provisioner.create(create())
-    state.stores.backend.attach(made.volume_id)
+    state.stores.access.attach(made.volume_id)
     with pytest.raises(protocol.StillAttached):
         await provisioner.delete(made.volume_id)
-    state.stores.backend.detach(made.volume_id)
+    state.stores.access.detach(made.volume_id)
     await provisioner.delete(made.volume_id)
     await provisioner.delete(made.volume_id)
     await provisioner.delete(volumes.VolumeId("../../etc"))

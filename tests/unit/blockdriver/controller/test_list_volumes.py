@@ -13,6 +13,7 @@ from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.records import volume_records
 from crust.blockdriver.records.health import HealthCheck, Kind
+from crust.rpc import limits
 from tests.support import driver_state
 from tests.support.block_driver import MIB
 from tests.support.memory_backend import MemoryBackend
@@ -81,14 +82,14 @@ async def test_list_continues_after_creates_and_deletes(
 
 @pytest.mark.parametrize("token", ["x", "0", "../../etc/passwd", f"{'0' * 16}-{'0' * 40}"])
 def test_list_with_an_unknown_token_is_aborted(lister: VolumeLister, token: str) -> None:
-    with pytest.raises(list_volumes.InvalidStartingToken):
+    with pytest.raises(limits.InvalidStartingToken):
         lister.page(0, token)
-    with pytest.raises(list_volumes.InvalidStartingToken):
+    with pytest.raises(limits.InvalidStartingToken):
         lister.health_page(0, token)
 
 
 def test_list_with_a_negative_count_is_refused(lister: VolumeLister) -> None:
-    with pytest.raises(list_volumes.NegativeMaxEntries):
+    with pytest.raises(limits.NegativeMaxEntries):
         lister.page(-1, "")
 
 
@@ -125,7 +126,7 @@ async def test_list_reports_lost_and_damaged_volumes(
     tmp_path: Path,
 ) -> None:
     well, lost, short, unreadable = await volumes_made(provisioner, 4)
-    backend = state.stores.backend
+    backend = state.stores.provisioning
     assert isinstance(backend, MemoryBackend)
     del backend.images[lost]
     backend.images[short] = MIB
@@ -172,11 +173,11 @@ async def test_pool_health_without_access_or_capacity_is_abnormal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert health_check.pool() == ()
-    monkeypatch.setattr(state.stores.backend, "space", lambda: protocol.PoolSpace(0, 0, 0))
+    monkeypatch.setattr(state.stores.provisioning, "space", lambda: protocol.PoolSpace(0, 0, 0))
     assert [each.reason for each in health_check.pool()] == ["PoolFull"]
 
     def unavailable() -> None:
         raise errors.NotReady("the pool is not mounted")
 
-    monkeypatch.setattr(state.stores.backend, "check", unavailable)
+    monkeypatch.setattr(state.stores.provisioning, "check", unavailable)
     assert [each.reachable for each in health_check.pool()] == [False]

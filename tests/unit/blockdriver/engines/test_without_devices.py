@@ -11,6 +11,7 @@ from crust.blockdriver.engines import protocol
 from crust.blockdriver.node.node_state import Published
 from crust.rpc import csi
 from crust.wire.csi.v1 import csi_pb2
+from tests.support import memory_backend
 from tests.support.block_driver import MIB, caller, mount
 from tests.support.fake_guests import FakeGuests
 from tests.support.memory_backend import MemoryBackend
@@ -25,13 +26,12 @@ def runtime_guests() -> FakeGuests:
 def driver(tmp_path: Path, runtime_guests: FakeGuests) -> Driver:
     (tmp_path / "state").mkdir()
     made = app.build(
-        create_pool=True,
         state_dir=str(tmp_path / "state"),
         run_dir=str(tmp_path / "run"),
         node_id="node-1",
         csi_profile="1.13",
         target_roots=(str(tmp_path),),
-        backend=MemoryBackend(has_devices=False),
+        engine=memory_backend.engine(str(tmp_path / "state"), MemoryBackend(has_devices=False)),
         runtime_guests=runtime_guests,
     )
     made.open()
@@ -59,7 +59,7 @@ async def take(driver: Driver, volume_id: str) -> str:
 
 async def test_volume_lifecycle_without_host_device_succeeds(driver: Driver) -> None:
     one = await create(driver, "one")
-    driver.stores.backend.attach(one)
+    driver.stores.access.attach(one)
     taken = await take(driver, one)
     await create(driver, "restored", snapshot=taken)
     await create(driver, "clone", source=one)
@@ -85,7 +85,7 @@ async def test_volume_lifecycle_without_host_device_succeeds(driver: Driver) -> 
     with pytest.raises(protocol.StillAttached, match="hypervisor"):
         await driver.controller.DeleteVolume(delete, caller())
     await driver.collect_garbage(grace_s=0)
-    assert driver.stores.backend.attached(one) is None, "it was never staged"
+    assert driver.stores.access.attached(one) is None, "it was never staged"
     await driver.controller.DeleteVolume(delete, caller())
     await driver.snapshots.volume_snapshots.create(
         "again", driver.stores.pool.ids.volume_id("clone")
@@ -96,7 +96,7 @@ async def test_snapshot_freezes_a_guest_that_opens_the_image(
     driver: Driver, runtime_guests: FakeGuests, tmp_path: Path
 ) -> None:
     one, target = await create(driver, "one"), str(tmp_path / "target")
-    driver.stores.backend.attach(one)
+    driver.stores.access.attach(one)
     guest = runtime_guests.add(target)
     driver.stores.node_state.note_published(
         Published(
@@ -117,15 +117,12 @@ async def test_snapshot_freezes_a_guest_that_opens_the_image(
     assert not guest.frozen
 
 
-async def test_publish_on_host_without_device_raises_no_host_device(
-    driver: Driver, tmp_path: Path
-) -> None:
-    one = await create(driver, "one")
-    (tmp_path / "staging").mkdir()
-    request = csi_pb2.NodeStageVolumeRequest(
-        volume_id=one,
-        staging_target_path=str(tmp_path / "staging"),
-        volume_capability=csi.capability_to_wire(mount()),
-    )
-    with pytest.raises(protocol.NoHostDevice):
-        await driver.node.NodeStageVolume(request, caller())
+async def test_group_snapshot_is_one_call_where_the_engine_takes_groups(driver: Driver) -> None:
+    backend = driver.stores.engine.provisioning
+    assert isinstance(backend, MemoryBackend)
+    backend.takes_groups = True
+    ids = sorted([await create(driver, "one"), await create(driver, "two")])
+    group, taken = await driver.snapshots.group_snapshots.create("group", ids)
+    assert (group.phase, [each.phase for each in taken]) == ("ready", ["ready", "ready"])
+    assert backend.groups == [tuple(ids)]
+    assert backend.snapshot_ids() == {each.snapshot_id for each in taken}

@@ -11,10 +11,10 @@ from crust.blockdriver.driver import Driver
 from crust.blockdriver.records import content_record, content_records
 from crust.blockdriver.records.content_record import ContentRecord
 from crust.blockdriver.records.content_records import ContentRecords
-from crust.blockdriver.records.pool import PoolIds
-from crust.blockdriver.records.reserve import Reserve
+from crust.pool_ids import PoolIds
 from tests.support import crashes, driver_state
 from tests.support.memory_backend import MemoryBackend
+from tests.support.stored_records import file_records
 
 IDS = PoolIds("0123456789abcdef")
 VOLUME = IDS.volume_id("pvc")
@@ -23,7 +23,7 @@ NEW = ContentRecord(volume_id=VOLUME)
 
 @pytest.fixture
 def records(tmp_path: Path) -> ContentRecords:
-    made = ContentRecords(tmp_path, IDS.is_volume_id, Reserve(Path(f"{tmp_path}.reserve")))
+    made = ContentRecords(file_records(tmp_path), IDS.is_volume_id)
     made.open()
     return made
 
@@ -147,7 +147,7 @@ async def test_create_and_delete_killed_at_any_call_leave_both_records_or_none(
     def killed(_: str) -> None:
         raise Killed
 
-    backend, number = driver.stores.backend, 0
+    backend, number = driver.stores.provisioning, 0
     assert isinstance(backend, MemoryBackend)
     while True:
         with crashes.at_call(number, killed) as count:

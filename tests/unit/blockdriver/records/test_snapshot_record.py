@@ -1,23 +1,24 @@
 """Records of snapshots on disk: what is read back, and what is refused."""
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 
+from crust import errors
 from crust.blockdriver.records import snapshot_record
-from crust.blockdriver.records.pool import PoolIds
-from crust.blockdriver.records.reserve import Reserve
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
+from crust.host.files import durable
+from crust.pool_ids import PoolIds
+from tests.support.stored_records import file_records
 
 IDS = PoolIds("0123456789abcdef")
 ID = IDS.snapshot_id("snap")
 
 
 def shelf_in(directory: Path) -> SnapshotRecords[SnapshotRecord]:
-    made = SnapshotRecords(
-        directory, SnapshotRecord, IDS.is_snapshot_id, Reserve(Path(f"{directory}.reserve"))
-    )
+    made = SnapshotRecords(file_records(directory), SnapshotRecord, IDS.is_snapshot_id)
     made.open()
     return made
 
@@ -41,7 +42,7 @@ def test_snapshot_record_survives_a_restart_until_removed(tmp_path: Path) -> Non
     saved = shelf_in(tmp_path).save(snapshot())
     again = shelf_in(tmp_path)
     assert again.find(ID) == saved
-    again.remove(ID)
+    again.remove(saved)
     assert shelf_in(tmp_path).find(ID) is None
 
 
@@ -70,6 +71,17 @@ def test_snapshot_records_show_only_ready_ones(tmp_path: Path) -> None:
     assert {each.name for each in again.unfinished()} == {"x", "y"}
 
 
+def test_count_of_snapshot_records_has_those_that_cannot_be_read(tmp_path: Path) -> None:
+    records = shelf_in(tmp_path)
+    assert records.count() == 0
+    _, kept = [records.save(snapshot(name)) for name in ("a", "b")]
+    (tmp_path / f"{IDS.snapshot_id('a')}.json").write_text("{")
+    again = shelf_in(tmp_path)
+    assert again.count() == 2
+    again.remove(kept)
+    assert again.count() == 1
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"{}", b'{"schema": 2}', b"\xff", b"[" * 100_000], ids=range(5)
 )
@@ -96,9 +108,7 @@ def test_snapshot_record_under_another_name_is_refused(tmp_path: Path) -> None:
 
 def test_group_record_of_all_volumes_survives_a_restart(tmp_path: Path) -> None:
     def groups() -> SnapshotRecords[GroupRecord]:
-        made = SnapshotRecords(
-            tmp_path, GroupRecord, IDS.is_group_id, Reserve(Path(f"{tmp_path}.reserve"))
-        )
+        made = SnapshotRecords(file_records(tmp_path), GroupRecord, IDS.is_group_id)
         made.open()
         return made
 
@@ -115,3 +125,22 @@ def test_group_record_of_all_volumes_survives_a_restart(tmp_path: Path) -> None:
     again = groups()
     assert again.unreadable() == ()
     assert again.find(saved.group_id) == saved
+
+
+def test_snapshot_record_whose_removal_failed_at_its_sync_can_be_removed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = shelf_in(tmp_path)
+    saved = kept.save(snapshot())
+
+    def full(_: str) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "_sync", full)
+        with pytest.raises(errors.Exhausted):
+            kept.remove(saved)
+    found = kept.find(ID)
+    assert found is not None
+    kept.remove(kept.save(found.model_copy(update={"phase": "deleting"})))
+    assert (kept.find(ID), [*tmp_path.glob("*.json")]) == (None, [])

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from crust import volumes
+from crust.blockdriver.engines import pool_store
 from crust.blockdriver.records import volume_record, volume_records
-from crust.blockdriver.records.pool import PoolIds
-from crust.blockdriver.records.reserve import Reserve
 from crust.blockdriver.records.volume_record import VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.files import durable
+from crust.pool_ids import PoolIds
+from tests.support.stored_records import file_records
 
 IDS = PoolIds("0123456789abcdef")
 VOLUME = IDS.volume_id("pvc")
@@ -19,7 +20,7 @@ VOLUME = IDS.volume_id("pvc")
 
 @pytest.fixture
 def records(tmp_path: Path) -> VolumeRecords:
-    made = VolumeRecords(tmp_path, IDS.is_volume_id, Reserve(Path(f"{tmp_path}.reserve")))
+    made = VolumeRecords(file_records(tmp_path), IDS.is_volume_id)
     made.open()
     return made
 
@@ -115,3 +116,17 @@ def test_load_of_a_record_under_another_name_is_refused(
     (tmp_path / f"{VOLUME}.json").rename(tmp_path / f"{other}.json")
     with pytest.raises(volume_record.UnreadableVolumeRecord, match="describes"):
         records.load(other)
+
+
+def test_save_over_a_record_that_changed_since_it_was_read_is_refused(
+    records: VolumeRecords,
+) -> None:
+    first = records.save(volume())
+    stale = records.load(VOLUME)
+    newer = records.save(first.but(capacity_bytes=2))
+    with pytest.raises(pool_store.RecordChanged):
+        records.save(stale.but(capacity_bytes=3))
+    with pytest.raises(pool_store.RecordChanged):
+        records.save(volume(capacity_bytes=4))
+    assert records.load(VOLUME) == newer
+    assert records.index.capacity_bytes(VOLUME) == 2

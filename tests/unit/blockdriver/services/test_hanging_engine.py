@@ -20,6 +20,7 @@ from crust.host.process.bounded_calls import SystemCallTimedOut
 from crust.host.process.workers import NoWorkerFree, Workers
 from crust.rpc import csi, status
 from crust.wire.csi.v1 import csi_pb2
+from tests.support import memory_backend
 from tests.support.block_driver import MIB, caller, mount
 from tests.support.memory_backend import MemoryBackend
 
@@ -83,8 +84,7 @@ def driver(tmp_path: Path, backend: HangingBackend) -> Driver:
         run_dir=str(tmp_path / "run"),
         node_id="node-1",
         target_roots=(str(tmp_path),),
-        create_pool=True,
-        backend=backend,
+        engine=memory_backend.engine(str(tmp_path / "state"), backend),
         threads=Workers("the driver", limit=_THREADS),
     )
     for name in ("state", "run"):

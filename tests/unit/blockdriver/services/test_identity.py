@@ -78,3 +78,24 @@ async def test_probe_of_a_missing_pool_reports_the_reason() -> None:
 
 def discard(_: object) -> None:
     return None
+
+
+@pytest.mark.parametrize("stays", [True, False])
+async def test_probe_of_a_pool_that_goes_away_meanwhile_is_not_ready_and_no_error(
+    *, stays: bool
+) -> None:
+    is_there = True
+
+    def gone() -> None:
+        nonlocal is_there
+        is_there = stays
+        raise errors.PeerUnavailable("the directory is not open")
+
+    served = Identity(
+        "driver", Checked(gone), "1.12", Workers("the driver"), is_ready=lambda: is_there
+    )
+    if stays:
+        with pytest.raises(errors.PeerUnavailable):
+            await probe(served)
+    else:
+        assert not await probe(served)

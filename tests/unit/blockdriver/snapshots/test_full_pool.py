@@ -100,7 +100,7 @@ def test_delete_member_whose_group_is_gone_deletes_it(tmp_path: Path) -> None:
     member = group.members[0][1]
     with pytest.raises(take_snapshot.SnapshotBelongsToGroup):
         taken.delete(member)
-    groups.remove(group.id)
+    groups.remove(group)
     taken.delete(member)
     assert taken.snapshot_records.find(member) is None
 

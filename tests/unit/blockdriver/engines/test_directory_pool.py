@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
-from crust.blockdriver.records import pool
-from crust.blockdriver.records.pool import Pool, PoolIds, memory_beside
+from crust import errors, pool_ids
+from crust.blockdriver.engines import pool_store
+from crust.blockdriver.engines.files import memory_beside, pool
+from crust.blockdriver.engines.files.pool import DirectoryPool as Pool
 from crust.host.files import durable
 from crust.host.files.held_directory import DirectoryReplaced
+from crust.pool_ids import PoolIds
 from tests.support import crashes
 
 IDS = PoolIds("0123456789abcdef")
@@ -43,7 +45,7 @@ def test_ids_of_another_pool_are_known_as_such() -> None:
         assert not any(
             is_kind(each) for is_kind in (IDS.is_volume_id, IDS.is_snapshot_id, IDS.is_group_id)
         )
-        with pytest.raises(pool.IdOfOtherPool, match="0123456789abcdef"):
+        with pytest.raises(pool_ids.IdOfOtherPool, match="0123456789abcdef"):
             IDS.check(each)
     IDS.check(IDS.volume_id("a"))
 
@@ -125,11 +127,11 @@ def discard(_: object) -> None:
 def test_no_pool_is_made_unless_somebody_asks_for_one(tmp_path: Path) -> None:
     directory = tmp_path / "pool"
     made = Pool(str(directory), f"{tmp_path}/memory")
-    with pytest.raises(pool.PoolAbsent, match="init-pool"):
+    with pytest.raises(pool_store.PoolAbsent, match="init-pool"):
         made.open()
     assert not directory.exists()
     directory.mkdir()
-    with pytest.raises(pool.PoolAbsent, match="init-pool"):
+    with pytest.raises(pool_store.PoolAbsent, match="init-pool"):
         made.open()
     assert not any(directory.iterdir())
     with pytest.raises(errors.PeerUnavailable):
@@ -143,11 +145,11 @@ def test_a_pool_is_remembered_outside_of_it_and_nothing_else_is_opened_in_its_pl
     disk, below, memory = tmp_path / "disk", tmp_path / "below", tmp_path / "memory"
     below.mkdir()
     Pool(str(disk), str(memory), create=True).open()
-    with pytest.raises(pool.PoolAbsent, match=r"no pool\.json"):
+    with pytest.raises(pool_store.PoolAbsent, match=r"no pool\.json"):
         Pool(str(below), str(memory), create=True).open()
     assert [*below.iterdir()] == []
     opened(below)
-    with pytest.raises(pool.PoolAbsent, match=r"the pool [0-9a-f]{16} is there"):
+    with pytest.raises(pool_store.PoolAbsent, match=r"the pool [0-9a-f]{16} is there"):
         Pool(str(below), str(memory), create=True).open()
     Pool(str(disk), str(memory)).open()
     memory.unlink()
@@ -173,10 +175,10 @@ def test_a_directory_put_in_the_place_of_an_open_pool_gets_no_write(tmp_path: Pa
     durable.publish(opened_pool.directory / "note", b"text")
     assert (away / "note").read_bytes() == b"text"
     assert not any(directory.iterdir())
-    with pytest.raises(pool.PoolAbsent):
+    with pytest.raises(pool_store.PoolAbsent):
         opened_pool.check_in_place()
     directory.rmdir()
-    with pytest.raises(pool.PoolAbsent):
+    with pytest.raises(pool_store.PoolAbsent):
         opened_pool.check_in_place()
     away.rename(directory)
     opened_pool.check_in_place()

@@ -1,0 +1,237 @@
+"""The pool in a directory: its identity, and the right to write it.
+
+    <state dir>/pool.json        {"schema": 1, "pool_id": "…", "created": "…"}, written once, when the pool is created
+    <state dir>/driver.lock      held by the one process that writes the pool
+
+With the pool's disk unmounted its directory is an empty one on the root disk. Deletes would find nothing there and
+answer OK, and new volumes would be made on the wrong disk. So a pool is made once, when somebody asks for it, and a
+directory that is not empty never becomes one. The id of the pool is remembered outside of it, over reboots:
+
+    <state dir>.pool-id          the id of the pool that this node serves, or the file that the settings name
+
+Where it names another pool than is there, or none is there, nothing is served. All files of the pool are reached by
+way of the directory and the folders that were opened (`held_directory`), so what is mounted over one later gets no
+write. Nothing is served with a mount over a folder: its volumes would seem to be lost. For the same reason a process
+that has served a folder serves no other one in its place, and makes none, as long as `pool.json` is the same file.
+"""
+
+import datetime
+import os
+import re
+import secrets
+from typing import Annotated
+
+import pydantic
+
+from crust import errors
+from crust.blockdriver.engines.pool_store import PoolAbsent
+from crust.host.files import durable, flocks
+from crust.host.files.held_directory import DirectoryNotHeld, DirectoryReplaced, HeldDirectory
+from crust.pool_ids import POOL_ID, PoolIds
+
+SCHEMA = 1
+_LIMIT_BYTES = 64 * 1024
+_FOLDERS = ("records", "content", "images", "snapshots", "groups")
+_SUFFIXES = (".json", ".img", ".snap")
+
+
+class PoolIdentityMissing(errors.Corrupt):
+    """A pool that is not empty has no identity."""
+
+    def __init__(self, path: str, found: str) -> None:
+        super().__init__(
+            f"the pool has no identity: {path} is missing",
+            why=f"{found} exists, and a new identity would make the pool's volumes unknown",
+            hint="restore the file from a backup, or set another state_dir",
+        )
+        self.path = path
+        self.found = found
+
+
+class PoolIdentityUnreadable(errors.Corrupt):
+    """The file with the pool's identity cannot be read."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"the identity of the pool in {path} cannot be read",
+            why=why,
+            hint="restore the file from a backup, or run the version that wrote it",
+        )
+        self.path = path
+
+
+class _Identity(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True, extra="allow", strict=True)
+
+    version: Annotated[int, pydantic.Field(alias="schema")]
+    pool_id: Annotated[str, pydantic.Field(pattern=rf"^{POOL_ID}$")]
+    created: str
+
+
+class DirectoryPool:
+    """The pool in a directory; its identity is known once it was opened.
+
+    `memory` is the file with the id of the pool that this node serves. With `create` a first start makes a pool.
+    """
+
+    def __init__(self, directory: str, memory: str, *, create: bool = False) -> None:
+        self.directory = HeldDirectory(directory)
+        self._memory = memory
+        self._create = create
+        self._identity = self.directory / "pool.json"
+        self._served: dict[str, tuple[int, ...]] = {}
+        """The folders that were opened, by name; by "" what `pool.json` was."""
+        self._ids: PoolIds | None = None
+        self._lock: flocks.ProcessLock | None = None
+
+    @property
+    def ids(self) -> PoolIds:
+        """The pool's ids. Raises `DirectoryNotHeld` if it was never opened."""
+        if self._ids is None:
+            raise DirectoryNotHeld(self.directory.path)
+        return self._ids
+
+    @property
+    def shown(self) -> str:
+        """The directory."""
+        return self.directory.path
+
+    def find(self) -> None:
+        """Hold the directory if the right pool is in it, or if a new one may be made there; writes no file.
+
+        Raises `PoolAbsent`, `PoolIdentityMissing`, `PoolIdentityUnreadable`.
+        """
+        try:
+            self._find()
+        except errors.CrustError:
+            self.directory.let_go()
+            raise
+
+    def open(self) -> None:
+        """Read the identity, or make the pool if that was asked for; remember it. Durable. Raises as `find` does,
+        `FolderCovered`, and `DirectoryReplaced` for a folder that was moved away since it was opened.
+        """
+        self.find()
+        durable.remove_temporary_files(self.directory / ".")
+        identity = self._read() or self._make()
+        if self._remembered() != identity.pool_id:
+            durable.publish(self._memory, identity.pool_id.encode() + b"\n")
+        self._ids = PoolIds(identity.pool_id)
+        # written once: a pool that was restored from a backup has another file, and other folders
+        written = os.stat(self._identity)
+        file = written.st_dev, written.st_ino, written.st_ctime_ns
+        if self._served.setdefault("", file) != file:
+            self._served = {"": file}
+        for name in _FOLDERS:
+            self._hold(name)
+        # A start that was killed may have left their names unsynced, and a held folder is not reached by its parent.
+        durable.sync_directory(os.fspath(self.directory / "."))
+
+    def check_in_place(self) -> None:
+        """Raise `PoolAbsent` unless the directory that was opened is still at its path.
+
+        `DirectoryReplaced` for a folder of it that is not.
+        """
+        try:
+            self.directory.check_in_place()
+        except DirectoryReplaced as err:
+            if err.path != self.directory.path:
+                raise
+            raise self._absent("another directory, or none,") from err
+
+    def lock(self) -> None:
+        """Be the one process that writes the pool, until `let_go`. Raises `flocks.LockHeld`."""
+        self._lock = flocks.ProcessLock.acquire(self.directory / "driver.lock")
+
+    def let_go(self) -> None:
+        """Hold directory and lock no more, so that its filesystem can be unmounted."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        self.directory.let_go()
+
+    def _hold(self, name: str) -> None:
+        folder = self.directory / name
+        try:
+            self.directory.hold_folder(name)
+        except errors.NotFound as err:
+            if name in self._served:
+                raise DirectoryReplaced(str(folder)) from err
+            durable.make_directory(folder, 0o700)
+            self.directory.hold_folder(name)
+        found = os.stat(folder)
+        identity = found.st_dev, found.st_ino
+        if self._served.setdefault(name, identity) != identity:
+            raise DirectoryReplaced(str(folder))
+
+    def _find(self) -> None:
+        if self._create and not self._remembered():
+            durable.make_directories(self.directory.path, 0o700)
+        try:
+            self.directory.hold()
+        except errors.NotFound as err:
+            raise self._absent("no directory") from err
+        identity, remembered = self._read(), self._remembered()
+        if identity is None:
+            self._check_empty()
+            if remembered or not self._create:
+                raise self._absent("no pool.json")
+        elif remembered not in ("", identity.pool_id):
+            raise self._absent(f"the pool {identity.pool_id}")
+
+    def _absent(self, found: str) -> PoolAbsent:
+        remembered = self._remembered()
+        return PoolAbsent(
+            f"the pool{f' {remembered}' if remembered else ''} is not in {self.directory.path}",
+            why=f"{found} is there; perhaps its disk is not mounted",
+            hint="mount it, and the driver goes on by itself; "
+            + (
+                f"if another pool is meant, remove {self._memory}"
+                if remembered
+                else "for a new pool run `crust driver init-pool`"
+            ),
+        )
+
+    def _remembered(self) -> str:
+        """The id of the pool that this node serves; empty if it never served one."""
+        try:
+            data = durable.read(self._memory, limit_bytes=_LIMIT_BYTES)
+        except errors.NotFound:
+            return ""
+        remembered = data.decode("ascii", "replace").strip()
+        if not re.fullmatch(POOL_ID, remembered):
+            raise PoolIdentityUnreadable(self._memory, "it does not hold the id of a pool")
+        return remembered
+
+    def _read(self) -> _Identity | None:
+        path = str(self._identity)
+        try:
+            data = durable.read(self._identity, limit_bytes=_LIMIT_BYTES)
+        except errors.NotFound:
+            return None
+        try:
+            identity = _Identity.model_validate_json(data)
+        except pydantic.ValidationError as err:
+            first = err.errors(include_input=False, include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise PoolIdentityUnreadable(path, f"{where}: {first['msg']}") from err
+        if identity.version > SCHEMA:
+            why = f"it has schema {identity.version}, and this version knows schemas up to {SCHEMA}"
+            raise PoolIdentityUnreadable(path, why)
+        return identity
+
+    def _check_empty(self) -> None:
+        for folder in _FOLDERS:
+            path = self.directory / folder
+            names = sorted(os.listdir(path)) if os.path.isdir(path) else []
+            for name in names:
+                if name.endswith(_SUFFIXES):
+                    raise PoolIdentityMissing(str(self._identity), str(path / name))
+
+    def _make(self) -> _Identity:
+        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        identity = _Identity.model_validate(
+            {"schema": SCHEMA, "pool_id": secrets.token_hex(8), "created": created}
+        )
+        durable.create(self._identity, identity.model_dump_json(by_alias=True).encode() + b"\n")
+        return identity

@@ -1,0 +1,24 @@
+"""Records as files keep to the contract of all stores."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crust.blockdriver.engines.files.engine import Files
+from tests.support import record_store_contract
+from tests.support.stored_records import file_records
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize("check", record_store_contract.CHECKS)
+def test_record_files_keep_to_the_contract_of_stores(
+    tmp_path: Path, check: Callable[[record_store_contract.Maker], None]
+) -> None:
+    check(lambda: file_records(tmp_path / "records"))
+
+
+def test_files_spare_a_hundredth_of_the_pool_and_at_least_64_mib(tmp_path: Path) -> None:
+    space = Files(tmp_path, lambda _: True).space()
+    assert space.spare_bytes == max(space.size_bytes // 100, 64 * MIB)

@@ -1,0 +1,156 @@
+"""What a driver serves by its mode, and in a node deployment: over its socket, as sidecars and kubelet see it."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from crust.blockdriver import app, serve
+from crust.blockdriver.services import roles
+from crust.blockdriver.services.roles import Role
+from crust.host.process import boot
+from crust.rpc import channel, csi
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support import memory_backend
+from tests.support.block_driver import MIB, mount
+from tests.support.fake_throttle import FakeThrottle
+from tests.support.memory_backend import MemoryBackend
+
+_Rpc = csi_pb2.ControllerServiceCapability.RPC
+_Service = csi_pb2.PluginCapability.Service
+Serve = Callable[[Role], AbstractAsyncContextManager[grpc.aio.Channel]]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Serve:
+    """A driver on a socket."""
+
+    @asynccontextmanager
+    async def serving(role: Role) -> AsyncIterator[grpc.aio.Channel]:
+        (tmp_path / "state").mkdir(exist_ok=True)
+        driver = app.build(
+            engine=memory_backend.engine(str(tmp_path / "state"), MemoryBackend()),
+            run_dir=str(tmp_path / "run"),
+            node_id="node-1",
+            target_roots=(str(tmp_path),),
+            throttle=FakeThrottle(obstacle="nothing here limits devices"),
+            role=role,
+        )
+        socket = str(tmp_path / "csi.sock")
+        async with (
+            serve.running(driver, socket=socket, run_dir=str(tmp_path / "run")),
+            channel.connect(socket) as connected,
+        ):
+            yield connected
+
+    return serving
+
+
+async def refusal(call: Any) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    return caught.value.details() or ""
+
+
+async def services(connected: grpc.aio.Channel) -> set[int]:
+    identity = csi_pb2_grpc.IdentityStub(connected)
+    answer = await identity.GetPluginCapabilities(csi_pb2.GetPluginCapabilitiesRequest())
+    return {each.service.type for each in answer.capabilities if each.HasField("service")}
+
+
+def create() -> csi_pb2.CreateVolumeRequest:
+    return csi_pb2.CreateVolumeRequest(
+        name="pvc",
+        capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
+        volume_capabilities=[csi.capability_to_wire(mount())],
+    )
+
+
+async def test_node_serves_no_rpc_of_a_controller_and_reports_none(served: Serve) -> None:
+    async with served(Role("node")) as connected:
+        controller = csi_pb2_grpc.ControllerStub(connected)
+        capabilities = controller.ControllerGetCapabilities(
+            csi_pb2.ControllerGetCapabilitiesRequest()
+        )
+        assert "runs in mode node" in await refusal(capabilities)
+        assert "NotServedInMode" in await refusal(controller.CreateVolume(create()))
+        group = csi_pb2_grpc.GroupControllerStub(connected)
+        request = csi_pb2.CreateVolumeGroupSnapshotRequest(name="g", source_volume_ids=["v"])
+        await refusal(group.CreateVolumeGroupSnapshot(request))
+        metadata = csi_pb2_grpc.SnapshotMetadataStub(connected)
+        listed = metadata.GetMetadataAllocated(csi_pb2.GetMetadataAllocatedRequest())
+        await refusal(listed.read())
+        assert await services(connected) == {_Service.VOLUME_ACCESSIBILITY_CONSTRAINTS}
+        node = csi_pb2_grpc.NodeStub(connected)
+        info = await node.NodeGetInfo(csi_pb2.NodeGetInfoRequest())
+        assert info.node_id == "node-1"
+
+
+async def test_controller_serves_no_rpc_of_a_node_and_keeps_no_state_of_one(
+    served: Serve, tmp_path: Path
+) -> None:
+    async with served(Role("controller")) as connected:
+        node = csi_pb2_grpc.NodeStub(connected)
+        assert "mode controller" in await refusal(node.NodeGetInfo(csi_pb2.NodeGetInfoRequest()))
+        await refusal(node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest()))
+        made = await csi_pb2_grpc.ControllerStub(connected).CreateVolume(create())
+        assert made.volume.volume_id
+        assert _Service.CONTROLLER_SERVICE in await services(connected)
+    assert not (tmp_path / "run" / boot.boot_id()).exists()
+
+
+async def test_node_deployment_neither_advertises_nor_serves_what_sidecars_send_to_any_node(
+    served: Serve,
+) -> None:
+    async with served(Role("all", node_deployment=True)) as connected:
+        controller = csi_pb2_grpc.ControllerStub(connected)
+        answer = await controller.ControllerGetCapabilities(
+            csi_pb2.ControllerGetCapabilitiesRequest(),
+            metadata=(("crust-extensions", "deferral,node-info"),),
+        )
+        advertised = {each.rpc.type for each in answer.capabilities}
+        assert {_Rpc.CREATE_DELETE_VOLUME, _Rpc.GET_CAPACITY, _Rpc.CREATE_DELETE_SNAPSHOT} <= (
+            advertised
+        )
+        assert not advertised & {
+            _Rpc.EXPAND_VOLUME,
+            _Rpc.MODIFY_VOLUME,
+            _Rpc.PUBLISH_UNPUBLISH_VOLUME,
+            _Rpc.PUBLISH_READONLY,
+            _Rpc.LIST_VOLUMES_PUBLISHED_NODES,
+            _Rpc.GET_NODE_INFO,
+        }
+        made = await controller.CreateVolume(create())
+        volume_id = made.volume.volume_id
+        publish = csi_pb2.ControllerPublishVolumeRequest(volume_id=volume_id, node_id="node-1")
+        expand = csi_pb2.ControllerExpandVolumeRequest(volume_id=volume_id)
+        modify = csi_pb2.ControllerModifyVolumeRequest(volume_id=volume_id)
+        for call in (
+            controller.ControllerPublishVolume(publish),
+            controller.ControllerExpandVolume(expand),
+            controller.ControllerModifyVolume(modify),
+        ):
+            assert "node_deployment" in await refusal(call)
+        capacity = csi_pb2.GetCapacityRequest(
+            accessible_topology=made.volume.accessible_topology[0]
+        )
+        room = await controller.GetCapacity(capacity)
+        assert room.available_capacity > 0
+        assert room.HasField("maximum_volume_size")
+        elsewhere = csi_pb2.Topology(segments={"crust.dev/node": "node-2"})
+        other = await controller.GetCapacity(
+            csi_pb2.GetCapacityRequest(accessible_topology=elsewhere)
+        )
+        assert other.available_capacity == 0
+
+
+def test_role_in_mode_all_refuses_nothing() -> None:
+    for method in ("/csi.v1.Controller/CreateVolume", "/csi.v1.Node/NodeGetInfo"):
+        Role().check(method)
+    with pytest.raises(roles.NotServedInMode):
+        Role("node").check("/csi.v1.Controller/CreateVolume")
