@@ -1,0 +1,56 @@
+"""The engine for images in a Ceph pool (RBD): images, snapshots and records in one namespace, and no host device."""
+
+from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.protocol import Engine
+from crust.blockdriver.engines.rbd.access import RbdAccess, noted
+from crust.blockdriver.engines.rbd.engine import provisioning
+from crust.blockdriver.engines.rbd.lent_users import LentUsers
+from crust.blockdriver.engines.rbd.limits import RbdLimits
+from crust.blockdriver.engines.rbd.own_user import OwnUser
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.pool import RbdPool
+from crust.blockdriver.engines.rbd.records import RbdRecords
+from crust.pool_ids import pool_of
+
+__all__ = ["Place", "engine", "node_engine"]
+
+
+def engine(place: Place, *, run_dir: str, create: bool = False, node: str = "") -> Engine:
+    """The engine with the pool in `place`, without I/O; `create` as `RbdPool` has it. What this node has attached is
+    noted in `run_dir`, and `node` is this node's name in claims.
+    """
+    made = provisioning(place)
+
+    def records(kind: RecordKind) -> RbdRecords:
+        return RbdRecords(place, kind)
+
+    return Engine(
+        "rbd",
+        RbdPool(place, create=create, on_close=made.background.stop),
+        made,
+        RbdAccess(OwnUser(place), run_dir, node),
+        records,
+        limits=RbdLimits(place),
+    )
+
+
+def node_engine(monitors: str, pool: str, namespace: str, *, run_dir: str, node: str) -> Engine:
+    """The engine of a node that has no key of its own, only those that calls bring (`lent_users`). Without I/O."""
+
+    def pool_noted() -> str:
+        return next((found for each in noted(run_dir) if (found := pool_of(each))), "")
+
+    users = LentUsers(monitors, pool, namespace, pool_noted)
+
+    def records(kind: RecordKind) -> RbdRecords:
+        return RbdRecords(users.shared, kind)
+
+    return Engine(
+        "rbd",
+        users,
+        provisioning(users.shared),
+        RbdAccess(users, run_dir, node),
+        records,
+        limits=RbdLimits(users.shared),
+        is_lent=True,
+    )

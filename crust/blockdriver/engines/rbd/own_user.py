@@ -1,0 +1,24 @@
+"""The one user of a process that has a key of its own, by its settings: for every volume."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from crust import volumes
+from crust.blockdriver.engines.rbd.place import Place
+
+
+@dataclass(frozen=True, slots=True)
+class OwnUser:
+    """The user of `shared`."""
+
+    shared: Place
+
+    def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
+        """Nothing: the secrets are the guest's."""
+
+    def place(self, volume_id: volumes.VolumeId) -> Place:
+        """The same for each."""
+        return self.shared
+
+    def forget(self, volume_id: volumes.VolumeId) -> None:
+        """Nothing."""

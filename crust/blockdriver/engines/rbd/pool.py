@@ -1,0 +1,199 @@
+"""The pool in a namespace of Ceph: its identity, and that it is the one that this driver serves.
+
+    crust.pool       {"schema": 1, "pool_id": "…", "created": "…", "fsid": "…"}, an object written once
+
+It is created exclusively, so of several controllers that start at an empty namespace one makes the pool and the
+others find it. A namespace with images and without this object is not taken for an empty one: the pool's volumes
+would be unknown. The cluster's id is in it too: a pool that was copied to another cluster is another pool.
+
+Nothing is locked: several controllers serve a pool at once, each write of a record compares (`records`), and what
+one controller has cached of another's records is read again (`crust.blockdriver.pool_watch`).
+"""
+
+import datetime
+import errno
+import secrets
+from collections.abc import Callable
+from typing import Annotated
+
+import pydantic
+
+from crust import errors
+from crust.blockdriver.engines.pool_store import PoolAbsent, RecordKind
+from crust.blockdriver.engines.rbd import omap
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.records import object_name
+from crust.ceph import binding, failures
+from crust.ceph.binding import Ioctx, WriteOp
+from crust.pool_ids import POOL_ID, PoolIds
+
+SCHEMA = 1
+OBJECT = "crust.pool"
+_KEY = "identity"
+
+
+class RbdPoolNotEmpty(errors.Corrupt):
+    """A namespace of Ceph has images but no identity of a pool."""
+
+    def __init__(self, shown: str, image: str) -> None:
+        super().__init__(
+            f"{shown} is no pool of crust, and is not made one",
+            why=f"it has the image {image} and no object {OBJECT}",
+            hint="name an empty namespace; if it was a pool of crust, restore the object",
+        )
+
+
+class RbdPoolUnreadable(errors.Corrupt):
+    """The object with the pool's identity cannot be read."""
+
+    def __init__(self, shown: str, why: str) -> None:
+        super().__init__(
+            f"the identity of {shown} cannot be read",
+            why=why,
+            hint=f"restore the object {OBJECT}, or run the version that wrote it",
+        )
+
+
+class _Identity(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True, extra="allow", strict=True)
+
+    version: Annotated[int, pydantic.Field(alias="schema")]
+    pool_id: Annotated[str, pydantic.Field(pattern=rf"^{POOL_ID}$")]
+    created: str
+    fsid: str
+
+
+class RbdPool:
+    """The pool in `place`. With `create` the first start at an empty namespace makes it. `on_close` ends what uses
+    the connection by itself.
+    """
+
+    def __init__(
+        self, place: Place, *, create: bool = False, on_close: Callable[[], None] = lambda: None
+    ) -> None:
+        self._place = place
+        self._on_close = on_close
+        self._create = create
+        self._ids: PoolIds | None = None
+
+    @property
+    def ids(self) -> PoolIds:
+        """The pool's ids."""
+        if self._ids is None:
+            raise self._absent("it was never opened")
+        return self._ids
+
+    @property
+    def shown(self) -> str:
+        """The pool and the namespace."""
+        return self._place.shown
+
+    def find(self) -> None:
+        """Connect, and look for the identity. Raises what `Connection` does, `RbdPoolNotEmpty`, and
+        `RbdPoolUnreadable`.
+        """
+        self._place.connection.reopen()
+        self._place.connection.check_namespace(self._place.pool, self._place.namespace)
+        if self._identity() is None:
+            self._check_makeable()
+
+    def lock(self) -> None:
+        """Nothing: several controllers may serve the pool."""
+
+    def open(self) -> None:
+        """Read the identity, or make the pool. Raises as `find` does."""
+        identity = self._identity()
+        if identity is None:
+            self._check_makeable()
+            identity = self._make()
+        self._check_cluster(identity)
+        self._ids = PoolIds(identity.pool_id)
+
+    def check_in_place(self) -> None:
+        """Read the identity again: one small read."""
+        identity = self._identity()
+        if identity is None or PoolIds(identity.pool_id) != self._ids:
+            raise self._absent(f"its object {OBJECT} is gone, or another pool's")
+
+    def let_go(self) -> None:
+        """Disconnect, when the calls that run have ended."""
+        self._on_close()
+        self._place.connection.close()
+
+    def _check_makeable(self) -> None:
+        with self._place.ioctx(f"cannot list {self.shown}") as ioctx:
+            found = next(iter(self._place.names(ioctx)), "")
+        if found:
+            raise RbdPoolNotEmpty(self.shown, found)
+        if not self._create:
+            raise self._absent(f"it has no object {OBJECT}")
+
+    def _make(self) -> _Identity:
+        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        identity = _Identity.model_validate({
+            "schema": SCHEMA,
+            "pool_id": secrets.token_hex(8),
+            "created": created,
+            "fsid": self._place.connection.fsid(),
+        })  # fmt: skip
+        data = identity.model_dump_json(by_alias=True).encode()
+        with self._place.ioctx(f"cannot make {self.shown}") as ioctx:
+            for kind in RecordKind:  # first: whoever finds the identity finds them too
+                omap.make(ioctx, object_name(kind))
+            # librbd makes it at the first delete, and cannot in a full pool, where the delete matters most
+            omap.make(ioctx, "rbd_trash")
+            if not _create(ioctx, data):
+                return self._read(ioctx) or identity
+        return identity
+
+    def _check_cluster(self, identity: _Identity) -> None:
+        fsid = self._place.connection.fsid()
+        if identity.fsid != fsid:
+            raise RbdPoolUnreadable(
+                self.shown, f"it was made in the cluster {identity.fsid}, and this one is {fsid}"
+            )
+
+    def _identity(self) -> _Identity | None:
+        with self._place.ioctx(f"cannot read the identity of {self.shown}") as ioctx:
+            return self._read(ioctx)
+
+    def _read(self, ioctx: Ioctx) -> _Identity | None:
+        try:
+            data = omap.read_keys(ioctx, OBJECT, (_KEY,)).get(_KEY, b"")
+        except binding.load().failures as err:
+            if failures.errno_of(err) == errno.ENOENT:
+                return None
+            raise
+        try:
+            identity = _Identity.model_validate_json(data)
+        except pydantic.ValidationError as err:
+            first = err.errors(include_input=False, include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise RbdPoolUnreadable(self.shown, f"{where}: {first['msg']}") from err
+        if identity.version > SCHEMA:
+            why = f"it has schema {identity.version}, and this version knows schemas up to {SCHEMA}"
+            raise RbdPoolUnreadable(self.shown, why)
+        return identity
+
+    def _absent(self, why: str) -> PoolAbsent:
+        return PoolAbsent(
+            f"the pool is not in {self.shown}",
+            why=why,
+            hint="correct `pool` and `namespace`; for a new pool set create_pool",
+        )
+
+
+def _create(ioctx: Ioctx, data: bytes) -> bool:
+    """Whether the identity is ours: one that is there already is not replaced."""
+    op: WriteOp = ioctx.create_write_op()
+    try:
+        op.new(binding.load().rados.LIBRADOS_CREATE_EXCLUSIVE)
+        ioctx.set_omap(op, (_KEY,), (data,))
+        ioctx.operate_write_op(op, OBJECT)
+    except binding.load().failures as err:
+        if failures.errno_of(err) == errno.EEXIST:
+            return False
+        raise
+    finally:
+        ioctx.release_write_op(op)
+    return True

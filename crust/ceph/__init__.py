@@ -1,0 +1,1 @@
+"""Ceph: connections, images of RBD, and who may write to one."""

@@ -1,0 +1,232 @@
+"""What a runtime does in the cluster for one image, in a process of its own: check, take, record, give back.
+
+A hypervisor opens an image in its main loop, and a runtime serves all its sandboxes from one event loop: a monitor
+that is away or a wrong key would stop either for the length of a timeout. So librados is in neither. A process per
+attach or detach connects, answers a few questions, and ends. One that hangs is killed.
+
+`asking` starts the process; the program is `python -m crust.ceph.attach`. Questions and answers are lines of JSON on
+its standard input and output. The key goes by the input and nowhere else. An error is answered by its name and texts,
+and keeps them here. The process ends with its input, and without a shutdown, which could hang.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from crust import errors, volumes
+from crust.ceph import claims, failures
+from crust.ceph.claim_object import Mode
+from crust.ceph.connection import CephUser, Connection, Timeouts
+from crust.ceph.probe import CephImageMissing
+
+_LOOSE = ("rbd_blocklist_on_break_lock", "false")
+"""The lock of a client that has ended is broken without the right to blocklist, which a node does not have."""
+
+
+class WrongCephCluster(errors.NotReady):
+    """The monitors are those of another cluster than the volume is in."""
+
+    def __init__(self, wanted: str, found: str) -> None:
+        super().__init__(
+            "the Ceph cluster is another one than the volume's",
+            why=f"its id is {found}, and the volume is in {wanted}",
+            hint="correct the monitors in the driver's settings",
+        )
+
+
+class ImageProcessFailed(errors.PeerUnavailable):
+    """The process that asks the Ceph cluster about an image ended or did not answer in time."""
+
+    def __init__(self, image: str, question: str) -> None:
+        super().__init__(
+            f"the Ceph cluster could not be asked about the image {image}",
+            why=f"the process for that gave no answer to {question!r} in time",
+            hint="see whether the cluster answers (`ceph health`); a retry asks again",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An image and the key of its user, which is never shown."""
+
+    image: volumes.NetworkImage
+    key: str = field(repr=False)
+
+
+class Asking:
+    """The questions about one image. Each raises what `crust.ceph.claims` and `crust.ceph.failures` say."""
+
+    def __init__(
+        self, image: volumes.NetworkImage, process: asyncio.subprocess.Process, timeout_s: float
+    ) -> None:
+        self._image = image
+        self._process = process
+        self._timeout_s = timeout_s
+
+    async def take(self, mode: Mode, host: claims.Host, sandbox: str, holder_id: str) -> None:
+        """See `claims.take`; the cluster is the image's, and the image exists."""
+        await self.ask(
+            "take", mode=mode.value, **asdict(host), sandbox=sandbox, holder_id=holder_id
+        )
+
+    async def size_bytes(self) -> int:
+        """The image's size now."""
+        return int((await self.ask("size"))["size_bytes"])
+
+    async def record(self, holder_id: str) -> str:
+        """See `claims.record`."""
+        return str((await self.ask("record", holder_id=holder_id))["address"])
+
+    async def give_back(self, holder_id: str) -> None:
+        """See `claims.give_back`."""
+        await self.ask("give_back", holder_id=holder_id)
+
+    async def ask(self, question: str, **arguments: object) -> Mapping[str, Any]:
+        """One question, one answer. Raises `ImageProcessFailed`, and the error that is answered."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        line = json.dumps({"question": question, **arguments})
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                self._process.stdin.write(f"{line}\n".encode())
+                await self._process.stdin.drain()
+                answer = await self._process.stdout.readline()
+        except (TimeoutError, OSError) as err:
+            raise ImageProcessFailed(str(self._image), question) from err
+        if not answer:
+            raise ImageProcessFailed(str(self._image), question)
+        found: dict[str, Any] = json.loads(answer)
+        if "error" in found:
+            raise _error_of(found)
+        return found
+
+
+@asynccontextmanager
+async def asking(
+    key: Key, *, timeouts: Timeouts | None = None, timeout_s: float = 30.0
+) -> AsyncIterator[Asking]:
+    """A process that is connected to the image's cluster, while the block runs. Raises as `Asking.ask`."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-m", "crust.ceph.attach",
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        found = Asking(key.image, process, timeout_s)
+        times = asdict(timeouts or Timeouts())
+        await found.ask("connect", image=asdict(key.image), key=key.key, timeouts=times)
+        yield found
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()  # it has answered everything, or never will
+        await process.wait()
+
+
+def main() -> None:
+    """Answer the questions until the input ends."""
+    answers = _Answers()
+    for line in sys.stdin:
+        try:
+            answer = answers.to(json.loads(line))
+        except errors.CrustError as err:
+            answer = _answer_of(err)
+        sys.stdout.write(f"{json.dumps(answer)}\n")
+        sys.stdout.flush()
+    os._exit(0)
+
+
+class _Answers:
+    def __init__(self) -> None:
+        self._image: volumes.NetworkImage
+        self._connection: Connection
+        self._to: Mapping[str, Callable[..., dict[str, object]]] = {
+            "connect": self._connect,
+            "size": self._size,
+            "take": self._take,
+            "record": self._record,
+            "give_back": self._give_back,
+        }
+
+    def to(self, question: dict[str, Any]) -> dict[str, object]:
+        return self._to[question.pop("question")](**question)
+
+    def _connect(
+        self, image: dict[str, Any], key: str, timeouts: dict[str, int]
+    ) -> dict[str, object]:
+        self._image = volumes.NetworkImage(**{**image, "monitors": tuple(image["monitors"])})
+        who = CephUser(",".join(self._image.monitors), self._image.user, key)
+        self._connection = Connection(who, Timeouts(**timeouts))
+        found = self._connection.fsid()
+        if found != self._image.cluster:
+            raise WrongCephCluster(self._image.cluster, found)
+        with self._connection.cluster("cannot set an option") as cluster:
+            cluster.conf_set(*_LOOSE)
+        return {}
+
+    def _size(self) -> dict[str, object]:
+        with (
+            self._pool() as ioctx,
+            claims.opened(ioctx, self._image.image, read_only=True) as there,
+        ):
+            return {"size_bytes": there.size()}
+
+    def _take(
+        self, mode: str, node: str, machine: str, sandbox: str, holder_id: str
+    ) -> dict[str, object]:
+        with self._pool() as ioctx:
+            host = claims.Host(node, machine)
+            claims.take(ioctx, self._image.image, Mode(mode), host, sandbox, holder_id)
+        return {}
+
+    def _record(self, holder_id: str) -> dict[str, object]:
+        with self._pool() as ioctx:
+            return {"address": claims.record(ioctx, self._image.image, holder_id)}
+
+    def _give_back(self, holder_id: str) -> dict[str, object]:
+        with self._pool() as ioctx:
+            claims.give_back(ioctx, self._image.image, holder_id)
+        return {}
+
+    @contextlib.contextmanager
+    def _pool(self) -> Any:
+        image = self._image
+        try:
+            with self._connection.pool(
+                image.pool, image.namespace, f"cannot use the image {image}"
+            ) as ioctx:
+                yield ioctx
+        except errors.CrustError as err:
+            if isinstance(err, failures.CephFailed) and err.number == 2:
+                raise CephImageMissing(image.pool, image.namespace, image.image) from err
+            raise
+
+
+def _answer_of(err: errors.CrustError) -> dict[str, object]:
+    branch = err.answered_as or next(
+        each for each in type(err).__mro__ if errors.CrustError in each.__bases__
+    )
+    return {
+        "error": err.error_name,
+        "branch": branch.__name__,
+        "what": err.what,
+        "why": err.why,
+        "hint": err.hint,
+    }
+
+
+def _error_of(answer: Mapping[str, str]) -> errors.CrustError:
+    """The error of the process: its branch, with its name, by which an operator looks it up."""
+    branches = {each.__name__: each for each in errors.CrustError.__subclasses__()}
+    found = branches[answer["branch"]](answer["what"], why=answer["why"], hint=answer["hint"])
+    found.error_name = answer["error"]
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""The claims on an image, as one object beside it: read whole, and replaced whole or not at all.
+
+The object `crust.claim.<image>` lies in the image's own namespace, where a node's user may write. It has two omap
+keys: `cookie`, which every write replaces by a new random one, and `claims`, one JSON object. A write is one
+operation of RADOS that requires the cookie that was read (omap_cmp), or that there is no object (create-exclusive):
+of two writers one wins, and the other learns it. The time of a claim is for people; nothing is decided by a clock.
+
+RBD's own exclusive lock is no claim: librbd hands it to whoever writes next, without a question.
+"""
+
+import enum
+import errno
+import json
+import secrets
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal
+
+import pydantic
+
+from crust import errors
+from crust.ceph import failures
+from crust.ceph.binding import Ioctx, load
+
+PREFIX = "crust.claim."
+_COOKIE, _CLAIMS = "cookie", "claims"
+_LOST = (errno.ECANCELED, errno.EEXIST, errno.ENOENT)
+"""What the operation of a writer reports that came second."""
+
+
+class Mode(enum.Enum):
+    """How an image is used: by one writer, by readers alone, or by writers that know of each other (raw RWX)."""
+
+    WRITER = "writer"
+    READERS = "readers"
+    SHARED = "shared"
+
+
+class UnreadableImageClaim(errors.Corrupt):
+    """The claim object of an image cannot be understood, so nobody may take the image."""
+
+    def __init__(self, image: str, why: str) -> None:
+        super().__init__(
+            f"the claims on the image {image} cannot be read",
+            why=why,
+            hint=f"see `rados listomapvals {PREFIX}{image}`; upgrade crust if a newer version wrote it",
+        )
+        self.image = image
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who has an image: a sandbox on a node.
+
+    `id` is that of the virtual machine, which a restarted runtime still knows. `machine` is the node's machine id:
+    two hosts that were given one name are told apart. `address` is that of the client that opened the image; empty
+    until it is known, and until then no guest can write.
+    """
+
+    id: str
+    node: str
+    machine: str
+    sandbox: str
+    claimed_at: str
+    address: str = ""
+
+    def is_on(self, node: str, machine: str) -> bool:
+        """Whether the holder is, or was, on this host."""
+        return (self.node, self.machine) == (node, machine)
+
+    def may_be_on(self, node: str, machine: str) -> bool:
+        """Whether the holder may be on this host: a driver and a runtime there can have been given different names.
+
+        Nobody may be told by this that a holder has ended.
+        """
+        return self.node == node or (self.machine == machine and bool(machine))
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """The claims on one image.
+
+    `fencing` names the node whose holders are being cut off; while it is set nobody may claim. `ended` are addresses
+    of clients that are known to have ended: their watches on the image mean nothing.
+    """
+
+    mode: Mode = Mode.WRITER
+    holders: tuple[Holder, ...] = ()
+    fencing: str = ""
+    ended: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What was read; `cookie` is empty if there is no object."""
+
+    cookie: str
+    claims: Claims
+
+
+class _Holder(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    id: Annotated[str, pydantic.Field(min_length=1)]
+    node: str
+    machine: str
+    sandbox: str
+    claimed_at: str
+    address: str
+
+
+class _Claims(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    schema_version: Annotated[Literal[1], pydantic.Field(alias="schema")]
+    mode: Mode
+    holders: tuple[_Holder, ...]
+    fencing: str
+    ended: tuple[str, ...]
+
+
+def read(ioctx: Ioctx, image: str) -> Read:
+    """The claims on an image. Raises `UnreadableImageClaim`, and the binding's own errors."""
+    binding = load()
+    op = ioctx.create_read_op()
+    try:
+        values, _ = ioctx.get_omap_vals_by_keys(op, (_COOKIE, _CLAIMS))
+        ioctx.operate_read_op(op, PREFIX + image)
+        found = dict(values)
+    except binding.failures as err:
+        if failures.errno_of(err) == errno.ENOENT:
+            return Read("", Claims())
+        raise
+    finally:
+        ioctx.release_read_op(op)
+    if set(found) != {_COOKIE, _CLAIMS}:
+        raise UnreadableImageClaim(image, f"it has the keys {sorted(found)}")
+    return Read(found[_COOKIE].decode("ascii"), _parse(found[_CLAIMS], image))
+
+
+def swap(ioctx: Ioctx, image: str, before: Read, claims: Claims | None) -> Read | None:
+    """Replace what was read, or remove it (None); returns what is there now, None if another writer was first."""
+    binding = load()
+    cookie = secrets.token_hex(16)
+    op = ioctx.create_write_op()
+    try:
+        if before.cookie:
+            op.omap_cmp(_COOKIE, before.cookie)
+        else:
+            op.new(binding.rados.LIBRADOS_CREATE_EXCLUSIVE)
+        if claims is None:
+            op.remove()
+        else:
+            ioctx.set_omap(op, (_COOKIE, _CLAIMS), (cookie.encode(), _bytes_of(claims)))
+        ioctx.operate_write_op(op, PREFIX + image)
+    except binding.failures as err:
+        if failures.errno_of(err) in _LOST:
+            return None
+        raise
+    finally:
+        ioctx.release_write_op(op)
+    return Read("", Claims()) if claims is None else Read(cookie, claims)
+
+
+def images(ioctx: Ioctx) -> Iterator[str]:
+    """The images of the namespace that have a claim object."""
+    for each in ioctx.list_objects():
+        if each.key.startswith(PREFIX):
+            yield each.key.removeprefix(PREFIX)
+
+
+def _parse(data: bytes, image: str) -> Claims:
+    try:
+        found = _Claims.model_validate_json(data)
+    except pydantic.ValidationError as err:
+        where = "; ".join(".".join(map(str, each["loc"])) for each in err.errors()[:5])
+        raise UnreadableImageClaim(image, f"it does not have the expected form: {where}") from None
+    holders = tuple(Holder(**each.model_dump()) for each in found.holders)
+    return Claims(found.mode, holders, found.fencing, found.ended)
+
+
+def _bytes_of(claims: Claims) -> bytes:
+    plain = {"schema": 1, **asdict(claims), "mode": claims.mode.value}
+    return json.dumps(plain, separators=(",", ":")).encode("ascii")

@@ -1,0 +1,294 @@
+"""One connection to a Ceph cluster for a process and a user. Every method blocks: call it on a thread.
+
+Rules that librados does not enforce, and that cost the process otherwise:
+
+- A call after the cluster's shutdown is a segmentation fault. So calls are counted, `close` refuses new ones and
+  waits for those that run, then closes the pools and the cluster, in this order.
+- A connection does not survive a fork: it hangs in the child. A process id that has changed is refused.
+- `connect(timeout=)` has no effect, only the option `client_mount_timeout`. All three timeouts are always set.
+- Without protocol prefixes in `mon_host` a wrong key is retried by the other protocol until the timeout, and looks as
+  if the monitors were away. So they are required (`MonitorsInvalid`).
+- The key is passed in memory. Ceph's own configuration files, keyrings, log files and admin sockets are switched off.
+
+A client that was blocklisted stays so for ever: librbd of another client does that to one that slept for 30 s. Such a
+connection is replaced at the next call; one that an administrator cut off by the host's address fails again.
+"""
+
+import errno
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from crust import errors
+from crust.ceph import binding, failures
+from crust.ceph.failures import CephConnectionClosed, CephNamespaceMissing, Step
+
+_ADDRESS = r"(\[[0-9a-fA-F:]+\]|[0-9A-Za-z.-]+):[0-9]{1,5}(/0)?"
+_VECTOR = rf"\[v[12]:{_ADDRESS}(,v[12]:{_ADDRESS})*\]|v[12]:{_ADDRESS}"
+_MONITORS = re.compile(rf"({_VECTOR})([,; ]({_VECTOR}))*")
+
+
+class MonitorsInvalid(errors.InvalidRequest):
+    """The addresses of Ceph's monitors do not have the required form."""
+
+    def __init__(self, monitors: str) -> None:
+        super().__init__(
+            f"the monitors {monitors[:256]!r} cannot be used",
+            why="each needs its protocol: without it a wrong key looks like monitors that are away",
+            hint="write them as `ceph mon dump` does, e.g. [v2:192.0.2.1:3300,v1:192.0.2.1:6789]",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds, whole ones. `connect_s` of the first answer of a monitor, the others of each call."""
+
+    connect_s: int = 5
+    monitors_s: int = 5
+    data_s: int = 10
+    """Longer than a busy cluster takes for one step, shorter than the deadline of a CO's call."""
+
+
+@dataclass(frozen=True, slots=True)
+class CephUser:
+    """Who connects where. The key is never shown."""
+
+    monitors: str
+    """`mon_host`, each address with its protocol."""
+    user: str
+    """The name without `client.`."""
+    key: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not _MONITORS.fullmatch(self.monitors):
+            raise MonitorsInvalid(self.monitors)
+
+    def options(self, timeouts: Timeouts) -> dict[str, str]:
+        """The options of librados."""
+        return {
+            "mon_host": self.monitors,
+            "key": self.key,
+            "keyring": "",
+            "client_mount_timeout": str(timeouts.connect_s),
+            "rados_mon_op_timeout": str(timeouts.monitors_s),
+            "rados_osd_op_timeout": str(timeouts.data_s),
+            "admin_socket": "",
+            "log_file": "",
+            "log_to_stderr": "false",
+            "log_to_syslog": "false",
+            "rbd_default_clone_format": "2",
+        }
+
+
+@dataclass(slots=True)
+class _Open:
+    """A connection in use."""
+
+    cluster: binding.Rados
+    pools: dict[tuple[str, str], binding.Ioctx] = field(default_factory=dict)
+    calls: int = 0
+    is_blocklisted: bool = False
+
+
+class Connection:
+    """The connection of `who`, opened at the first call. Safe from any thread."""
+
+    is_lent: ClassVar[bool] = False
+
+    def __init__(self, who: CephUser, timeouts: Timeouts = Timeouts()) -> None:
+        """Raises `CephBindingMissing`."""
+        self.who = who
+        self._timeouts = timeouts
+        self._binding = binding.load()
+        self._guard = threading.Condition()
+        self._opening = threading.Lock()
+        self._open: _Open | None = None
+        self._is_closed = False
+        self._tries = 0
+        self._failure: errors.CrustError | None = None
+        """Of the last try to connect."""
+        self._pid = os.getpid()
+
+    @contextmanager
+    def cluster(self, what: str, *, step: Step = "monitors") -> Iterator[binding.Rados]:
+        """The cluster, for a call that begins and ends inside the block. `what` is done, as "cannot …".
+
+        Raises `CephMonitorsUnreachable`, `CephKeyRefused`, `CephConnectionClosed`, `CephClientBlocklisted`, and what
+        `failures.translated` says.
+        """
+        with self._used(what, step) as held:
+            yield held.cluster
+
+    @contextmanager
+    def pool(self, pool: str, namespace: str, what: str) -> Iterator[binding.Ioctx]:
+        """A pool's namespace, for calls that begin and end inside the block; images are closed in it.
+
+        Raises `CephPoolMissing`, `CephNotAnswering` and others as `cluster`. A namespace that does not exist is no
+        error here: see `check_namespace`.
+        """
+        with self._used(what, "data") as held:
+            yield self._ioctx(held, pool, namespace)
+
+    def check_namespace(self, pool: str, namespace: str) -> None:
+        """Raise `CephNamespaceMissing` if images cannot be made there: to RADOS a namespace is only a prefix."""
+        if not namespace:
+            return
+        with self.pool(pool, namespace, f"cannot look for the namespace {namespace}") as ioctx:
+            if not self._binding.images.namespace_exists(ioctx, namespace):
+                raise CephNamespaceMissing(pool, namespace)
+
+    def command(self, prefix: str, **arguments: object) -> bytes:
+        """A command to the monitors, with JSON as output. Raises as `cluster`."""
+        words = json.dumps({"prefix": prefix, "format": "json", **arguments})
+        what = f"cannot run `ceph {prefix}`"
+        with self.cluster(what) as cluster:
+            number, output, _ = cluster.mon_command(words, b"")
+        if number:
+            raise self._translated(abs(number), what, "monitors")
+        return output
+
+    def fsid(self) -> str:
+        """The cluster's id."""
+        with self.cluster("cannot read the cluster's id") as cluster:
+            return cluster.get_fsid()
+
+    def address(self) -> str:
+        """This client's own address in the cluster, as the blocklist has it."""
+        with self.cluster("cannot read the client's address") as cluster:
+            return cluster.get_addrs()
+
+    def close(self) -> None:
+        """Refuse new calls, wait for those that run, and disconnect. Idempotent; a forked child's is nothing."""
+        if os.getpid() != self._pid:
+            return
+        with self._opening, self._guard:  # nobody connects meanwhile
+            self._is_closed = True
+            held = self._open
+        with self._guard:
+            self._guard.wait_for(lambda: held is None or held.calls == 0)
+            self._open = None
+        if held is not None:
+            _shut_down(held)
+
+    def rest(self) -> None:
+        """Disconnect, unless a call runs; the next call connects again."""
+        with self._opening, self._guard:
+            held = self._open
+            if held is None or held.calls:
+                return
+            self._open = None
+        _shut_down(held)
+
+    def reopen(self) -> None:
+        """Take calls again after a `close`."""
+        with self._guard:
+            self._is_closed = False
+
+    @contextmanager
+    def _used(self, what: str, step: Step) -> Iterator[_Open]:
+        held = self._taken(what)
+        try:
+            yield held
+        except self._binding.failures as err:
+            number = failures.errno_of(err)
+            held.is_blocklisted |= number == errno.ESHUTDOWN
+            raise self._translated(number, what, step) from err
+        finally:
+            self._given_back(held)
+
+    def _taken(self, what: str) -> _Open:
+        if os.getpid() != self._pid:
+            raise CephConnectionClosed()
+        tries = self._tries
+        with (
+            self._opening
+        ):  # one thread connects, and the others share its outcome: each would wait as long
+            if self._tries != tries and self._failure is not None:
+                raise self._failure
+            with self._guard:
+                if self._is_closed:
+                    raise CephConnectionClosed()
+                if self._open is not None and not self._open.is_blocklisted:
+                    self._open.calls += 1
+                    return self._open
+                old, self._open = self._open, None
+                is_idle = old is not None and old.calls == 0  # in one step with taking it out
+            if old is not None and is_idle:  # else the last of its calls shuts it down
+                _shut_down(old)
+            return self._first(what)
+
+    def _first(self, what: str) -> _Open:
+        """A new connection, for its first call."""
+        try:
+            held = _Open(self._connected(what), calls=1)
+        except errors.CrustError as err:
+            self._failure = err
+            raise
+        else:
+            self._failure = None
+        finally:
+            self._tries += 1
+        with self._guard:
+            self._open = held
+        return held
+
+    def _given_back(self, held: _Open) -> None:
+        with self._guard:
+            held.calls -= 1
+            is_last = held.calls == 0
+            is_replaced = self._open is not held and not self._is_closed
+            self._guard.notify_all()
+        if is_last and is_replaced:
+            _shut_down(held)
+
+    def _connected(self, what: str) -> binding.Rados:
+        try:
+            cluster = self._binding.connection(self.who.user, self.who.options(self._timeouts))
+            try:
+                cluster.connect()
+            except BaseException:
+                with suppress(*self._binding.failures):
+                    cluster.shutdown()
+                raise
+        except self._binding.failures as err:
+            raise self._translated(failures.errno_of(err), what, "connect") from err
+        return cluster
+
+    def _ioctx(self, held: _Open, pool: str, namespace: str) -> binding.Ioctx:
+        with self._guard:
+            found = held.pools.get((pool, namespace))
+        if found is not None:
+            return found
+        try:
+            made = held.cluster.open_ioctx(pool)
+        except self._binding.failures as err:
+            raise self._translated(
+                failures.errno_of(err), f"cannot open the pool {pool}", "pool", pool
+            ) from err
+        made.set_namespace(namespace)
+        # Deletes must work on a full pool, and others fail with its quota instead of waiting for it.
+        made.set_osdmap_full_try()
+        with self._guard:
+            found = held.pools.setdefault((pool, namespace), made)
+        if found is not made:
+            made.close()
+        return found
+
+    def _translated(self, number: int, what: str, step: Step, pool: str = "") -> errors.CrustError:
+        who = self.who
+        return failures.translated(
+            number, what, step=step, user=who.user, monitors=who.monitors, pool=pool
+        )
+
+
+def _shut_down(held: _Open) -> None:
+    """Pools first: a call on one after the cluster's shutdown is a segmentation fault."""
+    for each in held.pools.values():
+        each.close()
+    held.pools.clear()
+    held.cluster.shutdown()

@@ -1,0 +1,159 @@
+"""What librados and librbd report, as errors of crust: one table from errno, with what was being done.
+
+An errno means different things at different steps: ENOENT is an unknown pool when the pool is opened and a missing
+image when an image is. A caller that knows which object is meant catches the errno first (`errno_of`). A timeout says
+nothing about the outcome: the change may have been made, so a retry looks first.
+"""
+
+import errno
+from typing import Literal
+
+from crust import errors
+
+Step = Literal["connect", "pool", "monitors", "data"]
+"""What was being done: connecting, opening the pool, asking the monitors, reading or writing."""
+
+
+class CephMonitorsUnreachable(errors.PeerUnavailable):
+    """No monitor of the Ceph cluster answers."""
+
+    def __init__(self, monitors: str) -> None:
+        super().__init__(
+            "the Ceph cluster cannot be asked",
+            why=f"no monitor of {monitors} answered in time",
+            hint="see that the monitors run, have quorum and can be reached from here; no restart is needed",
+        )
+        self.monitors = monitors
+
+
+class CephNotAnswering(errors.PeerUnavailable):
+    """The OSDs of the Ceph cluster did not answer in time; whether a change was made is unknown."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}: the Ceph cluster does not answer",
+            why="its OSDs have not answered in time, and may still do what they were asked",
+            hint="see `ceph health detail`: are OSDs down, placement groups not active? A retry looks first",
+        )
+        self.doing = what
+
+
+class CephKeyRefused(errors.Refused):
+    """The Ceph cluster does not know the user, or the key is wrong."""
+
+    def __init__(self, user: str) -> None:
+        super().__init__(
+            f"the Ceph cluster refuses client.{user}",
+            why="the user does not exist there, or its key is another one",
+            hint=f"compare the key with `ceph auth get-key client.{user}`; a user that was made again has a new key",
+        )
+        self.user = user
+
+
+class CephNotPermitted(errors.Refused):
+    """The user's capabilities in the Ceph cluster do not allow an operation."""
+
+    def __init__(self, what: str, user: str) -> None:
+        super().__init__(
+            f"{what}: client.{user} may not",
+            why="its capabilities do not cover it",
+            hint="compare them with those in docs/multi-node.md, Ceph, by `ceph auth get`",
+        )
+        self.user = user
+
+
+class CephPoolMissing(errors.NotReady):
+    """The Ceph cluster has no pool of that name."""
+
+    def __init__(self, pool: str) -> None:
+        super().__init__(
+            f"the Ceph cluster has no pool {pool!r}",
+            why="the settings or the volume name it",
+            hint="correct the name, or have an administrator make it: `ceph osd pool create`, then `rbd pool init`",
+        )
+        self.pool = pool
+
+
+class CephNamespaceMissing(errors.NotReady):
+    """The pool has no namespace of that name."""
+
+    def __init__(self, pool: str, namespace: str) -> None:
+        super().__init__(
+            f"the Ceph pool {pool!r} has no namespace {namespace!r}",
+            why="the settings or the volume name it",
+            hint="correct the name, or have an administrator make it: `rbd namespace create`",
+        )
+        self.pool = pool
+        self.namespace = namespace
+
+
+class CephQuotaReached(errors.Exhausted):
+    """The pool's quota is reached, or the cluster is full."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}: the Ceph pool is full",
+            why="its quota is reached, or the cluster's OSDs are full",
+            hint="delete volumes or snapshots, raise the quota (`ceph osd pool set-quota`), or add OSDs",
+        )
+
+
+class CephClientBlocklisted(errors.PeerUnavailable):
+    """The Ceph cluster has cut this client off."""
+
+    def __init__(self, user: str) -> None:
+        super().__init__(
+            f"the Ceph cluster has blocklisted this client of client.{user}",
+            why="an administrator did it, or another client that took it for dead because it did not answer for 30 s",
+            hint="a retry uses a new connection; if that fails too, see `ceph osd blocklist ls` for the host",
+        )
+        self.user = user
+
+
+class CephConnectionClosed(errors.PeerUnavailable):
+    """The connection to the Ceph cluster was closed, because the process ends or the driver closes the pool."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the connection to the Ceph cluster is closed",
+            hint="retry when the driver serves again",
+        )
+
+
+class CephFailed(errors.RuntimeFailed):
+    """A call of librados or librbd failed in a way that has no error of its own."""
+
+    def __init__(self, what: str, number: int) -> None:
+        name = errno.errorcode.get(number, "no number")
+        super().__init__(
+            f"{what} failed",
+            why=f"Ceph answered {name} ({number})",
+            hint="see `ceph health detail` and the log of the OSDs",
+        )
+        self.number = number
+
+
+def errno_of(failure: BaseException) -> int:
+    """The errno of a failure of the binding; 0 if it has none."""
+    number = getattr(failure, "errno", None)
+    return abs(number) if isinstance(number, int) else 0
+
+
+def translated(
+    number: int, what: str, *, step: Step, user: str, monitors: str, pool: str
+) -> errors.CrustError:
+    """The error for an errno. `what` was being done, as "cannot …"."""
+    if number == errno.ESHUTDOWN:
+        return CephClientBlocklisted(user)
+    if step == "connect" and number in (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOENT):
+        # EINVAL: the key is no key at all
+        return CephKeyRefused(user)
+    if number == errno.ETIMEDOUT:
+        return CephNotAnswering(what) if step == "data" else CephMonitorsUnreachable(monitors)
+    if number in (errno.EACCES, errno.EPERM):
+        return CephNotPermitted(what, user)
+    if number in (errno.EDQUOT, errno.ENOSPC):
+        return CephQuotaReached(what)
+    if step == "pool" and number == errno.ENOENT:
+        return CephPoolMissing(pool)
+    return CephFailed(what, number)

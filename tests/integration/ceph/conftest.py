@@ -1,0 +1,40 @@
+"""A Ceph cluster for the tests of a worker, made once, and a namespace of its own for each test."""
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from crust.ceph.connection import CephUser, Connection, Timeouts
+from examples.cluster import ceph_cluster
+from examples.cluster.ceph_cluster import CephCluster
+
+QUICK = Timeouts(connect_s=3, monitors_s=3, data_s=3)
+
+
+@pytest.fixture(scope="session")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
+    """A cluster without a manager, which no test breaks for good."""
+    with ceph_cluster.running(tmp_path_factory.mktemp("ceph") / "c") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def namespace(ceph: CephCluster) -> str:
+    """A namespace of the pool, for one test."""
+    return ceph.make_namespace()
+
+
+@pytest.fixture
+def controller(ceph: CephCluster, namespace: str) -> CephUser:
+    """A user with a controller's rights in the namespace."""
+    name = f"controller-{uuid.uuid4().hex[:8]}"
+    return CephUser(ceph.monitors, name, ceph.controller(name, namespace))
+
+
+@pytest.fixture
+def connection(controller: CephUser) -> Iterator[Connection]:
+    """The controller's connection."""
+    made = Connection(controller, QUICK)
+    yield made
+    made.close()

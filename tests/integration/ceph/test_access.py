@@ -1,0 +1,69 @@
+"""A node's side of an image in a real cluster: what a claim of its own host allows and refuses."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from crust.blockdriver.engines.protocol import StillAttached
+from crust.blockdriver.engines.rbd.access import RbdAccess
+from crust.blockdriver.engines.rbd.own_user import OwnUser
+from crust.blockdriver.engines.rbd.place import Place
+from crust.ceph import claim_object, claims
+from crust.ceph.claims import Host
+from crust.ceph.connection import Connection
+from examples.cluster.ceph_cluster import POOL
+from tests.integration.ceph.test_claims import IMAGE, Bench, attached, bench
+
+__all__ = ["bench"]
+
+VOLUME = volumes.VolumeId(IMAGE)
+Made = Callable[[str], RbdAccess]
+
+
+@pytest.fixture
+def access(
+    connection: Connection, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Made:
+    """The access of the host with the machine id "machine", by its node name."""
+    monkeypatch.setattr(Host, "this", lambda node: Host(node, "machine"))
+    place = Place(connection, POOL, namespace)
+    return lambda node: RbdAccess(OwnUser(place), str(tmp_path), node)
+
+
+@pytest.mark.spec("H-52")
+def test_detach_waits_for_the_client_of_a_claim_and_not_for_a_claim_that_was_never_given_back(
+    bench: Bench, access: Made
+) -> None:
+    """Its runtime was restarted when the virtual machine had ended, and has no key; the claim stays."""
+    here, client = access("node-a"), bench.node()
+    here.attach(VOLUME)
+    image, _ = attached(client, Host("node-a", "machine"))
+    with pytest.raises(StillAttached, match="sandbox-1 on node node-a"):
+        here.detach(VOLUME)
+    image.close()
+    client.images.clear()
+    here.detach(VOLUME)
+    assert here.attached_here() == ()
+    with pytest.raises(claims.ImageClaimed):
+        claims.take(client.ioctx, IMAGE, claim_object.Mode.WRITER, Host("b", "b"), "two", "vm-2")
+    here.attach(VOLUME)
+    attached(bench.node(), Host("node-a", "machine"), "sandbox-2")
+    [holder] = claim_object.read(client.ioctx, IMAGE).claims.holders
+    assert holder.sandbox == "sandbox-2"
+
+
+@pytest.mark.spec("H-51")
+def test_runtime_of_this_host_is_known_if_it_goes_by_another_node_name(
+    bench: Bench, access: Made
+) -> None:
+    here, client = access("node-id-of-the-driver"), bench.node()
+    attached(client, Host("name-of-the-host", "machine"))
+    here.attach(VOLUME)
+    with pytest.raises(StillAttached, match="on node name-of-the-host"):
+        here.detach(VOLUME)
+    for unknown in ("another", ""):
+        other = Host("another", unknown)
+        with pytest.raises(claims.ImageClaimed):
+            claims.check_claimable(client.ioctx, IMAGE, claim_object.Mode.WRITER, other)

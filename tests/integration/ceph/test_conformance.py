@@ -1,0 +1,72 @@
+"""The controller part on a Ceph pool passes the suite, in both profiles; what is skipped is what it has not.
+
+It runs in mode controller, on any host: there is no Node service. Every node reaches the pool, so there is no
+topology and nothing to attach.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crust.conformance import suite
+from crust.conformance.options import MIB, Options, Parameters, Profile
+from examples.cluster import ceph_cluster
+from examples.cluster.ceph_cluster import CephCluster
+from tests.support import rbd_driver
+
+pytestmark = pytest.mark.timeout(400)
+
+_LACKING = (
+    "node",
+    "node.",
+    "controller.PUBLISH",
+    "controller.GET_NODE_INFO",
+    "controller.LIST_VOLUMES_PUBLISHED_NODES",
+    "plugin.VOLUME_ACCESSIBILITY_CONSTRAINTS",
+    "plugin.OFFLINE",
+)
+_HEALTH = {"C-145": "GET_VOLUME_HEALTH", "C-146": "LIST_VOLUME_HEALTH"}
+"""Of profile 1.13 alone."""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
+    """A cluster with a manager, without which no capacity is known."""
+    directory = tmp_path_factory.mktemp("ceph") / "c"
+    with ceph_cluster.running(directory, with_mgr=True) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("profile", ["1.12", "1.13"])
+def test_the_controller_conforms(measured: CephCluster, profile: Profile) -> None:
+    given = Parameters(
+        mutable_parameters={"writeIOPS": "100", "readBytesPerSecond": "0"},
+        size_bytes=320 * MIB,
+        raw_size_bytes=64 * MIB,
+        fs_types=("xfs", "ext4", "btrfs"),
+    )
+    with (
+        tempfile.TemporaryDirectory() as target_root,
+        rbd_driver.serving(measured, profile=profile) as driver,
+    ):
+        outcome = suite.run(
+            Options(
+                socket=str(driver.socket),
+                target_root=Path(target_root),
+                profile=profile,
+                parameters=given,
+                log=driver.log,
+                restart_command=driver.restart_command,
+                strict=True,
+            )
+        )
+    assert outcome.results.numbers("failed", "warning", "note") == frozenset()
+    assert outcome.exit_code == 0
+    assert outcome.passed
+    for case, why in outcome.skipped.items():
+        missing = [each.strip() for each in why.split(",")]
+        assert any(each.startswith(_LACKING) for each in missing) or (
+            profile == "1.12" and missing == [f"controller.{_HEALTH.get(case)}"]
+        ), f"{case} is skipped: {why}"

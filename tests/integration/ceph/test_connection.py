@@ -1,0 +1,293 @@
+"""Connections to a real cluster: what fails, how it is named, and that it never takes the process with it."""
+
+import asyncio
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from crust import errors
+from crust.ceph import connection as connection_module
+from crust.ceph import probe
+from crust.ceph.connection import CephUser, Connection, MonitorsInvalid, Timeouts
+from crust.ceph.failures import (
+    CephClientBlocklisted,
+    CephConnectionClosed,
+    CephKeyRefused,
+    CephMonitorsUnreachable,
+    CephNamespaceMissing,
+    CephNotAnswering,
+    CephNotPermitted,
+    CephPoolMissing,
+)
+from examples.cluster.ceph_cluster import POOL, CephCluster
+from tests.integration.ceph.conftest import QUICK
+
+
+def _write(connection: Connection, namespace: str, data: bytes = b"x") -> None:
+    with connection.pool(POOL, namespace, "cannot write") as ioctx:
+        ioctx.write_full("object", data)
+
+
+def _write_until_refused(connection: Connection, namespace: str) -> None:
+    while True:
+        _write(connection, namespace)
+
+
+def _other_key(key: str) -> str:
+    middle = len(key) // 2
+    return key[:middle] + ("A" if key[middle] != "A" else "B") + key[middle + 1 :]
+
+
+def test_reads_and_writes_in_its_namespace(connection: Connection, namespace: str) -> None:
+    _write(connection, namespace)
+    with connection.pool(POOL, namespace, "cannot read") as ioctx:
+        assert ioctx.stat("object")[0] == 1
+
+
+def test_wrong_key_is_refused_and_not_retried_until_the_timeout(
+    controller: CephUser, namespace: str
+) -> None:
+    wrong = CephUser(controller.monitors, controller.user, _other_key(controller.key))
+    with pytest.raises(CephKeyRefused) as caught:
+        _write(Connection(wrong, QUICK), namespace)
+    assert wrong.key not in str(caught.value)
+
+
+def test_text_that_is_no_key_is_refused(controller: CephUser, namespace: str) -> None:
+    with pytest.raises(CephKeyRefused):
+        _write(Connection(CephUser(controller.monitors, controller.user, "none"), QUICK), namespace)
+
+
+def test_unknown_user_is_refused(controller: CephUser, namespace: str) -> None:
+    unknown = CephUser(controller.monitors, "nobody", controller.key)
+    with pytest.raises(CephKeyRefused):
+        _write(Connection(unknown, QUICK), namespace)
+
+
+def test_key_is_not_shown(controller: CephUser) -> None:
+    assert controller.key not in repr(controller)
+
+
+@pytest.mark.parametrize("monitors", ["127.0.0.1:6789", "", "v3:127.0.0.1:1", "[v2:h:1", "v2:h"])
+def test_monitors_without_protocol_are_refused(monitors: str) -> None:
+    with pytest.raises(MonitorsInvalid):
+        CephUser(monitors, "user", "key")
+
+
+def test_unknown_pool_is_named(connection: Connection) -> None:
+    with (
+        pytest.raises(CephPoolMissing, match="no-such-pool"),
+        connection.pool("no-such-pool", "", "cannot write"),
+    ):
+        pass
+
+
+def test_unknown_namespace_is_named(connection: Connection, ceph: CephCluster) -> None:
+    with pytest.raises(CephNamespaceMissing):
+        Connection(
+            CephUser(ceph.monitors, "admin", ceph.keys["client.admin"]), QUICK
+        ).check_namespace(POOL, "none")
+
+
+def test_existing_namespace_passes_with_the_controllers_rights(
+    connection: Connection, namespace: str
+) -> None:
+    connection.check_namespace(POOL, namespace)
+
+
+def test_other_namespace_is_not_permitted(connection: Connection, ceph: CephCluster) -> None:
+    with pytest.raises(CephNotPermitted):
+        _write(connection, ceph.make_namespace())
+
+
+def test_monitors_frozen_before_the_first_call_are_unreachable_for_all_callers_at_once(
+    ceph: CephCluster, controller: CephUser, namespace: str
+) -> None:
+    """All waiters share one try: each after the other would take a minute, and a thread each."""
+    connection = Connection(controller, QUICK)
+    tries: list[int] = []
+    original = connection._connected
+
+    def counted(what: str) -> object:
+        tries.append(1)
+        return original(what)
+
+    connection._connected = counted  # type: ignore[method-assign, assignment]
+    with ceph.mon.frozen(), ThreadPoolExecutor(8) as threads:
+        found = [threads.submit(_write, connection, namespace) for _ in range(8)]
+        for each in found:
+            assert isinstance(each.exception(), CephMonitorsUnreachable)
+    assert len(tries) < 8
+    _write(connection, namespace)
+    connection.close()
+
+
+def test_monitors_that_freeze_later_fail_only_what_asks_them(
+    ceph: CephCluster, connection: Connection, namespace: str
+) -> None:
+    _write(connection, namespace)
+    with ceph.mon.frozen():
+        _write(connection, namespace)
+        with pytest.raises(CephMonitorsUnreachable):
+            connection.command("osd dump")
+    connection.command("osd dump")
+
+
+def test_frozen_osd_is_not_answering_and_the_connection_is_good_again_afterwards(
+    ceph: CephCluster, connection: Connection, namespace: str
+) -> None:
+    _write(connection, namespace)
+    with ceph.osd.frozen(), pytest.raises(CephNotAnswering):
+        _write(connection, namespace)
+    _write(connection, namespace)
+
+
+def test_blocklisted_client_is_told_and_gets_a_new_connection(
+    ceph: CephCluster, connection: Connection, namespace: str
+) -> None:
+    _write(connection, namespace)
+    address = connection.address()
+    ceph.command("osd blocklist", blocklistop="add", addr=address)
+    ceph.admin.wait_for_latest_osdmap()
+    with pytest.raises(CephClientBlocklisted):
+        _write_until_refused(connection, namespace)  # until the OSD has the map
+    _write(connection, namespace)
+    assert connection.address() != address
+
+
+def test_blocklisted_connection_whose_last_call_ends_meanwhile_is_shut_down_once(
+    monkeypatch: pytest.MonkeyPatch, controller: CephUser
+) -> None:
+    """A second shutdown is a segmentation fault."""
+    shut: list[str] = []
+    connection = Connection(controller, QUICK)
+
+    class Cluster:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def shutdown(self) -> None:
+            shut.append(self._name)
+
+    made: Any = Cluster("old")
+    old = connection_module._Open(made, calls=1, is_blocklisted=True)
+    connection._open = old
+
+    class Overtaken(threading.Condition):
+        """The last call of `old` ends as soon as it was taken out."""
+
+        def __exit__(self, *why: Any) -> None:
+            super().__exit__(*why)
+            if connection._open is None and old.calls:
+                connection._given_back(old)
+
+    monkeypatch.setattr(connection, "_guard", Overtaken())
+    monkeypatch.setattr(connection, "_connected", lambda _what: Cluster("new"))
+    connection._taken("test")
+    assert shut == ["old"]
+
+
+def test_call_after_close_is_refused_and_close_waits_for_running_calls(
+    connection: Connection, namespace: str
+) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def held() -> int:
+        with connection.pool(POOL, namespace, "cannot write") as ioctx:
+            entered.set()
+            leave.wait()
+            ioctx.write_full("late", b"written")
+            return ioctx.stat("late")[0]
+
+    with ThreadPoolExecutor(2) as threads:
+        running = threads.submit(held)
+        entered.wait()
+        closing = threads.submit(connection.close)
+        while not connection._is_closed:
+            os.sched_yield()
+        with pytest.raises(CephConnectionClosed):
+            _write(connection, namespace)
+        assert not closing.done()
+        leave.set()
+        assert running.result() == len(b"written")
+        closing.result()
+    connection.reopen()
+    _write(connection, namespace)
+
+
+def test_forked_child_does_not_use_the_parents_connection(
+    connection: Connection, namespace: str
+) -> None:
+    _write(connection, namespace)
+    connection._pid += 1
+    try:
+        with pytest.raises(CephConnectionClosed):
+            _write(connection, namespace)
+    finally:
+        connection._pid -= 1
+
+
+async def _probed(who: CephUser, wanted: probe.Wanted) -> None:
+    await probe.check(who, wanted, timeouts=QUICK, timeout_s=30)
+
+
+async def test_probe_finds_pool_and_image(
+    ceph: CephCluster, controller: CephUser, namespace: str
+) -> None:
+    await _probed(controller, probe.Wanted(POOL, namespace))
+    with pytest.raises(probe.CephImageMissing):
+        await _probed(controller, probe.Wanted(POOL, namespace, "absent"))
+    import rbd
+
+    with ceph.ioctx(POOL, namespace) as ioctx:
+        rbd.RBD().create(ioctx, "present", 1 << 20)
+    await _probed(controller, probe.Wanted(POOL, namespace, "present"))
+
+
+async def test_probe_names_what_is_wrong(
+    ceph: CephCluster, controller: CephUser, namespace: str
+) -> None:
+    wanted = probe.Wanted(POOL, namespace)
+    wrong = CephUser(controller.monitors, controller.user, _other_key(controller.key))
+    with pytest.raises(CephKeyRefused):
+        await _probed(wrong, wanted)
+    with pytest.raises(CephPoolMissing):
+        await _probed(controller, probe.Wanted("no-such-pool"))
+    with ceph.mon.frozen(), pytest.raises(CephMonitorsUnreachable):
+        await _probed(controller, wanted)
+
+
+async def test_probe_that_hangs_is_killed(
+    ceph: CephCluster, controller: CephUser, namespace: str
+) -> None:
+    timeouts = Timeouts(connect_s=600)
+    with ceph.mon.frozen(), pytest.raises(CephMonitorsUnreachable):
+        await probe.check(controller, probe.Wanted(POOL), timeouts=timeouts, timeout_s=1)
+
+
+async def test_probe_has_no_secret_on_its_command_line(
+    controller: CephUser, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    original = asyncio.create_subprocess_exec
+
+    async def spied(*argv: str, **rest: object) -> asyncio.subprocess.Process:
+        seen.extend([*argv, str(rest.get("env"))])
+        return await original(*argv, **rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", spied)
+    await _probed(controller, probe.Wanted(POOL, namespace))
+    assert seen
+    assert not any(controller.key in each for each in seen)
+
+
+def test_every_failure_says_what_to_do() -> None:
+    from crust.ceph import failures
+
+    found = [each for each in vars(failures).values() if isinstance(each, type)]
+    leaves = [each for each in found if issubclass(each, errors.CrustError)]
+    assert leaves
+    assert all(each.__doc__ for each in leaves)

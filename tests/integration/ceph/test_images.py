@@ -1,0 +1,411 @@
+"""Images, snapshots and clones of the engine on a real cluster."""
+
+import hashlib
+import itertools
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from crust import volumes
+from crust.blockdriver.engines.protocol import (
+    Image,
+    ImageMissing,
+    NoChangeTracking,
+    Region,
+    SnapshotMissing,
+    StillAttached,
+)
+from crust.blockdriver.engines.rbd import copies
+from crust.blockdriver.engines.rbd.copies import CloneDepthReached, SourceTruncated
+from crust.blockdriver.engines.rbd.engine import RbdProvisioning, provisioning
+from crust.blockdriver.engines.rbd.image_use import RbdClientSilent
+from crust.blockdriver.engines.rbd.images import ForeignImage
+from crust.blockdriver.engines.rbd.limits import RbdLimits
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.pool import RbdPool
+from crust.blockdriver.engines.rbd.snapshots import GroupNeverIdle
+from crust.ceph import claims
+from crust.ceph.claim_object import Mode
+from crust.ceph.connection import Connection
+from examples.cluster.ceph_cluster import POOL, CephCluster
+from tests.support import rbd_writer as writer
+
+MIB = 1024**2
+OBJECT = 4 * MIB
+SIZE = 16 * MIB
+
+
+@pytest.fixture
+def engine(connection: Connection, namespace: str) -> RbdProvisioning:
+    """The engine with a new pool; its background work is done when a test says so."""
+    place = Place(connection, POOL, namespace)
+    RbdPool(place, create=True).open()
+    return provisioning(place)
+
+
+@pytest.fixture
+def guest(ceph: CephCluster, namespace: str) -> Iterator[Any]:
+    """The namespace as a client has it that writes to images: a connection of its own."""
+    user = f"node-{uuid.uuid4().hex[:8]}"
+    connected = ceph.connected(user, ceph.node(user, namespace))
+    ioctx = connected.open_ioctx(POOL)
+    ioctx.set_namespace(namespace)
+    yield ioctx
+    ioctx.close()
+    connected.shutdown()
+
+
+def _volume(name: str) -> volumes.VolumeId:
+    return volumes.VolumeId(f"0123456789abcdef-{hashlib.sha256(name.encode()).hexdigest()[:40]}")
+
+
+def _snapshot(volume_id: volumes.VolumeId, name: str, size: int = SIZE) -> Image:
+    digest = hashlib.sha256(name.encode()).hexdigest()[:40]
+    return Image(f"0123456789abcdef-snap-{digest}", volume_id, size)
+
+
+A, B, C = _volume("a"), _volume("b"), _volume("c")
+
+
+def _write(ioctx: Any, name: str, data: bytes, offset: int = 0) -> None:
+    import rbd
+
+    with rbd.Image(ioctx, name) as image:
+        image.write(data, offset)
+        image.flush()
+
+
+def _read(ioctx: Any, name: str, length: int, offset: int = 0) -> bytes:
+    import rbd
+
+    with rbd.Image(ioctx, name, read_only=True) as image:
+        found: bytes = image.read(offset, length)
+        return found
+
+
+def test_create_is_idempotent_and_keeps_what_is_there(engine: RbdProvisioning) -> None:
+    engine.create(A, SIZE)
+    engine.create(A, SIZE)
+    assert (engine.exists(A), engine.image_bytes(A), engine.image_ids()) == (
+        True,
+        SIZE,
+        frozenset({A}),
+    )
+    assert engine.image_problem(A, SIZE) == ""
+    assert "should have" in engine.image_problem(A, SIZE + 1)
+    assert engine.image_problem(B, SIZE) != ""
+
+
+def test_foreign_image_with_data_is_refused_and_kept(engine: RbdProvisioning, guest: Any) -> None:
+    import rbd
+
+    rbd.RBD().create(guest, A, SIZE)
+    _write(guest, A, b"somebody's")
+    with pytest.raises(ForeignImage):
+        engine.create(A, SIZE)
+    with pytest.raises(ForeignImage):
+        engine.copies.clone(A, _source(engine), source_bytes=SIZE, size_bytes=SIZE)
+    assert _read(guest, A, 10) == b"somebody's"
+
+
+def _source(engine: RbdProvisioning) -> volumes.VolumeId:
+    engine.create(B, SIZE)
+    return B
+
+
+def test_image_without_a_header_is_made_anew(engine: RbdProvisioning, guest: Any) -> None:
+    """A create that was killed inside librbd leaves the name alone."""
+    import rbd
+
+    rbd.RBD().create(guest, A, SIZE)
+    with rbd.Image(guest, A) as image:
+        header = f"rbd_header.{image.id()}"
+    guest.remove_object(header)
+    engine.create(A, SIZE)
+    assert engine.image_bytes(A) == SIZE
+
+
+def test_grow_never_shrinks(engine: RbdProvisioning) -> None:
+    engine.create(A, SIZE)
+    engine.grow(A, 2 * SIZE)
+    engine.grow(A, SIZE)
+    assert engine.image_bytes(A) == 2 * SIZE
+    with pytest.raises(ImageMissing):
+        engine.grow(B, SIZE)
+
+
+def test_delete_goes_by_the_trash_which_is_emptied(engine: RbdProvisioning, guest: Any) -> None:
+    engine.create(A, SIZE)
+    _write(guest, A, b"x" * OBJECT)
+    engine.delete(A)
+    engine.delete(A)
+    assert not engine.exists(A)
+    assert _trash(engine)
+    engine.background.look()
+    assert not _trash(engine)
+
+
+def test_image_that_the_controller_flattens_is_attached_and_deleted(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    engine.create(A, SIZE)
+    with (
+        engine.place.ioctx("flatten") as ioctx,
+        engine.place.image(ioctx, A, read_only=False) as image,
+    ):
+        image.write(b"x", 0)  # it has RBD's lock
+        holder = claims.take(guest, A, Mode.WRITER, claims.Host("node", "machine"), "pod", "vm")
+        claims.give_back(guest, A, holder.id)
+        engine.delete(A)
+    assert not engine.exists(A)
+
+
+def _trash(engine: RbdProvisioning) -> list[str]:
+    with engine.place.ioctx("cannot list") as ioctx:
+        return [each["name"] for each in engine.place.images.trash_list(ioctx)]
+
+
+def test_image_that_a_client_has_open_is_not_deleted(engine: RbdProvisioning, guest: Any) -> None:
+    import rbd
+
+    engine.create(A, SIZE)
+    with rbd.Image(guest, A), pytest.raises(StillAttached, match="127"):
+        engine.delete(A)
+    engine.delete(A)
+
+
+def test_image_that_a_sandbox_has_claimed_is_not_deleted(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    engine.create(A, SIZE)
+    holder = claims.take(
+        guest, A, Mode.WRITER, claims.Host("node-1", "machine"), "sandbox-1", "vm-1"
+    )
+    with pytest.raises(StillAttached, match="sandbox-1"):
+        engine.delete(A)
+    claims.give_back(guest, A, holder.id)
+    engine.delete(A)
+    assert not engine.exists(A)
+
+
+def test_snapshot_and_restore_keep_the_moment(engine: RbdProvisioning, guest: Any) -> None:
+    engine.create(A, SIZE)
+    _write(guest, A, b"before")
+    first = _snapshot(A, "first")
+    engine.take_snapshot(first)
+    _write(guest, A, b"later!")
+    engine.restore(B, first, 2 * SIZE)
+    engine.restore(B, first, 2 * SIZE)  # a retry replaces it
+    assert (_read(guest, B, 6), _read(guest, A, 6)) == (b"before", b"later!")
+    assert engine.image_bytes(B) == 2 * SIZE
+    assert _read(guest, B, 6, SIZE) == bytes(6)
+    assert engine.snapshot_ids() == {first.snapshot_id}
+
+
+def test_snapshot_outlives_its_volume_and_the_name_is_free(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    engine.create(A, SIZE)
+    _write(guest, A, b"first")
+    first = _snapshot(A, "first")
+    engine.take_snapshot(first)
+    engine.delete(A)
+    assert (engine.exists(A), engine.image_ids()) == (False, frozenset())
+    engine.create(A, SIZE)
+    _write(guest, A, b"again")
+    second = _snapshot(A, "second")
+    engine.take_snapshot(second)
+    engine.delete(A)
+    engine.restore(B, first, SIZE)
+    engine.restore(C, second, SIZE)
+    assert (_read(guest, B, 5), _read(guest, C, 5)) == (b"first", b"again")
+    with pytest.raises(NoChangeTracking):
+        engine.changed(first, second)
+    for each in (first, second, second):
+        engine.delete_snapshot(each)
+    with pytest.raises(SnapshotMissing):
+        engine.restore(A, first, SIZE)
+    engine.background.look()
+    assert len(_trash(engine)) == 2, "their clones read from them"
+    assert _read(guest, B, 5) == b"first"
+    engine.delete(B)
+    engine.delete(C)
+    engine.background.look()
+    engine.background.look()
+    assert _trash(engine) == []
+
+
+def test_snapshot_is_taken_again_under_its_name(engine: RbdProvisioning, guest: Any) -> None:
+    engine.create(A, SIZE)
+    first = _snapshot(A, "first")
+    engine.take_snapshot(first)
+    _write(guest, A, b"later")
+    engine.take_snapshot(first)
+    engine.restore(B, first, SIZE)
+    assert _read(guest, B, 5) == b"later"
+
+
+def test_clone_of_a_volume_leaves_no_snapshot(engine: RbdProvisioning, guest: Any) -> None:
+    engine.create(A, SIZE)
+    _write(guest, A, b"source")
+    engine.clone(B, A, source_bytes=SIZE, size_bytes=2 * SIZE)
+    _write(guest, A, b"later!")
+    assert _read(guest, B, 6) == b"source"
+    assert engine.snapshot_ids() == frozenset()
+    engine.delete(A)
+    engine.background.look()
+    assert _read(guest, B, 6) == b"source"
+
+
+def test_clone_that_was_killed_before_it_cleaned_up_is_cleared_by_the_retry_or_the_delete(
+    engine: RbdProvisioning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.create(A, SIZE)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copies.RbdCopies, "_forget", killed)
+        with pytest.raises(Killed):
+            engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE)
+    assert engine.snapshot_ids() == {f"clone-{B}"}
+    engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE)
+    assert engine.snapshot_ids() == frozenset()
+    with monkeypatch.context() as patch:
+        patch.setattr(copies.RbdCopies, "_forget", killed)
+        with pytest.raises(Killed):
+            engine.clone(C, A, source_bytes=SIZE, size_bytes=SIZE)
+    engine.delete(C)
+    assert engine.snapshot_ids() == frozenset()
+
+
+def test_clone_of_a_truncated_or_absent_volume_is_refused(engine: RbdProvisioning) -> None:
+    engine.create(A, SIZE)
+    with pytest.raises(SourceTruncated):
+        engine.clone(B, A, source_bytes=2 * SIZE, size_bytes=2 * SIZE)
+    with pytest.raises(ImageMissing):
+        engine.clone(B, C, source_bytes=SIZE, size_bytes=SIZE)
+
+
+def test_deep_clones_are_flattened_in_the_background_and_too_deep_ones_wait(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    chain = [_volume(f"chain {each}") for each in range(copies.HARD_DEPTH + 2)]
+    engine.create(chain[0], SIZE)
+    _write(guest, chain[0], b"deep")
+    made = chain[:-1]
+    for source, target in itertools.pairwise(made):
+        engine.clone(target, source, source_bytes=SIZE, size_bytes=SIZE)
+    with pytest.raises(CloneDepthReached):
+        engine.clone(chain[-1], made[-1], source_bytes=SIZE, size_bytes=SIZE)
+    engine.background.look()
+    with engine.place.ioctx("cannot look") as ioctx:
+        depths = [engine.copies.depth(ioctx, each) for each in made]
+    assert max(depths) <= copies.SOFT_DEPTH
+    assert _read(guest, made[-1], 4) == b"deep"
+    engine.clone(chain[-1], made[-1], source_bytes=SIZE, size_bytes=SIZE)
+
+
+def test_changed_and_allocated_blocks_are_whole_objects(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    engine.create(A, SIZE)
+    _write(guest, A, b"x", OBJECT + 5)
+    first, second = _snapshot(A, "first"), _snapshot(A, "second")
+    engine.take_snapshot(first)
+    _write(guest, A, b"y", 3 * OBJECT)
+    engine.take_snapshot(second)
+    _write(guest, A, b"z", 0)
+    assert engine.allocated(first) == (Region(OBJECT, OBJECT),)
+    assert [each.offset for each in engine.allocated(second)] == [OBJECT, 3 * OBJECT]
+    assert engine.changed(first, second) == (Region(3 * OBJECT, OBJECT),)
+    with pytest.raises(NoChangeTracking):
+        engine.changed(second, first)
+
+
+def test_discarded_blocks_differ(engine: RbdProvisioning, guest: Any) -> None:
+    import rbd
+
+    engine.create(A, SIZE)
+    _write(guest, A, b"x" * OBJECT)
+    first, second = _snapshot(A, "first"), _snapshot(A, "second")
+    engine.take_snapshot(first)
+    with rbd.Image(guest, A) as image:
+        image.discard(0, OBJECT)
+    engine.take_snapshot(second)
+    assert engine.changed(first, second) == (Region(0, OBJECT),)
+
+
+def test_group_is_of_one_moment(engine: RbdProvisioning, guest: Any) -> None:
+    for each in (A, B):
+        engine.create(each, SIZE)
+        _write(guest, each, b"both")
+    images = [_snapshot(A, "member a"), _snapshot(B, "member b")]
+    assert engine.take_group(images)
+    engine.restore(C, images[0], SIZE)
+    assert _read(guest, C, 4) == b"both"
+
+
+def test_group_that_is_written_to_during_every_try_is_refused(
+    engine: RbdProvisioning, guest: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in (A, B):
+        engine.create(each, SIZE)
+    from crust.blockdriver.engines.rbd.snapshots import RbdSnapshots
+
+    original = RbdSnapshots.take
+
+    def with_a_write(self: RbdSnapshots, snapshot: Image) -> None:
+        original(self, snapshot)
+        _write(guest, snapshot.volume_id, b"never idle")
+
+    monkeypatch.setattr(RbdSnapshots, "take", with_a_write)
+    with pytest.raises(GroupNeverIdle, match=A):
+        engine.take_group([_snapshot(A, "member a"), _snapshot(B, "member b")])
+
+
+def test_64_parallel_creates_make_64_images(engine: RbdProvisioning) -> None:
+    wanted = [_volume(f"parallel {each}") for each in range(64)]
+    with ThreadPoolExecutor(32) as threads:
+        list(threads.map(lambda each: engine.create(each, SIZE), wanted))
+    assert engine.image_ids() == frozenset(wanted)
+
+
+def test_creates_of_one_image_at_once_make_one(engine: RbdProvisioning) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        made = [threads.submit(engine.create, A, SIZE) for _ in range(8)]
+        found = [each.exception() for each in made]
+    assert None in found
+    engine.create(A, SIZE)
+    assert engine.image_bytes(A) == SIZE
+
+
+def test_silent_client_is_not_cut_off_by_a_change(
+    engine: RbdProvisioning, ceph: CephCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librbd would take it for dead after 30 s, break its lock and blocklist it."""
+    engine.create(A, SIZE)
+    snapshot = _snapshot(A, "while it is paused")
+    with writer.running(ceph, namespace, A) as client:
+        with client.frozen():
+            changes: tuple[Callable[[], None], ...] = (
+                lambda: engine.take_snapshot(snapshot),
+                lambda: engine.grow(A, 2 * SIZE),
+                lambda: engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE),
+                lambda: RbdLimits(engine.place).set_limits(A, volumes.IoLimits(write_iops=100)),
+                lambda: engine.background._flatten(A),
+            )
+            monkeypatch.setattr(copies.RbdCopies, "depth", lambda *_: copies.SOFT_DEPTH + 1)
+            for change in changes:
+                with pytest.raises(RbdClientSilent, match="127"):
+                    change()
+        engine.take_snapshot(snapshot)
+        client.write(b"it goes on")
+    assert engine.snapshot_ids() == frozenset({snapshot.snapshot_id})

@@ -1,0 +1,249 @@
+"""Controller and node as two processes on one Ceph pool: a guest gets the image with the key that a call brought."""
+
+import asyncio
+import contextlib
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import rbd
+
+from crust.ceph import claims
+from crust.ceph.claim_object import Mode
+from crust.rpc import channel, csi
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from examples.cluster import ceph_cluster
+from examples.cluster.ceph_cluster import POOL, CephCluster
+from tests.support import rbd_driver
+from tests.support.block_driver import mount
+from tests.support.rbd_driver import RbdDriver
+from tests.support.refusals import refused
+
+pytestmark = pytest.mark.timeout(240)
+
+OPT_IN = (("crust-extensions", "deferral"),)
+SIZE = 64 << 20
+
+
+@dataclass
+class Cluster:
+    """The stubs of a controller and a node, one volume, and where it is."""
+
+    ceph: CephCluster
+    namespace: str
+    controller: Any
+    node: Any
+    secrets: dict[str, str]
+    staging: Path
+    target: Path
+    volume: csi_pb2.Volume
+
+    @staticmethod
+    def capability(*, raw: bool = False) -> csi_pb2.VolumeCapability:
+        pb = csi.capability_to_wire(mount())
+        if raw:
+            pb.block.SetInParent()
+        return pb
+
+    async def stage(self, *, raw: bool = False) -> None:
+        self.staging.mkdir(exist_ok=True)
+        await self.node.NodeStageVolume(
+            csi_pb2.NodeStageVolumeRequest(
+                volume_id=self.volume.volume_id,
+                staging_target_path=str(self.staging),
+                volume_capability=self.capability(raw=raw),
+                volume_context=self.volume.volume_context,
+                secrets=self.secrets,
+            ),
+            timeout=60,
+        )
+
+    async def publish(self, *, deferred: bool = True) -> csi_pb2.DeferredMount:
+        answer = await self.node.NodePublishVolume(
+            csi_pb2.NodePublishVolumeRequest(
+                volume_id=self.volume.volume_id,
+                staging_target_path=str(self.staging),
+                target_path=str(self.target),
+                volume_capability=self.capability(),
+                volume_context=self.volume.volume_context,
+                defer_fs_ops=deferred,
+            ),
+            timeout=60,
+            metadata=OPT_IN,
+        )
+        found: csi_pb2.DeferredMount = answer.deferred_mount
+        return found
+
+    async def leave(self) -> None:
+        """Unpublish, unstage, delete."""
+        await self.node.NodeUnpublishVolume(
+            csi_pb2.NodeUnpublishVolumeRequest(
+                volume_id=self.volume.volume_id, target_path=str(self.target)
+            ),
+            timeout=60,
+        )
+        await self.node.NodeUnstageVolume(
+            csi_pb2.NodeUnstageVolumeRequest(
+                volume_id=self.volume.volume_id, staging_target_path=str(self.staging)
+            ),
+            timeout=60,
+        )
+        await self.controller.DeleteVolume(
+            csi_pb2.DeleteVolumeRequest(volume_id=self.volume.volume_id), timeout=60
+        )
+
+    def images(self) -> list[str]:
+        with self.ceph.ioctx(POOL, self.namespace) as ioctx:
+            return list(rbd.RBD().list(ioctx))
+
+
+@pytest.fixture(scope="module")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
+    """With a manager, without which no capacity is known."""
+    directory = tmp_path_factory.mktemp("ceph") / "c"
+    with ceph_cluster.running(directory, with_mgr=True) as running:
+        yield running
+
+
+@pytest.fixture
+async def cluster(ceph: CephCluster) -> AsyncIterator[Cluster]:
+    namespace = ceph.make_namespace()
+    names = {each: f"{each}-{uuid.uuid4().hex[:6]}" for each in ("controller", "node", "guest")}
+    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
+        async with contextlib.AsyncExitStack() as held:
+            stubs = []
+            for mode, key in (
+                ("controller", ceph.controller(names["controller"], namespace)),
+                ("node", ceph.node(names["node"], namespace)),
+            ):
+                base = Path(name) / mode
+                base.mkdir(mode=0o700)
+                config = rbd_driver.write_config(base, ceph, names[mode], key, namespace)
+                if mode == "node":
+                    roots = f'target_roots = ["{name}"]\ncheck_propagation = false\n'
+                    config.write_text(roots + config.read_text())
+                driver = RbdDriver(base, config, mode=mode)
+                driver.write()
+                driver.start()
+                held.callback(driver.kill)
+                connected = await held.enter_async_context(channel.connect(str(driver.socket)))
+                stubs.append(connected)
+                await _serving(connected)
+            controller = csi_pb2_grpc.ControllerStub(stubs[0])
+            made = await _created(controller)
+            yield Cluster(
+                ceph,
+                namespace,
+                controller,
+                csi_pb2_grpc.NodeStub(stubs[1]),
+                {"userID": names["guest"], "userKey": ceph.node(names["guest"], namespace)},
+                Path(name) / "staging",
+                Path(name) / "target",
+                made.volume,
+            )
+
+
+async def _created(controller: Any) -> Any:
+    """A volume, once the manager has told the capacity."""
+    request = csi_pb2.CreateVolumeRequest(
+        name="one",
+        volume_capabilities=[Cluster.capability()],
+        capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE),
+    )
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await controller.CreateVolume(request, timeout=60)
+            except grpc.aio.AioRpcError as err:
+                if "CephStatisticsMissing" not in (err.details() or ""):
+                    raise
+            await asyncio.sleep(0.5)
+
+
+async def _serving(connected: grpc.aio.Channel) -> None:
+    """Wait until the pool is open."""
+    identity = csi_pb2_grpc.IdentityStub(connected)
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                answer = await identity.Probe(
+                    csi_pb2.ProbeRequest(), timeout=30, wait_for_ready=True
+                )
+                if answer.ready.value:
+                    return
+            await asyncio.sleep(0.1)
+
+
+async def test_guest_gets_the_image_to_format_with_the_key_of_the_stage(cluster: Cluster) -> None:
+    await cluster.stage()
+    answer = csi.deferred_mount(await cluster.publish())
+    assert answer.image is not None
+    assert answer.image.cluster == cluster.ceph.fsid
+    assert (answer.image.pool, answer.image.namespace) == (POOL, cluster.namespace)
+    assert answer.image.image in cluster.images()
+    assert answer.image.user == cluster.secrets["userID"]
+    assert answer.secrets == {"userKey": cluster.secrets["userKey"]}
+    assert answer.format is not None
+    assert answer.capacity_bytes >= SIZE
+    await cluster.leave()
+    assert cluster.images() == []
+
+
+async def test_host_is_refused_alike_and_nothing_is_left(cluster: Cluster) -> None:
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    await refused(cluster.stage(raw=True), code, "NoHostDevice")
+    await cluster.stage()
+    await refused(cluster.publish(deferred=False), code, "NoHostDevice")
+    assert not cluster.target.exists()
+    await cluster.leave()
+    assert cluster.images() == []
+
+
+async def test_node_answers_the_size_to_which_the_controller_has_grown_the_image(
+    cluster: Cluster,
+) -> None:
+    await cluster.stage()
+    await cluster.publish()
+    size = csi_pb2.CapacityRange(required_bytes=2 * SIZE)
+    await cluster.controller.ControllerExpandVolume(
+        csi_pb2.ControllerExpandVolumeRequest(
+            volume_id=cluster.volume.volume_id, capacity_range=size
+        ),
+        timeout=60,
+    )
+    answer = await cluster.node.NodeExpandVolume(
+        csi_pb2.NodeExpandVolumeRequest(
+            volume_id=cluster.volume.volume_id,
+            volume_path=str(cluster.target),
+            capacity_range=size,
+            defer_fs_ops=True,
+        ),
+        timeout=60,
+        metadata=OPT_IN,
+    )
+    assert answer.capacity_bytes == 2 * SIZE
+    await cluster.leave()
+
+
+async def test_stage_is_refused_while_a_sandbox_of_another_node_has_the_image(
+    cluster: Cluster,
+) -> None:
+    image = cluster.volume.volume_id
+    with cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx:
+        there = claims.Host("elsewhere", "another-machine")
+        claims.take(ioctx, image, Mode.WRITER, there, "sandbox-1", "vm-1")
+        await refused(
+            cluster.stage(), grpc.StatusCode.FAILED_PRECONDITION, "ImageClaimed", "elsewhere"
+        )
+        claims.give_back(ioctx, image, "vm-1")
+        here = claims.Host.this("node-of-the-tests")
+        claims.take(ioctx, image, Mode.WRITER, here, "sandbox-2", "vm-2")
+        await cluster.stage()
+        claims.give_back(ioctx, image, "vm-2")
+    await cluster.leave()
