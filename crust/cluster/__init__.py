@@ -1,0 +1,1 @@
+"""Many nodes with local pools behind one controller: announcements, requests, leadership."""

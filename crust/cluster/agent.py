@@ -1,0 +1,357 @@
+"""A node's part in a cluster with one controller: it announces the pool, and carries out what it is asked.
+
+Requests about one volume, snapshot or group are carried out in the order in which they were put, and the next one
+begins when the answer to the one before is in the store: so once a later request is answered, no earlier one is
+carried out any more, and a controller that got a final answer knows what stands. The records of the pool make a
+request that comes twice harmless; within one process it gets the same answer and is not carried out again.
+
+What runs at once, and what waits, is bounded; a request beyond that is answered UNAVAILABLE. One that nobody waits
+for any more is not carried out. Only the controller's services are reached from here, for the pool that is here:
+whoever can write this node's requests can do what the controller can do with this pool, and no more.
+"""
+
+import asyncio
+import collections
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from crust import errors
+from crust.cluster.methods import METHODS, Method
+from crust.cluster.protocol import Announcement, Answer, NodeSide, Request, StoreUnavailable
+from crust.rpc import call_fields, extensions, status
+from crust.rpc.local import LocalServer
+
+LOOK_EVERY_S = 1.0
+REPEAT_EVERY_S = 30.0
+CLOCKS_APART_S = 30.0
+"""How far the clocks of nodes may be apart before a request is dropped that somebody waits for."""
+AT_ONCE = 32
+WAITING = 1024
+ANSWER_MAX_BYTES = 1024 * 1024
+"""etcd takes 1.5 MiB with all that is around it."""
+_REMEMBERED = 1024
+_RETRY_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class MethodNotForNodes(errors.Unsupported):
+    """A controller asked a node for a method that nodes do not carry out."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(
+            f"{method[:128]} is not carried out",
+            why="a node serves its controller the calls of CSI's Controller services alone",
+            hint="run the same version of crust at the controller and at the nodes",
+        )
+
+
+class PoolNotHere(errors.PeerUnavailable):
+    """A request is for another pool than the node has now."""
+
+    def __init__(self, wanted: str, here: str) -> None:
+        super().__init__(
+            f"the pool {wanted[:64]} is not served",
+            why=f"this node has {f'the pool {here}' if here else 'no pool'} now",
+            hint="mount the disk of that pool at its node",
+        )
+
+
+class TooManyRequests(errors.PeerUnavailable):
+    """A node has as many requests as it may keep."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(
+            "the node takes no more requests",
+            why=f"{count} are waiting",
+            hint="retry; if it stays so, look at the node's disk and its log",
+        )
+
+
+class RequestExpired(errors.PeerUnavailable):
+    """Nobody waits for a request any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the request was not carried out", why="nobody waits for it any more")
+
+
+class RequestUnreadable(errors.InvalidRequest):
+    """The message of a request cannot be decoded."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(f"the request for {method} is unreadable", why="it is no such message")
+
+
+class AnswerTooLarge(errors.RuntimeFailed):
+    """The answer to a request does not fit into the store."""
+
+    def __init__(self, method: str, size_bytes: int) -> None:
+        super().__init__(
+            f"{method} cannot be answered",
+            why=f"the answer has {size_bytes} bytes, and the store takes {ANSWER_MAX_BYTES}",
+            hint="ask for less at once",
+        )
+
+
+class RequestMetFault(errors.RuntimeFailed):
+    """Carrying a request out failed in a way nobody expected."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(
+            f"{method[:128]} failed at the node",
+            why="it met a fault of crust",
+            hint="report what the node's log says",
+        )
+
+
+class AnnouncedPool(Protocol):
+    """The pool of this node."""
+
+    def pool_id(self) -> str:
+        """Its id; empty while none was found. Does not block."""
+        ...
+
+    async def announcement(self) -> Announcement | None:
+        """What there is to say of it now; None while none was found."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """Times and bounds of an agent."""
+
+    look_every_s: float = LOOK_EVERY_S
+    """Also the least time between two announcements."""
+    repeat_every_s: float = REPEAT_EVERY_S
+    at_once: int = AT_ONCE
+    waiting: int = WAITING
+
+
+class Agent:
+    """Announces the pool, and carries requests out at `server`."""
+
+    def __init__(
+        self,
+        store: NodeSide,
+        server: LocalServer,
+        pool: AnnouncedPool,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._channel = server.channel()
+        self._pool = pool
+        self._limits = limits or Limits()
+        self._clock = clock
+        self._said: Announcement | None = None
+        self._changed = asyncio.Event()
+        self._places = asyncio.Semaphore(self._limits.at_once)
+        self._queues: dict[str, collections.deque[str]] = {}
+        self._pending: dict[str, Request] = {}
+        """By request id: the newest delivery, to which the answer goes."""
+        self._answered: collections.OrderedDict[str, Answer] = collections.OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Announce and answer, until cancelled; what was begun goes on in the driver."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep_announcing(), name="announcements")
+                group.create_task(self._keep_answering(), name="requests of the controller")
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            self._queues.clear()  # the store delivers them again to the next run
+            self._pending.clear()
+
+    async def _keep_announcing(self) -> None:
+        said_s = 0.0
+        while True:
+            self._changed.clear()
+            now = await self._now()
+            is_due = time.monotonic() - said_s >= self._limits.repeat_every_s
+            if now is not None and (now != self._said or is_due) and await self._announce(now):
+                said_s = time.monotonic()
+            await self._wait_for_change()
+            await asyncio.sleep(said_s + self._limits.look_every_s - time.monotonic())
+
+    async def _now(self) -> Announcement | None:
+        try:
+            return await self._pool.announcement()
+        except errors.CrustError as error:
+            _log.warning("the pool cannot be announced", extra={"error": error})
+            return None
+
+    async def _announce(self, now: Announcement) -> bool:
+        try:
+            await self._store.announce(now)
+        except StoreUnavailable as error:
+            _log.warning("this node cannot announce itself", extra={"error": error})
+            return False
+        self._said = now
+        return True
+
+    async def _wait_for_change(self) -> None:
+        try:
+            async with asyncio.timeout(self._limits.look_every_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _keep_answering(self) -> None:
+        async for request in self._store.requests():
+            self._take(request)
+
+    def _take(self, request: Request) -> None:
+        """Put a request in its queue, or into the place of its earlier delivery."""
+        is_known = request.request_id in self._pending
+        if is_known or len(self._pending) < self._limits.waiting:
+            self._pending[request.request_id] = request
+        else:
+            self._start(self._refuse(request, TooManyRequests(len(self._pending))))
+            return
+        if is_known:
+            return
+        subject = _subject(request)
+        queue = self._queues.get(subject)
+        if queue is not None:
+            queue.append(request.request_id)
+            return
+        self._queues[subject] = collections.deque([request.request_id])
+        self._start(self._work(subject))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _refuse(self, request: Request, error: errors.CrustError) -> None:
+        try:
+            await self._store.answer(request, _answer_of(error))
+        except StoreUnavailable:
+            return  # it is delivered again
+
+    async def _work(self, subject: str) -> None:
+        """Carry out the requests of one subject, one after the other."""
+        queue = self._queues[subject]
+        while queue:
+            request_id = queue[0]
+            answer = self._answered.get(request_id)
+            if answer is None:
+                async with self._places:
+                    answer = await self._carry_out(self._pending[request_id])
+                self._remember(request_id, answer)
+            await self._deliver(request_id, answer)
+            del self._pending[request_id]
+            queue.popleft()
+        del self._queues[subject]
+        self._changed.set()
+
+    async def _deliver(self, request_id: str, answer: Answer) -> None:
+        """Write the answer, however long the store is away: the next request must not begin before."""
+        while True:
+            try:
+                await self._store.answer(self._pending[request_id], answer)
+            except StoreUnavailable as error:
+                _log.warning("an answer cannot be given yet", extra={"error": error})
+                await asyncio.sleep(_RETRY_S)
+            except Exception:
+                _log.exception("an answer could not be given")
+                await asyncio.sleep(_RETRY_S)
+            else:
+                return
+
+    def _remember(self, request_id: str, answer: Answer) -> None:
+        self._answered[request_id] = answer
+        if len(self._answered) > _REMEMBERED:
+            self._answered.popitem(last=False)
+
+    async def _carry_out(self, request: Request) -> Answer:
+        started_s = time.monotonic()
+        try:
+            answer = await self._called(self._admitted(request), request)
+        except errors.CrustError as error:
+            answer = _answer_of(error)
+        except grpc.aio.AioRpcError as error:
+            answer = _answer_of_status(error)
+        except Exception:  # without an answer no later request about this volume would begin
+            _log.exception("a request failed")
+            answer = _answer_of(RequestMetFault(request.method))
+        fields = {
+            "rpc": request.method.rpartition("/")[2],
+            "request_id": request.request_id,
+            "code": answer.code,
+            "ms": round((time.monotonic() - started_s) * 1000, 1),
+        }
+        _log.info("carried out for the controller", extra=fields)
+        return answer
+
+    def _admitted(self, request: Request) -> Method:
+        method = METHODS.get(request.method)
+        if method is None:
+            raise MethodNotForNodes(request.method)
+        if 0 < request.deadline_unix_s < self._clock() - CLOCKS_APART_S:
+            raise RequestExpired()
+        if request.pool_id != self._pool.pool_id():
+            raise PoolNotHere(request.pool_id, self._pool.pool_id())
+        try:
+            method.request.FromString(request.message)
+        except DecodeError as error:
+            raise RequestUnreadable(method.name) from error
+        return method
+
+    async def _called(self, method: Method, request: Request) -> Answer:
+        metadata = (
+            (call_fields.ID_KEY, request.request_id),
+            (extensions.KEY, extensions.ERROR_INFO),
+        )
+        if method.is_stream:
+            return await self._first_of_stream(method, request, metadata)
+        call: Any = self._channel.unary_unary(method.path)
+        response: bytes = await call(request.message, metadata=metadata)
+        if len(response) > ANSWER_MAX_BYTES:
+            raise AnswerTooLarge(method.name, len(response))
+        return Answer(0, "", response)
+
+    async def _first_of_stream(
+        self, method: Method, request: Request, metadata: tuple[tuple[str, str], ...]
+    ) -> Answer:
+        """The first message of a stream; empty if it has none. The controller asks again from its end on."""
+        call: Any = self._channel.unary_stream(method.path)
+        stream = call(request.message, metadata=metadata)
+        async for each in stream:
+            stream.cancel()
+            return Answer(0, "", each)
+        return Answer(0)
+
+
+def _subject(request: Request) -> str:
+    """What a request is about; its own id if that is nothing that others are about."""
+    method = METHODS.get(request.method)
+    if method is None:
+        return request.request_id
+    try:
+        return method.subject(method.request.FromString(request.message)) or request.request_id
+    except DecodeError:
+        return request.request_id
+
+
+def _answer_of(error: errors.CrustError) -> Answer:
+    message = error.shown()
+    return Answer(status.code_of(error).value[0], message, status.details_of(error, message))
+
+
+def _answer_of_status(error: grpc.aio.AioRpcError) -> Answer:
+    found = dict(error.trailing_metadata() or ())
+    details = found.get(status.DETAILS_KEY, b"")
+    assert isinstance(details, bytes), "the key says that it is bytes"
+    return Answer(error.code().value[0], error.details() or "", details)

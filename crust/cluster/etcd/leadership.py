@@ -1,0 +1,140 @@
+"""The leader's key, the term of a leader, and the way to one.
+
+A term is the create revision of the leader's key, and every write of a leader compares it. So a controller that was
+away and does not know yet that another one leads writes nothing: etcd refuses it, whatever the clocks say. The
+lease's time is for everything else: to stop asking, and to let another one lead.
+"""
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncIterator
+
+from crust.cluster.etcd import leases, records, writes
+from crust.cluster.etcd.client import Client
+from crust.cluster.etcd.failures import LeaseGone
+from crust.cluster.etcd.keys import Keys
+from crust.cluster.etcd.leases import Lease
+from crust.cluster.etcd.mirror import Mirror
+from crust.cluster.protocol import StoreUnavailable
+from crust.wire.etcd.v3 import etcd_pb2 as pb
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_S = 1.0
+_LOST_S = 0.1
+
+
+class Term:
+    """`protocol.Leadership`."""
+
+    def __init__(self, key: bytes, revision: int, lease: Lease) -> None:
+        self._key = key
+        self._lease = lease
+        self._ended = asyncio.Event()
+        self.revision = revision
+
+    @property
+    def is_held(self) -> bool:
+        """See the protocol."""
+        return not self._ended.is_set() and self._lease.left_s > 0
+
+    async def lost(self) -> None:
+        """See the protocol."""
+        await self._ended.wait()
+
+    def end(self) -> None:
+        """It has ended."""
+        self._ended.set()
+
+    def fence(self) -> pb.Compare:
+        """Holds as long as the term has not ended for etcd."""
+        return writes.created_at(self._key, self.revision)
+
+
+@contextlib.asynccontextmanager
+async def term(
+    client: Client, layout: Keys, mirror: Mirror, name: str, ttl_s: int
+) -> AsyncIterator[Term]:
+    """Wait until `name` leads, and `mirror` has all that was before; lead until the end of the block, or less."""
+    async with contextlib.AsyncExitStack() as stack:
+        while True:
+            lease, revision = await _won(client, layout, mirror, name, ttl_s)
+            won = Term(layout.leader, revision, lease)
+            keeper = asyncio.create_task(_keep(won, lease, mirror), name="etcd leadership")
+            stack.push_async_callback(lease.revoke)
+            stack.push_async_callback(_cancelled, keeper)
+            if await _is_seen(won, mirror):
+                break
+            await stack.aclose()
+        _log.info("this controller leads", extra={"controller": name, "term": revision})
+        yield won
+        won.end()
+
+
+async def _won(
+    client: Client, layout: Keys, mirror: Mirror, name: str, ttl_s: int
+) -> tuple[Lease, int]:
+    while True:
+        await mirror.until(lambda: mirror.revision > 0 and mirror.leader == 0)
+        try:
+            lease = await leases.grant(client, ttl_s)
+            revision = await _try(client, layout, name, lease)
+            if revision:
+                return lease, revision
+            await lease.revoke()
+            await asyncio.sleep(_LOST_S)  # until the mirror has the winner
+        except (StoreUnavailable, LeaseGone) as problem:
+            _log.warning("this controller could not try to lead", extra={"error": problem})
+            await asyncio.sleep(_PAUSE_S)
+
+
+async def _try(client: Client, layout: Keys, name: str, lease: Lease) -> int:
+    """Make the leader's key; returns its create revision, 0 if another one leads."""
+    value = records.LeaderRecord(name=name, term=uuid.uuid4().hex).encoded()
+    response = await writes.commit(
+        client,
+        [writes.absent(layout.leader)],
+        [writes.put(layout.leader, value, lease.id)],
+        [writes.get(layout.leader)],
+        what="this controller cannot lead",
+    )
+    if response.succeeded:
+        return response.header.revision
+    present = writes.read(response, 0)
+    own = present is not None and present.value == value  # of an attempt whose answer was lost
+    return present.create_revision if own and present else 0
+
+
+async def _keep(won: Term, lease: Lease, mirror: Mirror) -> None:
+    """End the term with its lease, or when another leader is seen."""
+
+    async def other_seen() -> None:
+        await mirror.until(lambda: mirror.revision >= won.revision)
+        await mirror.until(lambda: mirror.leader != won.revision)
+
+    parts = [asyncio.create_task(each) for each in (lease.keep(), other_seen())]
+    try:
+        await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        won.end()
+        for each in parts:
+            await _cancelled(each)
+
+
+async def _is_seen(won: Term, mirror: Mirror) -> bool:
+    """Wait until the mirror has the term's beginning; False if it ended before."""
+    seeing = asyncio.create_task(mirror.until(lambda: mirror.revision >= won.revision))
+    losing = asyncio.create_task(won.lost())
+    try:
+        await asyncio.wait((seeing, losing), return_when=asyncio.FIRST_COMPLETED)
+        return won.is_held
+    finally:
+        await _cancelled(seeing)
+        await _cancelled(losing)
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

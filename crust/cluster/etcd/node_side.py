@@ -1,0 +1,156 @@
+"""The store as one node sees it: its announcement under a lease, the requests to it, its answers.
+
+The announcement is written again, under a new lease, whenever the lease has ended: after a stop of the node, an
+outage of etcd that took longer than the lease, or a wipe. So an empty store is filled again by those who know.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from crust.cluster.etcd import keys, leases, records, watches, writes
+from crust.cluster.etcd.client import Client
+from crust.cluster.etcd.failures import LeaseGone
+from crust.cluster.etcd.keys import Keys
+from crust.cluster.etcd.leases import Lease
+from crust.cluster.etcd.watches import USUAL, Follower, Silence
+from crust.cluster.forever import forever
+from crust.cluster.protocol import Announcement, Answer, Request, StoreUnavailable
+from crust.wire.etcd.v3 import etcd_pb2 as pb
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_S = 1.0
+
+
+class EtcdNodeSide:
+    """`protocol.NodeSide`. It is connected inside of `connected`."""
+
+    def __init__(
+        self, client: Client, keys: Keys, node_id: str, ttl_s: int, silence: Silence = USUAL
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._node_id = node_id
+        self._ttl_s = ttl_s
+        self._silence = silence
+        self._said: Announcement | None = None
+        self._lease: Lease | None = None
+        self._began: tuple[int, str] | None = None
+        self._writing = asyncio.Lock()
+        self._keeper: asyncio.Task[None] | None = None
+
+    @contextlib.asynccontextmanager
+    async def connected(self) -> AsyncIterator["EtcdNodeSide"]:
+        """The announcement lives inside of the block; a normal end withdraws it at once."""
+        try:
+            yield self
+        finally:
+            if self._keeper:
+                self._keeper.cancel()
+                await asyncio.gather(self._keeper, return_exceptions=True)
+            if self._lease:
+                await self._lease.revoke()
+
+    async def announce(self, announcement: Announcement) -> None:
+        """As the protocol says. One that fails is tried again in the background, until a later one replaces it."""
+        self._said = announcement
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(
+                forever(self._keep, "announcement"), name="etcd announcement"
+            )
+        await self._write()
+
+    async def requests(self) -> AsyncIterator[Request]:
+        """As the protocol says."""
+        what = f"requests to node {self._node_id} cannot be read"
+        follower = Follower(
+            self._client, *self._keys.requests(self._node_id), what=what, silence=self._silence
+        )
+        async with contextlib.aclosing(follower.follow()) as following:
+            async for seen in following:
+                if isinstance(seen, watches.Listing):
+                    found = sorted(seen.kvs, key=lambda kv: kv.create_revision)
+                else:
+                    found = [each.kv for each in seen.events if each.type == pb.Event.PUT]
+                for kv in found:
+                    if request := self._request(kv):
+                        yield request
+
+    async def answer(self, request: Request, answer: Answer) -> None:
+        """As the protocol says. The request and the answer change places, so a repetition changes nothing."""
+        if not request.delivery:
+            return  # it never came from here, and nobody can wait for it
+        asked = self._keys.request(self._node_id, request.request_id)
+        answered = self._keys.answer(self._node_id, request.request_id)
+        record = records.AnswerRecord(
+            code=answer.code, message=answer.message[:4096], response=answer.response
+        )
+        await writes.commit(
+            self._client,
+            [writes.created_at(asked, request.delivery)],
+            [writes.put(answered, record.encoded()), writes.delete(asked)],
+            what=f"an answer of node {self._node_id} is not written",
+        )
+
+    async def _write(self) -> None:
+        """Write what is to be announced, under a lease that lives. Raises `StoreUnavailable`."""
+        async with self._writing:
+            said = self._said
+            if said is None:
+                return
+            for _ in range(2):
+                lease = await self._living_lease()
+                try:
+                    await self._put(said, lease)
+                except LeaseGone:
+                    lease.end()
+                else:
+                    return
+            raise StoreUnavailable(
+                _what(said), "its lease ended at once", "compare the clocks' rates"
+            )
+
+    async def _living_lease(self) -> Lease:
+        if self._lease is None or not self._lease.left_s:
+            self._lease = await leases.grant(self._client, self._ttl_s)
+        return self._lease
+
+    async def _put(self, said: Announcement, lease: Lease) -> None:
+        """The pool's key is written once per lease: its revision says which node began to announce the pool last."""
+        value = records.AnnouncementRecord.of(said).encoded()
+        operations = [writes.put(self._keys.announce(self._node_id), value, lease.id)]
+        began = (lease.id, said.pool_id)
+        if began != self._began:
+            operations.append(writes.put(self._keys.pool(self._node_id, said.pool_id), b""))
+        await writes.commit(self._client, [], operations, what=_what(said))
+        self._began = began
+
+    async def _keep(self) -> None:
+        """Keep the lease; when it has ended, announce again."""
+        while True:
+            lease = self._lease
+            if lease is not None and lease.left_s:
+                await lease.keep()
+                _log.warning("the node's announcement has ended, and is made again")
+            try:
+                await self._write()
+            except StoreUnavailable as problem:
+                _log.warning("the node is not announced", extra={"error": problem})
+                await asyncio.sleep(_PAUSE_S)
+
+    def _request(self, kv: pb.KeyValue) -> Request | None:
+        key = self._keys.parse(kv.key)
+        if key is None or key.kind != keys.REQUEST:
+            return None
+        try:
+            record = records.decode(records.RequestRecord, kv.key, kv.value)
+        except records.StoreValueInvalid as problem:
+            _log.error("a request was ignored", extra={"error": problem})
+            return None
+        return record.request(key.id, kv.create_revision)
+
+
+def _what(said: Announcement) -> str:
+    return f"node {said.node_id} is not announced"

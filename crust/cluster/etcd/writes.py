@@ -1,0 +1,82 @@
+"""Transactions: what is compared first, what is done then, what is read if a comparison fails.
+
+A transaction can arrive twice (`client`), and the second time it finds what the first one did. So each caller says
+what it compares such that a repetition changes nothing, and reads in the same transaction what is there instead.
+"""
+
+from collections.abc import Sequence
+
+from crust.cluster.etcd.client import CALL_S, Client
+from crust.cluster.etcd.methods import RANGE, TXN
+from crust.wire.etcd.v3 import etcd_pb2 as pb
+
+MAX_OPERATIONS = 100
+"""etcd takes 128 comparisons, and as many operations, in one transaction."""
+
+_PAGE = 1000
+
+
+def absent(key: bytes) -> pb.Compare:
+    """`key` does not exist."""
+    return created_at(key, 0)
+
+
+def created_at(key: bytes, revision: int) -> pb.Compare:
+    """`key` is the one that was created at `revision`: not another one that was since."""
+    return pb.Compare(key=key, target=pb.Compare.CREATE, create_revision=revision)
+
+
+def put(key: bytes, value: bytes, lease: int = 0) -> pb.RequestOp:
+    """Write `key`; with a lease it ends with the lease."""
+    return pb.RequestOp(request_put=pb.PutRequest(key=key, value=value, lease=lease))
+
+
+def delete(key: bytes, end: bytes = b"") -> pb.RequestOp:
+    """Delete `key`, or all from it up to `end`."""
+    return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key, range_end=end))
+
+
+def get(key: bytes) -> pb.RequestOp:
+    """Read `key`."""
+    return pb.RequestOp(request_range=pb.RangeRequest(key=key))
+
+
+def after_prefix(prefix: bytes) -> bytes:
+    """The end of the range of all keys that begin with `prefix`."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+async def commit(
+    client: Client,
+    compare: Sequence[pb.Compare],
+    success: Sequence[pb.RequestOp],
+    otherwise: Sequence[pb.RequestOp] = (),
+    *,
+    what: str,
+    timeout_s: float = CALL_S,
+) -> pb.TxnResponse:
+    """Do `success` if all comparisons hold, else `otherwise`. Raises `StoreUnavailable`, `LeaseGone`."""
+    request = pb.TxnRequest(compare=compare, success=success, failure=otherwise)
+    return await client.call(TXN, request, timeout_s, what=what)
+
+
+def read(response: pb.TxnResponse, number: int) -> pb.KeyValue | None:
+    """What the operation `number` of a transaction, a `get`, has found."""
+    found = response.responses[number].response_range.kvs
+    return found[0] if found else None
+
+
+async def listing(
+    client: Client, key: bytes, end: bytes, *, what: str
+) -> tuple[int, list[pb.KeyValue]]:
+    """All keys from `key` up to `end`, at one revision, and that revision. Raises `StoreUnavailable`."""
+    kvs: list[pb.KeyValue] = []
+    revision = 0
+    while True:
+        request = pb.RangeRequest(key=key, range_end=end, limit=_PAGE, revision=revision)
+        page = await client.call(RANGE, request, what=what)
+        revision = revision or page.header.revision
+        kvs += page.kvs
+        if not page.more:
+            return revision, kvs
+        key = page.kvs[-1].key + b"\0"
