@@ -77,6 +77,10 @@ class Frontend:
         self._wrapping = wrapping
         self._operations = operations.KeyedOperations(Workers("the shim", limit=64))
         self._looks = BoundedCalls(limit=32)
+        self._knows_volumes: bool | None = None
+        """What a look for volumes has found since the last operation, which may have made or removed one."""
+        self._ended = 0
+        """How many operations have ended."""
         self._advertised = advertised.Advertised(facts, self._has_volumes)
         self._forward = {name: passthrough.forward(driver, _NODE + name) for name in _INSPECTED}
 
@@ -295,10 +299,20 @@ class Frontend:
         return not await self._finds(volume, _is_wrapped)
 
     async def _has_volumes(self) -> bool:
-        """Whether there are deferred volumes: then the shim advertises what it answers for them."""
+        """Whether there are deferred volumes: then the shim advertises what it answers for them.
+
+        A kubelet asks before each call. Only operations make and remove volumes' directories, so a look is repeated
+        after one, and for as long as one runs.
+        """
+        if self._knows_volumes is not None:
+            return self._knows_volumes
         root = self._wrapping.kubelet_root
         look = partial(private_directories.has_volumes, root)
-        return await self._looks.call(root, look, timeout_s=_LOOK_S, fresh=True)
+        ended = self._ended
+        found = await self._looks.call(root, look, timeout_s=_LOOK_S, fresh=True)
+        if ended == self._ended and not self._operations.running():
+            self._knows_volumes = found
+        return found
 
     async def _finds(self, volume: Volume, function: Callable[..., bool], *args: object) -> bool:
         """A look for a directory of the volume. Of most volumes there is none, and no thread is asked for that."""
@@ -334,11 +348,19 @@ class Frontend:
         work: Callable[[], Awaitable[T]],
     ) -> T:
         name = type(request).__name__.removesuffix("Request")
+
+        async def noted() -> T:
+            self._knows_volumes = None
+            try:
+                return await work()
+            finally:
+                self._ended += 1
+
         return await self._operations.run(
             volume.paths.key.volume_id,
             name,
             requests.identity(request),
-            work,
+            noted,
             limit_s=_OPERATION_S,
             left_s=context.time_remaining(),
         )

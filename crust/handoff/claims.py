@@ -92,6 +92,8 @@ class Claim:
     pid: int
     claimed_at: datetime.datetime | None
     live: bool
+    request_id: str = ""
+    """Of the call that published the volume, if the record has it."""
 
 
 class _ClaimModel(pydantic.BaseModel):
@@ -104,6 +106,7 @@ class _ClaimModel(pydantic.BaseModel):
     error: Annotated[str, pydantic.Field(max_length=_ERROR_MAX)] = ""
     pid: Annotated[int, pydantic.Field(ge=0, lt=2**31)]
     claimed_at: pydantic.AwareDatetime
+    request_id: Annotated[str, pydantic.Field(pattern=r"^[0-9A-Za-z-]{0,64}$")] = ""
 
 
 class ClaimLock:
@@ -237,6 +240,7 @@ def read(paths: layout.EntryPaths) -> Claim | None:
         pid=model.pid,
         claimed_at=model.claimed_at,
         live=live,
+        request_id=model.request_id,
     )
 
 
@@ -253,6 +257,7 @@ def write(paths: layout.EntryPaths, claim: Claim) -> None:
         "error": claim.error[:_ERROR_MAX],
         "pid": claim.pid,
         "claimed_at": claim.claimed_at.isoformat() if claim.claimed_at else None,
+        **({"request_id": claim.request_id} if claim.request_id else {}),
     }
     data = f"{json.dumps(plain, separators=(',', ':'))}\n".encode("ascii")
     try:

@@ -45,6 +45,12 @@ AbsolutePath = Annotated[
 ]
 
 
+CephName = Annotated[
+    str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
+]
+"""What needs no quoting in a configuration file of Ceph, and in no command."""
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(
         strict=True,
@@ -100,6 +106,24 @@ class Format(_Model):
     ext4_reserved_percent: Annotated[int, Field(ge=0, le=50)] | None = None
 
 
+class Image(_Model):
+    """An image of a Ceph cluster (RBD), which the hypervisor opens itself. The key of its user is in no file."""
+
+    cluster: Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+    """The cluster's id (fsid)."""
+    pool: CephName
+    namespace: Annotated[str, Field(max_length=255, pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*)?$")]
+    """Empty: the pool's default namespace."""
+    image: CephName
+    monitors: Annotated[
+        tuple[Annotated[str, Field(max_length=512, pattern=r"^[A-Za-z0-9._:,/\[\]-]+$")], ...],
+        Field(min_length=1, max_length=64),
+    ]
+    """Addresses as `mon_host` has them."""
+    user: CephName
+    """Without "client."."""
+
+
 class CrustPart(_Model):
     """The fields that only crust uses."""
 
@@ -112,7 +136,10 @@ class CrustPart(_Model):
     handler: Handler
     """The runtime handler that the volume is published to."""
     readonly: bool
-    identity: Identity
+    identity: Identity | None = None
+    """REQUIRED for a block device; an image on the network has none."""
+    image: Image | None = None
+    """The image, if `volume-type` is "network"; then `required` names it."""
     capacity_bytes: Annotated[int, Field(ge=0, le=_INT64)]
     generation: Annotated[int, Field(ge=1, le=_INT64)]
     """Of the record: increases by one with every rewrite."""
@@ -123,6 +150,12 @@ class CrustPart(_Model):
     """Absent: no limits."""
     decided_by: Annotated[str, Field(max_length=TEXT_MAX)] | None = None
     """What decided that the volume is deferred, for people."""
+    request_id: Annotated[str, Field(pattern=r"^[0-9A-Za-z-]{1,64}$")] | None = None
+    """Of the call that published the volume, as the logs of all processes have it."""
+    traceparent: (
+        Annotated[str, Field(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")] | None
+    ) = None
+    """The span of that call (W3C Trace Context). A runtime that traces continues the trace with it."""
     staged_by_driver: bool | None = None
     """The driver called RuntimeStageVolume itself (KEP-2857); absent: it did not. Of no meaning to a runtime."""
     format: Format | None = None
@@ -157,14 +190,26 @@ def _is_known(model: type[BaseModel], path: str) -> bool:
 class MountInfo(_Model):
     """mountInfo.json."""
 
-    volume_type: Annotated[Literal["block"], Field(alias="volume-type")]
-    device: AbsolutePath
-    """The block device's path on the host; check it against `crust.identity`."""
+    volume_type: Annotated[Literal["block", "network"], Field(alias="volume-type")]
+    """"network": an image that the hypervisor opens itself, `crust.image`."""
+    device: AbsolutePath | None = None
+    """The block device's path on the host; check it against `crust.identity`. An image on the network has none."""
     fs_type: Annotated[FsType, Field(alias="fstype")]
     metadata: Metadata = Metadata()
     options: tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...] = ()
     """Mount options for the kernel that mounts. "ro" is among them if and only if the volume is read-only."""
     crust: CrustPart
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        block = (self.device is not None, self.crust.identity is not None)
+        if self.volume_type == "block" and (not all(block) or self.crust.image is not None):
+            raise ValueError("a block device has device and crust.identity, and no crust.image")
+        if self.volume_type == "network" and (any(block) or self.crust.image is None):
+            raise ValueError("an image has crust.image, and neither device nor crust.identity")
+        if self.crust.image is not None and "image" not in (self.crust.required or ()):
+            raise ValueError("crust.required does not name the image")
+        return self
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pydantic
 
-from crust import errors, mount_options, volumes
+from crust import errors, logs, mount_options, traces, volumes
 from crust.handoff import layout, mount_info
 
 LIMIT_BYTES = 64 * 1024
@@ -58,6 +58,31 @@ class UnrecordableMount(errors.InvalidRequest):
         )
 
 
+class NoDeviceOfImage(errors.NotReady):
+    """What needs a block device of the host was asked of an image that only a hypervisor opens."""
+
+    def __init__(self, target: volumes.TargetPath, image: volumes.NetworkImage) -> None:
+        super().__init__(
+            f"the volume at {target} has no block device on this host",
+            why=f"it is the image {image} of a Ceph cluster, which a hypervisor opens itself",
+            hint="use a runtime that offers NETWORK_IMAGE",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedBy:
+    """The call that published a volume, for whoever follows it: its request id, and its span (W3C traceparent)."""
+
+    request_id: str = ""
+    traceparent: str = ""
+
+    @classmethod
+    def current(cls) -> Self:
+        """The call that is being served."""
+        fields = logs.context.get() or {}
+        return cls(fields.get("request_id", ""), traces.traceparent())
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """A volume that is published to a runtime.
@@ -75,6 +100,7 @@ class Record:
     """What decided that it is deferred, for people."""
     staged_by_driver: bool = False
     """The driver published the entry itself, by RuntimeStageVolume: calls about the volume pass to it."""
+    published_by: PublishedBy = PublishedBy()
 
     @classmethod
     def of(
@@ -109,6 +135,7 @@ class Record:
             now,
             decided_by[: mount_info.TEXT_MAX],
             staged_by_driver,
+            PublishedBy.current(),
         )
         record.to_bytes()
         return record
@@ -119,14 +146,32 @@ class Record:
         return self.target.digest
 
     @property
+    def image(self) -> volumes.NetworkImage | None:
+        """The image, if the volume is one that a hypervisor opens itself."""
+        return self.mount.image
+
+    @property
+    def block(self) -> volumes.BlockSource:
+        """The block device. Raises `NoDeviceOfImage` for an image."""
+        if isinstance(self.mount.source, volumes.NetworkImage):
+            raise NoDeviceOfImage(self.target, self.mount.source)
+        return self.mount.source
+
+    @property
     def device(self) -> str:
-        """The block device's path on the host."""
-        return self.mount.source.path
+        """The block device's path on the host. Raises `NoDeviceOfImage` for an image."""
+        return self.block.path
 
     @property
     def identity(self) -> volumes.DeviceIdentity:
-        """The device's identity."""
-        return self.mount.source.identity
+        """The device's identity. Raises `NoDeviceOfImage` for an image."""
+        return self.block.identity
+
+    @property
+    def shown_source(self) -> str:
+        """The device's path, or the image, for people."""
+        source = self.mount.source
+        return f"image {source}" if isinstance(source, volumes.NetworkImage) else source.path
 
     @property
     def readonly(self) -> bool:
@@ -138,12 +183,13 @@ class Record:
         return self.mount
 
     def same_content(self, other: Self) -> bool:
-        """Whether both are equal except for generation, time, and what decided."""
+        """Whether both are equal except for generation, time, call, and what decided."""
         same = replace(
             other,
             generation=self.generation,
             published_at=self.published_at,
             decided_by=self.decided_by,
+            published_by=self.published_by,
         )
         return same == self
 
@@ -235,10 +281,11 @@ def _unreadable(data: bytes, path: str, err: pydantic.ValidationError) -> errors
 
 def _model_of(record: Record) -> dict[str, Any]:
     mount = record.mount
-    identity = mount.source.identity
+    outer, inner = _source_of(mount.source)
+    work = _guest_work_of(mount)
+    required = tuple(key for key in (*inner, *work) if key != "identity")
     return {
-        "volume-type": "block",
-        "device": mount.source.path,
+        **outer,
         "fstype": mount.fs_type,
         "metadata": _metadata_of(mount.group),
         "options": ("ro", *mount.mount_options) if mount.readonly else mount.mount_options,
@@ -249,21 +296,29 @@ def _model_of(record: Record) -> dict[str, Any]:
             "target_path": record.target.text,
             "handler": record.handler,
             "readonly": mount.readonly,
-            "identity": {
-                "major": identity.major,
-                "minor": identity.minor,
-                "disk_sequence": identity.disk_sequence,
-            },
+            **inner,
             "capacity_bytes": mount.capacity_bytes,
             "generation": record.generation,
             "content_generation": mount.content_generation,
             "published_at": record.published_at,
             "limits": _limits_of(mount.io_limits),
             "decided_by": record.decided_by or None,
+            "request_id": record.published_by.request_id or None,
+            "traceparent": record.published_by.traceparent or None,
             "staged_by_driver": record.staged_by_driver or None,
-            **_guest_work_of(mount),
+            **work,
+            **({"required": required} if required else {}),
         },
     }
+
+
+def _source_of(
+    source: volumes.BlockSource | volumes.NetworkImage,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The outer keys, and those of the object "crust"."""
+    if isinstance(source, volumes.NetworkImage):
+        return {"volume-type": "network"}, {"image": asdict(source)}
+    return {"volume-type": "block", "device": source.path}, {"identity": asdict(source.identity)}
 
 
 def _guest_work_of(mount: volumes.DeferredMount) -> dict[str, Any]:
@@ -273,7 +328,7 @@ def _guest_work_of(mount: volumes.DeferredMount) -> dict[str, Any]:
         work["format"] = asdict(mount.format)
     if mount.encryption is not None:
         work["encryption"] = mount.encryption.value
-    return {**work, "required": tuple(work)} if work else {}
+    return work
 
 
 def _limits_of(limits: volumes.IoLimits) -> dict[str, int] | None:
@@ -297,17 +352,14 @@ def _record_of(model: mount_info.MountInfo) -> Record:
         published_at=part.published_at,
         decided_by=part.decided_by or "",
         staged_by_driver=bool(part.staged_by_driver),
+        published_by=PublishedBy(part.request_id or "", part.traceparent or ""),
     )
 
 
 def _mount_of(model: mount_info.MountInfo) -> volumes.DeferredMount:
     part = model.crust
-    device = volumes.TargetPath.parse(model.device, role="device")
-    identity = volumes.DeviceIdentity(
-        part.identity.major, part.identity.minor, part.identity.disk_sequence
-    )
     return volumes.DeferredMount(
-        source=volumes.BlockSource(device.text, identity),
+        source=_source_from(model),
         fs_type=model.fs_type,
         mount_options=tuple(word for word in model.options if word != "ro"),
         group=_group_of(model.metadata),
@@ -320,6 +372,16 @@ def _mount_of(model: mount_info.MountInfo) -> volumes.DeferredMount:
         format=volumes.GuestFormat(**part.format.model_dump()) if part.format else None,
         encryption=volumes.Encryption(part.encryption) if part.encryption else None,
     )
+
+
+def _source_from(model: mount_info.MountInfo) -> volumes.BlockSource | volumes.NetworkImage:
+    part = model.crust
+    if part.image is not None:
+        return volumes.NetworkImage(**part.image.model_dump())
+    assert model.device is not None  # the model has checked it
+    assert part.identity is not None
+    device = volumes.TargetPath.parse(model.device, role="device")
+    return volumes.BlockSource(device.text, volumes.DeviceIdentity(**part.identity.model_dump()))
 
 
 def _group_of(metadata: mount_info.Metadata) -> volumes.GroupChange | None:

@@ -7,7 +7,7 @@ record is tried, as far as any version's record can be understood.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import pydantic
@@ -27,6 +27,8 @@ class Reserved:
     target: volumes.TargetPath
     identity: volumes.DeviceIdentity | None
     readonly: bool
+    image: str = ""
+    """`NetworkImage.identity`, if it is an image."""
 
 
 class _Part(pydantic.BaseModel):
@@ -37,6 +39,7 @@ class _Part(pydantic.BaseModel):
     target_path: Annotated[str, pydantic.Field(min_length=1)]
     identity: mount_info.Identity | None = None
     readonly: bool = False
+    image: mount_info.Image | None = None
 
 
 class _Envelope(pydantic.BaseModel):
@@ -45,16 +48,17 @@ class _Envelope(pydantic.BaseModel):
 
 def to_bytes(record: Record) -> bytes:
     """The file's content for a record."""
-    identity = record.identity
+    source = record.mount.source
+    there = (
+        {"image": asdict(source)}
+        if isinstance(source, volumes.NetworkImage)
+        else {"identity": asdict(source.identity)}
+    )
     plain = {
         "driver": record.key.driver,
         "volume_id": record.key.volume_id,
         "target_path": record.target.text,
-        "identity": {
-            "major": identity.major,
-            "minor": identity.minor,
-            "disk_sequence": identity.disk_sequence,
-        },
+        **there,
         "readonly": record.readonly,
     }
     return f"{json.dumps(plain, separators=(',', ':'))}\n".encode("ascii")
@@ -85,4 +89,5 @@ def _of(part: _Part) -> Reserved:
         volumes.TargetPath(part.target_path),
         identity,
         part.readonly,
+        volumes.NetworkImage(**part.image.model_dump()).identity if part.image else "",
     )

@@ -66,7 +66,7 @@ class EntryDiffers(errors.Conflict):
     def __init__(self, there: Record) -> None:
         super().__init__(
             f"{there.target} is published already",
-            why=f"volume {there.key} is published to {there.handler} there, from {there.device}",
+            why=f"volume {there.key} is published to {there.handler} there, from {there.shown_source}",
             hint="unpublish it first",
         )
         self.there = there

@@ -122,12 +122,12 @@ async def part(  # noqa: PLR0913 - the kernel's side, and the process's
     `holds` says which calls of a CO wait while the process is taken over.
     """
     targets = targets or GuardedTargets(settings.target_roots)
-    threads = threads or Workers("the proxy", limit=64)
+    pool = threads or Workers("the proxy", limit=64)
     store = stores.Store(settings.volumes_root)
     async with AsyncExitStack() as stack:
-        watch = WorkerWatch(threads, daemon.health)
+        watch = WorkerWatch(pool, daemon.health)
         await stack.enter_async_context(watch.running())  # ends when all operations have ended
-        deferred = DeferredVolumes(store, devices, threads)
+        deferred = DeferredVolumes(store, devices, pool)
         watch.overdue.append(deferred.operations.overdue)
         await _load(deferred, targets, settings.target_roots, daemon)
         events = Events()
@@ -137,13 +137,14 @@ async def part(  # noqa: PLR0913 - the kernel's side, and the process's
         stack.push_async_callback(deferred.operations.drain)
         daemon.before_release(deferred.operations.idle)
         parts = _Parts(deferred, handlers, peers, events, targets, devices, daemon)
-        runtimes = await _runtimes(settings, stack)
+        runtimes = await _runtimes(settings, stack, wires)
         drivers = _driver_sockets(settings, parts, runtimes, wires, holds)
         watch.overdue.append(drivers.overdue)
         await daemon.owned.enter_async_context(_watched(store, parts))
         await _serve_proxy_sockets(settings, parts, drivers, wires, stack)
         await _serve_drivers(settings, drivers, daemon, stack)
         _export_metrics(deferred, drivers)
+        metrics.export_workers("proxy", lambda: pool.load)
         daemon.readiness.append(drivers.missing)
         extra = {"drivers": len(drivers.all()), "entries": len(deferred.all())}
         _log.info("proxy serves", extra=extra)
@@ -258,11 +259,14 @@ async def _serve_proxy_sockets(
     )
 
 
-async def _runtimes(settings: ProxySettings, stack: AsyncExitStack) -> Runtimes | None:
+async def _runtimes(
+    settings: ProxySettings, stack: AsyncExitStack, wires: wiring.Wiring
+) -> Runtimes | None:
     if settings.kubernetes is None:
         return None
     try:
         from crust.kubernetes_api import api, pod_runtimes
+        from crust.proxy import csi_driver_check
     except ImportError as error:
         raise InvalidSettings(
             "proxy", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"
@@ -271,6 +275,7 @@ async def _runtimes(settings: ProxySettings, stack: AsyncExitStack) -> Runtimes 
     stack.push_async_callback(client.close)
     found = pod_runtimes.PodRuntimes(client, settings.kubernetes.node_name)
     await stack.enter_async_context(pod_runtimes.following(found))
+    await stack.enter_async_context(csi_driver_check.checking(client, settings.drivers, wires))
     return found
 
 

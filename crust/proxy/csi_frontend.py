@@ -290,12 +290,14 @@ class CsiFrontend:
         """Whether a guard mount is on the target: then the record was lost with /run or by an interrupted
         unpublish.
 
-        Every unpublish of every driver asks, and a CO retries: a target that hangs costs one thread, not one for
-        each retry.
+        Every unpublish of every driver asks, and almost always it is known. Else a thread looks; a CO retries, so a
+        target that hangs costs one thread, not one for each retry.
         """
         try:
             target = volumes.TargetPath.parse(request.target_path)
         except volumes.InvalidPath:
+            return False
+        if self._targets.is_known_unguarded(target):
             return False
         timeout_s = (
             _LOOK_S if time_left_s is None else min(_LOOK_S, time_left_s * operations.ANSWER_AT)

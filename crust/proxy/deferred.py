@@ -21,7 +21,7 @@ from crust.handoff.record import Record
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process import workers
 from crust.proxy import reservations
-from crust.proxy.devices import Devices
+from crust.proxy.devices import Devices, set_of
 from crust.proxy.driver_calls import DriverCalls
 from crust.proxy.handoff_index import HandoffIndex, Known, keys_of
 from crust.proxy.raw_publishes import RawPublishes
@@ -208,7 +208,7 @@ class DeferredVolumes:
         if same_request:
             limits = there.mount.io_limits
             record = replace(record, mount=replace(record.mount, io_limits=limits))
-        if entry.live and same_request and there.identity == record.identity:
+        if entry.live and same_request and _same_source(there, record):
             if there.same_content(record):
                 return there
             return self.store.rewrite(there, record.mount).require()
@@ -236,14 +236,17 @@ class DeferredVolumes:
     async def check_fits(self, record: Record, stats: volumes.VolumeStats) -> None:
         """Raise `StatsAboveDevice` if a number of the statistics is greater than the device has bytes.
 
-        The record may not have the size after an expansion yet, so then the kernel is asked.
+        The record may not have the size after an expansion yet, so then the kernel is asked. Of an image it has: the
+        size is written before the guest learns of it.
         """
         greatest = max((each.total for each in stats.usage), default=0)
         if greatest <= record.mount.capacity_bytes:
             return
-        size_bytes = await asyncio.to_thread(self._devices.size_bytes, record.device)
+        size_bytes = record.mount.capacity_bytes
+        if record.image is None:
+            size_bytes = await asyncio.to_thread(self._devices.size_bytes, record.device)
         if greatest > size_bytes:
-            raise StatsAboveDevice(record.device, size_bytes, greatest)
+            raise StatsAboveDevice(record.shown_source, size_bytes, greatest)
 
     def remember(self, record: Record, devices: DeviceSet) -> None:
         """Add a published record to the index."""
@@ -284,7 +287,7 @@ class DeferredVolumes:
         mount = change(there.mount)
         if mount != there.mount:
             there = self.store.rewrite(there, mount).require()
-        return there, self._devices.device_set(there.identity)
+        return there, set_of(self._devices, there.mount.source)
 
     def _read_changes(self) -> tuple[Set[str], Mapping[str, Known]]:
         look = self._looks.look()
@@ -294,7 +297,7 @@ class DeferredVolumes:
     def _known(self, entry: Entry) -> Known:
         if entry.record is None:
             return Known(entry, self._reserved_by(entry))
-        devices = self._devices.device_set(entry.record.identity)
+        devices = set_of(self._devices, entry.record.mount.source)
         return Known(entry, reservations.of(entry.record, devices))
 
     def _reserved_by(self, entry: Entry) -> Reservation | None:
@@ -303,7 +306,16 @@ class DeferredVolumes:
         if held is None:
             return None
         devices = self._devices.device_set(held.identity) if held.identity else None
+        if held.image:
+            devices = DeviceSet.alone(held.image)
         return Reservation(held.key, held.target, devices, held.readonly, entry.directory)
+
+
+def _same_source(there: Record, record: Record) -> bool:
+    """Whether a sandbox that has the one has the other. Monitors and user of an image may have changed since."""
+    if there.image is not None and record.image is not None:
+        return there.image.identity == record.image.identity
+    return there.image is record.image and there.identity == record.identity
 
 
 def _entry_of(known: Known | None) -> Entry | None:

@@ -30,11 +30,21 @@ class DeviceNotAsReported(errors.RuntimeFailed):
         )
 
 
-def verify(devices: Devices, source: volumes.BlockSource) -> DeviceSet:
+def set_of(devices: Devices, source: volumes.BlockSource | volumes.NetworkImage) -> DeviceSet:
+    """The set of a published device or image. An image is itself alone: this host has no device of it. Blocks."""
+    if isinstance(source, volumes.NetworkImage):
+        return DeviceSet.alone(source.identity)
+    return devices.device_set(source.identity)
+
+
+def verify(devices: Devices, source: volumes.BlockSource | volumes.NetworkImage) -> DeviceSet:
     """The set of the device that the driver reported; raises `DeviceNotAsReported`. Blocks.
 
-    A reservation of a device that is another one than the driver says would protect nothing.
+    A reservation of a device that is another one than the driver says would protect nothing. Whether an image exists
+    only its cluster knows: the runtime asks it, with the key, before it attaches the image.
     """
+    if isinstance(source, volumes.NetworkImage):
+        return set_of(devices, source)
     try:
         found = devices.identify(source.path)
     except errors.CrustError as error:

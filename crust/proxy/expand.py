@@ -122,14 +122,26 @@ class DeferredExpand:
 
     async def _expand(self, target: volumes.TargetPath, wanted: volumes.CapacityRange) -> int:
         record = self._deferred.expect(target.text)
-        size_bytes = await workers.run(self._devices.size_bytes, record.device)
+        size_bytes = await self._grown(record, wanted)
         if wanted.limit_bytes and size_bytes > wanted.limit_bytes:
-            raise DeviceTooLarge(record.device, size_bytes, wanted)
+            raise DeviceTooLarge(record.shown_source, size_bytes, wanted)
         if size_bytes < wanted.required_bytes:
-            raise DeviceNotExpanded(record.device, size_bytes, wanted)
+            raise DeviceNotExpanded(record.shown_source, size_bytes, wanted)
         if await self._deferred.is_claimed(record):
             await self._expand_in_sandbox(record, size_bytes, wanted.limit_bytes)
         await self._deferred.change_capacity(target, size_bytes)
+        return size_bytes
+
+    async def _grown(self, record: Record, wanted: volumes.CapacityRange) -> int:
+        """The device's size. That of an image is what the driver has grown it to, and is written first.
+
+        This host cannot see an image's size: the runtime refuses a size that the image does not have.
+        """
+        if record.image is None:
+            return await workers.run(self._devices.size_bytes, record.device)
+        size_bytes = max(wanted.required_bytes, record.mount.capacity_bytes)
+        if size_bytes > record.mount.capacity_bytes:
+            await self._deferred.change_capacity(record.target, size_bytes)
         return size_bytes
 
     async def _expand_in_sandbox(self, record: Record, size_bytes: int, limit_bytes: int) -> None:
@@ -152,4 +164,4 @@ class DeferredExpand:
             await self._deferred.change_capacity(record.target, size_bytes)
             raise OfflineExpansionOnly(record.handler, record.target.text)
         if not 0 < filled_bytes <= size_bytes:
-            raise ImplausibleSize(record.device, size_bytes, filled_bytes)
+            raise ImplausibleSize(record.shown_source, size_bytes, filled_bytes)

@@ -94,12 +94,18 @@ def check_limits(handler: Handler, limits: volumes.IoLimits) -> None:
 
 
 def check_guest_work(handler: Handler, mount: volumes.DeferredMount) -> None:
-    """Raise `UnsupportedByHandler` if the handler cannot format or decrypt a volume that needs it."""
+    """Raise `UnsupportedByHandler` if the handler cannot format, open or decrypt a volume that needs it."""
     if mount.format is not None and not mount.readonly and Feature.FORMAT not in handler.features:
         raise UnsupportedByHandler(
             handler.name,
             "cannot make filesystems, and the volume was created empty",
             "use a handler that offers FORMAT, or do not defer this volume",
+        )
+    if mount.image is not None and Feature.NETWORK_IMAGE not in handler.features:
+        raise UnsupportedByHandler(
+            handler.name,
+            f"cannot open an image on the network, and the volume is the image {mount.image}",
+            "use a handler that offers NETWORK_IMAGE: `crust handlers` lists them",
         )
     if mount.encryption is not None and Feature.LUKS not in handler.features:
         raise UnsupportedByHandler(

@@ -161,7 +161,7 @@ def _volume(entry: Entry) -> inspect_pb2.DeferredVolume:
         driver=record.key.driver,
         volume_id=record.key.volume_id,
         handler=record.handler,
-        device=record.device,
+        device=record.shown_source,
         fs_type=record.mount.fs_type,
         readonly=record.readonly,
         capacity_bytes=record.mount.capacity_bytes,

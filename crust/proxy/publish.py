@@ -313,15 +313,17 @@ class DeferredPublish:
         """
         shared = devices.verify(self._devices, record.mount.source)
         attempt.held.enter_context(self._deferred.reserved(record, shared))
-        if attempt.is_new:
-            self._deferred.raw.check(record.mount.source, shared, readonly=record.readonly)
-        # no probe if the entry existed before: its sandbox may be opening the device just now
-        self._targets.check_unmounted(
-            record.mount.source, readonly=record.readonly, probe=attempt.is_new
-        )
+        if record.image is None:
+            self._check_host_unused(record, shared, attempt)
         if not attempt.is_new:
             self._targets.mount_guard(record.target)
         return self._deferred.publish(record), shared
+
+    def _check_host_unused(self, record: Record, shared: DeviceSet, attempt: _Attempt) -> None:
+        if attempt.is_new:
+            self._deferred.raw.check(record.block, shared, readonly=record.readonly)
+        # no probe if the entry existed before: its sandbox may be opening the device just now
+        self._targets.check_unmounted(record.block, readonly=record.readonly, probe=attempt.is_new)
 
     async def _undo(
         self,
@@ -399,7 +401,7 @@ def _report(events: Events, record: Record, decision: Decision) -> None:
             "volume": str(record.key),
             "target": record.target.text,
             "handler": record.handler,
-            "device": record.device,
+            "device": record.shown_source,
             "decider": decision.decider,
         },
     )

@@ -138,8 +138,8 @@ class RuntimeStage:
 
     def _publish(self, record: Record, shared: DeviceSet, *, is_new: bool) -> Record:
         if is_new:
-            self._deferred.raw.check(record.mount.source, shared, readonly=record.readonly)
-        self._targets.check_unmounted(record.mount.source, readonly=record.readonly, probe=is_new)
+            self._deferred.raw.check(record.block, shared, readonly=record.readonly)
+        self._targets.check_unmounted(record.block, readonly=record.readonly, probe=is_new)
         return self._deferred.publish(record)
 
     async def _unpublish(self, target: volumes.TargetPath, call: PublishCall | None) -> None:

@@ -3,7 +3,7 @@ else.
 
 The guard mount is a tmpfs that takes names and no data. A kubelet finds a mount point whose root it may chown, and in
 which it may create the directories of a `subPath`. A runtime that does not find the handoff entry gets ENOSPC and
-cannot write to the node's disk. All methods except `check_allowed` and `is_known_usable` block: callers use a thread
+cannot write to the node's disk. All methods except `check_allowed` and `is_known_…` block: callers use a thread
 hop. No symbolic link below the kubelet's root is followed.
 """
 
@@ -72,6 +72,9 @@ class Targets(Protocol):
     def has_guard(self, target: volumes.TargetPath) -> bool:
         """Whether the guard is mounted on the target. It may outlive the record, e.g. if /run was lost."""
 
+    def is_known_unguarded(self, target: volumes.TargetPath) -> bool:
+        """Whether it is known without I/O that `has_guard` is False. Never blocks; False means unknown."""
+
     def unmount_guard(self, target: volumes.TargetPath) -> None:
         """Unmount the guard and remove the directory. Idempotent; raises `TargetMounted` for another mount."""
 
@@ -95,6 +98,10 @@ class GuardedTargets:
         """The guards that this process has mounted, by target: their ids, which no other mount gets. They are known
         again by one system call; the list of mounts grows with the node.
         """
+        self._mounted: set[str] = set()
+        """The targets on which this process has mounted a guard."""
+        self._found: frozenset[str] | None = None
+        """Those on which it has found one at its start. No other process mounts any. None while that is not known."""
 
     def check_allowed(self, target: volumes.TargetPath) -> None:
         """See `Targets`."""
@@ -134,6 +141,7 @@ class GuardedTargets:
         return True
 
     def _mount_guard(self, target: volumes.TargetPath, directory: str) -> None:
+        self._mounted.add(target.text)  # before it is there: who asks meanwhile must not miss it
         unique_id = mount_api.mount_guard(directory)
         if unique_id is not None:
             self._own[target.text] = unique_id
@@ -145,6 +153,16 @@ class GuardedTargets:
         mount = mountinfo.at(target.text)
         return mount is not None and mount_api.is_guard(mount)
 
+    def is_known_unguarded(self, target: volumes.TargetPath) -> bool:
+        """See `Targets`.
+
+        A guard is below a root, behind no link. So a target that is spelled like none of them has none, unless a link
+        leads from it to one: that takes a look at the names on the way, from the kernel's caches.
+        """
+        if self._found is None or target.text in self._found or target.text in self._mounted:
+            return False
+        return target_paths.is_known_linkless(target, self._roots)
+
     def unmount_guard(self, target: volumes.TargetPath) -> None:
         """See `Targets`."""
         while self._guard_on(target):  # never another mount that is stacked on it
@@ -154,13 +172,19 @@ class GuardedTargets:
             finally:
                 os.close(parent)
         self._own.pop(target.text, None)
+        self._mounted.discard(target.text)
         target_paths.remove_empty_below(target, self._roots)
         target_paths.remove(target, self._roots)
 
     def guards(self) -> Iterable[str]:
         """See `Targets`."""
         found = (mount for root in self._roots for mount in mountinfo.below(root))
-        return {mount.target for mount in found if mount_api.is_guard(mount)}
+        targets = {mount.target for mount in found if mount_api.is_guard(mount)}
+        if self._found is None and all(os.path.realpath(root) == root for root in self._roots):
+            self._found = frozenset(
+                targets
+            )  # a CO spells them as the kernel: no link leads to a root
+        return targets
 
     def restore_guard(self, target: volumes.TargetPath) -> None:
         """See `Targets`."""

@@ -74,7 +74,7 @@ class VolumeSecrets:
         claim = entry.claim if entry is not None else None
         if record.handler != handler or not _is_claim_of(claim, handler):
             raise SecretsNotForCaller(record.target, handler)
-        if record.mount.encryption is None:
+        if not record.mount.needs_secrets:
             return {}
         key, secrets = self._known.get(record.target.text, (None, {}))
         if key != record.key:

@@ -21,6 +21,7 @@ from crust.runtime_handler.claim import (
     WrongHandler,
     adopt_volume,
     claim_volume,
+    of_publish,
     reclaim_volume,
 )
 from crust.runtime_handler.needs import FeatureMissing
@@ -46,6 +47,7 @@ __all__ = [
     "WrongHandler",
     "adopt_volume",
     "claim_volume",
+    "of_publish",
     "reclaim_volume",
     "resolve_source",
 ]

@@ -28,10 +28,10 @@ import contextlib
 import dataclasses
 import datetime
 import os
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Self
 
-from crust import errors, volumes
+from crust import credentials, errors, logs, traces, volumes
 from crust.handoff import claims, layout, store
 from crust.handoff.record import Record
 from crust.host.block import devices, holders
@@ -104,7 +104,9 @@ class Claim:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The descriptors for the hypervisor: the lock's and the device's; empty after `hand_over`.
+        """The descriptors for the hypervisor: the lock's and, unless it is an image, the device's.
+
+        Empty after `hand_over`.
 
         They are closed on exec, so that no other child keeps the claim alive; `pass_fds` overrides this for one
         child.
@@ -145,7 +147,7 @@ class Claim:
         if self._lock is None:
             raise ClaimLost(self.record.target, self.sandbox_id, "the lock is handed over")
         if self._device_fd < 0:
-            self._device_fd = _open_device(self.record)
+            self._device_fd = _device_of(self.record)
 
     def hand_over(self) -> None:
         """Close this process's copies of the descriptors. The hypervisor has its own; the claim ends when it ends."""
@@ -184,6 +186,7 @@ class Claim:
             pid=os.getpid(),
             claimed_at=self._claimed_at,
             live=True,
+            request_id=self.record.published_by.request_id,
         )
 
     def __enter__(self) -> Self:
@@ -191,6 +194,29 @@ class Claim:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.release(error=_reason(error))
+
+
+@contextlib.contextmanager
+def of_publish(record: Record, name: str) -> Iterator[None]:
+    """Work of a runtime for a published volume, while the block runs.
+
+    Log lines and calls to the proxy have the request id of the publish, and, if this process traces, a span `name`
+    belongs to its trace.
+    """
+    fields = {
+        "driver": record.key.driver,
+        "volume_id": record.key.volume_id,
+        "target": record.target.text,
+    }
+    if record.published_by.request_id:
+        fields["request_id"] = record.published_by.request_id
+    attributes = {f"crust.{key}": credentials.hidden(value) for key, value in fields.items()}
+    around = logs.context.set(fields)
+    try:
+        with traces.span(name, attributes, parent=record.published_by.traceparent):
+            yield
+    finally:
+        logs.context.reset(around)
 
 
 def claim_volume(
@@ -213,13 +239,15 @@ def claim_volume(
         lock = claims.ClaimLock.acquire(paths, target)
         undo.append(lock.release)
         record = _record(root, target)
-        if record.handler != handler:
-            raise WrongHandler(record, handler)
-        needs.check(record, features)
-        device_fd = _open_device(record)
-        undo.append(lambda: os.close(device_fd))
-        claim = Claim(paths, record, sandbox_id, lock=lock, device_fd=device_fd)
-        claim._report(claims.State.CLAIMED)
+        with of_publish(record, "ClaimVolume"):
+            if record.handler != handler:
+                raise WrongHandler(record, handler)
+            needs.check(record, features)
+            device_fd = _device_of(record)
+            if device_fd >= 0:
+                undo.append(lambda: os.close(device_fd))
+            claim = Claim(paths, record, sandbox_id, lock=lock, device_fd=device_fd)
+            claim._report(claims.State.CLAIMED)
     except BaseException:
         for step in reversed(undo):
             step()
@@ -252,7 +280,7 @@ def reclaim_volume(
         record = _record(root, target)
         if record.handler != handler:
             raise WrongHandler(record, handler)
-        device_fd = _open_device(record)
+        device_fd = _device_of(record)
         claim = Claim(
             paths, record, sandbox_id, lock=lock, device_fd=device_fd, claimed_at=found.claimed_at
         )
@@ -337,6 +365,14 @@ def _end_dead(
             if last is not None:
                 claims.write(paths, last)
         claims.touch(paths)
+
+
+def _device_of(record: Record) -> int:
+    """The descriptor that holds the device; -1 for an image, of which this host has no device.
+
+    That no other host writes to an image is the matter of its claim in the cluster (specs/handoff.md).
+    """
+    return -1 if record.image is not None else _open_device(record)
 
 
 def _open_device(record: Record) -> int:

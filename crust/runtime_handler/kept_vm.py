@@ -29,8 +29,6 @@ from crust.runtime_handler import claim, keepers
 
 __all__ = ["ClaimInHand", "EntryUnknown", "KeptVm", "VmKilled"]
 
-_PER_CLAIM = 2
-"""The lock and the device."""
 _STILL_OURS_S = 2.0
 _AGAIN_MS = 20
 
@@ -118,7 +116,7 @@ class KeptVm:
     ) -> keepers.Keeper:
         keeper, held = self._keeper()
         try:
-            missing = [name for name in used if held.get(name, 0) != _PER_CLAIM]
+            missing = [name for name in used if name not in held]
             fds: dict[str, Sequence[int]] = {}
             for (
                 name

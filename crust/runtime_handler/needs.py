@@ -43,5 +43,7 @@ def _needs(record: Record) -> Iterator[tuple[Feature, str]]:
         yield Feature.IO_LIMITS, "it has I/O limits"
     if mount.format is not None and not record.readonly:
         yield Feature.FORMAT, "it was created empty, so its filesystem may have to be made"
+    if mount.image is not None:
+        yield Feature.NETWORK_IMAGE, f"it is the image {mount.image} of a Ceph cluster"
     if mount.encryption is not None:
         yield Feature.LUKS, "it is encrypted"

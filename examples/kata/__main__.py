@@ -1,4 +1,4 @@
-"""`python -m examples.kata`: serve, run, ps, logs, stop."""
+"""`python -m examples.kata`: serve, run, ps, logs, stop, conformance."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,11 @@ def main() -> None:
     show_default=True,
     help="What holds the claims of a new VM: QEMU, or a process beside it.",
 )
+@click.option(
+    "--node", default="", help="This node's name, as the driver has it. Default: the host's name."
+)
 @click.option("--log-format", type=click.Choice(["json", "console"]), default="console")
+@click.option("--traces/--no-traces", default=False, help="As the setting of crust's daemons.")
 def serve(  # noqa: PLR0913 - one per option
     run_dir: str,
     handlers_socket: str,
@@ -52,9 +56,13 @@ def serve(  # noqa: PLR0913 - one per option
     name: str,
     cache: Path,
     claims: spec.ClaimHolder,
+    node: str,
     log_format: logs.Format,
+    *,
+    traces: bool,
 ) -> None:
     """Run the daemon: sandboxes, and crust's runtime handler of this node."""
+    from crust.rpc import tracing
     from examples.kata.runtime import daemon
 
     logs.configure(fmt=log_format)
@@ -66,12 +74,36 @@ def serve(  # noqa: PLR0913 - one per option
         volumes_root=volumes_root or str(Path(handlers_socket).parent / "volumes"),
         cache=cache,
         claims=claims,
+        node=node,
     )
     try:
-        asyncio.run(_until_signal(options))
+        with tracing.exporting("kata-example", is_on=traces):
+            asyncio.run(_until_signal(options))
     except errors.CrustError as error:
         logging.getLogger(__name__).error("cannot serve", extra={"error": error})
         sys.exit(1)
+
+
+@main.command("conformance")
+@_RUN_DIR
+@click.option("--handlers-socket", required=True)
+@click.option("--volumes-root", required=True)
+@click.option("--cache", type=click.Path(path_type=Path), default=CACHE, show_default=True)
+@click.option(
+    "--boot-timeout-s", type=float, default=60.0, show_default=True, help="Of each guest."
+)
+def conformance(
+    run_dir: str, handlers_socket: str, volumes_root: str, cache: Path, boot_timeout_s: float
+) -> None:
+    """Serve, and start and stop sandboxes as lines of standard input say: for crust conformance --runtime."""
+    from examples.kata.runtime import daemon
+
+    logs.configure()
+    os.umask(0o077)
+    name = volumes.HandlerName("kata")
+    places = (Path(run_dir), handlers_socket, name, volumes_root, cache)
+    options = daemon.Options(*places, boot_timeout_s=boot_timeout_s)
+    asyncio.run(daemon.answer_lines(options))
 
 
 async def _until_signal(options: object) -> None:

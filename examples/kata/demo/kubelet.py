@@ -14,7 +14,7 @@ from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 
 NODE_ID = "demo-node"
 TIMEOUT_S = 120.0
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 _PROBE_INTERVAL_S = 0.2
 # A kubelet and the sidecars retry after UNAVAILABLE, which a process that is just starting answers.
 _RETRIES = {
@@ -55,8 +55,8 @@ MOUNT = capability()
 class Kubelet:
     """Calls the proxy's CSI socket and, as the sidecars, the controller's. `close` it.
 
-    `parameters` are the StorageClass's, `secrets` its node-stage secrets; with `attaches` a volume is published to
-    the node before it is staged.
+    `parameters` are the StorageClass's, `secrets` its node-stage secrets, `publish_secrets` those of node-publish;
+    with `attaches` a volume is published to the node before it is staged.
     """
 
     def __init__(
@@ -65,11 +65,14 @@ class Kubelet:
         csi_socket: str,
         inspect_socket: str,
         controller_socket: str = "",
+        node_id: str = NODE_ID,
     ) -> None:
         self.parameters: dict[str, str] = {}
         self.secrets: dict[str, str] = {}
+        self.publish_secrets: dict[str, str] = {}
         self.attaches = False
         self._root = root
+        self._node_id = node_id
         self._published: dict[str, dict[str, str]] = {}
         self._csi = _connect(csi_socket)
         self._sidecars = _connect(controller_socket or csi_socket)
@@ -123,8 +126,9 @@ class Kubelet:
         capability: csi_pb2.VolumeCapability = MOUNT,
         *,
         snapshot_id: str = "",
+        topology: Mapping[str, str] | None = None,
     ) -> csi_pb2.Volume:
-        """CreateVolume, from a snapshot if `snapshot_id` is set."""
+        """CreateVolume, from a snapshot if `snapshot_id` is set; in that topology alone if one is given."""
         source = csi_pb2.VolumeContentSource.SnapshotSource(snapshot_id=snapshot_id)
         answer = await self._controller.CreateVolume(
             csi_pb2.CreateVolumeRequest(
@@ -132,6 +136,7 @@ class Kubelet:
                 parameters=self.parameters,
                 capacity_range=csi_pb2.CapacityRange(required_bytes=size_bytes),
                 volume_capabilities=[capability],
+                accessibility_requirements=_only(topology) if topology else None,
                 volume_content_source=csi_pb2.VolumeContentSource(snapshot=source)
                 if snapshot_id
                 else None,
@@ -145,7 +150,7 @@ class Kubelet:
         answer = await self._controller.ControllerPublishVolume(
             csi_pb2.ControllerPublishVolumeRequest(
                 volume_id=volume.volume_id,
-                node_id=NODE_ID,
+                node_id=self._node_id,
                 volume_context=volume.volume_context,
                 volume_capability=capability,
             ),
@@ -192,6 +197,7 @@ class Kubelet:
                 target_path=str(target),
                 volume_capability=capability,
                 readonly=readonly,
+                secrets=self.publish_secrets,
                 defer_fs_ops=defer,
             ),
             timeout=TIMEOUT_S,
@@ -245,7 +251,7 @@ class Kubelet:
         if self.attaches:
             await self._controller.ControllerUnpublishVolume(
                 csi_pb2.ControllerUnpublishVolumeRequest(
-                    volume_id=volume.volume_id, node_id=NODE_ID
+                    volume_id=volume.volume_id, node_id=self._node_id
                 ),
                 timeout=TIMEOUT_S,
             )
@@ -292,6 +298,12 @@ class Kubelet:
         await self._csi.close()
         await self._sidecars.close()
         await self._inspect.close()
+
+
+def _only(topology: Mapping[str, str]) -> csi_pb2.TopologyRequirement:
+    """As external-provisioner asks with --strict-topology, after a pod was scheduled."""
+    here = csi_pb2.Topology(segments=topology)
+    return csi_pb2.TopologyRequirement(requisite=[here], preferred=[here])
 
 
 def _connect(socket: str) -> grpc.aio.Channel:

@@ -94,11 +94,14 @@ class Process:
     @classmethod
     async def start(cls, log: Path, *arguments: str) -> Self:
         """Start `python -m arguments…` and append its output to `log`; it may not serve yet when this returns."""
+        return await cls.run(log, sys.executable, "-m", *arguments)
+
+    @classmethod
+    async def run(cls, log: Path, *command: str) -> Self:
+        """Start a command likewise."""
         with log.open("ab") as output:
             running = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                *arguments,
+                *command,
                 stdout=output,
                 stderr=output,
                 # Ctrl-C must reach the caller alone, which still needs the daemons to clean up.

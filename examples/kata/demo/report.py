@@ -1,8 +1,8 @@
 """The demo's output: a line per step while it runs, and a table at the end."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -40,6 +40,8 @@ class Report:
 
     console: Console = field(default_factory=lambda: Console(highlight=False))
     steps: list[Step] = field(default_factory=list)
+    running: Callable[[str], AbstractContextManager[object]] | None = None
+    """Shows the running step; a spinner by default."""
 
     @contextmanager
     def step(self, title: str) -> Iterator[Step]:
@@ -48,7 +50,7 @@ class Report:
         self.steps.append(step)
         started = time.monotonic()
         try:
-            with self.console.status(f"{title} …"):
+            with (self.running or self.console.status)(f"{title} …"):
                 yield step
             step.ok = True
         except BaseException as error:

@@ -6,6 +6,7 @@ running.
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -13,14 +14,15 @@ from pathlib import Path
 
 import crust
 from crust import volumes
+from crust.ceph.claims import Host
 from crust.host.files import durable, flocks
 from crust.runtime_handler import registration, service
 from crust.runtime_handler.registration import Feature
 from examples.kata.guest import image
-from examples.kata.runtime import control, handler, handoff
+from examples.kata.runtime import ceph_images, control, handler, handoff, lines
 from examples.kata.runtime.qemu_vms import QemuVms
 from examples.kata.runtime.sandboxes import Sandboxes
-from examples.kata.vm import accel, spec
+from examples.kata.vm import accel, images, machine, spec
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +53,19 @@ class Options:
     volumes_root: str
     cache: Path
     claims: spec.ClaimHolder = "hypervisor"
+    node: str = ""
+    """This node's name, in the claims on images; empty: the host's name."""
+    boot_timeout_s: float = machine.BOOT_S
+    """How long a guest may take until its agent answers."""
+
+
+async def answer_lines(options: Options) -> None:
+    """Serve, and answer the lines of standard input, until it ends."""
+    async with running(options) as sandboxes:
+        front = lines.Lines(sandboxes, sandboxes.handoff)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            answer = await front.answer(line)
+            await asyncio.to_thread(print, answer, flush=True)
 
 
 async def run(options: Options) -> None:
@@ -68,10 +83,11 @@ async def running(options: Options) -> AsyncIterator[Sandboxes]:
         guest_image = await asyncio.to_thread(image.build, options.cache)
         accelerator = await accel.probe(guest_image, options.cache)
         _log.info("accelerator", extra={"kind": accelerator.kind, "why": accelerator.reason})
-        vms = QemuVms(guest_image, accelerator.kind, options.claims)
+        vms = QemuVms(guest_image, accelerator.kind, options.claims, options.boot_timeout_s)
         endpoint = str(options.run_dir / "handler.sock")
         session = _session(options, guest_image, endpoint)
-        volumes_here = handoff.Directory(options.volumes_root, options.name, session)
+        in_clusters = ceph_images.CephImages(await asyncio.to_thread(Host.this, options.node))
+        volumes_here = handoff.Directory(options.volumes_root, options.name, session, in_clusters)
         sandboxes = Sandboxes(options.run_dir / "sandboxes", vms, volumes_here)
         stack.push_async_callback(sandboxes.close)
         await sandboxes.adopt_all()
@@ -85,12 +101,13 @@ async def running(options: Options) -> AsyncIterator[Sandboxes]:
 def _session(options: Options, guest: image.GuestImage, endpoint: str) -> registration.Registration:
     """The registration, which begins when it is kept."""
     luks = frozenset({Feature.LUKS}) if guest.opens_luks else frozenset[Feature]()
+    images_ = frozenset({Feature.NETWORK_IMAGE} if images.can_be_opened() else ())
     request = registration.RegisterRequest(
         name=options.name,
         version=crust.__version__,
         endpoint=endpoint,
         filesystems=FILESYSTEMS & frozenset(guest.filesystems),
-        features=FEATURES | luks,
+        features=FEATURES | luks | images_,
         max_volumes_per_sandbox=spec.VOLUME_SLOTS,
     )
     return registration.Registration(options.handlers_socket, request)

@@ -6,6 +6,7 @@ Implements `crust.runtime_handler.service.Handler`. Usage is what the guest repo
 import asyncio
 
 from crust import errors, volumes
+from crust.handoff.record import Record
 from crust.host.block import devices
 from examples.kata.runtime.sandbox import Sandbox
 from examples.kata.runtime.sandboxes import Sandboxes
@@ -21,6 +22,17 @@ class VolumeNotInSandbox(errors.NotReady):
             f"no sandbox has the volume at {target}",
             why="no VM of this runtime has it mounted",
             hint="start a container that uses it",
+        )
+
+
+class ImageNotGrown(errors.NotReady):
+    """The image has not the size that the driver says."""
+
+    def __init__(self, record: Record, size_bytes: int, wanted_bytes: int) -> None:
+        super().__init__(
+            f"the filesystem on {record.shown_source} cannot grow to {wanted_bytes} bytes",
+            why=f"the image has {size_bytes} bytes",
+            hint="expand the image first (ControllerExpandVolume of the driver)",
         )
 
 
@@ -52,7 +64,12 @@ class Volumes:
     async def expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
         """Show the guest the device's size and grow the filesystem to it; returns the device's bytes."""
         sandbox, volume = self._find(target)
-        size_bytes = await asyncio.to_thread(devices.size_bytes, volume.record.device)
+        if volume.record.image is None:
+            size_bytes = await asyncio.to_thread(devices.size_bytes, volume.record.device)
+        else:
+            size_bytes = await self._sandboxes.handoff.image_size(volume.record)
+            if size_bytes < capacity.required_bytes:
+                raise ImageNotGrown(volume.record, size_bytes, capacity.required_bytes)
         await sandbox.vm.grow(volume.serial, size_bytes)
         return size_bytes
 

@@ -4,15 +4,16 @@ The name is this runtime's own and never the record's. A volume that was handed 
 the proxy would send its calls about the volume to that handler.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from crust import runtime_handler, volumes
+from crust import deferral_keys, runtime_handler, volumes
 from crust.handoff import store
 from crust.handoff.record import Record
 from crust.runtime_handler import kept_vm
 from crust.runtime_handler.registration import Registration
-from examples.kata.runtime import ports
+from examples.kata.runtime import ceph_images, ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Directory:
     root: str
     handler: volumes.HandlerName
     registration: Registration
+    images: ceph_images.CephImages
 
     def resolve(self, source: str) -> runtime_handler.Resolved | runtime_handler.NotDeferred:
         """See `runtime_handler.resolve_source`."""
@@ -44,6 +46,33 @@ class Directory:
     async def secrets(self, target: volumes.TargetPath) -> Mapping[str, str]:
         """See `runtime_handler.registration.Registration.secrets_of`."""
         return await self.registration.secrets_of(target)
+
+    @asynccontextmanager
+    async def taking(
+        self, record: Record, vm_id: str, sandbox: volumes.SandboxId
+    ) -> AsyncIterator[ports.TakenImage]:
+        """See `ceph_images.CephImages.taking`."""
+        secrets = await self.secrets(record.target)
+        async with self.images.taking(
+            record, secrets[deferral_keys.USER_KEY], vm_id, sandbox
+        ) as it:
+            yield it
+
+    async def give_back(self, record: Record, vm_id: str) -> None:
+        """See `ceph_images.CephImages.give_back`."""
+        await self.know_key(record)
+        await self.images.give_back(record, vm_id)
+
+    async def image_size(self, record: Record) -> int:
+        """See `ceph_images.CephImages.size_bytes`."""
+        await self.know_key(record)
+        return await self.images.size_bytes(record)
+
+    async def know_key(self, record: Record) -> None:
+        """Have the key for a claimed volume's image, which a daemon before this one may have taken."""
+        if not self.images.knows(record):
+            secrets = await self.secrets(record.target)
+            self.images.remember(record, secrets[deferral_keys.USER_KEY])
 
     def recover(self, lost: ports.LostClaims) -> None:
         """See `runtime_handler.kept_vm.KeptVm.recover`."""

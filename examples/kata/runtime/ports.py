@@ -4,6 +4,7 @@
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -121,6 +122,17 @@ class Vm(Protocol):
     async def attach(self, serial: str, source: Path, *, read_only: bool) -> disks.Disk:
         """Plug a disk; the same again succeeds."""
 
+    async def attach_image(
+        self,
+        serial: str,
+        image: volumes.NetworkImage,
+        key: str,
+        record: Callable[[], Awaitable[None]],
+        *,
+        read_only: bool,
+    ) -> disks.Disk:
+        """Plug an image, and call `record` before the guest has it; the same again succeeds."""
+
     async def detach(self, serial: str) -> None:
         """Unmount, then unplug; absent is success."""
 
@@ -170,6 +182,10 @@ class Claim(Protocol):
         """The handoff record."""
 
     @property
+    def sandbox_id(self) -> volumes.SandboxId:
+        """The sandbox."""
+
+    @property
     def fds(self) -> tuple[int, ...]:
         """The claim lock and the exclusive hold on the device; empty after `hand_over`."""
 
@@ -189,6 +205,17 @@ class Claim(Protocol):
         """Give the claim up after the VM has ended."""
 
 
+class TakenImage(Protocol):
+    """An image that this host has in its cluster."""
+
+    @property
+    def key(self) -> str:
+        """The key of its user."""
+
+    async def record(self) -> None:
+        """Record the client that has opened it, before the guest has it."""
+
+
 @dataclass(frozen=True, slots=True)
 class LostClaims:
     """A VM whose keeper may have ended: the volumes that it uses (None: entry unknown), and the claims in hand."""
@@ -201,7 +228,10 @@ class LostClaims:
 
 
 class Handoff(Protocol):
-    """The handoff directory, under this runtime handler's name. All methods but `secrets` block."""
+    """The handoff directory, under this runtime handler's name, and the claims on images in their clusters.
+
+    All methods block that do not say otherwise.
+    """
 
     def resolve(self, source: str) -> Resolved | NotDeferred:
         """Resolve a mount source to a deferred volume."""
@@ -216,6 +246,23 @@ class Handoff(Protocol):
 
     async def secrets(self, target: volumes.TargetPath) -> Mapping[str, str]:
         """The secrets of a volume that a sandbox has claimed; does not block."""
+
+    def taking(
+        self, record: Record, vm_id: str, sandbox: volumes.SandboxId
+    ) -> AbstractAsyncContextManager[TakenImage]:
+        """Take the image of a claimed volume in its cluster; it stays taken after the block. Does not block."""
+
+    async def know_key(self, record: Record) -> None:
+        """Have the key for the image of a claimed volume: for `give_back`, when no key is to be had any more.
+
+        Does not block.
+        """
+
+    async def image_size(self, record: Record) -> int:
+        """The size of a claimed volume's image now, in bytes; does not block."""
+
+    async def give_back(self, record: Record, vm_id: str) -> None:
+        """End that, when the VM has closed the image or has ended; does not block."""
 
     def recover(self, lost: LostClaims) -> None:
         """Have the claims of a VM again whose keeper has ended, or kill it; raises `kept_vm.VmKilled`."""

@@ -14,6 +14,7 @@ class QemuVms:
     image: GuestImage
     acceleration: spec.Acceleration
     claims: spec.ClaimHolder = "hypervisor"
+    boot_timeout_s: float = machine.BOOT_S
 
     async def start(self, name: str, directory: Path) -> machine.Machine:
         """See `machine.start`; raises VmStartFailed also if the directory cannot be used."""
@@ -21,7 +22,7 @@ class QemuVms:
             name, self.image, acceleration=self.acceleration, claims=self.claims
         )
         try:
-            return await machine.start(wanted, directory)
+            return await machine.start(wanted, directory, boot_timeout_s=self.boot_timeout_s)
         except OSError as err:
             raise faults.VmStartFailed(directory, str(err), "") from err
 

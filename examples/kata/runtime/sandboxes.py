@@ -55,7 +55,7 @@ class Sandboxes:
     def __init__(self, directory: Path, vms: ports.Vms, handoff: ports.Handoff) -> None:
         self._base = directory
         self._vms = vms
-        self._handoff = handoff
+        self.handoff = handoff
         self._sandboxes: dict[volumes.SandboxId, Sandbox] = {}
         self._not_adopted: dict[volumes.SandboxId, errors.CrustError] = {}
         self._running = operations.KeyedOperations()
@@ -122,7 +122,7 @@ class Sandboxes:
         except faults.VmGone:  # its QEMU may still run, halted because its accelerator failed
             await self._destroy(sandbox_id)
             return
-        sandbox = Sandbox(sandbox_id, vm, self._handoff)
+        sandbox = Sandbox(sandbox_id, vm, self.handoff)
         try:
             await sandbox.adopt()
         except kept_vm.VmKilled as error:
@@ -146,7 +146,7 @@ class Sandboxes:
         except faults.VmStartFailed:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
             raise
-        sandbox = Sandbox(sandbox_id, vm, self._handoff)
+        sandbox = Sandbox(sandbox_id, vm, self.handoff)
         self._add(sandbox)
         return sandbox
 

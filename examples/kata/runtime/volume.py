@@ -2,7 +2,7 @@
 
     claim    lock the entry, open the device exclusively     on the host, by crust's SDK
     hold     give both descriptors to QEMU, or its keeper    from here on the claim lives as long as the VM
-    attach   hot-plug the device, and set its I/O limits
+    attach   hot-plug the device, or the image that QEMU opens itself (`ceph_images`), and set its I/O limits
     mount    in the guest, which formats a blank volume first if it was created empty, and opens an encrypted one
              with the passphrase that the proxy gives for a claimed volume
     own      give its files to the requested fsGroup, for as long as that makes progress
@@ -22,18 +22,24 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from crust import deferral_keys, errors, volumes
+from crust import deferral_keys, errors, traces, volumes
 from crust.handoff.record import Record
+from crust.runtime_handler import of_publish
 from examples.kata.runtime import ports
-from examples.kata.vm import faults, values
+from examples.kata.vm import disks, faults, values
 
 _log = logging.getLogger(__name__)
 
 # virtio-blk carries 20 bytes of serial number; that much of the entry's name is unique.
 _SERIAL_CHARACTERS = 20
 
-_DESCRIPTORS_PER_CLAIM = 2
-"""The claim lock and the device. Fewer are held if the daemon died while it gave or released them."""
+
+def _descriptors_of(record: Record) -> int:
+    """The claim lock and, unless it is an image, the device.
+
+    Fewer are held if the daemon died while it gave or released them.
+    """
+    return 2 if record.image is None else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +101,23 @@ async def claim_and_mount(
 ) -> SandboxVolume:
     """Claim the volume for the sandbox and mount it in the guest; resumes an interrupted attempt.
 
-    Raises the error of the step that failed; then the steps are undone as far as the guest returns the device.
+    Raises the error of the step that failed; then the steps are undone as far as the guest returns the device. What
+    it logs, here and on the guest's console, has the request id of the publish.
     """
+    with of_publish(record, "SandboxMount"):
+        return await _claim_and_mount(handoff, record, sandbox, vm, in_hand)
+
+
+async def _claim_and_mount(
+    handoff: ports.Handoff,
+    record: Record,
+    sandbox: volumes.SandboxId,
+    vm: ports.Vm,
+    in_hand: ClaimsInHand,
+) -> SandboxVolume:
     serial = serial_of(record)
     held = (await vm.descriptors.held()).get(serial, 0)
-    if held == _DESCRIPTORS_PER_CLAIM:
+    if held == _descriptors_of(record):
         return await _resume(handoff, record, sandbox, vm, in_hand)
     if held:
         await _remove_disk(serial, vm)
@@ -111,7 +129,7 @@ async def claim_and_mount(
             await _attach_and_mount(volume, vm, handoff)
         except BaseException as error:
             await _report(claim, error)
-            await _undo(volume, vm)
+            await _undo(volume, vm, handoff)
             raise
     return volume
 
@@ -144,11 +162,56 @@ async def _resume(
 
 async def _attach_and_mount(volume: SandboxVolume, vm: ports.Vm, handoff: ports.Handoff) -> None:
     record = volume.record
-    disk = await vm.attach(volume.serial, Path(record.device), read_only=record.readonly)
+    disk = await _attach(volume, vm, handoff)
     await vm.limit(volume.serial, record.mount.io_limits)
-    await _mount(volume, vm, handoff)
+    with traces.span("GuestMount"):
+        await _mount(volume, vm, handoff)
     await volume.claim.mounted(lambda: vm.guest.grow(volume.serial, disk.size_bytes))
     _log.info("mounted", extra={"target": record.target.text, "vm": vm.name})
+
+
+async def _attach(volume: SandboxVolume, vm: ports.Vm, handoff: ports.Handoff) -> disks.Disk:
+    record, serial = volume.record, volume.serial
+    if record.image is None:
+        return await vm.attach(serial, Path(record.device), read_only=record.readonly)
+    if serial in await vm.plugged():  # an earlier daemon's: it is open, so it needs no key
+        return await vm.attach_image(serial, record.image, "", _recorded, read_only=record.readonly)
+    async with handoff.taking(record, vm.identity.uuid, volume.claim.sandbox_id) as taken:
+        return await vm.attach_image(
+            serial, record.image, taken.key, taken.record, read_only=record.readonly
+        )
+
+
+async def know_key(record: Record, vm: ports.Vm, handoff: ports.Handoff) -> None:
+    """Have the key for the end of the claim on an image, before the VM ends; an error is only logged.
+
+    An earlier daemon may have taken the image, and the proxy gives the key to a live sandbox alone.
+    """
+    if record.image is None:
+        return
+    try:
+        await handoff.know_key(record)
+    except errors.CrustError as error:
+        extra = {"target": record.target.text, "vm": vm.name, "error": error}
+        _log.warning("the image's claim will stay in its cluster", extra=extra)
+
+
+async def _recorded() -> None:
+    """The client that has opened the image is recorded already."""
+
+
+async def give_back(record: Record, vm: ports.Vm, handoff: ports.Handoff) -> None:
+    """End the claim on an image in its cluster, when the VM has closed it or has ended; an error is only logged.
+
+    A claim that stays is taken over by this host, or ended by an operator with `crust ceph fence`.
+    """
+    if record.image is None:
+        return
+    try:
+        await handoff.give_back(record, vm.identity.uuid)
+    except errors.CrustError as error:
+        extra = {"target": record.target.text, "vm": vm.name, "error": error}
+        _log.warning("the image's claim stays in its cluster", extra=extra)
 
 
 async def _mount(volume: SandboxVolume, vm: ports.Vm, handoff: ports.Handoff) -> None:
@@ -178,10 +241,12 @@ async def _remove_disk(serial: str, vm: ports.Vm) -> None:
     await vm.descriptors.release(serial)
 
 
-async def _undo(volume: SandboxVolume, vm: ports.Vm) -> None:
+async def _undo(volume: SandboxVolume, vm: ports.Vm, handoff: ports.Handoff) -> None:
     """Undo the steps; an error here is only logged, because the caller raises the first one."""
     try:
-        await _remove_disk(volume.serial, vm)
+        await vm.detach(volume.serial)
+        await give_back(volume.record, vm, handoff)
+        await vm.descriptors.release(volume.serial)
     except errors.CrustError as error:
         extra = {"target": volume.target.text, "vm": vm.name, "error": error}
         _log.error("volume stays with the VM; stop the sandbox to release it", extra=extra)

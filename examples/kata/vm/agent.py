@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 
 import pydantic
 
-from crust import errors
+from crust import errors, logs
 from examples.kata.guest.agent import protocol
 from examples.kata.vm import budget, faults, values
 
@@ -45,6 +45,12 @@ class Listener(Protocol):
 
     def lost(self, err: errors.CrustError) -> None:
         """The connection has ended; no more events follow."""
+
+
+def _request_id() -> dict[str, str]:
+    """Of the call that the request is made for: the guest names it on its console."""
+    fields = logs.context.get() or {}
+    return {"request_id": fields["request_id"]} if "request_id" in fields else {}
 
 
 class AgentClient:
@@ -107,9 +113,10 @@ class AgentClient:
         request = f"{self._session}-{next(self._numbers)}"
         future: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
         self._pending[request] = future
+        message = {"id": request, "op": operation, "args": args, **_request_id()}
         try:
             async with asyncio.timeout(timeout_s):
-                await self._write({"id": request, "op": operation, "args": args})
+                await self._write(message)
                 result = await future
             return answer.model_validate(result)
         except TimeoutError as err:

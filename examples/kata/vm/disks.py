@@ -9,14 +9,16 @@ guest, which can handle it. QEMU's image lock refuses a disk that another VM has
 """
 
 import asyncio
+import contextlib
 import os
 import re
 import stat
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from crust import volumes
-from examples.kata.vm import faults, qmp
+from examples.kata.vm import faults, images, qmp
 
 _SERIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,19}\Z")
 _DEVICE = re.compile(r"disk(?P<slot>\d+)\.(?P<serial>.+)\Z")
@@ -34,6 +36,8 @@ class Disk:
     size_bytes: int
     read_only: bool
     direct_io: bool
+    driver: str = "host_device"
+    """QEMU's name of what opens it."""
 
 
 class Disks:
@@ -65,6 +69,62 @@ class Disks:
             await self._plug(slot, serial, source)
             return disk
 
+    async def attach_image(
+        self,
+        serial: str,
+        opened: images.OpenedImage,
+        record: Callable[[], Awaitable[None]],
+        *,
+        read_only: bool,
+    ) -> Disk:
+        """Plug an image of a Ceph cluster; the same again succeeds.
+
+        `record` is called when QEMU has opened the image and the guest does not have it yet; if it fails, the image
+        is closed again. Raises what `record` raises, and as `attach`.
+        """
+        if not _SERIAL.match(serial):
+            raise faults.InvalidSerial(serial)
+        async with self._lock:
+            await self._forget_key(serial)
+            plugged = await self._plugged()
+            disk = await self._node(serial)
+            if serial in plugged and disk is not None:
+                return disk
+            slot = self._free_slot(plugged)
+            if disk is None:
+                disk = await self._open_image(serial, opened, read_only=read_only)
+            try:
+                await record()
+            except BaseException:
+                await asyncio.shield(self._close(serial))
+                raise
+            await self._plug(slot, serial, disk.source)
+            return disk
+
+    async def _open_image(
+        self, serial: str, opened: images.OpenedImage, *, read_only: bool
+    ) -> Disk:
+        secret = _secret_name(serial)
+        await asyncio.to_thread(opened.write_conf)
+        await self._control.execute("object-add", opened.secret(secret))
+        try:
+            arguments = opened.node(_node_name(serial), secret, read_only=read_only)
+            await self._control.execute("blockdev-add", arguments)
+        finally:
+            await self._control.execute("object-del", {"id": secret})
+        disk = await self._node(serial)
+        if disk is None:
+            raise faults.QemuCommandFailed("blockdev-add", "the node is not there")
+        return disk
+
+    async def _forget_key(self, serial: str) -> None:
+        """Remove the key that a process left which was killed, or lost QEMU, while the image was opened."""
+        with contextlib.suppress(faults.QemuCommandFailed):  # there is none, as a rule
+            await self._control.execute("object-del", {"id": _secret_name(serial)})
+
+    async def _close(self, serial: str) -> None:
+        await self._control.execute("blockdev-del", {"node-name": _node_name(serial)})
+
     async def detach(self, serial: str, timeout_s: float) -> None:
         """Unplug a disk and close its source; absent is success. The guest must have unmounted it.
 
@@ -82,14 +142,17 @@ class Disks:
     async def resize(self, serial: str, at_least_bytes: int) -> int:
         """Show the guest the current size of the device or file behind a disk; returns the size.
 
-        The size is read and not taken from the caller, because block_resize truncates a file to the given size.
+        The size is read and not taken from the caller, because block_resize truncates a file or an image to the given
+        size. That of an image the caller has read from its cluster: QEMU still has the size from before.
         Raises DiskNotAttached, DiskNotGrown, DiskReadOnly, NotADisk, QemuCommandFailed.
         """
         disk = await self.disk(serial)
         if disk.read_only:
             raise faults.DiskReadOnly(serial)
-        length = await asyncio.to_thread(_length, disk.source)
-        if length < at_least_bytes:
+        length = at_least_bytes
+        if disk.driver != images.DRIVER:
+            length = await asyncio.to_thread(_length, disk.source)
+        if length < max(at_least_bytes, disk.size_bytes):
             raise faults.DiskNotGrown(disk.source, length, at_least_bytes)
         arguments = {"node-name": _node_name(serial), "size": length}
         await self._control.execute("block_resize", arguments)
@@ -212,6 +275,10 @@ def _limits(inserted: dict[str, object]) -> volumes.IoLimits:
     return volumes.IoLimits(*(int(str(inserted.get(name, 0))) for name in names))
 
 
+def _secret_name(serial: str) -> str:
+    return f"key.{serial}"
+
+
 def _node_name(serial: str) -> str:
     return f"node.{serial}"
 
@@ -228,6 +295,7 @@ def _disk(serial: str, node: dict[str, object], command: str) -> Disk:
         size_bytes=size,
         read_only=node.get("ro") is True,
         direct_io=cache.get("direct") is True,
+        driver=str(node.get("drv")),
     )
 
 

@@ -17,7 +17,7 @@ import contextlib
 import logging
 import os
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,6 +29,7 @@ from examples.kata.vm import (
     disks,
     faults,
     guest,
+    images,
     kept_descriptors,
     process,
     qmp,
@@ -85,6 +86,22 @@ class Machine:
         Raises InvalidSerial, NotADisk, SerialInUse, DiskInUse, NoFreeSlot, QemuCommandFailed, QmpDisconnected.
         """
         return await self.disks.attach(serial, source, read_only=read_only)
+
+    async def attach_image(
+        self,
+        serial: str,
+        image: volumes.NetworkImage,
+        key: str,
+        record: Callable[[], Awaitable[None]],
+        *,
+        read_only: bool,
+    ) -> disks.Disk:
+        """Plug an image of a Ceph cluster; idempotent. `record` runs before the guest has it.
+
+        Raises as `attach`, and what `record` raises.
+        """
+        opened = images.OpenedImage(image, self.directory / f"ceph-{serial}.conf", key)
+        return await self.disks.attach_image(serial, opened, record, read_only=read_only)
 
     async def plugged(self) -> tuple[str, ...]:
         """The disks that it has. Raises QemuCommandFailed, QmpDisconnected."""

@@ -167,6 +167,52 @@ def test_own_guard_is_known_again_without_the_list_of_mounts(
     assert not os.path.lexists(target.text)
 
 
+def test_a_target_is_known_to_have_no_guard_unless_one_was_found_or_mounted_there(
+    places: Places,
+) -> None:
+    one, two, three = (volumes.TargetPath(places.target(name)) for name in ("one", "two", "three"))
+    earlier = targets.GuardedTargets([places.kubelet])
+    earlier.mount_guard(one)
+    here = targets.GuardedTargets([places.kubelet])
+    assert not here.is_known_unguarded(
+        three
+    )  # before it has listed what earlier processes have left
+    assert set(here.guards()) == {one.text}
+    here.mount_guard(two)
+    assert not here.is_known_unguarded(one)
+    assert not here.is_known_unguarded(two)
+    assert here.is_known_unguarded(three)
+    os.makedirs(three.text)
+    mount_api.bind(places.root, three.text)  # as a driver does
+    assert here.is_known_unguarded(three)
+    mount_api.unmount_one(three.text)
+    here.unmount_guard(one)
+    here.unmount_guard(two)
+    assert here.is_known_unguarded(two)
+
+
+def test_a_link_to_a_guard_is_not_known_to_be_none(places: Places) -> None:
+    target = volumes.TargetPath(places.target("one"))
+    here = targets.GuardedTargets([places.kubelet])
+    assert not here.guards()
+    here.mount_guard(target)
+    try:
+        link = Path(places.kubelet, "link")
+        link.symlink_to(os.path.dirname(target.text))
+        through = volumes.TargetPath(f"{link}/{os.path.basename(target.text)}")
+        assert here.has_guard(through)
+        assert not here.is_known_unguarded(through)
+        elsewhere = Path(places.root, "alias")
+        elsewhere.symlink_to(places.kubelet)
+        aliased = targets.GuardedTargets([str(elsewhere)])
+        aliased.guards()
+        of_alias = target.text.replace(places.kubelet, str(elsewhere), 1)
+        assert aliased.has_guard(volumes.TargetPath(of_alias))
+        assert not aliased.is_known_unguarded(volumes.TargetPath(of_alias))
+    finally:
+        here.unmount_guard(target)
+
+
 @pytest.mark.parametrize("beside", ["over the guard", "in its place"])
 def test_another_mount_is_never_taken_for_the_guard_that_was_there(
     places: Places, beside: str

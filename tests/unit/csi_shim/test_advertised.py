@@ -9,9 +9,12 @@ import grpc
 import grpc.aio
 import pytest
 
+from crust import deferral_keys
+from crust.csi_shim import private_directories
 from crust.csi_shim.frontend import Wrapping
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from examples.kata.demo.kubelet import capability
 from tests.support import fake_driver
 from tests.support import node as nodes
 from tests.support.fake_driver import MIB, FakeDriver
@@ -89,3 +92,37 @@ async def test_expansion_that_the_driver_needs_nothing_for_is_answered_and_check
     os.mkdir(target)
     assert await kubelet.expand("vol-1", target) == 96 * MIB
     assert kubelet.driver.called("NodeExpandVolume") == []
+
+
+async def test_volumes_are_looked_for_after_an_operation_and_not_for_each_question(
+    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[bool] = []
+    look = private_directories.has_volumes
+
+    def counted(kubelet_root: str) -> bool:
+        looks.append(look(kubelet_root))
+        return looks[-1]
+
+    monkeypatch.setattr(private_directories, "has_volumes", counted)
+    before = [await kubelet.advertised(), await kubelet.advertised()]
+    assert RPC.GET_VOLUME_STATS not in before[0]
+    assert before[0] == before[1]
+    assert looks == [False]
+    path = f"{kubelet.places.kubelet}/staging"
+    await kubelet.node.NodeStageVolume(
+        csi_pb2.NodeStageVolumeRequest(
+            volume_id="vol-1",
+            staging_target_path=path,
+            volume_capability=capability(),
+            volume_context={deferral_keys.DEFER: "always"},
+        ),
+        timeout=10,
+    )
+    assert RPC.GET_VOLUME_STATS in await kubelet.advertised()
+    assert RPC.GET_VOLUME_STATS in await kubelet.advertised()
+    assert looks == [False, True]
+    unstage = csi_pb2.NodeUnstageVolumeRequest(volume_id="vol-1", staging_target_path=path)
+    await kubelet.node.NodeUnstageVolume(unstage, timeout=10)
+    assert await kubelet.advertised() == before[0]
+    assert looks == [False, True, False]

@@ -13,7 +13,7 @@ from examples.kata.vm import faults
 from tests.support.fake_driver import Gate
 from tests.support.fake_vms import FakeHandoff, FakeVms, World
 from tests.support.node import until
-from tests.support.records import TARGET, a_record
+from tests.support.records import IMAGE, TARGET, a_record
 
 ONE, TWO = volumes.SandboxId("one"), volumes.SandboxId("two")
 SERIAL = a_record().digest[:20]
@@ -254,6 +254,33 @@ async def test_failed_mount_is_reported_and_retried(tmp_path: Path, world: World
         await answers.get_stats(TARGET)
     await successor.all()[0].start(run(TARGET.text))
     assert not (await answers.health(TARGET)).abnormal
+
+
+@pytest.mark.spec("H-52")
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("mounted", [False, True])
+async def test_image_is_given_back_at_the_end_of_its_sandbox(
+    tmp_path: Path, world: World, *, restarted: bool, mounted: bool
+) -> None:
+    """Also one that could not be mounted, and one of an earlier daemon: only a live sandbox gets a key."""
+    world.records[TARGET.text] = a_record(source=IMAGE)
+    sandboxes = daemon(tmp_path, world)
+    if not mounted:
+        world.failures["mount"] += [faults.AgentTimedOut("mount", 120)] * 2
+        world.failures["unmount"].append(faults.GuestBusy("somebody uses it"))
+    started = (await sandboxes.get(ONE)).start(run(TARGET.text))
+    if mounted:
+        await started
+    else:
+        with pytest.raises(faults.AgentTimedOut):
+            await started
+    if restarted:
+        await sandboxes.close()
+        sandboxes = daemon(tmp_path, world)
+        await sandboxes.adopt_all()
+    assert world.images
+    await sandboxes.stop(ONE)
+    assert world.images == {}
 
 
 async def test_commands_of_two_daemons_have_different_names(tmp_path: Path, world: World) -> None:

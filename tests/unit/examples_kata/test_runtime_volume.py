@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from crust import errors, runtime_handler, volumes
+from crust.ceph.claims import Host
 from crust.handoff import claims, store
 from crust.handoff.claims import State
 from crust.handoff.record import Record
 from crust.runtime_handler.registration import RegisterRequest, Registration
 from examples.kata.runtime import handoff, volume
+from examples.kata.runtime.ceph_images import CephImages
 from examples.kata.vm import faults
 from tests.support.fake_vms import Body, FakeClaim, FakeHandoff, FakeVm, World
-from tests.support.records import TARGET, a_record
+from tests.support.records import IMAGE, TARGET, a_record
 
 ONE, TWO = volumes.SandboxId("one"), volumes.SandboxId("two")
 
@@ -183,10 +185,54 @@ def test_a_volume_of_another_handler_is_refused(tmp_path: Path) -> None:
     name = volumes.HandlerName("other")
     request = RegisterRequest(name, "1", "/other.sock", frozenset({"ext4"}))
     session = Registration(str(tmp_path / "proxy.sock"), request)
-    other = handoff.Directory(str(tmp_path / "volumes"), name, session)
+    images = CephImages(Host("node-1", "machine-1"))
+    other = handoff.Directory(str(tmp_path / "volumes"), name, session, images)
     with pytest.raises(runtime_handler.WrongHandler, match="published to kata"):
         other.claim(record.target, ONE)
     assert other.records() == (record,)
+
+
+@pytest.mark.spec("H-51", "H-52")
+async def test_image_is_taken_before_it_is_opened_and_its_client_recorded_before_the_guest_has_it(
+    world: World,
+) -> None:
+    world.records[TARGET.text] = a_record(source=IMAGE)
+    await take(world, ONE)
+    assert world.calls[:6] == ["held", "hold", "take", "attach", "record", "limit"]
+    assert world.images == {str(IMAGE): "uuid of one"}
+
+
+@pytest.mark.parametrize("step", ["take", "attach", "record", "limit", "mount"])
+async def test_failed_step_gives_an_image_back_when_the_vm_has_closed_it(
+    world: World, step: str
+) -> None:
+    world.records[TARGET.text] = a_record(source=IMAGE)
+    world.failures[step].append(faults.GuestRefused("no"))
+    with pytest.raises(faults.GuestRefused):
+        await take(world, ONE)
+    assert world.images == {}
+    assert world.calls[-3:] == ["detach", "give back", "release"]
+    await take(world, TWO)
+
+
+async def test_image_that_an_earlier_daemon_plugged_is_resumed_without_a_key(world: World) -> None:
+    world.records[TARGET.text] = a_record(source=IMAGE)
+    world.failures["mount"].append(faults.AgentTimedOut("mount", 120))
+    world.failures["unmount"].append(faults.GuestBusy("somebody uses it"))
+    with pytest.raises(faults.AgentTimedOut):
+        await take(world, ONE)
+    world.calls.clear()
+    await take(world, ONE)
+    assert not {"take", "record", "secrets"} & set(world.calls)
+
+
+async def test_image_that_cannot_be_given_back_does_not_keep_the_volume(world: World) -> None:
+    world.records[TARGET.text] = a_record(source=IMAGE)
+    world.failures["mount"].append(faults.GuestRefused("no"))
+    world.failures["give back"].append(errors.PeerUnavailable("the cluster does not answer"))
+    with pytest.raises(faults.GuestRefused):
+        await take(world, ONE)
+    assert not world.is_locked(TARGET)
 
 
 async def test_passphrase_is_asked_for_only_if_the_container_is_not_open(world: World) -> None:

@@ -1,8 +1,10 @@
 """crust.handoff.record: every written record can be read, and nothing else can."""
 
 import json
+import os
 import string
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +13,16 @@ from hypothesis import strategies as st
 
 from crust import errors, mount_options, volumes
 from crust.handoff import record as records
+from crust.handoff import reserved
+from crust.handoff.layout import Layout
 from crust.handoff.record import (
     NewerHandoffSchema,
+    NoDeviceOfImage,
     Record,
     UnreadableHandoffRecord,
     UnrecordableMount,
 )
-from tests.support.records import HANDLER, KEY, MOUNT, TARGET, a_record
+from tests.support.records import HANDLER, IMAGE, KEY, MOUNT, TARGET, a_record
 
 WORDS = st.text(string.ascii_lowercase + string.digits + "_=", min_size=1, max_size=12).filter(
     lambda word: _is_fit(word)
@@ -50,7 +55,10 @@ def deferred_mounts(draw: st.DrawFn) -> volumes.DeferredMount:
         draw(st.integers(0, 4095)), draw(st.integers(0, 2**20 - 1)), draw(numbers)
     )
     return volumes.DeferredMount(
-        source=volumes.BlockSource("/dev/" + draw(NAMES), identity),
+        source=draw(
+            st.builds(volumes.BlockSource, NAMES.map("/dev/{}".format), st.just(identity))
+            | st.just(IMAGE)
+        ),
         fs_type=draw(st.sampled_from(["ext4", "xfs", "btrfs"])),
         mount_options=tuple(draw(st.lists(WORDS, max_size=5, unique=True))),
         group=None if gid is None else volumes.GroupChange(gid, policy),
@@ -211,7 +219,11 @@ def test_host_options_are_dropped_and_ro_becomes_readonly() -> None:
         ("fs_type", ""),
         ("fs_type", "a b"),
         ("capacity_bytes", -1),
-        ("source", volumes.BlockSource("x", MOUNT.source.identity)),
+        ("source", volumes.BlockSource("x", volumes.DeviceIdentity(7, 7, 42))),
+        ("source", replace(IMAGE, cluster="ceph")),
+        ("source", replace(IMAGE, pool="rbd\nkey = x")),
+        ("source", replace(IMAGE, monitors=())),
+        ("source", replace(IMAGE, monitors=("v2:192.0.2.1:3300 log_file=/x",))),
     ],
 )
 def test_mount_that_parse_would_refuse_is_not_written(field: str, value: object) -> None:
@@ -259,3 +271,54 @@ def test_secret_of_a_deferred_mount_is_in_no_record_and_no_text() -> None:
     assert not record.mount.secrets
     assert b"horse" not in record.to_bytes()
     assert "horse" not in repr(mount) + repr(record)
+
+
+@pytest.mark.spec("H-50")
+def test_record_of_an_image_has_no_device_and_requires_that_readers_know_the_image() -> None:
+    plain = json.loads(a_record(source=IMAGE).to_bytes())
+    assert plain["volume-type"] == "network"
+    assert plain["crust"]["required"] == ["image"]
+    assert plain["crust"]["image"]["monitors"] == ["v2:192.0.2.1:3300"]
+    assert "device" not in plain
+    assert "identity" not in plain["crust"]
+
+
+@pytest.mark.spec("H-50")
+@pytest.mark.parametrize("source", [MOUNT.source, IMAGE])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"volume-type": "block", "device": None},
+        {"volume-type": "network", "device": "/dev/loop7"},
+        {"volume-type": "block", "device": "/dev/loop7", "image": asdict(IMAGE)},
+        {"volume-type": "network", "image": None},
+        {"volume-type": "network", "image": asdict(IMAGE), "identity": None, "required": []},
+    ],
+)
+def test_record_with_two_kinds_of_source_or_none_is_refused(
+    source: volumes.BlockSource | volumes.NetworkImage, change: dict[str, Any]
+) -> None:
+    plain = json.loads(a_record(source=source).to_bytes())
+    for key, value in change.items():
+        part = plain if key in ("volume-type", "device") else plain["crust"]
+        part[key] = value
+    with pytest.raises(UnreadableHandoffRecord):
+        records.parse(json.dumps(plain).encode())
+
+
+@pytest.mark.spec("H-50")
+def test_unreadable_record_of_an_image_reserves_the_image(tmp_path: Path) -> None:
+    paths = Layout(str(tmp_path)).entry(TARGET)
+    os.mkdir(paths.directory)
+    Path(paths.reserved).write_bytes(reserved.to_bytes(a_record(source=IMAGE)))
+    Path(paths.reserved).chmod(0o600)
+    found = reserved.read(paths)
+    assert found is not None
+    assert (found.identity, found.image) == (None, IMAGE.identity)
+
+
+def test_record_of_an_image_has_no_block_device() -> None:
+    record = a_record(source=IMAGE)
+    assert record.shown_source == "image rbd/crust/vol-1"
+    with pytest.raises(NoDeviceOfImage, match="rbd/crust/vol-1"):
+        _ = record.device

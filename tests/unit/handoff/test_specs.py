@@ -11,6 +11,8 @@ INTEGRATION = "tests/integration"
 CLAIM = f"{INTEGRATION}/runtime_handler/test_claim.py"
 KEEPER = f"{INTEGRATION}/runtime_handler/test_keeper.py"
 KEPT_VM = "tests/integration/runtime_handler/test_kept_vm.py"
+CEPH = f"{INTEGRATION}/ceph/test_claims.py"
+MOVES = "tests/e2e/test_ceph_image.py"
 VOLUME = "tests/unit/examples_kata/test_runtime_volume.py"
 KERNEL = f"{INTEGRATION}/proxy/test_kernel.py"
 
@@ -61,6 +63,13 @@ TESTS = {
     46: (KEPT_VM, "vm_is_killed_if_another_sandbox_had_the_volume_and_gave_it_back"),
     47: ("tests/e2e/test_microvm_format.py", "blank_disk_is_formatted_once"),
     49: ("tests/e2e/test_microvm_luks.py", "wrong_passphrase_is_an_error_that_says_so_and_changes_nothing"),
+    50: (f"{UNIT}/test_record.py", "record_with_two_kinds_of_source_or_none_is_refused"),
+    51: (CEPH, "of_two_takers_one_gets_the_image"),
+    52: (CEPH, "holder_that_was_fenced_before_it_recorded_its_client_is_told"),
+    53: (CEPH, "writes_of_a_fenced_client_fail_and_the_next_node_has_what_was_synced"),
+    54: (MOVES, "key_of_the_images_user_is_in_no_file_command_line_environment_or_log"),
+    55: (MOVES, "wrong_key_is_refused_before_the_hypervisor_gets_it"),
+    56: (MOVES, "image_that_its_controller_has_grown_grows_in_the_guest_and_never_shrinks"),
     48: ("tests/e2e/test_deferred_volume.py", "filesystem_of_offline_expanded_volume_grows_at_next_mount"),
 }  # fmt: skip
 

@@ -162,11 +162,15 @@ async def test_proxy_whose_threads_all_hang_is_unhealthy_until_one_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker_watch, "CHECK_S", 0.01)
+    looks = one_at_a_time(monkeypatch)
     async with running(places, targets) as node:
         identity: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(node.co.channel)
         await identity.Probe(csi_pb2.ProbeRequest(), timeout=60)
-        calls = await hang(node, targets, _THREADS)
-        monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
+        async with (
+            looks
+        ):  # one that began while all hang would wait as long as a busy machine may take
+            calls = await hang(node, targets, _THREADS)
+            monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
         await until_probe(identity, Code.UNAVAILABLE)
         shown = await show.answer(places.run, show.status)
         assert not shown.healthy
@@ -182,6 +186,18 @@ async def test_proxy_whose_threads_all_hang_is_unhealthy_until_one_is_free(
         await asyncio.gather(*calls)
         await until_probe(identity, Code.OK)
         await node.co.publish("vol-2", places.target("two"), timeout_s=60)
+
+
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> asyncio.Lock:
+    """The watch looks only while it has this lock."""
+    look, lock = WorkerWatch.check, asyncio.Lock()
+
+    async def with_lock(watch: WorkerWatch) -> None:
+        async with lock:
+            await look(watch)
+
+    monkeypatch.setattr(WorkerWatch, "check", with_lock)
+    return lock
 
 
 async def until_probe(identity: "csi_pb2_grpc.IdentityAsyncStub", code: grpc.StatusCode) -> None:

@@ -125,6 +125,7 @@ class HangingTargets(FakeTargets):
     """One target whose file server does not answer."""
 
     hung = ""
+    hung_is_known = False
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
@@ -136,6 +137,11 @@ class HangingTargets(FakeTargets):
             self.looks += 1
             self.answers.wait(30)
         return super().has_guard(target)
+
+    def is_known_unguarded(self, target: volumes.TargetPath) -> bool:
+        if target.text == self.hung and not self.hung_is_known:
+            return False
+        return super().is_known_unguarded(target)
 
 
 async def test_retries_of_a_hanging_unpublish_take_one_thread_and_other_volumes_go_on(
@@ -152,6 +158,18 @@ async def test_retries_of_a_hanging_unpublish_take_one_thread_and_other_volumes_
         await node.co.publish("vol-2", places.target("two"), timeout_s=5)
         assert targets.looks == 1
         targets.answers.set()
+
+
+async def test_unpublish_of_a_host_mount_asks_no_thread_for_a_guard(places: Places) -> None:
+    targets = HangingTargets(places.kubelet)
+    target = places.target("one")
+    async with nodes.running(places, targets=targets) as node:
+        await node.co.publish("vol-1", target, defer=False)
+        targets.hung = target
+        targets.hung_is_known = True
+        await node.co.unpublish("vol-1", target)
+        assert targets.looks == 0
+        assert len(node.driver.called("NodeUnpublishVolume")) == 1
 
 
 async def test_guard_mount_without_entry_is_removed_by_unpublish(kata: Node) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     Operation = Callable[[protocol.Args], dict[str, Any]]
 
+_REQUEST_ID = re.compile(r"[0-9A-Za-z-]{0,64}\Z")
 PORT_NAME = "crust.agent"
 _PORTS = "/sys/class/virtio-ports"
 # Together less than the 60 s that the host waits for a shutdown.
@@ -90,7 +92,7 @@ class Agent:
 
     def _take(self, line: bytes | None) -> None:
         try:
-            request, operation, args = _parse(line)
+            request, operation, args, request_id = _parse(line)
         except protocol.Fault as fault:
             self._send(_failure(None, fault))
             return
@@ -102,6 +104,8 @@ class Agent:
             # Answered in order: the host drops everything before the answer to hello. Neither can hang.
             self._send({"id": request, **self._outcome(operation, args)})
         else:
+            if request_id and operation in requests.CHANGES:
+                _say(f"{operation} {requests.subject(args)} request_id={request_id}")
             self._begin(request, operation, args)
 
     def _begin(self, request: str, operation: str, args: object) -> None:
@@ -205,7 +209,7 @@ def _find_port() -> str | None:
     return None
 
 
-def _parse(line: bytes | None) -> tuple[str, str, object]:
+def _parse(line: bytes | None) -> tuple[str, str, object, str]:
     if line is None:
         raise protocol.Fault("bad_request", f"a line is longer than {protocol.MAX_LINE} bytes")
     try:
@@ -217,7 +221,15 @@ def _parse(line: bytes | None) -> tuple[str, str, object]:
     request, operation = message.get("id"), message.get("op")
     if not isinstance(request, str) or len(request) > 64 or not isinstance(operation, str):
         raise protocol.Fault("bad_request", "a request has no id or no op")
-    return request, operation, message.get("args", {})
+    request_id = message.get("request_id", "")
+    if not isinstance(request_id, str) or not _REQUEST_ID.match(request_id):
+        raise protocol.Fault("bad_request", "request_id is not one of crust")
+    return request, operation, message.get("args", {}), request_id
+
+
+def _say(text: str) -> None:
+    """On the guest's console, which the host keeps: what the sandbox was asked, and for which call of the host."""
+    print(f"crust: {text}", flush=True)  # noqa: T201
 
 
 def _failure(request: str | None, fault: protocol.Fault) -> dict[str, Any]:

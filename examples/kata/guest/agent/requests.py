@@ -27,7 +27,7 @@ WAITERS = 8
 _ALL_SLOTS = 256
 RESERVED = frozenset(("thaw", "container.kill", "shutdown"))
 _QUESTIONS = frozenset(("usage", "health", "container.list"))
-_CHANGES = frozenset(("mount", "own", "unmount", "grow", "freeze", "thaw", "shutdown"))
+CHANGES = frozenset(("mount", "own", "unmount", "grow", "freeze", "thaw", "shutdown"))
 
 
 class Run:
@@ -36,7 +36,7 @@ class Run:
     def __init__(self, request: str, operation: str, args: object) -> None:
         self.operation = operation
         self.args = args
-        self.subject = _subject(args)
+        self.subject = subject(args)
         self.key = (operation, json.dumps(args, sort_keys=True))
         self.waiters = [request]
 
@@ -89,17 +89,17 @@ class Requests:
         self._taken[run.subject] = taken + 1
 
     def _note(self, run: Run) -> None:
-        if run.operation in _CHANGES:
+        if run.operation in CHANGES:
             self._joinable = {
                 key: each
                 for key, each in self._joinable.items()
-                if each.subject != run.subject or each.operation not in _CHANGES
+                if each.subject != run.subject or each.operation not in CHANGES
             }
-        if run.operation in _CHANGES | _QUESTIONS:
+        if run.operation in CHANGES | _QUESTIONS:
             self._joinable[run.key] = run
 
 
-def _subject(args: Any) -> str:
+def subject(args: Any) -> str:
     """The volume or container that a request is about; "" for the whole guest."""
     found = (args.get("volume") or args.get("container")) if isinstance(args, dict) else None
     return found if isinstance(found, str) else ""

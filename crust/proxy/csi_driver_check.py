@@ -1,0 +1,87 @@
+"""Whether the CSIDriver objects go with what the proxy serves: logged once after the start, and for `crust doctor`.
+
+A look that fails is a line in the log and no more: the API server may be away while the node serves.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterable
+
+import grpc
+import grpc.aio
+import lightkube
+
+from crust import errors
+from crust.deferral_keys import Defer
+from crust.kubernetes_api import csi_driver, csi_driver_objects
+from crust.kubernetes_api.csi_driver import Configuration, Mismatch
+from crust.rpc import wiring
+from crust.settings import ServedDriver
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+_ANSWER_S = 60.0
+"""For a driver that starts after the proxy."""
+_PUBLISHES = csi_pb2.ControllerServiceCapability.RPC.PUBLISH_UNPUBLISH_VOLUME
+
+
+async def mismatches(
+    client: lightkube.AsyncClient,
+    served: ServedDriver,
+    driver: grpc.aio.Channel,
+    *,
+    answer_s: float = _ANSWER_S,
+) -> tuple[Mismatch, ...]:
+    """What of a driver's CSIDriver object does not go with it. Raises `KubernetesApiUnavailable`.
+
+    `answer_s`: how long the driver is waited for.
+    """
+    found = await csi_driver_objects.read(client, served.name)
+    running = Configuration(
+        runtime_class=True,
+        default=Defer(served.defer) if served.defer else None,
+        attaches=await _attaches(driver, answer_s),
+    )
+    return csi_driver.mismatches(found, running)
+
+
+async def _attaches(driver: grpc.aio.Channel, answer_s: float) -> bool | None:
+    """Whether its controller publishes to nodes; None where the controller is not at this socket, or away."""
+    request = csi_pb2.ControllerGetCapabilitiesRequest()
+    try:
+        answer = await csi_pb2_grpc.ControllerStub(driver).ControllerGetCapabilities(
+            request, wait_for_ready=True, timeout=answer_s
+        )
+    except grpc.aio.AioRpcError:
+        return None
+    return any(each.rpc.type == _PUBLISHES for each in answer.capabilities)
+
+
+@contextlib.asynccontextmanager
+async def checking(
+    client: lightkube.AsyncClient, served: Iterable[ServedDriver], wires: wiring.Wiring
+) -> AsyncIterator[None]:
+    """Look once at the objects of all drivers, while the block runs, and log what does not go with them."""
+    task = asyncio.create_task(_log_all(client, served, wires), name="check CSIDriver objects")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _log_all(
+    client: lightkube.AsyncClient, served: Iterable[ServedDriver], wires: wiring.Wiring
+) -> None:
+    for each in served:
+        driver = wires.connect(each.backend)
+        try:
+            for found in await mismatches(client, each, driver):
+                extra = {"driver": each.name, "why": found.why, "do": found.todo}
+                _log.warning("CSIDriver mismatch: %s", found.what, extra=extra)
+        except errors.CrustError as error:
+            _log.info("CSIDriver not read", extra={"driver": each.name, "error": error})
+        finally:
+            await driver.close()
