@@ -1,11 +1,14 @@
-"""Which cases run: `C-101`, `c-101`, `101`, or a range `C-100..C-199`; also several with commas between them."""
+"""Which cases run: `C-101`, `c-101`, `101`, or a range `C-100..C-199`; also several with commas between them.
+
+The cases for runtimes begin with R, those for drivers with C.
+"""
 
 import re
 from collections.abc import Collection, Iterable
 
 from crust import errors
 
-_PATTERN = re.compile(r"(?:c-?)?(\d{1,3})(?:\.\.(?:c-?)?(\d{1,3}))?", re.IGNORECASE)
+_PATTERN = re.compile(r"(?:[cr]-?)?(\d{1,3})(?:\.\.(?:[cr]-?)?(\d{1,3}))?", re.IGNORECASE)
 
 
 def chosen(known: Collection[str], only: Iterable[str], skip: Iterable[str]) -> frozenset[str]:
@@ -26,8 +29,11 @@ def _matching(known: Collection[str], pattern: str) -> set[str]:
     found = _PATTERN.fullmatch(pattern)
     if found is None:
         raise _no_such_case(pattern, "it is no number of a case, and no range of two")
+    kind = next(iter(known), "C")[0]
+    if any(letter in "CR" and letter != kind for letter in pattern.upper()):
+        raise _no_such_case(pattern, f"the cases of this suite begin with {kind}")
     first, last = int(found[1]), int(found[2] or found[1])
-    matching = {each for each in known if first <= int(each.removeprefix("C-")) <= last}
+    matching = {each for each in known if first <= int(each[2:]) <= last}
     if not matching:
         raise _no_such_case(pattern, "no case has such a number")
     return matching

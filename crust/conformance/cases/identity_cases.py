@@ -1,4 +1,4 @@
-"""Identity, capabilities, and what a node reports of itself (C-001 to C-013)."""
+"""Identity, capabilities, and what a node reports of itself (C-001 to C-011)."""
 
 import re
 import stat
@@ -7,10 +7,8 @@ from pathlib import Path
 from google.protobuf.message import Message
 
 from crust.conformance.case import (
-    CREATE,
     NODE,
     NODE_INFO,
-    PUBLISH,
     TOPOLOGY,
     beyond,
     case,
@@ -21,7 +19,6 @@ from crust.conformance.co import Co, Code
 from crust.conformance.optional_rpcs import RPCS
 from crust.wire.csi.v1 import csi_pb2
 
-_INFO_FROM_CONTROLLER = ("controller.GET_NODE_INFO", "node.NODE_INFO_FROM_CONTROLLER")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _TOPOLOGY_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}\w)?")
 _TOPOLOGY_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -184,39 +181,6 @@ def test_nothing_lies_beside_the_socket(co: Co) -> None:
 def test_node_get_id_returns_node_id(co: Co) -> None:
     """NodeGetID (CSI PR #603): the id that NodeGetInfo returns."""
     assert co.ask(co.node.NodeGetID, csi_pb2.NodeGetIDRequest()).node_id == co.node_id()
-
-
-@case(12, NODE, *_INFO_FROM_CONTROLLER)
-@beyond("CSI pull request 603", "ControllerGetNodeInfo")
-def test_controller_node_info_equals_node_info(co: Co) -> None:
-    """ControllerGetNodeInfo (CSI PR #603): the topology and the limit of NodeGetInfo, which returns both unless
-    the flag is set; NOT_FOUND for no such node, INVALID_ARGUMENT without an id.
-    """
-    info = co.ask(co.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())
-    call, request = co.controller.ControllerGetNodeInfo, csi_pb2.ControllerGetNodeInfoRequest
-    answer = co.ask(call, request(node_id=info.node_id))
-    assert answer.accessible_topology == info.accessible_topology
-    assert answer.max_volumes_per_node == info.max_volumes_per_node
-    flagged = csi_pb2.NodeGetInfoRequest(controller_get_node_info=True)
-    assert co.ask(co.node.NodeGetInfo, flagged).node_id == info.node_id
-    co.refused(call, request(node_id="conformance-no-such-node"), Code.NOT_FOUND)
-    co.refused(call, request(), Code.INVALID_ARGUMENT)
-
-
-@case(13, CREATE, PUBLISH, NODE, *_INFO_FROM_CONTROLLER)
-@beyond("CSI pull request 603", "ControllerGetNodeInfo")
-def test_controller_node_info_has_published_volume_ids(co: Co) -> None:
-    """ControllerGetNodeInfo (CSI PR #603): published_volume_ids has each attached volume once, and no detached
-    one.
-    """
-    volume = co.volume()
-    request = csi_pb2.ControllerGetNodeInfoRequest(node_id=co.node_id())
-    call = co.controller.ControllerGetNodeInfo
-    assert volume.volume_id not in co.ask(call, request).published_volume_ids
-    co.attach(volume)
-    assert list(co.ask(call, request).published_volume_ids).count(volume.volume_id) == 1
-    co.detach(volume.volume_id)
-    assert volume.volume_id not in co.ask(call, request).published_volume_ids
 
 
 def _capabilities(co: Co) -> list[list[Message]]:

@@ -30,8 +30,19 @@ _OTHER_PROFILE: dict[Profile, set[str]] = {
 }
 # What a profile concerns; shim and proxy are told it in another way in each of these.
 _OF_PROFILE = {"C-003", "C-004", "C-005", "C-006"}.union(*_OTHER_PROFILE.values())
+_ALONE: tuple[own_driver.Way, ...] = ("alone", "node-deployment")
+# What external-attacher and external-resizer call, which have no node deployment.
+_OF_SIDECARS = {
+    *(
+        f"C-{number:03d}"
+        for number in (*range(11, 15), 16, 17, 135, *range(161, 165), 166, 167, 168)
+    ),
+    *(f"C-{number}" for number in (*range(171, 176), *range(181, 188), *range(252, 255))),
+    *("C-406", "C-410", "C-411", "C-414", "C-416", "C-706"),
+}
 _COMPLETE: dict[own_driver.Way, set[Profile]] = {
     "alone": {"1.12", "1.13"},
+    "node-deployment": {"1.12"},
     "behind-proxy": {"1.13"},
     "node": {"1.12"},
 }
@@ -48,7 +59,7 @@ def base() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("profile", ["1.12", "1.13"])
-@pytest.mark.parametrize("way", ["alone", "behind-proxy", "node"])
+@pytest.mark.parametrize("way", ["alone", "node-deployment", "behind-proxy", "node"])
 def test_the_driver_conforms(base: Path, profile: Profile, way: own_driver.Way) -> None:
     only = set() if _is_complete(profile, way) else _OF_PROFILE
     with own_driver.serving(base, profile, way) as driver:
@@ -59,7 +70,7 @@ def test_the_driver_conforms(base: Path, profile: Profile, way: own_driver.Way) 
             size_bytes=SIZE_BYTES,
             raw_size_bytes=RAW_SIZE_BYTES,
             fs_types=("xfs", "ext4", "btrfs"),
-            deferral=way == "alone",
+            deferral=way in _ALONE,
         )
         outcome = suite.run(
             Options(
@@ -78,7 +89,9 @@ def test_the_driver_conforms(base: Path, profile: Profile, way: own_driver.Way) 
         )
         assert outcome.results.numbers("failed", "warning", "note") == frozenset()
         assert outcome.exit_code == 0
-    skipped = _NOT_APPLICABLE | _OTHER_PROFILE[profile] | (set() if way == "alone" else _DEFERRAL)
+    skipped = _NOT_APPLICABLE | _OTHER_PROFILE[profile]
+    skipped |= set() if way in _ALONE else _DEFERRAL
+    skipped |= _OF_SIDECARS if way == "node-deployment" else set()
     assert set(outcome.skipped) == (skipped & only if only else skipped)
     assert outcome.passed
 

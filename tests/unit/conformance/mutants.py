@@ -129,6 +129,12 @@ def _one_less(answer: Any) -> Any:
     return answer
 
 
+def _remove(answer: Any, rpc: int) -> None:
+    kept = [each for each in answer.capabilities if each.rpc.type != rpc]
+    del answer.capabilities[:]
+    answer.capabilities.extend(kept)
+
+
 def _every_other_call(method: str, change: Callable[[Any], Any]) -> Twist:
     calls = count()
 
@@ -246,6 +252,17 @@ IDENTITY = (
         lambda a: a.published_volume_ids.extend(a.published_volume_ids),
         "twice",
     ),
+    not_refused(14, "ControllerGetNodeInfo", INVALID),
+    altered(
+        15,
+        "ControllerGetCapabilities",
+        lambda a: _remove(a, csi_pb2.ControllerServiceCapability.RPC.GET_NODE_INFO),
+        "no-node-info",
+    ),
+    altered(
+        16, "ControllerGetNodeInfo", lambda a: a.ClearField("published_volume_ids"), "none-on-full"
+    ),
+    faulty(17, "counts-all"),
     wrong_code(21, "DeleteSnapshot", INVALID),
     wrong_code(21, "NodeUnpublishVolume", INVALID),
     wrong_code(21, "GetMetadataDelta", GONE),
