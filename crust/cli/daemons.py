@@ -40,6 +40,19 @@ def drivers(texts: Sequence[str]) -> tuple[dict[str, str], ...] | None:
     return tuple(found) or None
 
 
+def cluster(flags: dict[str, Any]) -> dict[str, Any] | None:
+    """The table `cluster` from its flags, which are taken out; None if there are none. They replace the file's."""
+    names = {
+        "kind": "cluster",
+        "endpoints": "cluster_endpoint",
+        "ca": "cluster_ca",
+        "cert": "cluster_cert",
+        "key": "cluster_key",
+    }
+    given = {setting: flags.pop(flag) for setting, flag in names.items()}
+    return {name: value for name, value in given.items() if value} or None
+
+
 @contextmanager
 def loading() -> Iterator[None]:
     """Around the import of a daemon's modules. They are garbage never: a collector that looks through them again and
@@ -66,10 +79,12 @@ def serve(
     # here, because `crust status` should not pay for prometheus_client
     from crust import metrics
     from crust.cli import monitoring
+    from crust.rpc import tracing
 
     logs.configure(
         level=loaded.log_level, fmt=loaded.log_format, on_drop=metrics.log_lines_dropped.inc
     )
+    metrics.export_log_queue(logs.waiting_bytes)
     _log.info("settings", extra={"program": program, **loaded.model_dump(mode="json")})
     os.umask(0o077)
 
@@ -78,7 +93,9 @@ def serve(
             await run(loaded)  # from here on a signal ends the process in order
 
     try:
-        asyncio.run(until_signal(measured()), debug=False)
+        # around the loop: its end may wait for a collector
+        with tracing.exporting(program, is_on=loaded.traces):
+            asyncio.run(until_signal(measured()), debug=False)
     except errors.CrustError as error:
         _log.error("cannot serve", extra={"program": program, "error": error})
         sys.exit(1)

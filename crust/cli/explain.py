@@ -85,17 +85,15 @@ def summary(kind: Kind) -> str:
 
 
 def what_to_do(kind: Kind) -> str:
-    """The hint of the error's own message if it is the same each time, else the branch's advice."""
+    """The hint of the error's own message if it is the same each time or mostly, else the branch's advice."""
     if "__init__" not in vars(kind):
         return kind.advice
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__)))
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.keyword)
-            and node.arg == "hint"
-            and isinstance(node.value, ast.Constant)
-        ):
-            return str(node.value.value)
+        if isinstance(node, ast.keyword) and node.arg == "hint":
+            usual = node.value.values[-1] if isinstance(node.value, ast.BoolOp) else node.value
+            if isinstance(usual, ast.Constant):
+                return str(usual.value)
     return kind.advice
 
 

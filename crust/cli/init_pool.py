@@ -12,7 +12,8 @@ import click
 
 from crust import errors
 from crust import settings as settings_module
-from crust.blockdriver.records.pool import Pool, memory_beside
+from crust.blockdriver.engines.files import memory_beside
+from crust.blockdriver.engines.files.pool import DirectoryPool
 from crust.cli import daemons
 from crust.node.settings import NodeSettings
 from crust.settings import DriverSettings, InvalidSettings
@@ -28,7 +29,7 @@ def run(flags: dict[str, Any]) -> int:
         click.echo(error.shown(), err=True)
         return 2
     memory = found.pool_id_file or memory_beside(found.state_dir)
-    pool = Pool(found.state_dir, memory, create=True)
+    pool = DirectoryPool(found.state_dir, memory, create=True)
     try:
         pool.open()
     except errors.CrustError as error:

@@ -3,12 +3,14 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from crust.cli.completion import SHELLS, Shell, script
-from crust.cli.output import Format
+
+if TYPE_CHECKING:  # it imports rich, for which a daemon would pay at each start
+    from crust.cli.output import Format
 
 Command = Callable[..., None]
 
@@ -37,7 +39,7 @@ def _shows(command: Command) -> Command:
 
 @click.command()
 @_shows
-def status(run_dir: str, form: Format, *, watch: bool) -> None:
+def status(run_dir: str, form: "Format", *, watch: bool) -> None:
     """Whether this node is ready: the proxy, its drivers (each is asked by Probe), handlers, volumes."""
     from crust.cli import show, watching
 
@@ -51,7 +53,7 @@ def status(run_dir: str, form: Format, *, watch: bool) -> None:
 @click.option("--state", default="", help="published, claimed, mounted, error or unreadable.")
 @click.option("--target", default="", help="At or below this path.")
 @click.option("--pod", default="", help="Of the pod whose UID begins so.")
-def volumes(run_dir: str, form: Format, *, watch: bool, **filters: Any) -> None:
+def volumes(run_dir: str, form: "Format", *, watch: bool, **filters: Any) -> None:
     """Deferred volumes of this node."""
     from crust.cli import show, watching
 
@@ -61,7 +63,7 @@ def volumes(run_dir: str, form: Format, *, watch: bool, **filters: Any) -> None:
 @click.command()
 @_shows
 @click.option("--handler", default="", help="This one only.")
-def handlers(run_dir: str, form: Format, *, watch: bool, handler: str) -> None:
+def handlers(run_dir: str, form: "Format", *, watch: bool, handler: str) -> None:
     """Registered runtime handlers of this node."""
     from crust.cli import show, watching
 
@@ -72,7 +74,7 @@ def handlers(run_dir: str, form: Format, *, watch: bool, handler: str) -> None:
 @_shows
 @click.option("--driver", default="", help="This one only.")
 @click.option("--state", type=click.Choice(["", "ready", "not-ready"]), default="")
-def drivers(run_dir: str, form: Format, *, watch: bool, driver: str, state: str) -> None:
+def drivers(run_dir: str, form: "Format", *, watch: bool, driver: str, state: str) -> None:
     """CSI drivers of this node; each is asked by Probe, within five seconds."""
     from crust.cli import show, watching
 
@@ -82,7 +84,7 @@ def drivers(run_dir: str, form: Format, *, watch: bool, driver: str, state: str)
 @click.command()
 @_shows
 @click.argument("volume")
-def describe(run_dir: str, form: Format, volume: str, *, watch: bool) -> None:
+def describe(run_dir: str, form: "Format", volume: str, *, watch: bool) -> None:
     """One deferred volume: by its id, its target path or the name of its entry."""
     from crust.cli import show, watching
 
@@ -93,7 +95,7 @@ def describe(run_dir: str, form: Format, volume: str, *, watch: bool) -> None:
 @RUN_DIR
 @_FORMAT
 @click.option("--check", "only", multiple=True, metavar="NAME", help="Run this check only.")
-def doctor(run_dir: str, form: Format, only: tuple[str, ...]) -> None:
+def doctor(run_dir: str, form: "Format", only: tuple[str, ...]) -> None:
     """Check what this node needs: kernel, programs, settings, the kubelet's directories, sockets, versions.
 
     Exit codes: 0 no error was found (warnings may be), 1 an error, 2 the command cannot be understood.
@@ -123,7 +125,7 @@ def doctor(run_dir: str, form: Format, only: tuple[str, ...]) -> None:
     show_default=True,
     help="What changed since is left alone.",
 )
-def gc(run_dir: str, form: Format, *, dry_run: bool, kubelet_root: str, grace_s: float) -> None:
+def gc(run_dir: str, form: "Format", *, dry_run: bool, kubelet_root: str, grace_s: float) -> None:
     """Settle what a kubelet forgot: publishes whose pod is gone, with proof that nobody uses them.
 
     Without complete proof nothing is touched, and the missing witness is named. Run it as root in the host's

@@ -6,6 +6,7 @@ written beside their names before the first one is renamed, so a full disk leave
 enabled or started: the last lines say how.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -33,6 +34,9 @@ COMPLETIONS: Mapping[completion.Shell, Path] = {
     "fish": Path("usr/local/share/fish/vendor_completions.d/crust.fish"),
 }
 """Where each shell looks by itself."""
+MANIFEST = Path("usr/local/share/crust/installed")
+"""The files that installations wrote, of earlier versions, too, and nobody has removed: a path in each line."""
+_PLACES = frozenset({UNITS, RULES, MAN_PAGES, *(path.parent for path in COMPLETIONS.values())})
 _OVERRIDES = Path("etc/systemd/system")
 _PROGRAM = "/usr/bin/crust"
 """As the units in deploy/systemd name it."""
@@ -115,6 +119,7 @@ def install(root: Path, source: Path, command: str, systemctl: Systemctl, say: R
     link = root / COMMAND
     _check_ours(link)
     wanted = list(files(source, command))
+    wanted.append(_manifest(root, wanted))
     changed = [each for each in wanted if _differs(root, each)]
     _write(root, changed)
     for each in wanted:
@@ -131,7 +136,9 @@ def install(root: Path, source: Path, command: str, systemctl: Systemctl, say: R
 
 def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> None:
     """Remove what `install` wrote, but no settings and no data; refused while a unit runs."""
-    units = [each.path.name for each in files(source, _PROGRAM) if each.path.parent == UNITS]
+    written = {each.path for each in files(source, _PROGRAM) if not each.is_kept}
+    written |= set(_listed(root))
+    units = sorted(each.name for each in written if each.parent == UNITS)
     active = _running(units, systemctl)
     if active:
         raise NotInstallable(
@@ -141,10 +148,15 @@ def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> No
         )
     link = root / COMMAND
     _check_ours(link)
-    for each in files(source, _PROGRAM):
-        if not each.is_kept and (root / each.path).exists():
-            durable.remove(root / each.path)
-            say(f"/{each.path}: removed")
+    for path in (
+        *sorted(written),
+        MANIFEST,
+    ):  # the list goes last: what is left is removed by the next call
+        if (root / path).exists():
+            durable.remove(root / path)
+            say(f"/{path}: removed")
+    with contextlib.suppress(OSError):  # it has something else
+        (root / MANIFEST).parent.rmdir()
     if link.is_symlink():
         durable.remove(link)
         say(f"/{COMMAND}: removed")
@@ -180,6 +192,22 @@ def _reported(command: str) -> Iterator[None]:
     except errors.CrustError as error:
         click.echo(error.shown(), err=True)
         sys.exit(1)
+
+
+def _manifest(root: Path, wanted: Sequence[File]) -> File:
+    """The list with what is installed now, and what is left of earlier versions."""
+    own = {each.path for each in wanted if not each.is_kept}
+    left = {path for path in _listed(root) if (root / path).exists()}
+    return File(MANIFEST, "".join(f"{path}\n" for path in sorted(own | left)).encode())
+
+
+def _listed(root: Path) -> Iterator[Path]:
+    """The paths of the list. One that leads elsewhere than installations write is not crust's, whoever wrote it."""
+    with contextlib.suppress(FileNotFoundError):
+        for line in (root / MANIFEST).read_text(encoding="utf-8").splitlines():
+            path = Path(line)
+            if path.parent in _PLACES and "crust" in path.name:
+                yield path
 
 
 def _differs(root: Path, wanted: File) -> bool:

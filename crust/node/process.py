@@ -14,12 +14,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from crust.blockdriver import serve
-from crust.blockdriver.app import build
-from crust.blockdriver.node import guests
 from crust.csi_shim import process as shim_process
 from crust.csi_shim.frontend import Frontend
 from crust.host.files import durable, flocks
-from crust.host.mounts import propagation
 from crust.node.settings import NodeSettings
 from crust.proxy import app as proxy_app
 from crust.proxy.csi_frontend import CsiFrontend
@@ -34,8 +31,8 @@ async def run(settings: NodeSettings) -> None:
     await proxy_app.check(settings.proxy)
     for shim in settings.shim:
         await shim_process.check(shim)
-    if settings.driver is not None and settings.driver.check_propagation:
-        await asyncio.to_thread(propagation.check, settings.driver.target_roots)
+    if settings.driver is not None:
+        await serve.check(settings.driver)
     async with running(settings) as daemon:
         await daemon.forever()
 
@@ -71,23 +68,14 @@ async def _driver(settings: DriverSettings, daemon: Daemon, wires: Wiring) -> As
         flocks.ProcessLock.acquire, os.path.join(settings.run_dir, serve.LOCK)
     )
     daemon.owned.callback(lock.close)
-    driver = build(
-        state_dir=settings.state_dir,
-        run_dir=settings.run_dir,
-        node_id=settings.node_id,
-        pool_id_file=settings.pool_id_file,
-        create_pool=settings.create_pool,
-        csi_profile=settings.csi_profile,
-        target_roots=settings.target_roots,
-        overcommit=settings.overcommit,
-        max_volumes=settings.max_volumes,
-        runtime_guests=guests.runtime_guests(settings.runtime_socket, wires.connect),
-        io_cgroup=settings.io_cgroup,
-        modify_window_s=settings.modify_window_s,
-        ephemeral_grace_s=settings.ephemeral_grace_s,
-    )
+    driver = serve.driver_of(settings, wires.connect)
     async with serve.part(
-        driver, daemon, socket=settings.socket, run_dir=settings.run_dir, wires=wires
+        driver,
+        daemon,
+        socket=settings.socket,
+        run_dir=settings.run_dir,
+        wires=wires,
+        cluster=settings.cluster,
     ):
         yield
 

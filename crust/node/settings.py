@@ -11,10 +11,9 @@ from typing import Annotated, Any, Self
 
 import pydantic
 
-from crust.settings import DriverSettings, ProgramSettings, ProxySettings, ShimSettings
+from crust.settings import OWN_DRIVER, DriverSettings, ProgramSettings, ProxySettings, ShimSettings
 
-OWN_DRIVER = "block.csi.crust.dev"
-_KUBELET_SOCKET = f"/var/lib/kubelet/plugins/{OWN_DRIVER}/csi.sock"
+_KUBELET_SOCKET = "/var/lib/kubelet/plugins/{name}/csi.sock"
 _RUN_DIR = "/run/crust"
 
 
@@ -22,7 +21,7 @@ class NodeSettings(ProgramSettings):
     """`crust node`."""
 
     proxy: ProxySettings
-    """As `crust proxy`. Without `drivers` and `drivers_dir` it serves block.csi.crust.dev to the kubelet."""
+    """As `crust proxy`. Without `drivers` and `drivers_dir` it serves our own driver to the kubelet."""
 
     shim: tuple[ShimSettings, ...]
     """As `crust shim`: one table, or one per driver (`[[shim]]`). Without `driver_socket` it wraps our own driver."""
@@ -51,7 +50,7 @@ class NodeSettings(ProgramSettings):
         if not isinstance(proxy, Mapping):
             return dict(given)  # refused by its type
         if not (proxy.get("drivers") or proxy.get("drivers_dir")):
-            proxy = {**proxy, "drivers": ({"name": OWN_DRIVER},)}
+            proxy = {**proxy, "drivers": ({"name": _name_of(given.get("driver"))},)}
         return {**given, "proxy": ProxySettings.at_endpoint(proxy, endpoint)}
 
     @pydantic.model_validator(mode="before")
@@ -138,7 +137,7 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         if is_own and not each.get("controller"):
             each.setdefault("wrap", False)  # it defers by itself, in the same version
     first = shims[0] if shims and isinstance(shims[0], Mapping) else shim
-    proxy = _serving(tables["proxy"], first["socket"])
+    proxy = _serving(tables["proxy"], first["socket"], _name_of(tables["driver"]))
     wraps_own = any(
         isinstance(each, Mapping) and each["driver_socket"] == own["socket"] for each in shims
     )
@@ -151,16 +150,22 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _serving(proxy: Mapping[str, Any], shim_socket: str) -> dict[str, Any]:
+def _name_of(driver: Any) -> str:
+    """The name of our own driver, by its table."""
+    given = driver.get("driver_name") if isinstance(driver, Mapping) else None
+    return given if isinstance(given, str) else OWN_DRIVER
+
+
+def _serving(proxy: Mapping[str, Any], shim_socket: str, name: str) -> dict[str, Any]:
     """The proxy's table: without drivers it serves our own, of which CSI_ENDPOINT may have given the socket."""
     drivers = proxy.get("drivers") or ()
     if not (drivers or proxy.get("drivers_dir")):
-        drivers = ({"name": OWN_DRIVER, "socket": _KUBELET_SOCKET},)
+        drivers = ({"name": name, "socket": _KUBELET_SOCKET.format(name=name)},)
     if not isinstance(drivers, list | tuple):
         return dict(proxy)
     served = [
         {"backend": shim_socket, **each}
-        if isinstance(each, Mapping) and each.get("name") == OWN_DRIVER
+        if isinstance(each, Mapping) and each.get("name") == name
         else each
         for each in drivers
     ]

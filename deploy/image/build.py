@@ -21,6 +21,7 @@ import crust
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SUITE, PYTHON = "bookworm", "3.11"
+EXTRAS = "kubernetes,etcd"
 PACKAGES = (
     "bubblewrap", "btrfs-progs", "e2fsprogs", "kmod", "libblkid1", "libseccomp2", "mount", "python3", "python3-venv",
     "tini", "util-linux", "xfsprogs",
@@ -82,11 +83,11 @@ def _fetch_wheels(wheels: Path) -> None:
     target = ("--only-binary=:all:", "--python-version", PYTHON)
     machine = platform.machine()
     platforms = [f"--platform=manylinux{each}_{machine}" for each in ("2014", "_2_17", "_2_28")]
-    _run(*pip, "download", *target, *platforms, "--dest", wheels, f"{own}[kubernetes]")
+    _run(*pip, "download", *target, *platforms, "--dest", wheels, f"{own}[{EXTRAS}]")
 
 
 def _make_root(directory: Path) -> None:
-    pip = "/opt/crust/bin/pip --quiet install --no-index --find-links /opt/wheels 'crust-csi[kubernetes]'"
+    pip = f"/opt/crust/bin/pip --quiet install --no-index --find-links /opt/wheels 'crust-csi[{EXTRAS}]'"
     steps = (
         f"copy-in {directory}/wheels /opt",
         f'chroot "$1" sh -c "python3 -m venv /opt/crust && {pip} && rm -r /opt/wheels"',

@@ -7,7 +7,7 @@ from crust import errors
 from crust.cli import asking
 from crust.cli.doctor.finding import Finding, check, error, of, ok, warning
 from crust.cli.doctor.node import Answered, Node
-from crust.node.settings import OWN_DRIVER
+from crust.settings import OWN_DRIVER
 
 _OWN = ("runtime.sock", "handlers.sock", "inspect.sock")
 

@@ -1,10 +1,13 @@
 """The kubelet's directories, and what the cluster must have that no node can see."""
 
+import contextlib
+import tomllib
 from collections.abc import Iterator
 
 from crust import errors
 from crust.cli.doctor.finding import Finding, check, error, of, ok, warning
-from crust.cli.doctor.node import Node
+from crust.cli.doctor.node import Answered, Node
+from crust.settings import OWN_DRIVER, ProxySettings
 
 
 @check("kubelet-root")
@@ -63,12 +66,31 @@ def propagation(node: Node) -> Iterator[Finding]:
 
 
 @check("forced-detach")
-def forced_detach(_: Node) -> Iterator[Finding]:
-    """A switch of kube-controller-manager, which runs elsewhere."""
+def forced_detach(node: Node) -> Iterator[Finding]:
+    """A switch of kube-controller-manager, which runs elsewhere. It concerns drivers that a controller attaches."""
+    served = node.proxy_settings()
+    attached = sorted(_driver_names(node, served) - {OWN_DRIVER}) if served else []
+    if served is not None and not attached:
+        yield ok(
+            f"no controller detaches volumes of {OWN_DRIVER}: its CSIDriver has attachRequired: false"
+        )
+        return
+    concerned = ", ".join(attached) or "drivers that a controller attaches"
     yield warning(
-        "whether the cluster detaches volumes by force cannot be seen from a node",
+        f"whether the cluster detaches volumes by force cannot be seen from a node; it concerns {concerned}",
         "six minutes after a pod's deletion kube-controller-manager detaches its volume, even under a live guest",
         "check that it runs with --disable-force-detach-on-timeout=true (Kubernetes 1.30 and later): "
         "kubectl -n kube-system get pod -l component=kube-controller-manager -o yaml | grep force-detach; "
         "or run crust shim --controller with a table [kubernetes]. With attachRequired: false nothing is detached so",
     )
+
+
+def _driver_names(node: Node, served: ProxySettings) -> set[str]:
+    """Of the settings, of the files that add drivers while the proxy runs, and of the proxy that runs."""
+    names = {each.name for each in served.drivers}
+    if isinstance(node.proxy, Answered):
+        names |= {each.name for each in node.proxy.drivers}
+    for path in node.at(served.drivers_dir).glob("*.toml") if served.drivers_dir else ():
+        with contextlib.suppress(OSError, ValueError):  # the proxy says what is wrong with it
+            names.add(str(tomllib.loads(path.read_text(encoding="utf-8")).get("name", path.name)))
+    return names

@@ -2,12 +2,13 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from crust import errors, settings
 from crust.cli import views
+from crust.kubernetes_api.csi_driver import Mismatch
 from crust.node.settings import NodeSettings
 
 PROGRAMS: dict[str, type[settings.ProgramSettings]] = {
@@ -31,6 +32,10 @@ class Answered:
     problems: tuple[views.Problem, ...]
 
 
+Mismatches = Mapping[str, Sequence[Mismatch]]
+"""By the driver's name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A node. Tests replace everything that is not a file."""
@@ -42,6 +47,8 @@ class Node:
     """None: it was not asked."""
     check_propagation: Callable[[str], None] | None = None
     """Raises what is wrong with the mounts below a directory; None: it is not looked at."""
+    csi_driver_mismatches: Callable[[settings.ProxySettings], Mismatches] | None = None
+    """What of the cluster's CSIDriver objects does not go with the settings; None: nobody is asked. Blocks."""
 
     def at(self, path: str) -> Path:
         """An absolute path of the node."""
@@ -86,7 +93,7 @@ class Node:
         if program not in self.installed():
             return None
         text = self.text(f"{CONFIG_DIR}/{program}.toml")
-        defaults = {"node_id": "this-node"} if program == "driver" else {}
+        defaults = {"node_id": os.uname().nodename} if program == "driver" else {}
         return settings.load(
             PROGRAMS[program], program, toml=text, environ={}, flags={}, defaults=defaults
         )
@@ -101,6 +108,12 @@ class Node:
         """The proxy's part, of the file that is used."""
         found = self.settings_of("node" if self.is_one_process else "proxy")
         return found.proxy if isinstance(found, NodeSettings) else _proxy(found)
+
+    def driver_settings(self) -> settings.DriverSettings | None:
+        """The settings of crust's driver, of the file that is used."""
+        found = self.settings_of("node" if self.is_one_process else "driver")
+        driver = found.driver if isinstance(found, NodeSettings) else found
+        return driver if isinstance(driver, settings.DriverSettings) else None
 
     def has_own_driver(self) -> bool:
         """Whether crust's driver runs here, as far as settings say it."""

@@ -1,5 +1,6 @@
 """Programs and libraries that the driver runs, and the node's own tools that must leave volumes alone."""
 
+import re
 from collections.abc import Iterator
 
 from crust.cli.doctor.finding import Finding, check, error, ok, warning
@@ -61,13 +62,11 @@ def udev(node: Node) -> Iterator[Finding]:
 @check("lvm")
 def lvm(node: Node) -> Iterator[Finding]:
     """LVM's own list of devices, or a filter."""
-    text = _without_comments(node.text("/etc/lvm/lvm.conf"))
-    listed = "use_devicesfile=1" in text.replace(" ", "")
     if not node.has_program("lvm"):
         yield ok("LVM is not installed")
-    elif "global_filter" in text or (
-        listed and node.at("/etc/lvm/devices/system.devices").exists()
-    ):
+    elif "global_filter" in _without_comments(node.text("/etc/lvm/lvm.conf")):
+        yield ok("LVM has a filter")
+    elif _uses_devices_file(node) and node.at("/etc/lvm/devices/system.devices").exists():
         yield ok("LVM looks at its own devices only")
     else:
         yield warning(
@@ -75,6 +74,16 @@ def lvm(node: Node) -> Iterator[Finding]:
             "a scan activates the volume group that a pod wrote on its volume; the volume cannot be detached then",
             "merge deploy/host/lvm.conf into /etc/lvm/lvm.conf; its file system.devices must exist",
         )
+
+
+_USES_DEVICES_FILE = re.compile(r"^[\s#]*use_devicesfile\s*=\s*([01])", re.MULTILINE)
+
+
+def _uses_devices_file(node: Node) -> bool:
+    """What lvm.conf says, else what its comment names as the default: 1 in RHEL 9, 0 in Debian 12."""
+    text = node.text("/etc/lvm/lvm.conf")
+    said = _USES_DEVICES_FILE.search(_without_comments(text)) or _USES_DEVICES_FILE.search(text)
+    return said is not None and said[1] == "1"
 
 
 @check("multipath")

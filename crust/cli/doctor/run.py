@@ -9,13 +9,21 @@ from rich.text import Text
 
 from crust import errors
 from crust.cli import asking, output, show, watching
-from crust.cli.doctor import configuration, daemons, kernel, kubelet, programs
+from crust.cli.doctor import (
+    cluster,
+    configuration,
+    csi_driver_objects,
+    daemons,
+    kernel,
+    kubelet,
+    programs,
+)
 from crust.cli.doctor.finding import CHECKS, Finding, Level, error
 from crust.cli.doctor.node import Answered, Node
 from crust.host.mounts import propagation
 from crust.wire.v1 import inspect_pb2
 
-MODULES = (kernel, programs, configuration, kubelet, daemons)
+MODULES = (kernel, programs, configuration, kubelet, daemons, csi_driver_objects, cluster)
 """Importing one registers its checks."""
 
 _STYLES = {"ok": output.GOOD, "warning": output.BUSY, "error": output.BAD}
@@ -91,4 +99,5 @@ async def _node(run_dir: str) -> Node:
         run_dir=run_dir,
         proxy=answered,
         check_propagation=lambda path: propagation.check((path,)),
+        csi_driver_mismatches=csi_driver_objects.mismatches,
     )

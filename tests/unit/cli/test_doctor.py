@@ -14,10 +14,12 @@ from click.testing import CliRunner
 import crust
 from crust import errors
 from crust.cli import install, main, views
-from crust.cli.doctor import run
+from crust.cli.doctor import csi_driver_objects, run
 from crust.cli.doctor.finding import CHECKS, Finding, Level
 from crust.cli.doctor.node import Answered, Node
 from crust.host.mounts import mountinfo, propagation
+from tests.support import fake_driver, fake_kubernetes
+from tests.support.fake_kubernetes import FakeKubernetes
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 RELEASE = "6.1.0-18-amd64"
@@ -73,15 +75,30 @@ def bad(node: Node, name: str, level: Level) -> str:
     return f"{first.what}: {first.why}; {first.todo}"
 
 
-@pytest.mark.parametrize(
-    "name", [each for each in CHECKS if each not in ("sockets", "forced-detach")]
-)
+@pytest.mark.parametrize("name", [each for each in CHECKS if each not in ("sockets", "csidriver")])
 def test_good_node_passes(good: Node, name: str) -> None:
     assert {each.level for each in found(good, name)} == {Level.OK}
 
 
-def test_forced_detach_is_always_a_warning_with_a_command(good: Node) -> None:
-    assert "grep force-detach" in bad(good, "forced-detach", Level.WARNING)
+@pytest.mark.parametrize("where", ["settings", "directory", "proxy"])
+def test_forced_detach_is_a_warning_for_drivers_that_are_attached(good: Node, where: str) -> None:
+    """Our own is not: its CSIDriver has attachRequired: false."""
+    ebs = 'name = "ebs.csi.aws.com"\nsocket = "/s"\nbackend = "/b"\n'
+    if where == "settings":
+        with (good.root / "etc/crust/node.toml").open("a") as toml:
+            toml.write(f"[[proxy.drivers]]\n{ebs}")
+    elif where == "directory":
+        write(good.root, "etc/crust/proxy.d/ebs.toml", ebs)
+    else:
+        other = replace(DRIVER, name="ebs.csi.aws.com")
+        good = replace(good, proxy=replace(HEALTHY, drivers=(DRIVER, other)))
+    text = bad(good, "forced-detach", Level.WARNING)
+    assert "it concerns ebs.csi.aws.com" in text
+    assert "grep force-detach" in text
+
+
+def test_forced_detach_of_unknown_drivers_is_a_warning(root: Path) -> None:
+    bad(Node(root=root, release=RELEASE), "forced-detach", Level.WARNING)
 
 
 @pytest.mark.parametrize("release", ["5.14.21-default", "4.18.0", "?"])
@@ -132,6 +149,25 @@ def test_tool_of_the_node_without_its_filter_is_a_warning(
     bad(good, name, Level.WARNING)
     write(good.root, cure)
     assert {each.level for each in found(good, name)} == {Level.OK}
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("\t# use_devicesfile = 1\n", Level.OK),
+        ("\t# use_devicesfile = 0\n", Level.WARNING),
+        ("\t# use_devicesfile = 1\n\tuse_devicesfile = 0\n", Level.WARNING),
+        ("\t# use_devicesfile = 0\n\tuse_devicesfile=1\n", Level.OK),
+        ("", Level.WARNING),
+    ],
+    ids=["RHEL 9", "Debian 12", "switched off", "switched on", "unknown"],
+)
+def test_lvm_with_a_list_needs_it_to_be_used(good: Node, text: str, level: Level) -> None:
+    """The commented line of lvm.conf is the distribution's default."""
+    write(good.root, "usr/sbin/lvm").chmod(0o755)
+    write(good.root, "etc/lvm/devices/system.devices")
+    write(good.root, "etc/lvm/lvm.conf", f"devices {{\n{text}}}\n")
+    assert {each.level for each in found(good, "lvm")} == {level}
 
 
 def test_lvm_needs_a_filter_or_a_list_that_exists(good: Node) -> None:
@@ -275,3 +311,48 @@ async def test_unknown_check_is_wrong_usage() -> None:
     result = await asyncio.to_thread(CliRunner().invoke, main.main, ["doctor", "--check", "x"])
     assert result.exit_code == 2
     assert "there are" in result.output
+
+
+@pytest.mark.parametrize(
+    ("pod_info", "defer", "level"),
+    [
+        (True, "", Level.OK),
+        (False, "", Level.WARNING),
+        (False, 'defer = "runtime-class"', Level.ERROR),
+    ],
+)
+async def test_csi_driver_object_is_compared_with_the_settings(
+    root: Path, *, pod_info: bool, defer: str, level: Level
+) -> None:
+    """The real API over HTTP, and a driver at the socket that the kubelet calls."""
+    api = FakeKubernetes()
+    name = "csi.example.com"
+    api.add_object("csidrivers", name, spec={"attachRequired": False, "podInfoOnMount": pod_info})
+    front = str(root / "csi.sock")
+    with fake_kubernetes.serving(api, root) as kubeconfig:
+        drivers = (
+            f'[[drivers]]\nname = "{name}"\nsocket = "{front}"\nbackend = "/b.sock"\n{defer}\n'
+        )
+        table = f'[kubernetes]\nkubeconfig = "{kubeconfig}"\nruntime_handlers = ["kata"]\n'
+        write(root, "etc/crust/proxy.toml", drivers + table)
+        node = Node(root=root, csi_driver_mismatches=csi_driver_objects.mismatches)
+        async with fake_driver.serving(fake_driver.FakeDriver(), front):
+            (result,) = await asyncio.to_thread(found, node, "csidriver")
+    assert (result.level, name in result.what) == (level, True)
+
+
+def test_cluster_is_not_asked_without_access_to_it(good: Node) -> None:
+    assert (
+        found(replace(good, csi_driver_mismatches=csi_driver_objects.mismatches), "csidriver") == ()
+    )
+
+
+def test_kubernetes_api_that_is_away_is_a_finding_of_doctor(root: Path) -> None:
+    api = FakeKubernetes()
+    api.weather.status = 500
+    with fake_kubernetes.serving(api, root) as kubeconfig:
+        drivers = '[[drivers]]\nname = "csi.example.com"\nsocket = "/a.sock"\nbackend = "/b.sock"\n'
+        table = f'[kubernetes]\nkubeconfig = "{kubeconfig}"\nruntime_handlers = ["kata"]\n'
+        write(root, "etc/crust/proxy.toml", drivers + table)
+        node = Node(root=root, csi_driver_mismatches=csi_driver_objects.mismatches)
+        assert "Kubernetes API" in bad(node, "csidriver", Level.ERROR)

@@ -159,6 +159,39 @@ def test_uninstall_leaves_settings_alone(tmp_path: Path) -> None:
     remove(tmp_path)
 
 
+def test_uninstall_removes_what_an_older_version_installed(tmp_path: Path) -> None:
+    older = tmp_path / "older"
+    shutil.copytree(SOURCE, older)
+    (older / "systemd" / "crust-old.service").write_text("[Unit]\n")
+    root = tmp_path / "root"
+    run(root, source=older)
+    run(root)
+    assert (root / install.UNITS / "crust-old.service").exists()
+    systemd = Systemd("crust-old.service")
+    with pytest.raises(install.NotInstallable, match=r"crust-old\.service still runs"):
+        remove(root, systemd)
+    said = remove(root)
+    assert f"/{install.UNITS}/crust-old.service: removed" in said
+    assert [path for path in tree(root) if not path.startswith("etc/crust/")] == []
+    assert not (root / install.MANIFEST).parent.exists()
+
+
+def test_uninstall_removes_nothing_else_whatever_the_list_says(tmp_path: Path) -> None:
+    run(tmp_path)
+    theirs = [
+        "etc/passwd",
+        "usr/local/lib/systemd/system/../../../../etc/crust-x",
+        f"{install.UNITS}/nginx.service",
+    ]
+    for path in theirs:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("theirs")
+    with (tmp_path / install.MANIFEST).open("a") as listed:
+        listed.write("".join(f"{path}\n/{path}\n" for path in theirs))
+    remove(tmp_path)
+    assert all((tmp_path / path).exists() for path in theirs)
+
+
 def test_uninstall_is_refused_while_a_unit_runs(tmp_path: Path) -> None:
     run(tmp_path)
     before = tree(tmp_path)

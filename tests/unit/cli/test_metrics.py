@@ -53,6 +53,7 @@ async def test_metrics_health_and_readiness_are_served_by_path(tmp_path: Path) -
         for name in ("csi_operations_seconds histogram", "process_resident_memory_bytes gauge"):
             assert f"# TYPE {name}" in text
         assert "crust_build_info{" in text
+        assert re.search(r"^crust_log_queue_bytes \d", text, re.MULTILINE)
         # those are the proxy's and the driver's
         assert not re.search("crust_(runtime_handlers|pool_open|deferred_volumes)", text)
         assert await asyncio.to_thread(read, found[1], "/healthz") == (200, "ok\n")

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from crust import settings
-from crust.cli import main
-from crust.node import process
+from crust.blockdriver import serve
 from crust.node.settings import NodeSettings
 from crust.settings import DriverSettings, InvalidSettings, ProgramSettings
 
@@ -40,6 +39,15 @@ def test_with_no_settings_at_all_it_serves_our_driver_to_the_kubelet() -> None:
     assert not shim.wrap
     assert found.driver.node_id == os.uname().nodename
     assert found.inner_sockets == {shim.socket, found.driver.socket}
+
+
+def test_our_driver_with_another_name_is_served_to_the_kubelet_by_that_name() -> None:
+    found = load('[driver]\ndriver_name = "fast.csi.example.org"\n')
+    (served,) = found.proxy.drivers
+    assert served.name == "fast.csi.example.org"
+    assert served.socket == "/var/lib/kubelet/plugins/fast.csi.example.org/csi.sock"
+    assert found.driver is not None
+    assert serve.driver_of(found.driver).name == served.name
 
 
 def test_csi_endpoint_is_the_socket_of_the_one_driver_that_has_none() -> None:
@@ -155,11 +163,10 @@ def test_the_process_has_the_settings_of_every_daemon() -> None:
 
 
 def test_every_setting_of_the_driver_reaches_it() -> None:
-    """`crust driver` and `crust node` name them one by one, so a new one could be forgotten in one of the two."""
+    """`crust driver` and `crust node` compose it by one function, which names them one by one."""
     own = set(DriverSettings.model_fields) - set(ProgramSettings.model_fields)
-    for module in (process, main):
-        source = inspect.getsource(module)
-        assert {name for name in own if f".{name}" not in source} == set(), module.__name__
+    source = inspect.getsource(serve)
+    assert {name for name in own if f".{name}" not in source} == set()
 
 
 def test_name_of_the_node_is_that_of_driver_and_kubernetes() -> None:

@@ -1,0 +1,98 @@
+"""Why a configuration cannot work in its pods: probes reach the metrics port, the next version's pod takes over, the
+kubelet learns of the driver, the sidecars find the socket, and each path of the settings outlives the container.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from crust.cli.manifest.kustomization import Object
+from crust.node.settings import NodeSettings
+from crust.settings import DriverSettings
+
+
+def of(workload: Object, settings: NodeSettings | DriverSettings) -> Iterator[str]:
+    """What is wrong with the settings, for the DaemonSet or Deployment that would run them."""
+    host = settings.metrics_address.rpartition(":")[0]
+    if host not in ("0.0.0.0", "[::]"):
+        yield 'the probes ask at the pod\'s address: set metrics_address = "0.0.0.0:9810"'
+    if isinstance(settings, NodeSettings):
+        yield from _of_node(workload, settings)
+    else:
+        yield from _of_controller(workload, settings)
+
+
+def crust_of(workload: Object) -> Object:
+    """The container of crust."""
+    containers = workload["spec"]["template"]["spec"]["containers"]
+    found: Object = next(each for each in containers if each["name"] == "crust")
+    return found
+
+
+def _of_node(daemon_set: Object, settings: NodeSettings) -> Iterator[str]:
+    if not settings.take_over:
+        yield "the next version's pod starts beside this one: set take_over = true"
+    if not settings.proxy.plugins_registry:
+        yield "the kubelet would not learn of the driver: set proxy.plugins_registry"
+    yield from _socket_problems(daemon_set["spec"]["template"]["spec"], settings)
+    yield from _path_problems(daemon_set, _node_paths(settings), ("hostPath",))
+    if settings.driver is not None:
+        yield from _path_problems(
+            daemon_set, _secret_paths(settings.driver), ("hostPath", "secret")
+        )
+
+
+def _of_controller(deployment: Object, settings: DriverSettings) -> Iterator[str]:
+    for socket in sorted(_called(deployment) - {settings.socket}):
+        yield f'the sidecars call {socket}: set socket = "{socket}"'
+    paths = iter((settings.run_dir, *_secret_paths(settings)))
+    yield from _path_problems(deployment, paths, ("secret", "emptyDir"))
+
+
+def _called(workload: Object) -> set[str]:
+    """The sockets that sidecars are given."""
+    flag = "--csi-address="
+    return {
+        argument.removeprefix(flag)
+        for container in workload["spec"]["template"]["spec"]["containers"]
+        for argument in container.get("args", ())
+        if argument.startswith(flag)
+    }
+
+
+def _path_problems(workload: Object, paths: Iterator[str], kinds: tuple[str, ...]) -> Iterator[str]:
+    volumes = workload["spec"]["template"]["spec"]["volumes"]
+    names = {each["name"] for each in volumes if any(kind in each for kind in kinds)}
+    mounted = [
+        each["mountPath"] for each in crust_of(workload)["volumeMounts"] if each["name"] in names
+    ]
+    for path in sorted(set(paths)):
+        if not any(f"{path}/".startswith(f"{each}/") for each in mounted):
+            yield f"{path} would be the container's own: choose a path below {', '.join(mounted)}"
+
+
+def _socket_problems(pod: Any, settings: NodeSettings) -> Iterator[str]:
+    """The sidecars of our driver have its socket's directory."""
+    for volume in pod["volumes"]:
+        if volume["name"] != "csi":
+            continue
+        directory = volume["hostPath"]["path"]
+        for each in settings.proxy.drivers:
+            if os.path.dirname(each.socket) != directory:
+                yield f"the sidecars look for the socket of {each.name} in {directory}"
+
+
+def _node_paths(settings: NodeSettings) -> Iterator[str]:
+    proxy, driver = settings.proxy, settings.driver
+    yield from (proxy.run_dir, proxy.volumes_root, *proxy.target_roots)
+    yield from (each.socket for each in proxy.drivers)
+    if driver is not None:
+        yield from (driver.state_dir, driver.run_dir)
+
+
+def _secret_paths(driver: DriverSettings) -> Iterator[str]:
+    """Certificates and keys, which come from a Secret or from the host."""
+    if driver.cluster is not None:
+        yield from (driver.cluster.ca, driver.cluster.cert, driver.cluster.key)
+    if driver.rbd is not None:
+        yield driver.rbd.key_file

@@ -1,0 +1,110 @@
+"""`crust config check`: each setting with its value and its source, no secret, and an exit code."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from crust.cli import config_check, daemons
+from crust.cli.main import main
+
+DEPLOY = Path(__file__).parents[3] / "deploy" / "crust"
+
+
+@pytest.fixture
+def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(daemons, "CONFIG_DIR", tmp_path)
+    return tmp_path
+
+
+def run(*flags: str, **environ: str) -> Result:
+    return CliRunner().invoke(main, ["config", "check", *flags], env=environ)
+
+
+def rows(ran: Result) -> dict[str, tuple[str, str]]:
+    found = json.loads(ran.stdout)["settings"]
+    return {each["setting"]: (each["value"], each["source"]) for each in found}
+
+
+def test_each_setting_has_its_value_and_its_source(etc: Path) -> None:
+    path = etc / "shim.toml"
+    path.write_text('socket = "/run/a.sock"\ndriver_socket = "/run/b.sock"\nlog_level = "debug"\n')
+    ran = run("shim", "-o", "json", CRUST_LOG_LEVEL="warning")
+    assert ran.exit_code == 0, ran.output
+    found = rows(ran)
+    assert found["socket"] == ("/run/a.sock", str(path))
+    assert found["log_level"] == ("warning", "$CRUST_LOG_LEVEL")
+    assert found["defer"] == ("never", "default")
+
+
+def test_tables_have_dotted_names_and_what_follows_from_others_is_a_default(etc: Path) -> None:
+    (etc / "node.toml").write_text('[proxy]\nrun_dir = "/run/x"\n[shim]\ndefer = "always"\n')
+    found = rows(run("-o", "json"))
+    assert found["proxy.run_dir"] == ("/run/x", f"{etc}/node.toml")
+    assert found["shim[0].defer"] == ("always", f"{etc}/node.toml")
+    assert found["shim[0].runtime_socket"] == ("/run/x/runtime.sock", "default")
+    assert found["driver.runtime_socket"] == ("/run/x/runtime.sock", "default")
+
+
+def test_all_files_of_the_directory_are_checked_without_a_name(etc: Path) -> None:
+    for name in ("node", "proxy", "shim", "driver"):
+        (etc / f"{name}.toml").write_text((DEPLOY / f"{name}.toml").read_text())
+    ran = run()
+    assert ran.exit_code == 0, ran.output
+    assert {line.split()[0] for line in ran.stdout.splitlines()[1:]} == {
+        "node", "proxy", "shim", "driver",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("log_levl = 'info'", "log_levl is no setting"),
+        ("socket = ", "is not TOML"),
+        ("socket = 'unix:///x'", "socket must be an absolute path"),
+    ],
+)
+def test_refused_settings_are_a_sentence_with_the_file_and_exit_code_1(
+    etc: Path, text: str, why: str
+) -> None:
+    (etc / "shim.toml").write_text(text)
+    ran = run("shim")
+    assert ran.exit_code == 1
+    assert f"{etc}/shim.toml: [InvalidSettings]" in ran.stderr
+    assert why in ran.stderr
+    assert "Traceback" not in ran.output
+
+
+def test_good_files_are_shown_beside_a_refused_one(etc: Path) -> None:
+    (etc / "shim.toml").write_text("x = 1")
+    (etc / "driver.toml").write_text('socket = "/run/d.sock"')
+    ran = run("-o", "name")
+    assert ran.exit_code == 1
+    assert "driver.socket=/run/d.sock" in ran.stdout
+
+
+def test_unknown_environment_is_refused_as_the_daemon_would(etc: Path) -> None:
+    (etc / "driver.toml").write_text('socket = "/run/d.sock"')
+    ran = run("driver", CRUST_LOG_LEVL="debug")
+    assert ran.exit_code == 1
+    assert "did you mean CRUST_LOG_LEVEL" in ran.stderr
+
+
+def test_nothing_to_check_is_exit_code_1(etc: Path) -> None:
+    ran = run()
+    assert ran.exit_code == 1
+    assert "[NoSettingsFile]" in ran.stderr
+
+
+def test_config_without_its_program_is_wrong_usage(etc: Path) -> None:
+    path = etc / "x.toml"
+    path.touch()
+    assert run("--config", str(path)).exit_code == 2
+    assert run("--config", str(path), "shim", "proxy").exit_code == 2
+
+
+def test_value_that_looks_like_a_credential_is_hidden() -> None:
+    text = 'socket = "/run/d.sock"\nnode_id = "password=hunter2"\n'
+    found = {each.setting: each.value for each in config_check.of("driver", text, "f", {})}
+    assert "hunter2" not in found["node_id"]

@@ -1,0 +1,206 @@
+"""`crust driver manifest`: deploy/kubernetes as kubectl renders it, with what the settings say."""
+
+import functools
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from crust.cli.main import main
+from crust.cli.manifest import kustomization
+
+KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
+WITHOUT_SCHEMA = {"VolumeSnapshotClass", "VolumeGroupSnapshotClass"}
+OVERLAYS = {
+    ("block-driver",): (),
+    ("snapshots",): ("--snapshots",),
+    ("single-node",): ("--resizer",),
+    ("snapshots", "single-node"): ("--snapshots", "--resizer"),
+}
+POD = """
+take_over = true
+metrics_address = "0.0.0.0:9810"
+[proxy]
+plugins_registry = "/var/lib/kubelet/plugins_registry"
+"""
+WRAPPED = (KUBERNETES / "overlays/wrapped-driver/node.toml").read_text(encoding="utf-8")
+
+Objects = dict[tuple[str, str], dict[str, Any]]
+
+
+def run(*flags: str) -> Result:
+    return CliRunner().invoke(main, ["driver", "manifest", *flags], catch_exceptions=False)
+
+
+def printed(*flags: str) -> Objects:
+    result = run(*flags)
+    assert result.exit_code == 0, result.output
+    return by_name(yaml.safe_load_all(result.stdout))
+
+
+def by_name(found: Any) -> Objects:
+    return {(each["kind"], each["metadata"]["name"]): unordered(each) for each in found}
+
+
+def unordered(value: Any) -> Any:
+    """Lists of named things in the order of their names, and kinds that kustomize does not know without namespace."""
+    if isinstance(value, dict):
+        found = {key: unordered(each) for key, each in value.items()}
+        if "Class" in str(found.get("kind")) and isinstance(found.get("metadata"), dict):
+            found["metadata"].pop("namespace", None)
+        return found
+    if isinstance(value, list) and all(isinstance(each, dict) for each in value):
+        return sorted(map(unordered, value), key=lambda each: each.get("name") or str(each))
+    return value
+
+
+@functools.cache
+def rendered(overlay: str) -> Objects:
+    command = ("kubectl", "kustomize", str(KUBERNETES / "overlays" / overlay))
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return by_name(yaml.safe_load_all(done.stdout))
+
+
+def config(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "node.toml"
+    path.write_text(text)
+    return f"--config={path}"
+
+
+def pod_of(found: Objects) -> dict[str, Any]:
+    spec: dict[str, Any] = found["DaemonSet", "crust-node"]["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.mark.parametrize("overlays", OVERLAYS)
+def test_manifest_has_the_objects_that_kubectl_renders(overlays: tuple[str, ...]) -> None:
+    found = printed(*OVERLAYS[overlays])
+    expected: Objects = {}
+    for each in overlays:
+        expected |= rendered(each)
+    if len(overlays) == 1:
+        assert found == expected
+    else:  # each overlay adds a sidecar to the one DaemonSet
+        assert set(found) == set(expected)
+        containers = {each["name"] for each in pod_of(found)["containers"]}
+        assert containers == {"crust", "csi-provisioner", "csi-snapshotter", "csi-resizer"}
+
+
+def test_manifest_of_a_node_deployment_has_the_resizer_that_only_marks_sizes() -> None:
+    text = KUBERNETES / "overlays/distributed/node.toml"
+    found = printed(f"--config={text}", "--resizer")
+    assert found == rendered("distributed")
+    assert [kind for kind, _ in found].count("ConfigMap") == 1
+    both = printed(f"--config={text}", "--resizer", "--snapshots")
+    containers = {each["name"] for each in pod_of(both)["containers"]}
+    assert containers == {"crust", "csi-provisioner", "csi-snapshotter", "csi-resizer"}
+
+
+def test_manifest_of_a_wrapped_driver_has_its_objects_and_name(tmp_path: Path) -> None:
+    assert printed(config(tmp_path, WRAPPED)) == rendered("wrapped-driver")
+    other = printed(config(tmp_path, WRAPPED.replace("csi.example.com", "ebs.csi.aws.com")))
+    assert other["StorageClass", "example-deferred"]["provisioner"] == "ebs.csi.aws.com"
+    assert "CSIDriver" not in {kind for kind, _ in other}
+
+
+@pytest.mark.parametrize("version", ["1.34", "1.37"])
+@pytest.mark.parametrize(
+    "flags", [*OVERLAYS.values(), ("--image=registry.example/crust:1", "--namespace=storage")]
+)
+def test_manifest_is_accepted_by_the_published_schemas(
+    flags: tuple[str, ...], version: str
+) -> None:
+    for each in printed(*flags).values():
+        if each["kind"] not in WITHOUT_SCHEMA:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_manifest_is_read_by_kubectl() -> None:
+    """Without a server: kubectl decodes each object into its own types."""
+    result = run("--snapshots", "--resizer")
+    command = ("kubectl", "label", "--local", "-f", "-", "checked=yes", "-o", "name")
+    done = subprocess.run(command, input=result.stdout, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len(printed("--snapshots", "--resizer"))
+
+
+def test_pod_info_is_asked_for_where_the_runtime_class_may_decide(tmp_path: Path) -> None:
+    driver = ("CSIDriver", "block.csi.crust.dev")
+    assert printed()[driver]["spec"]["podInfoOnMount"] is True
+    without = printed(config(tmp_path, POD + "[driver]\n"))
+    assert without[driver]["spec"]["podInfoOnMount"] is False
+
+
+def test_settings_are_the_config_map_as_they_were_written(tmp_path: Path) -> None:
+    text = POD + "# a comment that says crust-system and /var/lib/kubelet/pods\n[driver]\n"
+    found = printed(config(tmp_path, text), "--namespace=storage", "--image=r.example/crust:1")
+    (config_map,) = (each for (kind, _), each in found.items() if kind == "ConfigMap")
+    assert config_map["data"] == {"node.toml": text}
+    volumes = {each["name"]: each for each in pod_of(found)["volumes"]}
+    assert volumes["settings"]["configMap"]["name"] == config_map["metadata"]["name"]
+    namespaces = {each["metadata"].get("namespace") for each in found.values()}
+    assert namespaces == {None, "storage"}
+    containers = (*pod_of(found)["containers"], *pod_of(found)["initContainers"])
+    ours = {each["image"] for each in containers if "sig-storage" not in each["image"]}
+    assert ours == {"r.example/crust:1"}
+
+
+def test_kubelet_root_and_port_of_the_settings_are_the_pods(tmp_path: Path) -> None:
+    text = POD.replace("/var/lib/kubelet", "/data/kubelet").replace("9810", "9900")
+    text += 'target_roots = ["/data/kubelet"]\n[[proxy.drivers]]\nname = "block.csi.crust.dev"\n'
+    text += 'socket = "/data/kubelet/plugins/block.csi.crust.dev/csi.sock"\n'
+    text += 'backend = "/run/crust/shim/csi.sock"\n[shim]\nkubelet_root = "/data/kubelet"\n'
+    found = printed(config(tmp_path, text + '[driver]\ntarget_roots = ["/data/kubelet"]\n'))
+    (crust,) = (each for each in pod_of(found)["containers"] if each["name"] == "crust")
+    assert crust["ports"] == [{"name": "metrics", "containerPort": 9900}]
+    assert "/var/lib/kubelet" not in str(pod_of(found))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("take_over = true", "", "take_over"),
+        ('"0.0.0.0:9810"', '"127.0.0.1:9810"', "metrics_address"),
+        ('plugins_registry = "/var/lib/kubelet/plugins_registry"', "", "plugins_registry"),
+        ("[proxy]", '[proxy]\nrun_dir = "/srv/crust"', "/srv/crust"),
+        ("[driver]", '[driver]\nstate_dir = "/mnt/pool"', "/mnt/pool"),
+        (
+            "[driver]",
+            '[[proxy.drivers]]\nname = "block.csi.crust.dev"\n'
+            'socket = "/var/lib/kubelet/plugins/other/csi.sock"\nbackend = "/run/crust/shim/csi.sock"\n[driver]',
+            "the sidecars look for the socket",
+        ),
+        ("[driver]", "[driver]\nunknown = 1", "unknown"),
+    ],
+)
+def test_settings_that_fail_in_a_pod_are_refused(
+    tmp_path: Path, before: str, after: str, words: str
+) -> None:
+    text = (POD + "[driver]\n").replace(before, after)
+    result = run(config(tmp_path, text))
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+def test_sidecars_of_a_wrapped_driver_are_refused(tmp_path: Path) -> None:
+    result = run(config(tmp_path, WRAPPED), "--snapshots")
+    assert result.exit_code == 2
+    assert "its own manifests" in result.stderr
+
+
+def test_kustomization_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text("kind: Kustomization\nimages: []\n")
+    with pytest.raises(kustomization.UnknownKustomization, match="images"):
+        kustomization.render([tmp_path], {})
+
+
+def test_patch_of_an_absent_object_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text("patchesStrategicMerge: [patch.yaml]\n")
+    (tmp_path / "patch.yaml").write_text("kind: DaemonSet\nmetadata: {name: none}\n")
+    with pytest.raises(kustomization.UnknownKustomization, match="none"):
+        kustomization.render([tmp_path], {})

@@ -1,0 +1,137 @@
+"""`crust driver manifest` where controller and nodes are apart: a settings file for each, and objects for each."""
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from tests.unit.cli.test_manifest import (
+    KUBERNETES,
+    POD,
+    WITHOUT_SCHEMA,
+    Objects,
+    config,
+    printed,
+    rendered,
+    run,
+)
+
+SETTINGS = {
+    "central-node": "node.toml",
+    "central-controller": "controller.toml",
+    "ceph-node": "node.toml",
+    "ceph-controller": "controller.toml",
+}
+NAMES = {"central": "block.csi.crust.dev", "ceph": "rbd.csi.crust.dev"}
+
+
+def text_of(overlay: str) -> str:
+    return (KUBERNETES / "overlays" / overlay / SETTINGS[overlay]).read_text(encoding="utf-8")
+
+
+def pod_of(found: Objects) -> dict[str, Any]:
+    (workload,) = (each for (kind, _), each in found.items() if kind in ("DaemonSet", "Deployment"))
+    pod: dict[str, Any] = workload["spec"]["template"]["spec"]
+    return pod
+
+
+@pytest.mark.parametrize("overlay", SETTINGS)
+def test_manifest_has_the_objects_that_kubectl_renders(tmp_path: Path, overlay: str) -> None:
+    assert printed(config(tmp_path, text_of(overlay))) == rendered(overlay)
+
+
+@pytest.mark.parametrize("overlay", SETTINGS)
+def test_manifest_is_accepted_by_the_published_schemas(tmp_path: Path, overlay: str) -> None:
+    found = printed(
+        config(tmp_path, text_of(overlay)), "--image=r.example/c:1", "--namespace=store"
+    )
+    for each in found.values():
+        if each["kind"] not in WITHOUT_SCHEMA:
+            kubernetes_validate.validate(each, "1.37", strict=True)
+    assert "crust-system" not in str(found)
+
+
+@pytest.mark.parametrize("overlay", ["central-controller", "ceph-controller"])
+def test_controller_has_the_sidecars_that_its_engine_needs(tmp_path: Path, overlay: str) -> None:
+    found = {
+        each["name"]: each
+        for each in pod_of(printed(config(tmp_path, text_of(overlay))))["containers"]
+    }
+    common = {"crust", "csi-provisioner", "csi-resizer", "csi-snapshotter"}
+    is_central = overlay.startswith("central")
+    assert set(found) == (common | {"csi-attacher"} if is_central else common)
+    assert ("--enable-capacity" in found["csi-provisioner"]["args"]) is is_central
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_csi_driver_says_what_the_controller_does(tmp_path: Path, kind: str) -> None:
+    spec = printed(config(tmp_path, text_of(f"{kind}-node")))["CSIDriver", NAMES[kind]]["spec"]
+    assert spec["attachRequired"] is (kind == "central")
+    assert spec.get("storageCapacity", False) is (kind == "central")
+    assert spec["podInfoOnMount"] is True
+
+
+def test_class_of_the_ceph_pool_names_the_secret_for_stage_and_publish(tmp_path: Path) -> None:
+    found = printed(config(tmp_path, text_of("ceph-controller")), "--namespace=store")
+    parameters = found["StorageClass", "crust-rbd"]["parameters"]
+    for step in ("stage", "publish"):
+        prefix = f"csi.storage.k8s.io/node-{step}-secret"
+        assert parameters[f"{prefix}-name"] == "crust-ceph-node"
+        assert parameters[f"{prefix}-namespace"] == "store"
+
+
+@pytest.mark.parametrize("overlay", [*SETTINGS, "block-driver"])
+def test_name_of_the_driver_is_in_every_object_and_path(tmp_path: Path, overlay: str) -> None:
+    if overlay == "block-driver":
+        text = POD + "[driver]\n"
+    else:
+        text = text_of(overlay).replace('driver_name = "rbd.csi.crust.dev"\n', "")
+    first = "[driver]\n" if "[driver]" in text else "mode ="
+    name = 'driver_name = "disks.example.com"\n'
+    text = text.replace(first, first + name if first == "[driver]\n" else name + first, 1)
+    found = printed(config(tmp_path, text))
+    others = {key: each for key, each in found.items() if key[0] != "ConfigMap"}
+    assert not any(each in str(others) for each in NAMES.values())
+    assert "disks.example.com" in str(others)
+
+
+@pytest.mark.parametrize(
+    ("overlay", "before", "after", "words"),
+    [
+        ("central-controller", "/csi/crust/csi.sock", "/run/crust/csi.sock", "the sidecars call"),
+        ("central-controller", "0.0.0.0:9810", "127.0.0.1:9810", "metrics_address"),
+        ("central-controller", "/etc/crust-etcd/tls.key", "/etc/etcd.key", "/etc/etcd.key"),
+        (
+            "central-controller",
+            'mode = "controller"',
+            'mode = "controller"\nrun_dir = "/srv"',
+            "/srv",
+        ),
+        ("central-node", "/etc/crust-etcd/tls.crt", "/etc/etcd.crt", "/etc/etcd.crt"),
+        ("ceph-controller", "/etc/crust-ceph/key", "/root/key", "/root/key"),
+        ("ceph-node", "/etc/crust-ceph/userKey", "/root/key", "/root/key"),
+        ("ceph-node", 'mode = "node"', 'mode = "all"', "rights"),
+    ],
+)
+def test_settings_that_fail_in_a_pod_are_refused(
+    tmp_path: Path, overlay: str, before: str, after: str, words: str
+) -> None:
+    text = text_of(overlay)
+    assert before in text
+    result = run(config(tmp_path, text.replace(before, after)))
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+def test_node_without_its_cluster_is_refused(tmp_path: Path) -> None:
+    result = run(config(tmp_path, POD + '[driver]\nmode = "node"\n'))
+    assert result.exit_code == 2
+    assert "set cluster, or mode all" in result.stderr
+
+
+def test_sidecars_beside_a_node_are_refused(tmp_path: Path) -> None:
+    result = run(config(tmp_path, text_of("central-node")), "--snapshots")
+    assert result.exit_code == 2
+    assert "beside the controller" in result.stderr
