@@ -66,13 +66,17 @@ def directories() -> Iterator[NodePaths]:
         yield paths
 
 
-async def start(paths: NodePaths, name: str, *, volumes_root: Path | None = None) -> Process:
-    """Start `python -m crust name …`; it may not serve yet when this returns."""
+async def start(
+    paths: NodePaths, name: str, *, volumes_root: Path | None = None, config: Path | None = None
+) -> Process:
+    """Start `python -m crust name …`, the driver with its own `config`; it may not serve yet when this returns."""
     if name == "node":
         (paths.base / "node.toml").write_text(_node_toml(paths))
-        config = f"--config={paths.base / 'node.toml'}"
-        return await Process.start(paths.logs / "node.log", "crust", "node", config)
+        own = f"--config={paths.base / 'node.toml'}"
+        return await Process.start(paths.logs / "node.log", "crust", "node", own)
     arguments = _arguments(paths, volumes_root or paths.volumes)[name]
+    if name == "driver" and config is not None:
+        arguments = [f"--config={config}", *(each for each in arguments if "pool" not in each)]
     return await Process.start(paths.logs / f"{name}.log", "crust", name, *arguments)
 
 
@@ -87,19 +91,21 @@ async def driver(paths: NodePaths) -> AsyncIterator[Kubelet]:
 
 
 @contextlib.asynccontextmanager
-async def serving(paths: NodePaths) -> AsyncIterator[Kubelet]:
+async def serving(paths: NodePaths, *, config: Path | None = None) -> AsyncIterator[Kubelet]:
     """Driver, shim, proxy and a registered handler; yields a kubelet that calls the proxy's socket."""
-    async with serving_with_pids(paths) as (co, _):
+    async with serving_with_pids(paths, config=config) as (co, _):
         yield co
 
 
 @contextlib.asynccontextmanager
-async def serving_with_pids(paths: NodePaths) -> AsyncIterator[tuple[Kubelet, tuple[int, ...]]]:
+async def serving_with_pids(
+    paths: NodePaths, *, config: Path | None = None
+) -> AsyncIterator[tuple[Kubelet, tuple[int, ...]]]:
     """The same, and the processes."""
     async with contextlib.AsyncExitStack() as stack:
         pids = []
         for name in ("driver", "shim", "proxy"):
-            process = await start(paths, name)
+            process = await start(paths, name, config=config)
             stack.push_async_callback(process.stop)
             pids.append(process.running.pid)
         await stack.enter_async_context(registered(paths))
