@@ -2,6 +2,7 @@
 
 import functools
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,16 @@ from crust import settings
 from crust.node.settings import NodeSettings
 
 KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
-OVERLAYS = ("block-driver", "snapshots", "single-node", "wrapped-driver")
+OVERLAYS = (
+    "block-driver",
+    "distributed",
+    "snapshots",
+    "single-node",
+    "wrapped-driver",
+    "central-node",
+    "ceph-node",
+)
+CONTROLLERS = ("central-controller", "ceph-controller")
 VERSIONS = ("1.34", "1.37")
 WITHOUT_SCHEMA = {"VolumeSnapshotClass", "VolumeGroupSnapshotClass"}
 """Custom resources: their schemas are not Kubernetes' own."""
@@ -28,8 +38,9 @@ def rendered(directory: str) -> tuple[dict[str, Any], ...]:
     return tuple(yaml.safe_load_all(done.stdout))
 
 
-def daemon_set(overlay: str) -> dict[str, Any]:
-    (found,) = (each for each in rendered(f"overlays/{overlay}") if each["kind"] == "DaemonSet")
+def workload(overlay: str) -> dict[str, Any]:
+    kinds = ("DaemonSet", "Deployment")
+    (found,) = (each for each in rendered(f"overlays/{overlay}") if each["kind"] in kinds)
     return found
 
 
@@ -42,7 +53,9 @@ def node_settings(overlay: str) -> NodeSettings:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("directory", [*(f"overlays/{each}" for each in OVERLAYS), "examples"])
+@pytest.mark.parametrize(
+    "directory", [*(f"overlays/{each}" for each in (*OVERLAYS, *CONTROLLERS)), "examples"]
+)
 def test_rendered_object_is_accepted_by_the_published_schema(directory: str, version: str) -> None:
     for each in rendered(directory):
         if each["kind"] not in WITHOUT_SCHEMA:
@@ -62,7 +75,7 @@ def test_paths_of_the_settings_are_mounted_from_the_host(overlay: str) -> None:
     assert found.take_over
     assert found.proxy.kubernetes is not None
     assert found.proxy.kubernetes.node_name == "node-1"
-    pod = daemon_set(overlay)["spec"]["template"]["spec"]
+    pod = workload(overlay)["spec"]["template"]["spec"]
     hosts = {each["name"] for each in pod["volumes"] if "hostPath" in each}
     (crust,) = (each for each in pod["containers"] if each["name"] == "crust")
     mounted = {each["mountPath"] for each in crust["volumeMounts"] if each["name"] in hosts}
@@ -74,6 +87,30 @@ def test_paths_of_the_settings_are_mounted_from_the_host(overlay: str) -> None:
     assert kubelet["mountPropagation"] == "Bidirectional"
     assert found.metrics_address.endswith(f":{crust['ports'][0]['containerPort']}")
     assert crust["securityContext"]["privileged"]  # the API server refuses Bidirectional without
+
+
+def test_distributed_nodes_provision_for_themselves_and_one_resizer_leads() -> None:
+    driver = node_settings("distributed").driver
+    assert driver is not None
+    assert driver.node_deployment
+    pod = workload("distributed")["spec"]["template"]["spec"]
+    arguments = {each["name"]: set(each.get("args", ())) for each in pod["containers"]}
+    assert {"--node-deployment", "--strict-topology", "--enable-capacity"} <= (
+        arguments["csi-provisioner"]
+    )
+    assert "--leader-election" in arguments["csi-resizer"]
+    assert "csi-attacher" not in arguments
+    (csi_driver,) = (
+        each for each in rendered("overlays/distributed") if each["kind"] == "CSIDriver"
+    )
+    assert csi_driver["spec"]["attachRequired"] is False
+    rules = [
+        rule
+        for each in rendered("overlays/distributed")
+        if each["kind"] == "Role"
+        for rule in each["rules"]
+    ]
+    assert any("leases" in rule["resources"] for rule in rules)
 
 
 def test_wrapped_driver_has_no_pool_and_no_object_of_our_driver() -> None:
@@ -97,10 +134,39 @@ def test_container_for_a_vendors_controller_is_accepted_by_the_published_schema(
     assert loaded.controller
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", CONTROLLERS)
+def test_controller_needs_no_privilege_and_no_path_of_the_host(overlay: str) -> None:
+    spec = workload(overlay)["spec"]
+    assert spec["replicas"] == (1 if overlay == "ceph-controller" else 2)
+    pod = spec["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    for each in (*pod["containers"], *pod.get("initContainers", ())):
+        assert each["securityContext"] == {
+            "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    assert not any("hostPath" in each for each in pod["volumes"])
+    sidecars = [each for each in pod["containers"] if each["name"] != "crust"]
+    assert all("--leader-election" in each["args"] for each in sidecars)
+
+
+@pytest.mark.parametrize("overlay", [*OVERLAYS, *CONTROLLERS])
 def test_image_of_crust_has_this_version(overlay: str) -> None:
-    pod = daemon_set(overlay)["spec"]["template"]["spec"]
+    pod = workload(overlay)["spec"]["template"]["spec"]
     images = [each["image"] for each in (*pod["containers"], *pod.get("initContainers", ()))]
     ours = {each for each in images if each.startswith("crust-csi")}
     assert ours == {f"crust-csi:{crust.__version__}"}
     assert [each for each in images if ":" not in each] == []
+
+
+def test_wheel_has_every_directory_of_the_manifests() -> None:
+    project = tomllib.loads((KUBERNETES.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    shipped = {
+        pattern.removesuffix("/*")
+        for patterns in project["tool"]["setuptools"]["data-files"].values()
+        for pattern in patterns
+    }
+    directories = {path.parent for path in KUBERNETES.rglob("*.yaml")}
+    root = KUBERNETES.parents[1]
+    assert [each for each in directories if str(each.relative_to(root)) not in shipped] == []

@@ -84,8 +84,8 @@ def test_the_settings_of_a_program_and_their_defaults(program: str) -> None:
 @pytest.mark.parametrize("program", WITH_NODE)
 def test_every_setting_has_a_flag(program: str) -> None:
     command = main.main.commands[program]
-    flags = {each.name for each in command.params}
-    tables = {"kubernetes", *PROGRAMS}  # of settings of its own: they come from the file
+    flags = {each.name for each in command.params if not str(each.name).startswith("cluster_")}
+    tables = {"kubernetes", "rbd", *PROGRAMS}  # of settings of its own: they come from the file
     assert flags - {"config"} == set(WITH_NODE[program].model_fields) - tables
 
 
@@ -139,7 +139,7 @@ def test_unit_is_accepted_by_systemd_without_a_word(unit: str, tmp_path: Path) -
 
 def test_metrics_of_page_are_those_of_code() -> None:
     page = set(re.findall(r"^\| `(crust_\w+|csi_operations\w+)` \|", PAGE, re.MULTILINE))
-    parts = [*metrics.PROXY, *metrics.DRIVER, metrics.operations]
+    parts = [*metrics.PROXY, *metrics.DRIVER, *metrics.CLUSTER, *metrics.OF_SEVERAL]
     samples = [each for part in parts for each in part.collect()]
     counted = {
         f"{sample.name}_total" if sample.type == "counter" else sample.name
