@@ -8,13 +8,11 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
-# By default apt-get update succeeds even if it cannot fetch a list.
-APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o APT::Update::Error-Mode=any -o Dpkg::Use-Pty=0
 SOURCES := crust examples tests benchmarks
 CACHE := .cache
 
 # The packages of the distribution that tests, demo and benchmarks need; Debian 12 itself pins their versions.
-PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs cpio lz4 zstd mount util-linux libblkid1 containerd runc bubblewrap libseccomp2 strace udev lvm2 systemd systemd-container prometheus mmdebstrap umoci $(if $(shell command -v kubectl),,kubernetes-client)
+PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs cpio lz4 zstd mount util-linux libblkid1 containerd runc bubblewrap libseccomp2 strace udev lvm2 systemd systemd-container prometheus mmdebstrap umoci etcd-server etcd-client ceph-mon ceph-mgr ceph-osd ceph-common python3-rados python3-rbd qemu-block-extra qemu-utils iproute2 $(if $(shell command -v kubectl),,kubernetes-client)
 
 # pytest keeps the directories of old runs; this removes them. The path is short, for the sockets below it.
 # If this machine lacks a capability named in REQUIRED, the tests that need it fail; without REQUIRED they skip.
@@ -49,18 +47,20 @@ setup: packages $(VENV)/.done ## install all that the other targets need (as roo
 
 .PHONY: packages
 packages:
-	@missing=$$(for p in $(PACKAGES); do dpkg-query -W -f='$${db:Status-Abbrev}' $$p 2>/dev/null | grep -q '^ii' || echo $$p; done); \
-	[ -n "$$missing" ] || exit 0; \
-	fail() { echo "error: $$*" >&2; exit 1; }; \
-	[ "$$(id -u)" = 0 ] || fail "packages are missing, and only root can install them:" $$missing; \
-	echo "installing:" $$missing; \
-	$(APT) update || fail "the package lists cannot be fetched: check the network and /etc/apt"; \
-	$(APT) install --no-install-recommends $$missing || fail "the packages cannot be installed, see above"
+	@tests/install_packages.sh $(PACKAGES)
+
+# Ceph's Python modules come from the distribution, for its own Python only, and are on no index: the two files are
+# linked, because the whole directory of the distribution's modules would come with it. With another Python they are
+# missing, and what needs them says so.
+CEPH_BINDING = $(PY) -c "import os, sys, sysconfig as s; \
+	names = [n + s.get_config_var('EXT_SUFFIX') for n in ('rados', 'rbd')]; \
+	[(os.path.lexists(t) and os.remove(t), os.symlink('/usr/lib/python3/dist-packages/' + n, t)) \
+	for n in names for t in [os.path.join(s.get_path('platlib'), n)]]"
 
 # Without network pip prints "no matching distribution" after five retries.
 $(VENV)/.done: pyproject.toml
 	@python3 -m venv $(VENV) && \
-	$(PIP) 'pip>=25.1' && $(PIP) --group dev --editable '.[kata-example]' && touch $@ || \
+	$(PIP) 'pip>=25.1' && $(PIP) --group dev --editable '.[kata-example,cluster-example]' && $(CEPH_BINDING) && touch $@ || \
 	{ echo "error: $(VENV) cannot be filled, see above: check the network, and where pip looks for packages" >&2; exit 1; }
 
 .PHONY: guest
@@ -74,6 +74,10 @@ image: root setup ## build the OCI image of crust, build/crust-csi-<version>.tar
 .PHONY: demo
 demo: root guest ## publish volumes to a microVM on this machine, step by step (root)
 	$(PRIVATE) $(PY) -m examples.kata.demo
+
+.PHONY: cluster-demo
+cluster-demo: root guest ## three nodes, local pools behind one controller, and Ceph, on this machine (root)
+	$(PRIVATE) $(PY) -m examples.cluster
 
 test integration conformance e2e: WITHIN = $(PRIVATE)
 test: REQUIRED = mount,loop,vm,containerd,systemd
@@ -94,6 +98,13 @@ unit: $(VENV)/.done ## the tests that do not need root
 simulate: SEEDS ?= 100
 simulate: $(VENV)/.done ## random life of a node under a simulated kubelet; SEEDS=n (docs/reliability.md has the figures)
 	$(PY) -m tests.support.simulation --seeds $(SEEDS)
+
+.PHONY: cluster-chaos
+cluster-chaos: SECONDS ?= 300
+cluster-chaos: VOLUMES ?= 300
+cluster-chaos: SEED ?= 1
+cluster-chaos: root setup ## 300 volumes on three nodes for five minutes of cuts and kills, and a count; SEED=n (root)
+	$(PRIVATE) $(PY) -m tests.support.cluster_chaos --seconds $(SECONDS) --volumes $(VOLUMES) --seed $(SEED)
 
 .PHONY: integration
 integration: root setup ## the tests on real loop devices, mounts and sockets (root)
@@ -130,6 +141,10 @@ proto: $(VENV)/.done ## generate crust/wire, the JSON schema, the test vectors a
 .PHONY: docs-output
 docs-output: $(VENV)/.done ## write docs/commands.md: what the commands for operators print
 	$(PY) -m tests.support.cli_output > docs/commands.md
+
+.PHONY: docs-pictures
+docs-pictures: root setup ## write docs/dashboard.png and docs/alerts.png from a node that a real Prometheus scrapes (root)
+	$(PRIVATE) $(PY) -m tests.support.pictures docs
 
 .PHONY: check-generated
 check-generated: $(VENV)/.done ## check that the generated files are current

@@ -1,4 +1,4 @@
-"""Runs `make demo`, which the README advertises."""
+"""Runs `make demo` and `make cluster-demo`, which the README advertises."""
 
 import asyncio
 import sys
@@ -10,10 +10,24 @@ import pytest
 @pytest.mark.vm
 @pytest.mark.timeout(600)
 async def test_demo_succeeds_and_leaves_nothing_behind(guest_image: object) -> None:
+    printed = await printed_by("examples.kata.demo")
+    # both scenarios ran to their end
+    assert printed.count(" ok  check that no orphans remain") == 2
+
+
+@pytest.mark.vm
+@pytest.mark.timeout(900)
+async def test_demo_of_many_nodes_succeeds_and_leaves_nothing_behind(guest_image: object) -> None:
+    printed = await printed_by("examples.cluster")
+    assert printed.count(" ok  check that no orphans remain") == 1
+    assert not list(Path("/run/netns").glob("crust-*"))
+
+
+async def printed_by(module: str) -> str:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "examples.kata.demo",
+        module,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         cwd=Path(__file__).parents[2],
@@ -22,5 +36,4 @@ async def test_demo_succeeds_and_leaves_nothing_behind(guest_image: object) -> N
     printed = out.decode()
     assert process.returncode == 0, printed
     assert "FAILED  " not in printed
-    # both scenarios ran to their end
-    assert printed.count(" ok  check that no orphans remain") == 2
+    return printed

@@ -9,9 +9,10 @@ from crust import volumes
 from crust.blockdriver import app
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.node import ephemeral, guests
-from crust.blockdriver.records.pool import PoolIds
 from crust.blockdriver.services.node_identity import CsiProfile
+from crust.blockdriver.services.roles import Role
 from crust.host.cgroups import throttling
+from crust.pool_ids import PoolIds
 from crust.rpc import csi, extensions
 from crust.wire.csi.v1 import csi_pb2
 
@@ -81,6 +82,7 @@ class Bench:
     throttle: throttling.Throttle | None = None
     overcommit: float = 1.0
     ephemeral_grace_s: float = 3600
+    role: Role = Role()  # noqa: RUF009 - frozen
     driver: Driver = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,13 +105,14 @@ class Bench:
             throttle=self.throttle,
             overcommit=self.overcommit,
             ephemeral_grace_s=self.ephemeral_grace_s,
+            role=self.role,
         )
         self.driver.open()
 
     def let_go(self) -> None:
         """Let the pool's filesystem be unmounted, as the death of a process does."""
         if hasattr(self, "driver"):
-            self.driver.stores.pool.let_go()
+            self.driver.stores.pool.home.let_go()
 
     @property
     def ids(self) -> PoolIds:

@@ -16,6 +16,7 @@ from crust.blockdriver.controller.modify_volume import (
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.node import guests
 from crust.host.cgroups import throttling
+from tests.support import memory_backend
 from tests.support.block_driver import mount
 from tests.support.fake_throttle import FakeThrottle
 from tests.support.memory_backend import MemoryBackend
@@ -35,12 +36,11 @@ def opened(
     """A driver as after a start; called again on the same directory, as after a restart."""
     (root / "state").mkdir(exist_ok=True)
     made = app.build(
-        create_pool=True,
         state_dir=f"{root}/state",
         run_dir=f"{root}/run",
         node_id=NODE,
         target_roots=("/",),
-        backend=backend or MemoryBackend(),
+        engine=memory_backend.engine(f"{root}/state", backend or MemoryBackend()),
         overcommit=overcommit,
         max_volumes=max_volumes,
         runtime_guests=runtime_guests,

@@ -66,6 +66,11 @@ class FakeTargets:
     def has_guard(self, target: volumes.TargetPath) -> bool:
         return not self._is_foreign(target) and os.path.exists(f"{target}/{GUARD}")
 
+    def is_known_unguarded(self, target: volumes.TargetPath) -> bool:
+        if os.path.exists(f"{target}/{GUARD}"):
+            return False
+        return target_paths.is_known_linkless(target, [self.root])
+
     def unmount_guard(self, target: volumes.TargetPath) -> None:
         self.check_free(target)
         if self.has_guard(target):

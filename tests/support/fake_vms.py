@@ -65,6 +65,9 @@ class World:
     numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(100))
     handler: str = "kata"
     secrets: dict[str, str] = field(default_factory=dict)
+    images: dict[str, str] = field(default_factory=dict)
+    """Images that are taken in their cluster, and by which VM."""
+    image_bytes: int = 64 * MIB
     container: "FakeContainer | None" = None
     killed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -92,12 +95,17 @@ class FakeClaim:
     record: Record
     sandbox: str
     numbers: tuple[int, ...]
+    """The lock and, unless it is an image, the device."""
     ours: bool = True
     states: list[tuple[State, str]] = field(default_factory=list)
 
     @property
     def fds(self) -> tuple[int, ...]:
         return self.numbers if self.ours else ()
+
+    @property
+    def sandbox_id(self) -> volumes.SandboxId:
+        return volumes.SandboxId(self.sandbox)
 
     def is_locked(self) -> bool:
         alive = (body for body in self.world.bodies.values() if not body.ended.is_set())
@@ -128,11 +136,24 @@ class FakeClaim:
 
 
 @dataclass
+class FakeTakenImage:
+    """`ports.TakenImage`."""
+
+    world: World
+    key: str = "key of the node"
+
+    async def record(self) -> None:
+        await self.world.step("record")
+
+
+@dataclass
 class FakeHandoff:
     """`ports.Handoff`."""
 
     world: World
     kind: type[FakeClaim] = FakeClaim
+    keys: set[volumes.TargetPath] = field(default_factory=set)
+    """Whose image's key this process knows."""
 
     def resolve(self, source: str) -> runtime_handler.Resolved | runtime_handler.NotDeferred:
         record = self.world.records.get(source)
@@ -144,8 +165,10 @@ class FakeHandoff:
         held = self.world.claims.get(target)
         if held is not None and held.is_locked():
             raise claims.HeldBySandbox(target, held.sandbox, self.world.handler)
-        numbers = (next(self.world.numbers), next(self.world.numbers))
-        claim = self.kind(self.world, self.world.records[target.text], sandbox, numbers)
+        record = self.world.records[target.text]
+        count = 2 if record.image is None else 1
+        numbers = tuple(itertools.islice(self.world.numbers, count))
+        claim = self.kind(self.world, record, sandbox, numbers)
         self.world.claims[target] = claim
         return claim
 
@@ -161,6 +184,37 @@ class FakeHandoff:
     async def secrets(self, target: volumes.TargetPath) -> Mapping[str, str]:
         await self.world.step("secrets")
         return self.world.secrets
+
+    @contextlib.asynccontextmanager
+    async def taking(
+        self, record: Record, vm_id: str, sandbox: volumes.SandboxId
+    ) -> AsyncIterator["FakeTakenImage"]:
+        self.keys.add(record.target)
+        await self.world.step("take")
+        assert self.world.is_locked(record.target), "taken without the volume's claim"
+        holder = self.world.images.setdefault(str(record.image), vm_id)
+        if holder != vm_id:
+            raise errors.NotReady(f"{holder} has the image")
+        yield FakeTakenImage(self.world)
+
+    async def know_key(self, record: Record) -> None:
+        if record.target in self.keys:
+            return
+        await self.world.step("key")
+        if not self.world.is_locked(record.target):
+            raise errors.NotReady("no live sandbox has claimed it")
+        self.keys.add(record.target)
+
+    async def image_size(self, record: Record) -> int:
+        return self.world.image_bytes
+
+    async def give_back(self, record: Record, vm_id: str) -> None:
+        await self.know_key(record)
+        await self.world.step("give back")
+        plugged = (body.plugged for body in self.world.bodies.values() if not body.ended.is_set())
+        assert not any(plugged), "given back while a VM has it"
+        if self.world.images.get(str(record.image)) == vm_id:
+            del self.world.images[str(record.image)]
 
     def recover(self, lost: ports.LostClaims) -> None:
         raise AssertionError("QEMU holds the claims of these VMs")
@@ -280,7 +334,7 @@ class FakeVm:
         self._open = True
         self.name = body.directory.name
         self.pid = 4711
-        self.identity = vm_directory.Identity(self.name, "uuid", "tcg", 8)
+        self.identity = vm_directory.Identity(self.name, f"uuid of {self.name}", "tcg", 8)
         self.guest = FakeGuest(self)
         self.console = FakeConsole()
 
@@ -323,6 +377,23 @@ class FakeVm:
         assert len(self.body.nodes.get(serial, [])) == 2, "plugged without claim lock and device"
         self.body.plugged.add(serial)
         return disks.Disk(serial, source, 64 * MIB, read_only, direct_io=True)
+
+    async def attach_image(
+        self,
+        serial: str,
+        image: volumes.NetworkImage,
+        key: str,
+        record: Callable[[], Awaitable[None]],
+        *,
+        read_only: bool,
+    ) -> disks.Disk:
+        await self._control("attach")
+        assert self.body.nodes.get(serial), "plugged without claim lock"
+        assert self.world.images.get(str(image)) == self.identity.uuid, "opened without its claim"
+        if serial not in self.body.plugged:
+            await record()
+        self.body.plugged.add(serial)
+        return disks.Disk(serial, Path(str(image)), 64 * MIB, read_only, direct_io=True)
 
     async def detach(self, serial: str) -> None:
         await self.ask("unmount")

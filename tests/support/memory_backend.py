@@ -3,9 +3,16 @@
 Without `has_devices` nothing is a device of this host, as with an engine whose images only hypervisors open.
 """
 
+import dataclasses
+from collections.abc import Mapping, Sequence
+
 from crust import errors, volumes
+from crust.blockdriver.engines import files
 from crust.blockdriver.engines.protocol import (
+    READ_WRITE,
+    Access,
     Attachment,
+    Engine,
     Image,
     ImageMissing,
     NoChangeTracking,
@@ -35,6 +42,9 @@ class MemoryBackend:
         self.images: dict[volumes.VolumeId, int] = {}
         self.snapshots: dict[str, int] = {}
         self._attached: set[volumes.VolumeId] = set()
+        self.takes_groups = False
+        self.groups: list[tuple[volumes.VolumeId, ...]] = []
+        self.foreign = 0
 
     def open(self) -> None:
         """Nothing to do."""
@@ -58,10 +68,14 @@ class MemoryBackend:
         self._check_room(size_bytes)
         self.images[volume_id] = max(size_bytes, self.images[volume_id])
 
-    def delete(self, volume_id: volumes.VolumeId) -> None:
-        """Remove an image that is not attached."""
+    def check_unused(self, volume_id: volumes.VolumeId) -> None:
+        """By what is attached."""
         if volume_id in self._attached:
             raise StillAttached(volume_id, "memory")
+
+    def delete(self, volume_id: volumes.VolumeId) -> None:
+        """Remove an image that is not attached."""
+        self.check_unused(volume_id)
         self.images.pop(volume_id, None)
 
     def maximum_bytes(self) -> int:
@@ -70,7 +84,7 @@ class MemoryBackend:
 
     def space(self) -> PoolSpace:
         """Written data takes no space here."""
-        return PoolSpace(POOL_BYTES + SPARE_BYTES, POOL_BYTES + SPARE_BYTES, 0)
+        return PoolSpace(POOL_BYTES + SPARE_BYTES, POOL_BYTES + SPARE_BYTES, 0, SPARE_BYTES)
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
         """All of them."""
@@ -80,7 +94,10 @@ class MemoryBackend:
         """All of them."""
         return frozenset(self.snapshots)
 
-    def attach(self, volume_id: volumes.VolumeId) -> Attachment:
+    def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
+        """Nothing is asked for them."""
+
+    def attach(self, volume_id: volumes.VolumeId, access: Access = READ_WRITE) -> Attachment:
         """Mark as attached."""
         if volume_id not in self.images:
             raise ImageMissing(volume_id)
@@ -114,9 +131,17 @@ class MemoryBackend:
         """Remove the mark."""
         self._attached.discard(volume_id)
 
-    def attach_limit(self) -> int:
+    def attach_limit(self, foreign: int) -> int:
         """No limit."""
         return 0
+
+    def foreign_attachments(self) -> int:
+        """As many as a test says."""
+        return self.foreign
+
+    def foreign_at_most(self) -> int:
+        """The same."""
+        return self.foreign
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The image's number."""
@@ -139,6 +164,15 @@ class MemoryBackend:
         if image.volume_id not in self.images:
             raise ImageMissing(image.volume_id)
         self.snapshots[image.snapshot_id] = self.images[image.volume_id]
+
+    def take_group(self, images: Sequence[Image]) -> bool:
+        """Each alone, as `Files`, unless the test says otherwise."""
+        if not self.takes_groups:
+            return False
+        for each in images:
+            self.take_snapshot(each)
+        self.groups.append(tuple(each.volume_id for each in images))
+        return True
 
     def moved_on(self, image: Image) -> bool:
         """Copies of numbers take no time."""
@@ -187,5 +221,12 @@ class MemoryBackend:
 
     def _attachment(self, volume_id: volumes.VolumeId) -> Attachment:
         identity = volumes.DeviceIdentity(0, 0, 1)
-        device = volumes.BlockSource("/memory", identity) if self._has_devices else None
-        return Attachment(device, self.images[volume_id])
+        device = volumes.BlockSource("/memory", identity)
+        image = volumes.NetworkImage("fsid", "rbd", "", volume_id, ("192.0.2.1:6789",), "csi")
+        return Attachment(device if self._has_devices else image, self.images[volume_id])
+
+
+def engine(state_dir: str, backend: MemoryBackend, *, create: bool = True) -> Engine:
+    """An engine with its records in the files of `state_dir` and its images in memory."""
+    made = files.engine(state_dir, create=create)
+    return dataclasses.replace(made, provisioning=backend, access=backend)

@@ -16,7 +16,7 @@ from typing import Literal
 
 from tests.support import killing
 
-Way = Literal["alone", "behind-proxy", "node", "wrapped"]
+Way = Literal["alone", "node-deployment", "behind-proxy", "node", "wrapped"]
 NAME = "block.csi.crust.dev"
 TIMEOUT_S = 30.0
 POOL_BYTES = 64 << 30
@@ -76,7 +76,7 @@ def _commands(base: Path, root: Path, front: Path, profile: str, way: Way) -> di
         config = base / "node.toml"
         config.write_text(_node_toml(base, root, front, profile))
         return {"node": ["crust", "node", f"--config={config}"]}
-    behind_proxy = way != "alone"
+    behind_proxy = way not in ("alone", "node-deployment")
     driver_socket = base / "driver.sock"
     shown_socket = base / "older.sock" if way == "wrapped" else driver_socket
     alone = {
@@ -93,6 +93,8 @@ def _commands(base: Path, root: Path, front: Path, profile: str, way: Way) -> di
             "--no-check-propagation",
         ]
     }
+    if way == "node-deployment":
+        alone["driver"].append("--node-deployment")
     if not behind_proxy:
         return alone
     run = base / "run"

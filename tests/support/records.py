@@ -19,6 +19,14 @@ MOUNT = volumes.DeferredMount(
     capacity_bytes=1 << 30,
     content_generation=5,
 )
+IMAGE = volumes.NetworkImage(
+    cluster="11111111-2222-3333-4444-555555555555",
+    pool="rbd",
+    namespace="crust",
+    image="vol-1",
+    monitors=("v2:192.0.2.1:3300",),
+    user="node",
+)
 PUBLISHED_AT = datetime.datetime(2026, 2, 3, 4, 5, 6, tzinfo=datetime.UTC)
 
 

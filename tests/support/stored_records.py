@@ -16,11 +16,12 @@ from pathlib import Path
 from unittest import mock
 
 from crust import volumes
+from crust.blockdriver.engines.files.pool import DirectoryPool
+from crust.blockdriver.engines.files.records import FileRecords
+from crust.blockdriver.engines.files.reserve import Reserve
 from crust.blockdriver.node.node_state import NodeState, Published, Staged
 from crust.blockdriver.records.content_record import ContentRecord
 from crust.blockdriver.records.content_records import ContentRecords
-from crust.blockdriver.records.pool import Pool, PoolIds
-from crust.blockdriver.records.reserve import Reserve
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
 from crust.blockdriver.records.volume_record import (
     Attached,
@@ -34,6 +35,7 @@ from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
 from crust.handoff import claims
 from crust.handoff.store import Store
 from crust.host.process import boot
+from crust.pool_ids import PoolIds
 from tests.support.records import PUBLISHED_AT, TARGET, a_record
 
 BOOT = "11111111-2222-3333-4444-555555555555"
@@ -65,19 +67,27 @@ INTENTS = {
 }
 
 
+def file_records(directory: Path, reserve: Path | None = None) -> FileRecords:
+    """A store of records in a directory of its own."""
+    kept = Reserve(reserve or Path(f"{directory}.reserve"))
+    return FileRecords(directory, kept, limit_bytes=16 * 1024 * 1024)
+
+
 class Stores:
     """What reads and writes the records below a directory."""
 
     def __init__(self, root: Path) -> None:
-        reserve = Reserve(root / "reserve")
+        reserve = root / "reserve"
         below = root / "pool"
-        self.pool = Pool(str(below), f"{below}.pool-id", create=True)
-        self.volumes = VolumeRecords(below / "records", IDS.is_volume_id, reserve)
-        self.contents = ContentRecords(below / "content", IDS.is_volume_id, reserve)
+        self.pool = DirectoryPool(str(below), f"{below}.pool-id", create=True)
+        self.volumes = VolumeRecords(file_records(below / "records", reserve), IDS.is_volume_id)
+        self.contents = ContentRecords(file_records(below / "content", reserve), IDS.is_volume_id)
         self.snapshots = SnapshotRecords(
-            below / "snapshots", SnapshotRecord, IDS.is_snapshot_id, reserve
+            file_records(below / "snapshots", reserve), SnapshotRecord, IDS.is_snapshot_id
         )
-        self.groups = SnapshotRecords(below / "groups", GroupRecord, IDS.is_group_id, reserve)
+        self.groups = SnapshotRecords(
+            file_records(below / "groups", reserve), GroupRecord, IDS.is_group_id
+        )
         self.node = NodeState(str(root / "run"))
         self.intents = Intents(str(root / "run"))
         self.handoff = Store(str(root / "handoff"))
@@ -95,8 +105,10 @@ def write(root: Path) -> None:
     """Write one of each below `root`."""
     stores = Stores(root)
     with (
-        mock.patch("crust.blockdriver.records.pool.secrets.token_hex", return_value=IDS.pool_id),
-        mock.patch("crust.blockdriver.records.pool.datetime.datetime", _Then),
+        mock.patch(
+            "crust.blockdriver.engines.files.pool.secrets.token_hex", return_value=IDS.pool_id
+        ),
+        mock.patch("crust.blockdriver.engines.files.pool.datetime.datetime", _Then),
     ):
         stores.open()
     _write_volume(stores)
@@ -123,6 +135,7 @@ def _write_volume(stores: Stores) -> None:
         VolumeRecord(
             volume_id=VOLUME,
             name="pvc-1",
+            attempt="5e1f5e1f5e1f5e1f",
             phase="ready",
             capacity_bytes=1 << 26,
             parameters={"fsType": "ext4"},
@@ -152,6 +165,7 @@ def _write_snapshots(stores: Stores) -> None:
         SnapshotRecord(
             snapshot_id=SNAPSHOT,
             name="",
+            attempt="5e1f5e1f5e1f5e1f",
             phase="ready",
             source_volume_id=VOLUME,
             size_bytes=1 << 26,
@@ -168,6 +182,7 @@ def _write_snapshots(stores: Stores) -> None:
         GroupRecord(
             group_id=GROUP,
             name="group-1",
+            attempt="5e1f5e1f5e1f5e1f",
             phase="ready",
             created_ns=_CREATED_NS,
             members=((VOLUME, SNAPSHOT),),

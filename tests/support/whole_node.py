@@ -109,7 +109,9 @@ class WholeNode:
 
 
 @asynccontextmanager
-async def whole_node(vendor: Vendor | None = None) -> AsyncIterator[WholeNode]:
+async def whole_node(
+    vendor: Vendor | None = None, *, runtime_options: tuple[str, ...] = ()
+) -> AsyncIterator[WholeNode]:
     """A running node; asserts at the end that no loop device, mount or process of it remains.
 
     With `vendor` it has that driver, and no other.
@@ -117,6 +119,7 @@ async def whole_node(vendor: Vendor | None = None) -> AsyncIterator[WholeNode]:
     base = Path(tempfile.mkdtemp(prefix="crust-e2e-", dir="/tmp"))  # short, for sockets' names
     before = orphans.find(base)
     node = Node(base, vendor)
+    node.runtime_options = runtime_options
     at = node.paths
     kubelet = Kubelet(at.kubelet, at.csi_socket, at.inspect_socket, at.controller_socket)
     try:

@@ -12,8 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from crust.csi_shim import inner
-from crust.rpc import channel, passthrough
+from crust.rpc import channel, extensions, passthrough
 
 
 class _Version(grpc.GenericRpcHandler):
@@ -30,13 +29,24 @@ class _Version(grpc.GenericRpcHandler):
         async def behave(data: bytes, context: passthrough.Context) -> bytes:
             metadata = passthrough.metadata_of(context)
             if not self._defers:
-                metadata = inner.plain(metadata)
+                metadata = _without_deferral(metadata)
             try:
                 return await peer(data, metadata=metadata, timeout=context.time_remaining())
             except grpc.aio.AioRpcError as error:
                 return await passthrough.relay_status(context, error)
 
         return grpc.unary_unary_rpc_method_handler(behave)
+
+
+def _without_deferral(metadata: passthrough.Metadata) -> passthrough.Metadata:
+    kept = []
+    for key, value in metadata:
+        if key != extensions.KEY or isinstance(value, bytes):
+            kept.append((key, value))
+            continue
+        others = [each for each in value.split(",") if each.strip() != extensions.DEFERRAL]
+        kept.append((key, ",".join(others)))
+    return tuple(kept)
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ import pytest
 from crust import volumes
 from crust.blockdriver import app as driver_app
 from crust.blockdriver import serve
+from crust.blockdriver.services.roles import Role
 from crust.handoff import store
 from crust.host.block import devices, loop
 from crust.host.mounts import mount_api, mountinfo
@@ -24,7 +25,7 @@ from crust.proxy import app as proxy_app
 from crust.proxy import targets
 from crust.rpc import channel
 from crust.runtime_handler import claim_volume
-from crust.settings import ProgramSettings
+from crust.settings import KubernetesSettings, ProgramSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import node as nodes
 from tests.support.fake_handler import FakeHandler, running
@@ -41,6 +42,12 @@ class Chain:
     places: Places
     way: str = "processes"
     """As a process for each part, or as `crust node`."""
+
+    kubernetes: KubernetesSettings | None = None
+    """The proxy's access to the Kubernetes API, where each part is a process."""
+
+    role: Role = field(default_factory=Role)
+    """Of the driver, where each part is a process."""
 
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     connected: grpc.aio.Channel = field(init=False)
@@ -86,6 +93,7 @@ class Chain:
             run_dir=f"{root}/driver-run",
             node_id="node-1",
             target_roots=(self.places.kubelet,),
+            role=self.role,
         )
         enter = self.stack.enter_async_context
         await enter(
@@ -97,7 +105,9 @@ class Chain:
         )
         await enter(
             proxy_app.running(
-                self.places.settings(grace_s=10, driver="block.csi.crust.dev"),
+                self.places.settings(
+                    grace_s=10, driver="block.csi.crust.dev", kubernetes=self.kubernetes
+                ),
                 targets=targets.GuardedTargets([self.places.kubelet]),
                 devices=devices,
             )

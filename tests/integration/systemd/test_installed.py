@@ -1,4 +1,4 @@
-"""A node on which crust is installed by the commands of docs/operations.md, under a real systemd."""
+"""A node on which crust is installed by the commands of docs/install.md, under a real systemd."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,10 @@ from tests.support.booted_systemd import Machine
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(200)]  # the first one waits for the boot
 
-PAGE = (Path(__file__).parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
+DOCS = booted_systemd.CHECKOUT / "docs"
+PAGE = "".join(
+    (DOCS / each).read_text(encoding="utf-8") for each in ("install.md", "operations.md")
+)
 KUBELET = "/var/lib/kubelet"
 SOCKET = f"{KUBELET}/plugins/block.csi.crust.dev/csi.sock"
 STAGING, TARGET = f"{KUBELET}/plugins/kubernetes.io/csi/v/globalmount", f"{KUBELET}/pods/p/mount"
@@ -52,7 +55,7 @@ def machine() -> Iterator[Machine]:
     capabilities.need("mount", "loop", "systemd")
     with booted_systemd.machine() as booted:
         booted.output("mkdir", "-p", f"{KUBELET}/plugins_registry", f"{KUBELET}/pods")
-        follow(booted, "Install")
+        follow(booted, "As units of systemd")
         yield booted
 
 
@@ -142,6 +145,14 @@ def test_backup_has_the_pools_id_and_start_returns_once_the_sockets_are_there(
         in machine.output("tar", "--list", "--file", "/root/crust-pool.tar").split()
     )
     assert Path(f"{machine.root}{SOCKET}").is_socket()
+
+
+def test_restore_brings_the_pool_back_as_it_was(machine: Machine) -> None:
+    pool_id = machine.output("cat", "/var/lib/crust/block/pool.json")
+    machine.output("touch", "/var/lib/crust/block/made-since")
+    follow(machine, "Restore")
+    assert machine.output("cat", "/var/lib/crust/block/pool.json") == pool_id
+    assert machine.run("ls", "/var/lib/crust/block/made-since").returncode != 0
 
 
 async def test_three_units_serve_in_the_place_of_one(machine: Machine) -> None:

@@ -175,6 +175,7 @@ async def test_own_driver_without_its_deferral_is_wrapped(own: OwnNode) -> None:
     await own.check_gone(volume_id)
 
 
+@pytest.mark.story(4)
 async def test_volume_that_was_wrapped_stays_so_until_its_end_under_a_driver_that_defers(
     own: OwnNode,
 ) -> None:
@@ -194,6 +195,7 @@ async def test_volume_that_was_wrapped_stays_so_until_its_end_under_a_driver_tha
     await own.check_gone(volume_id)
 
 
+@pytest.mark.story(5)
 async def test_volume_that_a_newer_driver_deferred_is_unpublished_under_an_older_one(
     own: OwnNode,
 ) -> None:
@@ -212,6 +214,7 @@ async def test_volume_that_a_newer_driver_deferred_is_unpublished_under_an_older
     await own.check_gone(volume_id)
 
 
+@pytest.mark.story(2)
 async def test_volume_that_its_class_does_not_defer_is_mounted_on_the_host_by_a_driver_that_can_defer(
     own: OwnNode,
 ) -> None:
@@ -227,6 +230,7 @@ async def test_volume_that_its_class_does_not_defer_is_mounted_on_the_host_by_a_
     await own.check_gone(volume_id)
 
 
+@pytest.mark.story(3)
 @no_wrap
 async def test_volume_of_a_driver_that_cannot_defer_is_mounted_on_the_host(own: OwnNode) -> None:
     """KEP-2857, story 3. One whose class says always is refused: nothing falls back in silence."""
@@ -240,6 +244,7 @@ async def test_volume_of_a_driver_that_cannot_defer_is_mounted_on_the_host(own: 
     await own.check_gone(volume_id)
 
 
+@pytest.mark.story(6)
 @no_wrap
 async def test_publish_fails_under_an_older_driver_until_the_newer_one_is_back(
     own: OwnNode,

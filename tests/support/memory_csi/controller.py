@@ -216,10 +216,13 @@ class Controller:
         check_text(request.node_id, 256)
         if request.node_id != NODE:
             raise Refused(Code.NOT_FOUND, "no such node")
+        taken = self._on_node(request.node_id)
+        known = set(request.published_volume_ids)
+        unknown = set(taken) - known if known and "counts-all" not in self.faults else ()
         return csi_pb2.ControllerGetNodeInfoResponse(
-            max_volumes_per_node=SLOTS,
+            max_volumes_per_node=max(SLOTS - len(unknown), 1),
             accessible_topology=topology(),
-            published_volume_ids=self._on_node(request.node_id),
+            published_volume_ids=taken,
         )
 
     def _on_node(self, node_id: str) -> list[str]:

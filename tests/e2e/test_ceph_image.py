@@ -1,0 +1,215 @@
+"""A guest's volume is an image of a real Ceph cluster, which QEMU opens itself; and it moves to another node."""
+
+import asyncio
+import base64
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from crust.ceph import claim_object, fencing
+from examples.cluster import ceph_cluster
+from examples.cluster.ceph_cluster import POOL, CephCluster
+from examples.kata.runtime.client import RuntimeRefused
+from tests.support import capabilities
+from tests.support.image_node import IMAGE, SIZE, ImageNode, Storage, image_node
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
+    capabilities.need("vm")
+    with ceph_cluster.running(tmp_path_factory.mktemp("ceph") / "c") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def storage(ceph: CephCluster) -> Storage:
+    return Storage.make(ceph)
+
+
+@pytest.fixture
+async def node(
+    storage: Storage, guest_image: object, acceleration: object
+) -> AsyncIterator[ImageNode]:
+    async with image_node("node-a", storage) as made:
+        yield made
+
+
+def claims_of(storage: Storage) -> claim_object.Claims:
+    with storage.ceph.ioctx(POOL, storage.namespace) as ioctx:
+        return claim_object.read(ioctx, IMAGE).claims
+
+
+def fence(storage: Storage, name: str) -> tuple[str, ...]:
+    """What an operator does for a node that is gone."""
+    with storage.ceph.ioctx(POOL, storage.namespace) as ioctx:
+        return fencing.fence(storage.ceph.admin, ioctx, IMAGE, name, even_if_connected=True)
+
+
+@pytest.mark.spec("H-47")
+async def test_guest_formats_an_image_that_was_created_empty_and_the_next_guest_has_its_data(
+    node: ImageNode, storage: Storage
+) -> None:
+    target = await node.publish()
+    assert await node.output("one", target, "echo kept > /data/f; sync; cat /data/f") == "kept"
+    [holder] = claims_of(storage).holders
+    assert (holder.node, holder.sandbox) == ("node-a", "one")
+    assert holder.address
+    await node.runtime.stop("one")
+    assert claims_of(storage).holders == ()
+    assert await node.output("two", target, "cat /data/f") == "kept"
+    await node.runtime.stop("two")
+    await node.node.co.unpublish(IMAGE, target)
+    node.node.check_untouched(target)
+    await node.node.co.unpublish(IMAGE, target)
+
+
+@pytest.mark.spec("H-54")
+async def test_key_of_the_images_user_is_in_no_file_command_line_environment_or_log(
+    node: ImageNode, storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    target = await node.publish()
+    await node.output("one", target, "true")
+    pid = await node.qemu("one")
+    processes = [each.read_bytes() for each in Path("/proc").glob("[0-9]*/cmdline")]
+    for text in (
+        Path(f"/proc/{pid}/cmdline").read_text(),
+        Path(f"/proc/{pid}/environ").read_text(),
+        repr(processes),
+        caplog.text,
+        repr([each.__dict__ for each in caplog.records]),
+    ):
+        assert storage.key not in text
+    files = [each for each in Path(node.node.places.root).rglob("*") if each.is_file()]
+    confs = [each for each in files if each.name.startswith("ceph-")]
+    assert [each.stat().st_mode & 0o777 for each in confs] == [0o600]
+    assert not [each for each in files if storage.key.encode() in each.read_bytes()]
+
+
+@pytest.mark.spec("H-55")
+async def test_wrong_key_is_refused_before_the_hypervisor_gets_it(
+    node: ImageNode, storage: Storage
+) -> None:
+    raw = base64.b64decode(storage.key)
+    wrong = base64.b64encode(raw[:-1] + bytes([raw[-1] ^ 1])).decode()
+    good = storage.answer
+
+    def answer(found: object) -> None:
+        good(found)  # type: ignore[arg-type]
+        found.secrets["userKey"] = wrong  # type: ignore[attr-defined]
+
+    node.node.driver.alter = answer
+    target = await node.publish()
+    with pytest.raises(RuntimeRefused, match="refuses client") as caught:
+        await node.run("one", target, "true")
+    assert wrong not in str(caught.value)
+    assert claims_of(storage).holders == ()
+    node.node.driver.alter = good
+    await node.republish(target)  # the kubelet's republish brings the right one
+    await node.output("one", target, "true")
+
+
+@pytest.mark.spec("H-56", "D-54")
+async def test_image_that_its_controller_has_grown_grows_in_the_guest_and_never_shrinks(
+    node: ImageNode, storage: Storage
+) -> None:
+    target = await node.publish()
+    before = int(await node.output("one", target, "df -Pk /data | tail -1 | awk '{print $2}'"))
+    storage.grow(2 * SIZE)
+    await node.node.co.expand(IMAGE, target, 2 * SIZE)
+    after = int(await node.output("one", target, "df -Pk /data | tail -1 | awk '{print $2}'"))
+    assert after > before * 1.8
+    await node.node.co.expand(IMAGE, target, SIZE)
+    assert storage.size() == 2 * SIZE
+
+
+@pytest.mark.spec("H-53")
+async def test_volume_moves_to_another_node_after_its_frozen_guest_was_fenced(
+    node: ImageNode, storage: Storage
+) -> None:
+    """Refused while A has it; what A had synced is there; what A writes when it runs again reaches nothing."""
+    async with image_node("node-b", storage) as other:
+        here, there = await node.publish(), await other.publish()
+        await node.output("one", here, "echo synced > /data/f; sync")
+        with pytest.raises(RuntimeRefused, match="sandbox one on node node-a"):
+            await other.run("two", there, "true")
+        wrote = asyncio.Event()
+        loop = "while date >> /data/late && sync /data/late && echo wrote; do :; done"
+        writing = asyncio.create_task(
+            node.runtime.run(node.request("one", here, loop), lambda *_: wrote.set())
+        )
+        await wrote.wait()
+        qemu = await node.qemu("one")
+        os.kill(qemu, signal.SIGSTOP)
+        try:
+            [address] = fence(storage, "node-a")
+            assert address
+            assert await other.output("two", there, "cat /data/f") == "synced"
+            count = await other.output("two", there, "wc -l < /data/late")
+            await other.output("two", there, "echo of B > /data/f; sync")
+        finally:
+            os.kill(qemu, signal.SIGCONT)
+        ended = await writing  # its disk fails, and so does the loop
+        assert ended.code != 0 or b"rror" in ended.stderr
+        await other.runtime.stop("two")
+        await node.runtime.stop("one")
+        assert await other.output("three", there, "cat /data/f") == "of B"
+        assert await other.output("three", there, "wc -l < /data/late") == count
+
+
+@pytest.mark.spec("H-51")
+async def test_sandbox_after_a_killed_one_has_the_image_without_waiting_for_its_watch(
+    node: ImageNode, storage: Storage
+) -> None:
+    target = await node.publish()
+    await node.output("one", target, "echo kept > /data/f; sync")
+    killed = await node.qemu("one")
+    os.kill(killed, signal.SIGKILL)
+    assert await node.output("two", target, "cat /data/f; echo more >> /data/f; sync") == "kept"
+    [holder] = claims_of(storage).holders
+    assert holder.sandbox == "two"
+
+
+async def test_discard_reaches_an_image(node: ImageNode, storage: Storage) -> None:
+    target = await node.publish(options=("discard",))
+    await node.output("one", target, "dd if=/dev/zero of=/data/f bs=1M count=16 conv=fsync")
+    used = await asyncio.to_thread(_used, storage)
+    await node.output("one", target, "rm /data/f; sync /data; echo > /data/g; sync /data/g")
+    await node.runtime.stop("one")
+    assert await asyncio.to_thread(_used, storage) < used
+
+
+@pytest.mark.spec("H-36")
+async def test_limits_of_an_image_are_qemus(node: ImageNode, storage: Storage) -> None:
+    node.node.driver.io_limits = volumes.IoLimits(write_iops=77)
+    target = await node.publish()
+    await node.output("one", target, "true")
+    [shown] = [each for each in await node.runtime.list() if each["sandbox"] == "one"]
+    assert shown["limits"][target]["write_iops"] == 77
+
+
+async def test_read_only_image_is_given_read_only_and_shared_by_two_nodes(
+    node: ImageNode, storage: Storage
+) -> None:
+    target = await node.publish()
+    await node.output("one", target, "echo kept > /data/f; sync")
+    await node.runtime.stop("one")
+    await node.node.co.unpublish(IMAGE, target)
+    async with image_node("node-b", storage) as other:
+        for each in (node, other):
+            target = await each.publish(readonly=True)
+            assert await each.output("ro", target, "cat /data/f") == "kept"
+            assert (await each.run("ro", target, "echo x > /data/f")).code != 0
+        assert len(claims_of(storage).holders) == 2
+
+
+def _used(storage: Storage) -> int:
+    """How many objects of data the image has."""
+    with storage.ceph.ioctx(POOL, storage.namespace) as ioctx:
+        return sum(1 for each in ioctx.list_objects() if each.key.startswith("rbd_data."))

@@ -1,0 +1,117 @@
+"""One trace per publish through the processes of a node, and one request id from the proxy to the guest's console."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from crust.handoff import layout
+from crust.volumes import TargetPath
+from tests.support.otlp import Received, Receiver, receiving
+from tests.support.whole_node import WholeNode, refusal, whole_node
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(300)]
+
+PROXY, SHIM, DRIVER, RUNTIME = "crust-proxy", "crust-shim", "crust-driver", "crust-kata-example"
+
+
+@pytest_asyncio.fixture
+async def traced(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[WholeNode, Receiver]]:
+    async with receiving() as (receiver, endpoint):
+        monkeypatch.setenv("CRUST_TRACES", "true")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        async with whole_node(runtime_options=("--traces",)) as node:
+            yield node, receiver
+            await node.tidy()
+
+
+def named(spans: list[Received], service: str, name: str) -> list[Received]:
+    return [each for each in spans if (each.service, each.name) == (service, name)]
+
+
+async def test_publish_and_mount_are_one_trace_through_all_processes(
+    traced: tuple[WholeNode, Receiver],
+) -> None:
+    node, receiver = traced
+    volume = await node.volume()
+    target = await node.publish(volume)
+    await node.output("one", target, "true")
+    spans = await receiver.wait_for(lambda spans: bool(named(spans, RUNTIME, "SandboxMount")))
+
+    (root,) = named(spans, PROXY, "NodePublishVolume")
+    trace = [each for each in spans if each.trace_id == root.trace_id]
+    parents = {
+        (each.service, each.name): next(
+            ((other.service, other.name) for other in trace if other.span_id == each.parent_id),
+            None,
+        )
+        for each in trace
+    }
+    publish = "NodePublishVolume"
+    assert parents == {
+        (PROXY, publish): None,
+        (SHIM, publish): (PROXY, publish),
+        (DRIVER, publish): (SHIM, publish),
+        (RUNTIME, "SandboxMount"): (PROXY, publish),
+        (RUNTIME, "ClaimVolume"): (RUNTIME, "SandboxMount"),
+        (RUNTIME, "GuestMount"): (RUNTIME, "SandboxMount"),
+    }
+    of_one = {each.attributes["crust.request_id"] for each in trace if each.name != "GuestMount"}
+    assert len(of_one) == 1
+    assert {root.attributes[key] for key in ("crust.volume_id", "crust.target")} == {
+        volume.volume_id,
+        str(target),
+    }
+    assert root.attributes["rpc.grpc.status_code"] == "0"
+    assert not any(each.has_failed for each in trace)
+
+
+async def test_refused_publish_is_a_failed_span_with_the_name_of_the_error(
+    traced: tuple[WholeNode, Receiver],
+) -> None:
+    node, receiver = traced
+    volume = await node.volume()
+    await node.publish(volume)
+    code, _ = await refusal(node.publish(volume))
+    spans = await receiver.wait_for(
+        lambda spans: len(named(spans, PROXY, "NodePublishVolume")) == 2
+    )
+    failed = [each for each in named(spans, PROXY, "NodePublishVolume") if each.has_failed]
+    assert len(failed) == 1
+    assert failed[0].attributes["rpc.grpc.status_code"] == str(code.value[0])
+    assert failed[0].attributes["error.type"]
+
+
+async def test_no_volume_context_is_in_a_span(traced: tuple[WholeNode, Receiver]) -> None:
+    node, receiver = traced
+    await node.publish(await node.volume())
+    await receiver.wait_for(lambda spans: bool(named(spans, DRIVER, "NodePublishVolume")))
+    assert not any(b"crust.dev/defer" in each for each in receiver.raw)
+
+
+async def test_request_id_of_publish_is_in_claim_and_on_console(
+    traced: tuple[WholeNode, Receiver],
+) -> None:
+    node, _ = traced
+    target = await node.publish(await node.volume())
+    await node.output("one", target, "true")
+    paths = layout.Layout(str(node.daemons.paths.volumes)).entry(TargetPath.parse(str(target)))
+    with open(paths.record) as file:
+        request_id = json.load(file)["crust"]["request_id"]
+    with open(paths.claim) as file:
+        assert json.load(file)["request_id"] == request_id
+    in_proxy = (node.daemons.paths.logs / "proxy.log").read_text()
+    assert re.search(rf"served .*request_id={request_id}.*rpc=NodePublishVolume", in_proxy)
+    runtimes = (node.daemons.paths.logs / "runtime.log").read_text()
+    assert re.search(rf"mounted .*request_id={request_id}", runtimes)
+    console: list[bytes] = []
+    await node.runtime.logs("one", console.append, follow=False)
+    assert f"mount {paths_name(paths)} request_id={request_id}" in b"".join(console).decode()
+
+
+def paths_name(paths: layout.EntryPaths) -> str:
+    """The volume's name in the guest."""
+    return str(paths.directory).rsplit("/", 1)[-1][:20]

@@ -1,0 +1,168 @@
+"""Our driver under all four CSIDriver objects, as Kubernetes acts on them, with and without an attach by the CO."""
+
+import asyncio
+import itertools
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from crust.blockdriver.services.roles import Role
+from crust.host.mounts import mountinfo
+from crust.kubernetes_api import api as kubernetes_api
+from crust.kubernetes_api import csi_driver_objects
+from crust.kubernetes_api.csi_driver import CsiDriverObject
+from crust.settings import KubernetesSettings
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.integration.chain.conftest import MODE, Chain
+from tests.support import fake_kubernetes
+from tests.support.fake_kubernetes import NODE, FakeKubernetes
+from tests.support.node import Places
+from tests.support.refusals import refused
+
+pytestmark = pytest.mark.root
+
+DRIVER = "block.csi.crust.dev"
+WRITER = MODE.SINGLE_NODE_SINGLE_WRITER
+_PUBLISH = csi_pb2.ControllerServiceCapability.RPC.PUBLISH_UNPUBLISH_VOLUME
+
+
+@pytest.fixture
+def api() -> FakeKubernetes:
+    api = FakeKubernetes()
+    api.add_class("microvm", "kata")
+    api.add_pod("vm", "uid-vm", "microvm")
+    api.add_pod("plain", "uid-plain")
+    return api
+
+
+@pytest.fixture
+def settings(api: FakeKubernetes, tmp_path: Path) -> Iterator[KubernetesSettings]:
+    with fake_kubernetes.serving(api, tmp_path) as kubeconfig:
+        yield KubernetesSettings(runtime_handlers=("kata",), kubeconfig=kubeconfig, node_name=NODE)
+
+
+@pytest.fixture
+async def chain(settings: KubernetesSettings) -> AsyncIterator[Chain]:
+    with tempfile.TemporaryDirectory(prefix="crust-") as root:
+        started = Chain(Places.make(root), kubernetes=settings)
+        yield started
+        await started.stack.aclose()
+
+
+class Cluster:
+    """What Kubernetes does with a volume, by the CSIDriver object that it has."""
+
+    def __init__(self, chain: Chain, driver: CsiDriverObject) -> None:
+        self._chain = chain
+        self._driver = driver
+        self._controller = csi_pb2_grpc.ControllerStub(chain.connected)
+        self._capability = chain.capability(WRITER)
+
+    async def create(self) -> str:
+        request = csi_pb2.CreateVolumeRequest(
+            name="pvc",
+            volume_capabilities=[self._capability],
+            capacity_range=csi_pb2.CapacityRange(required_bytes=64 << 20),
+        )
+        return (await self._controller.CreateVolume(request, timeout=30)).volume.volume_id
+
+    async def attach(self, volume_id: str) -> list[str]:
+        """external-attacher, where it is asked to; returns the nodes that have the volume then."""
+        capabilities = await self._controller.ControllerGetCapabilities(
+            csi_pb2.ControllerGetCapabilitiesRequest(), timeout=30
+        )
+        publishes = any(each.rpc.type == _PUBLISH for each in capabilities.capabilities)
+        if self._driver.attach_required and publishes:
+            request = csi_pb2.ControllerPublishVolumeRequest(
+                volume_id=volume_id, node_id="node-1", volume_capability=self._capability
+            )
+            await self._controller.ControllerPublishVolume(request, timeout=30)
+        got = csi_pb2.ControllerGetVolumeRequest(volume_id=volume_id)
+        found = await self._controller.ControllerGetVolume(got, timeout=30)
+        return list(found.status.published_node_ids)
+
+    async def detach(self, volume_id: str) -> None:
+        request = csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume_id, node_id="node-1")
+        await self._controller.ControllerUnpublishVolume(request, timeout=30)
+
+    async def publish(self, volume_id: str, pod: str) -> str:
+        """The kubelet; returns the target."""
+        target = self._chain.places.target(pod)
+        context = {"crust.dev/defer": "runtime-class"}
+        if self._driver.pod_info_on_mount:
+            names = {"name": pod, "namespace": "default", "uid": f"uid-{pod}"}
+            context |= {f"csi.storage.k8s.io/pod.{key}": each for key, each in names.items()}
+        await self._chain.co.publish(
+            volume_id,
+            target,
+            defer=False,
+            mode=WRITER,
+            staging_target_path=self._chain.staging(),
+            volume_context=context,
+        )
+        return target
+
+
+COMBINATIONS = [
+    pytest.param(*each, id="-".join(map(str, each)))
+    for each in itertools.product((True, False), repeat=3)
+]
+
+
+@pytest.mark.parametrize(("attach_required", "pod_info", "publishes"), COMBINATIONS)
+async def test_volume_lives_under_each_object(
+    chain: Chain,
+    api: FakeKubernetes,
+    settings: KubernetesSettings,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    attach_required: bool,
+    pod_info: bool,
+    publishes: bool,
+) -> None:
+    chain.role = Role(node_deployment=not publishes)
+    spec = {"attachRequired": attach_required, "podInfoOnMount": pod_info}
+    api.add_object("csidrivers", DRIVER, spec=spec)
+    await chain.start()
+    client = kubernetes_api.client(settings.kubeconfig)
+    cluster = Cluster(chain, await csi_driver_objects.read(client, DRIVER))
+    await client.close()
+
+    volume_id = await cluster.create()
+    attached = await cluster.attach(volume_id)
+    assert attached == (["node-1"] if attach_required and publishes else [])
+    await chain.stage(volume_id, mode=WRITER)
+    if pod_info:
+        vm = await cluster.publish(volume_id, "vm")
+        assert chain.entry(vm) is not None, "a pod of a microVM gets the device"
+        await chain.co.unpublish(volume_id, vm)
+        plain = await cluster.publish(volume_id, "plain")
+        assert chain.entry(plain) is None
+        mount = mountinfo.at(plain)
+        assert mount is not None
+        assert mount.fs_type == "ext4"
+        await chain.co.unpublish(volume_id, plain)
+    else:
+        words = "podInfoOnMount"
+        await refused(cluster.publish(volume_id, "vm"), grpc.StatusCode.FAILED_PRECONDITION, words)
+        assert chain.entry(chain.places.target("vm")) is None
+    await chain.unstage(volume_id)
+    if publishes:
+        await cluster.detach(volume_id)
+
+    for each in [each for each in asyncio.all_tasks() if "CSIDriver" in each.get_name()]:
+        await each
+    said = {
+        each.getMessage().removeprefix("CSIDriver mismatch: ").partition(" ")[0]
+        for each in caplog.records
+        if each.levelname == "WARNING" and "CSIDriver" in each.getMessage()
+    }
+    expected = set() if pod_info else {"podInfoOnMount"}
+    if attach_required and not publishes:
+        expected.add("attachRequired")
+    assert said == expected
+    request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
+    await csi_pb2_grpc.ControllerStub(chain.connected).DeleteVolume(request, timeout=30)

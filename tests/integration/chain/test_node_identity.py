@@ -1,0 +1,145 @@
+"""A CO that learns of the node from the controller, against our driver as processes: alone, behind shim and proxy, as
+one process with them, and as a driver that the shim wraps."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from crust.host.block import loop
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support import own_driver
+from tests.support.attaching_co import AttachingCo, Shape
+from tests.support.own_driver import MAX_VOLUMES, OwnDriver
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+
+MIB = 1 << 20
+NODE_ID = "conformance-node"
+ALL_SHAPES = [pytest.param(each, id=each.value) for each in Shape]
+CAPABILITY = csi_pb2.VolumeCapability(
+    mount=csi_pb2.VolumeCapability.MountVolume(fs_type="ext4"),
+    access_mode=csi_pb2.VolumeCapability.AccessMode(
+        mode=csi_pb2.VolumeCapability.AccessMode.SINGLE_NODE_SINGLE_WRITER
+    ),
+)
+
+
+@pytest.fixture(params=["alone", "behind-proxy", "node", "wrapped"])
+def driver(request: pytest.FixtureRequest) -> Iterator[OwnDriver]:
+    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
+        with own_driver.serving(Path(name), "1.12", request.param) as serving:
+            yield serving
+        for device in loop.list_all():
+            if device.backing.startswith(f"{name}/"):
+                loop.detach(device)
+
+
+@asynccontextmanager
+async def cos(driver: OwnDriver, *shapes: Shape) -> AsyncIterator[list[AttachingCo]]:
+    """COs of the same node, each with connections of its own."""
+    async with AsyncExitStack() as stack:
+        connected = [
+            await stack.enter_async_context(channel.connect(str(driver.socket)))
+            for _ in range(2 * len(shapes))
+        ]
+        node, controller = connected[::2], connected[1::2]
+        yield [AttachingCo(*each) for each in zip(shapes, node, controller, strict=True)]
+
+
+async def made(connected: grpc.aio.Channel, count: int, stem: str) -> list[str]:
+    stub = csi_pb2_grpc.ControllerStub(connected)
+    answers = [
+        stub.CreateVolume(
+            csi_pb2.CreateVolumeRequest(
+                name=f"{stem}-{number}",
+                volume_capabilities=[CAPABILITY],
+                capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
+            ),
+            timeout=60,
+        )
+        for number in range(count)
+    ]
+    return [(await each).volume.volume_id for each in answers]
+
+
+@pytest.mark.spec("N-2", "N-4", "N-9", "N-10")
+async def test_co_learns_from_the_controller_and_again_when_the_node_is_full(
+    driver: OwnDriver,
+) -> None:
+    """A second CO takes two slots behind the first one's back, which finds them when it is refused."""
+    async with cos(driver, Shape.FLAG, Shape.IDS_IN_RESPONSE, Shape.IDS_IN_REQUEST) as found:
+        co, by_id, other = found
+        for each in found:
+            await each.register()
+            assert each.node_id == NODE_ID
+        volumes = await made(co.controller, MAX_VOLUMES + 2, "pvc")
+        early = asyncio.create_task(co.attach(volumes[0], CAPABILITY))
+        await asyncio.sleep(0)
+        assert not co.attachments, "nothing is attached before topology and limit are known"
+        learned = await co.learn()
+        assert await early
+        info = await csi_pb2_grpc.NodeStub(co.node).NodeGetInfo(csi_pb2.NodeGetInfoRequest())
+        assert learned.topology == dict(info.accessible_topology.segments) != {}
+        assert learned.limit == info.max_volumes_per_node == MAX_VOLUMES
+        assert (await by_id.learn()).limit == MAX_VOLUMES - 1, "the first CO's volume has a slot"
+        assert await asyncio.gather(
+            *(co.attach(each, CAPABILITY) for each in volumes[1 : MAX_VOLUMES - 2])
+        )
+        await other.learn()
+        for last in volumes[-2:]:
+            assert await other.attach(last, CAPABILITY)
+        assert co.exhausted == 0
+        assert not await co.attach(volumes[MAX_VOLUMES - 2], CAPABILITY)
+        assert (co.exhausted, co.pending) == (1, [volumes[MAX_VOLUMES - 2]])
+        assert co.learned[-1].foreign == other.attached
+        assert co.learned[-1].limit == len(co.attached) == MAX_VOLUMES - 2
+        assert not await co.attach(volumes[MAX_VOLUMES - 1], CAPABILITY)
+        assert co.exhausted == 1, "a node that is known to be full is not asked again"
+        # the next tick finds a free slot
+        ticks = asyncio.Queue[None]()
+        following = asyncio.create_task(co.follow(ticks))
+        await other.detach(volumes[-1])
+        ticks.put_nowait(None)
+        await ticks.join()
+        assert await co.attach(co.pending.pop(0), CAPABILITY)
+        following.cancel()
+
+
+@pytest.mark.spec("N-8")
+async def test_co_that_names_its_volumes_gets_the_limit_beside_the_others(
+    driver: OwnDriver,
+) -> None:
+    async with cos(driver, Shape.IDS_IN_REQUEST, Shape.FLAG) as (co, other):
+        for each in (co, other):
+            await each.register()
+            assert (await each.learn()).limit == MAX_VOLUMES
+        volumes = await made(co.controller, 3, "pvc")
+        assert await co.attach(volumes[0], CAPABILITY)
+        assert await other.attach(volumes[1], CAPABILITY)
+        assert await other.attach(volumes[2], CAPABILITY)
+        assert (await co.learn()).limit == MAX_VOLUMES - 2
+        await co.detach(volumes[0])
+
+
+@pytest.mark.spec("N-7")
+@pytest.mark.parametrize("shape", ALL_SHAPES)
+async def test_attach_that_finishes_while_the_co_learns_is_not_foreign(
+    driver: OwnDriver, shape: Shape
+) -> None:
+    """Attaches and questions at once: the limit is the same in each answer."""
+    async with cos(driver, shape) as (co,):
+        await co.register()
+        await co.learn()
+        volumes = await made(co.controller, 12, "pvc")
+        await asyncio.gather(
+            *(co.attach(each, CAPABILITY) for each in volumes), *(co.learn() for _ in volumes)
+        )
+        assert co.attached == set(volumes)
+        assert {each.limit for each in co.learned} == {MAX_VOLUMES}
+        assert {each.foreign for each in co.learned} == {frozenset()}

@@ -1,0 +1,98 @@
+"""`crust try` against a real node: a volume of its own, deferred, and nothing left whatever happens."""
+
+import asyncio
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.cli import trial
+from crust.runtime_handler import Claim, claim_volume
+from tests.integration.chain.conftest import Chain
+
+pytestmark = [pytest.mark.root, pytest.mark.parametrize("chain", ["node"], indirect=True)]
+
+
+def wish(chain: Chain, *, handler: str = "kata", wait_s: float = 0) -> trial.Wish:
+    return trial.Wish("", handler, 64 << 20, "ext4", chain.places.kubelet, {}, wait_s)
+
+
+def assert_nothing_left(chain: Chain) -> None:
+    assert chain.places.entries() == []
+    assert os.listdir(f"{chain.places.root}/state/records") == []
+    assert [path for path in Path(chain.places.kubelet).rglob("*") if not path.is_dir()] == []
+    assert not list(Path(chain.places.kubelet).rglob("crust-try*"))
+
+
+async def test_try_publishes_deferred_and_leaves_nothing(
+    chain: Chain, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await trial.run(chain.places.run, wish(chain)) == 0
+    said = capsys.readouterr().out.splitlines()
+    done = [line.partition(":")[0] for line in said if line.endswith(": OK")]
+    assert done == [
+        "CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
+        "NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume",
+    ]  # fmt: skip
+    assert any(
+        line.startswith("published /dev/loop") and line.endswith(": published") for line in said
+    )
+    assert_nothing_left(chain)
+
+
+async def test_try_says_why_no_handler_takes_it_and_leaves_nothing(
+    chain: Chain, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await trial.run(chain.places.run, wish(chain, handler="absent")) == 1
+    assert "HandlerNotRegistered" in capsys.readouterr().err
+    assert_nothing_left(chain)
+
+
+async def test_try_reports_the_sandbox_and_waits_for_its_end(
+    chain: Chain, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trying = asyncio.create_task(trial.run(chain.places.run, wish(chain, wait_s=60)))
+    claim = await asyncio.to_thread(_claim_when_published, chain.places.volumes)
+    await claim.mounted(_nothing)
+    seen = ""
+    while "mounted in sandbox box" not in seen:
+        seen += capsys.readouterr().out
+        await asyncio.sleep(0.05)
+    await asyncio.to_thread(claim.release)
+    assert await trying == 0
+    assert_nothing_left(chain)
+
+
+async def test_try_without_a_sandbox_in_time_fails_and_leaves_nothing(
+    chain: Chain, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await trial.run(chain.places.run, wish(chain, wait_s=0.5)) == 1
+    assert "[NotClaimed]" in capsys.readouterr().err
+    assert_nothing_left(chain)
+
+
+async def test_unknown_driver_is_refused_before_anything_is_made(chain: Chain) -> None:
+    other = trial.Wish("other", "kata", 64 << 20, "ext4", chain.places.kubelet, {}, 0)
+    with pytest.raises(trial.NoDriverToTry, match=r"block\.csi\.crust\.dev"):
+        await trial.run(chain.places.run, other)
+    assert_nothing_left(chain)
+
+
+def _claim_when_published(root: str) -> Claim:
+    from crust.handoff.store import Store
+
+    store = Store(root)
+    while True:
+        with suppress(errors.CrustError):
+            for entry in store.scan():
+                if entry.record is not None:
+                    target = entry.record.target
+                    box, kata = volumes.SandboxId("box"), volumes.HandlerName("kata")
+                    features = frozenset(volumes.HandlerFeature)
+                    return claim_volume(root, target, box, kata, features=features)
+
+
+async def _nothing() -> None:
+    """The filesystem fills its device."""
