@@ -183,12 +183,19 @@ class SimulatedNode:
         return self._session is not None and self._session.registered.is_set()
 
     async def unpublish_lost(self) -> int:
-        """What an operator does with raw volumes that the kubelet lost: unpublish them, and remove what it left."""
+        """What an operator does with raw volumes that the kubelet lost: unpublish them, and remove what it left.
+
+        A target that the driver holds for unpublished counts too while it exists: its answer was lost half-way.
+        """
         block = self.kubelet.disk.block
-        lost = [each for each in block.lost if each in self.driver.published]
+        lost = [
+            each for each in block.lost if each in self.driver.published or os.path.exists(each)
+        ]
         self.driver.failures_after.clear()  # the operator would repeat the command
         for target in lost:
-            await self.kubelet.csi.unpublish(self.driver.published[target].volume_id, target)
+            handle = block.saved_handle(os.path.basename(os.path.dirname(target)))
+            assert handle is not None, f"no vol_data.json of {target}"
+            await self.kubelet.csi.unpublish(handle, target)
         for target in block.lost:
             name, pod_uid = target.split("/")[-2:]
             block.unmap(pod_uid, name)

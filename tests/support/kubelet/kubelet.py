@@ -224,10 +224,17 @@ class Kubelet:
         answers = [
             f"{method} {path}: {answer}" for (method, path), answer in last.items() if path in paths
         ]
-        return f"pods not running {waiting}, volumes {volumes}, last answers {answers}"
+        failures = [
+            f"{name} of {volume}: {error}" for (volume, name), error in self._failures.items()
+        ]
+        return (
+            f"pods not running {waiting}, volumes {volumes}, last answers {answers}, "
+            f"operations that fail {failures}"
+        )
 
     def _forget_everything(self) -> None:
         self.actual = Actual()
+        self._failures: dict[tuple[str, str], str] = {}
         self._pending = PendingOperations(self.clock)
         self._operations = VolumeOperations(
             self.actual, self.disk, self.csi, self._publish_context, self._lifecycle_modes
@@ -310,8 +317,9 @@ class Kubelet:
             try:
                 await work()
                 failed = False
-            except _FAILURES:
-                pass
+                self._failures.pop((volume, name), None)
+            except _FAILURES as error:
+                self._failures[volume, name] = f"{type(error).__name__} {error}"
             finally:
                 self._pending.end(operation, failed=failed)
 
