@@ -69,11 +69,11 @@ class Holder:
         return (self.node, self.machine) == (node, machine)
 
     def may_be_on(self, node: str, machine: str) -> bool:
-        """Whether the holder may be on this host: a driver and a runtime there can have been given different names.
+        """As `is_on`, but by the name alone for a process that cannot read its machine id (a driver in a container).
 
         Nobody may be told by this that a holder has ended.
         """
-        return self.node == node or (self.machine == machine and bool(machine))
+        return self.node == node and machine in ("", self.machine)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,16 @@ _TRIES = 20
 class ImageClaimed(errors.NotReady):
     """Another sandbox has the image."""
 
-    def __init__(self, image: str, holder: Holder, node: str) -> None:
+    def __init__(self, image: str, holder: Holder, host: "Host") -> None:
+        why = f"sandbox {holder.sandbox} on node {holder.node} has it since {holder.claimed_at}"
+        if holder.machine == host.machine and host.machine:
+            why += (
+                f"; {holder.node} has this host's machine id: either it is this host, and its runtime has another "
+                "node name than its driver, or two hosts have one /etc/machine-id"
+            )
         super().__init__(
-            f"the image {image} cannot be used on {node}",
-            why=f"sandbox {holder.sandbox} on node {holder.node} has it since {holder.claimed_at}",
+            f"the image {image} cannot be used on {host.node}",
+            why=why,
             hint="stop the pod there; if the node is gone for good, cut it off: `crust ceph fence`",
         )
         self.holder = holder
@@ -167,14 +173,15 @@ def give_back(ioctx: Ioctx, image: str, holder_id: str) -> None:
 def check_claimable(ioctx: Ioctx, image: str, mode: Mode, host: Host) -> None:
     """Raise `ImageClaimed` or `ImageBeingFenced` if no sandbox on that host could take the image now.
 
-    It is the driver's early answer. The runtime, which may go by another node name, decides in `take`.
+    It is the driver's early answer, by the identity that a claim has: node name and machine id. The runtime decides,
+    in `take`.
     """
     claims = claim_object.read(ioctx, image).claims
     if claims.fencing:
         raise ImageBeingFenced(image)
     for each in claims.holders:
         if not each.may_be_on(host.node, host.machine) and not _share(claims.mode, mode):
-            raise ImageClaimed(image, each, host.node)
+            raise ImageClaimed(image, each, host)
 
 
 def changed(ioctx: Ioctx, image: str, change: Callable[[Claims], Claims | None]) -> Read:
@@ -214,7 +221,7 @@ def _with(claims: Claims, holder: Holder, mode: Mode, image: str, host: Host) ->
         return replace(claims, mode=mode, holders=(*claims.holders, holder))
     for each in claims.holders:
         if not each.is_on(host.node, host.machine):
-            raise ImageClaimed(image, each, host.node)
+            raise ImageClaimed(image, each, host)
     # left by virtual machines of this host: this one has the volume's claim lock, so they have ended
     ended = (*claims.ended, *(each.address for each in claims.holders if each.address))
     return Claims(mode, (holder,), ended=tuple(dict.fromkeys(ended)))

@@ -55,15 +55,36 @@ def test_detach_waits_for_the_client_of_a_claim_and_not_for_a_claim_that_was_nev
 
 
 @pytest.mark.spec("H-51")
-def test_runtime_of_this_host_is_known_if_it_goes_by_another_node_name(
-    bench: Bench, access: Made
-) -> None:
-    here, client = access("node-id-of-the-driver"), bench.node()
-    attached(client, Host("name-of-the-host", "machine"))
+def test_another_host_with_this_machine_id_is_another_host(bench: Bench, access: Made) -> None:
+    """Virtual machines that were copied from one disk; and a runtime that has another node name than its driver."""
+    here, client = access("node-b"), bench.node()
     here.attach(VOLUME)
-    with pytest.raises(StillAttached, match="on node name-of-the-host"):
+    attached(client, Host("node-a", "machine"))
+    with pytest.raises(claims.ImageClaimed, match="node-a has this host's machine id"):
+        here.attach(VOLUME)
+    here.detach(VOLUME)
+    assert here.attached_here() == ()
+
+
+@pytest.mark.spec("H-51")
+def test_another_host_with_this_node_name_is_another_host(bench: Bench, access: Made) -> None:
+    here, client = access("node-a"), bench.node()
+    here.attach(VOLUME)
+    attached(client, Host("node-a", "another-machine"))
+    with pytest.raises(claims.ImageClaimed, match="on node node-a"):
+        here.attach(VOLUME)
+    here.detach(VOLUME)
+
+
+@pytest.mark.spec("H-51")
+def test_driver_that_cannot_read_its_machine_id_goes_by_the_node_name(
+    bench: Bench, access: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Host, "this", lambda node: Host(node, ""))
+    here, elsewhere, client = access("node-a"), access("node-b"), bench.node()
+    attached(client, Host("node-a", "machine"))
+    here.attach(VOLUME)
+    with pytest.raises(StillAttached, match="on node node-a"):
         here.detach(VOLUME)
-    for unknown in ("another", ""):
-        other = Host("another", unknown)
-        with pytest.raises(claims.ImageClaimed):
-            claims.check_claimable(client.ioctx, IMAGE, claim_object.Mode.WRITER, other)
+    with pytest.raises(claims.ImageClaimed):
+        elsewhere.attach(VOLUME)
