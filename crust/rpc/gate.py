@@ -21,15 +21,13 @@ import grpc
 import grpc.aio
 
 from crust.rpc import passthrough, requests, status
+from crust.rpc.method_handlers import Handler, decoded, encoded
 
 QUIET_S = 0.05
 """So long no call has come: then every caller waits for an answer, or has none to ask for."""
 
 HOLD_S = 1.0
 """How long answers are held at most, if calls go on to come."""
-
-Handler = Any
-"""grpc.RpcMethodHandler, which is generic in its stubs only."""
 
 
 def needs_state(method: str) -> bool:
@@ -192,7 +190,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
                     return await self._forward(successor, method, data, context)
                 request = await _decoded(handler, method, data, context)
                 answer = await handler.unary_unary(request, context)
-                return _encoded(handler, answer)
+                return encoded(handler, answer)
 
         return behave
 
@@ -227,22 +225,14 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
                 return
             request = await _decoded(handler, method, data, context)
             async for answer in handler.unary_stream(request, context):
-                yield _encoded(handler, answer)
+                yield encoded(handler, answer)
 
         return behave
 
 
 async def _decoded(handler: Handler, method: str, data: bytes, context: passthrough.Context) -> Any:
-    if handler.request_deserializer is None:
-        return data
     try:
-        return handler.request_deserializer(data)
+        return decoded(handler, data)
     except requests.DecodeError:
         error = requests.MalformedMessage(f"a request of {method}")
         return await status.abort(context, error, is_csi=method.startswith("/csi."))
-
-
-def _encoded(handler: Handler, answer: Any) -> bytes:
-    encode = handler.response_serializer
-    encoded: bytes = answer if encode is None else encode(answer)
-    return encoded
