@@ -24,48 +24,6 @@ _CONFIG = click.option(
 _WAIT_S = 10.0
 
 
-class NodeStillConnected(errors.NotReady):
-    """A node that is connected is to be retired."""
-
-    def __init__(self, node_id: str) -> None:
-        super().__init__(
-            f"the node {node_id} is not retired",
-            why="it is connected, and its volumes may be in use",
-            hint="stop its driver first; a retired pool is never served again",
-        )
-
-
-class PoolStillAnnounced(errors.NotReady):
-    """A pool is to be retired that a connected node announces."""
-
-    def __init__(self, pool_id: str, node_id: str) -> None:
-        super().__init__(
-            f"the pool {pool_id} is not retired",
-            why=f"the node {node_id} announces it, and its volumes may be in use",
-            hint="stop that node's driver first; if the disk was moved there, nothing is to be retired",
-        )
-        self.pool_id = pool_id
-
-
-class PoolOfKnownNode(errors.NotReady):
-    """A pool is to be retired by its id, and its node is known."""
-
-    def __init__(self, pool_id: str, node_id: str) -> None:
-        super().__init__(
-            f"the pool {pool_id} is not retired",
-            why=f"it is a pool of the node {node_id}",
-            hint=f"run `crust cluster retire {node_id}`",
-        )
-        self.pool_id = pool_id
-
-
-class NoSuchClusterNode(errors.NotFound):
-    """No pool of this node is known."""
-
-    def __init__(self, node_id: str) -> None:
-        super().__init__(f"there is no node {node_id!r}", why="the cluster knows no pool of it")
-
-
 @click.group()
 def cluster() -> None:
     """The nodes of a cluster with one controller."""
@@ -162,27 +120,10 @@ async def _retire_named(store: Any, node: str | None, pool: str | None) -> None:
 
 
 async def _retire(store: Any, node: str) -> None:
-    if node in store.nodes():
-        raise NodeStillConnected(node)
-    pools = [pool for pool, known in store.known_pools().items() if known == node]
-    if not pools:
-        raise NoSuchClusterNode(node)
-    for pool in pools:
-        _check_unannounced(store, pool)
-    await store.retire(node)
+    pools = await store.retire(node)
     click.echo(f"{node} is retired, with the pools {', '.join(pools)}")
 
 
 async def _retire_pool(store: Any, pool: str) -> None:
-    _check_unannounced(store, pool)
-    node = store.known_pools().get(pool)
-    if node:
-        raise PoolOfKnownNode(pool, node)
     await store.retire_pool(pool)
     click.echo(f"the pool {pool} is retired")
-
-
-def _check_unannounced(store: Any, pool: str) -> None:
-    for node_id, said in store.nodes().items():
-        if said.pool_id == pool:
-            raise PoolStillAnnounced(pool, node_id)

@@ -193,15 +193,20 @@ class ControllerSide(Protocol):
         """
         ...
 
-    async def retire(self, node_id: str) -> None:
-        """Forget a node that is gone for good, and keep for good that its pools are retired.
+    async def retire(self, node_id: str) -> tuple[str, ...]:
+        """Forget a node that is gone for good, and keep for good that its pools are retired; returns these.
 
-        Needs no leadership: an operator does it. Raises `StoreUnavailable`.
+        Whether it may be is decided by what is in the store in the moment in which it is written. Needs no
+        leadership: an operator does it. A repetition changes nothing. Raises as `retirement.of_node`,
+        `StoreUnavailable`.
         """
         ...
 
     async def retire_pool(self, pool_id: str) -> None:
-        """Keep for good that a pool is retired whose node is not known any more. Raises `StoreUnavailable`."""
+        """Keep for good that a pool is retired whose node is not known any more, as `retire` does.
+
+        Raises as `retirement.check_pool`, `StoreUnavailable`.
+        """
         ...
 
     def lead(self, name: str) -> AbstractAsyncContextManager[Leadership]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from crust.cluster import retirement
 from crust.cluster.protocol import (
     Announcement,
     Answer,
@@ -30,6 +31,10 @@ class Cluster(Protocol):
 
     async def node(self, node_id: str) -> NodeSide:
         """A connection of a node."""
+        ...
+
+    async def leave(self, node_id: str) -> None:
+        """End the node's connections, as a stop of its driver does."""
         ...
 
     async def controller(self, name: str) -> ControllerSide:
@@ -273,11 +278,11 @@ class StoreContract:
 
     async def test_all_of_many_pools_of_a_node_are_retired(self, cluster: Cluster) -> None:
         node, operator = await cluster.node("n1"), await cluster.controller("operator")
-        pools = {f"pool-{number}" for number in range(60)}
+        pools = {f"pool-{number}" for number in range(120)}
         for pool in pools:
             await node.announce(announcement("n1", pool))
-        await eventually(lambda: set(operator.known_pools()) == pools)
-        await operator.retire("n1")
+        await cluster.leave("n1")
+        assert set(await operator.retire("n1")) == pools
         await eventually(lambda: operator.retired_pools() == pools)
 
     async def test_retired_node_is_forgotten_and_its_pools_stay_retired(
@@ -286,11 +291,51 @@ class StoreContract:
         node, controller = await cluster.node("n1"), await cluster.controller("c")
         operator = await cluster.controller("operator")
         await node.announce(announcement("n1", "a"))
-        await eventually(lambda: "a" in operator.known_pools() and "a" in controller.known_pools())
-        await operator.retire("n1")
+        await eventually(lambda: "a" in controller.known_pools())
+        await cluster.leave("n1")
+        assert await operator.retire("n1") == ("a",)
         await eventually(lambda: controller.retired_pools() == {"a"})
         assert controller.known_pools() == {}
+        node = await cluster.node("n1")
         with contextlib.suppress(StoreUnavailable):  # a store may refuse it at once
             await node.announce(announcement("n1", "a", capacity_bytes=5))
         assert "a" not in controller.known_pools()
         assert controller.retired_pools() == {"a"}
+
+    async def test_retiring_again_is_a_success_and_of_an_unknown_node_none(
+        self, cluster: Cluster
+    ) -> None:
+        node, operator = await cluster.node("n1"), await cluster.controller("operator")
+        await node.announce(announcement("n1", "a"))
+        await cluster.leave("n1")
+        with pytest.raises(retirement.NoSuchClusterNode):
+            await operator.retire("n2")
+        assert await operator.retire("n1") == ("a",)
+        assert await operator.retire("n1") == ("a",)
+        await operator.retire_pool("a")
+        await eventually(lambda: operator.retired_pools() == {"a"})
+
+    async def test_connected_node_is_not_retired(self, cluster: Cluster) -> None:
+        node, operator = await cluster.node("n1"), await cluster.controller("operator")
+        await node.announce(announcement("n1", "a"))
+        with pytest.raises(retirement.NodeStillConnected):
+            await operator.retire("n1")
+        with pytest.raises(retirement.PoolStillAnnounced):
+            await operator.retire_pool("a")
+        assert operator.retired_pools() == frozenset()
+
+    async def test_pool_that_moved_is_not_retired_with_the_node_that_had_it(
+        self, cluster: Cluster
+    ) -> None:
+        """The node that has the disk now announces it; known as the other one's it is if that one announced last."""
+        operator = await cluster.controller("operator")
+        second, first = await cluster.node("n2"), await cluster.node("n1")
+        await second.announce(announcement("n2", "a"))
+        await first.announce(announcement("n1", "a"))
+        await cluster.leave("n1")
+        with pytest.raises(retirement.PoolStillAnnounced):
+            await operator.retire("n1")
+        await cluster.leave("n2")
+        with pytest.raises(retirement.PoolOfKnownNode):
+            await operator.retire_pool("a")
+        assert await operator.retire("n1") == ("a",)

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
+from crust.cluster import retirement
 from crust.cluster.protocol import (
     Announcement,
     Answer,
@@ -40,7 +41,7 @@ class Kept:
 
     announcements: dict[str, Announcement] = field(default_factory=dict)
     pools: dict[str, str] = field(default_factory=dict)
-    retired: set[str] = field(default_factory=set)
+    retired: dict[str, str] = field(default_factory=dict)
     requests: dict[tuple[str, str], Request] = field(default_factory=dict)
     answers: dict[tuple[str, str], Answer] = field(default_factory=dict)
     placements: dict[str, str] = field(default_factory=dict)
@@ -264,20 +265,28 @@ class MemoryController:
         rows = sorted(self._store.kept.placements.items())
         return tuple(row for row in rows if row[0] > after)[:limit]
 
-    async def retire(self, node_id: str) -> None:
+    async def retire(self, node_id: str) -> tuple[str, ...]:
         """See `ControllerSide`."""
         self._store.check(self._name)
         kept = self._store.kept
-        for pool_id in [pool for pool, node in kept.pools.items() if node == node_id]:
-            del kept.pools[pool_id]
-            kept.retired.add(pool_id)
+        pools = retirement.of_node(self._known(), node_id)
+        for pool_id in pools:
+            kept.pools.pop(pool_id, None)
+            kept.retired[pool_id] = node_id
         self._store.changes.tell()
+        return pools
 
     async def retire_pool(self, pool_id: str) -> None:
         """See `ControllerSide`."""
         self._store.check(self._name)
-        self._store.kept.retired.add(pool_id)
+        retirement.check_pool(self._known(), pool_id)
+        self._store.kept.retired.setdefault(pool_id, "")
         self._store.changes.tell()
+
+    def _known(self) -> retirement.Known:
+        kept = self._store.kept
+        announced = {node: said.pool_id for node, said in kept.announcements.items()}
+        return retirement.Known(announced, kept.pools, kept.retired)
 
     @contextlib.asynccontextmanager
     async def lead(self, name: str) -> AsyncIterator[Term]:

@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from crust.cluster.etcd import leadership, records, writes
+from crust.cluster.etcd import leadership, records, retiring, writes
 from crust.cluster.etcd.client import CALL_S, Client
 from crust.cluster.etcd.inbox import KEEP_S, Inbox
 from crust.cluster.etcd.keys import Keys
@@ -145,24 +145,13 @@ class EtcdControllerSide:
         keys = [(self._keys.parse(kv.key), kv.value.decode()) for kv in found.kvs]
         return tuple((key.name, pool) for key, pool in keys if key is not None)
 
-    async def retire(self, node_id: str) -> None:
+    async def retire(self, node_id: str) -> tuple[str, ...]:
         """See the protocol."""
-        what = f"node {node_id} is not retired"
-        _, kvs = await writes.listing(self._client, *self._keys.pools(node_id), what=what)
-        pools = [key.id for kv in kvs if (key := self._keys.parse(kv.key)) is not None]
-        own = [pool for pool in pools if self.known_pools().get(pool, node_id) == node_id]
-        record = [writes.put(self._keys.decommissioned(each), node_id.encode()) for each in own]
-        while len(record) > _BATCH:
-            # the node is forgotten with the last of them, so a retry finds the rest
-            await writes.commit(self._client, [], record[:_BATCH], what=what)
-            record = record[_BATCH:]
-        forget = writes.delete(*self._keys.node(node_id))
-        await writes.commit(self._client, [], [*record, forget], what=what)
+        return await retiring.retire(self._client, self._keys, node_id)
 
     async def retire_pool(self, pool_id: str) -> None:
         """See the protocol."""
-        retired = writes.put(self._keys.decommissioned(pool_id), b"")
-        await writes.commit(self._client, [], [retired], what=f"pool {pool_id} is not retired")
+        await retiring.retire_pool(self._client, self._keys, pool_id)
 
     @contextlib.asynccontextmanager
     async def lead(self, name: str) -> AsyncIterator[Term]:

@@ -76,6 +76,10 @@ class Keys:
         """The range of all that is of a node, which is also the range that its role is granted."""
         return _range(self._key("nodes", node_id, ""))
 
+    def nodes(self) -> tuple[bytes, bytes]:
+        """The range of all that is of nodes."""
+        return _range(self._key("nodes", ""))
+
     def requests(self, node_id: str) -> tuple[bytes, bytes]:
         """The range of the requests to a node."""
         return _range(self._key("nodes", node_id, REQUEST, ""))

@@ -26,6 +26,17 @@ def created_at(key: bytes, revision: int) -> pb.Compare:
     return pb.Compare(key=key, target=pb.Compare.CREATE, create_revision=revision)
 
 
+def unchanged(key: bytes, end: bytes, revision: int) -> pb.Compare:
+    """No key from `key` up to `end` was written after `revision`; keys may have gone."""
+    return pb.Compare(
+        key=key,
+        range_end=end,
+        target=pb.Compare.MOD,
+        result=pb.Compare.LESS,
+        mod_revision=revision + 1,
+    )
+
+
 def put(key: bytes, value: bytes, lease: int = 0) -> pb.RequestOp:
     """Write `key`; with a lease it ends with the lease."""
     return pb.RequestOp(request_put=pb.PutRequest(key=key, value=value, lease=lease))

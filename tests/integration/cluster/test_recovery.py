@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from crust.cluster import retirement
 from crust.cluster.etcd import connect, failures, writes
 from crust.cluster.etcd.keys import Keys
 from crust.cluster.etcd.node_side import EtcdNodeSide
@@ -112,6 +113,62 @@ async def test_watch_whose_revision_was_compacted_lists_again(
             changed = await anext(following)
             assert isinstance(changed, Changes)
             assert [event.kv.value for event in changed.events] == [b"y"]
+
+
+@pytest.mark.parametrize("back", ["n1", "n2"])
+async def test_node_or_disk_that_comes_back_between_look_and_write_is_not_retired(
+    etcd: Etcd, cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch, back: str
+) -> None:
+    operator = await cluster.controller()
+    await (await cluster.node("n1")).announce(announcement("n1", "a"))
+    await cluster.leave("n1")
+
+    async def comes_back() -> None:
+        await (await cluster.node(back)).announce(announcement(back, "a"))
+
+    looks = _interleaved(monkeypatch, comes_back)
+    # a disk that was moved is known as the other node's, and n1 has no pool any more
+    with pytest.raises((retirement.NodeStillConnected, retirement.NoSuchClusterNode)):
+        await operator.retire("n1")
+    assert len(looks) == 2
+    keys = etcd.keys()
+    assert [key for key in keys if "decommissioned" in key] == []
+
+
+async def test_node_is_retired_though_another_one_announces_itself_meanwhile(
+    etcd: Etcd, cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = await cluster.controller()
+    await (await cluster.node("n1")).announce(announcement("n1", "a"))
+    await cluster.leave("n1")
+
+    async def another() -> None:
+        await (await cluster.node("n2")).announce(announcement("n2", "b"))
+
+    looks = _interleaved(monkeypatch, another)
+    assert await operator.retire("n1") == ("a",)
+    assert len(looks) == 2
+    keys = etcd.keys()
+    assert [key for key in keys if "decommissioned" in key] == ["/crust/decommissioned/a"]
+
+
+def _interleaved(
+    monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], Awaitable[None]]
+) -> list[int]:
+    """Let `meanwhile` happen after the first look of a retirement; returns the looks."""
+    listing = writes.listing
+    looks: list[int] = []
+
+    async def looked(*args: Any, **kwargs: Any) -> Any:
+        found = await listing(*args, **kwargs)
+        if args[1:] == KEYS.followed() and "retired" in kwargs["what"]:
+            looks.append(found[0])
+            if len(looks) == 1:
+                await meanwhile()
+        return found
+
+    monkeypatch.setattr(writes, "listing", looked)
+    return looks
 
 
 async def test_denied_watch_is_said_and_works_once_access_is_granted(

@@ -16,7 +16,11 @@ class MemoryCluster:
         self.store = Store()
 
     async def node(self, node_id: str) -> NodeSide:
+        self.store.heal(node_id)
         return self.store.node(node_id)
+
+    async def leave(self, node_id: str) -> None:
+        self.store.cut(node_id)
 
     async def controller(self, name: str) -> ControllerSide:
         return self.store.controller(name)
