@@ -20,7 +20,7 @@ import click
 import grpc.aio
 
 from crust import deferral_keys, errors
-from crust.cli import asking
+from crust.cli import asking, sandbox_events
 from crust.rpc import channel, extensions, status
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2
@@ -121,11 +121,13 @@ class Trial:
         publish = csi_pb2.NodePublishVolumeRequest(
             target_path=self.target, staging_target_path=self.staging, **common
         )
-        await self._step("NodePublishVolume", self.node.NodePublishVolume, publish)
-        found = await self._entry()
-        click.echo(f"published {found.device} to {found.handler} at {self.target}: {found.state}")
-        if self.wish.wait_s:
-            await self._claimed_and_ended(found.handler)
+        watching = sandbox_events.watching(self.inspect, self.target, self._entry, click.echo)
+        async with watching as events:  # from before the publish: a sandbox may be quick
+            await self._step("NodePublishVolume", self.node.NodePublishVolume, publish)
+            found = await self._entry()
+            click.echo(f"published {found.device} to {found.handler} at {self.target}")
+            if self.wish.wait_s:
+                await self._claimed_and_ended(events, found.handler)
 
     async def _create(self, capability: csi_pb2.VolumeCapability) -> csi_pb2.Volume:
         request = csi_pb2.CreateVolumeRequest(
@@ -170,31 +172,19 @@ class Trial:
         answer = await _call(self.node.NodeGetCapabilities, csi_pb2.NodeGetCapabilitiesRequest())
         return wanted in {each.rpc.type for each in answer.capabilities}
 
-    async def _claimed_and_ended(self, handler: str) -> None:
+    async def _claimed_and_ended(self, events: sandbox_events.SandboxEvents, handler: str) -> None:
         click.echo(f"waiting for a sandbox with the mount source {self.target}")
         try:
             async with asyncio.timeout(self.wish.wait_s):
-                found = await self._changed_from("published", "claimed")
+                await events.claimed()
         except TimeoutError as error:
             raise NotClaimed(self.target, handler, self.wish.wait_s) from error
-        click.echo(f"{found.state} in sandbox {found.sandbox_id}  {found.message}".rstrip())
         click.echo("waiting for the end of the sandbox")
         with contextlib.suppress(
             TimeoutError
         ):  # then the unpublish is refused, and says who has it
             async with asyncio.timeout(self.wish.wait_s):
-                await self._changed_from("claimed", "mounted")
-
-    async def _changed_from(self, *states: str) -> inspect_pb2.DeferredVolume:
-        """The volume, once its state is another one; an event of the proxy means: look again."""
-        events = self.inspect.Watch(inspect_pb2.WatchRequest())
-        try:
-            await events.initial_metadata()
-            while (found := await self._entry()).state in states:
-                await events.read()
-            return found
-        finally:
-            events.cancel()
+                await events.released()
 
     async def _entry(self) -> inspect_pb2.DeferredVolume:
         request = inspect_pb2.ListDeferredVolumesRequest()

@@ -198,7 +198,7 @@ async def _load(
     guarded = await asyncio.to_thread(prepare)
     await asyncio.to_thread(deferred.raw.find, roots)
     deferred.unfinished.update(guarded)
-    for entry in await deferred.entries():
+    for entry in await deferred.look():
         if entry.error is not None:
             _log.error("unreadable entry", extra={"entry": entry.digest, "error": str(entry.error)})
 

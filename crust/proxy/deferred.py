@@ -31,9 +31,6 @@ from crust.proxy.volume_secrets import VolumeSecrets
 Holder = tuple[str, datetime.datetime | None]
 """A sandbox and the time of its claim; the name is empty until the sandbox has written claim.json."""
 
-Change = tuple[Entry | None, Entry]
-"""An entry before a look, if there was one, and as the look has read it."""
-
 
 class NoDeferredVolume(errors.NotFound):
     """No deferred volume is published at the target path."""
@@ -79,6 +76,7 @@ class DeferredVolumes:
         self._index = HandoffIndex()
         self._looks = Looks(store.layout)
         self._looking = asyncio.Lock()
+        self._unreported: list[Entry] = []
         self._reserving = threading.Lock()
         """Held for every change of the index, which the event loop alone makes, and by threads that read it."""
         self._reserved: list[Reservation] = []
@@ -93,20 +91,28 @@ class DeferredVolumes:
         self.raw = RawPublishes(devices)
         self.secrets = VolumeSecrets(store)
 
-    async def look(self) -> tuple[Change, ...]:
-        """Scan the directory, and put what has changed into the index; returns the entries that were read."""
+    async def look(self) -> tuple[Entry, ...]:
+        """Scan the directory, and put what has changed into the index.
+
+        Returns the entries that were read since the last call, in that order: a scan for `entries` may be the only
+        one that sees a short claim.
+        """
+        await self._scan()
+        unreported, self._unreported = self._unreported, []
+        return tuple(unreported)
+
+    async def _scan(self) -> None:
         async with self._looking:
             began = self._index.now()
             there, read = await asyncio.to_thread(self._read_changes)
-            before = {digest: self._index.get(digest) for digest in read}
             with self._reserving:
                 newer = self._index.apply(began, there, read)
             self._looks.forget(newer)
-        return tuple((_entry_of(before[digest]), read[digest].entry) for digest in read)
+            self._unreported += [each.entry for each in read.values()]
 
     async def entries(self) -> tuple[Entry, ...]:
         """All entries after a look, by name; unreadable ones included."""
-        await self.look()
+        await self._scan()
         return self._index.entries()
 
     def find(self, target: str) -> Record | None:
@@ -316,7 +322,3 @@ def _same_source(there: Record, record: Record) -> bool:
     if there.image is not None and record.image is not None:
         return there.image.identity == record.image.identity
     return there.image is record.image and there.identity == record.identity
-
-
-def _entry_of(known: Known | None) -> Entry | None:
-    return None if known is None else known.entry

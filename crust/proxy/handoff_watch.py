@@ -1,7 +1,7 @@
 """Keeps the index of the handoff directory current, and reports the runtimes' claims as events.
 
-Runtimes write the claims, so the proxy learns of them by scanning. An event of the watch means "scan again"; the
-differences between two scans become events.
+Runtimes write the claims, so the proxy learns of them by scanning. An event of the watch means "scan again"; what
+the scans have read becomes events.
 """
 
 import asyncio
@@ -13,8 +13,9 @@ from contextlib import asynccontextmanager
 from crust import errors
 from crust.handoff import watch
 from crust.handoff.store import Entry, Store
+from crust.proxy.claim_events import ClaimEvents
 from crust.proxy.deferred import DeferredVolumes
-from crust.proxy.events import Event, Events
+from crust.proxy.events import Events
 
 _PAUSE_FACTOR = 10
 """After a scan, pause for this many times its duration. Hints coalesce meanwhile."""
@@ -70,10 +71,10 @@ async def watch_handoff(
 async def _scan(
     hints: watch.Watch, deferred: DeferredVolumes, events: Events, check: Check | None
 ) -> None:
-    failed = 0
+    claims, failed = ClaimEvents(events), 0
     while True:
         try:
-            await _look(hints, deferred, events, check)
+            await _look(hints, deferred, claims, check)
             failed = 0
         # Also a bug, MemoryError, or RuntimeError when no thread can be started: a narrower class would end the
         # watch, and the proxy would serve on without seeing claims. If all looks fail, the process ends.
@@ -87,30 +88,23 @@ async def _scan(
 
 
 async def _look(
-    hints: watch.Watch, deferred: DeferredVolumes, events: Events, check: Check | None
+    hints: watch.Watch, deferred: DeferredVolumes, claims: ClaimEvents, check: Check | None
 ) -> None:
     await anext(hints)
     began_s = time.monotonic()
-    changes = await deferred.look()
-    for before, now in changes:
-        _report(before, now, events)
+    read = await deferred.look()
+    for entry in read:
+        claims.report(entry)
+    claims.report_gone(deferred.has)
     if check is not None:
-        await check([now for _, now in changes])
+        last = {entry.digest: entry for entry in read}
+        await check([each for each in last.values() if _is_there(each, deferred)])
     await asyncio.sleep(min(_PAUSE_FACTOR * (time.monotonic() - began_s), _MAX_PAUSE_S))
 
 
-def _holder(entry: Entry | None) -> str:
-    return entry.claim.sandbox_id if entry and entry.live and entry.claim is not None else ""
-
-
-def _report(before: Entry | None, now: Entry, events: Events) -> None:
-    holder, holder_before = _holder(now), _holder(before)
-    if holder == holder_before or now.record is None:
-        return
-    kind = "claimed" if holder else "released"
-    message = f"sandbox {holder or holder_before}"
-    _log.info(kind, extra={"target": now.record.target.text, "sandbox": holder or holder_before})
-    events.emit(Event(kind, now.record.target.text, now.record.handler, message))
+def _is_there(entry: Entry, deferred: DeferredVolumes) -> bool:
+    """Not if it was unpublished since it was read: then its device may be gone, which is no problem."""
+    return entry.record is not None and deferred.has(entry.record.target)
 
 
 def _ended(task: asyncio.Task[None], ended: Callable[[errors.CrustError], None] | None) -> None:

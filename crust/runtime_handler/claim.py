@@ -176,6 +176,8 @@ class Claim:
                 claims.remove(self._paths)
         finally:  # if claim.json could not be removed, it is a dead claim without the lock
             self.hand_over()
+        with contextlib.suppress(errors.NotFound):  # already unpublished
+            claims.touch(self._paths)  # the lock's end alone is seen by nobody
 
     def _content(self, state: claims.State, error: str) -> claims.Claim:
         return claims.Claim(

@@ -117,7 +117,8 @@ async def _until_signal(options: object) -> None:
         await task
 
 
-@main.command()
+# What follows the command's name is the command's own, also what looks like an option.
+@main.command(context_settings={"allow_interspersed_args": False})
 @_RUN_DIR
 @click.option(
     "--sandbox", help="Use or create this sandbox, and keep it. Default: a temporary one."
@@ -130,7 +131,7 @@ async def _until_signal(options: object) -> None:
     help="A deferred volume's target path, and the path of its mount in the container.",
 )
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE")
-@click.argument("argv", nargs=-1, required=True)
+@click.argument("argv", nargs=-1, required=True, metavar="COMMAND [ARGUMENT]...")
 def run(
     run_dir: str,
     sandbox: str | None,
@@ -138,7 +139,7 @@ def run(
     environment: tuple[str, ...],
     argv: tuple[str, ...],
 ) -> None:
-    """Run a command in a microVM; exits with its code."""
+    """Run a command in a microVM; exits with its code. The options of this command come first."""
     request = messages.Run(
         sandbox=sandbox or f"run-{uuid.uuid4().hex[:8]}",
         argv=argv,

@@ -436,8 +436,8 @@ class Event(_message.Message):
     HANDLER_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """"published", "unpublished", "frozen", "thawed", "limits-set", "claimed", "released", "handler-registered",
-    "handler-lost", "refused", "guard-restored", "unhealthy", "healthy", "missed".
+    """"published", "unpublished", "frozen", "thawed", "limits-set", "claimed", "mounted", "failed", "released",
+    "handler-registered", "handler-lost", "refused", "guard-restored", "unhealthy", "healthy", "missed".
     """
     target_path: _builtins.str
     handler: _builtins.str

@@ -15,7 +15,7 @@ from crust.handoff.record import Record
 from crust.host.block.device_sets import DeviceSet
 from crust.proxy import reservations
 from crust.proxy.deferred import DeferredVolumes
-from tests.support import records
+from tests.support import fake_handler, records
 from tests.support.fake_targets import FakeDevices
 
 RECORD = records.a_record()
@@ -103,6 +103,19 @@ async def test_look_ends_while_publishes_go_on_and_the_next_one_reads_what_it_sk
     await deferred.look()
     assert deferred.find(RECORD.target.text) is None
     assert len(deferred.all()) == 3
+
+
+async def test_claim_that_only_a_listing_of_entries_has_seen_is_reported_by_the_next_look(
+    directory: store.Store,
+) -> None:
+    """`crust volumes` at the wrong moment must not take the event of a claim from those who watch."""
+    directory.publish(RECORD)
+    deferred = _deferred(directory)
+    await deferred.look()
+    with fake_handler.sandbox(directory.root, RECORD.target.text, name="box-7"):
+        await deferred.entries()
+    seen = [each.claim and each.claim.sandbox_id for each in await deferred.look()]
+    assert seen == ["box-7", None]
 
 
 async def test_look_at_rest_reads_only_a_few_entries_in_turn(
