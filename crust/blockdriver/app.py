@@ -211,7 +211,9 @@ def _stores(engine: Engine, run_dir: str, overcommit: float) -> Stores:
         content_records=ContentRecords(engine.records(RecordKind.CONTENT), is_id),
         node_state=NodeState(run_dir),
         tool_locks=ToolLocks(engine.tool_locks or Path(run_dir) / "tools.lock"),
-        supported=SupportedCapabilities(engine.provisioning.modes, supported.SUPPORTED),
+        supported=SupportedCapabilities(
+            engine.provisioning.modes, engine.provisioning.raw_modes, supported.SUPPORTED
+        ),
         capacity=capacity.PoolCapacity(volume_records.index, engine.provisioning, overcommit),
     )
 

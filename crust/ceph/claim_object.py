@@ -29,7 +29,9 @@ _LOST = (errno.ECANCELED, errno.EEXIST, errno.ENOENT)
 
 
 class Mode(enum.Enum):
-    """How an image is used: by one writer, by readers alone, or by writers that know of each other (raw RWX)."""
+    """How an image is used: by one writer, by readers alone, or by writers that know of each other (a raw volume,
+    ReadWriteMany), of which a host has one.
+    """
 
     WRITER = "writer"
     READERS = "readers"

@@ -48,6 +48,19 @@ class ImageClaimed(errors.NotReady):
         self.holder = holder
 
 
+class ImageBeingOpened(errors.NotReady):
+    """A writer that the image is shared with is about to open it."""
+
+    def __init__(self, image: str, holder: Holder) -> None:
+        super().__init__(
+            f"the image {image} cannot be shared yet",
+            why=f"sandbox {holder.sandbox} on node {holder.node} has taken it at {holder.claimed_at} and not opened "
+            "it: of two that open it at once nobody could tell which client is whose",
+            hint="retry; if it stays so, start the pod there again, or cut that node off: `crust ceph fence`",
+        )
+        self.holder = holder
+
+
 class ImageBeingFenced(errors.NotReady):
     """Somebody is cutting off the holders of the image."""
 
@@ -114,7 +127,8 @@ def take(ioctx: Ioctx, image: str, mode: Mode, host: Host, sandbox: str, holder_
     """Take an image for a sandbox, whose claim on the volume this host holds; the same again is the same claim.
 
     `holder_id` is unique to the virtual machine: another one of the same sandbox has another. Raises `ImageClaimed`,
-    `ImageBeingFenced`, `ImageWatched`, `claim_object.UnreadableImageClaim`, and the binding's own errors.
+    `ImageBeingOpened`, `ImageBeingFenced`, `ImageWatched`, `claim_object.UnreadableImageClaim`, and the binding's own
+    errors.
     """
     holder = Holder(holder_id, host.node, host.machine, sandbox, _now())
     after = changed(ioctx, image, lambda claims: _with(claims, holder, mode, image, host)).claims
@@ -215,16 +229,20 @@ def watchers(image: Image) -> frozenset[str]:
 def _with(claims: Claims, holder: Holder, mode: Mode, image: str, host: Host) -> Claims:
     if claims.fencing:
         raise ImageBeingFenced(image)
-    if any(each.id == holder.id and each.is_on(host.node, host.machine) for each in claims.holders):
+    here = [each for each in claims.holders if each.is_on(host.node, host.machine)]
+    if any(each.id == holder.id for each in here):
         return claims
-    if _share(claims.mode, mode) or not claims.holders:
-        return replace(claims, mode=mode, holders=(*claims.holders, holder))
-    for each in claims.holders:
-        if not each.is_on(host.node, host.machine):
+    if claims.mode is mode is Mode.READERS:
+        return replace(claims, holders=(*claims.holders, holder))
+    elsewhere = tuple(each for each in claims.holders if each not in here)
+    for each in elsewhere:
+        if not _share(claims.mode, mode):
             raise ImageClaimed(image, each, host)
+        if not each.address:
+            raise ImageBeingOpened(image, each)
     # left by virtual machines of this host: this one has the volume's claim lock, so they have ended
-    ended = (*claims.ended, *(each.address for each in claims.holders if each.address))
-    return Claims(mode, (holder,), ended=tuple(dict.fromkeys(ended)))
+    ended = (*claims.ended, *(each.address for each in here if each.address))
+    return Claims(mode, (*elsewhere, holder), ended=tuple(dict.fromkeys(ended)))
 
 
 def _share(one: Mode, other: Mode) -> bool:

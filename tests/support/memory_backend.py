@@ -36,6 +36,7 @@ class MemoryBackend:
         volumes.AccessMode.SINGLE_NODE_SINGLE_WRITER,
         volumes.AccessMode.SINGLE_NODE_MULTI_WRITER,
     })  # fmt: skip
+    raw_modes = modes
 
     def __init__(self, *, has_devices: bool = True) -> None:
         self._has_devices = has_devices

@@ -178,7 +178,12 @@ class Provisioning(Protocol):
 
     @property
     def modes(self) -> frozenset[volumes.AccessMode]:
-        """The supported access modes."""
+        """The supported access modes of volumes with a filesystem."""
+        ...
+
+    @property
+    def raw_modes(self) -> frozenset[volumes.AccessMode]:
+        """The supported access modes of raw block volumes, whose writers can know of each other: no fewer."""
         ...
 
     def open(self) -> None:

@@ -35,17 +35,17 @@ class CapabilityExceeded(errors.NotReady):
 
 @dataclass(frozen=True, slots=True)
 class SupportedCapabilities:
-    """What the engine and the host support: access modes, and filesystems."""
+    """What the engine and the host support: access modes of filesystems and of raw volumes, and filesystems."""
 
     modes: frozenset[volumes.AccessMode]
+    raw_modes: frozenset[volumes.AccessMode]
     fs_types: tuple[str, ...]
 
     def obstacle(self, capability: volumes.VolumeCapability) -> str:
         """Why `capability` is not supported; empty if it is. Never contains the value of a mount flag."""
-        if capability.mode not in self.modes:
-            return (
-                f"the access mode {capability.mode.name} is not supported: volumes live on one node"
-            )
+        is_raw = isinstance(capability.access, volumes.BlockAccess)
+        if capability.mode not in (self.raw_modes if is_raw else self.modes):
+            return self._mode_obstacle(capability.mode)
         if isinstance(capability.access, volumes.BlockAccess):
             return ""
         fs_type = capability.access.fs_type
@@ -56,6 +56,14 @@ class SupportedCapabilities:
         except errors.InvalidRequest as err:
             return str(err)
         return ""
+
+    def _mode_obstacle(self, mode: volumes.AccessMode) -> str:
+        if mode in self.raw_modes:
+            return (
+                f"the access mode {mode.name} is for raw block volumes alone: a filesystem that two nodes mount is "
+                "destroyed by the second"
+            )
+        return f"the access mode {mode.name} is not supported: a volume has writers on one node at most"
 
 
 def usage_of(capability: volumes.VolumeCapability, fs_type: str) -> Usage:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust import volumes
-from crust.blockdriver.engines.protocol import StillAttached
+from crust.blockdriver.engines.protocol import Access, StillAttached
 from crust.blockdriver.engines.rbd.access import RbdAccess
 from crust.blockdriver.engines.rbd.own_user import OwnUser
 from crust.blockdriver.engines.rbd.place import Place
@@ -88,3 +88,34 @@ def test_driver_that_cannot_read_its_machine_id_goes_by_the_node_name(
         here.detach(VOLUME)
     with pytest.raises(claims.ImageClaimed):
         elsewhere.attach(VOLUME)
+
+
+@pytest.mark.spec("H-51")
+@pytest.mark.parametrize(
+    ("has", "mode", "is_shared"),
+    [
+        (claim_object.Mode.READERS, volumes.AccessMode.MULTI_NODE_READER_ONLY, True),
+        (claim_object.Mode.READERS, volumes.AccessMode.SINGLE_NODE_READER_ONLY, False),
+        (claim_object.Mode.READERS, volumes.AccessMode.SINGLE_NODE_MULTI_WRITER, False),
+        (claim_object.Mode.SHARED, volumes.AccessMode.MULTI_NODE_MULTI_WRITER, True),
+        (claim_object.Mode.SHARED, volumes.AccessMode.MULTI_NODE_READER_ONLY, False),
+        (claim_object.Mode.WRITER, volumes.AccessMode.MULTI_NODE_READER_ONLY, False),
+        (claim_object.Mode.WRITER, volumes.AccessMode.MULTI_NODE_MULTI_WRITER, False),
+    ],
+)
+def test_stage_beside_a_claim_of_another_host_is_by_the_access_mode(
+    bench: Bench,
+    access: Made,
+    has: claim_object.Mode,
+    mode: volumes.AccessMode,
+    *,
+    is_shared: bool,
+) -> None:
+    here, client = access("node-a"), bench.node()
+    claims.take(client.ioctx, IMAGE, has, Host("node-b", "b"), "sandbox-1", "vm-1")
+    if is_shared:
+        here.attach(VOLUME, Access(mode))
+    else:
+        with pytest.raises(claims.ImageClaimed, match="node-b"):
+            here.attach(VOLUME, Access(mode))
+    assert here.attached_here() == ((VOLUME,) if is_shared else ())

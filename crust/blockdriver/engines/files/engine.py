@@ -98,6 +98,11 @@ class Files:
             mode.SINGLE_NODE_SINGLE_WRITER, mode.SINGLE_NODE_MULTI_WRITER, mode.MULTI_NODE_READER_ONLY,
         })  # fmt: skip
 
+    @property
+    def raw_modes(self) -> frozenset[volumes.AccessMode]:
+        """The same."""
+        return self.modes
+
     def open(self) -> None:
         """Create the pool's directory, find the attached volumes, and measure other files in its filesystem."""
         durable.make_directory(self._pool, 0o700)

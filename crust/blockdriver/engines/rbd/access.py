@@ -32,7 +32,9 @@ from crust.host.process import boot, oserrors
 
 _MODES = {
     volumes.AccessMode.MULTI_NODE_READER_ONLY: Mode.READERS,
+    volumes.AccessMode.MULTI_NODE_MULTI_WRITER: Mode.SHARED,
 }
+"""The others have one writer, or readers of one node: for a stage that is the same, one holder's host."""
 
 
 _NO_KEY = (CephKeyNotGiven, CephKeyRefused, CephNotPermitted)

@@ -41,6 +41,11 @@ class RbdProvisioning:
         """One writer in the cluster, or any number of readers."""
         return MODES
 
+    @property
+    def raw_modes(self) -> frozenset[volumes.AccessMode]:
+        """The same, and several writers: each has a claim, and RBD orders what they write."""
+        return MODES | {volumes.AccessMode.MULTI_NODE_MULTI_WRITER}
+
     def open(self) -> None:
         """Begin the background work."""
         self.background.start()
