@@ -20,10 +20,11 @@ from typing import Any, Protocol
 
 import grpc
 import grpc.aio
+from google.protobuf import struct_pb2
 from google.protobuf.message import DecodeError
 
 from crust import errors
-from crust.cluster.methods import METHODS, Method
+from crust.cluster.methods import METHODS, NAMES_UNDER_WAY, Method
 from crust.cluster.protocol import Announcement, Answer, NodeSide, Request, StoreUnavailable
 from crust.rpc import call_fields, extensions, status
 from crust.rpc.local import LocalServer
@@ -314,6 +315,8 @@ class Agent:
             (call_fields.ID_KEY, request.request_id),
             (extensions.KEY, extensions.ERROR_INFO),
         )
+        if method is NAMES_UNDER_WAY:
+            return Answer(0, "", self._under_way().SerializeToString())
         if method.is_stream:
             return await self._first_of_stream(method, request, metadata)
         call: Any = self._channel.unary_unary(method.path)
@@ -321,6 +324,15 @@ class Agent:
         if len(response) > ANSWER_MAX_BYTES:
             raise AnswerTooLarge(method.name, len(response))
         return Answer(0, "", response)
+
+    def _under_way(self) -> struct_pb2.ListValue:
+        """The names that requests which are here may still create: they go on, whoever has lost their records."""
+        names = struct_pb2.ListValue()
+        for subject, queue in self._queues.items():
+            methods = (METHODS.get(self._pending[each].method) for each in queue)
+            if any(each is not None and each.creates for each in methods):
+                names.append(subject)
+        return names
 
     async def _first_of_stream(
         self, method: Method, request: Request, metadata: tuple[tuple[str, str], ...]

@@ -1,8 +1,8 @@
 """What all services of the central controller share: changes as operations, reads, and who leads."""
 
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -16,6 +16,7 @@ from crust.cluster.methods import BY_NAME
 from crust.cluster.names import NameElsewhere, Names
 from crust.cluster.protocol import Leadership, LeadershipLost
 from crust.cluster.routing import Router
+from crust.cluster.survey import Survey
 from crust.rpc.gate import needs_state
 
 T = TypeVar("T")
@@ -55,7 +56,8 @@ class ClusterCalls:
     names: Names
     placement: VolumePlacement
     lists: ClusterLists
-    running: operations.KeyedOperations = field(default_factory=operations.KeyedOperations)
+    survey: Survey
+    running: operations.KeyedOperations
     term: Leadership | None = None
 
     @property
@@ -90,9 +92,18 @@ class ClusterCalls:
         )
 
     async def removal(
-        self, name: str, request: Message, context: Context, *, key: str = ""
+        self,
+        name: str,
+        request: Message,
+        context: Context,
+        *,
+        key: str = "",
+        members: Iterable[str] = (),
     ) -> None:
-        """Route what removes something, then forget its name; of a retired pool all is gone already."""
+        """Route what removes something, then forget its name; of a retired pool all is gone already.
+
+        `members` are the ids of what goes with it: an earlier version has recorded them.
+        """
         try:
             pool_id = routing.pool_of(_id_of(request))
         except routing.NotInThisCluster:
@@ -101,6 +112,9 @@ class ClusterCalls:
         async def work() -> None:
             with contextlib.suppress(routing.PoolRetired):
                 await self.router.call(pool_id, name, request)
+            for each in members:
+                if pool_ids.pool_of(each) == pool_id:
+                    await self.survey.forget_if_gone(pool_id, pool_ids.key_of(each))
             await self.names.forget(key, pool_id)
 
         await self.operation(name, request, context, work)

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from crust import operations
 from crust.cluster.calls import ClusterCalls, Context
 from crust.cluster.controller import ClusterController, DescribesController
 from crust.cluster.create import VolumePlacement
@@ -22,6 +23,7 @@ from crust.cluster.names import SETTLE_S, Names
 from crust.cluster.protocol import ControllerSide, LeadershipLost
 from crust.cluster.routing import LOOK_EVERY_S, Router
 from crust.cluster.snapshot_metadata import ClusterSnapshotMetadata
+from crust.cluster.survey import Survey
 from crust.rpc.server import AddServicer
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -92,11 +94,15 @@ class Central:
         self._store = store
         self.router = Router(store, look_every_s=look_every_s)
         names = Names(self.router, settle_s=settle_s)
+        running = operations.KeyedOperations()
+        self._survey = Survey(self.router, names, running)
         self.calls = ClusterCalls(
             self.router,
             names,
             VolumePlacement(self.router, names),
-            ClusterLists(self.router, has_condition=described.has_condition),
+            ClusterLists(self.router, names, has_condition=described.has_condition),
+            self._survey,
+            running,
         )
         self._identity = ClusterIdentity(described.plugin, self.calls)
         self._controller = ClusterController(self.calls, described.controller)
@@ -117,7 +123,7 @@ class Central:
         """Wait to lead, then serve while the block runs. Once only: what is remembered is of one term."""
         async with self._store.lead(name) as term:
             self.calls.term = term
-            surveying = forever(self.calls.names.keep_surveying, "surveys")
+            surveying = forever(self._survey.keep, "surveys")
             surveys = asyncio.create_task(surveying, name="surveys")
             try:
                 yield

@@ -189,7 +189,7 @@ class ClusterController(csi_pb2_grpc.ControllerServicer):
         self, request: csi_pb2.ListSnapshotsRequest, context: Context
     ) -> csi_pb2.ListSnapshotsResponse:
         """Of all pools, or of the one that is named."""
-        return await self._calls.lists.snapshots(request)
+        return await self._calls.lists.snapshots(request, left_s(context))
 
     async def GetSnapshot(
         self, request: csi_pb2.GetSnapshotRequest, context: Context

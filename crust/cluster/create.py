@@ -6,7 +6,7 @@
     any other final answer that leaves nothing                  the record goes, the answer is passed on
     no answer, or one that is not final                         the record stays: perhaps the volume stands; the
                                                                 same name goes to the same node
-    the recorded node is not connected                          UNAVAILABLE, until it is or until it is retired
+    the recorded node is not connected, or no node at all is    UNAVAILABLE, until it is or until it is retired
 
 RESOURCE_EXHAUSTED makes external-provisioner have the pod scheduled anew; UNAVAILABLE makes it repeat the same name
 until there is a final answer, even after the claim was deleted.
@@ -36,7 +36,8 @@ class VolumePlacement:
     async def create(self, request: csi_pb2.CreateVolumeRequest) -> csi_pb2.CreateVolumeResponse:
         """Create the volume in a pool; a retry goes to the same one.
 
-        Raises `placement.NoNodeForVolume`, `routing.NotInThisCluster`, `names.NamesUnknown`, as `Router.call`.
+        Raises `placement.NoNodeForVolume`, `placement.NoNodeConnected`, `routing.NotInThisCluster`,
+        `names.NamesUnknown`, as `Router.call`.
         """
         key = pool_ids.name_key("volume", limits.required(request.name, "name"))
         tried: dict[str, errors.CrustError] = {}
@@ -91,7 +92,7 @@ class VolumePlacement:
         )
         try:
             return placement.choose(wanted, self._untried(tried))[0].pool_id
-        except placement.NoNodeForVolume:
+        except (placement.NoNodeForVolume, placement.NoNodeConnected):
             if tried:
                 raise next(reversed(tried.values())) from None
             raise

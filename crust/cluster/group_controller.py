@@ -51,9 +51,12 @@ class ClusterGroupController(csi_pb2_grpc.GroupControllerServicer):
     async def DeleteVolumeGroupSnapshot(
         self, request: csi_pb2.DeleteVolumeGroupSnapshotRequest, context: Context
     ) -> csi_pb2.DeleteVolumeGroupSnapshotResponse:
-        """Routed; then the name is free."""
+        """Routed; then the name is free, and no record of a member is left."""
         key = pool_ids.key_of(limits.required(request.group_snapshot_id, "group_snapshot_id"))
-        await self._calls.removal("DeleteVolumeGroupSnapshot", request, context, key=key)
+        members = tuple(request.snapshot_ids)
+        await self._calls.removal(
+            "DeleteVolumeGroupSnapshot", request, context, key=key, members=members
+        )
         return csi_pb2.DeleteVolumeGroupSnapshotResponse()
 
     async def GetVolumeGroupSnapshot(

@@ -3,12 +3,16 @@
 Ids begin with their pool, so the pools are read one after the other in the order of their ids, and the last id of a
 page is the token for the next, as it is in one pool: nothing is kept between two calls.
 
-A list must not say that the volumes of a node that is away do not exist, and one node must not make the list of all
-others fail: it is away if it does not answer in a few seconds, or answers that it cannot serve its pool. The ids are
-known from the records of their names: they are listed with the size 0, which is CSI's "unknown", and a condition that
-says which node is away. They are listed as published to that node, the only one that they can be published to:
-external-attacher would take an attachment that is not listed for lost. Snapshots cannot be listed so, because a size
-and a time are required: that list is UNAVAILABLE while a node is away.
+One rule holds for all lists: nothing that stands is left out. A CO takes what is not listed for gone, and CSI has no
+way to say that a list is incomplete. And one node must not make the list of all others fail: it is away if it does
+not answer in a few seconds, or answers that it cannot serve its pool. So what a node that is away has is listed from
+the records of the names, if its pool was surveyed, so that none is missing, and if a record has all that CSI requires
+of an entry. Otherwise the list is UNAVAILABLE.
+
+A volume's entry needs an id. The size is 0, which is CSI's "unknown", and the condition says which node is away. They
+are listed as published to that node, the only one that they can be published to: external-attacher would take an
+attachment that is not listed for lost. A snapshot's entry needs the source and the time, which no record has. So that
+list is UNAVAILABLE while a node is away that has snapshots, and complete without those that have none.
 """
 
 import time
@@ -17,6 +21,7 @@ from typing import Any
 
 from crust import errors, pool_ids
 from crust.cluster import placement
+from crust.cluster.names import Names
 from crust.cluster.protocol import ControllerSide, LeadershipLost, StoreUnavailable
 from crust.cluster.routing import Router
 from crust.rpc import limits
@@ -34,57 +39,79 @@ NODE_S = 5.0
 class _Away(Exception):
     """The node of a pool does not serve it now."""
 
-    def __init__(self, node_id: str, error: errors.PeerUnavailable) -> None:
+    def __init__(self, pool_id: str, node_id: str, error: errors.PeerUnavailable) -> None:
+        self.pool_id = pool_id
         self.node_id = node_id
         self.error = error
 
 
 class _Records:
-    """The volumes that are recorded, by pool; read once for a call, and only if a node is away."""
+    """The names that are recorded, by pool; read once for a call and kind, and only if a node is away."""
 
-    def __init__(self, store: ControllerSide) -> None:
+    def __init__(self, store: ControllerSide, names: Names) -> None:
         self._store = store
-        self._ids: dict[str, list[str]] | None = None
+        self._names = names
+        self._keys: dict[str, dict[str, list[str]]] = {}
 
-    async def after(self, pool_id: str, after: str) -> list[str]:
-        """The ids of the pool's volumes after that one."""
-        if self._ids is None:
-            self._ids = await self._read()
-        return [each for each in self._ids.get(pool_id, ()) if each > after]
+    async def volumes(self, away: _Away, after: str) -> list[str]:
+        """The ids of the pool's volumes after that one. Raises why it is away if a record could be missing."""
+        await self._check(away)
+        ids = [_volume_id(away.pool_id, key) for key in await self._of("volume", away.pool_id)]
+        return [each for each in ids if each > after]
 
-    async def _read(self) -> dict[str, list[str]]:
-        ids: dict[str, list[str]] = {}
-        key = "volume-"
+    async def check_no_snapshots(self, away: _Away) -> None:
+        """Raise why the pool is away unless it has no snapshot, and no group of snapshots."""
+        await self._check(away)
+        for kind in ("snapshot", "group"):
+            if await self._of(kind, away.pool_id):
+                raise away.error
+
+    async def _check(self, away: _Away) -> None:
+        if not await self._names.is_surveyed(away.pool_id):
+            raise away.error
+
+    async def _of(self, kind: str, pool_id: str) -> list[str]:
+        if kind not in self._keys:
+            self._keys[kind] = await self._read(f"{kind}-")
+        return self._keys[kind].get(pool_id, [])
+
+    async def _read(self, prefix: str) -> dict[str, list[str]]:
+        keys: dict[str, list[str]] = {}
+        after = prefix
         while True:
-            rows = await self._store.placements(key, _RECORDS)
-            for key, pool_id in rows:
-                kind, _, digest = key.partition("-")
-                if kind != "volume":
-                    return ids
-                ids.setdefault(pool_id, []).append(f"{pool_id}-{digest}")
+            rows = await self._store.placements(after, _RECORDS)
+            for after, pool_id in rows:
+                if not after.startswith(prefix):
+                    return keys
+                keys.setdefault(pool_id, []).append(after)
             if len(rows) < _RECORDS:
-                return ids
+                return keys
+
+
+def _volume_id(pool_id: str, key: str) -> str:
+    return f"{pool_id}-{key.partition('-')[2]}"
 
 
 class ClusterLists:
     """Reads over all pools. `has_condition`: whether health is part of a volume's entry (CSI 1.12)."""
 
-    def __init__(self, router: Router, *, has_condition: bool) -> None:
+    def __init__(self, router: Router, names: Names, *, has_condition: bool) -> None:
         self._router = router
+        self._names = names
         self._has_condition = has_condition
 
     async def volumes(
         self, request: csi_pb2.ListVolumesRequest, left_s: float | None = None
     ) -> csi_pb2.ListVolumesResponse:
         """A page of ListVolumes, within `left_s`."""
-        ask, records = self._asking(left_s), _Records(self._router.store)
+        ask, records = self._asking(left_s), self._records()
 
         async def page(pool_id: str, count: int, after: str) -> tuple[Sequence[Any], str]:
             asked = csi_pb2.ListVolumesRequest(max_entries=count, starting_token=after)
             try:
                 got = await ask(pool_id, "ListVolumes", asked)
             except _Away as away:
-                ids = await records.after(pool_id, after)
+                ids = await records.volumes(away, after)
                 return _absent(ids, count, self._absent_entry(away))
             return got.entries, got.next_token
 
@@ -97,7 +124,7 @@ class ClusterLists:
         self, request: csi_pb2.ControllerListVolumeHealthRequest, left_s: float | None = None
     ) -> csi_pb2.ControllerListVolumeHealthResponse:
         """A page of ControllerListVolumeHealth, within `left_s`."""
-        ask, records = self._asking(left_s), _Records(self._router.store)
+        ask, records = self._asking(left_s), self._records()
 
         async def page(pool_id: str, count: int, after: str) -> tuple[Sequence[Any], str]:
             asked = csi_pb2.ControllerListVolumeHealthRequest(
@@ -106,7 +133,7 @@ class ClusterLists:
             try:
                 got = await ask(pool_id, "ControllerListVolumeHealth", asked)
             except _Away as away:
-                ids = await records.after(pool_id, after)
+                ids = await records.volumes(away, after)
                 return _absent(ids, count, _inaccessible(away))
             return got.entries, got.next_token
 
@@ -116,19 +143,27 @@ class ClusterLists:
         return csi_pb2.ControllerListVolumeHealthResponse(entries=entries, next_token=token)
 
     async def snapshots(
-        self, request: csi_pb2.ListSnapshotsRequest
+        self, request: csi_pb2.ListSnapshotsRequest, left_s: float | None = None
     ) -> csi_pb2.ListSnapshotsResponse:
-        """A page of ListSnapshots; one of an id, or of a source, is asked of its pool alone."""
+        """A page of ListSnapshots, within `left_s`; one of an id, or of a source, is asked of its pool alone."""
         named = request.snapshot_id or request.source_volume_id
         only = pool_ids.pool_of(named)
         if named and only not in self._router.pools():
             return csi_pb2.ListSnapshotsResponse()
+        ask, records = self._asking(left_s), self._records()
 
         async def page(pool_id: str, count: int, after: str) -> tuple[Sequence[Any], str]:
             asked = csi_pb2.ListSnapshotsRequest()
             asked.CopyFrom(request)
             asked.max_entries, asked.starting_token = count, after
-            got = await self._router.call(pool_id, "ListSnapshots", asked)
+            if named:
+                got = await self._router.call(pool_id, "ListSnapshots", asked, left_s=left_s)
+                return got.entries, got.next_token
+            try:
+                got = await ask(pool_id, "ListSnapshots", asked)
+            except _Away as away:
+                await records.check_no_snapshots(away)
+                return (), ""
             return got.entries, got.next_token
 
         entries, token = await self._collect(
@@ -211,9 +246,12 @@ class ClusterLists:
             except (StoreUnavailable, LeadershipLost):
                 raise
             except errors.PeerUnavailable as error:
-                raise _Away(self._node_of(pool_id), error) from error
+                raise _Away(pool_id, self._node_of(pool_id), error) from error
 
         return ask
+
+    def _records(self) -> _Records:
+        return _Records(self._router.store, self._names)
 
     def _node_of(self, pool_id: str) -> str:
         """The node that had the pool last; empty if none is known."""

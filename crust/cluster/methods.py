@@ -1,4 +1,4 @@
-"""The CSI calls that go to the node that has the pool, and what they are about.
+"""The calls that go to the node that has the pool, and what they are about: those of CSI, and one of ours.
 
 Calls about one name or id are carried out one after the other, in the order in which they were put: `subject` is the
 same for a volume's name and its id.
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from google.protobuf import empty_pb2, struct_pb2
 from google.protobuf.message import Message
 
 from crust import pool_ids
@@ -34,6 +35,11 @@ class Method:
     def name(self) -> str:
         """The name of the call."""
         return self.path.rpartition("/")[2]
+
+    @property
+    def creates(self) -> bool:
+        """Whether the call makes what its name stands for."""
+        return self.name.startswith("Create")
 
 
 def _none(request: Any) -> str:
@@ -98,5 +104,10 @@ def _method(
     return Method(f"/csi.v1.{service}/{name}", request, response, subject, limit_s, is_stream)
 
 
-METHODS = {each.path: each for each in _methods()}
+NAMES_UNDER_WAY = Method(
+    "/crust.cluster/NamesUnderWay", empty_pb2.Empty, struct_pb2.ListValue, _none, READ_S
+)
+"""Answered by the agent: the names that it was asked to create and has not answered yet."""
+
+METHODS = {each.path: each for each in (*_methods(), NAMES_UNDER_WAY)}
 BY_NAME = {each.name: each for each in METHODS.values()}

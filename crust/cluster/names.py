@@ -5,25 +5,20 @@ delete, or after a final answer that leaves nothing. While it is there every cre
 whatever the topology or the capacities are by then. A pool of a retired node has nothing: such a record is removed.
 
 The records can be lost with the store, or not be there yet: a pool that had volumes before it joined. So each pool is
-surveyed once: what it has is recorded, and then that it was surveyed. A name without a record is asked for in every
-pool that was not surveyed yet, and while one of those is away no new name is created: it could be there. In an empty
-store it is not even known which pools there are: the first term in it creates no new name before the nodes had time
-to announce themselves.
+surveyed once (`survey`): what it has is recorded, and then that it was surveyed. A name without a record is asked for
+in every pool that was not surveyed yet, and while one of those is away no new name is created: it could be there. In
+an empty store it is not even known which pools there are: the first term in it creates no new name before the nodes
+had time to announce themselves.
 """
 
-import asyncio
 import logging
-import time
 
 from google.protobuf.message import Message
 
-from crust import errors, pool_ids
+from crust import errors
 from crust.cluster.routing import Router
 from crust.wire.csi.v1 import csi_pb2
 
-PAGE = 500
-AT_ONCE = 32
-SURVEY_EVERY_S = 1.0
 SETTLE_S = 40.0
 """How long the nodes have to announce themselves in an empty store: longer than any lease, and than an agent's
 repetition."""
@@ -79,7 +74,7 @@ class Names:
     def __init__(self, router: Router, *, settle_s: float = SETTLE_S) -> None:
         self._router = router
         self._store = router.store
-        self._settle_s = settle_s
+        self.settle_s = settle_s
         self._is_settled = False
         self._surveyed: set[str] = set()
 
@@ -120,39 +115,38 @@ class Names:
             return False
         return True
 
-    async def keep_surveying(self) -> None:
-        """Survey pools when they are connected, until cancelled."""
-        settled_s = time.monotonic() + self._settle_s
-        while True:
-            if not self._is_settled and time.monotonic() >= settled_s and self._router.connected():
-                await self._settle()
-            for pool_id in [each.pool_id for each in self._router.connected() if each.is_ready]:
-                try:
-                    await self._survey(pool_id)
-                except errors.PeerUnavailable as error:
-                    _log.info("a pool cannot be surveyed yet", extra={"error": error})
-                except errors.CrustError as error:
-                    _log.warning("a pool cannot be surveyed", extra={"error": error})
-            await asyncio.sleep(SURVEY_EVERY_S)
-
-    async def _unrecorded(self, key: str) -> str:
-        """The pool that has a volume without a record of it."""
-        if not self._is_settled:
-            self._is_settled = bool(await self._store.placement(_SETTLED))
-        if not self._is_settled:
-            raise StoreIsNew(self._settle_s)
-        for pool_id in self._router.pools():
-            if not await self._is_surveyed(pool_id) and await self._was_there(pool_id, key):
-                return pool_id
-        return ""
-
-    async def _settle(self) -> None:
+    async def settle(self) -> None:
+        """The nodes had time to announce themselves: mark the store as in use."""
+        if self._is_settled:
+            return
         try:
             await self._store.place(_SETTLED, _SETTLED)
         except errors.PeerUnavailable as error:
             _log.info("the store is not marked as in use yet", extra={"error": error})
         else:
             self._is_settled = True
+
+    async def is_surveyed(self, pool_id: str) -> bool:
+        """Whether all that the pool has is recorded. Raises `StoreUnavailable`."""
+        if pool_id not in self._surveyed and await self._store.placement(_mark(pool_id)):
+            self._surveyed.add(pool_id)
+        return pool_id in self._surveyed
+
+    async def mark_surveyed(self, pool_id: str) -> None:
+        """All that the pool has is recorded. Raises as `record`."""
+        await self._store.place(_mark(pool_id), pool_id)
+        self._surveyed.add(pool_id)
+
+    async def _unrecorded(self, key: str) -> str:
+        """The pool that has a volume without a record of it."""
+        if not self._is_settled:
+            self._is_settled = bool(await self._store.placement(_SETTLED))
+        if not self._is_settled:
+            raise StoreIsNew(self.settle_s)
+        for pool_id in self._router.pools():
+            if not await self.is_surveyed(pool_id) and await self._was_there(pool_id, key):
+                return pool_id
+        return ""
 
     async def _was_there(self, pool_id: str, key: str) -> bool:
         try:
@@ -161,51 +155,6 @@ class Names:
             node_id = self._store.known_pools().get(pool_id, "")
             raise NamesUnknown(pool_id, node_id) from error
         return await self.stands(pool_id, key)
-
-    async def _is_surveyed(self, pool_id: str) -> bool:
-        if pool_id not in self._surveyed and await self._store.placement(_mark(pool_id)):
-            self._surveyed.add(pool_id)
-        return pool_id in self._surveyed
-
-    async def _survey(self, pool_id: str) -> None:
-        if await self._is_surveyed(pool_id):
-            return
-        count = await self._record_volumes(pool_id) + await self._record_snapshots(pool_id)
-        await self._store.place(_mark(pool_id), pool_id)
-        self._surveyed.add(pool_id)
-        _log.info("pool surveyed", extra={"pool_id": pool_id, "names": count})
-
-    async def _record_volumes(self, pool_id: str) -> int:
-        count, token = 0, ""
-        while True:
-            asked = csi_pb2.ListVolumesRequest(max_entries=PAGE, starting_token=token)
-            page = await self._router.call(pool_id, "ListVolumes", asked)
-            await self._record_all(pool_id, [each.volume.volume_id for each in page.entries])
-            count, token = count + len(page.entries), page.next_token
-            if not token:
-                return count
-
-    async def _record_snapshots(self, pool_id: str) -> int:
-        count, token = 0, ""
-        while True:
-            asked = csi_pb2.ListSnapshotsRequest(max_entries=PAGE, starting_token=token)
-            page = await self._router.call(pool_id, "ListSnapshots", asked)
-            await self._record_all(pool_id, [each.snapshot.snapshot_id for each in page.entries])
-            count, token = count + len(page.entries), page.next_token
-            if not token:
-                return count
-
-    async def _record_all(self, pool_id: str, ids: list[str]) -> None:
-        places = asyncio.Semaphore(AT_ONCE)
-
-        async def one(text: str) -> None:
-            async with places:
-                recorded = await self._store.place(pool_ids.key_of(text), pool_id)
-            if recorded != pool_id:
-                extra = {"volume_id": text, "other_pool": recorded}
-                _log.error("one name is in two pools; delete one of the two by hand", extra=extra)
-
-        await asyncio.gather(*(one(each) for each in ids))
 
 
 def _mark(pool_id: str) -> str:

@@ -28,6 +28,17 @@ class NoNodeForVolume(errors.Exhausted):
         )
 
 
+class NoNodeConnected(errors.PeerUnavailable):
+    """No node at all is connected (UNAVAILABLE: another node for the pod would not help, waiting does)."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no node can take the volume",
+            why="no node is connected",
+            hint="look at the nodes' drivers and at their way to etcd; the same call succeeds when one is back",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a new volume needs; `required_bytes` is 0 where any size will do."""
@@ -39,8 +50,10 @@ class Wanted:
 
 
 def choose(wanted: Wanted, nodes: Iterable[Announcement]) -> tuple[Announcement, ...]:
-    """The nodes that can take the volume, the best first. Raises `NoNodeForVolume`."""
+    """The nodes that can take the volume, the best first. Raises `NoNodeForVolume`, `NoNodeConnected`."""
     nodes = tuple(nodes)
+    if not nodes:
+        raise NoNodeConnected()
     refused = [why for why in (obstacle(wanted, each) for each in nodes) if why]
     fit = [each for each in nodes if not obstacle(wanted, each)]
     if not fit:
@@ -81,7 +94,5 @@ def _distance(name_key: str, node: Announcement) -> float:
 
 
 def _summary(refused: Sequence[str]) -> str:
-    if not refused:
-        return "no node is connected"
     counted = [f"{refused.count(why)} {why}" for why in dict.fromkeys(refused)]
     return f"of {len(refused)} connected nodes: {', '.join(counted)}"

@@ -10,6 +10,7 @@ are mounted.
 """
 
 import asyncio
+import contextlib
 import os
 import secrets
 import subprocess
@@ -104,7 +105,8 @@ def _names() -> Iterator[None]:
         if not was_mounted and mountinfo.at(_NAMES):
             mount_api.unmount(_NAMES)
         if not existed:
-            os.rmdir(_NAMES)
+            with contextlib.suppress(OSError):  # others have made names there since
+                os.rmdir(_NAMES)
 
 
 def _join(stack: ExitStack, hub: NetNS, node: Host) -> None:

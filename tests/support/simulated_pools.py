@@ -40,8 +40,12 @@ class SimulatedPool(_Base):  # type: ignore[misc]
         self.capacity = capacity
         self.volumes: dict[str, csi_pb2.Volume] = {}
         self.snapshots: dict[str, csi_pb2.Snapshot] = {}
+        self.groups: dict[str, list[str]] = {}
+        """The members of each group of snapshots."""
         self.published: dict[str, str] = {}
         self.calls: list[str] = []
+        self.lists = 0
+        """How often snapshots were listed."""
         self.most_volumes = 0
         self.gate = asyncio.Event()
         """Changes wait for it."""
@@ -146,6 +150,7 @@ class SimulatedPool(_Base):  # type: ignore[misc]
         return response
 
     async def ListSnapshots(self, request: Any, context: Any) -> Any:
+        self.lists += 1
         ids = [
             key
             for key, each in sorted(self.snapshots.items())
@@ -192,8 +197,32 @@ class SimulatedPool(_Base):  # type: ignore[misc]
     async def CreateVolumeGroupSnapshot(self, request: Any, context: Any) -> Any:
         await self._change("CreateVolumeGroupSnapshot")
         response = csi_pb2.CreateVolumeGroupSnapshotResponse()
-        response.group_snapshot.group_snapshot_id = self.ids.group_id(request.name)
-        response.group_snapshot.ready_to_use = True
+        group = response.group_snapshot
+        group.group_snapshot_id = self.ids.group_id(request.name)
+        group.ready_to_use = True
+        for each in request.source_volume_ids:
+            member = csi_pb2.Snapshot(
+                snapshot_id=self.ids.member_id(request.name, each),
+                source_volume_id=self._find(each).volume_id,
+                group_snapshot_id=group.group_snapshot_id,
+                ready_to_use=True,
+            )
+            self.snapshots[member.snapshot_id] = member
+            group.snapshots.append(member)
+        self.groups[group.group_snapshot_id] = [each.snapshot_id for each in group.snapshots]
+        return response
+
+    async def DeleteVolumeGroupSnapshot(self, request: Any, context: Any) -> Any:
+        await self._change("DeleteVolumeGroupSnapshot")
+        for each in self.groups.pop(request.group_snapshot_id, []):
+            del self.snapshots[each]
+        return csi_pb2.DeleteVolumeGroupSnapshotResponse()
+
+    async def GetVolumeGroupSnapshot(self, request: Any, context: Any) -> Any:
+        if request.group_snapshot_id not in self.groups:
+            raise errors.NotFound("there is no such group")
+        response = csi_pb2.GetVolumeGroupSnapshotResponse()
+        response.group_snapshot.group_snapshot_id = request.group_snapshot_id
         return response
 
     async def GetMetadataAllocated(self, request: Any, context: Any) -> AsyncIterator[Any]:

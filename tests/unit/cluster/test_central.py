@@ -121,6 +121,42 @@ async def test_topology_of_an_absent_node_is_resource_exhausted_so_the_pod_moves
     assert cluster.homes("pvc") == ["n2"]
 
 
+async def test_no_node_at_all_is_unavailable_and_the_same_call_succeeds_later(
+    cluster: SimulatedCluster,
+) -> None:
+    """RESOURCE_EXHAUSTED would have the pod scheduled anew, to nodes that are no better."""
+    sidecar = await cluster.controller()
+    await cluster.surveyed()
+    for node in NODES:
+        cluster.store.cut(node)
+    async with refused(Code.UNAVAILABLE) as found:
+        await sidecar.create("pvc", "n1")
+    assert "NoNodeConnected" in (found[0].details() or "")
+    assert cluster.placements() == {}
+    cluster.store.heal("n1")
+    await eventually(lambda: "n1" in cluster.store.kept.announcements)
+    await sidecar.create("pvc", "n1")
+    assert cluster.homes("pvc") == ["n1"]
+
+
+async def test_three_nodes_with_less_than_they_announced_are_tried_and_the_last_answer_stays(
+    cluster: SimulatedCluster,
+) -> None:
+    await cluster.join("n4")
+    sidecar = await cluster.controller()
+    await cluster.surveyed()
+    for node, pool in cluster.pools.items():
+        said = await pool.announcement()
+        assert said is not None
+        pool.capacity = 0
+        cluster.store.kept.announcements[node] = said
+    async with refused(Code.RESOURCE_EXHAUSTED) as found:
+        await sidecar.create("pvc")
+    assert "the pool is out of capacity" in (found[0].details() or "")
+    assert sum(pool.calls.count("CreateVolume") for pool in cluster.pools.values()) == 3
+    assert cluster.placements() == {}
+
+
 async def test_node_that_goes_down_during_a_create_keeps_the_name(
     cluster: SimulatedCluster,
 ) -> None:
@@ -591,6 +627,54 @@ async def test_snapshot_that_failed_for_good_leaves_no_record(cluster: Simulated
             csi_pb2.CreateSnapshotRequest(name="s", source_volume_id=missing)
         )
     assert cluster.placements() == {}
+
+
+async def test_list_is_unavailable_while_a_node_is_away_whose_records_may_be_incomplete(
+    cluster: SimulatedCluster,
+) -> None:
+    n2 = cluster.pools["n2"]
+    n2.list_gate.clear()  # its survey does not end
+    sidecar = await cluster.controller()
+    made = await sidecar.create("pvc", "n1")
+    await n2.CreateVolume(csi_pb2.CreateVolumeRequest(name="never-recorded"), None)
+    cluster.store.cut("n2")
+    for ask, asked in (
+        (sidecar.controller.ListVolumes, csi_pb2.ListVolumesRequest()),
+        (sidecar.controller.ListSnapshots, csi_pb2.ListSnapshotsRequest()),
+    ):
+        async with refused(Code.UNAVAILABLE) as found:
+            await ask(asked)
+        assert "NodeAbsent" in (found[0].details() or "")
+    n2.list_gate.set()
+    cluster.store.heal("n2")
+    await cluster.surveyed()
+    cluster.store.cut("n2")
+    listed = [each.volume.volume_id for each in await sidecar.listed()]
+    assert listed == sorted([made.volume_id, n2.ids.volume_id("never-recorded")])
+
+
+async def test_snapshots_are_listed_while_a_node_is_away_that_has_none(
+    cluster: SimulatedCluster,
+) -> None:
+    sidecar = await cluster.controller()
+    await cluster.surveyed()
+    volume, grouped = await sidecar.create("a", "n1"), await sidecar.create("b", "n2")
+    request = csi_pb2.CreateSnapshotRequest(name="s", source_volume_id=volume.volume_id)
+    made = (await sidecar.controller.CreateSnapshot(request)).snapshot
+    cluster.store.cut("n2")
+    ask, everything = sidecar.controller.ListSnapshots, csi_pb2.ListSnapshotsRequest()
+    assert [each.snapshot.snapshot_id for each in (await ask(everything)).entries] == [
+        made.snapshot_id
+    ]
+    cluster.store.heal("n2")
+    await eventually(lambda: "n2" in cluster.store.kept.announcements)
+    group = csi_pb2.CreateVolumeGroupSnapshotRequest(
+        name="g", source_volume_ids=[grouped.volume_id]
+    )
+    await sidecar.groups.CreateVolumeGroupSnapshot(group)
+    cluster.store.cut("n2")
+    async with refused(Code.UNAVAILABLE):  # the group is recorded, and its members are not
+        await ask(everything)
 
 
 async def test_snapshots_are_routed_listed_and_unavailable_while_a_node_is_away(

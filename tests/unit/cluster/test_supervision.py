@@ -12,8 +12,8 @@ import pytest
 from crust import pool_ids
 from crust.blockdriver import cluster_controller, cluster_node
 from crust.cluster import forever
-from crust.cluster.names import Names
 from crust.cluster.protocol import Announcement
+from crust.cluster.survey import Survey
 from crust.rpc.health import Health
 from tests.support.central_cluster import DESCRIBED, simulated
 from tests.support.cluster_contract import eventually
@@ -27,14 +27,14 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_surveys_go_on_after_an_unexpected_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    survey, failures = Names._survey, [ValueError("unexpected")]
+    survey, failures = Survey._survey, [ValueError("unexpected")]
 
-    async def failing_once(self: Names, pool_id: str) -> None:
+    async def failing_once(self: Survey, pool_id: str) -> None:
         if failures:
             raise failures.pop()
         await survey(self, pool_id)
 
-    monkeypatch.setattr(Names, "_survey", failing_once)
+    monkeypatch.setattr(Survey, "_survey", failing_once)
     async with simulated("n1") as cluster:
         await cluster.controller()
         await cluster.surveyed()
