@@ -1,8 +1,9 @@
 """Builds the OCI image of crust: Debian's packages, and an environment in /opt/crust. No registry, no daemon.
 
 mmdebstrap makes the root file system from the package lists that this machine uses, and umoci the image from it. The
-wheels are fetched before, so nothing is downloaded inside. The result is a tar file that containerd, podman and
-skopeo read; the image's name in it is its version, so `--base-name` says the rest:
+wheels are fetched before, so nothing is downloaded inside. Ceph's modules are Debian's, as no index has them, and the
+environment gets links to the two. QEMU, with its driver for RBD, is the runtime's, and not here. The result is a tar
+file that containerd, podman and skopeo read; the image's name in it is its version, so `--base-name` says the rest:
 
     ctr --namespace k8s.io images import --base-name docker.io/library/crust-csi build/crust-csi-<version>.tar
 """
@@ -23,10 +24,13 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 SUITE, PYTHON = "bookworm", "3.11"
 EXTRAS = "kubernetes,etcd"
 PACKAGES = (
-    "bubblewrap", "btrfs-progs", "e2fsprogs", "kmod", "libblkid1", "libseccomp2", "mount", "python3", "python3-venv",
-    "tini", "util-linux", "xfsprogs",
+    "bubblewrap", "btrfs-progs", "e2fsprogs", "kmod", "libblkid1", "libseccomp2", "mount", "python3", "python3-rados",
+    "python3-rbd", "python3-venv", "tini", "util-linux", "xfsprogs",
 )  # fmt: skip
 _LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
+_CEPH = "ln -s /usr/lib/python3/dist-packages/{rados,rbd}.*.so /opt/crust/lib/python*/site-packages"
+_IMPORTED = "import cryptography, lightkube, rados, rbd, yaml"
+"""What engines and extras need: a build without it fails, and not a pod."""
 _PATH = "PATH=/opt/crust/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -91,6 +95,8 @@ def _make_root(directory: Path) -> None:
     steps = (
         f"copy-in {directory}/wheels /opt",
         f'chroot "$1" sh -c "python3 -m venv /opt/crust && {pip} && rm -r /opt/wheels"',
+        f'chroot "$1" bash -c "{_CEPH}"',
+        f'chroot "$1" /opt/crust/bin/python -c "{_IMPORTED}"',
         # the mirrors of the machine that builds, which may have a login in their names
         'rm -rf "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d "$1"/etc/apt/auth.conf*',
         'rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*',
