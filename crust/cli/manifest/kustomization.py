@@ -1,9 +1,9 @@
 """What `kubectl kustomize` renders of deploy/kubernetes, without kubectl.
 
 The directories stay the one source of the objects. Of kustomize this knows what they use: bases, resources, a
-namespace, ConfigMaps from files with a hash in their name, also in place of a base's, and strategic merges, in which
-lists of named things are merged by name. Any other key is refused: a key that is left out silently would make objects
-that differ from what `kubectl apply -k` makes.
+namespace, ConfigMaps from files with a hash in their name, also in place of a base's, strategic merges, in which
+lists of named things are merged by name, and patches that give all objects of one name another one. Any other key is
+refused: a key that is left out silently would make objects that differ from what `kubectl apply -k` makes.
 """
 
 import hashlib
@@ -26,6 +26,7 @@ _KEYS = frozenset(
         "resources",
         "configMapGenerator",
         "patchesStrategicMerge",
+        "patches",
     }
 )
 _MERGE_KEYS = ("mountPath", "name")
@@ -82,9 +83,23 @@ class _Rendering:
         for generator in found.get("configMapGenerator", ()):
             config_map = _config_map(generator, directory, self._files, found["namespace"])
             self._add_config_map(generator, config_map)
+        self._change(found, path)
+
+    def _change(self, found: Mapping[str, Any], path: Path) -> None:
         for name in found.get("patchesStrategicMerge", ()):
-            for patch in _read(directory / name):
+            for patch in _read(path.parent / name):
                 _patch(self.objects, patch, path)
+        for rename in found.get("patches", ()):
+            self._rename(*_names(rename, path))
+
+    def _rename(self, before: str, after: str) -> None:
+        """Name objects otherwise, and what refers to them."""
+        names = {before: after}
+        if before in self.config_maps:
+            made = self.config_maps[before]
+            names[made] = self.config_maps[before] = after + made[len(before) :]
+        for each in self.objects:
+            _refer(each, names)
 
     def _add_config_map(self, generator: Mapping[str, Any], config_map: Object) -> None:
         name = generator["name"]
@@ -127,6 +142,27 @@ def _patch(objects: list[Object], patch: Object, path: Path) -> None:
     _merge(target, patch)
 
 
+def _names(patch: Mapping[str, Any], path: Path) -> tuple[str, str]:
+    """The two names of a patch that renames. Raises `UnknownKustomization` for any other."""
+    match patch:
+        case {"target": {"name": before, **of}, "patch": text, **more} if not (of or more):
+            match yaml.safe_load(text):
+                case [{"op": "replace", "path": "/metadata/name", "value": after}]:
+                    return before, after
+    raise UnknownKustomization(
+        path, "a patch does more than give all objects of a name another one"
+    )
+
+
+def _refer(found: Object, names: Mapping[str, str]) -> None:
+    """Replace names where an object has its own, and those of a ServiceAccount or a role; labels stay as they are."""
+    pod = found.get("spec", {}).get("template", {}).get("spec", {})
+    holders = [found["metadata"], found.get("roleRef", {}), *found.get("subjects", ())]
+    for holder, key in [*((each, "name") for each in holders), (pod, "serviceAccountName")]:
+        if holder.get(key) in names:
+            holder[key] = names[holder[key]]
+
+
 def _identity(of: Object) -> tuple[str, str, str]:
     metadata = of["metadata"]
     return of["kind"], metadata.get("namespace", ""), metadata["name"]
@@ -134,7 +170,9 @@ def _identity(of: Object) -> tuple[str, str, str]:
 
 def _merge(into: Object, patch: Mapping[str, Any]) -> None:
     for key, value in patch.items():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
+        if value is None:
+            into.pop(key, None)
+        elif isinstance(value, dict) and isinstance(into.get(key), dict):
             _merge(into[key], value)
         elif _is_of_named(value) and isinstance(into.get(key), list):
             _merge_list(into[key], value)
@@ -155,7 +193,9 @@ def _name_of(item: object) -> str:
 def _merge_list(into: list[Any], patch: list[Any]) -> None:
     for each in patch:
         present = next((item for item in into if _name_of(item) == _name_of(each)), None)
-        if present is None:
+        if "$patch" in each:
+            into.remove(present)
+        elif present is None:
             into.append(each)
         else:
             _merge(present, each)

@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crust.cli.manifest import kustomization, problems
+from crust.cli.manifest import kustomization, names, problems
 from crust.cli.manifest.kustomization import Object
 from crust.node.settings import NodeSettings
 from crust.settings import OWN_DRIVER, DriverSettings, InvalidSettings
 
 _PROGRAM = "driver manifest"
 _EXAMPLE_DRIVER = "csi.example.com"
-_EXAMPLE_SHARED = "rbd.csi.crust.dev"
+_RUN_DIRS = {OWN_DRIVER: "/run/crust", names.EXAMPLE_SHARED: "/run/crust-rbd"}
 _KUBELET = "/var/lib/kubelet"
 _NAMESPACE = "crust-system"
 _IMAGE = "crust-csi:"
+_OF_NO_DRIVER = (_NAMESPACE, _IMAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,8 @@ def _kind(driver: DriverSettings) -> str:
 
 def _changed(found: Object, wanted: Configuration) -> Object:
     found = copy.deepcopy(found)
+    if driver := _driver_of(wanted.settings):
+        found = names.renamed(found, _example_of(driver), driver.driver_name, _OF_NO_DRIVER)
     if found["kind"] == "ConfigMap":  # the settings stay as they are written
         found["metadata"]["namespace"] = wanted.namespace or _NAMESPACE
         return found
@@ -121,14 +124,25 @@ def _texts(wanted: Configuration) -> dict[str, str]:
     """What stands for the settings' own in the files: whole strings, and the elements of paths."""
     settings = wanted.settings
     texts = {_NAMESPACE: wanted.namespace} if wanted.namespace else {}
+    driver = _driver_of(settings)
     if isinstance(settings, NodeSettings):
         texts[_KUBELET] = settings.proxy.target_roots[0]
-        if settings.driver is None and settings.proxy.drivers:
+        texts[_RUN_DIRS[_example_of(driver)]] = settings.proxy.run_dir
+        if driver is None and settings.proxy.drivers:
             texts[_EXAMPLE_DRIVER] = settings.proxy.drivers[0].name
-    driver = settings.driver if isinstance(settings, NodeSettings) else settings
     if driver is not None:
-        texts |= dict.fromkeys((OWN_DRIVER, _EXAMPLE_SHARED), driver.driver_name)
+        texts[_example_of(driver)] = driver.driver_name
     return texts
+
+
+def _driver_of(settings: NodeSettings | DriverSettings) -> DriverSettings | None:
+    return settings.driver if isinstance(settings, NodeSettings) else settings
+
+
+def _example_of(driver: DriverSettings | None) -> str:
+    """The name that the files have in the place of the driver's."""
+    is_shared = driver is not None and _kind(driver) == "ceph"
+    return names.EXAMPLE_SHARED if is_shared else OWN_DRIVER
 
 
 def _replaced(found: Any, texts: dict[str, str], image: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from crust.cli.manifest.kustomization import Object
 from crust.node.settings import NodeSettings
-from crust.settings import DriverSettings
+from crust.settings import LOCAL_ENGINES, DriverSettings
 
 
 def of(workload: Object, settings: NodeSettings | DriverSettings) -> Iterator[str]:
@@ -34,11 +34,29 @@ def _of_node(daemon_set: Object, settings: NodeSettings) -> Iterator[str]:
         yield "the next version's pod starts beside this one: set take_over = true"
     if not settings.proxy.plugins_registry:
         yield "the kubelet would not learn of the driver: set proxy.plugins_registry"
+    yield from _of_one_node(settings)
+    yield from _key_problems(settings.driver)
     yield from _socket_problems(daemon_set["spec"]["template"]["spec"], settings)
     yield from _path_problems(daemon_set, _node_paths(settings), ("hostPath",))
-    if settings.driver is not None:
-        yield from _path_problems(
-            daemon_set, _secret_paths(settings.driver), ("hostPath", "secret")
+
+
+def _of_one_node(settings: NodeSettings) -> Iterator[str]:
+    """All pods have the same settings, and each its node's name by CRUST_NODE_NAME."""
+    access, driver = settings.proxy.kubernetes, settings.driver
+    given = [
+        ("driver.node_id", driver and driver.node_id),
+        ("proxy.kubernetes.node_name", access and access.node_name),
+    ]
+    for setting, name in given:
+        if name and name != settings.node_name:
+            yield f"every pod would be the node {name}: leave {setting} out"
+
+
+def _key_problems(driver: DriverSettings | None) -> Iterator[str]:
+    if driver is not None and driver.rbd is not None and driver.rbd.key_file:
+        yield (
+            "a node needs no key, and its pod has no file with one: leave user and key_file of driver.rbd out;"
+            " the Secret that the StorageClass names comes with each call"
         )
 
 
@@ -77,22 +95,35 @@ def _socket_problems(pod: Any, settings: NodeSettings) -> Iterator[str]:
         if volume["name"] != "csi":
             continue
         directory = volume["hostPath"]["path"]
+        own = settings.driver.driver_name if settings.driver else ""
         for each in settings.proxy.drivers:
-            if os.path.dirname(each.socket) != directory:
+            if each.name == own and os.path.dirname(each.socket) != directory:
                 yield f"the sidecars look for the socket of {each.name} in {directory}"
 
 
 def _node_paths(settings: NodeSettings) -> Iterator[str]:
     proxy, driver = settings.proxy, settings.driver
     yield from (proxy.run_dir, proxy.volumes_root, *proxy.target_roots)
-    yield from (each.socket for each in proxy.drivers)
-    if driver is not None:
-        yield from (driver.state_dir, driver.run_dir)
+    yield from (path for each in proxy.drivers for path in (each.socket, each.backend))
+    yield from (each.driver_socket for each in settings.shim)
+    access = proxy.kubernetes
+    yield from filter(None, (proxy.drivers_dir, access.kubeconfig if access else ""))
+    if driver is None:
+        return
+    yield driver.run_dir
+    if driver.engine in LOCAL_ENGINES:
+        yield driver.state_dir
+        yield from filter(None, (driver.pool_id_file,))
+    yield from _certificates(driver)
+
+
+def _certificates(driver: DriverSettings) -> Iterator[str]:
+    if driver.cluster is not None:
+        yield from (driver.cluster.ca, driver.cluster.cert, driver.cluster.key)
 
 
 def _secret_paths(driver: DriverSettings) -> Iterator[str]:
-    """Certificates and keys, which come from a Secret or from the host."""
-    if driver.cluster is not None:
-        yield from (driver.cluster.ca, driver.cluster.cert, driver.cluster.key)
+    """What a Secret brings."""
+    yield from _certificates(driver)
     if driver.rbd is not None:
         yield driver.rbd.key_file

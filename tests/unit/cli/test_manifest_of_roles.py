@@ -9,6 +9,7 @@ import pytest
 from tests.unit.cli.test_manifest import (
     KUBERNETES,
     POD,
+    VERSIONS,
     WITHOUT_SCHEMA,
     Objects,
     config,
@@ -41,14 +42,17 @@ def test_manifest_has_the_objects_that_kubectl_renders(tmp_path: Path, overlay: 
     assert printed(config(tmp_path, text_of(overlay))) == rendered(overlay)
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("overlay", SETTINGS)
-def test_manifest_is_accepted_by_the_published_schemas(tmp_path: Path, overlay: str) -> None:
+def test_manifest_is_accepted_by_the_published_schemas(
+    tmp_path: Path, overlay: str, version: str
+) -> None:
     found = printed(
         config(tmp_path, text_of(overlay)), "--image=r.example/c:1", "--namespace=store"
     )
     for each in found.values():
         if each["kind"] not in WITHOUT_SCHEMA:
-            kubernetes_validate.validate(each, "1.37", strict=True)
+            kubernetes_validate.validate(each, version, strict=True)
     assert "crust-system" not in str(found)
 
 
@@ -72,13 +76,27 @@ def test_csi_driver_says_what_the_controller_does(tmp_path: Path, kind: str) -> 
     assert spec["podInfoOnMount"] is True
 
 
-def test_class_of_the_ceph_pool_names_the_secret_for_stage_and_publish(tmp_path: Path) -> None:
+def test_class_of_the_ceph_pool_names_the_secret_for_each_call_of_a_node(tmp_path: Path) -> None:
     found = printed(config(tmp_path, text_of("ceph-controller")), "--namespace=store")
     parameters = found["StorageClass", "crust-rbd"]["parameters"]
-    for step in ("stage", "publish"):
+    for step in ("stage", "publish", "expand"):
         prefix = f"csi.storage.k8s.io/node-{step}-secret"
-        assert parameters[f"{prefix}-name"] == "crust-ceph-node"
+        assert parameters[f"{prefix}-name"] == "crust-rbd-node"
         assert parameters[f"{prefix}-namespace"] == "store"
+
+
+def test_pod_of_a_node_of_the_ceph_pool_has_no_key_and_no_pool(tmp_path: Path) -> None:
+    found = printed(config(tmp_path, text_of("ceph-node")))
+    pod = pod_of(found)
+    kinds = {key for each in pod["volumes"] for key in each} - {"name"}
+    assert kinds == {"configMap", "hostPath", "emptyDir"}
+    assert "key_file" not in text_of("ceph-node")
+    assert "/var/lib/crust" not in str(pod)
+
+
+def test_nodes_of_the_ceph_pool_have_no_inline_volumes(tmp_path: Path) -> None:
+    found = printed(config(tmp_path, text_of("ceph-node")))
+    assert found["CSIDriver", NAMES["ceph"]]["spec"]["volumeLifecycleModes"] == ["Persistent"]
 
 
 @pytest.mark.parametrize("overlay", [*SETTINGS, "block-driver"])
@@ -110,8 +128,18 @@ def test_name_of_the_driver_is_in_every_object_and_path(tmp_path: Path, overlay:
         ),
         ("central-node", "/etc/crust-etcd/tls.crt", "/etc/etcd.crt", "/etc/etcd.crt"),
         ("ceph-controller", "/etc/crust-ceph/key", "/root/key", "/root/key"),
-        ("ceph-node", "/etc/crust-ceph/userKey", "/root/key", "/root/key"),
-        ("ceph-node", 'mode = "node"', 'mode = "all"', "rights"),
+        (
+            "ceph-node",
+            'namespace = "crust"',
+            'user = "crust-node"\nkey_file = "/etc/crust-ceph/userKey"',
+            "a node needs no key",
+        ),
+        (
+            "ceph-node",
+            "/run/crust-rbd/volumes",
+            "/run/crust/volumes",
+            "/run/crust/volumes would be",
+        ),
     ],
 )
 def test_settings_that_fail_in_a_pod_are_refused(
@@ -123,6 +151,13 @@ def test_settings_that_fail_in_a_pod_are_refused(
     assert result.exit_code == 2
     assert words in result.stderr
     assert result.stdout == ""
+
+
+def test_node_that_would_be_a_controller_of_the_ceph_pool_is_refused(tmp_path: Path) -> None:
+    text = text_of("ceph-node").replace('mode = "node"', 'mode = "all"')
+    result = run(config(tmp_path, text + 'user = "u"\nkey_file = "/run/crust-rbd/key"\n'))
+    assert result.exit_code == 2
+    assert "each node would be a controller" in result.stderr
 
 
 def test_node_without_its_cluster_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,153 @@
+"""Two drivers in one cluster: no object of one replaces one of the other, and a node has directories for each."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crust import settings as settings_module
+from crust.cli.manifest import names
+from crust.node.settings import NodeSettings
+from crust.settings import InvalidSettings
+from tests.unit.cli.test_manifest import Objects, config, printed, rendered
+from tests.unit.cli.test_manifest_of_roles import text_of
+
+OF_THE_NODE = {"/var/lib/kubelet", "/dev", "/sys/fs/cgroup", "/etc/machine-id"}
+"""Of the kubelet and the kernel, where each driver has names of its own, and what is only read."""
+LOCAL = (
+    "block-driver",
+    "distributed",
+    "snapshots",
+    "single-node",
+    "central-node",
+    "central-controller",
+)
+CEPH = ("ceph-node", "ceph-controller")
+OTHER = "disks.example.com"
+
+
+def all_of(*overlays: str) -> Objects:
+    return {key: each for overlay in overlays for key, each in rendered(overlay).items()}
+
+
+def of_other_name(tmp_path: Path) -> Objects:
+    """A second driver of Ceph, for another namespace of the pool."""
+    found: Objects = {}
+    for overlay in CEPH:
+        text = (
+            text_of(overlay).replace("rbd.csi.crust.dev", OTHER).replace("crust-rbd", "crust-disks")
+        )
+        found |= printed(config(tmp_path, text))
+    return found
+
+
+def workloads(found: Objects) -> list[dict[str, Any]]:
+    return [each for (kind, _), each in found.items() if kind in ("DaemonSet", "Deployment")]
+
+
+def host_paths(found: Objects) -> set[str]:
+    volumes = [v for each in workloads(found) for v in each["spec"]["template"]["spec"]["volumes"]]
+    return {each["hostPath"]["path"] for each in volumes if "hostPath" in each} - OF_THE_NODE
+
+
+def sockets(found: Objects) -> set[str]:
+    """Of the node's process: what the kubelet calls, what runtimes call, and the directories of its locks."""
+    (text,) = (
+        each["data"]["node.toml"] for each in found.values() if "node.toml" in each.get("data", {})
+    )
+    its = settings_module.load(NodeSettings, "node", toml=text, environ={}, flags={})
+    parts = {its.proxy.run_dir, its.proxy.volumes_root, its.runtime_socket, *its.inner_sockets}
+    return (
+        parts
+        | {each.socket for each in its.proxy.drivers}
+        | {each.name for each in its.proxy.drivers}
+    )
+
+
+def assert_apart(one: Objects, two: Objects) -> None:
+    assert set(one) & set(two) == {("Namespace", "crust-system")}
+    labels = [
+        {str(each["spec"]["selector"]["matchLabels"]) for each in workloads(found)}
+        for found in (one, two)
+    ]
+    assert labels[0] & labels[1] == set()
+    assert not any(
+        each["spec"]["template"]["spec"].get("hostNetwork") for each in workloads({**one, **two})
+    )
+    assert [
+        (a, b)
+        for a, b in itertools.product(host_paths(one), host_paths(two))
+        if f"{a}/".startswith(f"{b}/") or f"{b}/".startswith(f"{a}/")
+    ] == []
+
+
+@pytest.mark.parametrize("overlay", LOCAL)
+def test_overlays_of_local_and_ceph_volumes_can_be_in_one_cluster(overlay: str) -> None:
+    local, ceph = all_of(overlay), all_of(*CEPH)
+    assert_apart(local, ceph)
+    if overlay != "central-controller":
+        assert sockets(local) & sockets(ceph) == set()
+
+
+def test_manifests_of_two_drivers_can_be_in_one_cluster(tmp_path: Path) -> None:
+    local = printed()
+    ceph: Objects = {}
+    for overlay in CEPH:
+        ceph |= printed(config(tmp_path, text_of(overlay)))
+    assert_apart(local, ceph)
+    assert sockets(local) & sockets(ceph) == set()
+    third = of_other_name(tmp_path)
+    for each in (local, ceph):
+        assert_apart(each, third)
+        assert sockets(each) & sockets(third) == set()
+    secrets = [str(found).count("crust-rbd-node") for found in (ceph, third)]
+    assert secrets[0] > 0
+    assert secrets[1] == 0, "each driver's class names a Secret of its own"
+
+
+def test_objects_of_another_driver_refer_to_each_other(tmp_path: Path) -> None:
+    found = of_other_name(tmp_path)
+    accounts = {name for kind, name in found if kind == "ServiceAccount"}
+    assert accounts == {"crust-disks-example-com-node", "crust-disks-example-com-controller"}
+    used = {each["spec"]["template"]["spec"]["serviceAccountName"] for each in workloads(found)}
+    assert used == accounts
+    bindings = {key: each for key, each in found.items() if key[0].endswith("RoleBinding")}
+    assert bindings
+    for (kind, _), each in bindings.items():
+        assert (kind.removesuffix("Binding"), each["roleRef"]["name"]) in found
+        assert {subject["name"] for subject in each["subjects"]} <= accounts
+    for each in workloads(found):
+        volumes = each["spec"]["template"]["spec"]["volumes"]
+        (settings,) = (volume["configMap"]["name"] for volume in volumes if "configMap" in volume)
+        assert ("ConfigMap", settings) in found
+        labels = each["spec"]["template"]["metadata"]["labels"]
+        assert each["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+@pytest.mark.parametrize(
+    ("driver", "stem"),
+    [
+        ("block.csi.crust.dev", "crust"),
+        ("rbd.csi.crust.dev", "crust-rbd"),
+        ("disks.example.com", "crust-disks-example-com"),
+        ("my-disks.example.com", "crust-my--disks-example-com"),
+        ("a", "crust-a"),
+    ],
+)
+def test_stem_follows_from_the_drivers_name(driver: str, stem: str) -> None:
+    assert names.stem(driver) == stem
+
+
+def test_no_two_names_have_one_stem() -> None:
+    """All names of up to six characters of those that matter."""
+    found: dict[str, str] = {}
+    for length in range(1, 7):
+        for letters in itertools.product("a-.", repeat=length):
+            name = "".join(letters)
+            try:
+                stem = names.stem(name)
+            except InvalidSettings:
+                continue
+            assert found.setdefault(stem, name) == name
+    assert len(found) > 50
