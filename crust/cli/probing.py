@@ -19,7 +19,7 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2
 
 TIMEOUT_S = 5.0
-_METADATA = ((extensions.KEY, extensions.ERROR_INFO),)
+_METADATA = ((extensions.KEY, f"{extensions.ERROR_INFO},{extensions.VERSIONS}"),)
 
 
 class DriverStarting(errors.NotReady):
@@ -46,10 +46,10 @@ class NotRegisteredYet(errors.NotReady):
 
 async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> Driver:
     """The driver as it is now, with the reason if it is not ready."""
-    version = ""
+    version = shim = ""
     problem: errors.CrustError | None = None
     try:
-        version = await _probe(answer.name, answer.socket)
+        version, shim = await _probe(answer.name, answer.socket)
         if answer.registration == "waiting":
             problem = NotRegisteredYet(answer.name)
     except grpc.aio.AioRpcError as err:
@@ -62,25 +62,27 @@ async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> Driver:
         backend=answer.backend,
         state="not-ready" if problem else "ready",
         version=version,
+        shim_version=shim,
         registration=answer.registration,
         deferred_volumes=answer.deferred_volumes,
         message=problem.shown() if problem else "",
     )
 
 
-async def _probe(name: str, socket: str) -> str:
+async def _probe(name: str, socket: str) -> tuple[str, str]:
+    """The version of the driver, and that of the shim in front of it, if it says so."""
     await asyncio.to_thread(
         asking.check_socket, f"the proxy for driver {name}", socket, start="restart the proxy"
     )
     async with channel.connect(socket) as connected:
         identity: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(connected)
-        answered = await identity.Probe(
-            csi_pb2.ProbeRequest(), timeout=TIMEOUT_S, metadata=_METADATA
-        )
+        call = identity.Probe(csi_pb2.ProbeRequest(), timeout=TIMEOUT_S, metadata=_METADATA)
+        answered = await call
         if answered.HasField("ready") and not answered.ready.value:
             raise DriverStarting(name)
         info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=TIMEOUT_S)
-    return info.vendor_version
+        said = dict(await call.trailing_metadata() or ())
+    return info.vendor_version, str(said.get(extensions.SHIM_VERSION, ""))
 
 
 def _diagnosed(

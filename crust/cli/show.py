@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from crust import errors
-from crust.cli import asking, output, probing, views
+from crust.cli import asking, output, probing, versions, views
 from crust.cli.asking import Stub
 from crust.wire.v1 import inspect_pb2
 
@@ -70,10 +70,11 @@ Question = Callable[[Stub], Awaitable[Shown]]
 
 async def status(stub: Stub) -> Shown:
     """Everything; healthy if a pod with a deferred volume could start now."""
-    problems, served, registered, entries = await asyncio.gather(
-        _conditions(stub), _drivers(stub), _handlers(stub), _volumes(stub)
+    (proxy, problems), served, registered, entries = await asyncio.gather(
+        _health(stub), _drivers(stub), _handlers(stub), _volumes(stub)
     )
-    return of_node(problems, served, registered, entries)
+    warnings = tuple(versions.outdated(versions.running(proxy, served)))
+    return of_node(problems, served, registered, entries, warnings)
 
 
 def of_node(
@@ -81,12 +82,13 @@ def of_node(
     served: tuple[views.Driver, ...],
     registered: tuple[views.Handler, ...],
     entries: tuple[views.Volume, ...],
+    warnings: tuple[views.Problem, ...] = (),
 ) -> Shown:
-    """The answer of `status`, from its parts."""
+    """The answer of `status`, from its parts. Warnings leave the node ready."""
     problems = (*conditions, *_found(served, registered, entries))
     document = {
-        "ready": not problems, "problems": problems, "drivers": served, "handlers": registered,
-        "volumes": entries,
+        "ready": not problems, "problems": problems, "warnings": warnings, "drivers": served,
+        "handlers": registered, "volumes": entries,
     }  # fmt: skip
 
     def table(wide: bool) -> Text:  # noqa: FBT001 - one flag, and its caller is above
@@ -94,6 +96,8 @@ def of_node(
         parts = [Text.assemble("crust is ", state)]
         if problems:
             parts.append(_section("Problems", output.table(views.PROBLEMS, problems, wide=wide)))
+        if warnings:
+            parts.append(_section("Warnings", output.table(views.WARNINGS, warnings, wide=wide)))
         parts.append(_section("Drivers", output.table(views.DRIVERS, served, wide=wide)))
         parts.append(_section("Handlers", output.table(views.HANDLERS, registered, wide=wide)))
         parts.append(_section("Volumes", output.table(views.VOLUMES, entries, wide=wide)))
@@ -175,7 +179,10 @@ async def parts(
     stub: Stub,
 ) -> tuple[tuple[views.Driver, ...], tuple[views.Handler, ...], tuple[views.Problem, ...]]:
     """Drivers, handlers, and what is wrong with the proxy itself."""
-    return await asyncio.gather(_drivers(stub), _handlers(stub), _conditions(stub))
+    served, registered, (_, problems) = await asyncio.gather(
+        _drivers(stub), _handlers(stub), _health(stub)
+    )
+    return served, registered, problems
 
 
 async def answer(run_dir: str, question: Question) -> Shown:
@@ -224,6 +231,7 @@ def described(row: views.Volume, run_dir: str) -> Text:
             ("sandbox", claimed),
             ("claimed", _since(row.claimed_at, now)),
             ("published", _since(row.published_at, now)),
+            ("request id", row.request_id),
             ("decided by", row.decided_by),
             ("target", row.target_path),
             ("pod uid", row.pod_uid),
@@ -247,9 +255,10 @@ def _section(title: str, table: Text) -> Text:
     return Text.assemble((title, "bold"), "\n", table)
 
 
-async def _conditions(stub: Stub) -> tuple[views.Problem, ...]:
+async def _health(stub: Stub) -> tuple[str, tuple[views.Problem, ...]]:
+    """The proxy's version, and what is wrong with it."""
     answered = await stub.GetHealth(inspect_pb2.GetHealthRequest(), timeout=TIMEOUT_S)
-    return tuple(
+    return answered.version, tuple(
         views.Problem(each.part, each.error_name, each.message) for each in answered.conditions
     )
 

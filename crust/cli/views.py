@@ -32,7 +32,10 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """A CSI driver that the proxy serves. `message`: why it is not ready."""
+    """A CSI driver that the proxy serves. `message`: why it is not ready.
+
+    `shim_version` is empty without a shim, and of one that does not say it.
+    """
 
     name: str
     socket: str
@@ -42,6 +45,7 @@ class Driver:
     registration: str
     deferred_volumes: int
     message: str
+    shim_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class Volume:
     decided_by: str
     entry: str
     message: str
+    request_id: str = ""
 
     @classmethod
     def of(cls, answer: inspect_pb2.DeferredVolume) -> "Volume":
@@ -116,6 +121,7 @@ class Volume:
             decided_by=answer.decided_by,
             entry=answer.entry,
             message=answer.message,
+            request_id=answer.request_id,
         )
 
     @property
@@ -139,6 +145,7 @@ DRIVERS = (
     Column[Driver]("registration", lambda row: row.registration, styles=_STATES),
     Column[Driver]("deferred", lambda row: str(row.deferred_volumes)),
     Column[Driver]("version", lambda row: row.version, wide=True),
+    Column[Driver]("shim", lambda row: row.shim_version, wide=True),
     Column[Driver]("socket", lambda row: row.socket, wide=True),
     Column[Driver]("backend", lambda row: row.backend, wide=True),
     Column[Driver]("message", lambda row: row.message),
@@ -168,6 +175,7 @@ VOLUMES = (
     Column[Volume]("device", lambda row: row.device, wide=True),
     Column[Volume]("fs", lambda row: row.fs_type, wide=True),
     Column[Volume]("pid", lambda row: str(row.claimed_by_pid or ""), wide=True),
+    Column[Volume]("request", lambda row: row.request_id, wide=True),
     Column[Volume]("target", lambda row: row.target_path, wide=True),
     Column[Volume]("message", lambda row: row.message),
 )
@@ -177,6 +185,8 @@ PROBLEMS = (
     Column[Problem]("error", lambda row: row.error_name),
     Column[Problem]("message", lambda row: row.message),
 )
+
+WARNINGS = (PROBLEMS[0], PROBLEMS[2])
 
 
 def now() -> datetime.datetime:

@@ -15,7 +15,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from crust import deferral_keys, operations, volumes
-from crust.csi_shim import admission, advertised, private_directories
+from crust.csi_shim import admission, advertised, private_directories, version
 from crust.csi_shim.deferral import Deferral
 from crust.csi_shim.private_paths import PrivatePaths
 from crust.csi_shim.staging import Staging, Volume
@@ -112,9 +112,9 @@ class Frontend:
             "NodeExpandVolume": _parsed(csi_pb2.NodeExpandVolumeRequest, self._expand),
             "NodeGetVolumeHealth": _parsed(csi_pb2.NodeGetVolumeHealthRequest, self._health),
         }
-        return passthrough.Passthrough(
-            self._driver, {_NODE + name: each for name, each in own.items()}
-        )
+        calls = {_NODE + name: each for name, each in own.items()}
+        calls[version.PROBE] = version.telling(passthrough.forward(self._driver, version.PROBE))
+        return passthrough.Passthrough(self._driver, calls)
 
     async def _get_capabilities(
         self, _: csi_pb2.NodeGetCapabilitiesRequest, data: bytes, context: passthrough.Context

@@ -15,7 +15,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from crust import deferral_keys, errors
-from crust.csi_shim import private_paths
+from crust.csi_shim import private_paths, version
 from crust.csi_shim.deferral import Context, Deferral
 from crust.csi_shim.frontend import Frontend, Wrapping
 from crust.csi_shim.inner import InnerNode
@@ -100,6 +100,7 @@ def handlers(driver: grpc.aio.Channel, deferral: Deferral) -> passthrough.Passth
             flagged("NodeExpandVolume", csi_pb2.NodeExpandVolumeRequest, deferral.expand),
         )
     )
+    own[version.PROBE] = version.telling(passthrough.forward(driver, version.PROBE))
     return passthrough.Passthrough(driver, own)
 
 

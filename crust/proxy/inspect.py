@@ -171,6 +171,7 @@ def _volume(entry: Entry) -> inspect_pb2.DeferredVolume:
         published_at=_timestamp(record.published_at.timestamp()),
         claimed_at=_timestamp(claim.claimed_at.timestamp()) if claim and claim.claimed_at else None,
         claimed_by_pid=claim.pid if claim else 0,
+        request_id=record.published_by.request_id,
         # of a dead claim, too: why the last sandbox could not use the volume
         message=str(entry.claim_error or (entry.claim.error if entry.claim else "")),
     )

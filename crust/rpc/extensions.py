@@ -12,6 +12,9 @@ KEY = "crust-extensions"
 DEFERRAL = "deferral"
 NODE_INFO = "node-info"
 ERROR_INFO = "error-info"
+VERSIONS = "versions"
+SHIM_VERSION = "crust-shim-version"
+"""The trailing metadata of a Probe: the version that the shim's process runs."""
 METADATA: tuple[tuple[str, str], ...] = ((KEY, DEFERRAL),)
 """The metadata of a caller that knows deferral."""
 NODE_INFO_METADATA: tuple[tuple[str, str], ...] = ((KEY, NODE_INFO),)
@@ -31,6 +34,11 @@ def node_info_requested(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
 def error_info_requested(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
     """Whether the caller of a CSI call wants an error's name in the status details, which CSI keeps empty."""
     return _requested(context, ERROR_INFO)
+
+
+def versions_requested(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
+    """Whether the caller of a Probe wants to know the versions of the processes that it passes."""
+    return _requested(context, VERSIONS)
 
 
 def _requested(context: grpc.aio.ServicerContext[Any, Any], name: str) -> bool:

@@ -46,6 +46,7 @@ def _outputs() -> dict[str, str]:
     return {
         "crust status": _plain(show.of_node((), ready, _handlers(), volumes)),
         "crust status  # the shim is away": _plain(show.of_node((), away, (), ())),
+        "crust drivers -o wide": output.table(views.DRIVERS, ready, wide=True).plain,
         "crust volumes -o wide": output.table(views.VOLUMES, volumes, wide=True).plain,
         "crust describe pvc-1": show.described(volumes[0], "/run/crust").plain,
         "crust doctor": _plain(doctor.shown(_findings())),
@@ -67,6 +68,7 @@ def _driver(message: str = "") -> views.Driver:
         registration="registered",
         deferred_volumes=0 if message else 2,
         message=message,
+        shim_version="" if message else "0.1.0",
     )
 
 
@@ -97,6 +99,7 @@ def _volume(state: str, sandbox: str) -> views.Volume:
         decided_by="the volume context, crust.dev/defer=always",
         entry="3f" * 32,
         message="",
+        request_id="5ff31c2a9d07" if sandbox else "a41b09f2c6de",
     )
 
 

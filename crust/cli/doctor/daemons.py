@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import crust
 from crust import errors
 from crust.cli import asking
+from crust.cli import versions as versions_
 from crust.cli.doctor.finding import Finding, check, error, of, ok, warning
 from crust.cli.doctor.node import Answered, Node
-from crust.settings import OWN_DRIVER
 
 _OWN = ("runtime.sock", "handlers.sock", "inspect.sock")
 
@@ -68,18 +68,11 @@ def versions(node: Node) -> Iterator[Finding]:
     """Each daemon that runs is of the version that is installed."""
     if node.proxy is None or isinstance(node.proxy, errors.CrustError):
         return
-    running = {"the proxy": node.proxy.version}
-    own = (each for each in node.proxy.drivers if each.name == OWN_DRIVER)
-    running |= {f"driver {each.name}": each.version for each in own if each.version}
-    for name, version in running.items():
+    for name, version in versions_.running(node.proxy.version, node.proxy.drivers).items():
         if version == crust.__version__:
             yield ok(f"{name} runs {version}")
         else:
-            yield warning(
-                f"{name} runs {version or 'an older version'}, installed is {crust.__version__}",
-                "it was not restarted since the upgrade",
-                "restart it: first the runtimes, then the proxy, then shims, then the driver",
-            )
+            yield warning(f"{name} {versions_.sentence(version)}", versions_.WHY, versions_.TODO)
 
 
 @check("handlers")

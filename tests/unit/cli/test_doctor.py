@@ -267,6 +267,7 @@ def test_proxy_that_is_away_is_one_error(good: Node) -> None:
         ("drivers", replace(HEALTHY, drivers=(replace(DRIVER, state="not-ready"),)), Level.ERROR),
         ("versions", replace(HEALTHY, version="0.0.1"), Level.WARNING),
         ("versions", replace(HEALTHY, drivers=(replace(DRIVER, version="9"),)), Level.WARNING),
+        ("versions", replace(HEALTHY, drivers=(replace(DRIVER, shim_version="0.0.1"),)), Level.WARNING),
         ("handlers", replace(HEALTHY, handlers=()), Level.ERROR),
     ],
 )  # fmt: skip

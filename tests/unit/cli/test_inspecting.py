@@ -11,11 +11,13 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import pytest_asyncio
 from click.testing import CliRunner, Result
 
+import crust as crust_package
 from crust.cli import main
 from crust.wire.csi.v1 import csi_pb2
 from tests.support import fake_driver
@@ -134,6 +136,43 @@ async def test_described_volume_has_sandbox_process_and_times(node: Node) -> Non
     assert found["published_at"]
     text = (await crust(node, "describe", target)).output
     assert f"target        {target}" in text
+
+
+async def test_volume_has_the_request_id_of_the_publish_in_its_record(node: Node) -> None:
+    target = await published(node)
+    (record,) = Path(node.places.run, "volumes").glob("*/mountInfo.json")
+    wanted = json.loads(record.read_text())["crust"]["request_id"]
+    assert wanted
+    assert f"request id    {wanted}" in (await crust(node, "describe", target)).output
+    assert wanted in (await crust(node, "volumes", "-o", "wide")).output
+    (found,) = json.loads((await crust(node, "volumes", "-o", "json")).output)["volumes"]
+    assert found["request_id"] == wanted
+    assert wanted not in (await crust(node, "volumes")).output
+
+
+async def test_drivers_have_the_version_of_their_shim(node: Node) -> None:
+    (found,) = json.loads((await crust(node, "drivers", "-o", "json")).output)["drivers"]
+    assert found["shim_version"] == crust_package.__version__
+    result = await crust(node, "status", "-o", "json")
+    assert (json.loads(result.output)["warnings"], result.exit_code) == ([], 0)
+
+
+async def test_status_warns_of_daemons_of_another_version_and_the_node_stays_ready(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemons of this test run in this process: they are asked at each call."""
+    monkeypatch.setattr("crust.csi_shim.version.crust", mock.Mock(__version__="0.0.9"))
+    monkeypatch.setattr("crust.proxy.inspect.crust", mock.Mock(__version__="0.0.8"))
+    result = await crust(node, "status", "-o", "json")
+    found = json.loads(result.output)
+    assert (result.exit_code, found["ready"]) == (0, True)
+    assert [each["part"] for each in found["warnings"]] == [
+        "the proxy",
+        f"the shim of driver {DRIVER}",
+    ]
+    table = (await crust(node, "status")).output
+    assert "runs 0.0.9, installed is" in table
+    assert "crust is ready" in table
 
 
 async def test_unknown_volume_exits_1(node: Node) -> None:
