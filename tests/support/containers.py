@@ -23,7 +23,8 @@ from crust.host.mounts import mount_api, mountinfo
 from tests.support import file_events
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-_TIMEOUT_S = 50
+_TIMEOUT_S = 300
+"""For what containerd and a start take, on a machine that does other work too. It is only waited for in a failure."""
 _CONFIG = """
 version = 2
 root = "{base}/root"
@@ -38,10 +39,13 @@ address = "{base}/t.sock"
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """A directory of the host, at the same path in the container. `propagation` is the pod's mountPropagation."""
+    """A directory or file of the host, at the same path in the container, or `at` another one. `propagation` is the
+    pod's mountPropagation.
+    """
 
     path: Path
     propagation: str = "rprivate"
+    at: str = ""
 
 
 BIDIRECTIONAL, HOST_TO_CONTAINER = "rshared", "rslave"
@@ -65,18 +69,30 @@ class Containerd:
         (name,) = self.ctr("images", "list", "--quiet").split()
         root = self.base / "image"
         root.mkdir()
-        self.ctr("images", "mount", name, str(root))
+        self.ctr("images", "mount", "--rw", name, str(root))  # mount points are made in it
         return root
 
     def run(
-        self, name: str, arguments: Sequence[str], binds: Sequence[Bind], image: Path | None = None
+        self,
+        name: str,
+        arguments: Sequence[str],
+        binds: Sequence[Bind],
+        image: Path | None = None,
+        user: int = 0,
     ) -> "Container":
         """Start a container of `crust arguments…`; it may not serve yet when this returns.
 
-        With `image` it is that of the image that is mounted there, else that of this checkout.
+        With `image` it is that of the image that is mounted there, else that of this checkout. A `user` other than
+        root has no capability, and gets none.
         """
         spec = self.base / f"{name}.json"
         described = self._spec(name, arguments, binds)
+        if user:
+            described["process"] |= {
+                "user": {"uid": user, "gid": user},
+                "capabilities": {},
+                "noNewPrivileges": True,
+            }
         if image is not None:
             described["root"]["path"] = str(image)
             described["process"] |= {
@@ -158,6 +174,20 @@ class Container:
         """What it has written."""
         return self.log.read_text() if self.log.exists() else ""
 
+    def answer(self, path: str) -> tuple[int, str]:
+        """What a probe of the kubelet gets at the metrics port of the manifests: status and text."""
+        asked = f"http.client.HTTPConnection('127.0.0.1', 9810, timeout={_TIMEOUT_S})"
+        program = (
+            f"import http.client; c = {asked}; c.request('GET', '{path}'); r = c.getresponse();"
+            " print(r.status, r.read().decode())"
+        )
+        python = ("/opt/crust/bin/python", "-c", program)
+        said = self.containerd.ctr(
+            "task", "exec", "--exec-id", f"probe-{path.strip('/')}", self.name, *python
+        )
+        status, _, text = said.partition(" ")
+        return int(status), text
+
     def wait_for(self, words: str) -> None:
         """Wait until its log has `words`."""
         found = file_events.wait_until(
@@ -193,7 +223,7 @@ class Container:
 
 def _bind(bind: Bind) -> dict[str, Any]:
     return {
-        "destination": str(bind.path),
+        "destination": bind.at or str(bind.path),
         "type": "none",
         "source": str(bind.path),
         "options": ["rbind", "rw", bind.propagation],

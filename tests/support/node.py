@@ -114,32 +114,33 @@ class Places:
 
 
 class Co:
-    """The container orchestrator's side of a CSI socket."""
+    """The container orchestrator's side of a CSI socket. A call has `answer_s`."""
 
-    def __init__(self, connected: grpc.aio.Channel) -> None:
+    def __init__(self, connected: grpc.aio.Channel, answer_s: float = 10) -> None:
         self.channel = connected
+        self._answer_s = answer_s
         self.node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(connected)
 
     async def publish(
-        self, volume_id: str, target: str, *, timeout_s: float = 10, **fields: Any
+        self, volume_id: str, target: str, *, timeout_s: float | None = None, **fields: Any
     ) -> csi_pb2.NodePublishVolumeResponse:
         """NodePublishVolume, deferred by the CO's flag."""
         request = publish_request(volume_id, target, **fields)
-        return await self.node.NodePublishVolume(request, timeout=timeout_s)
+        return await self.node.NodePublishVolume(request, timeout=timeout_s or self._answer_s)
 
     async def unpublish(
-        self, volume_id: str, target: str, *, timeout_s: float = 10, flag: bool = False
+        self, volume_id: str, target: str, *, timeout_s: float | None = None, flag: bool = False
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         """NodeUnpublishVolume, without the flag: the record says that it is deferred."""
         request = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=volume_id, target_path=target, defer_fs_ops=flag
         )
-        return await self.node.NodeUnpublishVolume(request, timeout=timeout_s)
+        return await self.node.NodeUnpublishVolume(request, timeout=timeout_s or self._answer_s)
 
     async def stats(self, volume_id: str, target: str) -> csi_pb2.NodeGetVolumeStatsResponse:
         """NodeGetVolumeStats."""
         request = csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume_id, volume_path=target)
-        return await self.node.NodeGetVolumeStats(request, timeout=10)
+        return await self.node.NodeGetVolumeStats(request, timeout=self._answer_s)
 
     async def expand(
         self, volume_id: str, path: str, required: int, limit: int = 0
@@ -150,7 +151,7 @@ class Co:
             volume_path=path,
             capacity_range=csi_pb2.CapacityRange(required_bytes=required, limit_bytes=limit),
         )
-        return await self.node.NodeExpandVolume(request, timeout=10)
+        return await self.node.NodeExpandVolume(request, timeout=self._answer_s)
 
 
 def publish_request(

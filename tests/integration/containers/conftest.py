@@ -24,6 +24,8 @@ from tests.support.containers import BIDIRECTIONAL, Bind, Container, Containerd
 from tests.support.node import NAMED, Co
 
 MIB = 1 << 20
+ANSWER_S = 120.0
+"""The deadline of a call, on a machine that does other work too."""
 DRIVER = "block.csi.crust.dev"
 MODE = csi_pb2.VolumeCapability.AccessMode
 CAPABILITY = csi_pb2.VolumeCapability(
@@ -114,7 +116,7 @@ class Kubelet:
 
     def __init__(self, pods: Pods, connected: grpc.aio.Channel) -> None:
         self.pods = pods
-        self.co = Co(connected)
+        self.co = Co(connected, ANSWER_S)
         self.controller: csi_pb2_grpc.ControllerAsyncStub = csi_pb2_grpc.ControllerStub(connected)
 
     def staging(self, volume_id: str) -> str:
@@ -129,14 +131,14 @@ class Kubelet:
             volume_capabilities=[CAPABILITY],
             capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
         )
-        made = await self.controller.CreateVolume(create, timeout=30, wait_for_ready=True)
+        made = await self.controller.CreateVolume(create, timeout=ANSWER_S, wait_for_ready=True)
         volume_id = made.volume.volume_id
         stage = csi_pb2.NodeStageVolumeRequest(
             volume_id=volume_id,
             staging_target_path=self.staging(volume_id),
             volume_capability=CAPABILITY,
         )
-        await self.co.node.NodeStageVolume(stage, timeout=30)
+        await self.co.node.NodeStageVolume(stage, timeout=ANSWER_S)
         return volume_id
 
     async def publish(self, volume_id: str, target: str, *, defer: bool) -> None:
@@ -144,7 +146,6 @@ class Kubelet:
             volume_id,
             target,
             defer=defer,
-            timeout_s=40,
             mode=MODE.SINGLE_NODE_MULTI_WRITER,
             staging_target_path=self.staging(volume_id),
             volume_context=NAMED,
@@ -155,9 +156,9 @@ class Kubelet:
         unstage = csi_pb2.NodeUnstageVolumeRequest(
             volume_id=volume_id, staging_target_path=self.staging(volume_id)
         )
-        await self.co.node.NodeUnstageVolume(unstage, timeout=30)
+        await self.co.node.NodeUnstageVolume(unstage, timeout=ANSWER_S)
         delete = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
-        await self.controller.DeleteVolume(delete, timeout=30)
+        await self.controller.DeleteVolume(delete, timeout=ANSWER_S)
 
 
 @asynccontextmanager

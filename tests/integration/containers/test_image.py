@@ -1,17 +1,36 @@
-"""The image of `make image`: containers of it are a node, from create to delete."""
+"""The image of `make image`: containers of it are a node, from create to delete, and what the overlays start.
+
+No cluster of Ceph or etcd is there, and the network of the containers leads nowhere: what needs one starts, says what
+it misses, and is alive meanwhile.
+"""
 
 import asyncio
+import base64
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 
 import crust
-from tests.integration.containers.conftest import Pods, kubelet_of
-from tests.support.containers import CHECKOUT, Containerd
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from examples.cluster.authority import Authority
+from tests.integration.containers.conftest import ANSWER_S, CAPABILITY, Pods, kubelet_of
+from tests.support.containers import BIDIRECTIONAL, CHECKOUT, Bind, Container, Containerd
+from tests.support.refusals import refused
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]  # it installs a small Debian
+# The first test waits for the build, which installs a small Debian: five minutes beside other work.
+pytestmark = [pytest.mark.root, pytest.mark.timeout(3600)]
+
+OVERLAYS = CHECKOUT / "deploy/kubernetes/overlays"
+NOBODY = 65534
+KEY = base64.b64encode(bytes([1, 0, *[0] * 8, 16, 0, *range(16)])).decode()
+"""A key in Ceph's form."""
+VOLUME = f"{'0' * 16}-{'0' * 40}"
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +74,115 @@ def test_image_has_this_version_and_the_tools_of_every_filesystem(
     tools = ("sbin/mkfs.ext4", "sbin/mkfs.xfs", "sbin/mkfs.btrfs", "usr/bin/bwrap", "usr/bin/tini")
     assert [each for each in tools if not (image / each).exists()] == []
     assert not list((image / "etc/apt").glob("sources.list*"))  # mirrors, perhaps with a login
+
+
+def given(pods: Pods, directory: str, files: dict[str, str], owner: int) -> Path:
+    """A directory, as a pod gets one from a Secret or a ConfigMap."""
+    path = pods.root / directory
+    path.mkdir(mode=0o700)
+    for name, text in files.items():
+        (path / name).write_text(text)
+        (path / name).chmod(0o600)
+        os.chown(path / name, owner, owner)
+    os.chown(path, owner, owner)
+    return path
+
+
+def controller(pods: Pods, image: Path, overlay: str, at: str, secret: dict[str, str]) -> Container:
+    """The container of the overlay's Deployment: its settings as they are, its user, and no capability."""
+    settings = (OVERLAYS / overlay / "controller.toml").read_text(encoding="utf-8")
+    binds = [
+        Bind(given(pods, "etc", {"controller.toml": settings}, NOBODY), at="/etc/crust"),
+        Bind(given(pods, "secret", secret, NOBODY), at=at),
+        Bind(given(pods, "csi", {}, NOBODY), at="/csi"),
+        Bind(given(pods, "crust", {}, NOBODY), at="/run/crust"),
+    ]
+    arguments = ("driver", "--config", "/etc/crust/controller.toml")
+    return pods.containerd.run(overlay, arguments, binds, image, user=NOBODY)
+
+
+def create() -> csi_pb2.CreateVolumeRequest:
+    return csi_pb2.CreateVolumeRequest(name="v-1", volume_capabilities=[CAPABILITY])
+
+
+async def test_controller_of_ceph_volumes_says_that_no_monitor_answers(
+    pods: Pods, image: Path
+) -> None:
+    started = await asyncio.to_thread(
+        controller, pods, image, "ceph-controller", "/etc/crust-ceph", {"key": KEY}
+    )
+    await asyncio.to_thread(started.wait_for, "driver serves")
+    async with channel.connect(f"{pods.root}/csi/crust/csi.sock") as connected:
+        stub = csi_pb2_grpc.ControllerStub(connected)
+        await refused(
+            stub.CreateVolume(create(), timeout=ANSWER_S),
+            grpc.StatusCode.UNAVAILABLE,
+            "no monitor of [v2:192.0.2.1:3300,v1:192.0.2.1:6789] answered",
+        )
+    assert await asyncio.to_thread(started.answer, "/healthz") == (200, "ok\n\n")
+    status, said = await asyncio.to_thread(started.answer, "/readyz")
+    assert status == 503
+    assert "PoolNotOpened" in said
+
+
+async def test_controller_of_a_cluster_says_that_no_store_answers(pods: Pods, image: Path) -> None:
+    (pods.root / "authority").mkdir()
+    made = Authority(pods.root / "authority").files("controller")
+    secret = {"ca.crt": made.ca, "tls.crt": made.cert, "tls.key": made.key}
+    started = await asyncio.to_thread(
+        controller,
+        pods,
+        image,
+        "central-controller",
+        "/etc/crust-etcd",
+        {name: Path(path).read_text(encoding="ascii") for name, path in secret.items()},
+    )
+    await asyncio.to_thread(started.wait_for, "controller serves")
+    await asyncio.to_thread(started.wait_for, "the store's client certificate was read")
+    await asyncio.to_thread(started.wait_for, "StoreUnavailable")
+    async with channel.connect(f"{pods.root}/csi/crust/csi.sock") as connected:
+        identity = csi_pb2_grpc.IdentityStub(connected)
+        probed = await identity.Probe(csi_pb2.ProbeRequest(), timeout=ANSWER_S)
+        assert not probed.ready.value
+        stub = csi_pb2_grpc.ControllerStub(connected)
+        call = stub.CreateVolume(create(), timeout=ANSWER_S)
+        await refused(call, grpc.StatusCode.UNAVAILABLE, "the store cannot be reached")
+    assert (await asyncio.to_thread(started.answer, "/healthz"))[0] == 200
+
+
+async def test_node_of_ceph_volumes_starts_without_a_key_and_uses_that_of_a_call(
+    pods: Pods, image: Path
+) -> None:
+    settings = (OVERLAYS / "ceph-node/node.toml").read_text(encoding="utf-8")
+    head, _, rest = settings.partition("[proxy.kubernetes]")  # there is no Kubernetes API
+    settings = head + rest[rest.index("[driver]") :]
+    kubelet = pods.kubelet
+    (kubelet / "plugins_registry").mkdir()
+    staging = kubelet / "staging"
+    staging.mkdir()
+    binds = [
+        Bind(given(pods, "etc", {"node.toml": settings}, 0), at="/etc/crust"),
+        Bind(pods.run, at="/run/crust-rbd"),
+        Bind(kubelet, BIDIRECTIONAL, at="/var/lib/kubelet"),
+        Bind(Path("/sys/fs/cgroup")),
+    ]
+    started = await asyncio.to_thread(
+        pods.containerd.run, "ceph-node", ("node", "--config", "/etc/crust/node.toml"), binds, image
+    )
+    await asyncio.to_thread(started.wait_for, "proxy serves")
+    assert (await asyncio.to_thread(started.answer, "/readyz"))[0] == 200
+    socket = kubelet / "plugins/rbd.csi.crust.dev/csi.sock"
+    stage = csi_pb2.NodeStageVolumeRequest(
+        volume_id=VOLUME,
+        staging_target_path="/var/lib/kubelet/staging",
+        volume_capability=CAPABILITY,
+    )
+    async with channel.connect(str(socket)) as connected:
+        node = csi_pb2_grpc.NodeStub(connected)
+        call = node.NodeStageVolume(stage, timeout=ANSWER_S)
+        await refused(call, grpc.StatusCode.FAILED_PRECONDITION, "CephKeyMissing")
+        stage.secrets.update({"userID": "crust-node", "userKey": KEY})
+        call = node.NodeStageVolume(stage, timeout=ANSWER_S)
+        words = "no monitor of [v2:192.0.2.1:3300,v1:192.0.2.1:6789] answered"
+        await refused(call, grpc.StatusCode.UNAVAILABLE, words)
+    assert KEY not in started.text()
