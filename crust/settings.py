@@ -324,6 +324,10 @@ class DriverSettings(ProgramSettings):
     rbd: RbdSettings | None = None
     """The Ceph pool, a table of its own."""
 
+    kubernetes: KubernetesAccess | None = None
+    """Of a controller of the engine rbd: access to the Kubernetes API, a table of its own. Nodes that have the taint
+    node.kubernetes.io/out-of-service are cut off from their images then; else only `crust ceph fence` does that."""
+
     cluster: ClusterSettings | None = None
     """The cluster with one controller that this is a node of, or the controller; a table of its own."""
 
@@ -388,6 +392,11 @@ class DriverSettings(ProgramSettings):
         if self.rbd is not None and not self.rbd.user and self.mode != "node":
             raise ValueError(
                 f"the table rbd has no user and key_file, and mode is {self.mode}: only to a node calls bring keys"
+            )
+        if self.kubernetes is not None and (self.engine, self.mode) != ("rbd", "controller"):
+            raise ValueError(
+                f"the table kubernetes is there, engine is {self.engine} and mode {self.mode}: only a controller of "
+                "the engine rbd fences nodes that Kubernetes has declared gone"
             )
         if self.engine == "rbd" and self.node_deployment:
             raise ValueError(

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import grpc.aio
 
 from crust import metrics
+from crust.blockdriver import lost_nodes
 from crust.blockdriver.app import build
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import files, rbd
@@ -29,7 +30,13 @@ from crust.host.mounts import propagation
 from crust.rpc import channel, wiring
 from crust.rpc.daemon import Daemon, starting
 from crust.rpc.gate import Gate
-from crust.settings import LOCAL_ENGINES, ClusterSettings, DriverSettings
+from crust.settings import (
+    LOCAL_ENGINES,
+    ClusterSettings,
+    DriverSettings,
+    InvalidSettings,
+    KubernetesAccess,
+)
 from crust.wire.csi.v1 import csi_pb2_grpc
 
 LOCK = "driver.lock"
@@ -198,15 +205,38 @@ async def run(settings: DriverSettings) -> None:
         await _run_controller(settings, settings.cluster)
         return
     await check(settings)
+    driver = driver_of(settings)
     serving = running(
-        driver_of(settings),
+        driver,
         socket=settings.socket,
         run_dir=settings.run_dir,
         take_over=settings.take_over,
         cluster=settings.cluster,
     )
-    async with serving as daemon:
+    async with serving as daemon, _fencing(driver, settings.kubernetes):
         await daemon.forever()
+
+
+@asynccontextmanager
+async def _fencing(driver: Driver, access: KubernetesAccess | None) -> AsyncIterator[None]:
+    """Cut off what Kubernetes declares gone while the block runs. Raises `UnusableKubeconfig`, `InvalidSettings`."""
+    if access is None:
+        yield
+        return
+    try:
+        from crust.kubernetes_api import api, out_of_service
+    except ImportError as error:
+        raise InvalidSettings(
+            "driver", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"
+        ) from error
+    client = await asyncio.to_thread(api.client, access.kubeconfig)
+    nodes = out_of_service.OutOfServiceNodes(client, driver.name)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(client.close)
+        with driver.workers.used():  # by the task that is started here
+            work = lost_nodes.keep_fencing(driver, nodes)
+            await stack.enter_async_context(background("fences nodes that are gone", work))
+        yield
 
 
 async def _run_controller(settings: DriverSettings, cluster: ClusterSettings) -> None:

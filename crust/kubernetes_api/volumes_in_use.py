@@ -16,9 +16,9 @@ from lightkube.resources.storage_v1 import CSINode
 
 from crust import deferral_keys
 from crust.deferral_keys import Defer
+from crust.kubernetes_api import out_of_service
 from crust.kubernetes_api.api import asking
 
-_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _NOT_FOUND = 404
 
 
@@ -57,8 +57,7 @@ class VolumesInUse:
             if error.status.code == _NOT_FOUND:
                 return False
             raise
-        taints = (node.spec.taints if node.spec is not None else None) or ()
-        if any(taint.key == _OUT_OF_SERVICE for taint in taints):
+        if out_of_service.is_tainted(node):
             return False
         in_use = (node.status.volumesInUse if node.status is not None else None) or ()
         return f"kubernetes.io/csi/{driver}^{volume_id}" in in_use

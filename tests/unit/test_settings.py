@@ -198,6 +198,23 @@ def test_controller_refuses_settings_of_the_node_part(monkeypatch: pytest.Monkey
         driver(mode="controller", io_cgroup="/pods", max_volumes=3)
 
 
+RBD = {"monitors": "v2:192.0.2.1:3300", "pool": "p", "user": "u", "key_file": "/k"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"engine": "rbd", "rbd": RBD}, {"engine": "rbd", "rbd": RBD, "mode": "node"}],
+)
+def test_only_a_controller_of_ceph_volumes_fences_what_kubernetes_declares_gone(
+    given: dict[str, Any],
+) -> None:
+    with pytest.raises(InvalidSettings, match="only a controller of the engine rbd fences"):
+        driver(kubernetes={}, **given)
+    made = driver(kubernetes={}, engine="rbd", rbd=RBD, mode="controller")
+    assert made.kubernetes is not None
+    assert made.kubernetes.kubeconfig == ""
+
+
 def test_driver_runs_both_parts_for_its_own_pool_unless_told_otherwise() -> None:
     made = driver()
     assert (made.mode, made.engine, made.node_deployment) == ("all", "files", False)

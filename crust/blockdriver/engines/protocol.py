@@ -12,7 +12,7 @@ returns, and the caller serialises changes of one volume. State is read from the
 memory alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -377,6 +377,17 @@ class StorageLimits(Protocol):
         ...
 
 
+class NodeFencing(Protocol):
+    """Cuts off nodes that somebody who knows has declared gone, of an engine whose volumes several nodes reach."""
+
+    def fence(self, volume_ids: Iterable[volumes.VolumeId], nodes: frozenset[str]) -> int:
+        """Free these volumes from these nodes, whose later writes fail; returns how many are not free yet.
+
+        A node that is connected lives, and is left alone. Raises `PeerUnavailable`.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """One engine with one pool: all that the driver knows of it. `name` is shown."""
@@ -392,3 +403,4 @@ class Engine:
     is_lent: bool = False
     """Whether the pool is reached only by what calls bring (`NodeAccess.use`), for the node part alone: nothing of it
     is read before a call, between calls, or for all volumes at once."""
+    fencing: NodeFencing | None = None

@@ -4,6 +4,7 @@ from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.engines.rbd.access import RbdAccess, noted
 from crust.blockdriver.engines.rbd.engine import provisioning
+from crust.blockdriver.engines.rbd.fencing import RbdFencing
 from crust.blockdriver.engines.rbd.lent_users import LentUsers
 from crust.blockdriver.engines.rbd.limits import RbdLimits
 from crust.blockdriver.engines.rbd.own_user import OwnUser
@@ -31,6 +32,7 @@ def engine(place: Place, *, run_dir: str, create: bool = False, node: str = "") 
         RbdAccess(OwnUser(place), run_dir, node),
         records,
         limits=RbdLimits(place),
+        fencing=RbdFencing(place.connection.who, place.pool, place.namespace),
     )
 
 
