@@ -180,6 +180,12 @@ class KeyedOperations:
         """How many operations run."""
         return len(self._running)
 
+    def in_progress(self) -> tuple[OperationInProgress, ...]:
+        """The operations that run."""
+        return tuple(
+            OperationInProgress(key, each.name, each.age_s) for key, each in self._running.items()
+        )
+
     def overdue(self) -> tuple[OperationOverdue, ...]:
         """The operations that have run for longer than their limit."""
         return tuple(

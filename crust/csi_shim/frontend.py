@@ -6,34 +6,28 @@ wrapped stays so until it is unpublished and unstaged, which its private directo
 through as bytes.
 """
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
 
 import grpc.aio
-from google.protobuf.message import Message
 
-from crust import deferral_keys, operations, volumes
-from crust.csi_shim import admission, advertised, private_directories, version
+from crust import deferral_keys, volumes
+from crust.csi_shim import (
+    admission,
+    advertised,
+    private_directories,
+    version,
+    volume_operations,
+)
 from crust.csi_shim.deferral import Deferral
 from crust.csi_shim.private_paths import PrivatePaths
-from crust.csi_shim.staging import Staging, Volume
+from crust.csi_shim.staging import Volume
 from crust.csi_shim.wrapped import WrappedVolumes
 from crust.host.process import workers
-from crust.host.process.bounded_calls import BoundedCalls
-from crust.host.process.workers import Workers
 from crust.rpc import extensions, passthrough, requests
 from crust.rpc.driver_facts import DriverFacts, NodeCapabilities, node_capabilities
 from crust.wire.csi.v1 import csi_pb2
 
 _NODE = "/csi.v1.Node/"
-_LOOK_S = 10.0
-"""For a look at a volume's directories, which takes microseconds unless a mount there hangs."""
-
-_OPERATION_S = 120.0
-"""After this, callers are told that an operation is overdue: as long as a kubelet waits."""
-
 _INSPECTED = (
     "NodeGetCapabilities",
     "NodeStageVolume",
@@ -44,9 +38,6 @@ _INSPECTED = (
     "NodeExpandVolume",
     "NodeGetVolumeHealth",
 )
-T = TypeVar("T")
-Request = TypeVar("Request", bound=Message)
-Answer = Callable[[Request, bytes, passthrough.Context], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +57,18 @@ class Frontend:
         facts: DriverFacts,
         deferral: Deferral,
         wrapped: WrappedVolumes,
-        staging: Staging,
         wrapping: Wrapping,
+        work: volume_operations.VolumeOperations,
     ) -> None:
         self._driver = driver
         self._facts = facts
         self._deferral = deferral
         self._wrapped = wrapped
-        self._staging = staging
+        self._staging = wrapped.staging
         self._wrapping = wrapping
-        self._operations = operations.KeyedOperations(Workers("the shim", limit=64))
-        self._looks = BoundedCalls(limit=32)
-        self._knows_volumes: bool | None = None
-        """What a look for volumes has found since the last operation, which may have made or removed one."""
-        self._ended = 0
-        """How many operations have ended."""
-        self._advertised = advertised.Advertised(facts, self._has_volumes)
+        self._operations = work
+        self._advertised = advertised.Advertised(facts, work.has_volumes)
         self._forward = {name: passthrough.forward(driver, _NODE + name) for name in _INSPECTED}
-
-    async def drain(self) -> None:
-        """Refuse new operations, and wait for the running ones."""
-        await self._operations.drain()
-
-    async def idle(self) -> None:
-        """Wait until no operation runs."""
-        await self._operations.idle()
 
     @staticmethod
     def holds(method: str) -> bool:
@@ -101,16 +79,26 @@ class Frontend:
     def handler(self) -> passthrough.Passthrough:
         """The generic handler for the server."""
         own = {
-            "NodeGetCapabilities": _parsed(
+            "NodeGetCapabilities": passthrough.parsed(
                 csi_pb2.NodeGetCapabilitiesRequest, self._get_capabilities
             ),
-            "NodeStageVolume": _parsed(csi_pb2.NodeStageVolumeRequest, self._stage),
-            "NodeUnstageVolume": _parsed(csi_pb2.NodeUnstageVolumeRequest, self._unstage),
-            "NodePublishVolume": _parsed(csi_pb2.NodePublishVolumeRequest, self._publish),
-            "NodeUnpublishVolume": _parsed(csi_pb2.NodeUnpublishVolumeRequest, self._unpublish),
-            "NodeGetVolumeStats": _parsed(csi_pb2.NodeGetVolumeStatsRequest, self._stats),
-            "NodeExpandVolume": _parsed(csi_pb2.NodeExpandVolumeRequest, self._expand),
-            "NodeGetVolumeHealth": _parsed(csi_pb2.NodeGetVolumeHealthRequest, self._health),
+            "NodeStageVolume": passthrough.parsed(csi_pb2.NodeStageVolumeRequest, self._stage),
+            "NodeUnstageVolume": passthrough.parsed(
+                csi_pb2.NodeUnstageVolumeRequest, self._unstage
+            ),
+            "NodePublishVolume": passthrough.parsed(
+                csi_pb2.NodePublishVolumeRequest, self._publish
+            ),
+            "NodeUnpublishVolume": passthrough.parsed(
+                csi_pb2.NodeUnpublishVolumeRequest, self._unpublish
+            ),
+            "NodeGetVolumeStats": passthrough.parsed(
+                csi_pb2.NodeGetVolumeStatsRequest, self._stats
+            ),
+            "NodeExpandVolume": passthrough.parsed(csi_pb2.NodeExpandVolumeRequest, self._expand),
+            "NodeGetVolumeHealth": passthrough.parsed(
+                csi_pb2.NodeGetVolumeHealthRequest, self._health
+            ),
         }
         calls = {_NODE + name: each for name, each in own.items()}
         calls[version.PROBE] = version.telling(passthrough.forward(self._driver, version.PROBE))
@@ -140,10 +128,12 @@ class Frontend:
             return await self._pass("NodeStageVolume", request.volume_id, data, context)
         volume = await self._volume(request.volume_id, context)
         wants_block = await self._wants_block(request, context)
-        is_staged = await self._finds(volume, private_directories.is_staged)
+        is_staged = await self._operations.finds(volume, private_directories.is_staged)
         if not is_staged and wants_block:
             path = request.staging_target_path
-            wants_block = not await self._look(volume, _is_mounted, path)
+            wants_block = not await self._operations.look(
+                volume, volume_operations.is_mounted, path
+            )
         if not (is_staged or wants_block):
             answered = await self._pass("NodeStageVolume", request.volume_id, data, context)
             self._staging.remember(volume.paths.key, request)
@@ -156,7 +146,7 @@ class Frontend:
             else:
                 await self._staging.stage_as_mount(volume, request)
 
-        await self._run(volume, request, context, work)
+        await self._operations.run(volume, request, context, work)
         return csi_pb2.NodeStageVolumeResponse().SerializeToString()
 
     async def _wants_block(
@@ -181,12 +171,14 @@ class Frontend:
         self, request: csi_pb2.NodeUnstageVolumeRequest, data: bytes, context: passthrough.Context
     ) -> bytes:
         volume = await self._volume(request.volume_id, context)
-        if not await self._finds(volume, private_directories.is_staged):
+        if not await self._operations.finds(volume, private_directories.is_staged):
             answered = await self._pass("NodeUnstageVolume", request.volume_id, data, context)
             self._staging.forget(volume.paths.key)
             return answered
         path = request.staging_target_path
-        await self._run(volume, request, context, lambda: self._staging.unstage(volume, path))
+        await self._operations.run(
+            volume, request, context, lambda: self._staging.unstage(volume, path)
+        )
         return csi_pb2.NodeUnstageVolumeResponse().SerializeToString()
 
     async def _publish(
@@ -197,7 +189,7 @@ class Frontend:
         volume = await self._volume(request.volume_id, context)
         if await self._defers_itself(volume, context):
             return (await self._deferral.publish(request, context)).SerializeToString()
-        response = await self._run(
+        response = await self._operations.run(
             volume, request, context, lambda: self._wrapped.publish(volume, request)
         )
         return response.SerializeToString()
@@ -214,9 +206,9 @@ class Frontend:
         self._staging.published_on_host(volume.paths.key, request.target_path)
         if not request.volume_capability.HasField("mount"):
             return await self._pass("NodePublishVolume", request.volume_id, data, context)
-        if not await self._finds(volume, private_directories.is_staged):
+        if not await self._operations.finds(volume, private_directories.is_staged):
             return await self._pass("NodePublishVolume", request.volume_id, data, context)
-        response = await self._run(
+        response = await self._operations.run(
             volume, request, context, lambda: self._wrapped.publish_on_host(volume, request)
         )
         return response.SerializeToString()
@@ -225,9 +217,11 @@ class Frontend:
         self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, context: passthrough.Context
     ) -> bytes:
         volume = await self._volume(request.volume_id, context)
-        if await self._finds(volume, _is_private, request.target_path, request.defer_fs_ops):
+        if await self._operations.finds(
+            volume, volume_operations.is_private, request.target_path, request.defer_fs_ops
+        ):
             target = request.target_path
-            await self._run(
+            await self._operations.run(
                 volume, request, context, lambda: self._wrapped.unpublish(volume, target)
             )
             return csi_pb2.NodeUnpublishVolumeResponse().SerializeToString()
@@ -246,7 +240,7 @@ class Frontend:
         if not request.defer_fs_ops:
             volume = await self._volume(request.volume_id, context)
             path = request.volume_path
-            if not await self._finds(volume, private_directories.has_leaf, path):
+            if not await self._operations.finds(volume, private_directories.has_leaf, path):
                 return await self._pass("NodeGetVolumeStats", None, data, context)
         return (await self._deferral.stats(request)).SerializeToString()
 
@@ -256,14 +250,14 @@ class Frontend:
         volume = await self._volume(request.volume_id, context)
         if request.defer_fs_ops and await self._defers_itself(volume, context):
             return (await self._deferral.expand(request, context)).SerializeToString()
-        is_staged = await self._finds(volume, private_directories.is_staged)
+        is_staged = await self._operations.finds(volume, private_directories.is_staged)
         expands = (await self._capabilities(context)).expands
         if not (request.defer_fs_ops or is_staged):
             known = (await self._capabilities(context)).numbers
             if expands or not await self._advertised.expands(known, context.time_remaining()):
                 return await self._pass("NodeExpandVolume", request.volume_id, data, context)
             path = advertised.path_of(request)
-            if not await self._look(volume, advertised.is_there, path):
+            if not await self._operations.look(volume, advertised.is_there, path):
                 raise advertised.NoVolumeAt(request.volume_id, path)
             # the CO calls because of the shim: by its capabilities, the driver needs nothing of a node
             size = request.capacity_range.required_bytes
@@ -276,7 +270,7 @@ class Frontend:
                 return request.capacity_range.required_bytes
             return await self._wrapped.expand_staged(volume, request)
 
-        size = await self._run(volume, request, context, work)
+        size = await self._operations.run(volume, request, context, work)
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size).SerializeToString()
 
     async def _health(
@@ -285,7 +279,7 @@ class Frontend:
         """The driver is asked, with the paths that it knows; the proxy adds what the guest reports."""
         volume = await self._volume(request.volume_id, context)
         target = request.volume_publish_path
-        if await self._finds(volume, private_directories.has_leaf, target):
+        if await self._operations.finds(volume, private_directories.has_leaf, target):
             request.volume_publish_path = volume.paths.leaf(target)
             if volume.stages:
                 request.staging_target_path = volume.paths.staging
@@ -296,39 +290,7 @@ class Frontend:
         """Whether a flagged call goes to the driver's own deferral, and not to what an older version left wrapped."""
         if not (await self._capabilities(context)).defers:
             return False
-        return not await self._finds(volume, _is_wrapped)
-
-    async def _has_volumes(self) -> bool:
-        """Whether there are deferred volumes: then the shim advertises what it answers for them.
-
-        A kubelet asks before each call. Only operations make and remove volumes' directories, so a look is repeated
-        after one, and for as long as one runs.
-        """
-        if self._knows_volumes is not None:
-            return self._knows_volumes
-        root = self._wrapping.kubelet_root
-        look = partial(private_directories.has_volumes, root)
-        ended = self._ended
-        found = await self._looks.call(root, look, timeout_s=_LOOK_S, fresh=True)
-        if ended == self._ended and not self._operations.running():
-            self._knows_volumes = found
-        return found
-
-    async def _finds(self, volume: Volume, function: Callable[..., bool], *args: object) -> bool:
-        """A look for a directory of the volume. Of most volumes there is none, and no thread is asked for that."""
-        if private_directories.are_known_absent(volume.paths):
-            return False
-        return await self._look(volume, function, *args)
-
-    async def _look(self, volume: Volume, function: Callable[..., bool], *args: object) -> bool:
-        """A look at a volume's directories that is no part of an operation: one at a time, or retries add threads."""
-        return await self._looks.call(
-            (function, volume.paths, args),
-            partial(function, volume.paths, *args),
-            timeout_s=_LOOK_S,
-            shown=f"volume {volume.paths.key}",
-            fresh=True,
-        )
+        return not await self._operations.finds(volume, volume_operations.is_wrapped)
 
     async def _volume(self, volume_id: str, context: passthrough.Context) -> Volume:
         name = await self._facts.name(context.time_remaining())
@@ -340,31 +302,6 @@ class Frontend:
     async def _capabilities(self, context: passthrough.Context) -> NodeCapabilities:
         return await self._facts.node_capabilities(context.time_remaining())
 
-    async def _run(
-        self,
-        volume: Volume,
-        request: Message,
-        context: passthrough.Context,
-        work: Callable[[], Awaitable[T]],
-    ) -> T:
-        name = type(request).__name__.removesuffix("Request")
-
-        async def noted() -> T:
-            self._knows_volumes = None
-            try:
-                return await work()
-            finally:
-                self._ended += 1
-
-        return await self._operations.run(
-            volume.paths.key.volume_id,
-            name,
-            requests.identity(request),
-            noted,
-            limit_s=_OPERATION_S,
-            left_s=context.time_remaining(),
-        )
-
     async def _pass(
         self, name: str, volume_id: str | None, data: bytes, context: passthrough.Context
     ) -> bytes:
@@ -372,31 +309,3 @@ class Frontend:
             return await self._forward[name](data, context)
         with self._operations.shared(volume_id):
             return await self._forward[name](data, context)
-
-
-def _is_mounted(_: PrivatePaths, path: str) -> bool:
-    """Whether the volume is mounted at the CO's path."""
-    return private_directories.is_mounted(path)
-
-
-def _is_private(paths: PrivatePaths, target: str, is_deferred: bool) -> bool:  # noqa: FBT001 - by position
-    """Whether the target is published at a leaf, or may be."""
-    if private_directories.has_leaf(paths, target):
-        return True
-    if private_directories.is_staged(paths):
-        return True
-    return is_deferred and private_directories.has_publishes(paths)
-
-
-def _is_wrapped(paths: PrivatePaths) -> bool:
-    return private_directories.is_staged(paths) or private_directories.has_publishes(paths)
-
-
-def _parsed(kind: type[Request], answer: Answer[Request]) -> passthrough.UnaryBehaviour:
-    async def behave(data: bytes, context: passthrough.Context) -> bytes:
-        try:
-            return await answer(requests.parse(kind, data), data, context)
-        except grpc.aio.AioRpcError as error:
-            return await passthrough.relay_status(context, error)
-
-    return behave

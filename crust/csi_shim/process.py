@@ -14,19 +14,22 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from crust import deferral_keys, errors
+from crust import deferral_keys, errors, metrics
 from crust.csi_shim import private_paths, version
 from crust.csi_shim.deferral import Context, Deferral
 from crust.csi_shim.frontend import Frontend, Wrapping
 from crust.csi_shim.inner import InnerNode
 from crust.csi_shim.runtime_client import RuntimeClient
 from crust.csi_shim.staging import Staging
+from crust.csi_shim.volume_operations import VolumeOperations
 from crust.csi_shim.wrapped import WrappedVolumes
 from crust.host.mounts import propagation
+from crust.host.process.workers import Workers
 from crust.rpc import extensions, passthrough, requests, wiring
 from crust.rpc.daemon import Daemon, starting
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.gate import Gate
+from crust.rpc.worker_watch import WorkerWatch
 from crust.settings import ShimSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -105,7 +108,7 @@ def handlers(driver: grpc.aio.Channel, deferral: Deferral) -> passthrough.Passth
 
 
 @asynccontextmanager
-async def serving(
+async def serving(  # noqa: PLR0913 - one per setting
     *,
     socket_path: str,
     driver_socket: str,
@@ -113,6 +116,7 @@ async def serving(
     report_condition: bool,
     wrapping: Wrapping | None = None,
     take_over: bool = False,
+    threads: Workers | None = None,
 ) -> AsyncIterator[Daemon]:
     """Serve the shim while the block runs. Raises what `server.serving` raises, before anything is served.
 
@@ -130,6 +134,7 @@ async def serving(
             runtime_socket=runtime_socket,
             report_condition=report_condition,
             wrapping=wrapping,
+            threads=threads,
         ),
         daemon.serves(),
     ):
@@ -146,6 +151,7 @@ async def part(  # noqa: PLR0913 - one per setting
     report_condition: bool,
     wrapping: Wrapping | None = None,
     wires: wiring.Wiring = wiring.SOCKETS,
+    threads: Workers | None = None,
 ) -> AsyncIterator[None]:
     """Serve as a part of the process `daemon` while the block runs."""
     async with (
@@ -158,10 +164,18 @@ async def part(  # noqa: PLR0913 - one per setting
         deferral = Deferral(_Socket(driver, facts), runtime, report_condition=report_condition)
         generic, gate = handlers(driver, deferral), None
         if wrapping is not None:
-            frontend = _frontend(driver, facts, deferral, runtime, wrapping)
-            stack.push_async_callback(frontend.drain)
-            daemon.before_release(frontend.idle)
+            threads = threads or Workers(f"the shim at {socket_path}", limit=64)
+            watch = WorkerWatch(threads, daemon.health)
+            await stack.enter_async_context(watch.running())  # ends when all operations have ended
+            work = VolumeOperations(wrapping.kubelet_root, threads)
+            watch.operations.append(lambda: [work.operations])
+            watch.refusals.append(work.refusal)
+            stack.push_async_callback(work.operations.drain)
+            daemon.before_release(work.operations.idle)
+            wrapped = _wrapped(driver, runtime)
+            frontend = Frontend(driver, facts, deferral, wrapped, wrapping, work)
             generic, gate = frontend.handler(), Gate(frontend.holds)
+            metrics.export_workers(f"shim {socket_path}", lambda: threads.load)
         serves = wires.serving(
             socket_path,
             name="shim",
@@ -192,17 +206,9 @@ def _not_connected(driver: grpc.aio.Channel, socket_path: str) -> errors.CrustEr
     return None if state is grpc.ChannelConnectivity.READY else DriverNotConnected(socket_path)
 
 
-def _frontend(
-    driver: grpc.aio.Channel,
-    facts: DriverFacts,
-    deferral: Deferral,
-    runtime: RuntimeClient,
-    wrapping: Wrapping,
-) -> Frontend:
+def _wrapped(driver: grpc.aio.Channel, runtime: RuntimeClient) -> WrappedVolumes:
     inner = InnerNode(driver)
-    staging = Staging(inner)
-    wrapped = WrappedVolumes(inner, staging, runtime)
-    return Frontend(driver, facts, deferral, wrapped, staging, wrapping)
+    return WrappedVolumes(inner, Staging(inner), runtime)
 
 
 async def run(settings: ShimSettings) -> None:

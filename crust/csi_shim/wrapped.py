@@ -39,7 +39,7 @@ class WrappedVolumes:
 
     def __init__(self, inner: InnerNode, staging: Staging, runtime: RuntimeClient) -> None:
         self._inner = inner
-        self._staging = staging
+        self.staging = staging
         self._runtime = runtime
 
     async def publish(
@@ -52,7 +52,7 @@ class WrappedVolumes:
         try:
             wanted = admission.admit(key.driver, request)
             secrets = self._secrets(wanted, key, request)
-            await self._staging.ensure_block(volume, request)
+            await self.staging.ensure_block(volume, request)
         except (grpc.aio.AioRpcError, errors.CrustError) as error:
             residue = Residue.EXISTS if there.mounts else Residue.NONE
             raise outcome.answer("NodePublishVolume", error, residue) from error
@@ -78,7 +78,7 @@ class WrappedVolumes:
         """What the guest needs to open the volume: of this publish, else of the stage. Raises `PassphraseMissing`."""
         if wanted.encryption is None:
             return {}
-        staged = self._staging.request_of(key)
+        staged = self.staging.request_of(key)
         known = (request.secrets, staged.secrets if staged is not None else {})
         return {deferral_keys.PASSPHRASE: deferral_keys.passphrase(key.volume_id, *known)}
 
@@ -86,7 +86,7 @@ class WrappedVolumes:
         self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest
     ) -> csi_pb2.NodePublishVolumeResponse:
         """An ordinary publish of a volume that is staged as block."""
-        await self._staging.ensure_mount(volume, request)
+        await self.staging.ensure_mount(volume, request)
         return await self._inner.publish(request, volume.metadata)
 
     async def _publish_once(
@@ -115,7 +115,7 @@ class WrappedVolumes:
                 return Residue.NONE
             await self._take_down(volume, leaf)
             if isinstance(error, published_device.NotPublishedAsBlock):
-                await self._staging.drop(volume)
+                await self.staging.drop(volume)
         except (grpc.aio.AioRpcError, errors.CrustError) as failure:
             extra = {"volume": str(volume.paths.key), "leaf": leaf, "error": failure}
             _log.warning("failed publish not undone completely", extra=extra)
@@ -165,7 +165,7 @@ class WrappedVolumes:
         Drivers look for a published device, and some try to mount any other path. So it is published for the call.
         The filesystem grows at the guest's mount.
         """
-        known = self._staging.request_of(volume.paths.key)
+        known = self.staging.request_of(volume.paths.key)
         if (
             known is None
         ):  # since a restart: the leaf's path says at least that it is a block volume

@@ -18,6 +18,7 @@ from crust.handoff import store as stores
 from crust.host.block import devices as host_devices
 from crust.host.files import durable
 from crust.host.mounts import propagation
+from crust.host.process import systemd
 from crust.host.process.workers import Workers
 from crust.proxy.backend import Backend
 from crust.proxy.csi_frontend import CsiFrontend, DeferredCalls
@@ -43,10 +44,10 @@ from crust.proxy.stage import RuntimeStage
 from crust.proxy.targets import GuardedTargets, Targets
 from crust.proxy.unpublish import DeferredUnpublish
 from crust.proxy.volume_health import DeferredHealth
-from crust.proxy.worker_watch import WorkerWatch
 from crust.rpc import wiring
 from crust.rpc.daemon import Daemon, starting
 from crust.rpc.gate import Gate
+from crust.rpc.worker_watch import WorkerWatch
 from crust.settings import InvalidSettings, ProxySettings, ServedDriver
 from crust.wire.v1 import handlers_pb2_grpc, inspect_pb2_grpc, runtime_pb2_grpc
 
@@ -125,10 +126,10 @@ async def part(  # noqa: PLR0913 - the kernel's side, and the process's
     pool = threads or Workers("the proxy", limit=64)
     store = stores.Store(settings.volumes_root)
     async with AsyncExitStack() as stack:
-        watch = WorkerWatch(pool, daemon.health)
+        watch = WorkerWatch(pool, daemon.health, ping=systemd.ping_watchdog)
         await stack.enter_async_context(watch.running())  # ends when all operations have ended
         deferred = DeferredVolumes(store, devices, pool)
-        watch.overdue.append(deferred.operations.overdue)
+        watch.operations.append(lambda: [deferred.operations])
         await _load(deferred, targets, settings.target_roots, daemon)
         events = Events()
         handlers = Handlers(grace_s=settings.handler_grace_s)
@@ -139,7 +140,7 @@ async def part(  # noqa: PLR0913 - the kernel's side, and the process's
         parts = _Parts(deferred, handlers, peers, events, targets, devices, daemon)
         runtimes = await _runtimes(settings, stack, wires)
         drivers = _driver_sockets(settings, parts, runtimes, wires, holds)
-        watch.overdue.append(drivers.overdue)
+        watch.operations.append(drivers.operations)
         await daemon.owned.enter_async_context(_watched(store, parts))
         await _serve_proxy_sockets(settings, parts, drivers, wires, stack)
         await _serve_drivers(settings, drivers, daemon, stack)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc.aio
-from google.protobuf.message import Message
 
 from crust import deferral_keys, errors, operations, volumes
 from crust.handoff.record import Record
@@ -40,8 +39,6 @@ _INSPECTED = (
 )
 _READER_MODES = frozenset(mode.value for mode in volumes.AccessMode if mode.reader_only)
 T = TypeVar("T")
-Request = TypeVar("Request", bound=Message)
-Answer = Callable[[Request, bytes, passthrough.Context], Awaitable[bytes]]
 
 
 class StillDeferred(errors.NotReady):
@@ -106,20 +103,22 @@ class CsiFrontend:
     def handler(self) -> passthrough.Passthrough:
         """The generic handler for the server."""
         own = {
-            _NODE + "NodePublishVolume": _parsed(
+            _NODE + "NodePublishVolume": passthrough.parsed(
                 csi_pb2.NodePublishVolumeRequest, self._node_publish
             ),
-            _NODE + "NodeUnpublishVolume": _parsed(
+            _NODE + "NodeUnpublishVolume": passthrough.parsed(
                 csi_pb2.NodeUnpublishVolumeRequest, self._node_unpublish
             ),
-            _NODE + "NodeUnstageVolume": _parsed(
+            _NODE + "NodeUnstageVolume": passthrough.parsed(
                 csi_pb2.NodeUnstageVolumeRequest, self._node_unstage
             ),
-            _NODE + "NodeGetVolumeStats": _parsed(
+            _NODE + "NodeGetVolumeStats": passthrough.parsed(
                 csi_pb2.NodeGetVolumeStatsRequest, self._node_stats
             ),
-            _NODE + "NodeExpandVolume": _parsed(csi_pb2.NodeExpandVolumeRequest, self._node_expand),
-            _NODE + "NodeGetVolumeHealth": _parsed(
+            _NODE + "NodeExpandVolume": passthrough.parsed(
+                csi_pb2.NodeExpandVolumeRequest, self._node_expand
+            ),
+            _NODE + "NodeGetVolumeHealth": passthrough.parsed(
                 csi_pb2.NodeGetVolumeHealthRequest, self._node_health
             ),
         }
@@ -390,16 +389,6 @@ class CsiFrontend:
 
     async def _pass(self, name: str, data: bytes, context: passthrough.Context) -> bytes:
         return await self._forward[name](data, context)
-
-
-def _parsed(kind: type[Request], answer: Answer[Request]) -> passthrough.UnaryBehaviour:
-    async def behave(data: bytes, context: passthrough.Context) -> bytes:
-        try:
-            return await answer(requests.parse(kind, data), data, context)
-        except grpc.aio.AioRpcError as error:
-            return await passthrough.relay_status(context, error)
-
-    return behave
 
 
 def _readonly(request: csi_pb2.NodePublishVolumeRequest) -> bool:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from crust import errors, operations
+from crust import errors
+from crust.operations import KeyedOperations
 from crust.proxy.backend import Backend
 from crust.proxy.csi_frontend import CsiFrontend
 from crust.proxy.deferred import DeferredVolumes
@@ -110,7 +111,7 @@ class DriverSockets:
 
     def running(self) -> int:
         """How many operations run."""
-        return sum(driver.front.operations.running() for driver in self.all())
+        return sum(each.running() for each in self.operations())
 
     def missing(self) -> errors.CrustError | None:
         """The first driver whose backend is not connected."""
@@ -120,9 +121,9 @@ class DriverSockets:
                 return BackendNotConnected(driver.served.name, driver.served.backend)
         return None
 
-    def overdue(self) -> Sequence[operations.OperationOverdue]:
-        """The operations that take longer than they may."""
-        return [each for driver in self.all() for each in driver.front.operations.overdue()]
+    def operations(self) -> Sequence[KeyedOperations]:
+        """The operations of each driver."""
+        return [driver.front.operations for driver in self.all()]
 
     async def idle(self) -> None:
         """Wait until no operation runs."""

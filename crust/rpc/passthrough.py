@@ -15,18 +15,22 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from crust import errors
-from crust.rpc import local
+from crust.rpc import local, requests
 from crust.wire.csi.v1 import csi_pb2
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 UnaryBehaviour = Callable[[bytes, Context], Awaitable[bytes]]
 Metadata = tuple[tuple[str, str | bytes], ...]
+Request = TypeVar("Request", bound=Message)
+Answer = Callable[[Request, bytes, Context], Awaitable[bytes]]
+"""Takes a request, its bytes and the call's context."""
 
 _END_OF_STREAM_S = 0.05
 """How long to wait for the end of a request stream after its first message. A call of one message has its end in the
@@ -79,6 +83,18 @@ class PeerNotResponding(errors.PeerUnavailable):
             why=f"the driver or shim that it was passed on to has not answered for {timeout_s:.1f} s",
             hint="look at that process, its log, and the storage behind it; the caller may retry",
         )
+
+
+def parsed(kind: type[Request], answer: Answer[Request]) -> UnaryBehaviour:
+    """A behaviour that parses its request, and relays the status of a peer that it calls."""
+
+    async def behave(data: bytes, context: Context) -> bytes:
+        try:
+            return await answer(requests.parse(kind, data), data, context)
+        except grpc.aio.AioRpcError as error:
+            return await relay_status(context, error)
+
+    return behave
 
 
 def forward(channel: grpc.aio.Channel, method: str) -> UnaryBehaviour:

@@ -263,7 +263,11 @@ async def running(
 
 
 def shim(
-    places: Places, *, take_over: bool = False, wrapping: frontend.Wrapping | None = None
+    places: Places,
+    *,
+    take_over: bool = False,
+    wrapping: frontend.Wrapping | None = None,
+    threads: Workers | None = None,
 ) -> Any:
     """The shim as a process would serve it."""
     return process.serving(
@@ -273,6 +277,7 @@ def shim(
         report_condition=True,
         wrapping=wrapping,
         take_over=take_over,
+        threads=threads,
     )
 
 

@@ -1,11 +1,14 @@
 """What a refused call must look like: the right code, and a message with what, why and what to do."""
 
+import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 
 async def refused(call: Awaitable[Any], code: grpc.StatusCode, *words: str) -> str:
@@ -17,3 +20,20 @@ async def refused(call: Awaitable[Any], code: grpc.StatusCode, *words: str) -> s
     for word in words:
         assert word in details, details
     return details
+
+
+async def until_probe(
+    channel: grpc.aio.Channel, code: grpc.StatusCode, words: str = "", within_s: float = 30
+) -> str:
+    """Repeat Probe until it is answered with `code`; returns the message, which has `words` in it."""
+    identity: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(channel)
+    async with asyncio.timeout(within_s):
+        while True:
+            found, details = grpc.StatusCode.OK, ""
+            try:
+                await identity.Probe(csi_pb2.ProbeRequest(), timeout=10)
+            except grpc.aio.AioRpcError as error:
+                found, details = error.code(), error.details() or ""
+            if found is code:
+                assert words in details, details
+                return details

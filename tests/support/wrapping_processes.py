@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -15,13 +15,17 @@ NAMES = {"cloud": cloud.NAME, "minimal": minimal.NAME}
 
 
 @contextmanager
-def wrapping(base: Path, kind: str, driver_socket: str, *, as_node: bool) -> Iterator[str]:
-    """The proxy's CSI socket while the block runs."""
+def wrapping(
+    base: Path, kind: str, driver_socket: str, *, as_node: bool, flags: Sequence[str] = ()
+) -> Iterator[str]:
+    """The proxy's CSI socket while the block runs. `flags` are for the process that has the shim."""
     front = base / "csi.sock"
     ways = _node if as_node else _parts
     with ExitStack() as stack, (base / "crust.log").open("wb") as log:
         for each in ways(base, kind, driver_socket, front):
             command = [sys.executable, "-m", "crust", *each]
+            if each[0] != "proxy":
+                command.extend(flags)
             started = subprocess.Popen(command, stdout=log, stderr=log)
             stack.callback(started.wait)
             stack.callback(started.terminate)

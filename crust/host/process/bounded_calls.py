@@ -9,7 +9,7 @@ be killed: a hung one ends with its system call or with the process.
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 from crust import errors
@@ -36,10 +36,11 @@ class SystemCallTimedOut(errors.PeerUnavailable):
 class TooManyHungSystemCalls(errors.PeerUnavailable):
     """All threads for system calls are taken by calls that hang."""
 
-    def __init__(self, key: str, hanging: int, running: int) -> None:
+    def __init__(self, key: str, hanging: Sequence[str], running: int) -> None:
+        of = f", such as that of {hanging[0]}" if hanging else ""
         super().__init__(
             f"{key} was not called",
-            why=f"all {running} threads for system calls are busy, and {hanging} of the calls hang",
+            why=f"all {running} threads for system calls are busy, and {len(hanging)} of the calls hang{of}",
             hint="check their devices and the kernel log",
         )
         self.key = key
@@ -53,7 +54,8 @@ class BoundedCalls:
         self._threads = Threads(limit, daemon=True)
         weakref.finalize(self, self._threads.shutdown, wait=False)
         self._flights: dict[Hashable, asyncio.Future[Any]] = {}
-        self._hanging: set[Hashable] = set()
+        self._hanging: dict[Hashable, str] = {}
+        """The keys whose calls a caller has waited for in vain, and how they are shown."""
 
     async def call(
         self,
@@ -81,7 +83,7 @@ class BoundedCalls:
             if flight is None:
                 raise self._too_many(shown) from err
             if not flight.done():
-                self._hanging.add(key)
+                self._hanging[key] = shown
             raise SystemCallTimedOut(shown, timeout_s) from err
 
     async def _flight(
@@ -94,8 +96,12 @@ class BoundedCalls:
             await asyncio.wait(self._flights.values(), return_when=asyncio.FIRST_COMPLETED)
         return self._flights.get(key) or self._start(key, function, shown)
 
+    def refusal(self, shown: str) -> TooManyHungSystemCalls | None:
+        """What a call with a new key would raise now; None if it is made, or waits for one that may end."""
+        return self._too_many(shown) if len(self._hanging) >= self._limit else None
+
     def _too_many(self, shown: str) -> TooManyHungSystemCalls:
-        return TooManyHungSystemCalls(shown, len(self._hanging), len(self._flights))
+        return TooManyHungSystemCalls(shown, [*self._hanging.values()], len(self._flights))
 
     def _start(self, key: Hashable, function: Callable[[], T], shown: str) -> asyncio.Future[T]:
         flight: asyncio.Future[T] = self._threads.submit(_run, shown, function)
@@ -105,7 +111,7 @@ class BoundedCalls:
 
     def _land(self, key: Hashable, flight: asyncio.Future[Any]) -> None:
         del self._flights[key]
-        self._hanging.discard(key)
+        self._hanging.pop(key, None)
         if not flight.cancelled():
             flight.exception()  # retrieved, or asyncio logs it when no caller is left
 

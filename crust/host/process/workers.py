@@ -38,8 +38,9 @@ class NoWorkerFree(errors.PeerUnavailable):
         super().__init__(
             f"{name} cannot take more work",
             why=why,
-            hint="check the pool's disk and the kernel log for calls that hang; retry",
+            hint="check the disks and mounts of its volumes, and the kernel log for calls that hang; retry",
         )
+        self.name = name
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from crust.csi_shim import frontend, private_directories, published_device
+from crust.csi_shim import private_directories, published_device, volume_operations
 from tests.integration.wrap.conftest import Wrapped
 from tests.support.refusals import refused
 
@@ -54,7 +54,7 @@ async def test_look_at_a_staging_path_that_hangs_takes_one_thread(
 ) -> None:
     node = cloud_node
     volume = await node.volume()
-    monkeypatch.setattr(frontend, "_LOOK_S", 0.2)
+    monkeypatch.setattr(volume_operations, "_LOOK_S", 0.2)
     around = hang.around(private_directories.is_mounted, node.staging(volume))
     monkeypatch.setattr(private_directories, "is_mounted", around)
     for _ in range(4):

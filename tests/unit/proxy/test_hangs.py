@@ -9,18 +9,18 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from crust import operations, volumes
+from crust import volumes
 from crust.cli import show
-from crust.host.process import workers
+from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers
-from crust.proxy import csi_frontend, entry_checks, worker_watch
-from crust.proxy.worker_watch import WorkerWatch
-from crust.rpc.health import Health
+from crust.proxy import csi_frontend, entry_checks
+from crust.rpc import worker_watch
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import node as nodes
 from tests.support.fake_targets import FakeTargets
 from tests.support.node import Node, Places
-from tests.support.refusals import refused
+from tests.support.refusals import refused, until_probe
+from tests.support.worker_watches import watch_locked
 
 Code = grpc.StatusCode
 _THREADS = 3
@@ -162,7 +162,7 @@ async def test_proxy_whose_threads_all_hang_is_unhealthy_until_one_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker_watch, "CHECK_S", 0.01)
-    looks = one_at_a_time(monkeypatch)
+    looks = watch_locked(monkeypatch)
     async with running(places, targets) as node:
         identity: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(node.co.channel)
         await identity.Probe(csi_pb2.ProbeRequest(), timeout=60)
@@ -171,7 +171,7 @@ async def test_proxy_whose_threads_all_hang_is_unhealthy_until_one_is_free(
         ):  # one that began while all hang would wait as long as a busy machine may take
             calls = await hang(node, targets, _THREADS)
             monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
-        await until_probe(identity, Code.UNAVAILABLE)
+        await until_probe(node.co.channel, Code.UNAVAILABLE, "[NoWorkerFree] the proxy ")
         shown = await show.answer(places.run, show.status)
         assert not shown.healthy
         assert "NoWorkerFree" in shown.rendered("table").plain
@@ -184,74 +184,19 @@ async def test_proxy_whose_threads_all_hang_is_unhealthy_until_one_is_free(
         monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
         targets.released.set()
         await asyncio.gather(*calls)
-        await until_probe(identity, Code.OK)
+        await until_probe(node.co.channel, Code.OK)
         await node.co.publish("vol-2", places.target("two"), timeout_s=60)
 
 
-def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> asyncio.Lock:
-    """The watch looks only while it has this lock."""
-    look, lock = WorkerWatch.check, asyncio.Lock()
-
-    async def with_lock(watch: WorkerWatch) -> None:
-        async with lock:
-            await look(watch)
-
-    monkeypatch.setattr(WorkerWatch, "check", with_lock)
-    return lock
-
-
-async def until_probe(identity: "csi_pb2_grpc.IdentityAsyncStub", code: grpc.StatusCode) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                await identity.Probe(csi_pb2.ProbeRequest(), timeout=10)
-                found = Code.OK
-            except grpc.aio.AioRpcError as error:
-                found = error.code()
-            if found is code:
-                return
-
-
-async def test_watch_tells_the_watchdog_only_while_a_thread_can_be_had(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_proxy_tells_the_watchdog_of_its_process(
+    places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool, health, dead, pings = Workers("the proxy", limit=1), Health(), threading.Event(), []
-    watch = WorkerWatch(pool, health, ping=lambda: pings.append("alive"))
-    await watch.check()
-    assert pings == ["alive"]
-    hung = asyncio.create_task(pool.run(dead.wait))
-    await asyncio.sleep(0)
-    monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
-    await watch.check()
-    assert pings == ["alive"]
-    assert [each.error_name for each in health.problems.values()] == ["NoWorkerFree"]
-    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
-    dead.set()
-    await hung
-    await watch.check()
-    assert pings == ["alive"] * 2
-    assert health.problems == {}
-
-
-async def test_operation_that_does_not_end_is_shown_and_fails_no_probe() -> None:
-    pool, health, dead = Workers("the proxy", limit=2), Health(), threading.Event()
-    running = operations.KeyedOperations(pool)
-
-    async def work() -> bool:
-        return await workers.run(dead.wait)
-
-    watch = WorkerWatch(pool, health)
-    watch.overdue.append(running.overdue)
-    with pytest.raises(operations.OperationOverdue):
-        await running.run("vol-1", "NodeUnpublishVolume", None, work, limit_s=0)
-    await watch.check()
-    (problem,) = health.problems.values()
-    assert "1 operations of the proxy do not end: NodeUnpublishVolume of vol-1" in str(problem)
-    health.check()
-    dead.set()
-    await running.idle()
-    await watch.check()
-    assert health.problems == {}
+    sent: list[bytes] = []
+    monkeypatch.setenv("WATCHDOG_USEC", "60000000")
+    monkeypatch.setattr(systemd, "_send", lambda message, _: sent.append(message))
+    async with running(places, targets) as node:
+        await until_probe(node.co.channel, Code.OK)
+    assert b"WATCHDOG=1" in sent
 
 
 async def test_guard_mount_that_hangs_does_not_stop_the_looks(

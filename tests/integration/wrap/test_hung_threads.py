@@ -1,0 +1,174 @@
+"""A driver whose device nodes hang, behind the real commands: Probe and /readyz of the shim say so, and recover.
+
+The look at such a node hangs in the kernel, on a thread of the shim. When all threads hang, the shim is not ready.
+When the calls end (here the nodes' server dies, so that they fail), it is ready again by itself.
+"""
+
+import asyncio
+import os
+import re
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from crust.host.mounts import mount_api, mountinfo
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from examples.drivers import minimal
+from tests.integration.wrap.conftest import DEFERRED, capability
+from tests.support.fake_handler import FakeHandler
+from tests.support.fake_handler import running as handler
+from tests.support.hung_files import HungFile
+from tests.support.refusals import until_probe
+from tests.support.wrapping_processes import wrapping
+
+pytestmark = pytest.mark.root
+Code = grpc.StatusCode
+_THREADS = 64
+"""Of a shim."""
+
+
+class HangingDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
+    """Raw block volumes whose nodes hang; it stages nothing."""
+
+    def __init__(self) -> None:
+        self.hung: dict[str, HungFile] = {}
+        self._one_at_a_time = threading.Lock()
+
+    def GetPluginInfo(self, request: Any, context: Any) -> csi_pb2.GetPluginInfoResponse:
+        return csi_pb2.GetPluginInfoResponse(name=minimal.NAME, vendor_version="1")
+
+    def GetPluginCapabilities(
+        self, request: Any, context: Any
+    ) -> csi_pb2.GetPluginCapabilitiesResponse:
+        return csi_pb2.GetPluginCapabilitiesResponse()
+
+    def Probe(self, request: Any, context: Any) -> csi_pb2.ProbeResponse:
+        return csi_pb2.ProbeResponse()
+
+    def NodeGetCapabilities(
+        self, request: Any, context: Any
+    ) -> csi_pb2.NodeGetCapabilitiesResponse:
+        return csi_pb2.NodeGetCapabilitiesResponse()
+
+    def NodePublishVolume(
+        self, request: csi_pb2.NodePublishVolumeRequest, context: Any
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        with self._one_at_a_time:
+            Path(request.target_path).touch()
+            self.hung[request.target_path] = HungFile(Path(request.target_path))
+        return csi_pb2.NodePublishVolumeResponse()
+
+    def NodeUnpublishVolume(
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Any
+    ) -> csi_pb2.NodeUnpublishVolumeResponse:
+        with self._one_at_a_time:
+            found = self.hung.pop(request.target_path, None)
+            if found is not None:
+                found.end()
+                mount_api.unmount(request.target_path)
+                os.unlink(request.target_path)
+        return csi_pb2.NodeUnpublishVolumeResponse()
+
+    def end(self) -> None:
+        """The servers of all nodes die: what hangs there fails."""
+        for each in [*self.hung.values()]:
+            each.end()
+
+
+@contextmanager
+def serving(path: str) -> Iterator[HangingDriver]:
+    """The driver, on its socket."""
+    driver = HangingDriver()  # type: ignore[abstract]
+    server = grpc.server(futures.ThreadPoolExecutor(8))
+    csi_pb2_grpc.add_IdentityServicer_to_server(driver, server)
+    csi_pb2_grpc.add_NodeServicer_to_server(driver, server)
+    server.add_insecure_port(f"unix:{path}")
+    server.start()
+    try:
+        yield driver
+    finally:
+        driver.end()
+        server.stop(None).wait()
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A directory with short paths, unmounted at the end."""
+    with tempfile.TemporaryDirectory(prefix="crust-") as root:
+        yield Path(root)
+        for each in sorted(mountinfo.below(root), key=lambda mount: -len(mount.target)):
+            mount_api.unmount(each.target)
+
+
+def ready(base: Path) -> tuple[int, str]:
+    """What /readyz of the process that has the shim answers. Blocks."""
+    found = re.search(r"metrics  address=(\S+)", (base / "crust.log").read_text())
+    assert found is not None
+    try:
+        with urllib.request.urlopen(f"http://{found[1]}/readyz", timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+async def publish(base: Path, co: grpc.aio.Channel, name: str) -> None:
+    """A publish; it is not answered in time, or not begun."""
+    node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(co)
+    directory = base / "kubelet" / "pods" / name
+    directory.mkdir(parents=True, exist_ok=True)
+    request = csi_pb2.NodePublishVolumeRequest(
+        volume_id=name,
+        target_path=str(directory / "mount"),
+        volume_capability=capability(),
+        volume_context=DEFERRED,
+    )
+    with pytest.raises(grpc.aio.AioRpcError):
+        await node.NodePublishVolume(request, timeout=3)
+
+
+@pytest.mark.parametrize("as_node", [True, False], ids=["node", "parts"])
+async def test_full_shim_fails_probe_and_readyz_by_name_until_the_calls_end(
+    base: Path, *, as_node: bool
+) -> None:
+    (base / "kubelet").mkdir()
+    names = [f"vol-{number}" for number in range(_THREADS)]
+    flags = ["--metrics-address=127.0.0.1:0"]
+    with (
+        serving(f"{base}/driver.sock") as driver,
+        wrapping(base, "minimal", f"{base}/driver.sock", as_node=as_node, flags=flags) as front,
+    ):
+        try:
+            async with (
+                handler(
+                    FakeHandler(),
+                    proxy_socket=f"{base}/run/handlers.sock",
+                    endpoint=f"{base}/handler.sock",
+                ),
+                channel.connect(front) as co,
+            ):
+                await until_probe(co, Code.OK)
+                assert await asyncio.to_thread(ready, base) == (200, "ok\n")
+                while len(driver.hung) < _THREADS:
+                    await asyncio.gather(*(publish(base, co, each) for each in names))
+                said = await until_probe(co, Code.UNAVAILABLE, "[NoWorkerFree] the shim at ")
+                assert "NodePublishVolume of vol-" in said
+                assert "check the disks and mounts of its volumes" in said
+                code, why = await asyncio.to_thread(ready, base)
+                assert (code, why.strip()) == (503, said)
+                driver.end()
+                await until_probe(co, Code.OK)
+                assert await asyncio.to_thread(ready, base) == (200, "ok\n")
+        finally:
+            driver.end()

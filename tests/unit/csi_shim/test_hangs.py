@@ -1,0 +1,150 @@
+"""A shim whose threads all hang on a wrapped driver's volumes: it is not ready, says so by name, and recovers."""
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from crust.csi_shim import private_directories, published_device, volume_operations
+from crust.csi_shim.frontend import Wrapping
+from crust.host.process import bounded_calls, systemd, workers
+from crust.host.process.workers import Workers
+from crust.rpc import channel, worker_watch
+from crust.rpc.daemon import Daemon
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from examples.kata.demo.kubelet import capability
+from tests.support import fake_driver
+from tests.support import node as nodes
+from tests.support.fake_driver import FakeDriver
+from tests.support.node import Places
+from tests.support.refusals import refused, until_probe
+from tests.support.worker_watches import watch_locked
+
+Code = grpc.StatusCode
+_THREADS = 3
+
+
+class Hang:
+    """A function of the shim that hangs until `released`."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+        self._begun = threading.Semaphore(0)
+
+    def __call__(self, *_: Any) -> Any:
+        self._begun.release()
+        self.released.wait()
+        raise OSError(5, "the disk came back broken")
+
+    async def begins(self) -> None:
+        """Until one more call hangs."""
+        assert await asyncio.to_thread(self._begun.acquire, timeout=50)
+
+
+@pytest.fixture
+def places() -> Any:
+    with tempfile.TemporaryDirectory(prefix="crust-") as root:
+        yield Places.make(root)
+
+
+@asynccontextmanager
+async def shim(places: Places, hang: Hang) -> AsyncIterator[tuple[Daemon, grpc.aio.Channel]]:
+    """A shim with few threads around a driver that knows nothing of deferral, and a caller."""
+    threads, driver = Workers("the shim at /s", limit=_THREADS), FakeDriver(defers=False)
+    wraps = Wrapping(places.kubelet)
+    async with (
+        fake_driver.serving(driver, places.driver),
+        nodes.shim(places, wrapping=wraps, threads=threads) as daemon,
+        channel.connect(places.shim) as co,
+    ):
+        try:
+            yield daemon, co
+        finally:
+            hang.released.set()
+
+
+async def publish(places: Places, co: grpc.aio.Channel, name: str) -> None:
+    """Stage and publish it."""
+    node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(co)
+    common: dict[str, Any] = {
+        "volume_id": name,
+        "staging_target_path": f"{places.kubelet}/{name}/globalmount",
+        "volume_capability": capability(),
+        "volume_context": {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"},
+    }
+    await node.NodeStageVolume(csi_pb2.NodeStageVolumeRequest(**common), timeout=60)
+    request = csi_pb2.NodePublishVolumeRequest(
+        **common, target_path=places.target(name), defer_fs_ops=True
+    )
+    await node.NodePublishVolume(request, timeout=60)
+
+
+async def test_shim_whose_threads_all_hang_is_not_ready_until_one_is_free(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_watch, "CHECK_S", 0.01)
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
+    checks, hang = watch_locked(monkeypatch), Hang()
+    monkeypatch.setattr(published_device, "device", hang)
+    async with shim(places, hang) as (daemon, co):
+        await until_probe(co, Code.OK)
+        daemon.check_ready()
+        calls = []
+        async with checks:
+            for number in range(_THREADS):
+                calls.append(asyncio.create_task(publish(places, co, f"dead-{number}")))
+                await hang.begins()
+            monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
+        said = await until_probe(co, Code.UNAVAILABLE, "[NoWorkerFree] the shim at /s cannot")
+        assert f"none of its {_THREADS} threads" in said
+        assert "NodePublishVolume of dead-0" in said
+        assert "check the disks and mounts" in said
+        with pytest.raises(workers.NoWorkerFree, match="the shim at /s"):
+            daemon.check_ready()
+        await refused(publish(places, co, "vol-2"), Code.UNAVAILABLE, "the shim at /s cannot")
+        monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
+        hang.released.set()
+        for call in calls:
+            await refused(call, Code.INTERNAL)
+        await until_probe(co, Code.OK)
+        daemon.check_ready()
+
+
+async def test_shim_whose_looks_all_hang_is_not_ready_until_one_ends(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_watch, "CHECK_S", 0.01)
+    monkeypatch.setattr(volume_operations, "_LOOKS", 2)
+    monkeypatch.setattr(volume_operations, "_LOOK_S", 0.01)
+    hang = Hang()
+    monkeypatch.setattr(private_directories, "are_known_absent", lambda _: False)
+    monkeypatch.setattr(private_directories, "is_staged", hang)
+    async with shim(places, hang) as (daemon, co):
+        node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(co)
+        for name in ("dead-1", "dead-2"):
+            request = csi_pb2.NodeUnstageVolumeRequest(volume_id=name, staging_target_path="/s")
+            await refused(node.NodeUnstageVolume(request, timeout=60), Code.UNAVAILABLE, name)
+        said = await until_probe(co, Code.UNAVAILABLE, "[TooManyHungSystemCalls]")
+        assert "a volume of the shim at /s was not called" in said
+        assert "such as that of volume csi.example.com/dead-1" in said
+        with pytest.raises(bounded_calls.TooManyHungSystemCalls):
+            daemon.check_ready()
+        hang.released.set()
+        await until_probe(co, Code.OK)
+
+
+async def test_shim_tells_no_watchdog_because_the_proxy_of_its_process_does(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+    monkeypatch.setenv("WATCHDOG_USEC", "60000000")
+    monkeypatch.setattr(systemd, "_send", lambda message, _: sent.append(message))
+    async with shim(places, Hang()) as (_, co):
+        await until_probe(co, Code.OK)
+    assert sent == [b"READY=1"]

@@ -1,0 +1,106 @@
+"""The health of a part whose threads hang: it names the part and what hangs, and recovers."""
+
+import asyncio
+import threading
+
+import pytest
+
+from crust import errors, operations
+from crust.host.process import workers
+from crust.host.process.workers import Workers
+from crust.rpc.health import Health
+from crust.rpc.worker_watch import WorkerWatch
+
+
+async def test_watch_tells_the_watchdog_only_while_a_thread_can_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, health, dead, pings = Workers("the proxy", limit=1), Health(), threading.Event(), []
+    watch = WorkerWatch(pool, health, ping=lambda: pings.append("alive"))
+    await watch.check()
+    assert pings == ["alive"]
+    hung = asyncio.create_task(pool.run(dead.wait))
+    await asyncio.sleep(0)
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
+    await watch.check()
+    assert pings == ["alive"]
+    assert [each.error_name for each in health.problems.values()] == ["NoWorkerFree"]
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
+    dead.set()
+    await hung
+    await watch.check()
+    assert pings == ["alive"] * 2
+    assert health.problems == {}
+
+
+async def test_operation_that_does_not_end_is_shown_and_fails_no_probe() -> None:
+    pool, health, dead = Workers("the proxy", limit=2), Health(), threading.Event()
+    running = operations.KeyedOperations(pool)
+
+    async def work() -> bool:
+        return await workers.run(dead.wait)
+
+    watch = WorkerWatch(pool, health)
+    watch.operations.append(lambda: [running])
+    with pytest.raises(operations.OperationOverdue):
+        await running.run("vol-1", "NodeUnpublishVolume", None, work, limit_s=0)
+    await watch.check()
+    (problem,) = health.problems.values()
+    assert "1 operations of the proxy do not end: NodeUnpublishVolume of vol-1" in str(problem)
+    health.check()
+    dead.set()
+    await running.idle()
+    await watch.check()
+    assert health.problems == {}
+
+
+async def test_part_without_a_thread_is_unhealthy_by_its_name_and_says_what_hangs_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    health, dead = Health(), threading.Event()
+    shim, other = Workers("the shim at /s", limit=5), Workers("the shim at /other", limit=1)
+    running = operations.KeyedOperations(shim)
+
+    begun = threading.Semaphore(0)
+
+    def hang() -> None:
+        begun.release()
+        dead.wait()
+
+    calls = []
+    for number in range(5):
+        call = running.run(f"vol-{number}", "NodePublishVolume", None, lambda: workers.run(hang))
+        calls.append(asyncio.create_task(call))
+        assert await asyncio.to_thread(begun.acquire, timeout=50)
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
+    watch = WorkerWatch(shim, health)
+    watch.operations.append(lambda: [running])
+    await watch.check()
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
+    await WorkerWatch(other, health).check()
+    assert [*health.problems] == ["threads of the shim at /s"]
+    with pytest.raises(workers.NoWorkerFree) as caught:
+        health.check()
+    sentence = str(caught.value)
+    assert sentence.startswith("the shim at /s cannot take more work: none of its 5 threads")
+    assert "NodePublishVolume of vol-0, NodePublishVolume of vol-1," in sentence
+    assert ", and 2 more; check the disks and mounts" in sentence
+    dead.set()
+    await asyncio.gather(*calls)
+    await watch.check()
+    assert health.problems == {}
+
+
+async def test_other_reason_not_to_work_makes_a_part_unhealthy_and_silences_its_watchdog() -> None:
+    health, pings = Health(), []
+    reasons: list[errors.CrustError] = [errors.PeerUnavailable("its looks hang")]
+    watch = WorkerWatch(Workers("the shim"), health, ping=lambda: pings.append("alive"))
+    watch.refusals.append(lambda: reasons[0] if reasons else None)
+    await watch.check()
+    with pytest.raises(errors.PeerUnavailable, match="its looks hang"):
+        health.check()
+    assert pings == []
+    reasons.clear()
+    await watch.check()
+    assert health.problems == {}
+    assert pings == ["alive"]
