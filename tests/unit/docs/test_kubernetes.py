@@ -1,6 +1,7 @@
 """deploy/kubernetes: what `kubectl kustomize` renders is accepted by the published schemas, and by crust itself."""
 
 import functools
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -175,3 +176,102 @@ def test_wheel_has_every_directory_of_the_manifests() -> None:
     directories = {path.parent for path in KUBERNETES.rglob("*.yaml")}
     root = KUBERNETES.parents[1]
     assert [each for each in directories if str(each.relative_to(root)) not in shipped] == []
+
+
+SNAPSHOTS, STORAGE = "snapshot.storage.k8s.io", "storage.k8s.io"
+NEEDED = {
+    "csi-provisioner": {
+        ("", "persistentvolumes", "patch"),
+        ("", "persistentvolumeclaims", "update"),
+        (SNAPSHOTS, "volumesnapshots", "update"),
+        (SNAPSHOTS, "volumesnapshotcontents", "list"),
+        (STORAGE, "volumeattributesclasses", "watch"),
+    },
+    "csi-attacher": {
+        (STORAGE, "volumeattachments", "patch"),
+        (STORAGE, "volumeattachments/status", "patch"),
+        (STORAGE, "csinodes", "list"),
+    },
+    "csi-resizer": {
+        ("", "persistentvolumeclaims/status", "patch"),
+        ("", "pods", "watch"),
+        (STORAGE, "volumeattributesclasses", "watch"),
+    },
+    "csi-snapshotter": {
+        (SNAPSHOTS, "volumesnapshotcontents/status", "patch"),
+        ("groupsnapshot.storage.k8s.io", "volumegroupsnapshotcontents/status", "patch"),
+    },
+}
+"""What the sidecars' releases ask of the API, by their own roles: of each what is easily forgotten."""
+
+
+def allowed(overlay: str) -> set[tuple[str, str, str]]:
+    """What the cluster roles of an overlay's one service account allow."""
+    found = rendered(f"overlays/{overlay}")
+    account = workload(overlay)["spec"]["template"]["spec"]["serviceAccountName"]
+    bound = {
+        each["roleRef"]["name"]
+        for each in found
+        if each["kind"] == "ClusterRoleBinding"
+        and account in {subject["name"] for subject in each["subjects"]}
+    }
+    roles = [each for each in found if each["kind"] == "ClusterRole"]
+    rules = [rule for each in roles if each["metadata"]["name"] in bound for rule in each["rules"]]
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+@pytest.mark.parametrize("overlay", [*OVERLAYS, *CONTROLLERS])
+def test_sidecars_may_do_what_they_do(overlay: str) -> None:
+    pod = workload(overlay)["spec"]["template"]["spec"]
+    needed = {each for c in pod["containers"] for each in NEEDED.get(c["name"], set())}
+    assert needed - allowed(overlay) == set()
+
+
+def test_images_of_sidecars_are_those_of_the_page() -> None:
+    page = (KUBERNETES.parents[1] / "docs/operations.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `(csi-[a-z]+:v[0-9.]+)` \|", page, re.MULTILINE))
+    used = {
+        each["image"].removeprefix("registry.k8s.io/sig-storage/")
+        for overlay in (*OVERLAYS, *CONTROLLERS)
+        for each in workload(overlay)["spec"]["template"]["spec"]["containers"]
+        if each["name"] != "crust"
+    }
+    assert used == named
+
+
+@pytest.mark.parametrize("overlay", [*OVERLAYS, *CONTROLLERS])
+def test_pod_is_scheduled_first_and_killed_last(overlay: str) -> None:
+    found = workload(overlay)
+    pod = found["spec"]["template"]["spec"]
+    is_node = found["kind"] == "DaemonSet"
+    assert pod["priorityClassName"] == f"system-{'node' if is_node else 'cluster'}-critical"
+    assert ({"operator": "Exists"} in pod.get("tolerations", [])) is is_node
+    for each in pod["containers"]:
+        assert set(each["resources"]) == {"requests"}, "a limit kills e2fsck half-way"
+    for each in pod["volumes"]:
+        assert each.get("hostPath", {"type": "-"}).get("type"), (
+            "a missing path is made as a directory"
+        )
+
+
+@pytest.mark.parametrize("overlay", [*OVERLAYS, *CONTROLLERS])
+def test_liveness_never_asks_probe(overlay: str) -> None:
+    """A controller that does not lead answers CSI's Probe with ready: false, and is alive."""
+    containers = workload(overlay)["spec"]["template"]["spec"]["containers"]
+    probes = {each["name"]: each["livenessProbe"] for each in containers if "livenessProbe" in each}
+    assert set(probes) == {"crust"}
+    assert probes["crust"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_sidecars_of_a_node_have_no_capability(overlay: str) -> None:
+    for each in workload(overlay)["spec"]["template"]["spec"]["containers"]:
+        if each["name"] != "crust":
+            assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert each["securityContext"]["allowPrivilegeEscalation"] is False
