@@ -5,7 +5,8 @@ specification calls sensitive, and values of string maps (a kubelet puts service
 CVE-2023-2878 and CVE-2024-3744 came from logging it). This module redacts all three, at any depth.
 
 A driver's error may repeat a secret of the request that it answers. Its status passes unchanged to the caller, who
-has sent the secret; in our log its values are hidden, whatever they look like.
+has sent the secret; in our log its values are hidden, whatever they look like. The name of a user beside them is no
+secret: it is often a word ("admin"), and a log in which that word is hidden everywhere says less.
 """
 
 import functools
@@ -23,6 +24,8 @@ from crust.wire.csi.v1 import csi_pb2
 
 REDACTED = credentials.HIDDEN
 _SENSITIVE_FIELDS = frozenset({"mount_flags", "mount_options", "options"})
+_NAMES_OF_USERS = frozenset({"userid", "adminid", "username", "user"})
+"""Keys of secrets, in lower case, whose value says who logs in: `userID` of Ceph's drivers, `username` of iSCSI's."""
 _SENSITIVE_WORDS = ("secret", "token", "password", "passphrase", "credential", "key")
 
 
@@ -60,6 +63,10 @@ def _is_sensitive(key: object) -> bool:
     return any(word in str(key).lower() for word in _SENSITIVE_WORDS)
 
 
+def _names_user(key: object) -> bool:
+    return str(key).rpartition(".")[2].lower() in _NAMES_OF_USERS
+
+
 def _entry(key: object, value: Any) -> Any:
     if _is_sensitive(key):
         return REDACTED
@@ -92,7 +99,8 @@ def _secrets(message: Message) -> Iterator[str]:
         if isinstance(value, Mapping):
             marked = is_marked(field)
             for key, each in value.items():
-                if each and isinstance(each, str) and (marked or _is_sensitive(key)):
+                is_secret = _is_sensitive(key) or (marked and not _names_user(key))
+                if each and isinstance(each, str) and is_secret:
                     yield each
         elif field.message_type is not None:
             for part in value if field.is_repeated else [value]:

@@ -130,8 +130,24 @@ async def test_a_secret_in_a_drivers_error_reaches_the_caller_and_no_log_line(
     assert "q7x" not in text
 
 
-def _files_with(secret: str, root: str) -> list[str]:
+@pytest.mark.parametrize("key", ["userID", "adminID", "node.session.auth.username"])
+def test_name_of_a_user_beside_a_secret_is_not_hidden_in_an_error(key: str) -> None:
+    secrets = {key: "admin", "userKey": SECRET}
+    request = csi_pb2.NodeStageVolumeRequest(volume_id="v", secrets=secrets)
+    text = f"client.admin cannot log in with {SECRET}: ask an administrator for its caps"
+    shown = redaction.without_secrets(text, "/csi.v1.Node/NodeStageVolume", request)
+    assert shown == text.replace(SECRET, "***")
+    assert redaction.describe(request)["secrets"] == "***"
 
+
+@pytest.mark.parametrize("key", ["userKey", "secretID", "user.password", "pin"])
+def test_secret_that_is_a_common_word_is_hidden_in_an_error(key: str) -> None:
+    request = csi_pb2.NodeStageVolumeRequest(volume_id="v", secrets={key: "admin"})
+    shown = redaction.without_secrets("no admin", "/csi.v1.Node/NodeStageVolume", request)
+    assert shown == "no ***"
+
+
+def _files_with(secret: str, root: str) -> list[str]:
     return [
         str(path)
         for path in Path(root).rglob("*")
