@@ -90,7 +90,7 @@ class ImageClaimLost(errors.NotReady):
     def __init__(self, image: str) -> None:
         super().__init__(
             f"the claim on the image {image} is not this sandbox's any more",
-            why="it was cut off, because its node was taken for gone",
+            why="it was cut off, because its node was treated as gone",
             hint="close the image without writing, and start the pod again",
         )
 

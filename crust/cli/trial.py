@@ -272,5 +272,5 @@ async def run(run_dir: str, wish: Wish) -> int:
             finally:
                 left = await trial.back()
                 for each in left:
-                    click.echo(f"left behind: {each}", err=True)
+                    click.echo(f"not removed: {each}", err=True)
             return 1 if failed or left else 0

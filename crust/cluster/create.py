@@ -8,7 +8,7 @@
                                                                 same name goes to the same node
     the recorded node is not connected, or no node at all is    UNAVAILABLE, until it is or until it is retired
 
-RESOURCE_EXHAUSTED makes external-provisioner have the pod scheduled anew; UNAVAILABLE makes it repeat the same name
+RESOURCE_EXHAUSTED makes external-provisioner have the pod scheduled again; UNAVAILABLE makes it repeat the same name
 until there is a final answer, even after the claim was deleted.
 """
 

@@ -18,7 +18,7 @@ Segments = Mapping[str, str]
 
 
 class NoNodeForVolume(errors.Exhausted):
-    """No node can take the volume (CSI CreateVolume: RESOURCE_EXHAUSTED, so the pod is scheduled anew)."""
+    """No node can take the volume (CSI CreateVolume: RESOURCE_EXHAUSTED, so the pod is scheduled again)."""
 
     def __init__(self, why: str) -> None:
         super().__init__(

@@ -54,7 +54,7 @@ class NoSuchClusterNode(errors.NotFound):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Of one moment."""
+    """What the cluster knows at one point in time."""
 
     announced: Mapping[str, str]
     """The pool of each connected node; empty where it cannot be read."""

@@ -2,7 +2,7 @@
 
 Kubernetes decides by this object whether a volume is attached before a node has it, and whether a publish names its
 pod. Without an object it attaches, and does not name the pod. A mismatch stops nothing: an object can be corrected
-while nodes serve (attachRequired only by making it anew). Needs no client of the Kubernetes API.
+while nodes serve (attachRequired only by recreating it). Needs no client of the Kubernetes API.
 """
 
 from collections.abc import Iterator

@@ -30,7 +30,7 @@ class Driver:
 
     served: ServedDriver
     backend: Backend
-    front: CsiFrontend
+    frontend: CsiFrontend
     registration: Registration | None
     parts: AsyncExitStack
 
@@ -81,21 +81,21 @@ class DriverSockets:
         async with AsyncExitStack() as parts:
             backend = Backend(self._connect(served.backend))
             parts.push_async_callback(backend.aclose)
-            front = self._frontend(served, backend)
-            parts.push_async_callback(front.drain)
+            frontend = self._frontend(served, backend)
+            parts.push_async_callback(frontend.drain)
             serving = server.serving(
                 served.socket,
                 name="csi",
                 driver=lambda: served.name,
                 lock_path=self._lock_path(served.socket),
-                generic=[front.handler()],
+                generic=[frontend.handler()],
                 daemon=self._daemon,
                 gate=Gate(self._holds),
             )
             await parts.enter_async_context(serving)
             registration = await self._register(served, parts)
             self._drivers[served.name] = Driver(
-                served, backend, front, registration, parts.pop_all()
+                served, backend, frontend, registration, parts.pop_all()
             )
         _log.info("driver served", extra={"driver": served.name, "socket": served.socket})
 
@@ -123,11 +123,11 @@ class DriverSockets:
 
     def operations(self) -> Sequence[KeyedOperations]:
         """The operations of each driver."""
-        return [driver.front.operations for driver in self.all()]
+        return [driver.frontend.operations for driver in self.all()]
 
     async def idle(self) -> None:
         """Wait until no operation runs."""
-        await asyncio.gather(*(driver.front.idle() for driver in self.all()))
+        await asyncio.gather(*(driver.frontend.idle() for driver in self.all()))
 
     async def aclose(self) -> None:
         """Stop serving all of them, at once: none takes work while another one's operations end."""

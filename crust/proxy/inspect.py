@@ -95,7 +95,7 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
         self, request: inspect_pb2.ExplainPolicyRequest, context: Context
     ) -> inspect_pb2.ExplainPolicyResponse:
         """What would be decided for a publish. Raises `NoSuchDriver` and what the policy raises."""
-        served = {each.served.name: each.front for each in self._drivers.all()}
+        served = {each.served.name: each.frontend for each in self._drivers.all()}
         if request.driver not in served:
             raise NoSuchDriver(request.driver, served)
         decision = await served[request.driver].policy.decide(

@@ -132,7 +132,7 @@ class Etcd:
         member.start(self.members, self._token)
 
     def wipe(self) -> None:
-        """Lose all data, users and roles too, and start anew with the same names and addresses."""
+        """Lose all data, users and roles too, and start again with the same names and addresses."""
         self.stop()
         for each in self.members:
             each.wipe()

@@ -114,7 +114,7 @@ class Store:
             raise StoreUnavailable("the store cannot be reached", why=f"{name} is cut off")
 
     def generation(self, node_id: str) -> int:
-        """How often the node's connection began anew."""
+        """How often the node's connection began again."""
         return self._reconnects.get(node_id, 0)
 
     def put_answer(self, node_id: str, request: Request, answer: Answer) -> None:

@@ -208,19 +208,21 @@ class Node(csi_pb2_grpc.NodeServicer):
             publish, secrets=known, passphrase=known.get(deferral_keys.PASSPHRASE, "")
         )
         inline = ephemeral.is_wanted(publish)
-        granted = await self._run(
+        deferred = await self._run(
             publish.volume_id,
             "NodePublishVolume",
             (publish.target, fingerprint(publish), inline),  # a retry with fresh tokens joins
-            lambda: self._granted(publish),
+            lambda: self._deferred(publish),
             context,
             inline=inline,
         )
-        if granted is None:
+        if deferred is None:
             return csi_pb2.NodePublishVolumeResponse()
-        return csi_pb2.NodePublishVolumeResponse(deferred_mount=csi.deferred_mount_to_wire(granted))
+        return csi_pb2.NodePublishVolumeResponse(
+            deferred_mount=csi.deferred_mount_to_wire(deferred)
+        )
 
-    async def _granted(self, publish: Publish) -> volumes.DeferredMount | None:
+    async def _deferred(self, publish: Publish) -> volumes.DeferredMount | None:
         """Publish; returns the mount for a guest, or None if the host has mounted the volume."""
         rules = self._rules
         if publish.deferred and ephemeral.is_wanted(publish):

@@ -4,7 +4,7 @@ One address per channel: with several, gRPC checks the member's certificate agai
 have connections of their own, because in etcd 3.4 before 3.4.25 a large answer starves them on the same one.
 
 gRPC keeps the certificates that a channel was made with. So the files are looked at every few seconds, and when they
-have changed, all channels are made anew: calls under way finish on the old ones, watches and leases break and begin
+have changed, all channels are recreated: calls under way finish on the old ones, watches and leases break and begin
 again on the new ones. Files that do not fit together, as while they are being replaced, are not taken. An etcd that
 refuses an expired certificate accepts the new one at the next attempt.
 """
@@ -82,7 +82,7 @@ class Channels:
             await _close(self.members, grace_s=None)
 
     async def reload(self) -> None:
-        """Read the files; if they have changed, make the channels anew."""
+        """Read the files; if they have changed, recreate the channels."""
         try:
             found = await asyncio.to_thread(certificates.read, self._files)
         except StoreUnavailable as problem:

@@ -48,7 +48,7 @@ class Inbox:
                 answered.exception()  # seen, also where the waiter left in the same moment
 
     async def settled(self, asking: Asking) -> None:
-        """Wait until no answer that was read, or is being deleted, can be taken for a new one."""
+        """Wait until no answer that was read, or is being deleted, can be treated as a new one."""
         while asking in self._read or asking in self._deleting:
             await self._deleted.wait()
 
@@ -61,7 +61,7 @@ class Inbox:
                 self.work.set()
 
     def fail(self, error: errors.CrustError) -> None:
-        """Nobody will be answered; who leads next begins anew."""
+        """Nobody will be answered; who leads next begins again."""
         for waiters in self._waiting.values():
             for waiter in waiters:
                 if not waiter.done():

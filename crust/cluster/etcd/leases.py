@@ -5,7 +5,7 @@ a renewal was *sent* tells for certain, so the time is counted from there; an an
 etcd may answer for a lease that the new one has ended. The clock is CLOCK_BOOTTIME, which also counts while the host
 sleeps.
 
-Renewals are made on the event loop, a third of the lease's time apart. A loop that stands still for longer than the
+Renewals are made on the event loop, a third of the lease's time apart. A loop that is blocked for longer than the
 rest of the time loses the lease, and it should: with a thread of its own for renewals a process that hangs would
 count as connected, or lead, for ever. A loop that is merely busy renews in time.
 """

@@ -43,7 +43,7 @@ class EtcdNodeSide:
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator["EtcdNodeSide"]:
-        """The announcement lives inside of the block; a normal end withdraws it at once."""
+        """The announcement lives inside of the block; a normal end removes it at once."""
         try:
             yield self
         finally:

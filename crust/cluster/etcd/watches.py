@@ -33,7 +33,7 @@ _PAUSE_S = (0.1, 0.3, 1.0, 3.0)
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All there is. What was known before is void."""
+    """All there is. What was known before is invalid."""
 
     revision: int
     kvs: Sequence[pb.KeyValue]

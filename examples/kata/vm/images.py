@@ -25,7 +25,7 @@ rbd_blocklist_on_break_lock = false
 """
 DRIVER = "rbd"
 _CONNECT_S = 10
-"""QEMU's main loop stands still that long at most; that the cluster answers was checked just before."""
+"""QEMU's main loop is blocked that long at most; that the cluster answers was checked just before."""
 
 
 @dataclass(frozen=True, slots=True)

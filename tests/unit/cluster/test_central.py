@@ -124,7 +124,7 @@ async def test_topology_of_an_absent_node_is_resource_exhausted_so_the_pod_moves
 async def test_no_node_at_all_is_unavailable_and_the_same_call_succeeds_later(
     cluster: SimulatedCluster,
 ) -> None:
-    """RESOURCE_EXHAUSTED would have the pod scheduled anew, to nodes that are no better."""
+    """RESOURCE_EXHAUSTED would have the pod scheduled again, to nodes that are no better."""
     sidecar = await cluster.controller()
     await cluster.surveyed()
     for node in NODES:

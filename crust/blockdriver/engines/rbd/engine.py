@@ -116,7 +116,7 @@ class RbdProvisioning:
         self.snapshots.take(image)
 
     def take_group(self, images: Sequence[Image]) -> bool:
-        """Of one moment, or `GroupNeverIdle`."""
+        """Snapshots of one point in time. Raises `GroupNeverIdle`."""
         self.snapshots.take_group(images)
         return True
 

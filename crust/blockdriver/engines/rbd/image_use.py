@@ -1,7 +1,7 @@
 """Who has an image open, and whether a change of it would harm them.
 
 A snapshot, a growth and a removal need librbd's exclusive lock, or ask its owner for it. An owner that does not
-answer is taken for dead after 30 s, its lock is broken and its client blocklisted: a virtual machine that was only
+answer is treated as dead after 30 s, its lock is broken and its client blocklisted: a virtual machine that was only
 paused (suspended, migrated, stopped in a debugger) would lose its disk because of a snapshot. So whoever watches the
 image is asked first, by an empty notification, which every client of RBD acknowledges, and a silent one is a refusal.
 A lock whose owner does not even watch any more is left alone as long as a sandbox has a claim on the image
@@ -24,7 +24,7 @@ class RbdClientSilent(errors.NotReady):
         shown = ", ".join(addresses) or "unknown"
         super().__init__(
             f"{image} is not changed now",
-            why=f"the client that has it open does not answer: {shown}; it would be taken for dead and cut off",
+            why=f"the client that has it open does not answer: {shown}; it would be treated as dead and cut off",
             hint="resume its virtual machine, or stop the pod; if its node is gone for good, `crust ceph fence`",
         )
         self.addresses = addresses

@@ -3,7 +3,7 @@
     crust.pool       {"schema": 1, "pool_id": "…", "created": "…", "fsid": "…"}, an object written once
 
 It is created exclusively, so of several controllers that start at an empty namespace one makes the pool and the
-others find it. A namespace with images and without this object is not taken for an empty one: the pool's volumes
+others find it. A namespace with images and without this object is not treated as an empty one: the pool's volumes
 would be unknown. The cluster's id is in it too: a pool that was copied to another cluster is another pool.
 
 Nothing is locked: several controllers serve a pool at once, each write of a record compares (`records`), and what

@@ -75,7 +75,7 @@ class RbdSnapshots:
                 raise ImageMissing(snapshot.volume_id) from err
 
     def take_group(self, snapshots: Sequence[Snapshot]) -> None:
-        """Snapshots of one moment; raises `GroupNeverIdle`."""
+        """Snapshots of one point in time; raises `GroupNeverIdle`."""
         for _ in range(_ROUNDS):
             for each in snapshots:
                 self.take(each)

@@ -139,9 +139,9 @@ async def test_node_deployment_neither_advertises_nor_serves_what_sidecars_send_
         capacity = csi_pb2.GetCapacityRequest(
             accessible_topology=made.volume.accessible_topology[0]
         )
-        room = await controller.GetCapacity(capacity)
-        assert room.available_capacity > 0
-        assert room.HasField("maximum_volume_size")
+        answered = await controller.GetCapacity(capacity)
+        assert answered.available_capacity > 0
+        assert answered.HasField("maximum_volume_size")
         elsewhere = csi_pb2.Topology(segments={"crust.dev/node": "node-2"})
         other = await controller.GetCapacity(
             csi_pb2.GetCapacityRequest(accessible_topology=elsewhere)
