@@ -40,7 +40,10 @@ def image(containerd: Containerd, tmp_path_factory: pytest.TempPathFactory) -> P
     build = (sys.executable, str(CHECKOUT / "deploy/image/build.py"), f"--output={output}")
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    root = containerd.load_image(output, "crust-csi")
+    root = containerd.load_image(output, "docker.io/library/crust-csi")
+    # what a kubelet looks for when a pod says crust-csi:<version>
+    (name,) = containerd.ctr("images", "list", "--quiet").split()
+    assert name == f"docker.io/library/crust-csi:{crust.__version__}"
     output.unlink()
     return root
 
@@ -150,39 +153,88 @@ async def test_controller_of_a_cluster_says_that_no_store_answers(pods: Pods, im
     assert (await asyncio.to_thread(started.answer, "/healthz"))[0] == 200
 
 
-async def test_node_of_ceph_volumes_starts_without_a_key_and_uses_that_of_a_call(
-    pods: Pods, image: Path
-) -> None:
-    settings = (OVERLAYS / "ceph-node/node.toml").read_text(encoding="utf-8")
-    head, _, rest = settings.partition("[proxy.kubernetes]")  # there is no Kubernetes API
-    settings = head + rest[rest.index("[driver]") :]
-    kubelet = pods.kubelet
-    (kubelet / "plugins_registry").mkdir()
-    staging = kubelet / "staging"
-    staging.mkdir()
-    binds = [
-        Bind(given(pods, "etc", {"node.toml": settings}, 0), at="/etc/crust"),
-        Bind(pods.run, at="/run/crust-rbd"),
-        Bind(kubelet, BIDIRECTIONAL, at="/var/lib/kubelet"),
+def node_settings(overlay: str) -> str:
+    """Those of an overlay as they are, but for the Kubernetes API, which is not there."""
+    text = (OVERLAYS / overlay / "node.toml").read_text(encoding="utf-8")
+    head, _, rest = text.partition("# The pod's RuntimeClass decides")
+    return head + rest[rest.index("[driver]") :]
+
+
+def node(pods: Pods, overlay: str, *binds: Bind) -> list[Bind]:
+    """What the container of an overlay's DaemonSet has of the host; the kubelet is the same for all."""
+    settings = {"node.toml": node_settings(overlay)}
+    return [
+        Bind(given(pods, f"etc-{overlay}", settings, 0), at="/etc/crust"),
+        Bind(pods.kubelet, BIDIRECTIONAL, at="/var/lib/kubelet"),
         Bind(Path("/sys/fs/cgroup")),
+        *binds,
     ]
-    started = await asyncio.to_thread(
-        pods.containerd.run, "ceph-node", ("node", "--config", "/etc/crust/node.toml"), binds, image
-    )
+
+
+@pytest.fixture
+def kubelet(pods: Pods) -> Path:
+    """The kubelet's root, with what every kubelet makes there."""
+    (pods.kubelet / "plugins_registry").mkdir()
+    (pods.kubelet / "staging").mkdir()
+    return pods.kubelet
+
+
+START = ("node", "--config", "/etc/crust/node.toml")
+
+
+async def test_node_of_ceph_volumes_starts_without_a_key_and_uses_that_of_a_call(
+    pods: Pods, image: Path, kubelet: Path
+) -> None:
+    binds = node(pods, "ceph-node", Bind(pods.run, at="/run/crust-rbd"))
+    started = await asyncio.to_thread(pods.containerd.run, "ceph-node", START, binds, image)
     await asyncio.to_thread(started.wait_for, "proxy serves")
     assert (await asyncio.to_thread(started.answer, "/readyz"))[0] == 200
-    socket = kubelet / "plugins/rbd.csi.crust.dev/csi.sock"
     stage = csi_pb2.NodeStageVolumeRequest(
         volume_id=VOLUME,
         staging_target_path="/var/lib/kubelet/staging",
         volume_capability=CAPABILITY,
     )
-    async with channel.connect(str(socket)) as connected:
-        node = csi_pb2_grpc.NodeStub(connected)
-        call = node.NodeStageVolume(stage, timeout=ANSWER_S)
+    async with channel.connect(f"{kubelet}/plugins/rbd.csi.crust.dev/csi.sock") as connected:
+        stub = csi_pb2_grpc.NodeStub(connected)
+        call = stub.NodeStageVolume(stage, timeout=ANSWER_S)
         await refused(call, grpc.StatusCode.FAILED_PRECONDITION, "CephKeyMissing")
         stage.secrets.update({"userID": "crust-node", "userKey": KEY})
-        call = node.NodeStageVolume(stage, timeout=ANSWER_S)
+        call = stub.NodeStageVolume(stage, timeout=ANSWER_S)
         words = "no monitor of [v2:192.0.2.1:3300,v1:192.0.2.1:6789] answered"
         await refused(call, grpc.StatusCode.UNAVAILABLE, words)
     assert KEY not in started.text()
+
+
+async def test_nodes_of_local_and_ceph_volumes_run_side_by_side(
+    pods: Pods, image: Path, kubelet: Path
+) -> None:
+    """Both have take_over: in one directory they would take over from each other without end."""
+    (pods.root / "ceph").mkdir()
+    hosts = {
+        "block-driver": [
+            Bind(pods.run, at="/run/crust"),
+            Bind(pods.root / "pool", at="/var/lib/crust"),
+        ],
+        "ceph-node": [Bind(pods.root / "ceph", at="/run/crust-rbd")],
+    }
+    binds = {overlay: node(pods, overlay, *own) for overlay, own in hosts.items()}
+    init = ("driver", "init-pool", "--config", "/etc/crust/node.toml")
+    run = pods.containerd.run
+    made = await asyncio.to_thread(run, "init-pool", init, binds["block-driver"], image)
+    await asyncio.to_thread(made.wait_ended)
+    assert (pods.root / "pool/block/pool.json").exists(), made.text()
+    started = []
+    for overlay in hosts:
+        started.append(await asyncio.to_thread(run, overlay, START, binds[overlay], image))
+        await asyncio.to_thread(started[-1].wait_for, "proxy serves")
+    for each in started:
+        assert not any(words in each.text() for words in ("took the state over", "taken over"))
+        assert (await asyncio.to_thread(each.answer, "/readyz"))[0] == 200
+    for name in ("block.csi.crust.dev", "rbd.csi.crust.dev"):
+        async with channel.connect(f"{kubelet}/plugins/{name}/csi.sock") as connected:
+            identity = csi_pb2_grpc.IdentityStub(connected)
+            info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=ANSWER_S)
+            assert info.name == name
+        assert (kubelet / f"plugins_registry/{name}-reg.sock").is_socket()
+    for each in started:
+        await asyncio.to_thread(each.kill, "TERM")
