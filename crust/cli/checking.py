@@ -86,6 +86,10 @@ def config_check(programs: tuple[str, ...], path: Path | None, form: Format) -> 
 @click.command()
 @click.option("--endpoint", help="The driver's socket, unix:///…/csi.sock.")
 @click.option(
+    "--controller-endpoint",
+    help="The socket of its controller part, if that is another process; --endpoint is then the node part's.",
+)
+@click.option(
     "--profile",
     type=click.Choice(["1.12", "1.13"]),
     help="The CSI that the driver speaks. Default: by what it advertises.",

@@ -15,7 +15,14 @@ from crust import errors
 from crust.conformance import options
 
 
-def run(*, endpoint: str | None, parameters: Path | None, list_cases: bool, **flags: Any) -> int:
+def run(
+    *,
+    endpoint: str | None,
+    controller_endpoint: str | None,
+    parameters: Path | None,
+    list_cases: bool,
+    **flags: Any,
+) -> int:
     """Run the suite; `flags` are the other fields of `Options`. Returns the exit code.
 
     Raises click.ClickException for what cannot be used.
@@ -29,6 +36,7 @@ def run(*, endpoint: str | None, parameters: Path | None, list_cases: bool, **fl
             raise click.UsageError("give the driver's socket: --endpoint unix:///…/csi.sock")
         chosen = options.Options(
             socket=options.socket_of(endpoint),
+            controller_socket=options.socket_of(controller_endpoint) if controller_endpoint else "",
             parameters=options.parameters_of(parameters),
             **flags,
         )
@@ -44,7 +52,8 @@ def _run(chosen: options.Options) -> int:
     from crust.conformance import catalogue, selection, suite
 
     selection.chosen([each.number for each in catalogue.cases()], chosen.only, chosen.skip)
-    _tell_if_away(chosen.socket, chosen.timeout_s)
+    for each in filter(None, (chosen.socket, chosen.controller_socket)):
+        _tell_if_away(each, chosen.timeout_s)
     with _termination_as_interrupt():
         return suite.run(chosen).exit_code
 

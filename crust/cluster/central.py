@@ -105,7 +105,9 @@ class Central:
             running,
         )
         self._identity = ClusterIdentity(described.plugin, self.calls)
-        self._controller = ClusterController(self.calls, described.controller)
+        self._controller = ClusterController(
+            self.calls, described.controller, has_health=not described.has_condition
+        )
         self._groups = ClusterGroupController(self.calls, described.groups)
         self._metadata = ClusterSnapshotMetadata(self.calls)
 

@@ -11,6 +11,7 @@ from crust.cluster import routing
 from crust.cluster.calls import ClusterCalls, Context, left_s
 from crust.cluster.protocol import NodeAbsent
 from crust.rpc import limits
+from crust.rpc.interceptors import RpcNotServed
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 NODE_ID_MAX_BYTES = 256
@@ -47,11 +48,14 @@ class DescribesController(Protocol):
 
 
 class ClusterController(csi_pb2_grpc.ControllerServicer):
-    """The Controller service."""
+    """The Controller service. `has_health`: whether the nodes' drivers tell the health of volumes (CSI 1.13)."""
 
-    def __init__(self, calls: ClusterCalls, described: DescribesController) -> None:
+    def __init__(
+        self, calls: ClusterCalls, described: DescribesController, *, has_health: bool
+    ) -> None:
         self._calls = calls
         self._described = described
+        self._has_health = has_health
 
     async def ControllerGetCapabilities(
         self, request: csi_pb2.ControllerGetCapabilitiesRequest, context: Context
@@ -128,12 +132,14 @@ class ClusterController(csi_pb2_grpc.ControllerServicer):
         self, request: csi_pb2.ControllerListVolumeHealthRequest, context: Context
     ) -> csi_pb2.ControllerListVolumeHealthResponse:
         """Of all pools."""
+        self._check_health("ControllerListVolumeHealth")
         return await self._calls.lists.health(request, left_s(context))
 
     async def ControllerGetVolumeHealth(
         self, request: csi_pb2.ControllerGetVolumeHealthRequest, context: Context
     ) -> csi_pb2.ControllerGetVolumeHealthResponse:
         """Routed."""
+        self._check_health("ControllerGetVolumeHealth")
         pool_id = routing.pool_of(limits.volume_id(request.volume_id))
         response: csi_pb2.ControllerGetVolumeHealthResponse = await self._calls.read(
             "ControllerGetVolumeHealth", pool_id, request, context
@@ -211,6 +217,10 @@ class ClusterController(csi_pb2_grpc.ControllerServicer):
             "ControllerGetNodeInfo", pool_id, request, context
         )
         return response
+
+    def _check_health(self, rpc: str) -> None:
+        if not self._has_health:
+            raise RpcNotServed(rpc)
 
     def _is_node(self, node_id: str) -> bool:
         store = self._calls.router.store

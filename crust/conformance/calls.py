@@ -6,13 +6,14 @@ while, longer each time, as kubelets and sidecars do.
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from crust.conformance import answers, exchange
 from crust.rpc import redaction
+from crust.wire.csi.v1 import csi_pb2
 
 Request = TypeVar("Request", bound=Message)
 Answer = TypeVar("Answer", bound=Message)
@@ -114,6 +115,16 @@ class Calls:
                 return self._checked(request, answer)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _RETRY_MOST_S)
+
+    def until_ready(self, probe: "grpc.UnaryUnaryMultiCallable[Any, Any]") -> None:
+        """Probe until the plugin is ready, as sidecars do before any other call. Raises AssertionError."""
+        until = time.monotonic() + self._timeout_s
+        while True:
+            answer = self.until_final(probe, csi_pb2.ProbeRequest())
+            if not answer.HasField("ready") or answer.ready.value:
+                return
+            assert time.monotonic() < until, "Probe is OK, and not ready"
+            time.sleep(_RETRY_FIRST_S)
 
     def stream(
         self, method: "grpc.UnaryStreamMultiCallable[Request, Answer]", request: Request

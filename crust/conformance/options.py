@@ -62,10 +62,14 @@ class Parameters(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A run's options. `only` and `skip` select cases; `strict` fails on findings of every strength."""
+    """A run's options. `socket` is of the node part where there is a `controller_socket`.
+
+    `only` and `skip` select cases; `strict` fails on findings of every strength.
+    """
 
     socket: str
     target_root: Path
+    controller_socket: str = ""
     profile: Profile | None = None
     parameters: Parameters = field(default_factory=Parameters)
     junit: Path | None = None
@@ -76,6 +80,11 @@ class Options:
     skip: tuple[str, ...] = ()
     strict: bool = False
     timeout_s: float = 60.0
+
+    @property
+    def where(self) -> str:
+        """The sockets, for a message."""
+        return " and ".join(filter(None, (self.socket, self.controller_socket)))
 
 
 def socket_of(endpoint: str) -> str:

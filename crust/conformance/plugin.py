@@ -31,8 +31,11 @@ class Driver:
 
     def probe(self) -> None:
         """Probe, once the driver is there. Raises AssertionError if that takes too long."""
-        call = csi_pb2_grpc.IdentityStub(self.channel).Probe
-        Calls(self.options.timeout_s).until_final(call, csi_pb2.ProbeRequest())
+        calls = Calls(self.options.timeout_s)
+        calls.until_final(csi_pb2_grpc.IdentityStub(self.channel).Probe, csi_pb2.ProbeRequest())
+        if self.options.controller_socket:  # its node part is another process
+            info = csi_pb2_grpc.NodeStub(self.channel).NodeGetInfo
+            calls.until_final(info, csi_pb2.NodeGetInfoRequest())
 
 
 class Plugin:
@@ -117,8 +120,8 @@ class Plugin:
             self._driver.probe()
         except AssertionError as error:
             self.is_driver_gone = True
-            socket = self._driver.options.socket
-            self._remarked(f"the driver at {socket} does not answer any more: {error}")
+            where = self._driver.options.where
+            self._remarked(f"the driver at {where} does not answer any more: {error}")
             item.session.shouldstop = "the driver does not answer"
 
     @pytest.fixture

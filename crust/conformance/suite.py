@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,14 +11,13 @@ import click
 import grpc
 import pytest
 
-from crust.conformance import capabilities, cases, catalogue, report_files, selection
+from crust.conformance import capabilities, cases, catalogue, connection, report_files, selection
 from crust.conformance.host_view import HostView, LinuxHost
 from crust.conformance.options import Options
 from crust.conformance.plugin import Driver, Plugin
 from crust.conformance.report import Report
 from crust.conformance.results import Outcome as CaseOutcome
 from crust.conformance.results import Results
-from crust.rpc import channel
 
 CASES = Path(__file__).parent / "cases"
 FILES = "*_cases.py"
@@ -68,15 +67,13 @@ def run(options: Options, host: HostView | None = None, *, quiet: bool = False) 
     known = {each.number for each in catalogue.cases()}
     numbers = selection.chosen(known, options.only, options.skip)
     report = Report(quiet=quiet)
-    target = channel.target_of(options.socket)
-    settings = [*channel.OPTIONS, ("grpc.default_authority", "localhost")]
-    with closing(grpc.insecure_channel(target, options=settings)) as connection:
-        driver = Driver(connection, frozenset(), options)
+    with connection.opened(options.socket, options.controller_socket) as opened:
+        driver = Driver(opened, frozenset(), options)
         try:
             driver.probe()
-            driver = Driver(connection, capabilities.of(connection, options), options)
+            driver = Driver(opened, capabilities.of(opened, options), options)
         except (AssertionError, grpc.RpcError) as error:
-            click.echo(f"the driver at {options.socket} does not answer: {error}", err=True)
+            click.echo(f"the driver at {options.where} does not answer: {error}", err=True)
             return Outcome(_NO_DRIVER)
         plugin = Plugin(driver, host or LinuxHost(), numbers, report.result, report.remark)
         _forget_cases()

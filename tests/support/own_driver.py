@@ -1,4 +1,5 @@
-"""crust's driver: alone, behind shim and proxy, in one process with them, or wrapped as a driver that does not defer.
+"""crust's driver: alone, behind shim and proxy, in one process with them, wrapped as a driver that does not defer, or
+as a central controller and one node that meet in etcd.
 
 A shell command kills it: the suite's `--restart-command`, with kill -9, and a shell starts it again. The driver is
 therefore no child of the test; a file has its pid. The new driver is started when the old one is dead with all its
@@ -14,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tests.support import killing
+from examples.cluster import etcd as members
+from tests.support import central_ready, killing
 
-Way = Literal["alone", "node-deployment", "behind-proxy", "node", "wrapped"]
+Way = Literal["alone", "node-deployment", "behind-proxy", "node", "wrapped", "central"]
 NAME = "block.csi.crust.dev"
+NODE_ID = "conformance-node"
 TIMEOUT_S = 30.0
 POOL_BYTES = 64 << 30
 MAX_VOLUMES = 24
@@ -32,6 +35,8 @@ class OwnDriver:
     target_root: Path
     log: Path
     restart_command: str
+    controller_socket: str = ""
+    """Where the controller part is a process of its own; `socket` is then the node part's."""
 
 
 @contextmanager
@@ -42,6 +47,8 @@ def serving(base: Path, profile: str, way: Way) -> Iterator[OwnDriver]:
     front = base / "front" / "csi.sock"
     front.parent.mkdir()
     with ExitStack() as stack:
+        if way == "central":
+            _cluster_settings(base, stack)
         commands = _commands(base, root, front, profile, way)
         stack.enter_context(_reflinking_pool(base))
         for name, arguments in commands.items():
@@ -49,10 +56,37 @@ def serving(base: Path, profile: str, way: Way) -> Iterator[OwnDriver]:
             stack.callback(killing.kill, base / f"{name}.pid")
             subprocess.run(["/bin/sh", str(start)], check=True, timeout=TIMEOUT_S)
         restart = base / "restart.sh"
-        killed = "node" if way == "node" else "driver"
-        kill = shlex.join([sys.executable, killing.__file__, str(base / f"{killed}.pid")])
-        restart.write_text(f"{kill} || exit 1\n. {base}/{killed}.sh\n")
-        yield OwnDriver(front, root, base / "log", f"sh {shlex.quote(str(restart))}")
+        restart.write_text("".join(_restart(base, way)))
+        command = f"sh {shlex.quote(str(restart))}"
+        controller = str(base / "controller.sock") if way == "central" else ""
+        if way == "central":
+            central_ready.wait(controller)
+        yield OwnDriver(front, root, base / "log", command, controller)
+
+
+def _restart(base: Path, way: Way) -> Iterator[str]:
+    """Kill what has state, and start it again; a cluster's parts meet again before the command returns."""
+    killed = {"node": ("node",), "central": ("driver", "controller")}.get(way, ("driver",))
+    for each in killed:
+        kill = shlex.join([sys.executable, killing.__file__, str(base / f"{each}.pid")])
+        yield f"{kill} || exit 1\n"
+    for each in killed:
+        yield f". {base}/{each}.sh\n"
+    if way == "central":
+        ready = [sys.executable, "-m", central_ready.__name__, str(base / "controller.sock")]
+        yield f"exec {shlex.join(ready)}\n"
+
+
+def _cluster_settings(base: Path, stack: ExitStack) -> None:
+    """An etcd with TLS and access by role, and the settings of both parts."""
+    (base / "etcd").mkdir()
+    etcd = stack.enter_context(members.running(base / "etcd", nodes=(NODE_ID,)))
+    for user, settings in ((NODE_ID, "driver.toml"), ("controller", "controller.toml")):
+        files = etcd.files(user)
+        (base / settings).write_text(
+            f'[cluster]\nendpoints = ["{etcd.members[0].address}"]\nlease_s = 3\nsettle_s = 3\n'
+            f'ca = "{files.ca}"\ncert = "{files.cert}"\nkey = "{files.key}"\n'
+        )
 
 
 @contextmanager
@@ -76,7 +110,7 @@ def _commands(base: Path, root: Path, front: Path, profile: str, way: Way) -> di
         config = base / "node.toml"
         config.write_text(_node_toml(base, root, front, profile))
         return {"node": ["crust", "node", f"--config={config}"]}
-    behind_proxy = way not in ("alone", "node-deployment")
+    behind_proxy = way not in ("alone", "node-deployment", "central")
     driver_socket = base / "driver.sock"
     shown_socket = base / "older.sock" if way == "wrapped" else driver_socket
     alone = {
@@ -86,7 +120,7 @@ def _commands(base: Path, root: Path, front: Path, profile: str, way: Way) -> di
             f"--state-dir={base / 'pool' / 'state'}",
             "--create-pool",
             f"--run-dir={base / 'driver-run'}",
-            "--node-id=conformance-node",
+            f"--node-id={NODE_ID}",
             f"--max-volumes={MAX_VOLUMES}",
             f"--csi-profile={profile}",
             f"--target-root={root}",
@@ -95,6 +129,15 @@ def _commands(base: Path, root: Path, front: Path, profile: str, way: Way) -> di
     }
     if way == "node-deployment":
         alone["driver"].append("--node-deployment")
+    if way == "central":
+        alone["driver"] += ["--mode=node", f"--config={base / 'driver.toml'}"]
+        alone["controller"] = [
+            *("crust", "driver", "--mode=controller"),
+            f"--config={base / 'controller.toml'}",
+            f"--socket={base / 'controller.sock'}",
+            f"--run-dir={base / 'controller-run'}",
+            f"--csi-profile={profile}",
+        ]
     if not behind_proxy:
         return alone
     run = base / "run"

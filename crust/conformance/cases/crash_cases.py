@@ -227,6 +227,6 @@ def _killed_during(co: Co, method: Any, request: Any) -> None:
 
 
 def _restart(co: Co) -> None:
-    """The operator's command kills the driver and starts it again; the socket answers when Probe does."""
+    """The operator's command kills the driver and starts it again; it serves when Probe says so."""
     restart_command.run(co.options.restart_command, co.options.timeout_s)
-    co.until_final(co.identity.Probe, csi_pb2.ProbeRequest())
+    co.until_ready(co.identity.Probe)

@@ -60,6 +60,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--images", type=int, default=4, help="images that are written on nodes")
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     parser.add_argument("--without-placements", action="store_true")
+    parser.add_argument("--without-ceph", action="store_true", help="the local pools alone")
+    parser.add_argument(
+        "--each-fault", action="store_true", help="each fault once, and not at random for --seconds"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the directory")
     parser.add_argument("--network", help=argparse.SUPPRESS)
     return parser
@@ -82,9 +86,12 @@ async def _run(hosts: network.Network, given: argparse.Namespace) -> int:
             (base / each).mkdir()
         address = hosts.services.address
         members = stack.enter_context(etcd.running(base / "etcd", 3, NODES, host=address))
-        ceph = stack.enter_context(
-            ceph_cluster.running(base / "ceph", store="bluestore", host=address, with_mgr=True)
-        )
+        ceph = None
+        if not given.without_ceph:
+            started = ceph_cluster.running(
+                base / "ceph", store="bluestore", host=address, with_mgr=True
+            )
+            ceph = stack.enter_context(started)
         module = _BREAKING if given.without_placements else "crust"
         cluster = Cluster(hosts, base, members, ceph, module)
         journal = Journal(base / "journal.jsonl")
@@ -105,7 +112,7 @@ async def _chaos(cluster: Cluster, journal: Journal, given: argparse.Namespace) 
         await co.ready()
         images = [
             await co.create("rbd", f"image-{number}", random.Random(number))
-            for number in range(given.images)
+            for number in range(given.images if cluster.ceph else 0)
         ]
         until = asyncio.get_running_loop().time() + given.seconds
         sessions = [
@@ -114,7 +121,7 @@ async def _chaos(cluster: Cluster, journal: Journal, given: argparse.Namespace) 
         begun = [asyncio.create_task(each.run(until)) for each in sessions]
         begun += [asyncio.create_task(_life(co, number, given)) for number in range(given.volumes)]
         async with faults.supervising():
-            await faults.run(given.seconds)
+            await (faults.run_each() if given.each_fault else faults.run(given.seconds))
             _say("the faults have ended")
             done, late = await asyncio.wait(begun, timeout=_SETTLES_S)
         for each in late:
@@ -132,7 +139,7 @@ async def _life(co: Co, number: int, given: argparse.Namespace) -> None:
     """A life begins at some time before the last fault ends."""
     rng = random.Random(f"{given.seed}-{number}")
     await asyncio.sleep(rng.uniform(0, given.seconds * 0.85))
-    engine = "rbd" if number % _SHARE_OF_CEPH == 0 else "local"
+    engine = co.engines[-1] if number % _SHARE_OF_CEPH == 0 else "local"
     await co.live(engine, f"volume-{number}", f"{given.seed}-{number}-life")
 
 
@@ -169,10 +176,13 @@ async def _note_places(cluster: Cluster) -> None:
             if key.startswith(("volume-", "snapshot-", "group-"))
         },
         "requests": keys,
-        "ceph.conf": str(cluster.ceph.conf),
-        "ceph.pool": ceph_cluster.POOL,
-        "ceph.namespace": NAMESPACE,
     }
+    if cluster.ceph is not None:
+        places |= {
+            "ceph.conf": str(cluster.ceph.conf),
+            "ceph.pool": ceph_cluster.POOL,
+            "ceph.namespace": NAMESPACE,
+        }
     (cluster.base / "places.json").write_text(json.dumps(places))
 
 

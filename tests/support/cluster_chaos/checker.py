@@ -29,6 +29,7 @@ KINDS = (
     "without an answer at the end",
     "record without image",
     "image without record",
+    "name without image in Ceph",
     "record not ready",
     "data lost",
     "smaller than it was grown to",
@@ -75,7 +76,7 @@ class Checker:
         """Count everything."""
         names = self._names()
         local = {node: _pool(Path(path)) for node, path in self._places["pools"].items()}
-        places = {**local, "ceph": self._ceph()}
+        places = {**local, "ceph": self._ceph() if "ceph.conf" in self._places else {}}
         self._check_names(names, places)
         self._check_things(names, places)
         self._check_etcd(local)
@@ -170,7 +171,12 @@ class Checker:
             ioctx.set_namespace(self._places["ceph.namespace"])
             sizes: dict[str, int] = {}
             for image in rbd.RBD().list(ioctx):
-                with rbd.Image(ioctx, image, read_only=True) as there:
+                try:
+                    there = rbd.Image(ioctx, image, read_only=True)
+                except rbd.ImageNotFound:
+                    self._wrong("name without image in Ceph", image)
+                    continue
+                with there:
                     sizes.update({each["name"]: each["size"] for each in there.list_snaps()})
                     if not image.startswith(
                         "deleted."

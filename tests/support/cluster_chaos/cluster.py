@@ -49,7 +49,8 @@ class Cluster:
     hosts: Network
     base: Path
     etcd: Etcd
-    ceph: CephCluster
+    ceph: CephCluster | None
+    """Without it there are the local pools alone."""
     module: str
     """The program of the local driver's controllers: `crust`, or one that breaks a rule."""
 
@@ -61,6 +62,11 @@ class Cluster:
     def __post_init__(self) -> None:
         self.services = Driver(self.hosts.services, self.base / "services")
         self.nodes = {each.name: Driver(each, self.base / each.name) for each in self.hosts.nodes}
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """What has controllers."""
+        return ("local", "rbd") if self.ceph else ("local",)
 
     def host(self, node: str) -> Host:
         """A node's host."""
@@ -80,12 +86,14 @@ class Cluster:
 
     async def start(self) -> None:
         """Start everything that is not running yet; it may not serve when this returns."""
-        self.ceph.make_namespace(NAMESPACE)
-        self.controller_key = self.ceph.controller("controller", NAMESPACE)
-        self.writer_key = self.ceph.node(WRITER, NAMESPACE)
         for each in CONTROLLERS:
             await self._start_local_controller(each)
-            await self._start_rbd_controller(each)
+        if self.ceph is not None:
+            self.ceph.make_namespace(NAMESPACE)
+            self.controller_key = self.ceph.controller("controller", NAMESPACE)
+            self.writer_key = self.ceph.node(WRITER, NAMESPACE)
+            for each in CONTROLLERS:
+                await self._start_rbd_controller(each, self.ceph)
         for name in self.nodes:
             await self._start_node(name)
 
@@ -127,7 +135,7 @@ class Cluster:
         )
         await self.services.start(f"local-{name}", self.module, "driver", config)
 
-    async def _start_rbd_controller(self, name: str) -> None:
+    async def _start_rbd_controller(self, name: str, ceph: CephCluster) -> None:
         key = self.base / "services" / "ceph.key"
         key.parent.mkdir(parents=True, exist_ok=True)
         key.touch(mode=0o600)
@@ -142,7 +150,7 @@ class Cluster:
                 "run_dir": str(self.base / "services" / f"rbd-{name}-run"),
                 "node_id": name,
                 "rbd": {
-                    "monitors": self.ceph.monitors,
+                    "monitors": ceph.monitors,
                     "pool": POOL,
                     "namespace": NAMESPACE,
                     "user": "controller",

@@ -41,12 +41,12 @@ class Co:
     def __init__(self, cluster: Cluster, journal: Journal) -> None:
         self.journal = journal
         self.answers: dict[str, int] = {}
+        self.engines = cluster.engines
         self._cluster = cluster
         self._channels = {
             path: channel.connect(path)
             for path in (
-                *cluster.sockets("local"),
-                *cluster.sockets("rbd"),
+                *(each for engine in cluster.engines for each in cluster.sockets(engine)),
                 *(cluster.node_socket(each) for each in cluster.nodes),
             )
         }
@@ -58,7 +58,7 @@ class Co:
 
     async def ready(self) -> None:
         """Until one controller of each driver serves, and all nodes do."""
-        for engine in ("local", "rbd"):
+        for engine in self._cluster.engines:
             await self.controller(
                 engine, lambda stub: stub.ListVolumes(csi_pb2.ListVolumesRequest(), timeout=CALL_S)
             )

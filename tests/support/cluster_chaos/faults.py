@@ -1,4 +1,7 @@
-"""Random faults, by a seed: each begins, lasts some seconds, and ends; two may go on at a time."""
+"""Faults: each begins, lasts some seconds, and ends; two may go on at a time.
+
+By a seed they are chosen at random for some minutes, or each one there is happens once, in an order by the seed.
+"""
 
 import asyncio
 import contextlib
@@ -12,6 +15,7 @@ from tests.support.cluster_chaos.cluster import CONTROLLERS, Cluster, Driver
 
 _LASTS_S = (1.0, 10.0)
 """Longer than the leases (5 s), and shorter."""
+_SHORT_S = (1.0, 7.0)
 _PAUSE_S = (0.5, 3.0)
 _LOOK_EVERY_S = 1.0
 _QUORUM_EVERY = 4
@@ -33,6 +37,24 @@ class Faults:
         async with asyncio.TaskGroup() as group:
             for _ in range(2):
                 group.create_task(self._one_by_one(end))
+
+    async def run_each(self) -> None:
+        """Each fault that there is once; all has healed when it returns."""
+        left = [*self._kinds(), ("etcd", self._kill_most_of_etcd)]
+        self._rng.shuffle(left)
+
+        async def one_by_one() -> None:
+            while left:
+                free = next((each for each in left if each[0] not in self._busy), None)
+                if free is not None:
+                    left.remove(free)
+                    async with self._alone(free[0]):
+                        await free[1](free[0], self._rng.uniform(*_SHORT_S))
+                await asyncio.sleep(_PAUSE_S[0])
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(one_by_one())
 
     @contextlib.asynccontextmanager
     async def supervising(self) -> AsyncIterator[None]:
@@ -67,7 +89,7 @@ class Faults:
         nodes = [each for node in self._cluster.nodes for each in self._of_node(node)]
         controllers = [
             (f"{engine}-{each}", fault)
-            for engine in ("local", "rbd")
+            for engine in self._cluster.engines
             for each in CONTROLLERS
             for fault in (self._kill_controller, self._pause_controller)
         ]
@@ -75,12 +97,14 @@ class Faults:
             ("etcd", self._kill_etcd),
             ("etcd", self._kill_etcd),
             ("etcd", self._pause_etcd),
-            ("osd", self._kill_ceph),
-            ("mon", self._kill_ceph),
-            ("osd", self._pause_ceph),
-            ("mon", self._pause_ceph),
         ]
-        return [*nodes, *controllers, *stores]
+        ceph = [
+            (name, fault)
+            for name in ("osd", "mon")
+            for fault in (self._kill_ceph, self._pause_ceph)
+            if self._cluster.ceph is not None
+        ]
+        return [*nodes, *controllers, *stores, *ceph]
 
     def _of_node(self, node: str) -> list[tuple[str, Callable[[str, float], Awaitable[None]]]]:
         return [(node, self._cut), (node, self._kill_node), (node, self._pause_node)]
@@ -130,7 +154,12 @@ class Faults:
         programs.send(name, signal.SIGCONT)
 
     async def _kill_etcd(self, _: str, lasts_s: float) -> None:
-        members = self._some_members("killed")
+        await self._kill_members(self._some_members("killed"), lasts_s)
+
+    async def _kill_most_of_etcd(self, _: str, lasts_s: float) -> None:
+        await self._kill_members(self._some_members("killed", 2), lasts_s)
+
+    async def _kill_members(self, members: list[Member], lasts_s: float) -> None:
         for each in members:
             each.kill()
         await asyncio.sleep(lasts_s)
@@ -147,19 +176,21 @@ class Faults:
         for each in members:
             each.go_on()
 
-    def _some_members(self, what: str) -> list[Member]:
-        number = 2 if self._rng.randrange(_QUORUM_EVERY) == 0 else 1
+    def _some_members(self, what: str, number: int = 0) -> list[Member]:
+        number = number or (2 if self._rng.randrange(_QUORUM_EVERY) == 0 else 1)
         self.counts[f"etcd: {number} of 3 members {what}"] += 1
         return self._rng.sample(self._cluster.etcd.members, number)
 
     async def _kill_ceph(self, name: str, lasts_s: float) -> None:
         self.counts[f"Ceph {name} killed"] += 1
+        assert self._cluster.ceph is not None
         daemon = self._cluster.ceph.daemons[name]
         await asyncio.to_thread(daemon.end, signal.SIGKILL)
         await asyncio.sleep(lasts_s / 2)
         self._cluster.ceph.start(name)
 
     async def _pause_ceph(self, name: str, lasts_s: float) -> None:
+        assert self._cluster.ceph is not None
         self.counts[f"Ceph {name} stopped"] += 1
         with self._cluster.ceph.daemons[name].frozen():
             await asyncio.sleep(lasts_s)

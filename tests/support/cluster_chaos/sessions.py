@@ -115,6 +115,7 @@ class Sessions:
     async def _process(
         self, node: str, user: str, key: str, *, fence: str | bool
     ) -> asyncio.subprocess.Process:
+        assert self._cluster.ceph is not None
         order = Order(
             monitors=self._cluster.ceph.monitors,
             user=user,

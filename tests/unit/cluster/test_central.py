@@ -629,6 +629,19 @@ async def test_snapshot_that_failed_for_good_leaves_no_record(cluster: Simulated
     assert cluster.placements() == {}
 
 
+async def test_health_of_another_csi_than_the_nodes_speak_is_unimplemented(
+    cluster: SimulatedCluster,
+) -> None:
+    sidecar = await cluster.controller()  # its nodes speak CSI 1.12
+    get = csi_pb2.ControllerGetVolumeHealthRequest(volume_id="no-id-of-ours")
+    async with refused(Code.UNIMPLEMENTED):
+        await sidecar.controller.ControllerGetVolumeHealth(get)
+    async with refused(Code.UNIMPLEMENTED):
+        await sidecar.controller.ControllerListVolumeHealth(
+            csi_pb2.ControllerListVolumeHealthRequest()
+        )
+
+
 async def test_list_is_unavailable_while_a_node_is_away_whose_records_may_be_incomplete(
     cluster: SimulatedCluster,
 ) -> None:

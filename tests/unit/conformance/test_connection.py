@@ -1,0 +1,66 @@
+"""A driver of two plugins: each call goes to the part that serves it."""
+
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from crust.conformance import connection
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+
+class Recorder(grpc.GenericRpcHandler):
+    """Answers everything with an empty message."""
+
+    def __init__(self) -> None:
+        self.methods: list[str] = []
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """See gRPC."""
+        method = handler_call_details.method
+        self.methods.append(method.rpartition("/")[2])
+        if method.startswith("/csi.v1.SnapshotMetadata/"):
+            return grpc.unary_stream_rpc_method_handler(lambda request, context: iter((b"",)))
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: b"")
+
+
+@contextmanager
+def serving(socket: Path) -> Iterator[Recorder]:
+    """A server on the socket while the block runs."""
+    recorder = Recorder()
+    server = grpc.server(futures.ThreadPoolExecutor(1), [recorder])
+    server.add_insecure_port(channel.target_of(str(socket)))
+    server.start()
+    try:
+        yield recorder
+    finally:
+        server.stop(None).wait()
+
+
+def _call_each(connected: grpc.Channel) -> None:
+    csi_pb2_grpc.IdentityStub(connected).Probe(csi_pb2.ProbeRequest())
+    csi_pb2_grpc.NodeStub(connected).NodeGetInfo(csi_pb2.NodeGetInfoRequest())
+    csi_pb2_grpc.ControllerStub(connected).ListVolumes(csi_pb2.ListVolumesRequest())
+    metadata = csi_pb2_grpc.SnapshotMetadataStub(connected)
+    assert len(list(metadata.GetMetadataAllocated(csi_pb2.GetMetadataAllocatedRequest()))) == 1
+
+
+def test_calls_of_the_node_service_go_to_the_node_part_and_all_others_to_the_controller(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path / "n.sock") as node, serving(tmp_path / "c.sock") as controller:
+        with connection.opened(str(tmp_path / "n.sock"), str(tmp_path / "c.sock")) as connected:
+            _call_each(connected)
+        assert node.methods == ["NodeGetInfo"]
+        assert controller.methods == ["Probe", "ListVolumes", "GetMetadataAllocated"]
+
+
+def test_one_socket_gets_all_calls(tmp_path: Path) -> None:
+    with serving(tmp_path / "n.sock") as node:
+        with connection.opened(str(tmp_path / "n.sock")) as connected:
+            _call_each(connected)
+        assert len(node.methods) == 4
