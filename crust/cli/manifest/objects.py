@@ -47,7 +47,7 @@ def made(source: Path, wanted: Configuration) -> list[Object]:
     )
     objects = [_changed(each, wanted) for each in objects]
     (workload,) = (each for each in objects if each["kind"] in ("DaemonSet", "Deployment"))
-    found = list(problems.of(workload, wanted.settings))
+    found = list(problems.of(workload, wanted.settings, own_image=bool(wanted.image)))
     if found:
         raise InvalidSettings(_PROGRAM, "; ".join(found))
     return objects

@@ -11,8 +11,17 @@ from crust.node.settings import NodeSettings
 from crust.settings import LOCAL_ENGINES, DriverSettings
 
 
-def of(workload: Object, settings: NodeSettings | DriverSettings) -> Iterator[str]:
-    """What is wrong with the settings, for the DaemonSet or Deployment that would run them."""
+def of(
+    workload: Object, settings: NodeSettings | DriverSettings, *, own_image: bool
+) -> Iterator[str]:
+    """What is wrong with the settings, for the DaemonSet or Deployment that would run them. `own_image`: the image is
+    another one than crust's.
+    """
+    if settings.traces and not own_image:
+        yield (
+            "the image has no OpenTelemetry, and the pod no OTEL_EXPORTER_OTLP_ENDPOINT: leave traces out, or name an"
+            " image that has both"
+        )
     host = settings.metrics_address.rpartition(":")[0]
     if host not in ("0.0.0.0", "[::]"):
         yield 'the probes ask at the pod\'s address: set metrics_address = "0.0.0.0:9810"'

@@ -165,6 +165,12 @@ def test_kubelet_root_and_port_of_the_settings_are_the_pods(tmp_path: Path) -> N
     assert "/var/lib/kubelet" not in str(pod_of(found))
 
 
+def test_an_image_of_your_own_may_have_what_ours_has_not(tmp_path: Path) -> None:
+    text = config(tmp_path, POD.replace("take_over", "traces = true\ntake_over") + "[driver]\n")
+    assert run(text).exit_code == 2
+    assert run(text, "--image=registry.example/crust-with-otel:1").exit_code == 0
+
+
 def test_run_directory_of_the_settings_is_the_hosts(tmp_path: Path) -> None:
     text = POD + 'run_dir = "/srv/crust"\nvolumes_root = "/srv/crust/volumes"\n[driver]\n'
     pod = pod_of(printed(config(tmp_path, text)))
@@ -188,6 +194,7 @@ def test_wrapped_driver_can_be_served_beside_our_own(tmp_path: Path) -> None:
     ("before", "after", "words"),
     [
         ("take_over = true", "", "take_over"),
+        ("take_over = true", "take_over = true\ntraces = true", "leave traces out"),
         ('"0.0.0.0:9810"', '"127.0.0.1:9810"', "metrics_address"),
         ('plugins_registry = "/var/lib/kubelet/plugins_registry"', "", "plugins_registry"),
         ("[proxy]", '[proxy]\nrun_dir = "/srv/crust"', "/run/crust/volumes would be"),
