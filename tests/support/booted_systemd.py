@@ -7,6 +7,7 @@ devices of this machine.
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -35,25 +36,50 @@ class Machine:
     root: Path
     leader: int
 
-    def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
+    def run(
+        self, *command: str, timeout_s: float = _TIMEOUT_S
+    ) -> "subprocess.CompletedProcess[str]":
         """Run a command in it; never raises for its exit code."""
-        enter = ("nsenter", f"--target={self.leader}", "--all", "--wd=/", "env", "-i")
-        paths = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         return subprocess.run(
-            [*enter, paths, *command],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
+            self._entering(command), capture_output=True, text=True, timeout=timeout_s, check=False
         )
 
-    def output(self, *command: str) -> str:
+    @contextmanager
+    def running(self, *command: str) -> Iterator["subprocess.Popen[str]"]:
+        """A command that runs in it beside others, with its output as a pipe; it is killed with the block's end."""
+        process = subprocess.Popen(
+            self._entering(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                for child in children(process.pid):  # the end of nsenter alone would end nothing
+                    with suppress(ProcessLookupError):
+                        os.kill(child, signal.SIGKILL)
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def _entering(self, command: tuple[str, ...]) -> list[str]:
+        enter = ("nsenter", f"--target={self.leader}", "--all", "--wd=/", "env", "-i")
+        paths = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        return [*enter, paths, *command]
+
+    def output(self, *command: str, timeout_s: float = _TIMEOUT_S) -> str:
         """The output of a command that must succeed."""
-        done = self.run(*command)
+        done = self.run(*command, timeout_s=timeout_s)
         assert done.returncode == 0, (
             f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}"
         )
         return done.stdout
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(each) for each in found.read_text().split()]
 
 
 @contextmanager
@@ -122,6 +148,8 @@ def _booted(base: Path, root: Path) -> Iterator[int]:
             "--register=no --keep-unit --drop-capability=CAP_SYS_RESOURCE --console=pipe --private-network "
             "--notify-ready=yes --link-journal=no --machine=crust-test --bind=/dev/loop-control --boot"
         )
+        if os.path.exists("/dev/kvm"):  # where it works, guests are started with it
+            options += " --bind=/dev/kvm"
         start = f"{joins}; exec systemd-nspawn {options} -D {root} quiet"
         process = subprocess.Popen(
             ["sh", "-c", start], stdin=subprocess.DEVNULL, stdout=console, stderr=console,

@@ -52,19 +52,25 @@ class Client:
     async def run(self, request: messages.Run, sink: Sink | None = None) -> Finished:
         """Run a command to its end; collect its output, and pass each piece to `sink` when it arrives.
 
+        A temporary sandbox has ended, too, when this returns: its volumes can be used elsewhere.
+
         Raises `RuntimeUnreachable`, `RuntimeRefused`.
         """
         collected = {"stdout": bytearray(), "stderr": bytearray()}
+        finished: Finished | None = None
         async with self._asked(request) as answers:
             async for answer in answers:
                 if answer["event"] == "exit":
-                    return Finished(
+                    finished = Finished(
                         answer["code"], bytes(collected["stdout"]), bytes(collected["stderr"])
                     )
+                    continue  # the connection is closed once the sandbox is stopped
                 data = base64.b64decode(answer["data"])
                 collected[answer["stream"]] += data
                 if sink is not None:
                     sink(answer["stream"], data)
+        if finished is not None:
+            return finished
         raise RuntimeUnreachable(self._socket, "it closed the connection before the command ended")
 
     async def logs(self, sandbox: str, sink: Callable[[bytes], None], *, follow: bool) -> None:
