@@ -1,4 +1,4 @@
-"""`crust ceph`: who has the images of a pool, and cutting off a node that is gone."""
+"""`crust ceph`: who has the images of a pool, cutting off a node that is gone, and a user for one volume."""
 
 import sys
 from collections.abc import Callable
@@ -66,6 +66,22 @@ def fence(node: str, image: str, *, even_if_connected: bool, **where: str) -> No
 
     found = ceph_claims.Where(**where, key=_key())
     sys.exit(ceph_claims.fenced(found, node, image, even_if_connected=even_if_connected))
+
+
+@ceph.command()
+@click.argument("volume")
+@_of_pool
+def caps(volume: str, **where: str) -> None:
+    """Print the capabilities of a user that can use VOLUME and read no other volume's data.
+
+    `ceph auth get-or-create client.NAME mon 'allow r' osd "$(… | crust ceph caps VOLUME …)"` makes the user. That of
+    a volume that was restored or cloned may read what it shares with its source.
+
+    Exit codes: 0 printed, 1 there is no such volume or the cluster refuses, 2 the command cannot be understood.
+    """
+    from crust.cli import ceph_claims
+
+    sys.exit(ceph_claims.capabilities(ceph_claims.Where(**where, key=_key()), volume))
 
 
 def _key() -> str:

@@ -1,5 +1,6 @@
 """What `crust ceph` asks and changes: the claims on the images of one namespace."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -7,9 +8,10 @@ from dataclasses import dataclass, field
 import click
 
 from crust import errors
-from crust.ceph import claim_object, fencing
+from crust.ceph import caps, claim_object, failures, fencing
 from crust.ceph.binding import Ioctx, Rados
 from crust.ceph.connection import CephUser, Connection
+from crust.ceph.probe import CephImageMissing
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,19 @@ def fenced(where: Where, node: str, image: str, *, even_if_connected: bool) -> i
         click.echo(error.shown(), err=True)
         return 1
     return int(failed)
+
+
+def capabilities(where: Where, image: str) -> int:
+    """Print the capabilities of a user for one image; the exit code."""
+    try:
+        with where.opened(f"cannot look at {image}") as (_, ioctx):
+            click.echo(caps.of_volume(ioctx, where.pool, where.namespace, image))
+    except errors.CrustError as error:
+        if isinstance(error, failures.CephFailed) and error.number == errno.ENOENT:
+            error = CephImageMissing(where.pool, where.namespace, image)
+        click.echo(error.shown(), err=True)
+        return 1
+    return 0
 
 
 def _print(image: str, claims: claim_object.Claims) -> None:

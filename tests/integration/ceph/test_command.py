@@ -56,3 +56,16 @@ def test_command_without_a_key_is_not_understood(bench: Bench) -> None:
     code, output = run(bench, "claims", key="")
     assert code == 2
     assert "standard input" in output
+
+
+def test_capabilities_of_one_volume_are_printed_for_ceph_auth(bench: Bench) -> None:
+    code, output = run(bench, "caps", IMAGE)
+    assert code == 0
+    key = bench.ceph.user(f"volume-{bench.namespace}", {"mon": "allow r", "osd": output.strip()})
+    with bench.client(f"volume-{bench.namespace}", key).open() as image:
+        image.write(b"mine", 0)
+
+
+def test_capabilities_of_a_volume_that_is_not_there_are_an_error(bench: Bench) -> None:
+    code, output = run(bench, "caps", "vol-2")
+    assert (code, "[CephImageMissing]" in output) == (1, True)
