@@ -5,6 +5,7 @@ A daemon's packages are imported when its command runs.
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,15 @@ _POOL_ID_FILE = click.option(
 )
 
 
+def _of_a_daemon(command: Callable[..., None]) -> Callable[..., None]:
+    """The flags of every daemon, before its own."""
+    for option in (_TAKE_OVER, _TRACES, _METRICS, _LOG_FORMAT, _LOG_LEVEL, _CONFIG):
+        command = option(command)
+    return command
+
+
 @click.command()
-@_CONFIG
-@_LOG_LEVEL
-@_LOG_FORMAT
-@_METRICS
-@_TRACES
-@_TAKE_OVER
+@_of_a_daemon
 @click.option("--node-name", help="This node's name in the cluster. Default: the host's name.")
 def node(**flags: Any) -> None:
     """Proxy, shim and driver in one process: the usual way on a node."""
@@ -64,12 +67,7 @@ def node(**flags: Any) -> None:
 
 
 @click.command()
-@_CONFIG
-@_LOG_LEVEL
-@_LOG_FORMAT
-@_METRICS
-@_TRACES
-@_TAKE_OVER
+@_of_a_daemon
 @_ROOT
 @_PROPAGATION
 @click.option("--run-dir", help="The proxy's own sockets. Default: /run/crust.")
@@ -99,12 +97,7 @@ def proxy(**flags: Any) -> None:
 
 
 @click.command()
-@_CONFIG
-@_LOG_LEVEL
-@_LOG_FORMAT
-@_METRICS
-@_TRACES
-@_TAKE_OVER
+@_of_a_daemon
 @_PROFILE
 @click.option("--socket", help="What the proxy calls.")
 @click.option("--driver-socket", help="The driver that is wrapped.")
@@ -137,12 +130,7 @@ def shim(**flags: Any) -> None:
 
 @click.group(invoke_without_command=True)
 @click.pass_context
-@_CONFIG
-@_LOG_LEVEL
-@_LOG_FORMAT
-@_METRICS
-@_TRACES
-@_TAKE_OVER
+@_of_a_daemon
 @_PROFILE
 @_ROOT
 @_PROPAGATION

@@ -21,7 +21,7 @@ import grpc
 import grpc.aio
 
 from crust.rpc import passthrough, requests, status
-from crust.rpc.method_handlers import Handler, decoded, encoded
+from crust.rpc.method_handlers import Handler, WrappedHandlers, decoded, encoded
 
 QUIET_S = 0.05
 """So long no call has come: then every caller waits for an answer, or has none to ask for."""
@@ -141,8 +141,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._wrapped: dict[str, tuple[Handler, Handler]] = {}
-        """The handlers of known methods, and what was made of them once."""
+        self._wrapped = WrappedHandlers(self._wrap)
 
     async def intercept_service(
         self,
@@ -150,17 +149,8 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
         """Wrap the method's handler, which gets its messages as bytes."""
-        method: str = handler_call_details.method
         handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        known = self._wrapped.get(method)
-        if known is not None and known[0] is handler:
-            return known[1]
-        wrapped = self._wrap(method, handler)
-        if handler.stream_stream is None:  # else the caller chooses its name, without a bound
-            self._wrapped[method] = handler, wrapped
-        return wrapped
+        return self._wrapped.of(handler_call_details.method, handler)
 
     def _wrap(self, method: str, handler: Handler) -> Handler:
         if not self._gate.gated(method):

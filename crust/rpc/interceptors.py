@@ -21,6 +21,7 @@ from prometheus_client import Histogram
 from crust import errors, logs, metrics, traces
 from crust.rpc import call_fields, limits, redaction, status, tracing
 from crust.rpc.health import Health
+from crust.rpc.method_handlers import WrappedHandlers
 
 _log = logging.getLogger(__name__)
 
@@ -94,8 +95,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._health = health
         self._admit = admit
         self._is_inner = is_inner
-        self._wrapped: dict[str, tuple[Handler, Handler]] = {}
-        """The handlers of known methods, and what was made of them once: to make it takes a part of a small call."""
+        self._wrapped = WrappedHandlers(self._wrap)
 
     async def intercept_service(
         self,
@@ -104,16 +104,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> "Handler | None":
         """Wrap the method's handler; an unknown method stays unknown."""
         handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        method = handler_call_details.method
-        known = self._wrapped.get(method)
-        if known is not None and known[0] is handler:
-            return known[1]
-        wrapped = self._wrap(method, handler)
-        if handler.stream_stream is None:  # else the caller chooses its name, without a bound
-            self._wrapped[method] = handler, wrapped
-        return wrapped
+        return self._wrapped.of(handler_call_details.method, handler)
 
     def _wrap(self, method: str, handler: Handler) -> Handler:
         # an unknown pass-through method: the caller chooses its name, and a metric would keep that name for good

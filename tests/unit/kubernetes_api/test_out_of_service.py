@@ -1,15 +1,13 @@
 """Which nodes the cluster has declared gone: by their taint, if no kubelet reports, and by nothing less."""
 
 import threading
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.out_of_service import TAINT, OutOfServiceNodes
-from tests.support import fake_kubernetes
 from tests.support.fake_kubernetes import FakeKubernetes
 
 DRIVER = "rbd.csi.crust.dev"
@@ -38,12 +36,6 @@ def api() -> FakeKubernetes:
     registered(api, "node-a", other="other-id", rbd="id-of-a")
     registered(api, "node-b", rbd="id-of-b")
     return api
-
-
-@pytest.fixture
-def kubeconfig(api: FakeKubernetes, tmp_path: Path) -> Iterator[str]:
-    with fake_kubernetes.serving(api, tmp_path) as path:
-        yield path
 
 
 @pytest_asyncio.fixture

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +23,6 @@ def api() -> FakeKubernetes:
     api = FakeKubernetes()
     api.add_class("microvm", "kata")
     return api
-
-
-@pytest.fixture
-def kubeconfig(api: FakeKubernetes, tmp_path: Path) -> Iterator[str]:
-    with fake_kubernetes.serving(api, tmp_path) as path:
-        yield path
 
 
 @pytest_asyncio.fixture

@@ -1,8 +1,7 @@
 """A deferred volume that a node reports in use is not detached from it, by force either."""
 
 import threading
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
@@ -10,7 +9,6 @@ import pytest_asyncio
 from crust.deferral_keys import Defer
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.volumes_in_use import VolumesInUse
-from tests.support import fake_kubernetes
 from tests.support.fake_kubernetes import FakeKubernetes
 
 DRIVER, VOLUME = "csi.example.com", "vol-1"
@@ -37,12 +35,6 @@ def api() -> FakeKubernetes:
     report(api, VOLUME)
     volume(api, ALWAYS)
     return api
-
-
-@pytest.fixture
-def kubeconfig(api: FakeKubernetes, tmp_path: Path) -> Iterator[str]:
-    with fake_kubernetes.serving(api, tmp_path) as path:
-        yield path
 
 
 @pytest_asyncio.fixture
