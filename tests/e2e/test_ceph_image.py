@@ -185,6 +185,17 @@ async def test_discard_reaches_an_image(node: ImageNode, storage: Storage) -> No
     assert await asyncio.to_thread(_used, storage) < used
 
 
+async def test_synced_write_to_an_image_is_one_request_that_no_scheduler_holds(
+    node: ImageNode,
+) -> None:
+    """QEMU flushes after each write, so the guest's kernel does not ask for it."""
+    target = await node.publish()
+    queue = "/sys/class/block/$(basename $(df /data | tail -1 | cut -d' ' -f1))/queue"
+    seen = await node.output("one", target, f"cat {queue}/write_cache {queue}/scheduler")
+    assert seen.splitlines()[0] == "write through"
+    assert "[none]" in seen
+
+
 @pytest.mark.spec("H-36")
 async def test_limits_of_an_image_are_qemus(node: ImageNode, storage: Storage) -> None:
     node.node.driver.io_limits = volumes.IoLimits(write_iops=77)

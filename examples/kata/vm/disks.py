@@ -98,7 +98,7 @@ class Disks:
             except BaseException:
                 await asyncio.shield(self._close(serial))
                 raise
-            await self._plug(slot, serial, disk.source)
+            await self._plug(slot, serial, disk.source, write_through=True)
             return disk
 
     async def _open_image(
@@ -239,7 +239,14 @@ class Disks:
         }
         await self._control.execute("blockdev-add", arguments)
 
-    async def _plug(self, slot: int, serial: str, source: Path) -> None:
+    async def _plug(
+        self, slot: int, serial: str, source: Path, *, write_through: bool = False
+    ) -> None:
+        """Give the node to the guest.
+
+        With `write_through` QEMU flushes after each write, and the guest need not ask: a synced write is one request
+        and not two. It is for sources that keep nothing back: a flush costs little there, and on a disk milliseconds.
+        """
         arguments = {
             "driver": "virtio-blk-pci",
             "id": f"disk{slot}.{serial}",
@@ -248,6 +255,7 @@ class Disks:
             "serial": serial,
             "rerror": "report",
             "werror": "report",
+            "write-cache": "off" if write_through else "on",
         }
         try:
             await self._control.execute("device_add", arguments)

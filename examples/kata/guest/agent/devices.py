@@ -5,6 +5,8 @@ The socket is opened before the first look, so no event in between is missed; an
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import select
 import socket
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 _NETLINK_KOBJECT_UEVENT = 15
 _SYS_BLOCK = "/sys/block"
+_DEV = "/dev"
 _SECTOR = 512
 
 
@@ -33,8 +36,8 @@ def find(serial: str) -> str | None:
 
 
 def wait_for(serial: str, timeout_s: float) -> str:
-    """Kernel name of the disk, as soon as it is there. Faults: timeout."""
-    found = wait_until(lambda: find(serial), timeout_s)
+    """Kernel name of the disk, as soon as it can be opened. Faults: timeout."""
+    found = wait_until(lambda: _usable(serial), timeout_s)
     if found is None:
         raise protocol.Fault(
             "timeout",
@@ -42,6 +45,33 @@ def wait_for(serial: str, timeout_s: float) -> str:
             "attach the device to the VM first",
         )
     return found
+
+
+def _usable(serial: str) -> str | None:
+    """The disk, unless it cannot be opened yet.
+
+    Its directory appears first, and an open fails with ENXIO until the kernel has finished it. Then comes the uevent.
+    """
+    name = find(serial)
+    if name is None:
+        return None
+    try:
+        os.close(os.open(f"{_DEV}/{name}", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as err:
+        if err.errno in (errno.ENXIO, errno.ENOENT):
+            return None
+        raise
+    return name
+
+
+def leave_order_to_host(name: str) -> None:
+    """Have no scheduler for a disk: what is behind it has its own, and the one here costs time for each request.
+
+    A kernel with other schedulers keeps its choice.
+    """
+    path = f"{_SYS_BLOCK}/{name}/queue/scheduler"
+    with contextlib.suppress(OSError), open(path, "w", encoding="ascii") as file:
+        file.write("none")
 
 
 def wait_for_size(name: str, at_least_bytes: int, timeout_s: float) -> int:
@@ -74,7 +104,7 @@ def number(name: str) -> str:
 def is_held(name: str) -> bool:
     """Whether the disk is mounted in any namespace; an exclusive open asks the kernel itself."""
     try:
-        fd = os.open(f"/dev/{name}", os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
+        fd = os.open(f"{_DEV}/{name}", os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
     except OSError:
         return os.path.exists(f"{_SYS_BLOCK}/{name}")
     os.close(fd)

@@ -312,6 +312,7 @@ def _is_read_only(wanted: Wanted) -> bool:
 
 def _disk_for(name: str, wanted: Wanted, timeout_s: float) -> str:
     disk = devices.wait_for(name, timeout_s)
+    devices.leave_order_to_host(disk)
     if devices.is_read_only(disk) and not _is_read_only(wanted):
         raise protocol.Fault(
             "read_only", f"the disk of volume {name} is read-only", "mount it read-only"
