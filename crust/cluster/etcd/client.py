@@ -4,14 +4,15 @@ A call is tried at one member for a few seconds, then at the next, around and ar
 that hangs, or is cut off with its node, costs one attempt, and then another member is preferred. Every call says
 `hasleader`, so that a member without a leader refuses at once instead of being silent.
 
-Whether a call that failed has changed something is unknown. So only what may be made twice is sent: reads, leases
-(one too many expires), and transactions that compare first (`writes`).
+Whether a call that failed has changed something is unknown, and it may still do so: a member that was stopped carries
+out what it had received, long after another one has answered. So only what may be made twice, and late, is sent:
+reads, leases (one too many expires), and transactions that compare first (`writes`).
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -58,9 +59,17 @@ class Client:
         return self._channels.identity.user if self._channels.identity else ""
 
     async def call(
-        self, method: Method[Q, R], request: Q, timeout_s: float = CALL_S, *, what: str
+        self,
+        method: Method[Q, R],
+        request: Q,
+        timeout_s: float = CALL_S,
+        *,
+        what: str,
+        in_doubt: Callable[[], None] = lambda: None,
     ) -> R:
         """Make the call, perhaps more than once. `what` failed, for the error.
+
+        `in_doubt` is called for each attempt that had no answer: etcd may carry it out, at any time from now on.
 
         Raises `StoreUnavailable`, and `LeaseGone` for a call that names a lease that is not there.
         """
@@ -71,8 +80,11 @@ class Client:
             tried_before = member.address in found
             try:
                 return await self.attempt(member, method, request, min(left, self._attempt_s))
-            except Broken as broken:
-                found[member.address] = broken.failure
+            except BaseException as failed:
+                in_doubt()
+                if not isinstance(failed, Broken):
+                    raise
+                found[member.address] = failed.failure
             following = found[member.address].next
             if following is Next.NEVER or self._is_refused_by_all(found):
                 break

@@ -192,20 +192,27 @@ class EtcdControllerSide:
         timeout_s: float = CALL_S,
     ) -> pb.TxnResponse:
         """Write as the leader. The operation 0 of `otherwise` reads the leader's key. Raises `LeadershipLost`."""
-        response = await writes.commit(
-            self._client,
-            [term.fence(), *compare],
-            success,
-            [writes.get(self._keys.leader), *otherwise],
-            what=what,
-            timeout_s=timeout_s,
-        )
-        if not response.succeeded:
+        while True:
+            await term.settle(self._client)
+            written = term.written
+            response = await writes.commit(
+                self._client,
+                [*term.fence(), *compare],
+                success,
+                [writes.get(self._keys.leader), *otherwise],
+                what=what,
+                timeout_s=timeout_s,
+                in_doubt=term.doubt,
+            )
+            if response.succeeded:
+                return response
             leader = writes.read(response, 0)
             if leader is None or leader.create_revision != term.revision:
                 term.end()
                 raise LeadershipLost
-        return response
+            if leader.mod_revision == written:
+                return response
+            term.written = max(term.written, leader.mod_revision)
 
     async def _put(self, term: Term, asking: Asking, request: Request, timeout_s: float) -> None:
         """Put a request, unless it is there; take its answer if that is there."""

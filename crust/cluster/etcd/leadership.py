@@ -3,13 +3,17 @@
 A term is the create revision of the leader's key, and every write of a leader compares it. So a controller that was
 away and does not know yet that another one leads writes nothing: etcd refuses it, whatever the clocks say. The
 lease's time is for everything else: to stop asking, and to let another one lead.
+
+Every write also compares when the key was written last. After an attempt without an answer the leader writes its key
+anew before it writes anything else: from then on etcd refuses that attempt. Otherwise a request that was answered
+long ago could be put again by it, and a node that has started since would create a volume that was deleted.
 """
 
 import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from crust.cluster.etcd import leases, records, writes
 from crust.cluster.etcd.client import Client
@@ -17,7 +21,7 @@ from crust.cluster.etcd.failures import LeaseGone
 from crust.cluster.etcd.keys import Keys
 from crust.cluster.etcd.leases import Lease
 from crust.cluster.etcd.mirror import Mirror
-from crust.cluster.protocol import StoreUnavailable
+from crust.cluster.protocol import LeadershipLost, StoreUnavailable
 from crust.wire.etcd.v3 import etcd_pb2 as pb
 
 _log = logging.getLogger(__name__)
@@ -29,11 +33,16 @@ _LOST_S = 0.1
 class Term:
     """`protocol.Leadership`."""
 
-    def __init__(self, key: bytes, revision: int, lease: Lease) -> None:
+    def __init__(self, key: bytes, value: bytes, revision: int, lease: Lease) -> None:
         self._key = key
+        self._value = value
         self._lease = lease
         self._ended = asyncio.Event()
+        self._renewing = asyncio.Lock()
+        self._is_in_doubt = False
         self.revision = revision
+        self.written = revision
+        """The revision at which the leader's key was written last, as far as is known here."""
 
     @property
     def is_held(self) -> bool:
@@ -48,9 +57,40 @@ class Term:
         """It has ended."""
         self._ended.set()
 
-    def fence(self) -> pb.Compare:
-        """Holds as long as the term has not ended for etcd."""
-        return writes.created_at(self._key, self.revision)
+    def fence(self) -> Sequence[pb.Compare]:
+        """Holds as long as the term has not ended for etcd, and the key was not written since."""
+        return (
+            writes.created_at(self._key, self.revision),
+            writes.written_at(self._key, self.written),
+        )
+
+    def doubt(self) -> None:
+        """A write had no answer: `settle` before the next one."""
+        self._is_in_doubt = True
+
+    async def settle(self, client: Client) -> None:
+        """Make sure that no write without an answer is carried out from now on.
+
+        Raises `StoreUnavailable`, and `LeadershipLost`.
+        """
+        async with self._renewing:
+            if not self._is_in_doubt:
+                return
+            try:
+                response = await writes.commit(
+                    client,
+                    [writes.created_at(self._key, self.revision)],
+                    [writes.put(self._key, self._value, self._lease.id)],
+                    what="this controller's earlier writes are not settled",
+                )
+            except LeaseGone:
+                self.end()
+                raise LeadershipLost from None
+            if not response.succeeded:
+                self.end()
+                raise LeadershipLost
+            self.written = response.header.revision
+            self._is_in_doubt = False  # what was in doubt has compared an earlier revision
 
 
 @contextlib.asynccontextmanager
@@ -60,8 +100,8 @@ async def term(
     """Wait until `name` leads, and `mirror` has all that was before; lead until the end of the block, or less."""
     async with contextlib.AsyncExitStack() as stack:
         while True:
-            lease, revision = await _won(client, layout, mirror, name, ttl_s)
-            won = Term(layout.leader, revision, lease)
+            lease, value, revision = await _won(client, layout, mirror, name, ttl_s)
+            won = Term(layout.leader, value, revision, lease)
             keeper = asyncio.create_task(_keep(won, lease, mirror), name="etcd leadership")
             stack.push_async_callback(lease.revoke)
             stack.push_async_callback(_cancelled, keeper)
@@ -75,14 +115,16 @@ async def term(
 
 async def _won(
     client: Client, layout: Keys, mirror: Mirror, name: str, ttl_s: int
-) -> tuple[Lease, int]:
+) -> tuple[Lease, bytes, int]:
     while True:
         await mirror.until(lambda: mirror.revision > 0 and mirror.leader == 0)
         try:
             lease = await leases.grant(client, ttl_s)
-            revision = await _try(client, layout, name, lease)
+            # of this attempt: a key with the lease of an earlier one ends with that
+            value = records.LeaderRecord(name=name, term=uuid.uuid4().hex).encoded()
+            revision = await _try(client, layout, value, lease)
             if revision:
-                return lease, revision
+                return lease, value, revision
             await lease.revoke()
             await asyncio.sleep(_LOST_S)  # until the mirror has the winner
         except (StoreUnavailable, LeaseGone) as problem:
@@ -90,9 +132,8 @@ async def _won(
             await asyncio.sleep(_PAUSE_S)
 
 
-async def _try(client: Client, layout: Keys, name: str, lease: Lease) -> int:
+async def _try(client: Client, layout: Keys, value: bytes, lease: Lease) -> int:
     """Make the leader's key; returns its create revision, 0 if another one leads."""
-    value = records.LeaderRecord(name=name, term=uuid.uuid4().hex).encoded()
     response = await writes.commit(
         client,
         [writes.absent(layout.leader)],

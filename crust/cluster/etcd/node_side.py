@@ -22,6 +22,8 @@ from crust.wire.etcd.v3 import etcd_pb2 as pb
 _log = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0
+_TRIES = 5
+"""To write what was written by another process of the node, or by an attempt without an answer."""
 
 
 class EtcdNodeSide:
@@ -38,6 +40,8 @@ class EtcdNodeSide:
         self._said: Announcement | None = None
         self._lease: Lease | None = None
         self._began: tuple[int, str] | None = None
+        self._written = 0
+        """The revision at which the announcement was written last, as far as is known here."""
         self._writing = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
 
@@ -124,8 +128,25 @@ class EtcdNodeSide:
         began = (lease.id, said.pool_id)
         if began != self._began:
             operations.append(writes.put(self._keys.pool(self._node_id, said.pool_id), b""))
-        await writes.commit(self._client, [], operations, what=_what(said))
-        self._began = began
+        key = self._keys.announce(self._node_id)
+        for _ in range(_TRIES):
+            response = await writes.commit(
+                self._client,
+                [writes.written_at(key, self._written)],
+                operations,
+                [writes.get(key)],
+                what=_what(said),
+            )
+            present = None if response.succeeded else writes.read(response, 0)
+            is_own = present is not None and (present.value, present.lease) == (value, lease.id)
+            self._written = present.mod_revision if present else 0
+            if response.succeeded or is_own:  # by an attempt whose answer was lost
+                self._written = self._written or response.header.revision
+                self._began = began
+                return
+        raise StoreUnavailable(
+            _what(said), "another process announces it all the time", "stop the node's other driver"
+        )
 
     async def _keep(self) -> None:
         """Keep the lease; when it has ended, announce again."""

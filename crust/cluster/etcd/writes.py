@@ -1,10 +1,19 @@
 """Transactions: what is compared first, what is done then, what is read if a comparison fails.
 
-A transaction can arrive twice (`client`), and the second time it finds what the first one did. So each caller says
-what it compares such that a repetition changes nothing, and reads in the same transaction what is there instead.
+A transaction can be carried out twice, and the second time long after its caller had the answer to another attempt
+(`client`). So each caller compares what makes a repetition change nothing, and reads in the same transaction what is
+there instead:
+
+| write | compares | why a late repetition changes nothing |
+|---|---|---|
+| all of a leader | the leader's key as it was written last | it is written anew before the next one (`leadership`) |
+| the leader's key | that there is none | it has the lease of that attempt, which nobody renews |
+| an answer | that the request is the one that was delivered | the answer has removed the request |
+| an announcement | the announcement as this node wrote it last | it is another one since, or the same |
+| a retirement | that no node has written since the look | it writes the same values |
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from crust.cluster.etcd.client import CALL_S, Client
 from crust.cluster.etcd.methods import RANGE, TXN
@@ -24,6 +33,11 @@ def absent(key: bytes) -> pb.Compare:
 def created_at(key: bytes, revision: int) -> pb.Compare:
     """`key` is the one that was created at `revision`: not another one that was since."""
     return pb.Compare(key=key, target=pb.Compare.CREATE, create_revision=revision)
+
+
+def written_at(key: bytes, revision: int) -> pb.Compare:
+    """`key` was written at `revision` and not since; 0 if it is not there."""
+    return pb.Compare(key=key, target=pb.Compare.MOD, mod_revision=revision)
 
 
 def unchanged(key: bytes, end: bytes, revision: int) -> pb.Compare:
@@ -57,7 +71,7 @@ def after_prefix(prefix: bytes) -> bytes:
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
-async def commit(
+async def commit(  # noqa: PLR0913 - a transaction has as many parts
     client: Client,
     compare: Sequence[pb.Compare],
     success: Sequence[pb.RequestOp],
@@ -65,10 +79,14 @@ async def commit(
     *,
     what: str,
     timeout_s: float = CALL_S,
+    in_doubt: Callable[[], None] = lambda: None,
 ) -> pb.TxnResponse:
-    """Do `success` if all comparisons hold, else `otherwise`. Raises `StoreUnavailable`, `LeaseGone`."""
+    """Do `success` if all comparisons hold, else `otherwise`. `in_doubt` as `Client.call`.
+
+    Raises `StoreUnavailable`, `LeaseGone`.
+    """
     request = pb.TxnRequest(compare=compare, success=success, failure=otherwise)
-    return await client.call(TXN, request, timeout_s, what=what)
+    return await client.call(TXN, request, timeout_s, what=what, in_doubt=in_doubt)
 
 
 def read(response: pb.TxnResponse, number: int) -> pb.KeyValue | None:
