@@ -13,7 +13,18 @@ import crust
 from crust.cli import ceph, checking, cluster, inspecting, programs
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """click suggests the nearest command; what other tools have as a command is an option here."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in ("help", "version"):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean '--{args[0]}'?")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(crust.__version__, prog_name="crust")
 def main() -> None:
     """Hand CSI volumes to microVM runtimes, with nothing patched."""

@@ -172,8 +172,18 @@ def _volume(entry: Entry) -> inspect_pb2.DeferredVolume:
         claimed_at=_timestamp(claim.claimed_at.timestamp()) if claim and claim.claimed_at else None,
         claimed_by_pid=claim.pid if claim else 0,
         request_id=record.published_by.request_id,
-        # of a dead claim, too: why the last sandbox could not use the volume
-        message=str(entry.claim_error or (entry.claim.error if entry.claim else "")),
+        message=_message(entry),
+    )
+
+
+def _message(entry: Entry) -> str:
+    """Of a dead claim, too: why the last sandbox could not use the volume, or that it left its claim."""
+    if entry.claim_error is not None or entry.claim is None:
+        return str(entry.claim_error or "")
+    if entry.live or entry.claim.error:
+        return entry.claim.error
+    return (
+        f"sandbox {entry.claim.sandbox_id} ended and left its claim, which holds nothing any more"
     )
 
 

@@ -114,6 +114,13 @@ async def test_relative_run_dir_exits_2() -> None:
     assert "it is not absolute" in result.output
 
 
+@pytest.mark.parametrize("word", ["help", "version"])
+def test_word_that_is_an_option_here_is_suggested_as_one(word: str) -> None:
+    result = CliRunner().invoke(main.main, [word])
+    assert result.exit_code == 2
+    assert f"Did you mean '--{word}'?" in result.output
+
+
 async def test_filters_admit_what_matches_alone(node: Node) -> None:
     one, two = await published(node), await published(node, "vol-2", "pod-2")
     for words, names in (

@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -112,6 +113,19 @@ async def test_error_of_the_last_claim_stays_visible(kata: Node) -> None:
     (volume,) = (await kata.inspect.ListDeferredVolumes(request, timeout=10)).volumes
     assert (volume.state, volume.sandbox_id) == ("published", "")
     assert volume.message == "the guest cannot mount it"
+
+
+async def test_claim_that_a_killed_sandbox_left_is_called_so(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    with kata.sandbox(target, name="box-7"):
+        claim = Path(layout.Layout(kata.places.volumes).entry(volumes.TargetPath(target)).claim)
+        left = claim.read_bytes()
+    claim.write_bytes(left)
+    request = inspect_pb2.ListDeferredVolumesRequest()
+    (volume,) = (await kata.inspect.ListDeferredVolumes(request, timeout=10)).volumes
+    assert (volume.state, volume.sandbox_id) == ("published", "")
+    assert volume.message.startswith("sandbox box-7 ended and left its claim")
 
 
 async def test_an_unreadable_entry_is_shown_with_its_reason(node: Node) -> None:
