@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from crust.deferral_keys import Defer
 
+ATTACHES = "crust.dev/attaches"
+"""In the manifest of GetPluginInfo: whether the driver's controller publishes to nodes, wherever it runs."""
 _OWN_DRIVER = "block.csi.crust.dev"
 _WITHOUT_OBJECT = "the cluster has no CSIDriver object of that name, so it takes its defaults"
 

@@ -48,15 +48,27 @@ async def mismatches(
 
 
 async def _attaches(driver: grpc.aio.Channel, answer_s: float) -> bool | None:
-    """Whether its controller publishes to nodes; None where the controller is not at this socket, or away."""
+    """Whether its controller publishes to nodes. Where the controller is not at this socket, as the driver says that
+    is our own; None of any other, and where it is away.
+    """
     request = csi_pb2.ControllerGetCapabilitiesRequest()
     try:
         answer = await csi_pb2_grpc.ControllerStub(driver).ControllerGetCapabilities(
             request, wait_for_ready=True, timeout=answer_s
         )
+    except grpc.aio.AioRpcError as error:
+        is_elsewhere = error.code() is grpc.StatusCode.UNIMPLEMENTED
+        return await _says_that_it_attaches(driver, answer_s) if is_elsewhere else None
+    return any(each.rpc.type == _PUBLISHES for each in answer.capabilities)
+
+
+async def _says_that_it_attaches(driver: grpc.aio.Channel, answer_s: float) -> bool | None:
+    identity = csi_pb2_grpc.IdentityStub(driver)
+    try:
+        info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=answer_s)
     except grpc.aio.AioRpcError:
         return None
-    return any(each.rpc.type == _PUBLISHES for each in answer.capabilities)
+    return {"true": True, "false": False}.get(info.manifest.get(csi_driver.ATTACHES, ""))
 
 
 @contextlib.asynccontextmanager

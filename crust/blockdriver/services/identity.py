@@ -12,6 +12,7 @@ from crust.blockdriver.services.node_identity import CsiProfile
 from crust.blockdriver.services.roles import Role
 from crust.host.process import bounded_calls
 from crust.host.process.workers import Workers
+from crust.kubernetes_api.csi_driver import ATTACHES
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -58,8 +59,12 @@ class Identity(csi_pb2_grpc.IdentityServicer):
     async def GetPluginInfo(
         self, request: csi_pb2.GetPluginInfoRequest, context: Context
     ) -> csi_pb2.GetPluginInfoResponse:
-        """Name and version."""
-        return csi_pb2.GetPluginInfoResponse(name=self._name, vendor_version=crust.__version__)
+        """Name and version; and whether volumes are attached, which a node's proxy cannot ask the controller."""
+        return csi_pb2.GetPluginInfoResponse(
+            name=self._name,
+            vendor_version=crust.__version__,
+            manifest={ATTACHES: str(self._role.attaches).lower()},
+        )
 
     async def GetPluginCapabilities(
         self, request: csi_pb2.GetPluginCapabilitiesRequest, context: Context

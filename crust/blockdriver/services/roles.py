@@ -102,6 +102,11 @@ class Role:
         return self.mode != "controller"
 
     @property
+    def attaches(self) -> bool:
+        """Whether a controller publishes volumes to nodes, wherever it runs."""
+        return not (self.node_deployment or self.is_shared)
+
+    @property
     def keeps_pool(self) -> bool:
         """Whether this driver finishes and removes what others left in the pool: of a pool that every node reaches
         only a controller does.

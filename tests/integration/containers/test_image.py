@@ -235,6 +235,9 @@ async def test_nodes_of_local_and_ceph_volumes_run_side_by_side(
             identity = csi_pb2_grpc.IdentityStub(connected)
             info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=ANSWER_S)
             assert info.name == name
+            assert info.manifest["crust.dev/attaches"] == (
+                "true" if name.startswith("block") else "false"
+            )
         assert (kubelet / f"plugins_registry/{name}-reg.sock").is_socket()
     for each in started:
         await asyncio.to_thread(each.kill, "TERM")
