@@ -1,4 +1,8 @@
-"""What all services of the central controller share: changes as operations, reads, and who leads."""
+"""What all services of the central controller share: changes as operations, reads, and who leads.
+
+A change outlives its caller, one at a time per name or id, and a retry joins it (`crust.operations`). A read is sent
+and forgotten. Neither is begun by a controller that does not lead.
+"""
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence

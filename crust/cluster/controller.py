@@ -83,7 +83,7 @@ class ClusterController(csi_pb2_grpc.ControllerServicer):
     async def ControllerPublishVolume(
         self, request: csi_pb2.ControllerPublishVolumeRequest, context: Context
     ) -> csi_pb2.ControllerPublishVolumeResponse:
-        """Routed, if the node has the pool."""
+        """Routed, if the node has the pool. Raises `VolumeOfOtherNode`."""
         volume_id = limits.volume_id(request.volume_id)
         wanted = limits.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
         node_id = self._calls.router.find(routing.pool_of(volume_id)).node_id

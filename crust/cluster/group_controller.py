@@ -1,4 +1,8 @@
-"""CSI GroupController of a cluster: a group is of volumes in one pool."""
+"""CSI GroupController of a cluster: a group is of volumes in one pool.
+
+A group is frozen and taken by one node, because only that node can stop the writers of all members at one point in
+time. Volumes of several pools are refused.
+"""
 
 from typing import Protocol
 
@@ -35,7 +39,7 @@ class ClusterGroupController(csi_pb2_grpc.GroupControllerServicer):
     async def CreateVolumeGroupSnapshot(
         self, request: csi_pb2.CreateVolumeGroupSnapshotRequest, context: Context
     ) -> csi_pb2.CreateVolumeGroupSnapshotResponse:
-        """Made where its sources are, once for a name."""
+        """Made where its sources are, once for a name. Raises `MissingField` without sources."""
         limits.required(request.name, "name")
         sources = tuple(
             limits.required(each, f"source_volume_ids[{n}]")

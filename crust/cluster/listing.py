@@ -3,15 +3,15 @@
 Ids begin with their pool, so the pools are read one after the other in the order of their ids, and the last id of a
 page is the token for the next, as it is in one pool: nothing is kept between two calls.
 
-One rule holds for all lists: nothing that stands is left out. A CO takes what is not listed for gone, and CSI has no
+One rule holds for all lists: nothing that stands is left out. A CO treats what is not listed as gone, and CSI has no
 way to say that a list is incomplete. And one node must not make the list of all others fail: it is away if it does
 not answer in a few seconds, or answers that it cannot serve its pool. So what a node that is away has is listed from
 the records of the names, if its pool was surveyed, so that none is missing, and if a record has all that CSI requires
 of an entry. Otherwise the list is UNAVAILABLE.
 
 A volume's entry needs an id. The size is 0, which is CSI's "unknown", and the condition says which node is away. They
-are listed as published to that node, the only one that they can be published to: external-attacher would take an
-attachment that is not listed for lost. A snapshot's entry needs the source and the time, which no record has. So that
+are listed as published to that node, the only one that they can be published to: external-attacher would treat an
+attachment that is not listed as lost. A snapshot's entry needs the source and the time, which no record has. So that
 list is UNAVAILABLE while a node is away that has snapshots, and complete without those that have none.
 """
 

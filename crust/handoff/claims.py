@@ -147,7 +147,7 @@ class ClaimLock:
             if not ofdlocks.try_lock(fd):
                 raise _held(paths, target)
             if _leads_to(paths.claim_lock, fd):
-                if not keep_claim:  # of a dead claim: nobody may take it for the new holder's
+                if not keep_claim:  # of a dead claim: nobody may treat it as the new holder's
                     durable.remove(paths.claim)
                 keep = True
         finally:

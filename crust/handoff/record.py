@@ -1,7 +1,7 @@
 """A record: one volume that is published to a runtime, as a value, and its bytes in mountInfo.json.
 
 A record that cannot be read raises an error, and the file stays for a person to look at. It never counts as absent: a
-runtime that takes an unreadable record for absent would share the host's directory instead of mounting the volume.
+runtime that treats an unreadable record as absent would share the host's directory instead of mounting the volume.
 Serialising is deterministic, gives one line, and makes the same checks as reading, so every written record is
 readable.
 """

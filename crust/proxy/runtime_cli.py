@@ -122,7 +122,7 @@ class RuntimeCli:
                 raise RuntimeCliFailed(program, error.why or str(error)) from error
         try:
             found = json.loads(ended.stdout)
-            if not isinstance(found, dict):  # json_format takes an empty list for an empty message
+            if not isinstance(found, dict):  # json_format treats an empty list as an empty message
                 raise ValueError("no object")
             return json_format.ParseDict(found, answer, ignore_unknown_fields=True)
         except (json_format.ParseError, ValueError, RecursionError) as error:

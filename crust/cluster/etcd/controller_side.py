@@ -1,4 +1,8 @@
-"""The store as a controller sees it."""
+"""The store as a controller sees it: `protocol.ControllerSide`, put together from the modules beside it.
+
+`mirror` has in memory what the store says, `inbox` who waits for which answer, `leadership` the term. What is written
+compares the term's revision, so a controller that was replaced without knowing it changes nothing.
+"""
 
 import asyncio
 import contextlib

@@ -1,7 +1,7 @@
 """The values of the keys: JSON, so that an operator can read them with etcdctl, with a version.
 
 Each reader checks what it reads: a node that was taken over can write anything below its own directory, and the
-controller must neither fail by it nor take it for another node's. Keys that are unknown are left out, so that nodes
+controller must neither fail by it nor treat it as another node's. Keys that are unknown are left out, so that nodes
 and controllers of two versions understand each other during an upgrade.
 """
 

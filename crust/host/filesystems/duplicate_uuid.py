@@ -2,7 +2,7 @@
 
 ext4 ignores duplicate UUIDs. xfs refuses the second mount unless it has `nouuid`, a check that protects nothing
 here, because the driver identifies a device by its number. So every xfs is mounted with `nouuid`, in a guest too.
-btrfs gives the second one a temporary fsid from Linux 6.7 on; an older kernel takes it for another device of the
+btrfs gives the second one a temporary fsid from Linux 6.7 on; an older kernel treats it as another device of the
 first, and there it is refused. No UUID is ever changed: the tools that could would parse what a guest wrote.
 """
 

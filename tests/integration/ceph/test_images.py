@@ -390,7 +390,7 @@ def test_creates_of_one_image_at_once_make_one(engine: RbdProvisioning) -> None:
 def test_silent_client_is_not_cut_off_by_a_change(
     engine: RbdProvisioning, ceph: CephCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """librbd would take it for dead after 30 s, break its lock and blocklist it."""
+    """librbd would treat it as dead after 30 s, break its lock and blocklist it."""
     engine.create(A, SIZE)
     snapshot = _snapshot(A, "while it is paused")
     with writer.running(ceph, namespace, A) as client:

@@ -164,7 +164,7 @@ def test_fs_group_refuses_a_too_deep_tree_and_leaks_no_descriptor(
 
 
 def test_ended_fs_group_walk_leaves_the_root_as_it_was_and_no_descriptor(tmp_path: Path) -> None:
-    """OnRootMismatch must not take it for a finished one."""
+    """OnRootMismatch must not treat it as a finished one."""
     for name in range(5):
         (tmp_path / str(name)).mkdir(mode=0o700)
     tmp_path.chmod(0o700)

@@ -1,4 +1,17 @@
-"""The engine for images in a Ceph pool (RBD): images, snapshots and records in one namespace, and no host device."""
+"""The engine for images in a Ceph pool (RBD): images, snapshots and records in one namespace, and no host device.
+
+    place, pool, omap      where it is, which pool it is, and the sorted keys that all else is kept in
+    images, snapshots,
+    copies, limits, space  what a controller changes and asks: `engine` puts them together
+    image_use              who has an image open, asked before each change that could cut that client off
+    records, background    the records, and work that takes the time of the data
+    access                 the node's side: it opens nothing, a hypervisor does
+    own_user, lent_users   as which user of Ceph a node connects
+    fencing                cuts off nodes that are declared gone
+
+The pool is the only truth: several controllers serve it at once without locks, and each write compares what it has
+read. Refused, because the host would have to map the image: mounts by the host, and a block device for it.
+"""
 
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Engine

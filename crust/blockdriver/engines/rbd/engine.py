@@ -1,4 +1,8 @@
-"""The controller's side of the engine for Ceph RBD: one face over images, snapshots, copies and space."""
+"""The controller's side of the engine for Ceph RBD: one interface to images, snapshots, copies and space.
+
+It decides nothing: each method goes to the module that has the rule. Every call blocks for as long as the cluster
+takes (`crust.ceph.connection.Timeouts`), and raises the errors of `crust.ceph.failures` beside those that it names.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

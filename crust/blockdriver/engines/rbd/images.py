@@ -113,7 +113,7 @@ class VolumeImages:
             image.metadata_set(MARK, volume_id)
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
-        """Grow the image, never shrink it; its clients learn of it."""
+        """Grow the image to `size_bytes`, never shrink it; its clients learn of it. Raises `ImageMissing`."""
         with self.place.ioctx(f"cannot grow the image of {volume_id}") as ioctx:
             try:
                 if self._size(ioctx, volume_id) >= size_bytes:

@@ -1,4 +1,8 @@
-"""The one user of a process that has a key of its own, by its settings: for every volume."""
+"""The one user of a process that has a key of its own, by its settings: for every volume.
+
+It has the interface of `lent_users.LentUsers`, which a node without a key of its own has. Secrets of calls are not
+looked at: they are the guest's.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -66,7 +66,7 @@ class RbdRecords:
             return self._read(ioctx, _DATA + key)
 
     def save(self, key: str, data: bytes, *, previous: bytes | None) -> None:
-        """Compare and write in one operation."""
+        """Compare and write in one operation. Raises `RecordChanged`."""
         values = {
             _DATA + key: data,
             _DIGEST + key: _digest(data).encode(),
@@ -84,7 +84,7 @@ class RbdRecords:
         self._seen[key] = _digest(data)
 
     def remove(self, key: str, *, previous: bytes | None = None) -> None:
-        """Compare and remove the three keys in one operation, also in a full pool."""
+        """Compare and remove the three keys in one operation, also in a full pool. Raises `RecordChanged`."""
         keys = (_DATA + key, _DIGEST + key, _TIME + key)
         expected = {} if previous is None else {_DIGEST + key: _digest(previous)}
         with self.place.ioctx(f"cannot remove {self.shown(key)}") as ioctx:

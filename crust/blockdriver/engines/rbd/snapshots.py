@@ -62,7 +62,7 @@ class RbdSnapshots:
         return frozenset(found)
 
     def take(self, snapshot: Snapshot) -> None:
-        """A snapshot of the image; one of that name was never answered, and is replaced."""
+        """A snapshot of the image; one of that name was never answered, and is replaced. Raises `ImageMissing`."""
         what = f"cannot take a snapshot of {snapshot.volume_id}"
         with self.place.ioctx(what) as ioctx:
             try:
@@ -119,7 +119,10 @@ class RbdSnapshots:
                 return _differing(image, None)
 
     def changed(self, base: Snapshot, target: Snapshot) -> tuple[Region, ...]:
-        """The objects that differ, by the object map."""
+        """The regions (offset and length in bytes, whole objects) that differ, by the object map.
+
+        Raises `NoChangeTracking` where that cannot be told.
+        """
         with self.place.ioctx(f"cannot compare {base.snapshot_id}") as ioctx:
             name, base_name = self._required(ioctx, target), self._required(ioctx, base)
             if name != base_name:
