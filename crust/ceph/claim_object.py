@@ -163,10 +163,19 @@ def swap(ioctx: Ioctx, image: str, before: Read, claims: Claims | None) -> Read 
 
 
 def images(ioctx: Ioctx) -> Iterator[str]:
-    """The images of the namespace that have a claim object."""
-    for each in ioctx.list_objects():
-        if each.key.startswith(PREFIX):
-            yield each.key.removeprefix(PREFIX)
+    """The images of the namespace that have a claim object; it asks for each, 0.3 ms.
+
+    A listing of all objects would take the time of the data: an image has one for each 4 MiB.
+    """
+    for each in load().images.list2(ioctx):
+        name = str(each["name"])
+        try:
+            ioctx.stat(PREFIX + name)
+        except load().failures as err:
+            if failures.errno_of(err) != errno.ENOENT:
+                raise
+        else:
+            yield name
 
 
 def _parse(data: bytes, image: str) -> Claims:
