@@ -1,5 +1,6 @@
 """`crust driver manifest` where controller and nodes are apart: a settings file for each, and objects for each."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,16 @@ def test_manifest_is_accepted_by_the_published_schemas(
         if each["kind"] not in WITHOUT_SCHEMA:
             kubernetes_validate.validate(each, version, strict=True)
     assert "crust-system" not in str(found)
+
+
+@pytest.mark.parametrize("overlay", SETTINGS)
+def test_manifest_is_read_by_kubectl(tmp_path: Path, overlay: str) -> None:
+    """Without a server: kubectl decodes each object into its own types."""
+    result = run(config(tmp_path, text_of(overlay)))
+    command = ("kubectl", "label", "--local", "-f", "-", "checked=yes", "-o", "name")
+    done = subprocess.run(command, input=result.stdout, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len(rendered(overlay))
 
 
 @pytest.mark.parametrize("overlay", ["central-controller", "ceph-controller"])
