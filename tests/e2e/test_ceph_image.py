@@ -176,6 +176,25 @@ async def test_sandbox_after_a_killed_one_has_the_image_without_waiting_for_its_
     assert holder.sandbox == "two"
 
 
+@pytest.mark.spec("H-52")
+async def test_runtime_gives_back_what_ended_while_it_was_away_and_another_node_needs_no_fencing(
+    node: ImageNode, storage: Storage
+) -> None:
+    target = await node.publish()
+    await node.output("one", target, "echo kept > /data/f; sync")
+    qemu = await node.qemu("one")
+    await node.end_runtime()
+    os.kill(qemu, signal.SIGKILL)
+    await asyncio.to_thread(os.waitpid, qemu, 0)
+    assert [each.sandbox for each in claims_of(storage).holders] == ["one"]
+    await node.start_runtime()
+    async with asyncio.timeout(60):
+        while (await asyncio.to_thread(claims_of, storage)).holders:
+            """It is given back when the proxy is there, which has the key."""
+    async with image_node("node-b", storage) as other:
+        assert await other.output("two", await other.publish(), "cat /data/f") == "kept"
+
+
 async def test_discard_reaches_an_image(node: ImageNode, storage: Storage) -> None:
     target = await node.publish(options=("discard",))
     await node.output("one", target, "dd if=/dev/zero of=/data/f bs=1M count=16 conv=fsync")

@@ -17,6 +17,7 @@ from crust.handoff import claims
 from crust.handoff.claims import State
 from crust.handoff.record import Record
 from examples.kata.runtime import ports
+from examples.kata.runtime.taken_images import Taken
 from examples.kata.vm import disks, faults, values, vm_directory
 from tests.support.fake_driver import Gate
 
@@ -67,6 +68,8 @@ class World:
     secrets: dict[str, str] = field(default_factory=dict)
     images: dict[str, str] = field(default_factory=dict)
     """Images that are taken in their cluster, and by which VM."""
+    taken: dict[tuple[str, volumes.TargetPath], Taken] = field(default_factory=dict)
+    """What is noted on the disk."""
     image_bytes: int = 64 * MIB
     container: "FakeContainer | None" = None
     killed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -189,7 +192,10 @@ class FakeHandoff:
     async def taking(
         self, record: Record, vm_id: str, sandbox: volumes.SandboxId
     ) -> AsyncIterator["FakeTakenImage"]:
+        assert record.image is not None
         self.keys.add(record.target)
+        await self.world.step("note")
+        self.world.taken[vm_id, record.target] = Taken(vm_id, sandbox, record.target, record.image)
         await self.world.step("take")
         assert self.world.is_locked(record.target), "taken without the volume's claim"
         holder = self.world.images.setdefault(str(record.image), vm_id)
@@ -197,24 +203,41 @@ class FakeHandoff:
             raise errors.NotReady(f"{holder} has the image")
         yield FakeTakenImage(self.world)
 
-    async def know_key(self, record: Record) -> None:
-        if record.target in self.keys:
+    async def _know_key(self, target: volumes.TargetPath) -> None:
+        if target in self.keys:
             return
         await self.world.step("key")
-        if not self.world.is_locked(record.target):
+        if not self.world.is_locked(target):
             raise errors.NotReady("no live sandbox has claimed it")
-        self.keys.add(record.target)
+        self.keys.add(target)
 
     async def image_size(self, record: Record) -> int:
         return self.world.image_bytes
 
-    async def give_back(self, record: Record, vm_id: str) -> None:
-        await self.know_key(record)
+    async def give_back(self, record: Record, vm_id: str, sandbox: volumes.SandboxId) -> None:
+        assert record.image is not None
+        await self._know_key(record.target)
+        await self._give_back(Taken(vm_id, sandbox, record.target, record.image))
+
+    def taken(self) -> Sequence[Taken]:
+        return tuple(self.world.taken.values())
+
+    async def give_back_of_ended(self, taken: Taken) -> None:
+        if taken.target not in self.keys:
+            claim = self.claim(taken.target, taken.sandbox)
+            try:
+                await self._know_key(taken.target)
+            finally:
+                claim.release()
+        await self._give_back(taken)
+
+    async def _give_back(self, taken: Taken) -> None:
         await self.world.step("give back")
         plugged = (body.plugged for body in self.world.bodies.values() if not body.ended.is_set())
         assert not any(plugged), "given back while a VM has it"
-        if self.world.images.get(str(record.image)) == vm_id:
-            del self.world.images[str(record.image)]
+        if self.world.images.get(str(taken.image)) == taken.vm_id:
+            del self.world.images[str(taken.image)]
+        self.world.taken.pop((taken.vm_id, taken.target), None)
 
     def recover(self, lost: ports.LostClaims) -> None:
         raise AssertionError("QEMU holds the claims of these VMs")

@@ -7,7 +7,7 @@ answers what a driver of Ceph volumes would: the image and the key of a node's u
 import os
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +84,22 @@ class ImageNode:
     name: str
     node: nodes.Node
     runtime: Client
-    kata_run: Path
+    options: daemon.Options
+    _running: AsyncExitStack
+    """The runtime's daemon, which can be ended before the node."""
+
+    @property
+    def kata_run(self) -> Path:
+        """The runtime's directory."""
+        return self.options.run_dir
+
+    async def start_runtime(self) -> None:
+        """Start the runtime's daemon; it serves at the end."""
+        await self._running.enter_async_context(daemon.running(self.options))
+
+    async def end_runtime(self) -> None:
+        """End the daemon; virtual machines stay."""
+        await self._running.aclose()
 
     async def publish(self, *, readonly: bool = False, options: tuple[str, ...] = ()) -> str:
         """Publish the volume for a pod; its target path."""
@@ -144,11 +159,12 @@ async def image_node(name: str, storage: Storage) -> AsyncIterator[ImageNode]:
                 cache=CACHE,
                 node=name,
             )
-            async with daemon.running(options) as sandboxes:
+            async with AsyncExitStack() as running:
                 runtime = Client(str(kata_run / "control.sock"))
-                made = ImageNode(name, node, runtime, kata_run)
+                made = ImageNode(name, node, runtime, options, running)
+                await made.start_runtime()
                 try:
                     yield made
                 finally:
                     for each in await runtime.list():
-                        await sandboxes.stop(volumes.SandboxId(each["sandbox"]))
+                        await runtime.stop(each["sandbox"])

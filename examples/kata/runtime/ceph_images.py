@@ -1,18 +1,22 @@
 """The claims of this host on images of Ceph clusters: taken before QEMU opens one, ended when it has closed it.
 
 What is asked of a cluster is asked by a process of its own (`crust.ceph.attach`). The key of an image's user stays in
-memory for the end of its claim: when a virtual machine has ended, the proxy gives its secrets to nobody.
+memory for the end of its claim: when a virtual machine has ended, the proxy gives its secrets to nobody. An image is
+noted on disk before it is taken (`taken_images`).
 """
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from crust import volumes
 from crust.ceph import attach
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
 from crust.handoff.record import Record
+from examples.kata.runtime.taken_images import Taken, TakenImages
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +35,11 @@ class TakenImage:
 
 
 class CephImages:
-    """The images that virtual machines of this host have, by target path."""
+    """The images that virtual machines of this host have, noted in `directory`, and their keys by target path."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, directory: Path) -> None:
         self._host = host
+        self._taken = TakenImages(directory)
         self._keys: dict[volumes.TargetPath, str] = {}
 
     @asynccontextmanager
@@ -43,34 +48,47 @@ class CephImages:
     ) -> AsyncIterator[TakenImage]:
         """Take the image of a volume that this host has claimed; if the block fails, the caller gives it back.
 
-        Raises what `crust.ceph.attach` raises.
+        Raises what `crust.ceph.attach` and `TakenImages.add` raise.
         """
         mode = Mode.READERS if record.readonly else Mode.WRITER
-        self.remember(record, key)
-        async with attach.asking(_key_of(record, key)) as cluster:
+        image = _image_of(record)
+        self.remember(record.target, key)
+        await asyncio.to_thread(self._taken.add, Taken(vm_id, sandbox, record.target, image))
+        async with attach.asking(attach.Key(image, key)) as cluster:
             await cluster.take(mode, self._host, sandbox, vm_id)
             yield TakenImage(key, cluster, vm_id, mode is Mode.WRITER)
 
-    def knows(self, record: Record) -> bool:
-        """Whether the key for a volume's image is known."""
-        return record.target in self._keys
+    def taken(self) -> Sequence[Taken]:
+        """What virtual machines, also those that have ended, may have; blocks."""
+        return self._taken.all()
 
-    def remember(self, record: Record, key: str) -> None:
+    def knows(self, target: volumes.TargetPath) -> bool:
+        """Whether the key for a volume's image is known."""
+        return target in self._keys
+
+    def remember(self, target: volumes.TargetPath, key: str) -> None:
         """Keep the key for the end of the claim."""
-        self._keys[record.target] = key
+        self._keys[target] = key
 
     async def size_bytes(self, record: Record) -> int:
         """The image's size now. Raises what `crust.ceph.attach` raises."""
-        async with attach.asking(_key_of(record, self._keys[record.target])) as cluster:
+        key = attach.Key(_image_of(record), self._keys[record.target])
+        async with attach.asking(key) as cluster:
             return await cluster.size_bytes()
 
-    async def give_back(self, record: Record, vm_id: str) -> None:
-        """End the claim on the image. Raises what `crust.ceph.attach` raises; then the key is kept."""
-        async with attach.asking(_key_of(record, self._keys[record.target])) as cluster:
-            await cluster.give_back(vm_id)
-        self._keys.pop(record.target, None)
+    async def give_back(self, taken: Taken) -> None:
+        """End the claim on the image. Raises what `crust.ceph.attach` raises; then note and key are kept."""
+        key = attach.Key(taken.image, self._keys[taken.target])
+        async with attach.asking(key) as cluster:
+            await cluster.give_back(taken.vm_id)
+        await self.forget(taken)
+
+    async def forget(self, taken: Taken) -> None:
+        """Nothing is left to be done for it, or nothing can be done."""
+        await asyncio.to_thread(self._taken.remove, taken.vm_id, taken.target)
+        self._keys.pop(taken.target, None)
 
 
-def _key_of(record: Record, key: str) -> attach.Key:
+def _image_of(record: Record) -> volumes.NetworkImage:
     assert record.image is not None
-    return attach.Key(record.image, key)
+    return record.image

@@ -86,7 +86,8 @@ async def running(options: Options) -> AsyncIterator[Sandboxes]:
         vms = QemuVms(guest_image, accelerator.kind, options.claims, options.boot_timeout_s)
         endpoint = str(options.run_dir / "handler.sock")
         session = _session(options, guest_image, endpoint)
-        in_clusters = ceph_images.CephImages(await asyncio.to_thread(Host.this, options.node))
+        host = await asyncio.to_thread(Host.this, options.node)
+        in_clusters = ceph_images.CephImages(host, options.run_dir / "images")
         volumes_here = handoff.Directory(options.volumes_root, options.name, session, in_clusters)
         sandboxes = Sandboxes(options.run_dir / "sandboxes", vms, volumes_here)
         stack.push_async_callback(sandboxes.close)
@@ -95,7 +96,22 @@ async def running(options: Options) -> AsyncIterator[Sandboxes]:
         socket = options.run_dir / "control.sock"
         await stack.enter_async_context(control.serving(socket, control.Control(sandboxes)))
         await stack.enter_async_context(registration.keeping(session))
+        giving_back = asyncio.create_task(_give_back(session, sandboxes), name="give back")
+        stack.push_async_callback(_ended, giving_back)
         yield sandboxes
+
+
+async def _give_back(session: registration.Registration, sandboxes: Sandboxes) -> None:
+    """End what VMs have left in clusters, whenever the proxy is there, which has the keys."""
+    while True:
+        await session.registered.wait()
+        await sandboxes.give_back_left()
+        await session.lost.wait()
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _session(options: Options, guest: image.GuestImage, endpoint: str) -> registration.Registration:

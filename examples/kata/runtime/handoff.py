@@ -4,16 +4,19 @@ The name is this runtime's own and never the record's. A volume that was handed 
 the proxy would send its calls about the volume to that handler.
 """
 
+import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from crust import deferral_keys, runtime_handler, volumes
-from crust.handoff import store
+from crust.handoff import claims, store
 from crust.handoff.record import Record
 from crust.runtime_handler import kept_vm
 from crust.runtime_handler.registration import Registration
 from examples.kata.runtime import ceph_images, ports
+from examples.kata.runtime.taken_images import Taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +61,55 @@ class Directory:
         ) as it:
             yield it
 
-    async def give_back(self, record: Record, vm_id: str) -> None:
+    async def give_back(self, record: Record, vm_id: str, sandbox: volumes.SandboxId) -> None:
         """See `ceph_images.CephImages.give_back`."""
-        await self.know_key(record)
-        await self.images.give_back(record, vm_id)
+        assert record.image is not None
+        await self._know_key(record.target)
+        await self.images.give_back(Taken(vm_id, sandbox, record.target, record.image))
+
+    def taken(self) -> Sequence[Taken]:
+        """See `ceph_images.CephImages.taken`."""
+        return self.images.taken()
+
+    async def give_back_of_ended(self, taken: Taken) -> None:
+        """The same when the VM has ended: only a claimant gets the key, so we claim the volume for a moment.
+
+        If somebody else has claimed it, that is tried again later. Without the entry no key is to be had any more:
+        the note is removed, and the claim stays in the cluster.
+        """
+        if self.images.knows(taken.target):
+            await self.images.give_back(taken)
+            return
+        try:
+            image = await self._know_key_by_claim(taken)
+        except claims.NotPublished:
+            await self.images.forget(taken)
+            raise
+        await self.images.give_back(dataclasses.replace(taken, image=image))
 
     async def image_size(self, record: Record) -> int:
         """See `ceph_images.CephImages.size_bytes`."""
-        await self.know_key(record)
+        await self._know_key(record.target)
         return await self.images.size_bytes(record)
 
-    async def know_key(self, record: Record) -> None:
+    async def _know_key(self, target: volumes.TargetPath) -> None:
         """Have the key for a claimed volume's image, which a daemon before this one may have taken."""
-        if not self.images.knows(record):
-            secrets = await self.secrets(record.target)
-            self.images.remember(record, secrets[deferral_keys.USER_KEY])
+        if not self.images.knows(target):
+            secrets = await self.secrets(target)
+            self.images.remember(target, secrets[deferral_keys.USER_KEY])
+
+    async def _know_key_by_claim(self, taken: Taken) -> volumes.NetworkImage:
+        """Have the key; returns the image with the user and the monitors that it has now."""
+        records = await asyncio.to_thread(self.records)
+        now = next((each.image for each in records if each.target == taken.target), None)
+        if now is None or now.identity != taken.image.identity:  # or another volume is there now
+            raise claims.NotPublished(taken.target)
+        claim = await asyncio.to_thread(self.claim, taken.target, taken.sandbox)
+        try:
+            await self._know_key(taken.target)
+        finally:
+            await asyncio.to_thread(claim.release)
+        return now
 
     def recover(self, lost: ports.LostClaims) -> None:
         """See `runtime_handler.kept_vm.KeptVm.recover`."""

@@ -12,6 +12,7 @@ from typing import Protocol
 from crust import volumes
 from crust.handoff.record import Record
 from crust.runtime_handler import NotDeferred, Resolved
+from examples.kata.runtime.taken_images import Taken
 from examples.kata.vm import disks, values, vm_directory
 
 
@@ -252,17 +253,17 @@ class Handoff(Protocol):
     ) -> AbstractAsyncContextManager[TakenImage]:
         """Take the image of a claimed volume in its cluster; it stays taken after the block. Does not block."""
 
-    async def know_key(self, record: Record) -> None:
-        """Have the key for the image of a claimed volume: for `give_back`, when no key is to be had any more.
-
-        Does not block.
-        """
-
     async def image_size(self, record: Record) -> int:
         """The size of a claimed volume's image now, in bytes; does not block."""
 
-    async def give_back(self, record: Record, vm_id: str) -> None:
-        """End that, when the VM has closed the image or has ended; does not block."""
+    async def give_back(self, record: Record, vm_id: str, sandbox: volumes.SandboxId) -> None:
+        """End that, when the VM has closed the image; does not block."""
+
+    def taken(self) -> Sequence[Taken]:
+        """The images that were taken and not given back, also by processes before this one."""
+
+    async def give_back_of_ended(self, taken: Taken) -> None:
+        """End that, when the VM has ended for certain; does not block."""
 
     def recover(self, lost: LostClaims) -> None:
         """Have the claims of a VM again whose keeper has ended, or kill it; raises `kept_vm.VmKilled`."""

@@ -62,8 +62,6 @@ class Sandbox:
         self._handoff = handoff
         self._volumes: dict[volumes.TargetPath, volume.SandboxVolume] = {}
         self._mount_failures: dict[volumes.TargetPath, errors.CrustError] = {}
-        self._unmounted: dict[volumes.TargetPath, Record] = {}
-        """Those that the VM may hold although they are not mounted: an image of them may be taken in its cluster."""
         self._mounting: Counter[volumes.TargetPath] = Counter()
         self._lock = asyncio.Lock()
         self._in_hand = volume.ClaimsInHand()
@@ -171,15 +169,14 @@ class Sandbox:
     async def stop(self) -> None:
         """End containers, unmount, power off; then release the claims. Kills a guest that hangs."""
         self.ending = True
-        if self.vm.runs():
-            records = [each.record for each in self.held] + list(self._unmounted.values())
-            for record in records:
-                await volume.know_key(record, self.vm, self._handoff)
         await self._wait_for_mounts()
         async with self._lock:
             stuck = await self.vm.stop()
             if stuck:
                 _log.warning("not unmounted", extra={"sandbox": self.sandbox_id, "volumes": stuck})
+            if not self.vm.runs():
+                ended = self.vm.identity.uuid
+                await volume.give_back_of_ended(self._handoff, lambda taken: taken.vm_id == ended)
             await self._release_claims()
 
     async def _wait_for_mounts(self) -> None:
@@ -194,15 +191,11 @@ class Sandbox:
     async def _release_claims(self) -> None:
         """Release the claims of a VM that has ended."""
         for held in self._volumes.values():
-            await volume.give_back(held.record, self.vm, self._handoff)
             try:
                 await asyncio.to_thread(held.claim.release)
             except errors.CrustError as error:
                 _log.warning("claim kept", extra={"target": held.target.text, "error": error})
-        for record in self._unmounted.values():  # their locks ended with the VM
-            await volume.give_back(record, self.vm, self._handoff)
         self._volumes.clear()
-        self._unmounted.clear()
         self._mount_failures.clear()
 
     async def use(self, record: Record) -> volume.SandboxVolume:
@@ -220,7 +213,6 @@ class Sandbox:
             known = self._volumes.get(record.target)
             if known is not None:
                 return known
-            self._unmounted[record.target] = record
             try:
                 mounted = await volume.claim_and_mount(
                     self._handoff, record, self.sandbox_id, self.vm, self._in_hand
@@ -229,7 +221,6 @@ class Sandbox:
                 await self._note_failure(record, error)
                 raise
             self._mount_failures.pop(record.target, None)
-            self._unmounted.pop(record.target, None)
             self._volumes[record.target] = mounted
             return mounted
 
@@ -242,7 +233,6 @@ class Sandbox:
         if volume.serial_of(record) in held:
             self._mount_failures[record.target] = error
         else:
-            self._unmounted.pop(record.target, None)
             self._mount_failures.pop(record.target, None)
 
     def _resolve(self, mounts: Sequence[messages.Mount]) -> list[_Wanted]:

@@ -20,8 +20,9 @@ from pathlib import Path
 
 from crust import errors, operations, volumes
 from crust.runtime_handler import kept_vm
-from examples.kata.runtime import ports
+from examples.kata.runtime import ports, volume
 from examples.kata.runtime.sandbox import Sandbox
+from examples.kata.runtime.taken_images import Taken
 from examples.kata.vm import faults
 
 _log = logging.getLogger(__name__)
@@ -99,6 +100,13 @@ class Sandboxes:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         await asyncio.gather(*(sandbox.vm.close() for sandbox in self._sandboxes.values()))
 
+    async def give_back_left(self) -> None:
+        """End the claims on images that VMs have left which have ended; to be called when keys can be had.
+
+        Such a VM is neither in `all` nor in `not_adopted`; one that is just starting has not taken anything.
+        """
+        await volume.give_back_of_ended(self.handoff, self._has_ended)
+
     def all(self) -> Sequence[Sandbox]:
         """Every sandbox, by id."""
         return [self._sandboxes[each] for each in sorted(self._sandboxes)]
@@ -161,6 +169,7 @@ class Sandboxes:
         elif sandbox_id in self._not_adopted:
             await self._destroy(sandbox_id)
             del self._not_adopted[sandbox_id]
+            await self.give_back_left()
 
     async def _destroy(self, sandbox_id: volumes.SandboxId) -> None:
         with contextlib.suppress(faults.VmGone):
@@ -190,6 +199,10 @@ class Sandboxes:
         _log.error("VM ended by itself", extra={"sandbox": sandbox.sandbox_id})
         with contextlib.suppress(operations.ShuttingDown):  # then the next daemon removes it
             await self.stop(sandbox.sandbox_id)
+
+    def _has_ended(self, taken: Taken) -> bool:
+        running = {each.vm.identity.uuid for each in self._sandboxes.values()}
+        return taken.vm_id not in running and taken.sandbox not in self._not_adopted
 
     def _directory(self, sandbox_id: volumes.SandboxId) -> Path:
         return self._base / sandbox_id

@@ -18,7 +18,7 @@ the volume. Every step is idempotent.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from crust import deferral_keys, errors, traces, volumes
 from crust.handoff.record import Record
 from crust.runtime_handler import of_publish
 from examples.kata.runtime import ports
+from examples.kata.runtime.taken_images import Taken
 from examples.kata.vm import disks, faults, values
 
 _log = logging.getLogger(__name__)
@@ -182,35 +183,40 @@ async def _attach(volume: SandboxVolume, vm: ports.Vm, handoff: ports.Handoff) -
         )
 
 
-async def know_key(record: Record, vm: ports.Vm, handoff: ports.Handoff) -> None:
-    """Have the key for the end of the claim on an image, before the VM ends; an error is only logged.
-
-    An earlier daemon may have taken the image, and the proxy gives the key to a live sandbox alone.
-    """
-    if record.image is None:
-        return
-    try:
-        await handoff.know_key(record)
-    except errors.CrustError as error:
-        extra = {"target": record.target.text, "vm": vm.name, "error": error}
-        _log.warning("the image's claim will stay in its cluster", extra=extra)
-
-
 async def _recorded() -> None:
     """The client that has opened the image is recorded already."""
 
 
-async def give_back(record: Record, vm: ports.Vm, handoff: ports.Handoff) -> None:
-    """End the claim on an image in its cluster, when the VM has closed it or has ended; an error is only logged.
+async def _give_back(volume: SandboxVolume, vm: ports.Vm, handoff: ports.Handoff) -> None:
+    """End the claim on an image in its cluster, when the VM has closed it; an error is only logged.
 
-    A claim that stays is taken over by this host, or ended by an operator with `crust ceph fence`.
+    A claim that stays is ended with the VM, or later by `give_back_of_ended`.
     """
+    record = volume.record
     if record.image is None:
         return
     try:
-        await handoff.give_back(record, vm.identity.uuid)
+        await handoff.give_back(record, vm.identity.uuid, volume.claim.sandbox_id)
     except errors.CrustError as error:
         extra = {"target": record.target.text, "vm": vm.name, "error": error}
+        _log.warning("the image's claim stays in its cluster", extra=extra)
+
+
+async def give_back_of_ended(handoff: ports.Handoff, has_ended: Callable[[Taken], bool]) -> None:
+    """End the claims on images of virtual machines that have ended for certain; an error is only logged.
+
+    A claim that stays is tried again by the next process, is taken over by this host, or is ended by an operator with
+    `crust ceph fence`.
+    """
+    left = await asyncio.to_thread(handoff.taken)
+    await asyncio.gather(*(_give_back_of_ended(handoff, each) for each in left if has_ended(each)))
+
+
+async def _give_back_of_ended(handoff: ports.Handoff, taken: Taken) -> None:
+    try:
+        await handoff.give_back_of_ended(taken)
+    except errors.CrustError as error:
+        extra = {"target": taken.target.text, "sandbox": taken.sandbox, "error": error}
         _log.warning("the image's claim stays in its cluster", extra=extra)
 
 
@@ -245,7 +251,7 @@ async def _undo(volume: SandboxVolume, vm: ports.Vm, handoff: ports.Handoff) -> 
     """Undo the steps; an error here is only logged, because the caller raises the first one."""
     try:
         await vm.detach(volume.serial)
-        await give_back(volume.record, vm, handoff)
+        await _give_back(volume, vm, handoff)
         await vm.descriptors.release(volume.serial)
     except errors.CrustError as error:
         extra = {"target": volume.target.text, "vm": vm.name, "error": error}

@@ -280,7 +280,84 @@ async def test_image_is_given_back_at_the_end_of_its_sandbox(
         await sandboxes.adopt_all()
     assert world.images
     await sandboxes.stop(ONE)
-    assert world.images == {}
+    assert (world.images, world.taken) == ({}, {})
+
+
+async def killed_at(step: str, tmp_path: Path, world: World) -> None:
+    """A daemon that is killed at a step of its use of an image: nothing that it would do afterwards happens."""
+    world.records[TARGET.text] = a_record(source=IMAGE)
+    sandboxes = daemon(tmp_path, world)
+    gate = world.gates[step] = Gate()
+    running = asyncio.create_task((await sandboxes.get(ONE)).start(run(TARGET.text)))
+    await until(gate.entered)
+    await sandboxes.close()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    del world.gates[step]
+
+
+STEPS = ["hold", "note", "take", "attach", "record", "limit", "mount", "grow"]
+
+
+@pytest.mark.spec("H-52")
+@pytest.mark.parametrize("step", STEPS)
+async def test_next_daemon_gives_back_what_a_vm_has_left_that_ended_while_no_daemon_ran(
+    tmp_path: Path, world: World, step: str
+) -> None:
+    await killed_at(step, tmp_path, world)
+    (body,) = world.bodies.values()
+    body.ended.set()
+    world.bodies.clear()
+    if TARGET in world.claims:
+        world.claims[TARGET].ours = False  # the killed daemon's copies are closed
+    successor = daemon(tmp_path, world)
+    await successor.adopt_all()
+    await successor.give_back_left()
+    assert (world.images, world.taken) == ({}, {})
+    assert not world.is_locked(TARGET)
+
+
+@pytest.mark.spec("H-52")
+@pytest.mark.parametrize("step", ["take", "attach", "record", "limit", "mount", "grow"])
+async def test_image_stays_taken_until_a_vm_that_cannot_be_adopted_was_killed(
+    tmp_path: Path, world: World, step: str
+) -> None:
+    await killed_at(step, tmp_path, world)
+    world.claims[TARGET].ours = False
+    world.failures["adopt one"].append(faults.AgentTimedOut("hello", 60))
+    successor = daemon(tmp_path, world)
+    await successor.adopt_all()
+    before = dict(world.images), dict(world.taken)
+    await successor.give_back_left()
+    assert (world.images, world.taken) == before
+    await successor.stop(ONE)
+    assert (world.images, world.taken) == ({}, {})
+
+
+async def test_image_of_a_running_vm_is_not_given_back_as_left(
+    tmp_path: Path, world: World
+) -> None:
+    world.records[TARGET.text] = a_record(source=IMAGE)
+    sandboxes = daemon(tmp_path, world)
+    await (await sandboxes.get(ONE)).start(run(TARGET.text))
+    await sandboxes.give_back_left()
+    assert len(world.images) == len(world.taken) == 1
+
+
+async def test_image_whose_cluster_is_away_is_given_back_later(
+    tmp_path: Path, world: World
+) -> None:
+    await killed_at("mount", tmp_path, world)
+    world.claims[TARGET].ours = False
+    world.bodies.clear()
+    away = errors.PeerUnavailable("the cluster does not answer")
+    world.failures["give back"].append(away)
+    successor = daemon(tmp_path, world)
+    await successor.adopt_all()
+    await successor.give_back_left()
+    assert world.taken
+    await successor.give_back_left()
+    assert (world.images, world.taken) == ({}, {})
 
 
 async def test_commands_of_two_daemons_have_different_names(tmp_path: Path, world: World) -> None:

@@ -15,11 +15,13 @@ from crust.handoff.record import Record
 from crust.runtime_handler.registration import RegisterRequest, Registration
 from examples.kata.runtime import handoff, volume
 from examples.kata.runtime.ceph_images import CephImages
+from examples.kata.runtime.taken_images import Taken, TakenImages
 from examples.kata.vm import faults
 from tests.support.fake_vms import Body, FakeClaim, FakeHandoff, FakeVm, World
 from tests.support.records import IMAGE, TARGET, a_record
 
 ONE, TWO = volumes.SandboxId("one"), volumes.SandboxId("two")
+FEATURES = frozenset(volumes.HandlerFeature)
 
 
 @pytest.fixture
@@ -174,10 +176,10 @@ async def test_claim_is_released_when_its_report_fails(world: World) -> None:
     await take(world, TWO)
 
 
-def published(root: Path) -> Record:
+def published(root: Path, source: volumes.NetworkImage | None = None) -> Record:
     entries = store.Store(str(root))
     entries.open()
-    return entries.publish(a_record()).require()
+    return entries.publish(a_record(source=source) if source else a_record()).require()
 
 
 def test_a_volume_of_another_handler_is_refused(tmp_path: Path) -> None:
@@ -185,11 +187,51 @@ def test_a_volume_of_another_handler_is_refused(tmp_path: Path) -> None:
     name = volumes.HandlerName("other")
     request = RegisterRequest(name, "1", "/other.sock", frozenset({"ext4"}))
     session = Registration(str(tmp_path / "proxy.sock"), request)
-    images = CephImages(Host("node-1", "machine-1"))
+    images = CephImages(Host("node-1", "machine-1"), tmp_path / "images")
     other = handoff.Directory(str(tmp_path / "volumes"), name, session, images)
     with pytest.raises(runtime_handler.WrongHandler, match="published to kata"):
         other.claim(record.target, ONE)
     assert other.records() == (record,)
+
+
+async def ended(root: Path, directory: Path, record: Record) -> tuple[handoff.Directory, Taken]:
+    """A handler's directory, and an image that a virtual machine of an earlier daemon has left."""
+    request = RegisterRequest(record.handler, "1", "/h.sock", frozenset({"ext4"}), FEATURES)
+    session = Registration(str(directory / "proxy.sock"), request)
+    TakenImages(directory / "images").add(Taken("uuid", ONE, record.target, IMAGE))
+    images = CephImages(Host("node-1", "machine-1"), directory / "images")
+    made = handoff.Directory(str(root), record.handler, session, images)
+    [left] = made.taken()
+    return made, left
+
+
+@pytest.mark.spec("H-52")
+async def test_image_whose_volume_is_published_no_more_is_forgotten(tmp_path: Path) -> None:
+    """No key is to be had for it; also if another volume is published there by now."""
+    record = published(tmp_path / "volumes", IMAGE)
+    for root, now in (
+        (tmp_path / "none", record),
+        (tmp_path / "other", published(tmp_path / "other")),
+    ):
+        directory, left = await ended(root, tmp_path, record)
+        with pytest.raises(errors.NotFound):
+            await directory.give_back_of_ended(left)
+        assert directory.taken() == ()
+        assert now.target == left.target
+
+
+@pytest.mark.spec("H-52")
+async def test_image_stays_noted_while_its_volume_is_claimed_or_no_proxy_gives_the_key(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "volumes"
+    directory, left = await ended(root, tmp_path, published(root, IMAGE))
+    with directory.claim(left.target, TWO), pytest.raises(claims.HeldBySandbox):
+        await directory.give_back_of_ended(left)
+    with pytest.raises(errors.PeerUnavailable, match="not registered"):
+        await directory.give_back_of_ended(left)
+    assert directory.taken() == (left,)
+    directory.claim(left.target, TWO).release()
 
 
 @pytest.mark.spec("H-51", "H-52")
@@ -198,11 +240,11 @@ async def test_image_is_taken_before_it_is_opened_and_its_client_recorded_before
 ) -> None:
     world.records[TARGET.text] = a_record(source=IMAGE)
     await take(world, ONE)
-    assert world.calls[:6] == ["held", "hold", "take", "attach", "record", "limit"]
+    assert world.calls[:7] == ["held", "hold", "note", "take", "attach", "record", "limit"]
     assert world.images == {str(IMAGE): "uuid of one"}
 
 
-@pytest.mark.parametrize("step", ["take", "attach", "record", "limit", "mount"])
+@pytest.mark.parametrize("step", ["note", "take", "attach", "record", "limit", "mount"])
 async def test_failed_step_gives_an_image_back_when_the_vm_has_closed_it(
     world: World, step: str
 ) -> None:
@@ -210,7 +252,7 @@ async def test_failed_step_gives_an_image_back_when_the_vm_has_closed_it(
     world.failures[step].append(faults.GuestRefused("no"))
     with pytest.raises(faults.GuestRefused):
         await take(world, ONE)
-    assert world.images == {}
+    assert (world.images, world.taken) == ({}, {})
     assert world.calls[-3:] == ["detach", "give back", "release"]
     await take(world, TWO)
 
