@@ -87,7 +87,7 @@ async def part(
     `running`.
     """
     async with AsyncExitStack() as stack:
-        daemon.before_release(driver.operations.idle)
+        daemon.before_release(lambda: [driver.operations])
         with driver.workers.used():  # also by the tasks that are started here
             watch = await _opened(driver, daemon)
         await stack.enter_async_context(

@@ -171,7 +171,7 @@ async def part(  # noqa: PLR0913 - one per setting
             watch.operations.append(lambda: [work.operations])
             watch.refusals.append(work.refusal)
             stack.push_async_callback(work.operations.drain)
-            daemon.before_release(work.operations.idle)
+            daemon.before_release(lambda: [work.operations])
             wrapped = _wrapped(driver, runtime)
             frontend = Frontend(driver, facts, deferral, wrapped, wrapping, work)
             generic, gate = frontend.handler(), Gate(frontend.holds)

@@ -3,7 +3,8 @@
 The process has one `Daemon`: the lock of the proxy's run directory, one health, one watchdog, one takeover. A
 takeover hands over the state of all parts together, because everything that only one process may have is in
 `Daemon.owned`. Calls wait at the sockets that others call; between the parts there is no gate, because a call there
-is a step of one that has passed.
+is a step of one that has passed. A step that outlives its call is an operation: none of any part runs when the state
+is released, and none can begin after.
 
 The driver starts first and the CO's sockets last, so that what a CO can call is complete.
 """

@@ -136,7 +136,7 @@ async def part(  # noqa: PLR0913 - the kernel's side, and the process's
         peers = HandlerPeers()
         stack.push_async_callback(peers.close)
         stack.push_async_callback(deferred.operations.drain)
-        daemon.before_release(deferred.operations.idle)
+        daemon.before_release(lambda: [deferred.operations])
         parts = _Parts(deferred, handlers, peers, events, targets, devices, daemon)
         runtimes = await _runtimes(settings, stack, wires)
         drivers = _driver_sockets(settings, parts, runtimes, wires, holds)
@@ -318,7 +318,7 @@ async def _serve_drivers(
     settings: ProxySettings, drivers: DriverSockets, daemon: Daemon, stack: AsyncExitStack
 ) -> None:
     stack.push_async_callback(drivers.aclose)
-    daemon.before_release(drivers.idle)
+    daemon.before_release(drivers.operations)
     for served in settings.drivers:
         await drivers.add(served)
     if settings.drivers_dir:

@@ -91,10 +91,6 @@ class CsiFrontend:
         """Refuse new operations, and wait for the running ones."""
         await self.operations.drain()
 
-    async def idle(self) -> None:
-        """Wait until no operation runs."""
-        await self.operations.idle()
-
     @staticmethod
     def holds(method: str) -> bool:
         """Whether a call reads or writes what is deferred; a takeover does not make any other one wait."""

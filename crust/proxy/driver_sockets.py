@@ -125,10 +125,6 @@ class DriverSockets:
         """The operations of each driver."""
         return [driver.frontend.operations for driver in self.all()]
 
-    async def idle(self) -> None:
-        """Wait until no operation runs."""
-        await asyncio.gather(*(driver.frontend.idle() for driver in self.all()))
-
     async def aclose(self) -> None:
         """Stop serving all of them, at once: none takes work while another one's operations end."""
         drivers, self._drivers = self.all(), {}

@@ -1,15 +1,20 @@
 """What the servers of one process share: the process's lock, its health, and how a successor takes it over.
 
-The order of a takeover: the gates close, stage by stage, the callers' sockets first; running operations finish;
-everything in `owned` is closed, newest first, the locks last; the successor takes the locks, reads the state and puts
-its sockets in place; then this process forwards the calls that still reach it. It runs until it is stopped, because
-old connections end here.
+The order of a takeover: the gates close, stage by stage, the callers' sockets first; running operations finish, until
+none of any part runs at one moment; everything in `owned` is closed, newest first; no part starts an operation any
+more, and what runs is waited for; the process's lock is released. The successor takes the locks, reads the state and
+puts its sockets in place; then this process forwards the calls that still reach it. It runs until it is stopped,
+because old connections end here.
+
+The gates are at the sockets. A part that calls another one of the process, or that is asked through a store, has none
+before it. So it is the operations that are refused at last: one that outlives its caller would write beside the
+successor.
 """
 
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -18,6 +23,7 @@ import grpc.aio
 from crust import errors
 from crust.host.files import flocks
 from crust.host.process import systemd
+from crust.operations import KeyedOperations
 from crust.rpc import channel, sockets, takeover
 from crust.rpc.gate import Gate
 from crust.rpc.health import Health
@@ -67,7 +73,7 @@ class Daemon:
         self._lock_path = lock_path
         self._predecessor = predecessor
         self._served: list[_Served] = []
-        self._idle_waits: list[Callable[[], Awaitable[None]]] = []
+        self._operations: list[Callable[[], Sequence[KeyedOperations]]] = []
         self._after_takeover: list[Callable[[], None]] = []
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -89,9 +95,14 @@ class Daemon:
         finally:
             self._served.remove(served)
 
-    def before_release(self, idle: Callable[[], Awaitable[None]]) -> None:
-        """Wait for `idle` before anything is released: work that outlives its callers."""
-        self._idle_waits.append(idle)
+    def before_release(self, running: Callable[[], Sequence[KeyedOperations]]) -> None:
+        """Nothing is released while one of these runs: work that outlives its callers."""
+        self._operations.append(running)
+
+    async def drain(self) -> None:
+        """Refuse new operations of all parts, and wait for those that run."""
+        for each in self._all_operations():
+            await each.drain()
 
     def after_takeover(self, action: Callable[[], None]) -> None:
         """Call `action` once a successor serves, e.g. to end streams, whose callers then connect to it."""
@@ -137,8 +148,9 @@ class Daemon:
             async with asyncio.timeout(DRAIN_S):
                 for stage in sorted({gate.stage for gate in gates}):
                     await _close([gate for gate in gates if gate.stage == stage])
-                for idle in self._idle_waits:
-                    await idle()
+                # one part's operation may begin another part's: none may run at one moment
+                while running := [each for each in self._all_operations() if each.running()]:
+                    await running[0].idle()
         except TimeoutError:
             self._releasing = False
             for gate in self._gates():
@@ -152,6 +164,9 @@ class Daemon:
                 each.lock.close()
         _log.info("state released to the successor")
         return {each.own.path: each.own.identity for each in self._served}
+
+    def _all_operations(self) -> list[KeyedOperations]:
+        return [each for running in self._operations for each in running()]
 
     def _gates(self) -> list[Gate]:
         return [each.gate for each in self._served if each.gate is not None]
@@ -200,6 +215,7 @@ async def starting(lock_path: str, *, take_over: bool = False) -> AsyncIterator[
         _log.info("took the state over", extra={"lock": lock_path})
     daemon = Daemon(lock_path, predecessor)
     daemon.owned.callback(lock.close)
+    daemon.owned.push_async_callback(daemon.drain)
     announce = started.get(None)
     if announce is not None:
         announce(daemon)

@@ -1,6 +1,7 @@
 """One process takes over another's state while clients call: no client gets an error, and two never write at once."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from crust import operations
 from crust.host.files import flocks
+from crust.operations import KeyedOperations
 from crust.rpc import channel, daemon, server, takeover
 from crust.rpc.daemon import Daemon
 from crust.rpc.gate import Gate, needs_state
@@ -345,3 +348,73 @@ async def test_a_forwarded_call_is_answered_after_the_predecessor_was_told_to_en
         assert await slow == b"new"
         await ends
     await new.stop()
+
+
+@pytest.mark.parametrize("inner_first", [True, False])
+async def test_an_operation_that_one_part_begins_in_another_ends_before_the_state_is_released(
+    short: str, *, inner_first: bool
+) -> None:
+    """Within one process there is no gate between the parts, and each caller has left before its operation ends."""
+    old = await start(short, b"old")
+    inner, outer = KeyedOperations(), KeyedOperations()
+    for each in (inner, outer) if inner_first else (outer, inner):
+        old.daemon.before_release(lambda each=each: [each])  # type: ignore[misc]
+    begins, began, ends = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def write() -> None:
+        began.set()
+        await ends.wait()
+
+    async def call_inner() -> None:
+        await begins.wait()
+        with contextlib.suppress(operations.OperationOverdue):
+            await inner.run("volume", "inner", b"", write, left_s=0.01)
+
+    with pytest.raises(operations.OperationOverdue):
+        await outer.run("volume", "outer", b"", call_inner, left_s=0.01)
+    starts = asyncio.create_task(start(short, b"new", take_over=True))
+    await old.gate.closed.wait()
+    begins.set()
+    await began.wait()
+    await outer.idle()
+    done, _ = await asyncio.wait([starts], timeout=0.1)
+    may_write = old.service.may_write
+    ends.set()
+    new = await starts
+    refused = await asyncio.gather(
+        *(each.run("volume", "late", b"", call_inner) for each in (inner, outer)),
+        return_exceptions=True,
+    )
+    await old.stop()
+    await new.stop()
+    assert not done
+    assert may_write
+    assert [type(each) for each in refused] == [operations.ShuttingDown] * 2
+
+
+async def test_an_operation_that_begins_while_the_parts_are_closed_ends_before_the_lock_is_free(
+    short: str,
+) -> None:
+    """What a store has delivered when all was idle, as a cluster's agent gets its requests."""
+    old = await start(short, b"old")
+    own = KeyedOperations()
+    old.daemon.before_release(lambda: [own])
+    began, ends = asyncio.Event(), asyncio.Event()
+
+    async def write() -> None:
+        began.set()
+        await ends.wait()
+
+    async def deliver() -> None:
+        with contextlib.suppress(operations.OperationOverdue):
+            await own.run("volume", "delivered", b"", write, left_s=0.01)
+
+    old.daemon.owned.push_async_callback(deliver)
+    starts = asyncio.create_task(start(short, b"new", take_over=True))
+    await began.wait()
+    done, _ = await asyncio.wait([starts], timeout=0.1)
+    ends.set()
+    new = await starts
+    await old.stop()
+    await new.stop()
+    assert not done
