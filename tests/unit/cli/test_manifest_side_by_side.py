@@ -21,6 +21,7 @@ LOCAL = (
     "snapshots",
     "single-node",
     "central-node",
+    "wrapped-driver",
     "central-controller",
 )
 CEPH = ("ceph-node", "ceph-controller")
