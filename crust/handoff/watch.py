@@ -71,10 +71,10 @@ class Watch:
     """
 
     def __init__(
-        self, root: str, *, rescan_s: float = RESCAN_S, touches_only: bool = False
+        self, root: str, *, rescan_s: float | None = None, touches_only: bool = False
     ) -> None:
         self.root = root
-        self._rescan_s = rescan_s
+        self._rescan_s = RESCAN_S if rescan_s is None else rescan_s
         self._events = _TOUCHES if touches_only else _EVENTS
         self._hint = asyncio.Event()
         self._observer: BaseObserver | None = None

@@ -51,7 +51,7 @@ async def watch_handoff(
     *,
     check: Check | None = None,
     ended: Callable[[errors.CrustError], None] | None = None,
-    rescan_s: float = watch.RESCAN_S,
+    rescan_s: float | None = None,
 ) -> AsyncIterator[None]:
     """Scan after each hint while the block runs. `check` gets what was read.
 

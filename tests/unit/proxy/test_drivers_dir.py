@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
+from crust.handoff import watch
 from crust.proxy import app
 from crust.rpc import channel
 from crust.settings import ProxySettings
@@ -16,6 +19,12 @@ from tests.support import fake_driver
 from tests.support import node as nodes
 from tests.support.fake_targets import FakeDevices, FakeTargets
 from tests.support.node import Co, Places
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory is made after the start, where only the next look finds it."""
+    monkeypatch.setattr(watch, "RESCAN_S", 0.05)
 
 
 @asynccontextmanager

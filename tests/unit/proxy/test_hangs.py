@@ -11,6 +11,7 @@ import pytest
 
 from crust import volumes
 from crust.cli import show
+from crust.handoff import watch
 from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers
 from crust.proxy import csi_frontend, entry_checks
@@ -203,6 +204,7 @@ async def test_guard_mount_that_hangs_does_not_stop_the_looks(
     places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(entry_checks, "_RESTORE_S", 0.01)
+    monkeypatch.setattr(watch, "RESCAN_S", 0.05)
     async with running(places, targets) as node:
         target, other = places.target("one"), places.target("two")
         await node.co.publish("vol-1", target)
