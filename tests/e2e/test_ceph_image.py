@@ -5,12 +5,13 @@ import base64
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from crust import volumes
-from crust.ceph import claim_object, fencing
+from crust.ceph import caps, claim_object, fencing
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from examples.kata.runtime.client import RuntimeRefused
@@ -237,6 +238,24 @@ async def test_read_only_image_is_given_read_only_and_shared_by_two_nodes(
             assert await each.output("ro", target, "cat /data/f") == "kept"
             assert (await each.run("ro", target, "echo x > /data/f")).code != 0
         assert len(claims_of(storage).holders) == 2
+
+
+async def test_guest_uses_an_image_by_a_user_that_reaches_no_other(
+    ceph: CephCluster, guest_image: object, acceleration: object
+) -> None:
+    storage = Storage.make(ceph)
+    with ceph.ioctx(POOL, storage.namespace) as ioctx:
+        found = caps.of_volume(ioctx, POOL, storage.namespace, IMAGE)
+    user = f"volume-{storage.namespace}"
+    key = ceph.user(user, {"mon": caps.MONITORS, "osd": found})
+    storage = replace(storage, user=user, key=key)
+    async with image_node("node-a", storage) as node:
+        target = await node.publish()
+        assert await node.output("one", target, "echo kept > /data/f; sync; cat /data/f") == "kept"
+        [holder] = claims_of(storage).holders
+        assert holder.address
+        await node.runtime.stop("one")
+        assert claims_of(storage).holders == ()
 
 
 def _used(storage: Storage) -> int:

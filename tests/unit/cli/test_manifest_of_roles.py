@@ -96,6 +96,21 @@ def test_class_of_the_ceph_pool_names_the_secret_for_each_call_of_a_node(tmp_pat
         assert parameters[f"{prefix}-namespace"] == "store"
 
 
+def test_controller_of_the_ceph_pool_may_list_what_its_fencing_asks(tmp_path: Path) -> None:
+    text = text_of("ceph-controller")
+    assert "[kubernetes]" in text
+    found = printed(config(tmp_path, text))
+    roles = [each for key, each in found.items() if key[0] == "ClusterRole"]
+    allowed = {
+        resource
+        for role in roles
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        if "list" in rule["verbs"]
+    }
+    assert {"nodes", "csinodes"} <= allowed
+
+
 def test_pod_of_a_node_of_the_ceph_pool_has_no_key_and_no_pool(tmp_path: Path) -> None:
     found = printed(config(tmp_path, text_of("ceph-node")))
     pod = pod_of(found)
