@@ -14,6 +14,7 @@ from crust.cli.doctor.finding import Finding, Level
 from crust.cli.gc import run as gc
 from crust.cli.gc.orphans import Orphan
 from crust.cli.gc.proof import Witness
+from crust.volumes import HandlerFeature
 
 _AWAY = (
     "[DaemonNotResponding] the shim of driver csi.example.com does not answer on /run/crust/shim/csi.sock: "
@@ -74,7 +75,8 @@ def _driver(message: str = "") -> views.Driver:
 
 def _handlers() -> tuple[views.Handler, ...]:
     since = NOW - datetime.timedelta(hours=3)
-    features = ("stats", "online-expand", "fs-group")
+    offered = (HandlerFeature.GROUP, HandlerFeature.ONLINE_EXPAND, HandlerFeature.STATS)
+    features = tuple(each.name for each in offered)
     return (views.Handler("kata", "0.1.0", "/run/h.sock", ("ext4", "xfs"), features, 0, since),)
 
 
