@@ -43,7 +43,8 @@ async def running(settings: NodeSettings) -> AsyncIterator[Daemon]:
     """Run the node's process while the block runs."""
     wires = Wiring(inner=settings.inner_sockets, shared=[settings.runtime_socket])
     proxy = settings.proxy.model_copy(update={"take_over": settings.take_over})
-    async with proxy_app.owning(proxy) as daemon, AsyncExitStack() as stack:
+    own = settings.driver.driver_name if settings.driver is not None else ""
+    async with proxy_app.owning(proxy, own) as daemon, AsyncExitStack() as stack:
         if settings.driver is not None:
             await stack.enter_async_context(_driver(settings.driver, daemon, wires))
         for shim in settings.shim:

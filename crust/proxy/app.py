@@ -99,11 +99,11 @@ async def running(
 
 
 @asynccontextmanager
-async def owning(settings: ProxySettings) -> AsyncIterator[Daemon]:
-    """The process that has the run directory while the block runs; raises as `starting`."""
+async def owning(settings: ProxySettings, of: str = "") -> AsyncIterator[Daemon]:
+    """The process that has the run directory while the block runs; raises as `starting`. `of`: the driver in it."""
     await asyncio.to_thread(durable.make_directory, settings.run_dir, 0o700)
     lock_path = f"{settings.run_dir}/proxy.lock"
-    async with starting(lock_path, take_over=settings.take_over) as daemon:
+    async with starting(lock_path, take_over=settings.take_over, of=of) as daemon:
         yield daemon
 
 

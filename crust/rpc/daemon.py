@@ -60,8 +60,14 @@ class Daemon:
     """One process. `owned` holds what only one process may have; it is closed at a takeover and at exit."""
 
     def __init__(
-        self, lock_path: str = "", predecessor: takeover.Predecessor | None = None
+        self,
+        lock_path: str = "",
+        predecessor: takeover.Predecessor | None = None,
+        *,
+        of: str = "",
     ) -> None:
+        """`of`: the driver that runs in the process, if one does."""
+        self._of = of
         self.health = Health()
         self.readiness: list[Callable[[], errors.CrustError | None]] = []
         """What keeps the parts from serving now, besides `health`; asked by `check_ready`."""
@@ -114,7 +120,9 @@ class Daemon:
         if self._predecessor is not None:
             await self._predecessor.report_serving()
         self.is_serving = True
-        async with takeover.listening(f"{self._lock_path}.takeover", self._release) as ended:
+        async with takeover.listening(
+            f"{self._lock_path}.takeover", self._release, self._of
+        ) as ended:
             waits = asyncio.create_task(self._stand_by(ended), name="takeover")
             systemd.report_serving()
             try:
@@ -199,10 +207,13 @@ async def _close(gates: list[Gate]) -> None:
 
 
 @asynccontextmanager
-async def starting(lock_path: str, *, take_over: bool = False) -> AsyncIterator[Daemon]:
+async def starting(
+    lock_path: str, *, take_over: bool = False, of: str = ""
+) -> AsyncIterator[Daemon]:
     """The process that holds the lock while the block runs, or until a successor serves.
 
-    With `take_over` a live holder is asked to release it. Raises `flocks.LockHeld`, `takeover.TakeoverRefused`.
+    With `take_over` a live holder is asked to release it, which one of another driver than `of` refuses. Raises
+    `flocks.LockHeld`, `takeover.TakeoverRefused`.
     """
     predecessor = None
     try:
@@ -210,10 +221,10 @@ async def starting(lock_path: str, *, take_over: bool = False) -> AsyncIterator[
     except flocks.LockHeld:
         if not take_over:
             raise
-        predecessor = await takeover.ask(f"{lock_path}.takeover")
+        predecessor = await takeover.ask(f"{lock_path}.takeover", of)
         lock = await asyncio.to_thread(flocks.ProcessLock.acquire, lock_path)
         _log.info("took the state over", extra={"lock": lock_path})
-    daemon = Daemon(lock_path, predecessor)
+    daemon = Daemon(lock_path, predecessor, of=of)
     daemon.owned.callback(lock.close)
     daemon.owned.push_async_callback(daemon.drain)
     announce = started.get(None)

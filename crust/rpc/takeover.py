@@ -2,7 +2,7 @@
 
 One line of JSON each way, in this order, on one connection:
 
-    successor    {"want": "state"}
+    successor    {"want": "state", "of": <its driver>}            "of" is left out by a process without a driver
     predecessor  {"released": {<socket>: [<device>, <inode>], …}}   its locks are free, it writes no more
                  or {"refused": <why>}, and it goes on as before
     successor    {"serving": true}                                    it holds the locks, and its sockets are in place
@@ -11,6 +11,10 @@ The locks decide, not the messages: a successor writes only while it holds the l
 "released" after it has released them. If the predecessor dies, the kernel releases its locks and the successor starts
 as after any kill. If the successor dies before "serving", the predecessor cannot know what was written meanwhile: it
 exits with an error, and its supervisor starts it again.
+
+The next version of a process runs the same driver. Two processes of different drivers that have one directory by
+mistake would take over from each other without end, and each time leave the other's volumes without a driver: so "of"
+is compared.
 """
 
 import asyncio
@@ -69,10 +73,11 @@ class Predecessor:
             self._writer = None
 
 
-async def ask(path: str) -> Predecessor:
+async def ask(path: str, of: str = "") -> Predecessor:
     """Ask the process that listens on `path` for its state; raises `TakeoverRefused`.
 
-    One that dies meanwhile has released everything, and none of its sockets is alive.
+    `of`: the driver that runs here. A holder that dies meanwhile has released everything, and none of its sockets is
+    alive.
     """
     try:
         reader, writer = await asyncio.open_unix_connection(path, limit=_LINE_MAX_BYTES)
@@ -80,7 +85,7 @@ async def ask(path: str) -> Predecessor:
         raise TakeoverRefused(path, f"it does not answer on {path}: {err.strerror}") from err
     try:
         with contextlib.suppress(ConnectionError):
-            await _send(writer, {"want": "state"})
+            await _send(writer, {"want": "state", "of": of} if of else {"want": "state"})
         async with asyncio.timeout(ANSWER_S):
             answer = await _receive(reader)
     except TimeoutError:
@@ -101,9 +106,9 @@ async def ask(path: str) -> Predecessor:
 
 @asynccontextmanager
 async def listening(
-    path: str, release: Callable[[], Awaitable[Mapping[str, sockets.Identity]]]
+    path: str, release: Callable[[], Awaitable[Mapping[str, sockets.Identity]]], of: str = ""
 ) -> AsyncIterator[asyncio.Future[None]]:
-    """Be ready to be taken over while the block runs.
+    """Be ready to be taken over while the block runs, by a process of the same driver.
 
     `release` stops everything that writes and releases the locks; if it raises `TakeoverRefused`, it has changed
     nothing. The future is done when the successor serves, or failed with `SuccessorLost`.
@@ -113,7 +118,12 @@ async def listening(
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(ConnectionError):
-            if (await _receive(reader)).get("want") != "state":
+            asked = await _receive(reader)
+            if asked.get("want") != "state":
+                return
+            if asked.get("of", of) != of and of:
+                why = f"it runs the driver {of}: give each driver's process a run_dir of its own"
+                await _send(writer, {"refused": why})
                 return
             if busy.locked() or ended.done():
                 await _send(writer, {"refused": "another process takes it over already"})

@@ -418,3 +418,30 @@ async def test_an_operation_that_begins_while_the_parts_are_closed_ends_before_t
     await old.stop()
     await new.stop()
     assert not done
+
+
+@pytest.mark.parametrize("of", ["b.example.com", "a.example.com", ""])
+async def test_process_of_another_driver_is_refused_and_changes_nothing(
+    short: str, of: str
+) -> None:
+    """Two processes that have one directory by mistake would take over from each other again and again."""
+    lock = f"{short}/lock"
+    async with daemon.starting(lock, of="a.example.com") as old, old.serves():
+        if of != "b.example.com":
+            async with daemon.starting(lock, take_over=True, of=of) as new, new.serves():
+                await _taken_over(old)
+            return
+        with pytest.raises(takeover.TakeoverRefused, match=r"runs the driver a\.example\.com"):
+            async with daemon.starting(lock, take_over=True, of=of):
+                raise AssertionError("it took over")
+        assert not old.taken_over
+        old.check_ready()
+
+
+async def _taken_over(old: Daemon) -> None:
+    """Wait until the predecessor knows it."""
+    done = asyncio.Event()
+    old.after_takeover(done.set)
+    if not old.taken_over:
+        async with asyncio.timeout(60):
+            await done.wait()
