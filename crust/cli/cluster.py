@@ -9,12 +9,14 @@ import re
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from crust import errors, pool_ids
-from crust.settings import ClusterSettings
+
+if TYPE_CHECKING:
+    from crust.settings import ClusterSettings
 
 _CONFIG = click.option(
     "--config",
@@ -68,7 +70,7 @@ async def _answered(config: Path | None, command: Callable[[Any], Awaitable[None
     return 0
 
 
-def _settings(config: Path | None) -> ClusterSettings:
+def _settings(config: Path | None) -> "ClusterSettings":
     from crust.cli import daemons
     from crust.settings import DriverSettings, InvalidSettings
 

@@ -9,13 +9,15 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from crust import errors, logs
-from crust import settings as settings_module
 from crust.host.process import threads
+
+if TYPE_CHECKING:  # pydantic takes a third of the time of a short command
+    from crust.settings import ProgramSettings
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ stop a node of two. They are made when they are needed."""
 CONFIG_DIR = Path("/etc/crust")
 """Its `<program>.toml` is read where no --config is given."""
 
-Settings = TypeVar("Settings", bound=settings_module.ProgramSettings)
+Settings = TypeVar("Settings", bound="ProgramSettings")
 
 
 def drivers(texts: Sequence[str]) -> tuple[dict[str, str], ...] | None:
@@ -109,11 +111,13 @@ def settings_of(
     defaults: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Load the settings; exits 2 for bad ones."""
+    from crust import settings
+
     config = flags.pop("config", None) or installed(program)
     flags = {name: value for name, value in flags.items() if value not in (None, ())}
     try:
         toml = text(program, config) if config else ""
-        return settings_module.load(
+        return settings.load(
             model, program, toml=toml, environ=os.environ, flags=flags, defaults=defaults
         )
     except errors.InvalidRequest as error:
@@ -129,10 +133,12 @@ def installed(program: str) -> Path | None:
 
 def text(program: str, path: Path) -> str:
     """A settings file. Raises `InvalidSettings`."""
+    from crust.settings import InvalidSettings
+
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as err:
-        raise settings_module.InvalidSettings(program, f"{path} cannot be read: {err}") from err
+        raise InvalidSettings(program, f"{path} cannot be read: {err}") from err
 
 
 async def until_signal(work: Awaitable[None]) -> None:

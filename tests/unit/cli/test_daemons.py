@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -67,3 +69,15 @@ def test_settings_file_in_etc_is_read_where_none_is_named(
     (tmp_path / "other.toml").write_text("overcommit = 3")
     named = {**flags, "config": tmp_path / "other.toml"}
     assert daemons.settings_of(DriverSettings, "driver", named).overcommit == 3
+
+
+def test_command_line_alone_imports_no_settings_no_grpc_and_no_daemon() -> None:
+    script = (
+        "import sys, crust.cli.main; print(*sorted({n.partition('.')[0] for n in sys.modules}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert {"click", "crust"} <= loaded
+    assert not {"pydantic", "grpc", "google", "prometheus_client"} & loaded
