@@ -225,19 +225,28 @@ async def test_limits_of_an_image_are_qemus(node: ImageNode, storage: Storage) -
     assert shown["limits"][target]["write_iops"] == 77
 
 
-async def test_read_only_image_is_given_read_only_and_shared_by_two_nodes(
+@pytest.mark.timeout(480)
+@pytest.mark.spec("H-51")
+async def test_readers_of_two_nodes_share_an_image_and_exclude_a_writer_as_it_excludes_them(
     node: ImageNode, storage: Storage
 ) -> None:
     target = await node.publish()
     await node.output("one", target, "echo kept > /data/f; sync")
-    await node.runtime.stop("one")
-    await node.node.co.unpublish(IMAGE, target)
     async with image_node("node-b", storage) as other:
-        for each in (node, other):
-            target = await each.publish(readonly=True)
-            assert await each.output("ro", target, "cat /data/f") == "kept"
-            assert (await each.run("ro", target, "echo x > /data/f")).code != 0
-        assert len(claims_of(storage).holders) == 2
+        there = await other.publish(readonly=True)
+        with pytest.raises(RuntimeRefused, match="sandbox one on node node-a"):
+            await other.run("ro", there, "true")
+        await node.runtime.stop("one")
+        await node.node.co.unpublish(IMAGE, target)
+        here = await node.publish(readonly=True)
+        for each, at in ((node, here), (other, there)):
+            assert await each.output("ro", at, "cat /data/f") == "kept"
+            assert (await each.run("ro", at, "echo x > /data/f")).code != 0
+        assert {each.node for each in claims_of(storage).holders} == {"node-a", "node-b"}
+        async with image_node("node-c", storage) as third:
+            with pytest.raises(RuntimeRefused, match=r"sandbox ro on node node-[ab]"):
+                await third.run("rw", await third.publish(), "echo x > /data/f")
+        assert await node.output("ro", here, "cat /data/f") == "kept"
 
 
 async def test_guest_uses_an_image_by_a_user_that_reaches_no_other(

@@ -212,6 +212,7 @@ class FakeHandoff:
         self.keys.add(target)
 
     async def image_size(self, record: Record) -> int:
+        await self.world.step("size")
         return self.world.image_bytes
 
     async def give_back(self, record: Record, vm_id: str, sandbox: volumes.SandboxId) -> None:
@@ -417,6 +418,9 @@ class FakeVm:
             await record()
         self.body.plugged.add(serial)
         return disks.Disk(serial, Path(str(image)), 64 * MIB, read_only, direct_io=True)
+
+    async def has_open(self, serial: str) -> bool:
+        return serial in self.body.plugged
 
     async def detach(self, serial: str) -> None:
         await self.ask("unmount")

@@ -134,6 +134,9 @@ class Vm(Protocol):
     ) -> disks.Disk:
         """Plug an image, and call `record` before the guest has it; the same again succeeds."""
 
+    async def has_open(self, serial: str) -> bool:
+        """Whether it has the disk's source open, plugged or not."""
+
     async def detach(self, serial: str) -> None:
         """Unmount, then unplug; absent is success."""
 

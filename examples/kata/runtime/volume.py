@@ -121,7 +121,8 @@ async def _claim_and_mount(
     if held == _descriptors_of(record):
         return await _resume(handoff, record, sandbox, vm, in_hand)
     if held:
-        await _remove_disk(serial, vm)
+        await _detach(record, vm, handoff)
+        await vm.descriptors.release(serial)
     claim = await asyncio.to_thread(handoff.claim, record.target, sandbox)
     volume = SandboxVolume(claim, serial)
     async with in_hand.having(serial, claim):
@@ -241,16 +242,28 @@ async def _mount(volume: SandboxVolume, vm: ports.Vm, handoff: ports.Handoff) ->
         await vm.guest.own(volume.serial, values.FsGroup(group.gid, group.policy.value))
 
 
-async def _remove_disk(serial: str, vm: ports.Vm) -> None:
-    """Unmount and unplug, then release the claim."""
+async def _detach(record: Record, vm: ports.Vm, handoff: ports.Handoff) -> None:
+    """Unmount and unplug.
+
+    An image only if its cluster answers: QEMU closes it in the loop that also serves the other disks.
+    """
+    serial = serial_of(record)
+    if record.image is not None and await vm.has_open(serial):
+        try:
+            await handoff.image_size(record)
+        except errors.PeerUnavailable:
+            raise
+        except errors.CrustError as error:  # it answers that
+            _log.warning(
+                "closed nevertheless", extra={"target": record.target.text, "error": error}
+            )
     await vm.detach(serial)
-    await vm.descriptors.release(serial)
 
 
 async def _undo(volume: SandboxVolume, vm: ports.Vm, handoff: ports.Handoff) -> None:
     """Undo the steps; an error here is only logged, because the caller raises the first one."""
     try:
-        await vm.detach(volume.serial)
+        await _detach(volume.record, vm, handoff)
         await _give_back(volume, vm, handoff)
         await vm.descriptors.release(volume.serial)
     except errors.CrustError as error:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from crust import volumes
+from crust import errors, volumes
 from examples.kata.vm import faults, images, qmp
 
 _SERIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,19}\Z")
@@ -43,9 +43,10 @@ class Disk:
 class Disks:
     """The disks of one VM. One plug or unplug at a time."""
 
-    def __init__(self, control: qmp.Qmp, slots: int) -> None:
+    def __init__(self, control: qmp.Qmp, slots: int, *, emulated: bool = False) -> None:
         self._control = control
         self._slots = slots
+        self._emulated = emulated
         self._lock = asyncio.Lock()
 
     async def attach(self, serial: str, source: Path, *, read_only: bool) -> Disk:
@@ -80,7 +81,8 @@ class Disks:
         """Plug an image of a Ceph cluster; the same again succeeds.
 
         `record` is called when QEMU has opened the image and the guest does not have it yet; if it fails, the image
-        is closed again. Raises what `record` raises, and as `attach`.
+        is closed again. If it fails because the cluster does not answer, it stays open: closing it waits for the
+        cluster, in the loop that serves the other disks. Raises what `record` raises, and as `attach`.
         """
         if not _SERIAL.match(serial):
             raise faults.InvalidSerial(serial)
@@ -95,6 +97,8 @@ class Disks:
                 disk = await self._open_image(serial, opened, read_only=read_only)
             try:
                 await record()
+            except errors.PeerUnavailable:
+                raise
             except BaseException:
                 await asyncio.shield(self._close(serial))
                 raise
@@ -187,6 +191,10 @@ class Disks:
             raise faults.DiskNotAttached(serial)
         return found
 
+    async def has_open(self, serial: str) -> bool:
+        """Whether QEMU has the disk's source open, whether or not it is plugged."""
+        return await self._node(serial) is not None
+
     async def serials(self) -> tuple[str, ...]:
         """All plugged disks."""
         return tuple(sorted(await self._plugged()))
@@ -256,6 +264,8 @@ class Disks:
             "rerror": "report",
             "werror": "report",
             "write-cache": "off" if write_through else "on",
+            # An emulated processor is a thread of QEMU: it can submit a request itself instead of waking another one.
+            "ioeventfd": not self._emulated,
         }
         try:
             await self._control.execute("device_add", arguments)

@@ -107,6 +107,10 @@ class Machine:
         """The disks that it has. Raises QemuCommandFailed, QmpDisconnected."""
         return await self.disks.serials()
 
+    async def has_open(self, serial: str) -> bool:
+        """Whether QEMU has the disk's source open. Raises QemuCommandFailed, QmpDisconnected."""
+        return await self.disks.has_open(serial)
+
     async def detach(self, serial: str, *, timeout_s: float = UNPLUG_S) -> None:
         """Unmount in the guest, then unplug; absent is success. Raises GuestBusy, UnplugTimedOut and others.
 
@@ -174,7 +178,8 @@ class Machine:
             self._stack.callback(running.close)
         self._control = await qmp.Qmp.connect(self.directory / "control.sock")
         self._stack.push_async_callback(self._control.close)
-        self.disks = disks.Disks(self._control, self.identity.volume_slots)
+        emulated = self.identity.acceleration == "tcg"
+        self.disks = disks.Disks(self._control, self.identity.volume_slots, emulated=emulated)
         self.descriptors = descriptors.HeldDescriptors(self._control, self.pid)
         if self.identity.claims == "keeper":
             keeper = self.directory / "keeper.sock"

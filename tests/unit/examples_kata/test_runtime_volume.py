@@ -257,6 +257,20 @@ async def test_failed_step_gives_an_image_back_when_the_vm_has_closed_it(
     await take(world, TWO)
 
 
+@pytest.mark.spec("H-55")
+async def test_image_is_not_closed_while_its_cluster_does_not_answer(world: World) -> None:
+    """QEMU would wait for it in the loop that serves the other disks, too."""
+    world.records[TARGET.text] = a_record(source=IMAGE)
+    world.failures["mount"].append(faults.GuestRefused("no"))
+    world.failures["size"].append(errors.PeerUnavailable("the cluster does not answer"))
+    with pytest.raises(faults.GuestRefused):
+        await take(world, ONE)
+    assert "detach" not in world.calls
+    assert world.is_locked(TARGET)
+    await take(world, ONE)
+    assert world.claims[TARGET].states[-1] == (State.MOUNTED, "")
+
+
 async def test_image_that_an_earlier_daemon_plugged_is_resumed_without_a_key(world: World) -> None:
     world.records[TARGET.text] = a_record(source=IMAGE)
     world.failures["mount"].append(faults.AgentTimedOut("mount", 120))

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from crust import volumes
+from crust import errors, volumes
 from examples.kata.vm import disks, faults, images, qmp
 
 IMAGE = volumes.NetworkImage("fsid", "pool", "", "vol-1", ("127.0.0.1:3300",), "user")
@@ -31,6 +31,8 @@ class Control:
                 self._add(command, self.nodes, given["node-name"])
             case "device_add":
                 self._add(command, self.devices, given["id"])
+            case "blockdev-del":
+                self._remove(command, self.nodes, given["node-name"])
             case "qom-list":
                 return [{"name": each} for each in self.devices]
             case "query-named-block-nodes":
@@ -73,4 +75,22 @@ async def test_key_that_a_killed_process_left_in_qemu_is_removed_and_blocks_no_a
     disk = await found.attach_image("s1", opened, _recorded, read_only=False)
     assert disk.serial == "s1"
     assert control.objects == set()
+    assert await found.serials() == ("s1",)
+
+
+@pytest.mark.spec("H-52", "H-55")
+@pytest.mark.parametrize("answers", [False, True])
+async def test_image_whose_client_is_not_recorded_is_closed_unless_that_would_wait_for_the_cluster(
+    tmp_path: Path, *, answers: bool
+) -> None:
+    async def not_recorded() -> None:
+        raise errors.NotReady("cut off") if answers else errors.PeerUnavailable("no answer")
+
+    found = disks.Disks(cast("qmp.Qmp", Control()), 2)
+    opened = images.OpenedImage(IMAGE, tmp_path / "ceph.conf", "a2V5")
+    with pytest.raises(errors.NotReady if answers else errors.PeerUnavailable):
+        await found.attach_image("s1", opened, not_recorded, read_only=False)
+    assert await found.has_open("s1") is not answers
+    assert await found.serials() == ()
+    await found.attach_image("s1", opened, _recorded, read_only=False)
     assert await found.serials() == ("s1",)
