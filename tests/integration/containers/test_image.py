@@ -9,6 +9,8 @@ import base64
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -18,6 +20,7 @@ import pytest
 import crust
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 from examples.cluster.authority import Authority
 from tests.integration.containers.conftest import ANSWER_S, CAPABILITY, Pods, kubelet_of
 from tests.support.containers import BIDIRECTIONAL, CHECKOUT, Bind, Container, Containerd
@@ -62,6 +65,56 @@ async def test_volume_lives_from_create_to_delete_in_containers_of_the_image(
         assert pods.entry(target) is not None
         await kubelet.co.unpublish(volume_id, target)
         await kubelet.delete(volume_id)
+
+
+@pytest.mark.vm
+async def test_guest_mounts_a_volume_that_containers_of_the_image_publish(
+    pods: Pods, image: Path
+) -> None:
+    """The runtime is a daemon of the host, as Kata is."""
+    pods.image = image
+    await asyncio.to_thread(pods.start_all)
+    target = pods.target("pod-1")
+    async with kubelet_of(pods) as kubelet, guests(pods) as runtime:
+        volume_id = await kubelet.volume("v-1")
+        await kubelet.publish(volume_id, target, defer=True)
+        for command in ("echo written >/data/file && df /data", "cat /data/file"):
+            mount = f"--mount=source={target},destination=/data"
+            shown = await runtime("run", mount, "sh", "-c", command)
+        assert shown == "written\n"
+        await kubelet.co.unpublish(volume_id, target)
+        await kubelet.delete(volume_id)
+
+
+@asynccontextmanager
+async def guests(pods: Pods) -> AsyncIterator[Callable[..., Awaitable[str]]]:
+    """The example runtime on the host, registered; the result runs one of its commands."""
+    program = (sys.executable, "-m", "examples.kata")
+    here = f"--run-dir={pods.root}/kata"
+    sockets = f"--handlers-socket={pods.sockets.handlers}"
+    process = await asyncio.create_subprocess_exec(
+        *program, "serve", here, sockets, "--name=kata", cwd=CHECKOUT
+    )
+
+    async def ask(command: str, *arguments: str) -> str:
+        asked = await asyncio.create_subprocess_exec(
+            *program, command, here, *arguments, cwd=CHECKOUT, stdout=asyncio.subprocess.PIPE
+        )
+        answered, _ = await asked.communicate()
+        assert asked.returncode == 0
+        return answered.decode()
+
+    try:
+        async with asyncio.timeout(ANSWER_S), channel.connect(pods.sockets.inspect) as proxy:
+            inspect: inspect_pb2_grpc.InspectAsyncStub = inspect_pb2_grpc.InspectStub(proxy)
+            events = inspect.Watch(inspect_pb2.WatchRequest())
+            await events.initial_metadata()
+            while not (await inspect.ListHandlers(inspect_pb2.ListHandlersRequest())).handlers:
+                await events.read()
+        yield ask
+    finally:
+        process.terminate()
+        await process.wait()
 
 
 def test_image_has_this_version_and_the_tools_of_every_filesystem(
