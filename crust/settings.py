@@ -398,6 +398,11 @@ class DriverSettings(ProgramSettings):
                 f"the table kubernetes is there, engine is {self.engine} and mode {self.mode}: only a controller of "
                 "the engine rbd fences nodes that Kubernetes has declared gone"
             )
+        if self.rbd is not None and self.rbd.user and self.mode == "node":
+            raise ValueError(
+                "the table rbd has user and key_file, and mode is node: a node keeps no key, its calls bring them "
+                "(node-stage-secret-name and node-publish-secret-name of the StorageClass); take both out"
+            )
         if self.engine == "rbd" and self.node_deployment:
             raise ValueError(
                 "node_deployment is set, and every node reaches the pool of the engine rbd: run a controller"

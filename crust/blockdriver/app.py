@@ -23,7 +23,7 @@ from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.node import guests
 from crust.blockdriver.node.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.ephemeral import (
-    EphemeralNeedsPoolKey,
+    EphemeralInSharedPool,
     EphemeralProvisioner,
     EphemeralVolume,
     EphemeralVolumes,
@@ -151,7 +151,7 @@ def build(  # noqa: PLR0913 - one per setting
         io_limits,
         health_check,
         _EphemeralProvisioner(controller_rules.provisioner),
-        _refuse_ephemeral if engine.is_lent else unused.forget,
+        _refuse_ephemeral if role.is_shared else unused.forget,
         target_roots,
         controller_rules.modifier.grow_image if role.node_deployment else None,
     )
@@ -382,7 +382,7 @@ def _node_rules(  # noqa: PLR0913 - composition
 
 
 def _refuse_ephemeral(_volume_id: volumes.VolumeId) -> None:
-    raise EphemeralNeedsPoolKey()
+    raise EphemeralInSharedPool()
 
 
 @dataclass(frozen=True, slots=True)

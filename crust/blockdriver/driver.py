@@ -92,7 +92,8 @@ class Driver:
         """Remove orphaned volumes, snapshots and attachments; returns the volumes that were deleted.
 
         `grace_s` is of incomplete volumes, and of incomplete snapshots where other controllers may take them now.
-        Unused ephemeral volumes of a pool that every node reaches stay: which are another node's is not recorded.
+        A pool that every node reaches has no ephemeral volumes but those that versions before this one have made;
+        they stay, because which are another node's is not recorded.
         """
         deleted: tuple[volumes.VolumeId, ...] = ()
         # else which volumes there are is the controller's to know

@@ -11,7 +11,8 @@ Rules that librados does not enforce, and that cost the process otherwise:
 - The key is passed in memory. Ceph's own configuration files, keyrings, log files and admin sockets are switched off.
 
 A client that was blocklisted stays so for ever: librbd of another client does that to one that slept for 30 s. Such a
-connection is replaced at the next call; one that an administrator cut off by the host's address fails again.
+connection is replaced at the next call; one that an administrator cut off by the host's address fails again. A thread
+whose calls belong together says so (`pinned`): none of them is made by the replacement.
 """
 
 import errno
@@ -42,6 +43,10 @@ class MonitorsInvalid(errors.InvalidRequest):
             why="each needs its protocol: without it a wrong key looks like monitors that are away",
             hint="write them as `ceph mon dump` does, e.g. [v2:192.0.2.1:3300,v1:192.0.2.1:6789]",
         )
+
+
+CLOSE_S = 20.0
+"""Two steps of the data, each with its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,8 @@ class CephUser:
             "log_to_stderr": "false",
             "log_to_syslog": "false",
             "rbd_default_clone_format": "2",
+            # librbd breaks the lock of a client that has been silent for 30 s, and cuts it off: a paused guest too.
+            "rbd_blocklist_on_break_lock": "false",
         }
 
 
@@ -93,6 +100,8 @@ class _Open:
     pools: dict[tuple[str, str], binding.Ioctx] = field(default_factory=dict)
     calls: int = 0
     is_blocklisted: bool = False
+    is_left: bool = False
+    """The last of its calls shuts it down."""
 
 
 class Connection:
@@ -113,6 +122,7 @@ class Connection:
         self._failure: errors.CrustError | None = None
         """Of the last try to connect."""
         self._pid = os.getpid()
+        self._pins = threading.local()
 
     @contextmanager
     def cluster(self, what: str, *, step: Step = "monitors") -> Iterator[binding.Rados]:
@@ -152,6 +162,19 @@ class Connection:
             raise self._translated(abs(number), what, "monitors")
         return output
 
+    @contextmanager
+    def pinned(self) -> Iterator[str]:
+        """This client's address. Calls of this thread inside the block are made by this very client, or fail with
+        `CephClientBlocklisted`: whoever blocklists the address stops all of them. May be nested.
+        """
+        with self._used("cannot read the client's address", "monitors") as held:
+            before = getattr(self._pins, "held", None)
+            self._pins.held = held
+            try:
+                yield held.cluster.get_addrs()
+            finally:
+                self._pins.held = before
+
     def fsid(self) -> str:
         """The cluster's id."""
         with self.cluster("cannot read the cluster's id") as cluster:
@@ -162,17 +185,21 @@ class Connection:
         with self.cluster("cannot read the client's address") as cluster:
             return cluster.get_addrs()
 
-    def close(self) -> None:
-        """Refuse new calls, wait for those that run, and disconnect. Idempotent; a forked child's is nothing."""
+    def close(self, limit_s: float = CLOSE_S) -> None:
+        """Refuse new calls, wait for those that run, and disconnect; after `limit_s` the last of them disconnects.
+        Idempotent; a forked child's is nothing.
+        """
         if os.getpid() != self._pid:
             return
         with self._opening, self._guard:  # nobody connects meanwhile
             self._is_closed = True
             held = self._open
         with self._guard:
-            self._guard.wait_for(lambda: held is None or held.calls == 0)
+            is_idle = self._guard.wait_for(lambda: held is None or held.calls == 0, limit_s)
             self._open = None
-        if held is not None:
+            if held is not None:
+                held.is_left = not is_idle
+        if held is not None and is_idle:
             _shut_down(held)
 
     def rest(self) -> None:
@@ -204,6 +231,9 @@ class Connection:
     def _taken(self, what: str) -> _Open:
         if os.getpid() != self._pid:
             raise CephConnectionClosed()
+        pinned: _Open | None = getattr(self._pins, "held", None)
+        if pinned is not None:
+            return self._taken_again(pinned)
         tries = self._tries
         with (
             self._opening
@@ -218,9 +248,21 @@ class Connection:
                     return self._open
                 old, self._open = self._open, None
                 is_idle = old is not None and old.calls == 0  # in one step with taking it out
+                if old is not None:
+                    old.is_left = not is_idle
             if old is not None and is_idle:  # else the last of its calls shuts it down
                 _shut_down(old)
             return self._first(what)
+
+    def _taken_again(self, pinned: _Open) -> _Open:
+        """One that has a call open: nobody shuts it down."""
+        with self._guard:
+            if self._is_closed:
+                raise CephConnectionClosed()
+            if self._open is not pinned or pinned.is_blocklisted:
+                raise failures.CephClientBlocklisted(self.who.user)
+            pinned.calls += 1
+            return pinned
 
     def _first(self, what: str) -> _Open:
         """A new connection, for its first call."""
@@ -241,9 +283,9 @@ class Connection:
         with self._guard:
             held.calls -= 1
             is_last = held.calls == 0
-            is_replaced = self._open is not held and not self._is_closed
+            is_left = held.is_left
             self._guard.notify_all()
-        if is_last and is_replaced:
+        if is_last and is_left:
             _shut_down(held)
 
     def _connected(self, what: str) -> binding.Rados:

@@ -110,6 +110,18 @@ class CephClientBlocklisted(errors.PeerUnavailable):
         self.user = user
 
 
+class CephImageBusy(errors.PeerUnavailable):
+    """Another client of the Ceph cluster changes the same image, or what librbd keeps of it, at this moment."""
+
+    def __init__(self, what: str, number: int) -> None:
+        super().__init__(
+            f"{what} now",
+            why=f"another client changes the same image: Ceph answered {errno.errorcode[number]} ({number})",
+            hint="retry; if it stays, see who has the image open: `rbd status`, `rbd lock ls`",
+        )
+        self.number = number
+
+
 class CephConnectionClosed(errors.PeerUnavailable):
     """The connection to the Ceph cluster was closed, because the process ends or the driver closes the pool."""
 
@@ -133,6 +145,21 @@ class CephFailed(errors.RuntimeFailed):
         self.number = number
 
 
+_UNREACHED = (
+    errno.ETIMEDOUT,
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.ECONNABORTED,
+    errno.ENOTCONN,
+    errno.EPIPE,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+)
+_OVERTAKEN = (errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.ECANCELED, errno.EROFS, errno.EINTR)
+"""Of an image that another client has renamed, removed or locked between two steps of librbd: a retry looks again.
+EROFS is a write of a client that has lost librbd's lock, ESTALE an entry of librbd's directory that is another's."""
+
+
 def errno_of(failure: BaseException) -> int:
     """The errno of a failure of the binding; 0 if it has none."""
     number = getattr(failure, "errno", None)
@@ -148,7 +175,7 @@ def translated(
     if step == "connect" and number in (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOENT):
         # EINVAL: the key is no key at all
         return CephKeyRefused(user)
-    if number == errno.ETIMEDOUT:
+    if number in _UNREACHED:
         return CephNotAnswering(what) if step == "data" else CephMonitorsUnreachable(monitors)
     if number in (errno.EACCES, errno.EPERM):
         return CephNotPermitted(what, user)
@@ -156,4 +183,6 @@ def translated(
         return CephQuotaReached(what)
     if step == "pool" and number == errno.ENOENT:
         return CephPoolMissing(pool)
+    if number in _OVERTAKEN:
+        return CephImageBusy(what, number)
     return CephFailed(what, number)

@@ -7,10 +7,12 @@ record. An image without a record is never overwritten.
 
 Several controllers may do this for one name. Whoever goes on with a record, or deletes what it describes, writes it
 first, in place of the one that it has read; so of two one stops (`RecordChanged`), and a volume that one of them has
-answered is not deleted by the other's clean-up.
+answered is not deleted by the other's clean-up. Images are changed inside `Provisioning.changing`, with the record
+compared in there: of a controller that sleeps between the comparison and the change the engine makes sure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from crust import errors, volumes
@@ -23,6 +25,7 @@ from crust.blockdriver.controller import (
 from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.node_part import NodeVolumes
 from crust.blockdriver.engines.protocol import (
+    ChangedElsewhere,
     ImageBeingMade,
     Provisioning,
     StillAttached,
@@ -197,19 +200,32 @@ class Provisioner:
         content_source.check_filesystems(wanted)
         asked = content_source.least_bytes(request.wanted, wanted.content_source)
         size_bytes = volume_size.choose(asked, minimum=wanted.capacity_bytes, maximum=maximum)
-        if self.provisioning.exists(volume_id):
-            raise OrphanImage(volume_id)
-        self.content_records.remove(volume_id)  # its image does not exist any more
-        with self.capacity.reserved(volume_id, size_bytes):
+        with (
+            self.capacity.reserved(volume_id, size_bytes),
+            self.provisioning.changing(volume_id),
+        ):
+            self.volume_records.check_absent(volume_id)
+            if self.provisioning.exists(volume_id):
+                raise OrphanImage(volume_id)
+            self.content_records.remove(volume_id)  # its image does not exist any more
             return self.volume_records.save(wanted.but(capacity_bytes=size_bytes))
 
     def _make(self, record: VolumeRecord) -> VolumeRecord:
         try:
-            self.provisioning.create(volumes.VolumeId(record.volume_id), record.capacity_bytes)
+            with self._changing(record) as volume_id:
+                self.provisioning.create(volume_id, record.capacity_bytes)
+                return self._settle(record, ContentRecord(volume_id=volume_id))
         except errors.Exhausted:
             self._discard(record)  # keep no reservation: the CO may not retry
             raise
-        return self._settle(record, ContentRecord(volume_id=record.volume_id))
+
+    @contextmanager
+    def _changing(self, record: VolumeRecord) -> Iterator[volumes.VolumeId]:
+        """No other controller changes the volume, and `record` is the stored one."""
+        volume_id = volumes.VolumeId(record.volume_id)
+        with self.provisioning.changing(volume_id):
+            self.volume_records.check_stored(record)
+            yield volume_id
 
     def _settle(self, record: VolumeRecord, content: ContentRecord) -> VolumeRecord:
         """Record what the image holds, then that the volume is ready: from there on the node part writes the former.
@@ -229,13 +245,17 @@ class Provisioner:
         assert record.content_source is not None
         try:
             content = await self.sources.fill(record, record.content_source)
-        except ImageBeingMade:
+        except (ImageBeingMade, ChangedElsewhere):
             raise  # and not ours to delete
         except errors.CrustError:
             # Keep nothing, not even the reservation: the CO may not retry.
             await workers.run(self._discard, record)
             raise
-        return await workers.run(self._settle, record, content)
+        return await workers.run(self._settle_copy, record, content)
+
+    def _settle_copy(self, record: VolumeRecord, content: ContentRecord) -> VolumeRecord:
+        with self._changing(record):
+            return self._settle(record, content)
 
     async def delete(self, volume_id: volumes.VolumeId) -> None:
         """Delete the volume; absent is a success.
@@ -261,14 +281,16 @@ class Provisioner:
     def _discard(self, record: VolumeRecord) -> None:
         """Delete the volume, unless its record was written since: `RecordChanged`. A volume in use stays as it is."""
         volume_id = volumes.VolumeId(record.volume_id)
-        deleting = self._note_delete(record)
-        try:
-            self.provisioning.delete(volume_id)
-        except StillAttached:  # since it was looked at
-            self.volume_records.save(deleting.but(phase=record.phase))
-            raise
-        self.content_records.remove(volume_id)
-        self.volume_records.remove(volume_id, previous=deleting.stored)
+        with self.provisioning.changing(volume_id):
+            deleting = self._note_delete(record)
+            self.volume_records.check_stored(deleting)
+            try:
+                self.provisioning.delete(volume_id)
+            except StillAttached:  # since it was looked at
+                self.volume_records.save(deleting.but(phase=record.phase))
+                raise
+            self.content_records.remove(volume_id)
+            self.volume_records.remove(volume_id, previous=deleting.stored)
 
     def _note_delete(self, record: VolumeRecord) -> VolumeRecord:
         """The record that stands: on a full disk, where the delete matters most, it may be the old one."""

@@ -180,7 +180,11 @@ class VolumeModifier:
         maximum = self.provisioning.maximum_bytes()
         size_bytes = volume_size.choose(wanted, minimum=record.capacity_bytes, maximum=maximum)
         volume_id = volumes.VolumeId(record.volume_id)
-        with self.capacity.reserved(volume_id, size_bytes):
+        with (
+            self.capacity.reserved(volume_id, size_bytes),
+            self.provisioning.changing(volume_id),
+        ):
+            self.volume_records.check_stored(record)
             self.provisioning.grow(volume_id, size_bytes)
             return self.volume_records.save(record.but(capacity_bytes=size_bytes))
 

@@ -46,13 +46,14 @@ class InvalidEphemeralSize(errors.InvalidRequest):
         )
 
 
-class EphemeralNeedsPoolKey(errors.Unsupported):
-    """A node whose volumes bring their own credentials can create none."""
+class EphemeralInSharedPool(errors.Unsupported):
+    """An inline ephemeral volume in a pool that several nodes reach."""
 
     def __init__(self) -> None:
         super().__init__(
-            "no ephemeral volume is created on this node",
-            why="it has no credentials of its own for the pool, and a pod's manifest brings none",
+            "no inline ephemeral volume is created in this pool",
+            why="several nodes reach it, and only the pod's own node is told of the pod's end: if that node is lost, "
+            "no other one can tell whether the volume is still used",
             hint="use a generic ephemeral volume (volumeClaimTemplate), which the controller creates",
         )
 

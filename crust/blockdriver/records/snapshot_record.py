@@ -153,6 +153,12 @@ class SnapshotRecords(Generic[M]):
             self._records[record.id] = record
         return record
 
+    def check_stored(self, record: M) -> None:
+        """Raise `pool_store.RecordChanged` unless `record` is what is stored."""
+        if self._store.load(record.id) != record.stored:
+            self._read_again(record.id)
+            raise RecordChanged(self._store.shown(record.id))
+
     def remove(self, record: M) -> None:
         """Remove `record`, durably; absent is a success. One whose removal may not be durable is kept, to be written
         and removed again. Raises `pool_store.RecordChanged` if it is not the stored one.

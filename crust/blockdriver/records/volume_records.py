@@ -6,7 +6,7 @@ An id in a request becomes a record's key only if it has the form of this pool's
 from collections.abc import Callable
 
 from crust import errors, volumes
-from crust.blockdriver.engines.pool_store import RecordStore
+from crust.blockdriver.engines.pool_store import RecordChanged, RecordStore
 from crust.blockdriver.records.index import Index
 from crust.blockdriver.records.stored_record import UNREADABLE
 from crust.blockdriver.records.volume_record import UnreadableVolumeRecord, VolumeRecord
@@ -111,6 +111,16 @@ class VolumeRecords:
             raise
         self.index.put(volume_id, record)
         return record.note_stored(data)
+
+    def check_stored(self, record: VolumeRecord) -> None:
+        """Raise `RecordChanged` unless `record` is what is stored."""
+        if self._store.load(record.volume_id) != record.stored:
+            raise RecordChanged(self._store.shown(record.volume_id))
+
+    def check_absent(self, volume_id: volumes.VolumeId) -> None:
+        """Raise `RecordChanged` if there is a record by now."""
+        if self._store.load(volume_id) is not None:
+            raise RecordChanged(self._store.shown(volume_id))
 
     def _look_again(self, volume_id: volumes.VolumeId) -> None:
         """After a failed write, whose record may be there already, if only its last step failed."""

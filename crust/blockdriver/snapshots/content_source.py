@@ -107,7 +107,9 @@ class ContentSources:
         taken = self.volume_snapshots.find(source.id)
         image = take_snapshot.image_of(taken)
         volume_id = volumes.VolumeId(record.volume_id)
-        self.provisioning.restore(volume_id, image, record.capacity_bytes)
+        with self.provisioning.changing(volume_id):
+            self.volume_records.check_stored(record)
+            self.provisioning.restore(volume_id, image, record.capacity_bytes)
         return _filled(volume_id, taken)
 
     def _clone(
@@ -115,13 +117,22 @@ class ContentSources:
     ) -> ContentRecord:
         source, known = self.volume_records.load(source_id), self.content_records.load(source_id)
         volume_id = volumes.VolumeId(record.volume_id)
-        with self.freezer.frozen(moving.here):
+        with (
+            self.provisioning.changing(volume_id),
+            self.provisioning.changing(source_id),
+            self.freezer.frozen(moving.here),
+        ):
+            self.volume_records.check_stored(record)
+            self.volume_records.check_stored(source)
             self.provisioning.clone(
                 volume_id,
                 source_id,
                 source_bytes=source.capacity_bytes,
                 size_bytes=record.capacity_bytes,
             )
+            # after the copy, and not only before: whoever is given the source is on record before
+            if self.content_records.load(source_id) != known:
+                raise take_snapshot.ContentChanged(source_id)
         return _filled(volume_id, known)
 
 

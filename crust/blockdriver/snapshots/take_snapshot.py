@@ -7,7 +7,10 @@ freezes; the CO's retry then takes the snapshot again. The id is derived from th
 snapshot.
 
 Several controllers may take a snapshot of one name. Each write names the record that it replaces, and an attempt
-discards only what it wrote itself: who finds another's record in place of its own stops, and answers ABORTED.
+discards only what it wrote itself: who finds another's record in place of its own stops, and answers ABORTED. Images
+are copied, and copies removed, inside `Provisioning.changing`, with the record compared in there. A copy of a volume
+whose content record has changed since the plan, because a node was given it, is not used: the snapshot would say that
+nobody ever wrote it, and a volume made from it would be formatted.
 
 The writers of raw devices cannot be stopped. In a group one raw device in use is copied while the others are frozen.
 Several are copied one after the other and then checked: if none but the last was written to since its copy, all
@@ -15,6 +18,7 @@ copies are of the moment of the last one. Otherwise they are copied again, a few
 (`RawDevicesNeverIdle`).
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -40,6 +44,8 @@ from crust.blockdriver.snapshots.quiesce import QuiescePlan, VolumeUse
 from crust.host.process import workers
 
 _ROUNDS = 8
+_OF_CONTENT = ("state", "fs_type", "planned_uuid", "filled_bytes", "in_guest")
+"""What a snapshot takes over of its volume's content record."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +93,18 @@ class RawDevicesNeverIdle(errors.OperationPending):
             hint="retry, pause their users, or unpublish them",
         )
         self.volume_ids = tuple(volume_ids)
+
+
+class ContentChanged(errors.OperationPending):
+    """What is recorded of a volume's content has changed while the volume was copied."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"the copy of {volume_id} is not used",
+            why="the volume was given to a node, or formatted, while it was copied",
+            hint="retry: the call then copies it as it is now",
+        )
+        self.volume_id = volume_id
 
 
 class Reservations(Protocol):
@@ -154,11 +172,7 @@ class VolumeSnapshots:
             source_volume_id=record.volume_id,
             size_bytes=record.capacity_bytes,
             created_ns=0,
-            state=known.state,
-            fs_type=known.fs_type,
-            planned_uuid=known.planned_uuid,
-            filled_bytes=known.filled_bytes,
-            in_guest=known.in_guest,
+            **{name: getattr(known, name) for name in _OF_CONTENT},
             group_id=group_id,
             attempt=new_attempt(),
         )
@@ -193,6 +207,22 @@ class VolumeSnapshots:
 
     def _copy(self, plans: Sequence[SnapshotRecord], moving: QuiescePlan) -> int:
         """Copy all while the mounted ones are frozen; returns the point in time."""
+        with contextlib.ExitStack() as held:
+            for each in sorted({volumes.VolumeId(each.source_volume_id) for each in plans}):
+                held.enter_context(self.provisioning.changing(each))
+            for plan in plans:
+                self.snapshot_records.check_stored(plan)
+            moment_ns = self._copy_frozen(plans, moving)
+            for plan in plans:  # after the copy: whoever is given a volume is on record before
+                self._check_as_planned(plan)
+        return moment_ns
+
+    def _check_as_planned(self, plan: SnapshotRecord) -> None:
+        known = self.content_records.load(volumes.VolumeId(plan.source_volume_id))
+        if any(getattr(known, name) != getattr(plan, name) for name in _OF_CONTENT):
+            raise ContentChanged(plan.source_volume_id)
+
+    def _copy_frozen(self, plans: Sequence[SnapshotRecord], moving: QuiescePlan) -> int:
         raw = [each for each in plans if each.source_volume_id in moving.raw]
         with self.freezer.frozen(moving.here):
             if self.provisioning.take_group([image_of(each) for each in plans]):
@@ -251,9 +281,11 @@ class VolumeSnapshots:
         On a full disk the intent cannot be written; the caller's retry then continues. Raises
         `pool_store.RecordChanged` if somebody else has written the record since: it is theirs.
         """
-        record = begin_discard(self.snapshot_records, record)
-        self.provisioning.delete_snapshot(image_of(record))
-        self.snapshot_records.remove(record)
+        with self.provisioning.changing(volumes.VolumeId(record.source_volume_id)):
+            record = begin_discard(self.snapshot_records, record)
+            self.snapshot_records.check_stored(record)
+            self.provisioning.delete_snapshot(image_of(record))
+            self.snapshot_records.remove(record)
 
     def discard_unfinished(self, snapshot_id: str) -> None:
         """Discard a snapshot that is not ready; any other stays."""

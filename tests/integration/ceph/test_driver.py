@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver.app import build
 from crust.blockdriver.controller.capacity import OutOfCapacity
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.controller.modify_volume import Change, Expansion
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.engines import rbd
 from crust.blockdriver.engines.pool_store import RecordChanged
 from crust.blockdriver.engines.protocol import ImageMissing, StillAttached
 from crust.blockdriver.engines.rbd.images import ForeignImage
@@ -28,18 +26,14 @@ from crust.blockdriver.records.health import Kind
 from crust.blockdriver.records.volume_record import ContentSource, VolumeRecord
 from crust.blockdriver.services.roles import Role
 from crust.blockdriver.snapshots.content_source import ContentSources, Wanted
-from crust.ceph.connection import CephUser, Connection
 from crust.ceph.failures import CephMonitorsUnreachable, CephNotAnswering, CephQuotaReached
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
-from tests.integration.ceph.conftest import QUICK
+from tests.support.rbd_controllers import Controllers
 
 MIB = 1024**2
 SIZE = volumes.CapacityRange(64 * MIB, 0)
 RAW = (volumes.VolumeCapability(volumes.BlockAccess(), volumes.AccessMode.SINGLE_NODE_WRITER),)
-
-
-CONTROLLER = Role("controller", is_shared=True)
 
 
 @pytest.fixture(scope="module")
@@ -47,42 +41,6 @@ def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
     """A cluster with a manager, without which no capacity is known."""
     with ceph_cluster.running(tmp_path_factory.mktemp("ceph") / "c", with_mgr=True) as cluster:
         yield cluster
-
-
-class Controllers:
-    """Controllers of one pool, each with a connection of its own."""
-
-    def __init__(self, ceph: CephCluster, base: Path, pool: str = POOL) -> None:
-        self._ceph = ceph
-        self._base = base
-        self._pool = pool
-        self.namespace = ceph.make_namespace(pool=pool)
-        self._user = f"controller-{self.namespace}"
-        self._key = ceph.controller(self._user, self.namespace, pool=pool)
-        self._made: list[Driver] = []
-
-    def start(self, role: Role = CONTROLLER) -> Driver:
-        """A new one, which has read the pool."""
-        connection = Connection(CephUser(self._ceph.monitors, self._user, self._key), QUICK)
-        run_dir = str(self._base / uuid.uuid4().hex)
-        engine = rbd.engine(
-            Place(connection, self._pool, self.namespace), run_dir=run_dir, create=True
-        )
-        driver = build(
-            engine=engine,
-            run_dir=run_dir,
-            node_id="controller",
-            role=role,
-        )
-        self._made.append(driver)
-        driver.stores.pool.home.find()
-        driver.open()
-        return driver
-
-    def end(self) -> None:
-        """End all."""
-        for each in self._made:
-            each.stores.pool.home.let_go()
 
 
 @pytest.fixture
@@ -107,7 +65,7 @@ class _Killed(BaseException):
 
 @dataclass
 class Killing:
-    """Ends the work before the nth call to the cluster."""
+    """Ends the work before the nth call to the cluster; none comes after it, no lock is given back."""
 
     at: int
     calls: int = 0
@@ -115,7 +73,7 @@ class Killing:
     def step(self) -> None:
         """Count one."""
         self.calls += 1
-        if self.calls == self.at:
+        if self.calls >= self.at:
             raise _Killed
 
 
@@ -200,6 +158,7 @@ async def test_killed_before_any_call_the_next_controller_finishes_it(
                 await _WORKS[name](driver, source, snapshot)
                 is_done = True
             again = controllers.start()
+            again.stores.engine.provisioning.locks.patience_s = 0  # type: ignore[attr-defined]
             await _WORKS[name](again, source, snapshot)
             await _check_whole(again, name)
         finally:

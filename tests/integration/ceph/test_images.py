@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,8 @@ from crust.blockdriver.engines.protocol import (
     SnapshotMissing,
     StillAttached,
 )
-from crust.blockdriver.engines.rbd import copies
+from crust.blockdriver.engines.rbd import copies, image_use
+from crust.blockdriver.engines.rbd.background import BackgroundWork
 from crust.blockdriver.engines.rbd.copies import CloneDepthReached, SourceTruncated
 from crust.blockdriver.engines.rbd.engine import RbdProvisioning, provisioning
 from crust.blockdriver.engines.rbd.image_use import RbdClientSilent
@@ -400,7 +402,7 @@ def test_silent_client_is_not_cut_off_by_a_change(
                 lambda: engine.grow(A, 2 * SIZE),
                 lambda: engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE),
                 lambda: RbdLimits(engine.place).set_limits(A, volumes.IoLimits(write_iops=100)),
-                lambda: engine.background._flatten(A),
+                lambda: engine.background._flatten(A, b""),
             )
             monkeypatch.setattr(copies.RbdCopies, "depth", lambda *_: copies.SOFT_DEPTH + 1)
             for change in changes:
@@ -409,3 +411,49 @@ def test_silent_client_is_not_cut_off_by_a_change(
         engine.take_snapshot(snapshot)
         client.write(b"it goes on")
     assert engine.snapshot_ids() == frozenset({snapshot.snapshot_id})
+
+
+def test_client_that_falls_silent_after_it_was_asked_lives_on_and_the_snapshot_is_not_used(
+    engine: RbdProvisioning, ceph: CephCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librbd breaks its lock after 30 s, and by default blocklists it."""
+    engine.create(A, SIZE)
+    snapshot = _snapshot(A, "while it is paused")
+    with writer.running(ceph, namespace, A) as client:
+        with client.frozen(), monkeypatch.context() as patch:
+            patch.setattr(image_use, "_answer", lambda *_: True)
+            with pytest.raises(RbdClientSilent):
+                engine.take_snapshot(snapshot)
+        client.write(b"it goes on")
+        engine.take_snapshot(snapshot)
+        engine.restore(B, snapshot, SIZE)
+        client.write(b"later")
+    with engine.place.ioctx("cannot read") as ioctx, engine.place.image(ioctx, B) as image:
+        assert image.read(0, 10) == b"it goes on"
+
+
+def test_stop_leaves_what_takes_too_long_and_the_next_start_does_it(
+    engine: RbdProvisioning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.create(A, SIZE)
+    engine.delete(A)
+    reached, go_on = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> None:
+        reached.set()
+        assert go_on.wait(60)
+
+    first = engine.background
+    with monkeypatch.context() as patch:
+        patch.setattr(BackgroundWork, "_remove", slow)
+        first.start()
+        left_behind = first._thread
+        assert reached.wait(60)
+        assert "from the trash" in first.stop(limit_s=0)
+    assert first.stop() == "", "it is idempotent"
+    provisioning(engine.place).background.look()
+    assert not _trash(engine)
+    go_on.set()
+    assert left_behind is not None
+    left_behind.join(60)
+    assert not left_behind.is_alive()

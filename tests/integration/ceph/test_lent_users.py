@@ -345,5 +345,5 @@ async def test_ephemeral_volume_is_refused_where_no_key_of_the_pool_is(node: Nod
     await refused(
         node.call("NodePublishVolume", request),
         grpc.StatusCode.UNIMPLEMENTED,
-        "EphemeralNeedsPoolKey",
+        "EphemeralInSharedPool",
     )

@@ -114,20 +114,20 @@ def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
 @pytest.fixture
 async def cluster(ceph: CephCluster) -> AsyncIterator[Cluster]:
     namespace = ceph.make_namespace()
-    names = {each: f"{each}-{uuid.uuid4().hex[:6]}" for each in ("controller", "node", "guest")}
+    names = {each: f"{each}-{uuid.uuid4().hex[:6]}" for each in ("controller", "guest")}
     with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
         async with contextlib.AsyncExitStack() as held:
             stubs = []
-            for mode, key in (
-                ("controller", ceph.controller(names["controller"], namespace)),
-                ("node", ceph.node(names["node"], namespace)),
-            ):
+            key = ceph.controller(names["controller"], namespace)
+            for mode in ("controller", "node"):
                 base = Path(name) / mode
                 base.mkdir(mode=0o700)
-                config = rbd_driver.write_config(base, ceph, names[mode], key, namespace)
                 if mode == "node":
-                    roots = f'target_roots = ["{name}"]\ncheck_propagation = false\n'
-                    config.write_text(roots + config.read_text())
+                    config = rbd_driver.write_config_without_key(base, ceph, namespace)
+                    text = config.read_text()
+                    config.write_text(text.replace(f'["{base}"]', f'["{name}"]'))
+                else:
+                    config = rbd_driver.write_config(base, ceph, names[mode], key, namespace)
                 driver = RbdDriver(base, config, mode=mode)
                 driver.write()
                 driver.start()

@@ -19,7 +19,7 @@ def driver(mode: str, **rbd: str) -> settings.DriverSettings:
     return settings.load(settings.DriverSettings, "driver", environ={}, flags=flags)
 
 
-@pytest.mark.parametrize("mode", ["all", "controller", "node"])
+@pytest.mark.parametrize("mode", ["all", "controller"])
 def test_user_with_its_key_file_goes_with_each_mode(mode: str) -> None:
     found = driver(mode, **USER).rbd
     assert found is not None
@@ -31,6 +31,7 @@ def test_user_with_its_key_file_goes_with_each_mode(mode: str) -> None:
     [
         ("all", {}, "mode is all: only to a node calls bring keys"),
         ("controller", {}, "mode is controller: only to a node calls bring keys"),
+        ("node", USER, "a node keeps no key"),
         ("node", {"user": "crust"}, "set both or none"),
         ("node", {"key_file": "/etc/crust/ceph.key"}, "set both or none"),
     ],

@@ -143,7 +143,7 @@ def test_container_for_a_vendors_controller_is_accepted_by_the_published_schema(
 @pytest.mark.parametrize("overlay", CONTROLLERS)
 def test_controller_needs_no_privilege_and_no_path_of_the_host(overlay: str) -> None:
     spec = workload(overlay)["spec"]
-    assert spec["replicas"] == (1 if overlay == "ceph-controller" else 2)
+    assert spec["replicas"] == 2
     pod = spec["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"]
     for each in (*pod["containers"], *pod.get("initContainers", ())):

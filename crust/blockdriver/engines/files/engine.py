@@ -13,7 +13,7 @@ programs have attached may hang. An image that was renamed by hand while it was 
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from crust import errors, volumes
 from crust.blockdriver.engines.files.snapshots import FileSnapshots
@@ -308,6 +308,10 @@ class Files:
         if present_bytes < size_bytes:
             return f"the image has {present_bytes} bytes and should have {size_bytes}"
         return ""
+
+    def changing(self, volume_id: volumes.VolumeId) -> AbstractContextManager[None]:
+        """Nothing: one process has the pool, and serialises what it does to a volume."""
+        return nullcontext()
 
     def copies_at_once(self) -> bool:
         """True on xfs and btrfs."""

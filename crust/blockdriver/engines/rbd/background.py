@@ -3,12 +3,20 @@
 Everything to do is in the pool (RBD's trash, `crust.work`), so it goes on after a kill, and with several controllers
 whoever comes first does it: what is gone or busy is another's, and is looked at again. A piece of work that fails is
 tried again at the next look and keeps nothing else from being done.
+
+It needs no volume's lock (`volume_lock`). Images leave the trash by their ids, which no other image ever has, and
+flattening changes no byte that anybody reads; a piece of work that was put again meanwhile has another value, so it
+is not forgotten with the first one.
+
+A stop waits for the piece of work that runs, but not for the time of the data: what is not done is in the lists, and
+what is half done is done again from its beginning, by the next start or by another controller.
 """
 
+import contextlib
 import errno
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 
 from crust import errors
 from crust.blockdriver.engines.rbd import image_use, omap
@@ -17,6 +25,8 @@ from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.ceph.failures import CephConnectionClosed
 
 PERIOD_S = 60.0
+STOP_S = 10.0
+"""A process that is stopped has 30 s in all, as Kubernetes does it."""
 
 _log = logging.getLogger(__name__)
 
@@ -30,28 +40,39 @@ class BackgroundWork:
         self._wake = threading.Event()
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
+        self._doing = ""
 
     def start(self) -> None:
-        """Begin to look, unless it runs."""
+        """Begin to look, unless it runs. A thread that a `stop` has left behind ends with its piece of work."""
         if self._thread is None:
-            self._ends.clear()
-            self._thread = threading.Thread(target=self._run, name="rbd-background", daemon=True)
+            self._ends = threading.Event()
+            self._thread = threading.Thread(
+                target=self._run, args=(self._ends,), name="rbd-background", daemon=True
+            )
             self._thread.start()
 
     def wake(self) -> None:
         """Look now."""
         self._wake.set()
 
-    def stop(self) -> None:
-        """End after the piece of work that runs."""
+    def stop(self, limit_s: float = STOP_S) -> str:
+        """End after the piece of work that runs, or leave it after `limit_s`; returns what was left, or nothing."""
         self._ends.set()
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return ""
+        thread.join(limit_s)
+        left = self._doing if thread.is_alive() else ""
+        if left:
+            extra = {"work": left, "waited_s": limit_s}
+            _log.warning(
+                "background work is left to the next start, or another controller", extra=extra
+            )
+        return left
 
-    def _run(self) -> None:
-        while not self._ends.is_set():
+    def _run(self, ends: threading.Event) -> None:
+        while not ends.is_set():
             self._wake.clear()
             try:
                 self.look()
@@ -64,22 +85,34 @@ class BackgroundWork:
     def look(self) -> None:
         """Do all that there is to do now. Raises the first error, after the rest was tried."""
         failed: list[errors.CrustError] = []
+        ends = self._ends
         for image_id in self._trash():
-            self._try(failed, self._remove, image_id)
-        for name in self._to_flatten():
-            self._try(failed, self._flatten, name)
+            with self._tried(
+                failed, ends, f"removing the image {image_id} from the trash"
+            ) as goes_on:
+                if goes_on:
+                    self._remove(image_id)
+        for name, value in self._to_flatten():
+            with self._tried(failed, ends, f"flattening {name}") as goes_on:
+                if goes_on:
+                    self._flatten(name, value)
         if failed:
             raise failed[0]
 
-    def _try(self, failed: list[errors.CrustError], work: Callable[[str], None], item: str) -> None:
-        if self._ends.is_set():
-            return
+    @contextlib.contextmanager
+    def _tried(
+        self, failed: list[errors.CrustError], ends: threading.Event, what: str
+    ) -> Iterator[bool]:
+        """Whether to do it; what fails is put into `failed`."""
+        self._doing = what
         try:
-            work(item)
+            yield not ends.is_set()
         except CephConnectionClosed:
             raise
         except errors.CrustError as err:
             failed.append(err)
+        finally:
+            self._doing = ""
 
     def _trash(self) -> list[str]:
         """The images in the trash; the namespace is ours alone."""
@@ -94,15 +127,15 @@ class BackgroundWork:
         ):
             self._place.images.trash_remove(ioctx, image_id, force=True)
 
-    def _to_flatten(self) -> list[str]:
+    def _to_flatten(self) -> list[tuple[str, bytes]]:
         with (
             self._place.ioctx(f"cannot read the work of {self._place.shown}") as ioctx,
             ignoring(errno.ENOENT),
         ):
-            return [key for key, _ in omap.read(ioctx, WORK, FLATTEN)]
+            return list(omap.read(ioctx, WORK, FLATTEN))
         return []
 
-    def _flatten(self, name: str) -> None:
+    def _flatten(self, name: str, value: bytes) -> None:
         with self._place.ioctx(f"cannot flatten {name}") as ioctx:
             if not self._place.has_image(ioctx, name):
                 return  # its create has not come so far, or it is deleted (`RbdCopies.clear`)
@@ -111,4 +144,8 @@ class BackgroundWork:
                     image_use.check_answers(self._place, ioctx, name)
                     with self._place.image(ioctx, name, read_only=False) as image:
                         image.flatten()
-            omap.drop(ioctx, WORK, (FLATTEN + name,))
+            key = FLATTEN + name
+            with ignoring(
+                errno.ECANCELED
+            ):  # the name is another image's by now, or it is put again
+                omap.drop(ioctx, WORK, (key,), expected={key: value.decode()})

@@ -12,6 +12,7 @@ removed. What is begun is noted in the pool before, so that the next controller 
 """
 
 import errno
+import secrets
 from dataclasses import dataclass
 
 from crust import errors, volumes
@@ -75,9 +76,10 @@ class RbdCopies:
         name = f"clone-{volume_id}"
         with self.place.ioctx(f"cannot make {volume_id} from {source}") as ioctx:
             try:
-                image_use.check_answers(self.place, ioctx, source)
+                asked = image_use.check_answers(self.place, ioctx, source)
                 omap.put(ioctx, WORK, {_CLONE + volume_id: source.encode()})
                 self._snapshot(ioctx, source, name, source_bytes)
+                asked.check_kept()
                 self._clone(ioctx, source, name, volume_id, size_bytes)
                 self._forget(ioctx, volume_id, source)
             except binding.load().rbd.ImageNotFound as err:
@@ -123,17 +125,21 @@ class RbdCopies:
             return
         depth = self.depth(ioctx, source) + 1
         if depth > HARD_DEPTH:
-            omap.put(ioctx, WORK, {FLATTEN + source: b""})
+            self._put_flatten(ioctx, source)
             raise CloneDepthReached(volume_id, depth - 1)
         if self.place.has_image(ioctx, volume_id):
             self.images.clear_begun(ioctx, volume_id)
         if depth > SOFT_DEPTH:
-            omap.put(ioctx, WORK, {FLATTEN + volume_id: b""})
+            self._put_flatten(ioctx, volume_id)
         try:
             self.place.images.clone(ioctx, source, snapshot, ioctx, volume_id, features=features())
         except binding.load().rbd.ImageExists as err:
             raise ImageBeingMade(volume_id) from err
         self.images.finish(ioctx, volume_id, size_bytes)
+
+    def _put_flatten(self, ioctx: Ioctx, name: str) -> None:
+        """With a value of its own, so that whoever has done an earlier one does not drop this one."""
+        omap.put(ioctx, WORK, {FLATTEN + name: secrets.token_hex(8).encode()})
 
     def _forget(self, ioctx: Ioctx, volume_id: str, source: str) -> None:
         with ignoring(errno.ENOENT), self.place.image(ioctx, source, read_only=False) as image:

@@ -5,6 +5,7 @@ takes (`crust.ceph.connection.Timeouts`), and raises the errors of `crust.ceph.f
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from crust import volumes
@@ -16,6 +17,7 @@ from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import OBJECT
 from crust.blockdriver.engines.rbd.snapshots import RbdSnapshots
 from crust.blockdriver.engines.rbd.space import CephSpace
+from crust.blockdriver.engines.rbd.volume_lock import VolumeLocks
 
 _MOST_OBJECTS = 256_000_000
 """What librbd keeps an object map for."""
@@ -39,6 +41,7 @@ class RbdProvisioning:
     copies: RbdCopies
     capacity: CephSpace
     background: BackgroundWork
+    locks: VolumeLocks
 
     @property
     def modes(self) -> frozenset[volumes.AccessMode]:
@@ -60,6 +63,10 @@ class RbdProvisioning:
             return
         with self.place.ioctx(f"cannot reach {self.place.shown}") as ioctx:
             ioctx.stat(OBJECT)
+
+    def changing(self, volume_id: volumes.VolumeId) -> AbstractContextManager[None]:
+        """By a lock beside its record; whoever has held it for too long is blocklisted."""
+        return self.locks.held(volume_id)
 
     def exists(self, volume_id: volumes.VolumeId) -> bool:
         """Whether there is an image of that name."""
@@ -165,5 +172,11 @@ def provisioning(place: Place) -> RbdProvisioning:
     snapshots = RbdSnapshots(place, images)
     copies = RbdCopies(place, images, snapshots)
     return RbdProvisioning(
-        place, images, snapshots, copies, CephSpace(place), BackgroundWork(place, copies)
+        place,
+        images,
+        snapshots,
+        copies,
+        CephSpace(place),
+        BackgroundWork(place, copies),
+        VolumeLocks(place),
     )

@@ -1,12 +1,20 @@
 """Who has an image open, and whether a change of it would harm them.
 
 A snapshot, a growth and a removal need librbd's exclusive lock, or ask its owner for it. An owner that does not
-answer is treated as dead after 30 s, its lock is broken and its client blocklisted: a virtual machine that was only
-paused (suspended, migrated, stopped in a debugger) would lose its disk because of a snapshot. So whoever watches the
-image is asked first, by an empty notification, which every client of RBD acknowledges, and a silent one is a refusal.
-A lock whose owner does not even watch any more is left alone as long as a sandbox has a claim on the image
-(`crust.ceph.claims`); without one nobody uses the image, and librbd may break it.
+answer is treated as dead after 30 s, its lock is broken and by librbd's default its client blocklisted: a virtual
+machine that was only paused (suspended, migrated, stopped in a debugger) would lose its disk because of a snapshot.
+So whoever watches the image is asked first, by an empty notification, which every client of RBD acknowledges, and a
+silent one is a refusal. A lock whose owner does not even watch any more is left alone as long as a sandbox has a
+claim on the image (`crust.ceph.claims`); without one nobody uses the image, and librbd may break it.
+
+A client may fall silent after it was asked. Our connections do not blocklist whose lock they break
+(`rbd_blocklist_on_break_lock`), so it goes on when it wakes up, with the size and the limits that it then reads. But
+its first writes may be of before a snapshot that was taken meanwhile, and would change it. So a snapshot for which
+librbd has waited long enough to break a lock is not used (`Asked.check_kept`).
 """
+
+import time
+from dataclasses import dataclass
 
 from crust import errors
 from crust.blockdriver.engines.protocol import StillAttached
@@ -15,19 +23,58 @@ from crust.ceph import binding, claim_object, own_clients
 from crust.ceph.binding import Image, Ioctx
 
 _ANSWERS_WITHIN_MS = 3000
+KEPT_S = 20.0
+"""A client that has answered watches the image for longer than that: its watch ends 30 s after its last sign of life,
+which it gives every 5 s. Until then librbd breaks no lock of it."""
 
 
 class RbdClientSilent(errors.NotReady):
     """A client that has an image open does not answer, and a change of the image would cut it off."""
 
-    def __init__(self, image: str, addresses: tuple[str, ...]) -> None:
-        shown = ", ".join(addresses) or "unknown"
+    def __init__(
+        self, image: str, addresses: tuple[str, ...], controllers: frozenset[str] = frozenset()
+    ) -> None:
+        """`controllers`: those of the addresses that are of controllers of this pool."""
+        guests = [each for each in addresses if each not in controllers]
+        own = sorted(controllers.intersection(addresses))
+        whose = [f"{each} of a virtual machine" for each in guests]
+        whose += [f"{each} of a controller" for each in own]
+        remedies = []
+        if guests or not own:
+            remedies.append(
+                "resume the virtual machine, or stop its pod; if its node is gone for good, `crust ceph fence`"
+            )
+        if own:
+            remedies.append(
+                "a controller that was killed is forgotten after 30 s, so retry; resume or end one that is suspended"
+            )
         super().__init__(
             f"{image} is not changed now",
-            why=f"the client that has it open does not answer: {shown}; it would be treated as dead and cut off",
-            hint="resume its virtual machine, or stop the pod; if its node is gone for good, `crust ceph fence`",
+            why=f"a client that has it open does not answer: {', '.join(whose) or 'unknown'}; "
+            "it would be treated as dead",
+            hint="; ".join(remedies),
         )
         self.addresses = addresses
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The clients that had an image open when they were asked, and when that was."""
+
+    image: str
+    clients: tuple[str, ...]
+    controllers: frozenset[str]
+    at_s: float
+
+    def check_kept(self) -> None:
+        """Raise `RbdClientSilent` if librbd may have broken the lock of a client since."""
+        if self.clients and _now_s() - self.at_s > KEPT_S:
+            raise RbdClientSilent(self.image, self.clients, self.controllers)
+
+
+def _now_s() -> float:
+    """Suspended time included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def watchers(image: Image) -> tuple[str, ...]:
@@ -50,16 +97,19 @@ def check_unused(place: Place, ioctx: Ioctx, name: str) -> None:
         )
 
 
-def check_answers(place: Place, ioctx: Ioctx, name: str) -> None:
-    """Raise `RbdClientSilent` if a change would cut a client off."""
+def check_answers(place: Place, ioctx: Ioctx, name: str) -> Asked:
+    """Raise `RbdClientSilent` if a change would break the lock of a client; returns who was asked."""
+    at_s = _now_s()
+    own = own_clients.addresses(ioctx, name)
     with place.image(ioctx, name) as image:
         found, header = watchers(image), f"rbd_header.{image.id()}"
         owners = lock_owners(image)
     if found and not _answer(ioctx, header):
-        raise RbdClientSilent(name, found)
+        raise RbdClientSilent(name, found, own)
     gone = tuple(each for each in owners if each not in found)
     if gone and claim_object.read(ioctx, name).claims.holders:
-        raise RbdClientSilent(name, gone)
+        raise RbdClientSilent(name, gone, own)
+    return Asked(name, found, own, at_s)
 
 
 def lock_owners(image: Image) -> tuple[str, ...]:

@@ -109,7 +109,7 @@ class VolumeImages:
         """Give the image its size, and mark it as complete."""
         with self.place.image(ioctx, volume_id, read_only=False) as image:
             if image.size() < size_bytes:
-                image.resize(size_bytes)
+                _enlarge(image, size_bytes)
             image.metadata_set(MARK, volume_id)
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
@@ -120,8 +120,8 @@ class VolumeImages:
                     return
                 image_use.check_answers(self.place, ioctx, volume_id)
                 with self.place.image(ioctx, volume_id, read_only=False) as image:
-                    if image.size() < size_bytes:  # as it is now: a smaller size would cut data off
-                        image.resize(size_bytes)
+                    if image.size() < size_bytes:
+                        _enlarge(image, size_bytes)
             except binding.load().rbd.ImageNotFound as err:
                 raise ImageMissing(volume_id) from err
 
@@ -218,6 +218,11 @@ class VolumeImages:
     def _size(self, ioctx: Ioctx, name: str) -> int:
         with self.place.image(ioctx, name) as image:
             return image.size()
+
+
+def _enlarge(image: Image, size_bytes: int) -> None:
+    """librbd compares the sizes itself: another client may have made it larger since, with data there."""
+    image.resize(size_bytes, allow_shrink=False)
 
 
 def features() -> int:

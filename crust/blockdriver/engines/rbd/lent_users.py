@@ -23,7 +23,7 @@ from crust import deferral_keys, errors, volumes
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.ceph import binding
-from crust.ceph.binding import Ioctx
+from crust.ceph.binding import Ioctx, Rados
 from crust.ceph.connection import CephUser, Connection
 from crust.pool_ids import PoolIds
 
@@ -159,6 +159,18 @@ class LentUsers:
     def command(self, prefix: str, **arguments: object) -> bytes:
         """As `Connection.command`."""
         return self._last(f"cannot run `ceph {prefix}`").command(prefix, **arguments)
+
+    @contextmanager
+    def cluster(self, what: str) -> Iterator[Rados]:
+        """As `Connection.cluster`."""
+        with self._last(what).cluster(what) as cluster:
+            yield cluster
+
+    @contextmanager
+    def pinned(self) -> Iterator[str]:
+        """Never: a node changes no image, and its next call may be another user's."""
+        raise CephKeyNotGiven("cannot change an image")
+        yield ""
 
     def fsid(self) -> str:
         """As `Connection.fsid`."""

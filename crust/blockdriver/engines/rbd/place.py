@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from crust.ceph import binding, failures, own_clients
-from crust.ceph.binding import Image, Ioctx
+from crust.ceph.binding import Image, Ioctx, Rados
 from crust.ceph.connection import CephUser
 
 
@@ -35,6 +35,14 @@ class Client(Protocol):
 
     def command(self, prefix: str, **arguments: object) -> bytes:
         """A command to the monitors."""
+        ...
+
+    def cluster(self, what: str) -> AbstractContextManager[Rados]:
+        """The cluster, for calls inside the block."""
+        ...
+
+    def pinned(self) -> AbstractContextManager[str]:
+        """This client's address; calls of this thread inside the block are made by it or not at all."""
         ...
 
     def fsid(self) -> str:

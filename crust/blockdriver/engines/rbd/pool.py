@@ -6,8 +6,9 @@ It is created exclusively, so of several controllers that start at an empty name
 others find it. A namespace with images and without this object is not treated as an empty one: the pool's volumes
 would be unknown. The cluster's id is in it too: a pool that was copied to another cluster is another pool.
 
-Nothing is locked: several controllers serve a pool at once, each write of a record compares (`records`), and what
-one controller has cached of another's records is read again (`crust.blockdriver.pool_watch`).
+The pool is not locked: several controllers serve it at once, each write of a record compares (`records`), a volume is
+changed by one at a time (`volume_lock`), and what one controller has cached of another's records is read again
+(`crust.blockdriver.pool_watch`).
 """
 
 import datetime
@@ -69,7 +70,7 @@ class RbdPool:
     """
 
     def __init__(
-        self, place: Place, *, create: bool = False, on_close: Callable[[], None] = lambda: None
+        self, place: Place, *, create: bool = False, on_close: Callable[[], object] = lambda: None
     ) -> None:
         self._place = place
         self._on_close = on_close
@@ -116,7 +117,7 @@ class RbdPool:
             raise self._absent(f"its object {OBJECT} is gone, or another pool's")
 
     def let_go(self) -> None:
-        """Disconnect, when the calls that run have ended."""
+        """Disconnect, when the calls that run have ended; those that do not end in time disconnect with the last."""
         self._on_close()
         self._place.connection.close()
 

@@ -66,11 +66,12 @@ class RbdSnapshots:
         what = f"cannot take a snapshot of {snapshot.volume_id}"
         with self.place.ioctx(what) as ioctx:
             try:
-                image_use.check_answers(self.place, ioctx, snapshot.volume_id)
+                asked = image_use.check_answers(self.place, ioctx, snapshot.volume_id)
                 with self.place.image(ioctx, snapshot.volume_id, read_only=False) as image:
                     if snapshot.snapshot_id in user_snapshots(image):
                         image.remove_snap(snapshot.snapshot_id)
                     image.create_snap(snapshot.snapshot_id)
+                asked.check_kept()
             except binding.load().rbd.ImageNotFound as err:
                 raise ImageMissing(snapshot.volume_id) from err
 

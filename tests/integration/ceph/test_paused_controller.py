@@ -1,0 +1,319 @@
+"""A controller that is paused between check and change, while another one goes on and makes the name again."""
+
+import asyncio
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver.controller.create_volume import Create
+from crust.blockdriver.driver import Driver
+from crust.blockdriver.engines.pool_store import RecordChanged
+from crust.blockdriver.engines.protocol import ChangedElsewhere
+from crust.blockdriver.engines.rbd import volume_lock
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.volume_lock import VolumeLocks
+from crust.ceph import binding
+from crust.ceph.failures import CephClientBlocklisted
+from examples.cluster import ceph_cluster
+from examples.cluster.ceph_cluster import POOL, CephCluster
+from tests.support.rbd_controllers import Controllers
+
+MIB = 1024**2
+SIZE = volumes.CapacityRange(64 * MIB, 0)
+RAW = (volumes.VolumeCapability(volumes.BlockAccess(), volumes.AccessMode.SINGLE_NODE_WRITER),)
+DATA = b"of the second volume"
+
+
+@pytest.fixture(scope="module")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
+    """A cluster with a manager, without which no capacity is known."""
+    with ceph_cluster.running(tmp_path_factory.mktemp("ceph") / "c", with_mgr=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def controllers(ceph: CephCluster, tmp_path: Path) -> Iterator[Controllers]:
+    """Controllers of a new pool."""
+    made = Controllers(ceph, tmp_path)
+    yield made
+    made.end()
+
+
+async def _made(driver: Driver, name: str) -> volumes.VolumeId:
+    return (await driver.controller_rules.provisioner.create(Create(name, SIZE, RAW))).volume_id
+
+
+def _locks(driver: Driver) -> VolumeLocks:
+    found = driver.stores.provisioning.locks  # type: ignore[attr-defined]
+    assert isinstance(found, VolumeLocks)
+    return found
+
+
+class Pause:
+    """The first of its calls waits until it is told to go on."""
+
+    def __init__(self) -> None:
+        self._is_first = True
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+
+    def __call__(self, real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        if self._is_first:
+            self._is_first = False
+            self.reached.set()
+            assert self.go_on.wait(60)
+        return real(*arguments, **named)
+
+
+class Paused:
+    """An object of the binding with one method that waits."""
+
+    def __init__(self, real: Any, name: str, pause: Pause) -> None:
+        self._binding, self._name, self._pause = real, name, pause
+
+    def __getattr__(self, asked: str) -> Any:
+        found = getattr(self._binding, asked)
+        return functools.partial(self._pause, found) if asked == self._name else found
+
+
+@contextlib.contextmanager
+def paused(patch: pytest.MonkeyPatch, name: str) -> Iterator[Pause]:
+    """The first caller of a method of rbd.RBD or rbd.Image sleeps before it."""
+    pause = Pause()
+    images, opened = vars(binding.Binding)["images"].fget, Place.image
+
+    @contextlib.contextmanager
+    def image(*arguments: Any, **named: Any) -> Iterator[Any]:
+        with opened(*arguments, **named) as found:
+            yield Paused(found, name, pause)
+
+    with patch.context() as patching:
+        patching.setattr(
+            binding.Binding, "images", property(lambda self: Paused(images(self), name, pause))
+        )
+        patching.setattr(Place, "image", image)
+        yield pause
+
+
+def _call(self: object, pause: Pause, real: Callable[..., Any], *arguments: Any) -> Any:
+    return pause(real, self, *arguments)
+
+
+def _write(ceph: CephCluster, namespace: str, image: str, data: bytes) -> None:
+    import rbd
+
+    with ceph.ioctx(POOL, namespace) as ioctx, rbd.Image(ioctx, image) as opened:
+        opened.write(data, 0)
+
+
+def _read(ceph: CephCluster, namespace: str, image: str, length: int) -> bytes:
+    import rbd
+
+    with ceph.ioctx(POOL, namespace) as ioctx, rbd.Image(ioctx, image, read_only=True) as opened:
+        found: bytes = opened.read(0, length)
+        return found
+
+
+async def _patient(driver: Driver, work: Any) -> Any:
+    """Work of a controller that finds the lock of one that does not end."""
+    with pytest.raises(ChangedElsewhere):
+        await work()
+    _locks(driver).patience_s = 0
+    return await work()
+
+
+@pytest.mark.parametrize("has_snapshot", [False, True], ids=["trash_move", "rename"])
+async def test_delete_that_slept_before_its_removal_leaves_the_volume_that_was_made_since(
+    controllers: Controllers,
+    ceph: CephCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    has_snapshot: bool,  # noqa: FBT001
+) -> None:
+    first, second = controllers.start(), controllers.start()
+    volume_id = await _made(first, "a")
+    if has_snapshot:
+        await first.snapshots.volume_snapshots.create("s", volume_id)
+    removal = "rename" if has_snapshot else "trash_move"
+    with paused(monkeypatch, removal) as pause:
+        late = asyncio.create_task(first.controller_rules.provisioner.delete(volume_id))
+        assert await asyncio.to_thread(pause.reached.wait, 60)
+        await _patient(second, lambda: second.controller_rules.provisioner.delete(volume_id))
+        assert await _made(second, "a") == volume_id
+        _write(ceph, controllers.namespace, volume_id, DATA)
+        pause.go_on.set()
+        with pytest.raises(CephClientBlocklisted):
+            await late
+    assert _read(ceph, controllers.namespace, volume_id, len(DATA)) == DATA
+    assert second.stores.volume_records.load(volume_id).phase == "ready"
+    # it serves again, by a new connection, and knows what stands
+    assert await _made(first, "a") == volume_id
+    await first.controller_rules.provisioner.delete(volume_id)
+
+
+async def test_no_call_of_a_change_is_made_by_the_connection_that_replaces_a_cut_off_one(
+    controllers: Controllers, ceph: CephCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the calls of one change another thread may have found out, and connected anew."""
+    from crust.blockdriver.engines.rbd.images import VolumeImages
+
+    first, second = controllers.start(), controllers.start()
+    volume_id = await _made(first, "a")
+    pause, delete = Pause(), VolumeImages.delete
+    with monkeypatch.context() as patch:
+        patch.setattr(VolumeImages, "delete", functools.partialmethod(_call, pause, delete))
+        late = asyncio.create_task(first.controller_rules.provisioner.delete(volume_id))
+        assert await asyncio.to_thread(pause.reached.wait, 60)
+        await _patient(second, lambda: second.controller_rules.provisioner.delete(volume_id))
+        await _made(second, "a")
+        with pytest.raises(CephClientBlocklisted):
+            first.stores.provisioning.image_ids()
+        assert first.stores.provisioning.image_ids() == {volume_id}, "it is connected again"
+        pause.go_on.set()
+        with pytest.raises(CephClientBlocklisted):
+            await late
+    assert second.stores.provisioning.image_ids() == {volume_id}
+
+
+async def test_snapshot_whose_removal_slept_stays_when_it_was_taken_again(
+    controllers: Controllers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = controllers.start(), controllers.start()
+    volume_id = await _made(first, "a")
+    snapshots = [each.snapshots.volume_snapshots for each in (first, second)]
+    taken = await snapshots[0].create("s", volume_id)
+    with paused(monkeypatch, "remove_snap") as pause:
+        late = asyncio.create_task(asyncio.to_thread(snapshots[0].delete, taken.snapshot_id))
+        assert await asyncio.to_thread(pause.reached.wait, 60)
+
+        async def delete() -> None:
+            second.refresh()
+            await asyncio.to_thread(snapshots[1].delete, taken.snapshot_id)
+
+        await _patient(second, delete)
+        again = await snapshots[1].create("s", volume_id)
+        pause.go_on.set()
+        with pytest.raises(CephClientBlocklisted):
+            await late
+    assert second.stores.provisioning.snapshot_ids() == {again.snapshot_id}
+    assert snapshots[1].find(again.snapshot_id) == again
+
+
+async def test_group_whose_removal_slept_stays_when_it_was_taken_again(
+    controllers: Controllers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = controllers.start(), controllers.start()
+    ids = [await _made(first, name) for name in ("a", "b")]
+    groups = [each.snapshots.group_snapshots for each in (first, second)]
+    group, members = await groups[0].create("g", ids)
+    member_ids = [each.id for each in members]
+    with paused(monkeypatch, "remove_snap") as pause:
+        late = asyncio.create_task(asyncio.to_thread(groups[0].delete, group.id, member_ids))
+        assert await asyncio.to_thread(pause.reached.wait, 60)
+
+        async def delete() -> None:
+            second.refresh()
+            await asyncio.to_thread(groups[1].delete, group.id, member_ids)
+
+        await _patient(second, delete)
+        await groups[1].create("g", ids)
+        pause.go_on.set()
+        with pytest.raises(CephClientBlocklisted):
+            await late
+    assert second.stores.provisioning.snapshot_ids() == set(member_ids)
+
+
+async def test_create_that_slept_before_its_image_leaves_none_without_a_record(
+    controllers: Controllers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = controllers.start(), controllers.start()
+    with paused(monkeypatch, "create") as pause:
+        late = asyncio.create_task(_made(first, "a"))
+        assert await asyncio.to_thread(pause.reached.wait, 60)
+        volume_id = second.stores.pool.ids.volume_id("a")
+        await _patient(second, lambda: second.controller_rules.provisioner.delete(volume_id))
+        pause.go_on.set()
+        with pytest.raises(CephClientBlocklisted):
+            await late
+    assert second.stores.provisioning.image_ids() == frozenset()
+    assert await _made(second, "a") == volume_id
+
+
+async def test_create_that_slept_keeps_the_content_record_of_the_volume_that_was_made_since(
+    controllers: Controllers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = controllers.start(), controllers.start()
+    provisioner = type(first.controller_rules.provisioner)
+    pause, begin = Pause(), provisioner._begin
+    with monkeypatch.context() as patch:
+        patch.setattr(provisioner, "_begin", functools.partialmethod(_call, pause, begin))
+        late = asyncio.create_task(_made(first, "a"))
+        assert await asyncio.to_thread(pause.reached.wait, 60)
+        volume_id = await _made(second, "a")
+        pause.go_on.set()
+        with pytest.raises(RecordChanged):
+            await late
+    assert second.stores.content_records.load(volume_id).volume_id == volume_id
+
+
+async def test_snapshot_of_a_volume_that_a_node_was_given_meanwhile_is_not_answered(
+    controllers: Controllers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would say that the volume was never written, and a volume made from it would be formatted."""
+    driver = controllers.start()
+    volume_id = await _made(driver, "a")
+    content, taking = driver.stores.content_records, driver.snapshots.volume_snapshots
+    plan = taking.plan(volume_id, taking.pool.ids.snapshot_id("s"), "s")
+    content.save(content.load(volume_id).but(in_guest=True))
+    with pytest.raises(errors.OperationPending, match="given to a node"):
+        await taking.take([plan])
+    assert driver.stores.provisioning.snapshot_ids() == frozenset()
+    assert (await taking.create("s", volume_id)).in_guest
+
+
+async def test_lock_of_a_dead_controller_is_taken_over_after_the_patience_and_not_before(
+    controllers: Controllers,
+) -> None:
+    first, second = controllers.start(), controllers.start()
+    volume_id = await _made(first, "a")
+    locks, now_s = _locks(second), [0.0]
+    locks.now_s = lambda: now_s[0]
+    _locks(first)._take(volume_id, volume_lock._Here(), _address(first))
+    delete = second.controller_rules.provisioner.delete
+    for now_s[0] in (0.0, 1.0, volume_lock.PATIENCE_S - 0.1):
+        with pytest.raises(ChangedElsewhere, match=_address(first)):
+            await delete(volume_id)
+    now_s[0] = volume_lock.PATIENCE_S
+    await delete(volume_id)
+    assert second.stores.volume_records.ids() == ()
+
+
+async def test_lock_that_this_very_client_has_left_is_taken_again_at_once(
+    controllers: Controllers, ceph: CephCluster
+) -> None:
+    driver = controllers.start()
+    volume_id = await _made(driver, "a")
+    _locks(driver)._take(volume_id, volume_lock._Here(), _address(driver))
+    await driver.controller_rules.provisioner.delete(volume_id)
+    assert _address(driver) not in ceph.command("osd blocklist ls").decode()
+
+
+async def test_calls_of_one_controller_wait_for_each_other(controllers: Controllers) -> None:
+    driver = controllers.start()
+    volume_id = await _made(driver, "a")
+    taking = driver.snapshots.volume_snapshots
+    taken = [await taking.create(f"s{each}", volume_id) for each in range(8)]
+    with driver.workers.used():
+        await asyncio.gather(*(asyncio.to_thread(taking.delete, each.id) for each in taken))
+    assert driver.stores.provisioning.snapshot_ids() == frozenset()
+
+
+def _address(driver: Driver) -> str:
+    place = driver.stores.provisioning.place  # type: ignore[attr-defined]
+    found: str = place.connection.address()
+    return found

@@ -1,0 +1,51 @@
+"""Controllers of one Ceph pool in this process, each with a connection of its own."""
+
+import uuid
+from pathlib import Path
+
+from crust.blockdriver.app import build
+from crust.blockdriver.driver import Driver
+from crust.blockdriver.engines import rbd
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.services.roles import Role
+from crust.ceph.connection import CephUser, Connection, Timeouts
+from examples.cluster.ceph_cluster import POOL, CephCluster
+
+CONTROLLER = Role("controller", is_shared=True)
+QUICK = Timeouts(connect_s=3, monitors_s=3, data_s=3)
+
+
+class Controllers:
+    """Controllers of one pool, each with a connection of its own."""
+
+    def __init__(self, ceph: CephCluster, base: Path, pool: str = POOL) -> None:
+        self._ceph = ceph
+        self._base = base
+        self._pool = pool
+        self.namespace = ceph.make_namespace(pool=pool)
+        self._user = f"controller-{self.namespace}"
+        self._key = ceph.controller(self._user, self.namespace, pool=pool)
+        self._made: list[Driver] = []
+
+    def start(self, role: Role = CONTROLLER) -> Driver:
+        """A new one, which has read the pool."""
+        connection = Connection(CephUser(self._ceph.monitors, self._user, self._key), QUICK)
+        run_dir = str(self._base / uuid.uuid4().hex)
+        engine = rbd.engine(
+            Place(connection, self._pool, self.namespace), run_dir=run_dir, create=True
+        )
+        driver = build(
+            engine=engine,
+            run_dir=run_dir,
+            node_id="controller",
+            role=role,
+        )
+        self._made.append(driver)
+        driver.stores.pool.home.find()
+        driver.open()
+        return driver
+
+    def end(self) -> None:
+        """End all."""
+        for each in self._made:
+            each.stores.pool.home.let_go()
